@@ -289,7 +289,7 @@ def test_names_of_classes__reach_the_results_and_may_have_no_pixel(segmented, tm
         (["--colour", "wild"], "--colour"),
         (["--test-mode", "whole", "--model", "convit_tiny"], "convit_tiny only takes images of 32x32 pixels"),
         (["--time", "5m", "--epochs", "2"], "both set the length"),
-        (["--download"], "--download has no meaning for"),
+        (["--download"], "--download is not supported for segmentation"),
         (["--model", "no_such_net"], "no_such_net"),
         (["--ignore", "1", "2"], "expected one grey value"),
         (["--eval-mode"], "--eval-mode keeps the running statistics"),

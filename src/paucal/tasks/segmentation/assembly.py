@@ -1,4 +1,4 @@
-"""Assembly of a segmentation run from its settings, its images and its masks."""
+"""Assemble a segmentation run: open images and masks, choose the settings, and build the network."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -30,18 +30,18 @@ from paucal.tasks.segmentation.windows import WindowOptions
 from paucal.types import UserError, height_and_width
 from paucal.wording import counted, first_few
 
-WARMUP = 0.05  # share of the epochs, by default
+WARMUP_SHARE = 0.05  # of the epochs, by default
 
 
 @dataclass(frozen=True)
 class SegmentationSetup(RunSetup[SegmentSettings]):
-    """The checked parts of a segmentation run; nothing is written yet."""
+    """The checked inputs of a segmentation run, before anything is written."""
 
     data: SegmentationData
     card: SegmentationCard
 
     def describe(self) -> str:
-        """Describe backbone, head, weights and crops in one line."""
+        """Return one line with the backbone, the head, the parameters and the size of the crops."""
         height, width = self.card.backbone.image_size
         return (
             f"{self.card.backbone.name} with UperNet of width {self.card.head.width}, {self.weights_text}, crops "
@@ -69,7 +69,7 @@ def assemble(
     min_crops = objective.data_request.smallest_batch
     if settings.images_per_pass < min_crops:
         raise UserError(
-            f"--batch-size is {settings.images_per_pass}, and the head's batch norms need at least {min_crops} crops "
+            f"--batch-size is {settings.images_per_pass}, but the head's batch norms need at least {min_crops} crops "
             "in a forward pass: give a larger one, and leave --accumulate out."
         )
     remarks += [*data.images.notes, *(load_report.lines() if load_report else ()), *notes, *_remarks(data)]
@@ -81,12 +81,12 @@ def assemble(
 def _fill_in_length(
     settings: SegmentSettings, facts: DataAndMachine, reasons: Mapping[str, str]
 ) -> tuple[SegmentSettings, dict[str, str]]:
-    """Fill in the epochs, unless a time is given, and the warm-up, if the epochs are known."""
+    """Set the default number of epochs, unless a time is given, and the default warm-up, if the epochs are known."""
     reasons = dict(reasons)
     if settings.epochs is None and settings.time is None:
-        settings, reasons["epochs"] = replace(settings, epochs=50), "where neither --epochs nor --time is given"
+        settings, reasons["epochs"] = replace(settings, epochs=50), "the default without --epochs and --time"
     if settings.warmup_epochs is None and settings.epochs is not None:
-        settings = replace(settings, warmup_epochs=WARMUP * settings.epochs)
+        settings = replace(settings, warmup_epochs=WARMUP_SHARE * settings.epochs)
         reasons["warmup_epochs"] = "a twentieth of the epochs"
     return settings, reasons
 
@@ -94,7 +94,7 @@ def _fill_in_length(
 def _build_network(
     settings: SegmentSettings, data: SegmentationData, start_input: ImageInput | None, run: RunFolder | None
 ) -> tuple[SegmentationCard, PixelObjective, list[str]]:
-    """Build card and objective; the initial weights depend on the seed alone."""
+    """Return the card, the objective, and notes on the backbone; the initial weights depend only on the seed."""
     with torch.random.fork_rng(devices=[]), explain_memory_errors():
         torch.manual_seed(settings.seed)
         spec, notes = backbone_spec(settings, 0)
@@ -112,7 +112,7 @@ def _build_network(
         network = with_joint_norms(settings, card.build(drop_path_rate=settings.drop_path))
         if settings.test_mode == "whole" and (size := network.maps.fixed_size) is not None:
             raise UserError(
-                f"--test-mode is whole, and {settings.model} only takes images of {size[0]}x{size[1]} pixels: use "
+                f"--test-mode is whole, but {settings.model} only takes images of {size[0]}x{size[1]} pixels: use "
                 "--test-mode windows, or a model that takes any size, such as a Swin or a ResNet."
             )
         tuning, width = fine_tuning(settings), settings.auxiliary_width
@@ -124,7 +124,7 @@ def _build_network(
 def _preprocessing(
     settings: SegmentSettings, data: SegmentationData, start_input: ImageInput | None, run: RunFolder | None
 ) -> Preprocessing:
-    """Return the stored preprocessing of a resumed run, else a new one with the pretrained mean and deviation."""
+    """Return the preprocessing stored by a run, or else one with the normalisation of the pretrained weights."""
     if stored := stored_card(run, SegmentationCard):
         return stored.preprocessing
     statistics = normalisation(settings, data, start_input or input_of_timm(settings.model))
@@ -157,12 +157,12 @@ def crop_options(settings: SegmentSettings) -> CropOptions:
 
 
 def fast_inference(settings: SegmentSettings) -> WindowOptions:
-    """Return the windows of the validation after each epoch: without overlap, at one scale."""
+    """Return the inference options of the validation after each epoch: windows without overlap, at one scale."""
     return replace(full_inference(settings), overlap=0.0, scales=(1.0,), mirror=False)
 
 
 def full_inference(settings: SegmentSettings) -> WindowOptions:
-    """Return the windows and scales of the test."""
+    """Return the inference options of the test."""
     return WindowOptions(
         height_and_width(settings.img_size),
         settings.overlap,
@@ -174,12 +174,12 @@ def full_inference(settings: SegmentSettings) -> WindowOptions:
 
 
 def _resize_sides(settings: SegmentSettings) -> Size | None:
-    """Return the shorter and the longer side to which images are resized; None for their own size."""
+    """Return the maximum shorter and longer side to which images are resized; None to keep their size."""
     return (min(settings.resize_to), max(settings.resize_to)) if settings.resize_to else None
 
 
 def _remarks(data: SegmentationData) -> list[str]:
-    """Return warnings about the masks, and about classes that the training or the test masks lack."""
+    """Return warnings on the masks, and on classes without a pixel in the training or the test masks."""
     remarks = data.masked.doubts()
     for part, purpose in (("train", "training"), ("test", "test")):
         pixels = data.masked.pixels[data.part(part)].sum(0)

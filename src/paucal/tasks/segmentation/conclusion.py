@@ -1,4 +1,4 @@
-"""The end of a run: the best model evaluated once on the test images, pictures of its masks, and the report."""
+"""The end of a segmentation run: evaluate the best model once on the test images, and write the results."""
 
 import shlex
 from dataclasses import dataclass
@@ -37,22 +37,23 @@ from paucal.wording import counted, images_text, percent
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-SCORE = "val_mean_iou"  # column of metrics.csv by which the best epoch is selected
-DRAWN = 4  # images in each of the two pictures
+SCORE_COLUMN = "val_mean_iou"  # column of metrics.csv by which the best epoch is selected
+MAX_DRAWN = 4  # images per picture
 
 
 @dataclass(frozen=True)
 class SegmentResult(EvaluatedRun):
-    """A finished run of `paucal segment`; its `report` has the test scores, also of the classes, and their confusion.
+    """A finished run of `paucal segment`.
 
-    Its `metrics` are "mean_iou", "pixel_accuracy", "mean_accuracy" and "loss".
+    `report` has the test scores with intervals, overall and per class, and the confusion matrix. `metrics` has
+    "mean_iou", "pixel_accuracy", "mean_accuracy" and "loss".
     """
 
     report: SegmentationReport
 
     @property
     def predictions(self) -> "DataFrame":
-        """The scores of each test image as a DataFrame, the lowest first; its mask is in `evaluation/test/masks/`.
+        """The scores of each test image as a DataFrame, lowest mean IoU first; masks are in `evaluation/test/masks/`.
 
         Raises:
             UserError: `evaluation/test/per_image.csv` is missing or damaged, or pandas is not installed.
@@ -61,15 +62,15 @@ class SegmentResult(EvaluatedRun):
 
     @property
     def model(self) -> SegmentationModel:  # type: ignore[override]
-        """The best model, loaded from the folder to the CPU."""
+        """The best model on the CPU, loaded from the run folder."""
         return load_segmenter(self.folder)
 
 
 def conclude(run: RunFolder, setup: SegmentationSetup, outcome: Outcome, console: Console) -> SegmentResult:
     """Evaluate the best model on the test images, which were not used before, and write the results."""
-    wait_for_all()  # the first process has written the model
+    wait_for_all()  # rank 0 writes the model file
     data, folder = setup.data, run.evaluation("test")
-    # Load the files back, so that exactly the deployed model is evaluated.
+    # Load the stored model, so that exactly the deployed model is evaluated.
     model = load_segmenter(run, setup.settings.device)
     options, indices = full_inference(setup.settings), data.part("test").tolist()
     with console.progress("testing") as advance:
@@ -90,7 +91,7 @@ def conclude(run: RunFolder, setup: SegmentationSetup, outcome: Outcome, console
 
 
 def _draw_extremes(run: RunFolder, setup: SegmentationSetup, tallies: list[Tally]) -> None:
-    """Draw the test images whose own mean IoU is lowest and highest."""
+    """Draw the test images with the lowest and with the highest mean IoU."""
     data, coding = setup.data, setup.card.coding
     colours = class_colours(coding)
 
@@ -102,7 +103,7 @@ def _draw_extremes(run: RunFolder, setup: SegmentationSetup, tallies: list[Tally
         return draw_comparison(image, mask, predicted, colours, f"{key}: mean IoU {percent(row.mean_iou)}")
 
     ranked = sorted((row for row in tallies if np.isfinite(row.mean_iou)), key=lambda row: row.mean_iou)
-    n_drawn = min(DRAWN, max(1, len(ranked) // 2))
+    n_drawn = min(MAX_DRAWN, max(1, len(ranked) // 2))
     for name, rows in (("worst_images", ranked[:n_drawn]), ("best_images", ranked[::-1][:n_drawn])):
         if rows:
             picture = stack_pictures([*map(compare, rows), draw_legend(setup.card.classes, colours)])
@@ -110,7 +111,7 @@ def _draw_extremes(run: RunFolder, setup: SegmentationSetup, tallies: list[Tally
 
 
 def summary(run: RunFolder, setup: SegmentationSetup, outcome: Outcome, report: SegmentationReport) -> dict[str, Any]:
-    """Return the facts of the run as plain values for `summary.json` and the report."""
+    """Return the content of `summary.json`, which the report page shows."""
     data, card, settings = setup.data, setup.card, setup.settings
     selected = len(data.part("val")) > 0
     return {
@@ -126,7 +127,7 @@ def summary(run: RunFolder, setup: SegmentationSetup, outcome: Outcome, report: 
         "epochs": outcome.passes(settings.epochs),
         "selected": selected,
         "best_epoch": outcome.best.get("epoch"),
-        "best_val_mean_iou": finite_or_none(outcome.best.get(SCORE)) if selected else None,
+        "best_val_mean_iou": finite_or_none(outcome.best.get(SCORE_COLUMN)) if selected else None,
         "test_mean_iou": finite_or_none(report.mean_iou.value),
         "test_pixel_accuracy": finite_or_none(report.accuracy.value),
         "next_steps": next_steps(run, setup),
@@ -140,7 +141,7 @@ def _epoch_images(setup: SegmentationSetup) -> int:
 def closing_lines(
     run: RunFolder, setup: SegmentationSetup, outcome: Outcome, report: SegmentationReport, page: Path
 ) -> list[str]:
-    """Return the last lines to print: the score, the model, its folder, and the next commands."""
+    """Return the lines to print at the end of a run: test scores, trained model, result files and next commands."""
     unseen, unseen_names = report.unseen, ", ".join(report.unseen[:8])
     most_common = report.confusion.sum(1).max() / max(report.confusion.sum(), 1)
     selected = len(setup.data.part("val")) > 0
@@ -161,7 +162,7 @@ def closing_lines(
 
 
 def next_steps(run: RunFolder, setup: SegmentationSetup) -> list[str]:
-    """Return commands to try after this run."""
+    """Return suggested next commands, each with a shell comment."""
     path = shlex.quote(str(run.path))
     data = shlex.quote(setup.settings.data) if setup.settings.data else "DATA"
     longer = "--time 2h" if setup.settings.time is not None else f"--epochs {2 * setup.settings.passes}"

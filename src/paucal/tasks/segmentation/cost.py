@@ -1,4 +1,4 @@
-"""Parameters and multiply-adds of a segmentation network, counted on the meta device, where nothing is computed."""
+"""Numbers of parameters and multiply-adds of a segmentation network, counted on the meta device."""
 
 import torch
 
@@ -10,7 +10,7 @@ from paucal.tasks.segmentation.network import segmentation_network
 def segmenter_cost(
     spec: BackboneSpec, classes: int, width: int = 512, auxiliary: int | None = 256
 ) -> dict[str, PartCost]:
-    """Count UperNet by its parts: "backbone", "head", and "auxiliary", which is used in training only.
+    """Return the costs of UPerNet's "backbone", "head" and "auxiliary" head, which is used only in training.
 
     The image size is that of the backbone; the widths are channels within the heads, None without the auxiliary one.
     """

@@ -1,4 +1,4 @@
-"""Training crops: an image and its mask are scaled, cut and mirrored together; colours change only in the image."""
+"""Training crops: an image and its mask are scaled, cropped and flipped together; colours change in the image."""
 
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -19,13 +19,13 @@ from paucal.data.randomness import reseed
 from paucal.data.views.normalisation import Normalisation
 from paucal.tasks.segmentation.windows import fitting_scale
 
-TRIES = 10  # attempts to draw a crop that shows several classes, as in the papers' code
+MAX_TRIES = 10  # attempts to draw a crop with several classes, as in the papers' code
 MASK = "mask"  # name of the masks among a batch's label maps
-# Photometric distortion.
-CHANCE = 0.5  # probability of each change
-BRIGHTNESS = 32.0  # largest change, of 255
-CONTRAST = SATURATION = (0.5, 1.5)  # factors
-HUE_STEPS, HUE_CIRCLE = 18, 180  # largest change of hue, and the full circle, in steps of 2 degrees
+# Constants of the photometric distortion.
+CHANGE_PROBABILITY = 0.5  # of each change
+MAX_BRIGHTNESS = 32.0  # change, for pixel values up to 255
+CONTRAST = SATURATION = (0.5, 1.5)  # range of the factors
+HUE_STEPS, HUE_CIRCLE = 18, 180  # maximum change of hue, and the full circle, in steps of 2 degrees
 
 
 @dataclass(frozen=True)
@@ -33,13 +33,16 @@ class CropOptions:
     """Scaling and augmentation of training crops.
 
     Attributes:
-        scale: Smallest and largest factor on the sides of the image before it is cut.
-        most_of_one: Largest share of a crop's labelled pixels that one class may have; otherwise another crop is drawn,
+        size: (height, width) of a crop in pixels.
+        scale: Minimum and maximum factor on the sides of the image before it is cropped.
+        most_of_one: Maximum share of one class in a crop's labelled pixels; for a larger share, another crop is drawn,
             up to 10 times in all.
-        colour: Strength s of changes to brightness, contrast and saturation, each a factor in [1 - s, 1 + s];
-            the hue turns by up to a quarter of it. "photometric" for the papers' distortion.
-        resize_to: Shorter and longer side in pixels; before `scale`, an image is resized to the largest size within
-            both. None for its own size.
+        hflip: Probability of a horizontal flip.
+        vflip: Probability of a vertical flip.
+        colour: Strength s of changes to brightness, contrast and saturation, by factors in [1 - s, 1 + s]; the hue is
+            shifted by up to s / 4 of the circle. "photometric" for the papers' distortion.
+        resize_to: Maximum shorter and longer side in pixels, to which an image is resized before `scale`; None to keep
+            its size.
     """
 
     size: Size
@@ -83,7 +86,7 @@ class CropTransform:
         return floats.as_subclass(Tensor), classes.as_subclass(Tensor)
 
     def _scaled_crop(self, pixels: Tensor, classes: Tensor) -> tuple[Tensor, Tensor]:
-        """Cut a crop, then scale it; this is faster than scaling the whole image."""
+        """Crop the image and its classes, then scale the crop, which is faster than scaling the image first."""
         low, high = self.options.scale
         scale = _uniform(low, high)
         scale *= fitting_scale((pixels.shape[-2], pixels.shape[-1]), self.options.resize_to)
@@ -100,7 +103,7 @@ class CropTransform:
         """Draw (top, left) of a crop; draw again if one class covers nearly all pixels."""
         rows, columns = classes.shape[-2] - size[0] + 1, classes.shape[-1] - size[1] + 1
         top, left = 0, 0
-        for _ in range(TRIES if self.options.most_of_one < 1 else 1):
+        for _ in range(MAX_TRIES if self.options.most_of_one < 1 else 1):
             top, left = int(_uniform() * rows), int(_uniform() * columns)
             crop = classes[top : top + size[0], left : left + size[1]]
             counts = torch.bincount(crop.flatten(), minlength=IGNORED + 1)[:IGNORED]
@@ -110,7 +113,7 @@ class CropTransform:
 
 
 class MaskedCrops(ViewDataset):
-    """Crops of images with their masks; their randomness depends on (seed, epoch, image, repeat) only."""
+    """A dataset of random crops of images with their masks, seeded by (seed, epoch, image, repeat)."""
 
     def __init__(self, image_set: ImageSet, masks: MaskStore, transform: CropTransform, seed: int) -> None:
         super().__init__(image_set, [], seed, labels=False)
@@ -124,26 +127,25 @@ class MaskedCrops(ViewDataset):
 
 
 def distort_colours(pixels: Tensor) -> Tensor:
-    """Return (3, H, W) uint8 pixels with the photometric distortion of the papers' code.
+    """Apply the photometric distortion of the papers' code to (3, H, W) uint8 pixels.
 
-    Liu et al., "SSD: Single Shot MultiBox Detector", ECCV 2016, as code for segmentation implements it: brightness is
-    added, contrast and saturation are multiplied, the hue turns, and the contrast comes second or last. Each change
-    happens with a probability of one half.
+    It is that of SSD (Liu et al., ECCV 2016), as implemented in code for segmentation: brightness, contrast, saturation
+    and hue change, each with a probability of one half. The contrast changes after the brightness, or last.
     """
-    if _uniform() < CHANCE:
-        pixels = _to_uint8(pixels + _uniform(-BRIGHTNESS, BRIGHTNESS))
-    contrast_comes_first = _uniform() < CHANCE
+    if _uniform() < CHANGE_PROBABILITY:
+        pixels = _to_uint8(pixels + _uniform(-MAX_BRIGHTNESS, MAX_BRIGHTNESS))
+    contrast_comes_first = _uniform() < CHANGE_PROBABILITY
     if contrast_comes_first:
         pixels = _change_contrast(pixels)
-    if _uniform() < CHANCE:
+    if _uniform() < CHANGE_PROBABILITY:
         pixels = multiply_saturation(pixels, _uniform(*SATURATION))
-    if _uniform() < CHANCE:
+    if _uniform() < CHANGE_PROBABILITY:
         pixels = transforms.adjust_hue(pixels, int(torch.randint(-HUE_STEPS, HUE_STEPS, ())) / HUE_CIRCLE)
     return pixels if contrast_comes_first else _change_contrast(pixels)
 
 
 def multiply_saturation(pixels: Tensor, factor: float) -> Tensor:
-    """Multiply the saturation (of hue, saturation and value) of uint8 pixels; it stays at 1 or below."""
+    """Multiply the HSV saturation of (3, H, W) uint8 pixels by a factor, and clip it to 1."""
     floats = pixels.float()
     value, lowest = floats.amax(0, keepdim=True), floats.amin(0, keepdim=True)
     max_factor = value / (value - lowest).clamp_min(1e-6)  # the factor that makes the saturation 1
@@ -151,7 +153,7 @@ def multiply_saturation(pixels: Tensor, factor: float) -> Tensor:
 
 
 def _change_contrast(pixels: Tensor) -> Tensor:
-    return _to_uint8(pixels * _uniform(*CONTRAST)) if _uniform() < CHANCE else pixels
+    return _to_uint8(pixels * _uniform(*CONTRAST)) if _uniform() < CHANGE_PROBABILITY else pixels
 
 
 def _to_uint8(floats: Tensor) -> Tensor:

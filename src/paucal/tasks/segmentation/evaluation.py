@@ -1,4 +1,4 @@
-"""Evaluation of a network on images with masks: every labelled pixel of every image is counted."""
+"""Evaluation of a segmentation network: count the pixels of images by label and prediction."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -28,7 +28,9 @@ def count_pixels(
     device: torch.device | str,
     on_image: Callable[[int, Tensor], None] = lambda index, probabilities: None,
 ) -> list[Tally]:
-    """Count the pixels of images; the images are divided among processes, and each returns all counts.
+    """Count the pixels of images by label and prediction; the images are divided among all processes.
+
+    Every process returns the counts of all images.
 
     `on_image` is called with the position and the (K, H, W) probabilities of each image of this process.
     """
@@ -54,7 +56,7 @@ def count_and_write_masks(
     folder: Path,
     advance: Callable[[int, int], None],
 ) -> list[Tally]:
-    """Count the pixels of images as `count_pixels` does, and write the predicted masks into a folder."""
+    """Count pixels as `count_pixels` does, and also write the predicted masks into a folder."""
     mask_files: list[Path] = []
 
     def write(index: int, probabilities: Tensor) -> None:

@@ -1,4 +1,4 @@
-"""The images and masks of a run: opened, checked, and divided into training, validation and test images."""
+"""Open the images and masks of a segmentation run, check them, and split them into train, val and test."""
 
 import os
 from dataclasses import dataclass, replace
@@ -39,7 +39,7 @@ class SegmentationData(SplitImages):
 
     @property
     def masks(self) -> MaskStore:
-        """The class numbers of all images."""
+        """The masks of all images, as class numbers."""
         return self.masked.masks
 
 
@@ -56,11 +56,11 @@ def pin_paths(settings: SegmentSettings) -> SegmentSettings:
 
 
 def open_segmentation_data(settings: SegmentSettings, bars: Bars, run: RunFolder | None) -> SegmentationData:
-    """Open images and masks, read each once, and divide the images; a resumed run keeps its split and mask values."""
+    """Open, check and split images and masks; a resumed run keeps its split and the coding of its masks."""
     location = settings.data or settings.images
     if location is None:
         raise UserError(
-            "DATA is missing: give a folder with a folder of images and one of masks in it (images/ and masks/), or "
+            "DATA is missing: give a folder that contains a folder of images and one of masks (images/ and masks/), or "
             "--images and --masks."
         )
     paths = (None if value is None else Path(value) for value in (settings.images, settings.masks))
@@ -89,7 +89,7 @@ def open_segmentation_data(settings: SegmentSettings, bars: Bars, run: RunFolder
 
 
 def _without_blank_validation(split: Split, masked: MaskedImages) -> Split:
-    """Return the split without validation images if they have no labelled pixel: no epoch would have a score."""
+    """Remove a validation split without labelled pixels, on which no epoch would have a score."""
     val = split.indices("val")
     if not len(val) or masked.pixels[val].any():
         return split
@@ -99,12 +99,10 @@ def _without_blank_validation(split: Split, masked: MaskedImages) -> Split:
 
 
 def _split_images(settings: SegmentSettings, images: ImageSet) -> Split:
-    """Split the images so that each split has its share of every class in the masks."""
+    """Split the images as `--split` says, or so that each split has its share of every class in the masks."""
     if settings.split is not None:
         if settings.given_fractions or settings.group_by is not None:
-            raise UserError(
-                "--split already divides the images: leave out --group-by, --val-fraction and --test-fraction."
-            )
+            raise UserError("--split defines all splits: leave out --group-by, --val-fraction and --test-fraction.")
         return read_split(Path(settings.split), images)
     assert images.multi_hot is not None
     class_indices = np.flatnonzero((images.multi_hot == 1).any(0))  # classes without a pixel cannot be split

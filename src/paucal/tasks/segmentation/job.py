@@ -1,4 +1,4 @@
-"""`paucal segment`: the task-specific steps of a run, and the function for Python."""
+"""`paucal segment`: the training job of a segmentation model, and its Python function."""
 
 import os
 import time
@@ -29,14 +29,14 @@ from paucal.runs import RunFolder
 from paucal.settings.options import check_ranges, flag, setting_fields
 from paucal.settings.values import shows_settings
 from paucal.tasks.segmentation.assembly import (
-    WARMUP,
+    WARMUP_SHARE,
     SegmentationSetup,
     assemble,
     crop_options,
     fast_inference,
     full_inference,
 )
-from paucal.tasks.segmentation.conclusion import SCORE, SegmentResult, conclude
+from paucal.tasks.segmentation.conclusion import SCORE_COLUMN, SegmentResult, conclude
 from paucal.tasks.segmentation.crops import CropTransform, MaskedCrops
 from paucal.tasks.segmentation.evaluation import count_pixels
 from paucal.tasks.segmentation.images import PATHS, pin_paths
@@ -48,15 +48,15 @@ from paucal.training.schedules import LinearWarmup
 from paucal.types import UserError
 from paucal.wording import counted, duration
 
-# Settings of all tasks that have no meaning for masks.
-MEANINGLESS = ("data_root", "download", "image_column", "channels")
-LOSS = "val_loss"
-START_LR = 1e-6  # share of the peak at the first step of the warm-up, as in the papers' code
-FACTORS = (0.05, 20.0)  # range of the factors by which images are scaled
+# Settings of other tasks that are not supported for images with masks.
+UNSUPPORTED_SETTINGS = ("data_root", "download", "image_column", "channels")
+LOSS_COLUMN = "val_loss"
+WARMUP_START = 1e-6  # learning rate at the first step of the warm-up, over the peak, as in the papers' code
+SCALE_RANGE = (0.05, 20.0)  # of the factors by which images are scaled
 TIMED_STEPS = 6  # after one warm-up step
-EPOCHS = 10  # minimum number of epochs of a short run, if the time allows
-LONGER = 10  # if a run turns out faster than planned, it gets at most this multiple of the planned steps
-OVERHEAD = 8.0  # seconds on an idle core for the start of training, the pictures and the report
+MIN_EPOCHS = 10  # of a run with a time budget, if the time allows
+MAX_LENGTH_RATIO = 10  # steps of a run that is faster than planned, over the planned steps
+FINISH_SECONDS = 8.0  # on an idle core, for the start of training, the pictures and the report
 
 
 class SegmentationJob(TimedJob[SegmentSettings, SegmentationSetup, SegmentResult]):
@@ -73,7 +73,7 @@ class SegmentationJob(TimedJob[SegmentSettings, SegmentationSetup, SegmentResult
         settings, origin = fill_in(settings, given, RECIPES, settings.recipe, ())
         require_start(RECIPES, settings.recipe, settings.init)
         check_ranges(settings)
-        _refuse_meaningless(settings)
+        _refuse_unsupported(settings)
         check_factors("scale", settings.scale, exact=2)
         check_factors("scales", settings.scales)
         if settings.resize_to is not None and len(settings.resize_to) != 2:
@@ -101,7 +101,7 @@ class SegmentationJob(TimedJob[SegmentSettings, SegmentationSetup, SegmentResult
         return draw_crops(next(iter(self.loader(setup, 0))), setup.card)  # type: ignore[arg-type]
 
     def measure(self, setup: SegmentationSetup, threads: bool = False) -> Pace:
-        """Time a few steps, and one image in validation and in the test."""
+        """Measure the seconds of a training step, and of one image in validation and in the test."""
         settings, objective = setup.settings, setup.objective
         device = torch.device(settings.device)
         plan = replace(setup.plan, total_steps=TIMED_STEPS + 1)
@@ -116,34 +116,36 @@ class SegmentationJob(TimedJob[SegmentSettings, SegmentationSetup, SegmentResult
                 count_pixels(network, setup.data, image, setup.card.preprocessing, options, device)
                 evaluations.append(time.perf_counter() - start_time)
         val_image, test_image = evaluations
-        return Pace(step, val_image, test_image, OVERHEAD * slowdown())
+        return Pace(step, val_image, test_image, FINISH_SECONDS * slowdown())
 
     def fit_length(self, setup: SegmentationSetup, pace: Pace, left: float) -> Length:
-        """Return the epochs, and the crops of each image per epoch, that fit in the time."""
+        """Return the number of epochs, and of crops per image and epoch, that fit in the time."""
         settings, counts = setup.settings, setup.data.counts()
-        training = left - pace.ending(counts)
-        one_crop = pace.step * counts["train"] / settings.effective_batch  # seconds with one crop of each image
-        evaluation = pace.evaluation(counts)
+        training_seconds = left - pace.ending(counts)
+        crop_seconds = pace.step * counts["train"] / settings.effective_batch  # of an epoch with one crop per image
+        eval_seconds = pace.evaluation(counts)
         is_given = not setup.origin["crops"].startswith(("auto:", "default"))
-        crops, epochs = fill_time(training, one_crop, evaluation, settings.crops, is_given)
-        epoch = crops * one_crop + evaluation
+        crops, epochs = fill_time(training_seconds, crop_seconds, eval_seconds, settings.crops, is_given)
+        epoch_seconds = crops * crop_seconds + eval_seconds
         if epochs < 1:
             assert settings.time is not None  # the length is planned only for a time budget
-            needed_seconds = seconds_of(settings.time, "--time") - training + epoch
+            needed_seconds = seconds_of(settings.time, "--time") - training_seconds + epoch_seconds
             raise UserError(
                 f"--time {settings.time} is too short: reading, one epoch and the test take about "
                 f"{duration(needed_seconds)} on this machine; give more, fewer --crops or a smaller --img-size."
             )
         values: dict[str, Any] = {"epochs": epochs}
-        reasons = {"epochs": f"{settings.time}: an epoch takes about {duration(epoch)} here (a step {pace.step:.2f} s)"}
+        reasons = {
+            "epochs": f"{settings.time}: an epoch takes about {duration(epoch_seconds)} here (a step {pace.step:.2f} s)"
+        }
         if settings.warmup_epochs is None:
-            values["warmup_epochs"], reasons["warmup_epochs"] = WARMUP * epochs, "a twentieth of the epochs"
+            values["warmup_epochs"], reasons["warmup_epochs"] = WARMUP_SHARE * epochs, "a twentieth of the epochs"
         if crops != settings.crops:
             fills = "fills" if epochs == 1 else "fill"
             values["crops"], reasons["crops"] = crops, f"so that {counted(epochs, 'epoch')} {fills} the time"
         steps = epochs * steps_per_epoch(counts["train"] * crops, settings.effective_batch)
-        text = f"{counted(epochs, 'epoch')} of {duration(epoch)} each fit in {settings.time}"
-        return Length(values, reasons, text, epochs * epoch + pace.ending(counts), LONGER * steps)
+        text = f"{counted(epochs, 'epoch')} of {duration(epoch_seconds)} each fit in {settings.time}"
+        return Length(values, reasons, text, epochs * epoch_seconds + pace.ending(counts), MAX_LENGTH_RATIO * steps)
 
     def loader(self, setup: SegmentationSetup, start: int) -> TrainLoader:
         """Return the loader of training crops from forward pass `start` on."""
@@ -155,13 +157,13 @@ class SegmentationJob(TimedJob[SegmentSettings, SegmentationSetup, SegmentResult
     def optimization(self, setup: SegmentationSetup) -> Optimization:
         """Return AdamW with its learning-rate schedule."""
         settings, plan = setup.settings, setup.plan
-        warmup, start = round(settings.warmup_epochs * plan.steps_per_epoch), START_LR * settings.lr
+        warmup, start = round(settings.warmup_epochs * plan.steps_per_epoch), WARMUP_START * settings.lr
         kind = LinearWarmup if settings.schedule == "linear" else CosineWarmup
         schedule = kind(settings.lr, plan.total_steps, warmup, start, settings.min_lr)
         return Optimization(schedule, settings.weight_decay, clip=settings.clip, average_decay=settings.average)
 
     def validation(self, setup: SegmentationSetup) -> Watch | None:
-        """Return the scores on the validation images; without them the newest state is kept."""
+        """Return the function that scores validation images; None without them, so that the last epoch is kept."""
         data, indices = setup.data, setup.data.part("val").tolist()
         if not indices:
             return None
@@ -169,9 +171,13 @@ class SegmentationJob(TimedJob[SegmentSettings, SegmentationSetup, SegmentResult
         def validate(module: nn.Module, device: torch.device) -> Mapping[str, float]:
             options = fast_inference(setup.settings)
             scores = plain_scores(count_pixels(module, data, indices, setup.card.preprocessing, options, device))
-            return {SCORE: scores["mean_iou"], "val_pixel_accuracy": scores["pixel_accuracy"], LOSS: scores["loss"]}
+            return {
+                SCORE_COLUMN: scores["mean_iou"],
+                "val_pixel_accuracy": scores["pixel_accuracy"],
+                LOSS_COLUMN: scores["loss"],
+            }
 
-        return Watch(validate, SCORE, LOSS)
+        return Watch(validate, SCORE_COLUMN, LOSS_COLUMN)
 
     def conclude(
         self, run: RunFolder, setup: SegmentationSetup, outcome: Outcome, watcher: Watcher, console: Console
@@ -192,14 +198,14 @@ def segment(
     """Train a network that classifies every pixel, and evaluate it on the test images; the same as `paucal segment`.
 
     Args:
-        data: Folder with a folder of images and one of masks in it; `images` and `masks` may name them instead; or a
-            table or DataFrame with a row for each image, whose columns of paths `image` and `mask` name.
+        data: Folder that contains a folder of images and a folder of masks, unless `images` and `masks` name these; or
+            a table or DataFrame with a row per image, where `image=` and `mask=` name the columns of paths.
         resume: Folder of a stopped run to resume, or a folder of runs, whose newest run is resumed. It uses its stored
             data and settings; only settings that do not change the result may be given, and `data` if the images have
             moved.
-        callbacks: Lightning callbacks that watch the training, in addition to those of the run.
+        callbacks: Additional Lightning callbacks.
         **settings: Fields of `paucal.tasks.segmentation.settings.SegmentSettings`, such as `model`, `time` or
-            `output`; the others are chosen from the data.
+            `output`; settings that are left out are chosen from the data.
 
     Returns:
         The run with its folder, its model and its test scores.
@@ -219,36 +225,38 @@ def segment(
     return life.run_quietly(SegmentationJob(), data, resume, callbacks, settings)
 
 
-def fill_time(training: float, one_crop: float, evaluation: float, crops: int, is_given: bool) -> tuple[int, int]:
-    """Return the crops of each image in an epoch and the epochs that fill a time.
+def fill_time(
+    training_seconds: float, crop_seconds: float, eval_seconds: float, crops: int, is_given: bool
+) -> tuple[int, int]:
+    """Return the number of crops per image and epoch, and the number of epochs, that fill a time.
 
     Args:
-        training: Seconds for all epochs.
-        one_crop: Seconds of the steps with one crop of each image.
-        evaluation: Seconds of the validation after an epoch.
-        crops: Crops of each image in an epoch, as given or chosen from the images.
-        is_given: Whether the user gave the crops; otherwise they are adjusted so that the last epoch ends on time.
+        training_seconds: Seconds for all epochs.
+        crop_seconds: Seconds of the training steps of an epoch with one crop per image.
+        eval_seconds: Seconds of the validation after an epoch.
+        crops: Crops per image and epoch, as given or chosen from the images.
+        is_given: Whether the user gave the number of crops; otherwise it is adjusted to fill the time.
 
     Example:
-        >>> fill_time(100.0, one_crop=1.0, evaluation=1.0, crops=24, is_given=True)
+        >>> fill_time(100.0, crop_seconds=1.0, eval_seconds=1.0, crops=24, is_given=True)
         (24, 4)
-        >>> fill_time(100.0, one_crop=1.0, evaluation=1.0, crops=24, is_given=False)
+        >>> fill_time(100.0, crop_seconds=1.0, eval_seconds=1.0, crops=24, is_given=False)
         (9, 10)
-        >>> fill_time(45.0, one_crop=20.0, evaluation=3.0, crops=8, is_given=False)
+        >>> fill_time(45.0, crop_seconds=20.0, eval_seconds=3.0, crops=8, is_given=False)
         (2, 1)
     """
     if not is_given:
-        max_epochs = max(1, int(training / (one_crop + evaluation)))
-        epochs = min(max_epochs, max(EPOCHS, round(training / (crops * one_crop + evaluation))))
-        crops = max(1, int((training / epochs - evaluation) / one_crop))
-    return crops, int(training / (crops * one_crop + evaluation))
+        max_epochs = max(1, int(training_seconds / (crop_seconds + eval_seconds)))
+        epochs = min(max_epochs, max(MIN_EPOCHS, round(training_seconds / (crops * crop_seconds + eval_seconds))))
+        crops = max(1, int((training_seconds / epochs - eval_seconds) / crop_seconds))
+    return crops, int(training_seconds / (crops * crop_seconds + eval_seconds))
 
 
-def _refuse_meaningless(settings: SegmentSettings) -> None:
+def _refuse_unsupported(settings: SegmentSettings) -> None:
     declared = setting_fields(settings)
-    for name in MEANINGLESS:
+    for name in UNSUPPORTED_SETTINGS:
         if getattr(settings, name) != declared[name].default:
-            raise UserError(f"{flag(name)} has no meaning for a folder of RGB images and masks: leave it out.")
+            raise UserError(f"{flag(name)} is not supported for segmentation: leave it out.")
     if settings.epochs is not None and settings.freeze_epochs >= settings.epochs:
         raise UserError(
             f"--freeze-epochs {settings.freeze_epochs} leaves no epoch of {settings.epochs} for the backbone: "
@@ -257,12 +265,14 @@ def _refuse_meaningless(settings: SegmentSettings) -> None:
 
 
 def check_factors(name: str, values: list[float] | None, exact: int | None = None) -> None:
-    """Raise a UserError for factors on the sides of images that are out of range, too many, or out of order."""
+    """Raise a UserError for scale factors that are out of range, too many, or out of order."""
     if values is None:
         return
-    low, high = FACTORS
-    sound = all(low <= value <= high for value in values) and len(values) == (exact or len(values)) and len(values) < 20
-    if not sound or (exact and values[0] > values[-1]):
+    low, high = SCALE_RANGE
+    is_valid = (
+        all(low <= value <= high for value in values) and len(values) == (exact or len(values)) and len(values) < 20
+    )
+    if not is_valid or (exact and values[0] > values[-1]):
         expected = "the smallest and the largest factor" if exact else "up to 19 factors"
         raise UserError(
             f"{flag(name)} is {' '.join(f'{value:g}' for value in values)}, expected {expected}, each from {low:g} to "

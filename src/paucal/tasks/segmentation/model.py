@@ -28,12 +28,12 @@ from paucal.tasks.segmentation.windows import WindowOptions, fitting_scale, pixe
 from paucal.types import UserError
 
 MAX_WIDTH = 4096
-COPIES = 5  # copies of an image's probabilities in memory at a time
+COPIES = 5  # copies of an image's probabilities that are in memory at the same time
 
 
 @dataclass(frozen=True)
 class Head:
-    """The head of a model: its channels, and the share of them dropped in training."""
+    """The head of a model: its number of channels, and its dropout probability in training."""
 
     width: int
     dropout: float
@@ -67,12 +67,12 @@ class SegmentationCard(ModelCard):
     resize_to: Size | None = None
 
     def build(self, drop_path_rate: float | None = None) -> SegmentationNetwork:
-        """Build the network with fresh weights."""
+        """Build the network with weights from the global random generator."""
         spec = replace(self.backbone, pretrained=False)
         return segmentation_network(spec, len(self.classes), self.head.width, self.head.dropout, drop_path_rate)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain JSON values."""
+        """Return the card as JSON values."""
         return {
             "task": self.task,
             "format": FORMAT,
@@ -122,11 +122,11 @@ class SegmentationModel:
 
     @property
     def reading(self) -> Reading:
-        """How to read images: at their own size, with the value range of the training images."""
+        """Options to read images at their size, with the value range of the training images."""
         return replace(self.card.preprocessing.reading, side=None)
 
     def window_options(self, scales: tuple[float, ...] = (1.0,), mirror: bool = False) -> WindowOptions:
-        """Return the windows of the run, with scales and mirroring."""
+        """Return the inference options of the run, with other scales and mirroring."""
         card = self.card
         size = card.preprocessing.image_size
         return WindowOptions(size, card.overlap, scales, mirror, whole=card.whole, resize_to=card.resize_to)
@@ -182,5 +182,5 @@ def _require_memory(classes: int, height: int, width: int, scale: float = 1.0) -
 
 
 def _are_sides(value: Any) -> bool:
-    """Return whether a value from a file is two sides in pixels."""
+    """Return whether a value from a file is a list of two valid sides in pixels."""
     return isinstance(value, list) and len(value) == 2 and all(type(n) is int and 8 <= n <= MAX_SIDE for n in value)

@@ -1,9 +1,8 @@
-"""UPerNet on the maps of any backbone: a class for every pixel (Xiao et al., ECCV 2018, section 3).
+"""UPerNet on the feature maps of any backbone, for semantic segmentation (Xiao et al., ECCV 2018, section 3).
 
-The head averages the deepest map over the whole image, its halves, thirds and sixths (pyramid pooling: Zhao et al.,
-CVPR 2017), passes the result down a feature pyramid, and fuses all levels at the size of the finest. Layers and widths
-are those of the heads in the Swin, LV-ViT and DrLoc papers: 512 channels, batch norm and ReLU after each convolution,
-dropout 0.1.
+The head pools the deepest feature map to 1x1, 2x2, 3x3 and 6x6 cells (pyramid pooling: Zhao et al., CVPR 2017), adds
+the result to a top-down feature pyramid, and fuses all levels at the resolution of the finest. Its layers are those of
+the heads in the Swin, LV-ViT and DrLoc papers: 512 channels, batch norm and ReLU after each convolution, dropout 0.1.
 """
 
 from collections.abc import Sequence
@@ -15,18 +14,20 @@ from torch.nn import functional as F
 from paucal.backbones import BackboneSpec
 from paucal.backbones.stage_maps import StageMaps, stage_maps
 
-POOLED = (1, 2, 3, 6)  # cells per side
+POOLED_SIDES = (1, 2, 3, 6)  # cells
 CLASSIFIER_STD = 0.01  # standard deviation of the initial weights
-AUXILIARY_STRIDE = 16  # stride of the auxiliary head's map: the third of four maps in the papers
+AUXILIARY_STRIDE = 16  # stride of the feature map of the auxiliary head, as in the papers
 
 
 class UperHead(nn.Module):
-    """UPerNet's head: logits at the stride of the finest of several maps.
+    """UPerNet's head, which returns logits at the stride of the finest feature map.
 
     Args:
-        channels: Channels of each map, shallow to deep; two maps or more.
-        dropout: Share of channels dropped before the classifier.
-        pooled: Cells per side to which the deepest map is averaged.
+        channels: Channels of each feature map, shallow to deep; two maps or more.
+        n_classes: Number of classes.
+        width: Channels within the head.
+        dropout: Probability of dropping a channel before the classifier.
+        pooled: Sides, in cells, to which the deepest map is pooled.
 
     Example:
         >>> head = UperHead((8, 16, 32), n_classes=5, width=12).eval()
@@ -41,7 +42,7 @@ class UperHead(nn.Module):
         n_classes: int,
         width: int = 512,
         dropout: float = 0.1,
-        pooled: Sequence[int] = POOLED,
+        pooled: Sequence[int] = POOLED_SIDES,
     ) -> None:
         super().__init__()
         if len(channels) < 2:
@@ -54,7 +55,7 @@ class UperHead(nn.Module):
         self.classify = pixel_classifier(width, n_classes, dropout)
 
     def forward(self, maps: Sequence[Tensor]) -> Tensor:
-        """Return (B, K, H, W) logits at the size of the first of (B, channels, H_i, W_i) maps, shallow to deep."""
+        """Return (B, K, H, W) logits at the size of the first of the (B, C_i, H_i, W_i) maps, shallow to deep."""
         levels = [lateral(grid) for lateral, grid in zip(self.laterals, maps[:-1], strict=True)]
         levels.append(self.pool(maps[-1]))
         for index in range(len(levels) - 1, 0, -1):
@@ -65,9 +66,9 @@ class UperHead(nn.Module):
 
 
 class PyramidPooling(nn.Module):
-    """Fuses the deepest map with its averages over a few large cells."""
+    """Fuses the deepest feature map with versions of it that are pooled to a few cells."""
 
-    def __init__(self, channels: int, width: int, pooled: Sequence[int] = POOLED) -> None:
+    def __init__(self, channels: int, width: int, pooled: Sequence[int] = POOLED_SIDES) -> None:
         super().__init__()
         branches = (nn.Sequential(nn.AdaptiveAvgPool2d(side), conv_norm(channels, width, 1)) for side in pooled)
         self.branches = nn.ModuleList(branches)
@@ -79,7 +80,7 @@ class PyramidPooling(nn.Module):
 
 
 class FcnHead(nn.Module):
-    """The auxiliary head of the papers: one convolution and a classifier on one map (stride 16)."""
+    """The auxiliary head of the papers: one convolution and a classifier on the feature map of stride 16."""
 
     def __init__(self, channels: int, n_classes: int, width: int = 256, dropout: float = 0.1) -> None:
         super().__init__()
@@ -90,14 +91,14 @@ class FcnHead(nn.Module):
         return self.layers(grid)
 
 
-def conv_norm(before: int, after: int, side: int) -> nn.Sequential:
-    """Return a convolution that keeps the map's size, a batch norm and a ReLU."""
-    convolution = nn.Conv2d(before, after, side, padding=side // 2, bias=False)
-    return nn.Sequential(convolution, nn.BatchNorm2d(after), nn.ReLU(inplace=True))
+def conv_norm(in_channels: int, out_channels: int, kernel: int) -> nn.Sequential:
+    """Return a convolution with "same" padding, a batch norm and a ReLU."""
+    convolution = nn.Conv2d(in_channels, out_channels, kernel, padding=kernel // 2, bias=False)
+    return nn.Sequential(convolution, nn.BatchNorm2d(out_channels), nn.ReLU(inplace=True))
 
 
 def pixel_classifier(width: int, n_classes: int, dropout: float) -> nn.Sequential:
-    """Return dropout of whole channels followed by a linear classifier of each cell."""
+    """Return channel dropout, followed by a 1x1 convolution to the logits of the classes."""
     linear = nn.Conv2d(width, n_classes, 1)
     nn.init.normal_(linear.weight, std=CLASSIFIER_STD)
     nn.init.zeros_(linear.bias)  # type: ignore[arg-type]
@@ -111,7 +112,7 @@ def _resize_like(grid: Tensor, like: Tensor) -> Tensor:
 
 
 class SegmentationNetwork(nn.Module):
-    """A backbone that returns its maps, and UPerNet's head, in one network."""
+    """A backbone with UPerNet's head on its feature maps."""
 
     def __init__(self, maps: StageMaps, n_classes: int, width: int = 512, dropout: float = 0.1) -> None:
         super().__init__()
@@ -123,14 +124,14 @@ class SegmentationNetwork(nn.Module):
         return self.to_pixels(self.head(self.maps(images)), images)
 
     def to_pixels(self, logits: Tensor, images: Tensor) -> Tensor:
-        """Enlarge (B, K, h, w) logits of cells to the pixels of the padded images, and cut off the padding."""
+        """Upsample (B, K, h, w) logits to the pixels of the padded images, and crop the padding."""
         height, width = images.shape[-2:]
         size = self.maps.padded_size(height, width)
         enlarged = F.interpolate(logits, size, mode="bilinear", align_corners=False)
         return enlarged[..., :height, :width]
 
     def auxiliary_head(self, width: int = 256, dropout: float = 0.1) -> FcnHead:
-        """Return a fresh auxiliary head for the map at `auxiliary_level`."""
+        """Return a newly initialised auxiliary head for the feature map at `auxiliary_level`."""
         classes = self.head.classify[-1].out_channels
         return FcnHead(self.maps.channels[self.auxiliary_level], classes, width, dropout)  # type: ignore[arg-type]
 
@@ -144,14 +145,14 @@ class SegmentationNetwork(nn.Module):
 def segmentation_network(
     spec: BackboneSpec, n_classes: int, width: int = 512, dropout: float = 0.1, drop_path_rate: float | None = None
 ) -> SegmentationNetwork:
-    """Build a network with fresh weights from the global random generator.
+    """Build a network with weights from the global random generator.
 
     Args:
         spec: Backbone, with the size of the windows as its image size.
-        n_classes: Number of classes of the pixels.
+        n_classes: Number of classes.
         width: Channels within the head.
-        dropout: Share of channels dropped before the classifier.
-        drop_path_rate: Probability of skipping a block in training; None for the model's own.
+        dropout: Probability of dropping a channel before the classifier.
+        drop_path_rate: Stochastic depth rate; None for the model's default.
 
     Example:
         >>> import torch

@@ -1,4 +1,4 @@
-"""The training objective: cross-entropy of the pixels from the head, and a weighted one from an auxiliary head."""
+"""The training objective: pixel-wise cross-entropy of the head and of an auxiliary head."""
 
 from collections.abc import Sequence
 
@@ -12,7 +12,7 @@ from paucal.tasks.segmentation.crops import MASK
 from paucal.tasks.segmentation.network import SegmentationNetwork
 from paucal.types import Batch, DataRequest, LossTerms, Progress
 
-PREFIX = "network.maps.backbone.model."  # beginning of the names of the backbone's parameters
+PREFIX = "network.maps.backbone.model."  # of the names of the backbone's parameters
 
 
 class PixelObjective(TunedObjective):
@@ -24,7 +24,7 @@ class PixelObjective(TunedObjective):
         auxiliary_width: Channels within the auxiliary head.
     """
 
-    # Batch norms of the pooled maps see one value per image and channel; a single image has no variance.
+    # A map that is pooled to 1x1 has one value per image and channel, so batch norms need several images.
     data_request = DataRequest(label_maps=True, mixing=False, labels=False, smallest_batch=2)
 
     def __init__(
@@ -43,7 +43,7 @@ class PixelObjective(TunedObjective):
         self.tuner = BackboneTuner(network.maps.backbone.model, tuning or FineTuning(), PREFIX, backbone_lr)
 
     def forward(self, batch: Batch, progress: Progress) -> LossTerms:
-        """Return the losses "pixels" and "auxiliary" of a batch; its label maps are the masks."""
+        """Return the losses "pixels" and "auxiliary" of a batch, whose label maps are the masks."""
         self.tuner.set_modes(progress)
         images, mask = batch.views[0], (batch.label_maps or {})[MASK]
         maps = self.network.maps(images)
@@ -63,5 +63,5 @@ class PixelObjective(TunedObjective):
         return [self.network.maps.backbone]
 
     def compilable(self) -> Sequence[nn.Module]:
-        """Return the head; the maps of the backbone are not read through its own forward pass."""
+        """Return the head; the backbone is not compiled, since its own `forward` is not used."""
         return [self.network.head]

@@ -1,4 +1,4 @@
-"""Predicted masks as files, and pictures of masks over their images."""
+"""Files of predicted masks, and pictures of masks over their images."""
 
 from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
@@ -16,24 +16,24 @@ from paucal.tasks.segmentation.model import SegmentationCard
 from paucal.types import Batch
 from paucal.wording import drawable, shortened
 
-STRENGTH = 0.45  # opacity of the colours over an image
+OPACITY = 0.45  # of the class colours over an image
 SHOWN_SIDE = 320  # longer side of an image in a comparison, in pixels
-GAP, LINE, LEGEND = 6, 14, 18  # gap, line of text and line of a legend, in pixels
+GAP, LINE_HEIGHT, LEGEND_HEIGHT = 6, 14, 18  # pixels between pictures, of a line of text and of a line of a legend
 COLUMNS = ("image", "labels", "predicted", "mistakes")
-NARROWEST = 56  # smallest width of a column for its title, in pixels
-MAX_NAMES, MAX_LETTERS = 12, 24  # names in a legend, and letters of each
+MIN_COLUMN_WIDTH = 56  # pixels, for the title of a column
+MAX_NAMES, MAX_LETTERS = 12, 24  # names in a legend, and letters of a name
 MAX_CROPS = 8
 IGNORED_COLOUR = (128, 128, 128)
-WRONG, RIGHT = (214, 39, 40), (44, 160, 44)
+WRONG_COLOUR, RIGHT_COLOUR = (214, 39, 40), (44, 160, 44)
 
 
 def write_mask(folder: Path, key: str, classes: NDArray[np.integer], coding: MaskCoding) -> Path:
-    """Write (H, W) class numbers as a PNG with the values of the training masks below a folder, and return its path."""
+    """Write (H, W) class numbers as a PNG with the values of the training masks; return its path below a folder."""
     return write_png(folder, key, Image.fromarray(coding.decode(classes)))
 
 
 def write_png(folder: Path, key: str, picture: Image.Image) -> Path:
-    """Write the picture of an image as a PNG below a folder, and return its path; see `write_mask`."""
+    """Write a picture of the image with this key as a PNG, and return its path below a folder."""
     path = png_path(folder, key)
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(path, lambda file: picture.save(file, "PNG"))
@@ -41,12 +41,12 @@ def write_png(folder: Path, key: str, picture: Image.Image) -> Path:
 
 
 def png_path(folder: Path, key: str) -> Path:
-    """Return the path of the PNG of an image below a folder."""
+    """Return the path of the PNG for an image key, below a folder."""
     return folder.joinpath(*PurePosixPath(key).with_suffix(".png").parts)
 
 
 def class_colours(coding: MaskCoding) -> NDArray[np.uint8]:
-    """Return the (K, 3) colours of the classes: those in coloured masks, else PASCAL VOC's, black first."""
+    """Return the (K, 3) RGB colours of the classes: as in coloured masks, or else PASCAL VOC's palette."""
     colours = map(unpack_colour, coding.values) if coding.kind == "colour" else map(voc_colour, range(coding.count))
     return np.asarray(list(colours), dtype=np.uint8)
 
@@ -72,12 +72,12 @@ def draw_overlay(image: Image.Image, mask: NDArray[np.uint8], colours: NDArray[n
     table = np.full((IGNORED + 1, 3), IGNORED_COLOUR, dtype=np.float32)
     table[: len(colours)] = colours
     pixels = np.asarray(image.convert("RGB"), dtype=np.float32)
-    return Image.fromarray(((1 - STRENGTH) * pixels + STRENGTH * table[mask]).round().astype(np.uint8))
+    return Image.fromarray(((1 - OPACITY) * pixels + OPACITY * table[mask]).round().astype(np.uint8))
 
 
 def draw_mistakes(mask: NDArray[np.uint8], predicted: NDArray[np.uint8]) -> Image.Image:
-    """Draw right pixels green, wrong ones red and unlabelled ones grey."""
-    picture = np.asarray([WRONG, RIGHT], dtype=np.uint8)[(mask == predicted).astype(np.int64)]
+    """Draw correct pixels green, wrong pixels red and unlabelled pixels grey."""
+    picture = np.asarray([WRONG_COLOUR, RIGHT_COLOUR], dtype=np.uint8)[(mask == predicted).astype(np.int64)]
     picture[mask == IGNORED] = IGNORED_COLOUR
     return Image.fromarray(picture)
 
@@ -95,13 +95,13 @@ def draw_comparison(
     scale = min(1.0, SHOWN_SIDE / max(image.size))
     size = (max(1, round(image.width * scale)), max(1, round(image.height * scale)))
     resized = [view.resize(size, Image.Resampling.LANCZOS if scale < 1 else Image.Resampling.NEAREST) for view in views]
-    column = max(size[0], NARROWEST) + GAP
-    sheet = Image.new("RGB", (4 * column - GAP, size[1] + 2 * LINE), "white")
+    column = max(size[0], MIN_COLUMN_WIDTH) + GAP
+    sheet = Image.new("RGB", (4 * column - GAP, size[1] + 2 * LINE_HEIGHT), "white")
     draw = ImageDraw.Draw(sheet)
     draw.text((0, 0), drawable(title), fill="black")
     for index, (view, heading) in enumerate(zip(resized, COLUMNS, strict=True)):
-        draw.text((index * column, LINE), heading, fill="black")
-        sheet.paste(view, (index * column, 2 * LINE))
+        draw.text((index * column, LINE_HEIGHT), heading, fill="black")
+        sheet.paste(view, (index * column, 2 * LINE_HEIGHT))
     return sheet
 
 
@@ -120,14 +120,14 @@ def draw_legend(classes: Sequence[str], colours: NDArray[np.uint8]) -> Image.Ima
     """Draw the names of the first classes beside their colours."""
     names = [drawable(shortened(name, MAX_LETTERS)) for name in classes[:MAX_NAMES]]
     names += [f"and {len(classes) - MAX_NAMES} more"] if len(classes) > MAX_NAMES else []
-    width = max(160, *(LEGEND + 8 * len(name) for name in names))
-    sheet = Image.new("RGB", (width, LEGEND * len(names)), "white")
+    width = max(160, *(LEGEND_HEIGHT + 8 * len(name) for name in names))
+    sheet = Image.new("RGB", (width, LEGEND_HEIGHT * len(names)), "white")
     draw = ImageDraw.Draw(sheet)
     for index, name in enumerate(names):
         if index < min(len(classes), MAX_NAMES):
             colour = tuple(int(value) for value in colours[index])
-            draw.rectangle((0, index * LEGEND + 2, 12, index * LEGEND + 14), fill=colour, outline="black")  # type: ignore[arg-type]
-        draw.text((LEGEND, index * LEGEND + 2), name, fill="black")
+            draw.rectangle((0, index * LEGEND_HEIGHT + 2, 12, index * LEGEND_HEIGHT + 14), fill=colour, outline="black")  # type: ignore[arg-type]
+        draw.text((LEGEND_HEIGHT, index * LEGEND_HEIGHT + 2), name, fill="black")
     return sheet
 
 

@@ -1,4 +1,4 @@
-"""Rules by which `paucal segment` chooses settings, from 30 images on a CPU up to the papers' data sets."""
+"""Rules that choose the automatic settings of `paucal segment` by the images, the machine and the initial weights."""
 
 from paucal.rules import machine, resolve
 from paucal.rules.facts import DataAndMachine, describe_undertrained
@@ -8,11 +8,11 @@ from paucal.rules.resolve import Choice
 from paucal.wording import counted
 
 CPU_MODEL, GPU_MODEL = "tf_efficientnet_lite0", "swin_tiny_patch4_window7_224"
-FEW, SOME = 100, 500  # training images
-STEPS = 40  # minimum number of optimizer steps in an epoch, since it ends with a validation
-MAX_CROPS = 64  # crops of an image in an epoch
-AUXILIARY_WIDTH = 256  # width in the papers, whose heads are at least as wide
-CELL = 32  # pixels of a cell of the deepest map; sides of crops are multiples of it
+FEW_IMAGES, SOME_IMAGES = 100, 500  # training images
+MIN_STEPS = 40  # optimizer steps per epoch, since each epoch ends with a validation
+MAX_CROPS = 64  # per image and epoch
+AUXILIARY_WIDTH = 256  # channels, as in the papers
+CELL_PIXELS = 32  # side of a cell of the deepest feature map; sides of crops are multiples of it
 
 
 def model(facts: DataAndMachine) -> Choice:
@@ -33,9 +33,9 @@ def img_size(facts: DataAndMachine) -> Choice:
 def crop_side(device: str, median_side: int) -> tuple[int, str]:
     """Return the side of the crops in pixels, and the reason."""
     default_side, reason = (512, "the papers' crop") if device != "cpu" else (256, "small crops for a CPU")
-    padded_side = -(-median_side // CELL) * CELL
+    padded_side = -(-median_side // CELL_PIXELS) * CELL_PIXELS
     if padded_side < default_side:
-        return max(CELL, padded_side), f"the images' shorter side is {median_side} pixels (median)"
+        return max(CELL_PIXELS, padded_side), f"the images' shorter side is {median_side} pixels (median)"
     return default_side, reason
 
 
@@ -50,7 +50,7 @@ def width(facts: DataAndMachine) -> Choice:
     """Take the papers' 512 channels on a GPU with many images, else fewer."""
     if facts.device == "cpu":
         return 64, "a wider head would take most of a CPU's time"
-    if facts.n_train <= SOME:
+    if facts.n_train <= SOME_IMAGES:
         return 256, f"half the papers' width for {counted(facts.n_train, 'image')}"
     return 512, "the papers' width"
 
@@ -63,14 +63,14 @@ def auxiliary_width(width: int) -> Choice:
 
 
 def crops(facts: DataAndMachine, batch_size: int, accumulate: int) -> Choice:
-    """Take so many crops per image that an epoch takes much longer than its validation."""
-    needed_crops = -(-STEPS * batch_size * accumulate // max(facts.n_train, 1))
+    """Take enough crops per image for at least `MIN_STEPS` steps per epoch, so that validation takes little time."""
+    needed_crops = -(-MIN_STEPS * batch_size * accumulate // max(facts.n_train, 1))
     count = max(1, min(MAX_CROPS, needed_crops))
-    return count, f"about {STEPS} steps between two validations" if count > 1 else "once an epoch"
+    return count, f"about {MIN_STEPS} steps between two validations" if count > 1 else "once an epoch"
 
 
 def time(facts: DataAndMachine, recipe: str | None, epochs: int | None) -> Choice:
-    """Limit the time unless the epochs or a recipe set the length of the run."""
+    """Limit the time, unless the user gave the epochs or a recipe."""
     if epochs is not None or recipe is not None:
         return None, ""
     if facts.device == "cuda":
@@ -79,12 +79,12 @@ def time(facts: DataAndMachine, recipe: str | None, epochs: int | None) -> Choic
 
 
 def lr(facts: DataAndMachine) -> Choice:
-    """Take a learning rate for a fresh head; a trained backbone needs a smaller one, see `backbone_lr`."""
+    """Take a learning rate for a newly initialised head; for a pretrained backbone see `backbone_lr`."""
     return 1e-3, "best in trials of a fresh head on few images"
 
 
 def backbone_lr(facts: DataAndMachine) -> Choice:
-    """Take a tenth of the head's learning rate for a trained backbone."""
+    """Take a tenth of the head's learning rate for a pretrained backbone."""
     if facts.start is None:
         return 1.0, "the backbone has random weights, like the head"
     if facts.start.undertrained:
@@ -93,15 +93,15 @@ def backbone_lr(facts: DataAndMachine) -> Choice:
 
 
 def min_lr(lr: float) -> Choice:
-    """Take a hundredth of the peak."""
+    """Take a hundredth of the peak learning rate."""
     return lr / 100, "a hundredth of the peak"
 
 
 def freeze(facts: DataAndMachine) -> Choice:
-    """Freeze the stem of trained weights for few images: it already detects edges and colours, and it saves time."""
+    """Freeze the stem of pretrained weights for few images, which saves time: it already detects edges and colours."""
     if facts.start is not None and facts.start.undertrained:
         return "none", describe_undertrained(facts.start)
-    if facts.start is not None and facts.n_train <= SOME:
+    if facts.start is not None and facts.n_train <= SOME_IMAGES:
         few = counted(facts.n_train, "training image")
         return "stem", f"{few}, and {facts.start.where} already detects edges and colours"
     return "none", "enough images to train all of it" if facts.start is not None else "the weights are random"
@@ -109,7 +109,7 @@ def freeze(facts: DataAndMachine) -> Choice:
 
 def scale(facts: DataAndMachine) -> Choice:
     """Take the papers' scales from half to double, and a narrower range for few images."""
-    if facts.n_train <= FEW:
+    if facts.n_train <= FEW_IMAGES:
         few = counted(facts.n_train, "training image")
         return [0.7, 1.4], f"{few}: objects in the test images are likely to have similar sizes"
     return [0.5, 2.0], "the papers' range"

@@ -1,4 +1,4 @@
-"""Scores of predicted masks on a set of images, computed from counts of pixels, and the tables of them."""
+"""Scores of predicted masks, computed from counts of pixels per image, and tables of these scores."""
 
 import json
 from collections.abc import Iterable, Sequence
@@ -18,16 +18,19 @@ from paucal.metrics.measures import PixelScores, value_of
 from paucal.runs import csv_text, write_text
 from paucal.wording import images_text, percent
 
-DRAWS = 2000  # resampled sets of images in the bootstrap
+BOOTSTRAP_DRAWS = 2000  # random samples of images
 MAX_SHOWN_CLASSES = 30  # rows in the terminal
-METRICS = "segmentation.json"
+SCORES_FILE = "segmentation.json"
 
 
 @dataclass(frozen=True)
 class Tally:
-    """Counts of the labelled pixels of one image, whose index is its position in its set.
+    """Counts of the labelled pixels of one image.
 
-    `confusion` has (K, K) int64 counts of labels (rows) and predictions; `loss` is their summed cross-entropy in nats.
+    Attributes:
+        index: Position of the image in its set.
+        confusion: (K, K) int64 numbers of pixels; rows are labels, and columns are predictions.
+        loss: Sum of the cross-entropies of the pixels, in nats.
     """
 
     index: int
@@ -50,13 +53,15 @@ class SegmentationReport:
     """The scores of a model on a set of images.
 
     Attributes:
-        confusion: (K, K) int64 counts of all labelled pixels; rows are labels, columns predictions.
-        mean_iou: Mean IoU over the classes that are labelled or predicted anywhere, with its interval over images.
-        accuracy: Share of the pixels that are right, with its interval.
-        per_class: Intersection over union of each class; NaN for a class that is labelled and predicted nowhere.
-        mean_accuracy: Mean over the classes of the share of their pixels that are right.
-        loss: Mean cross-entropy of the pixels in nats.
-        groups: Number of groups of similar images, which the intervals resample whole; None without groups.
+        classes: Names of the classes.
+        confusion: (K, K) int64 numbers of labelled pixels in all images; rows are labels, and columns are predictions.
+        mean_iou: Mean IoU over the classes with labelled or predicted pixels, with its interval over images.
+        accuracy: Share of the labelled pixels that are predicted correctly, with its interval.
+        per_class: IoU of each class; NaN for a class without labelled and predicted pixels.
+        mean_accuracy: Mean recall over the classes.
+        loss: Mean cross-entropy of the labelled pixels, in nats.
+        images: Number of images.
+        groups: Number of groups of similar images, which the bootstrap draws as units; None without groups.
     """
 
     classes: tuple[str, ...]
@@ -81,7 +86,7 @@ class SegmentationReport:
         return {**scores, "mean_accuracy": self.mean_accuracy, "loss": self.loss}
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain values for a JSON file; NaN becomes None."""
+        """Return the report as JSON values, with None for NaN."""
         rows = [
             {"class": name, **_score_dict(score), "pixels": int(count), "answers": int(predicted)}
             for name, score, count, predicted in zip(
@@ -102,7 +107,10 @@ class SegmentationReport:
 
 
 def tally(index: int, probabilities: Tensor, mask: Tensor, ignored: int = 255) -> Tally:
-    """Count the pixels of an image with (K, H, W) probabilities and an (H, W) mask, except those of class `ignored`."""
+    """Count an image's pixels by label and prediction, except pixels with the label `ignored`.
+
+    `probabilities` are (K, H, W), and `mask` has the (H, W) labels.
+    """
     labels = mask.to(probabilities.device).long()
     confusion = multiclass_confusion_matrix(
         probabilities.argmax(0), labels, num_classes=len(probabilities), ignore_index=ignored, validate_args=False
@@ -130,12 +138,12 @@ def segmentation_report(
 ) -> SegmentationReport:
     """Return the scores over a set of images, with 95 % intervals from a bootstrap over images.
 
-    `groups` has the group of each image of the set: groups are resampled whole.
+    `groups` has the group of each image of the set; the bootstrap draws whole groups.
     """
     rows = _sort_by_image(tallies)
     values, scores = plain_scores(rows), PixelScores([row.confusion for row in rows])
     row_groups = None if groups is None else groups[[row.index for row in rows]]
-    bootstrap = Bootstrap(seed, DRAWS, multinomial=True, groups=row_groups)
+    bootstrap = Bootstrap(seed, BOOTSTRAP_DRAWS, multinomial=True, groups=row_groups)
     by_class, means, shares = bootstrap.scores([scores.iou, scores.mean_iou, scores.accuracy], len(rows))
     ious = scores.iou(np.ones((1, len(rows))))[0].tolist()
     return SegmentationReport(
@@ -152,7 +160,7 @@ def segmentation_report(
 
 
 def _sort_by_image(tallies: Iterable[Tally]) -> list[Tally]:
-    """Return the counts by image, so that sums do not depend on which process counted an image."""
+    """Sort the counts by image, so that sums do not depend on which process counted an image."""
     rows = sorted(tallies, key=lambda row: row.index)
     if not rows:
         raise ValueError("there are no images to report on")
@@ -160,7 +168,7 @@ def _sort_by_image(tallies: Iterable[Tally]) -> list[Tally]:
 
 
 def report_table(report: SegmentationReport) -> Table:
-    """Return the scores of the classes as a table for the terminal, the lowest IoU first."""
+    """Return a terminal table of the classes' scores, lowest IoU first."""
     table = Table(title=images_text(report.images, report.groups), title_justify="left", box=None, padding=(0, 2, 0, 0))
     for heading in ("class", "IoU", "95 % interval", "pixels", "recall"):
         table.add_column(heading, justify="left" if heading == "class" else "right")
@@ -175,8 +183,8 @@ def report_table(report: SegmentationReport) -> Table:
 
 
 def write_scores(folder: Path, report: SegmentationReport, tallies: Sequence[Tally], keys: Sequence[str]) -> None:
-    """Write the scores into a folder as JSON, and the scores of classes and of images as CSV."""
-    write_text(folder / METRICS, json.dumps(report.to_dict(), indent=2, ensure_ascii=False) + "\n")
+    """Write the report as JSON, and the scores per class and per image as CSV, into a folder."""
+    write_text(folder / SCORES_FILE, json.dumps(report.to_dict(), indent=2, ensure_ascii=False) + "\n")
     write_text(folder / "per_class.csv", per_class_table(report))
     write_text(folder / "per_image.csv", per_image_table(tallies, keys))
 
@@ -194,8 +202,8 @@ def per_image_table(tallies: Sequence[Tally], keys: Sequence[str]) -> str:
     """Return the scores of the images as CSV, the lowest mean IoU first."""
     rows = []
     for row in sorted(tallies, key=lambda row: (not np.isfinite(row.mean_iou), row.mean_iou)):
-        right = float(np.trace(row.confusion)) / row.pixels if row.pixels else float("nan")
-        rows.append([keys[row.index], _format_cell(row.mean_iou), _format_cell(right), row.pixels])
+        accuracy = float(np.trace(row.confusion)) / row.pixels if row.pixels else float("nan")
+        rows.append([keys[row.index], _format_cell(row.mean_iou), _format_cell(accuracy), row.pixels])
     return csv_text(["image", "mean_iou", "pixel_accuracy", "pixels"], *rows)
 
 

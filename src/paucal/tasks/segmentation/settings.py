@@ -13,13 +13,13 @@ class MaskSettings(MaskFileSettings):
     """Paths of images and masks, the meaning of the masks' values, and the split."""
 
     classes: str | None = option(
-        "text file of class names, one a line, or CSV of names with the value (NAME,VALUE) or colour (NAME,R,G,B) of "
-        "each",
+        "text file with a class name per line, or CSV with the value (NAME,VALUE) or the colour (NAME,R,G,B) of each "
+        "class",
         group="data",
     )
-    split: str | None = option("divide the images as this split.csv does", group="data")
+    split: str | None = option("split the images as in this split.csv", group="data")
     group_by: str | None = option(
-        "keep the images of a group in one part: 'duplicates', or a pattern in the names such as 'patient[0-9]+'",
+        "keep the images of a group in one split: 'duplicates', or a pattern in the names such as 'patient[0-9]+'",
         group="data",
     )
 
@@ -29,20 +29,22 @@ class HeadSettings:
     """The head, and how the backbone is fine-tuned."""
 
     width: int = option("channels within the head; 512 in the papers", group="model", low=4, high=4096)
-    dropout: float = option("share of channels dropped before the classifier", 0.1, group="model", low=0, high=0.9)
+    dropout: float = option(
+        "probability of dropping a channel before the classifier", 0.1, group="model", low=0, high=0.9
+    )
     auxiliary: float = option(
-        "weight of the loss of an auxiliary head on a middle map of the backbone, which is not deployed; 0 for none",
+        "loss weight of an auxiliary head on a middle feature map of the backbone, used only in training; 0 for none",
         0.4,
         group="model",
         low=0,
         high=10,
     )
     auxiliary_width: int = option(
-        "channels within the auxiliary head; by default those of the head, 256 at most", group="model", low=4, high=4096
+        "channels within the auxiliary head; by default as in the head, at most 256", group="model", low=4, high=4096
     )
     backbone_lr: float = option("factor on the learning rate of the backbone", group="fine-tuning", low=0.0001, high=10)
     layer_decay: float | None = option(
-        "factor on the learning rate from each layer to the layer below it, such as 0.9",
+        "factor on the learning rate of each layer relative to the layer above it, such as 0.9",
         group="fine-tuning",
         low=0.01,
         high=1,
@@ -64,7 +66,7 @@ class SegmentScheduleSettings:
         "hour, half an hour on a GPU",
         chosen=True,
     )
-    crops: int = option("random crops of each image in an epoch", low=1, high=10_000)
+    crops: int = option("random crops per image and epoch", low=1, high=10_000)
     schedule: Literal["cosine", "linear"] = option(
         "how the learning rate falls after the warm-up; linear in the papers", "cosine"
     )
@@ -72,7 +74,7 @@ class SegmentScheduleSettings:
     clip: float = option("L2 norm to which gradients are clipped; 0 for no clipping", 5.0, low=0)
     average: float = option("decay of the moving average of the weights; 0 for none", 0.0, low=0, high=0.999999)
     freeze_epochs: int = option(
-        "epochs at the beginning in which the backbone is frozen and only the head learns",
+        "epochs at the beginning in which the backbone is frozen",
         0,
         group="fine-tuning",
         low=0,
@@ -85,14 +87,14 @@ class CropSettings:
     """Scaling and augmentation of training crops."""
 
     resize_to: list[int] | None = option(
-        "shorter and longer side in pixels; before --scale and --scales, images are resized to the largest size "
-        "within both; by default their own size",
+        "maximum shorter and longer side in pixels, to which images are resized before --scale and --scales; by "
+        "default they keep their size",
         group="augmentation",
         low=8,
         high=MAX_SIDE,
     )
     scale: list[float] = option(
-        "smallest and largest factor on an image's sides before it is cropped", group="augmentation"
+        "minimum and maximum factor on an image's sides before it is cropped", group="augmentation"
     )
     vflip: float = option("probability of a vertical flip", 0.0, group="augmentation", low=0, high=1)
     colour: float | Literal["photometric"] = option(
@@ -111,7 +113,9 @@ class InferenceSettings:
     test_mode: Literal["windows", "whole"] = option(
         "run the network on windows of the size of the crops, or on whole images", "windows", group="test"
     )
-    overlap: float = option("share of a window that the next window covers again", 0.33, group="test", low=0, high=0.9)
+    overlap: float = option(
+        "overlap of consecutive windows, as a share of a window", 0.33, group="test", low=0, high=0.9
+    )
     scales: list[float] | None = option(
         "factors on an image's sides over which predictions are averaged, such as 0.75 1 1.25; by default 1",
         group="test",
@@ -138,7 +142,7 @@ class SegmentSettings(
     """Every setting of `paucal segment`; the command line and `paucal.segment` share it."""
 
     data: str | None = option(  # pyright: ignore[reportIncompatibleVariableOverride] (--images may take its place)
-        "folder with a folder of images and one of masks in it, whose files have the same names (images/ and masks/, "
+        "folder that contains a folder of images and a folder of masks with the same file names (images/ and masks/, "
         "image/ and label/, ...), or both within train/, val/ and test/",
         group="data",
     )

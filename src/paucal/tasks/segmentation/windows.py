@@ -1,4 +1,4 @@
-"""Inference on whole images: sliding windows that overlap, several scales, and mirror images.
+"""Inference on images of any size: overlapping sliding windows, several scales, and mirror images.
 
 As in the papers' evaluation (DrLoc, section 4; LV-ViT, section 4.4), logits are averaged where windows overlap, and
 probabilities over scales and mirror images.
@@ -21,12 +21,13 @@ class WindowOptions:
 
     Attributes:
         size: (height, width) of a window in pixels.
-        overlap: Share of a window that the next window covers again.
-        scales: Factors on the image's sides; probabilities are averaged over them.
-        mirror: Whether the mirror image is averaged too.
-        whole: Whether the network sees the whole image at once instead of windows.
-        resize_to: Shorter and longer side in pixels; before `scales`, the image is resized to the largest size within
-            both. None for its own size.
+        overlap: Overlap of consecutive windows, as a share of a window.
+        scales: Factors on the image's sides, over which probabilities are averaged.
+        mirror: Whether to average also over the mirror image.
+        batch: Number of windows per forward pass.
+        whole: Whether to run the network on the image at once instead of windows.
+        resize_to: Maximum shorter and longer side in pixels, to which the image is resized before `scales`; None to
+            keep its size.
     """
 
     size: Size
@@ -40,9 +41,10 @@ class WindowOptions:
 
 @torch.inference_mode()
 def pixel_probabilities(network: nn.Module, image: Tensor, options: WindowOptions) -> Tensor:
-    """Return the (K, H, W) float32 probabilities of the pixels of a normalised (C, H, W) image.
+    """Return the (K, H, W) float32 class probabilities of the pixels of a normalised (C, H, W) image.
 
-    The network returns (B, K, h, w) logits of (B, C, h, w) windows, in evaluation mode and on the image's device.
+    The network must map (B, C, h, w) windows to (B, K, h, w) logits, be in evaluation mode, and be on the image's
+    device.
     """
     total, height, width = None, image.shape[-2], image.shape[-1]
     fit_scale = fitting_scale((height, width), options.resize_to)
@@ -54,8 +56,8 @@ def pixel_probabilities(network: nn.Module, image: Tensor, options: WindowOption
         logits = network(view[None])[0].float() if options.whole else window_logits(network, view, options)
         if size != (height, width):
             logits = F.interpolate(logits[None], (height, width), mode="bilinear", align_corners=False)[0]
-        shares = (logits.flip(-1) if mirrored else logits).softmax(0)
-        total = shares if total is None else total + shares
+        probabilities = (logits.flip(-1) if mirrored else logits).softmax(0)
+        total = probabilities if total is None else total + probabilities
     assert total is not None
     return total / (len(options.scales) * (2 if options.mirror else 1))
 
@@ -86,9 +88,10 @@ def window_logits(network: nn.Module, image: Tensor, options: WindowOptions) -> 
 
 
 def window_starts(length: int, window: int, overlap: float) -> list[int]:
-    """Return the start of each window along a side: equal strides, but the last window ends with the image.
+    """Return the first pixel of each window along a side of `length` pixels.
 
-    The overlap is the share of a window that the next one covers again.
+    Windows have equal distances, except that the last window ends at the edge of the image. `overlap` is that of
+    consecutive windows, as a share of a window.
 
     Example:
         >>> window_starts(512, 256, 1 / 3), window_starts(256, 256, 0.0), window_starts(300, 256, 0.0)
@@ -100,7 +103,7 @@ def window_starts(length: int, window: int, overlap: float) -> list[int]:
 
 
 def fitting_scale(size: Size, sides: Size | None) -> float:
-    """Return the factor that resizes an image to the largest size within a shorter and a longer side, in any order.
+    """Return the factor that resizes an image to the largest size within two sides in pixels; 1 for None.
 
     Example:
         >>> fitting_scale((256, 256), (512, 2048)), fitting_scale((200, 1000), (512, 2048)), fitting_scale((8, 9), None)
@@ -110,7 +113,7 @@ def fitting_scale(size: Size, sides: Size | None) -> float:
 
 
 def describe_scales(scales: Sequence[float], mirror: bool) -> str:
-    """Describe scales and mirroring.
+    """Return a text on the scales and mirror images of the inference.
 
     Example:
         >>> describe_scales((1.0,), False), describe_scales((0.5, 1.0), True)

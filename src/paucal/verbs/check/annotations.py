@@ -26,7 +26,7 @@ from paucal.data.sources.opening import open_images
 from paucal.data.stores import FileStore
 from paucal.data.unreadable import verify_images
 from paucal.tasks.detection.images import MIN_BOX_SIDE, check_annotations
-from paucal.tasks.segmentation.rules import CELL, crop_side
+from paucal.tasks.segmentation.rules import CELL_PIXELS, crop_side
 from paucal.types import UserError
 from paucal.verbs.check.settings import CheckSettings
 from paucal.wording import counted, first_few, percent
@@ -111,7 +111,7 @@ def crop_findings(opening_findings: Sequence[Finding], survey: Survey, device: s
     small_images = np.flatnonzero(2 * shorter_sides < side)
     if not len(small_images):
         return []
-    fitting_side = max(CELL, 2 * int(shorter_sides.min()) // CELL * CELL)
+    fitting_side = max(CELL_PIXELS, 2 * int(shorter_sides.min()) // CELL_PIXELS * CELL_PIXELS)
     text = (
         f"{counted(len(small_images), 'image fills', 'images fill')} less than half the side of the {side}-pixel crops "
         f"that paucal segment would train on (the smallest is {int(shorter_sides.min())} pixels)"
