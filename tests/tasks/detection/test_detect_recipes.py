@@ -9,7 +9,7 @@ import torch
 from torchvision import tv_tensors
 
 from paucal.data.dataset import SampleKey
-from paucal.recipes.detection import IMAGES, RECIPES
+from paucal.recipes.detection import RECIPES, TRAINING_IMAGES
 from paucal.rules.facts import UNDERTRAINED, StartFacts
 from paucal.rules.resolve import resolve
 from paucal.runner.console import SilentConsole
@@ -29,7 +29,7 @@ from paucal.types import UserError
 from tasks.detection.made import write_coco
 from tasks.detection.test_detect_runs import GIVEN, TINY
 
-COCO = BoxFacts(IMAGES, 80, 480, device="cuda", devices=8, longer=640)
+COCO = BoxFacts(TRAINING_IMAGES, 80, 480, device="cuda", devices=8, longer=640)
 
 
 def filled(name: str, **given) -> tuple[DetectSettings, dict[str, str]]:
@@ -76,7 +76,7 @@ def test_recipes__resolve_to_the_published_numbers(name: str, epochs: int, falls
     assert (settings.lr, settings.weight_decay, settings.clip, settings.average) == (1e-4, 0.05, 0, 0)
     assert (settings.img_size, settings.jitter, settings.hflip) == ([800, 1333], "cropped", 0.5)
     assert (settings.empty_images, settings.least_box) == ("drop", 1.0)
-    per_pass = IMAGES // settings.effective_batch
+    per_pass = TRAINING_IMAGES // settings.effective_batch
     warmup = round(settings.warmup_epochs * per_pass)
     assert (settings.epochs, warmup) == (epochs, 500)
     schedule = make_schedule(settings, epochs * per_pass, warmup, per_pass)

@@ -144,7 +144,9 @@ def test_predictions__are_those_of_the_test(finished: Path, images: Path):
 def test_answers__are_written_as_labels_that_are_read_back(
     finished: Path, images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, to: str
 ):
-    monkeypatch.setattr("paucal.verbs.predict.layouts.SHOWN", 0.05)  # a detector of six steps is sure of nothing
+    monkeypatch.setattr(
+        "paucal.verbs.predict.layouts.MIN_SHOWN_SCORE", 0.05
+    )  # a detector of six steps is sure of nothing
     paths = [str(images / f"{number}.png") for number in (3, 0, 7)]
     found = {Path(row.path or "").name: row.found for row in detect_objects(finished, paths)}
     assert sum(map(len, found.values())) > 3
