@@ -132,14 +132,14 @@ class GroupedStrings(Sequence[str]):
     def take(self, indices: NDArray[np.int64]) -> StringArray:
         """Return the strings at some positions, in the order of the positions."""
         indices = np.asarray(indices, dtype=np.int64)
-        numbers = np.searchsorted(self._ends, indices, side="right")
-        group_order = np.argsort(numbers, kind="stable")
-        group_starts = np.flatnonzero(np.diff(numbers[group_order], prepend=-1))
+        group_numbers = np.searchsorted(self._ends, indices, side="right")
+        group_order = np.argsort(group_numbers, kind="stable")
+        group_starts = np.flatnonzero(np.diff(group_numbers[group_order], prepend=-1))
         pieces = [StringArray.from_strings(())]
         for members in np.split(group_order, group_starts)[1:]:
-            number = int(numbers[members[0]])
-            names = self._read(number).take(indices[members] - self._ends[number] + self._counts[number])
-            pieces.append(names.prefixed(f"{self._groups[number]}/"))
+            group = int(group_numbers[members[0]])
+            names = self._read(group).take(indices[members] - self._ends[group] + self._counts[group])
+            pieces.append(names.prefixed(f"{self._groups[group]}/"))
         return StringArray.concatenate(pieces).take(np.argsort(group_order, kind="stable"))
 
     def order(self) -> NDArray[np.int64]:

@@ -85,10 +85,10 @@ def folder_role(name: str) -> FolderRole:
     unknown_words = [word for word in words if word not in FOLDER_WORDS]
     unknown_words = [word for word in unknown_words if word not in _FORMATS] or unknown_words
     joined_words = "".join(unknown_words)
-    joined_match = _JOINED_WITH_PART.fullmatch(joined_words)
-    if joined_match and _content_of_words(joined_match["rest"] or joined_match["head"]) and not parts:
-        parts = {FOLDER_WORDS[joined_match["part"] or joined_match["tail"]]}
-        joined_words = joined_match["rest"] or joined_match["head"]
+    part_match = _JOINED_WITH_PART.fullmatch(joined_words)
+    if part_match and _content_of_words(part_match["rest"] or part_match["head"]) and not parts:
+        parts = {FOLDER_WORDS[part_match["part"] or part_match["tail"]]}
+        joined_words = part_match["rest"] or part_match["head"]
     content = _content_of_words(joined_words)
     is_understood = content or (not unknown_words and all(word in WHOLE_WORDS for word in words))
     return FolderRole(content, "".join(parts) if is_understood and len(parts) == 1 else "")

@@ -31,7 +31,7 @@ _YEAR = re.compile(r"(?:19|20)\d\d")
 
 
 class PartName(NamedTuple):
-    """The name of a table or list, taken apart.
+    """The parsed name of a file that may be the table or list of one part.
 
     Attributes:
         part: "train", "val" or "test"; "" if the name has no part.
