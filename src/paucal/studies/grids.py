@@ -57,9 +57,11 @@ def prepare_grids(call: Call) -> list[Grid]:
         if small is not None and kind == "train" and any(row.maps for row in study.rows_at(small)):
             # All rows use the teacher's split, even if only some rows are requested.
             arms = _with_maps(call, arms, [run.row.maps for run in runs], small, shared)
-        seconds = _feature_timer(call, runs, len(images)) if kind == "frozen" and images is not None else None
+        feature_timer = (
+            _make_feature_timer(call, runs, len(images)) if kind == "frozen" and images is not None else None
+        )
         grid_settings = call.grid_settings(call.folder / data)
-        timing = (images, seconds, prepare_first)
+        timing = (images, feature_timer, prepare_first)
         grids.append(prepare_grid(grid_settings, arms, shared, call.command, console, *timing))
     return grids
 
@@ -140,7 +142,7 @@ def _shorten(run: PlannedRun, small: Scale, images: int) -> dict[str, Any]:
     return {**run.settings, "batch_size": min(run.settings["batch_size"], images), "epochs": epochs}
 
 
-def _feature_timer(call: Call, runs: Sequence[PlannedRun], images: int) -> Callable[[Mapping[str, Any]], float]:
+def _make_feature_timer(call: Call, runs: Sequence[PlannedRun], images: int) -> Callable[[Mapping[str, Any]], float]:
     """Return a function that estimates, from a row's settings, how many seconds its evaluation takes.
 
     It times a few images. `images` is the number of images of which features are computed.

@@ -283,7 +283,7 @@ class Study:
 
     @property
     def trains(self) -> bool:
-        """Whether runs reproduce it."""
+        """Whether it is reproduced by runs of a verb, not counted, timed or only shown."""
         return self.kind in TRAINED
 
     @property
