@@ -2,20 +2,17 @@
 
 import copy
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 from lightning.pytorch import Callback
 
-from contracts import toys
+from contracts import toys, two_processes
 from paucal.objectives import Objective
 from paucal.types import Batch, Progress
+from processes import run_together
 
-ROOT = Path(__file__).parents[1]
 NAMES = list(toys.TOYS)
 NEAR = {"visreg": 1.5e-3}  # two projections that are equal but for rounding may be sorted the other way round
 WITH_TEACHER = ("two_networks", "self_distillation")
@@ -119,22 +116,13 @@ def test_moving_average__equals_a_naive_one(name, tmp_path):
         torch.testing.assert_close(kept[key], value, rtol=1e-5, atol=1e-7)
 
 
-def train_on_two_processes(folder: Path, strategy: str) -> None:
-    """All three toys in one launch, since starting processes takes longer than training them."""
-    path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": path, "PYTHONWARNINGS": "ignore"}
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    command += [str(ROOT / "contracts" / "two_processes.py"), str(folder), strategy]
-    subprocess.run(command, env=environment, check=True, timeout=240)
-
-
 def last_state(folder: Path) -> dict:
     return torch.load(folder / "checkpoints" / "last.ckpt", weights_only=True)
 
 
 @pytest.mark.parametrize("strategy", ["ddp", pytest.param("fsdp", marks=pytest.mark.slow)])
 def test_two_processes__equal_one_on_the_joint_batch(strategy, tmp_path):
-    train_on_two_processes(tmp_path, strategy)
+    run_together(two_processes.train_all, tmp_path, strategy, launched=True)
     for name in NAMES:
         outcome = toys.train(toys.make(name), tmp_path / "one" / name, epochs=2, batch=16)
         one, two = (last_state(tmp_path / count / name) for count in ("one", "two"))

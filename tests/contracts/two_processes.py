@@ -1,7 +1,6 @@
-"""Train every toy on two processes; started by torchrun from the test with a folder and a strategy."""
+"""Train every toy on two processes, each of which calls `train_all`."""
 
 import json
-import sys
 from dataclasses import astuple
 from pathlib import Path
 from types import SimpleNamespace
@@ -104,11 +103,12 @@ def check_clock(folder: Path, strategy: str) -> None:
     (folder / f"clock{dist.get_rank()}.json").write_text(json.dumps(found))
 
 
-if __name__ == "__main__":
-    folder, strategy = Path(sys.argv[1]), sys.argv[2]
+def train_all(number: int, folder: Path, strategy: str) -> None:
+    """Train as the process with this number."""
     for name in toys.TOYS:
         outcome = train(toys.make(name), folder / "two" / name, strategy)
-        if dist.get_rank() == 0:
+        assert dist.get_rank() == number
+        if number == 0:
             (folder / f"{name}.json").write_text(json.dumps(list(outcome.rows)))
     check_first_scores(folder, strategy)
     check_clock(folder, strategy)

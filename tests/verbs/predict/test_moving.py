@@ -3,7 +3,6 @@
 import csv
 import os
 import platform
-import subprocess
 import sys
 import time
 from datetime import datetime
@@ -24,6 +23,7 @@ from paucal.verbs.predict import annotating, moving, video
 from paucal.verbs.predict.prediction_table import PredictionTable
 from paucal.verbs.predict.settings import OutputSettings, PredictSettings
 from paucal.verbs.predict.video import VideoLedger, read_frames
+from processes import exit_codes
 
 av = pytest.importorskip("av", reason="PyAV is not installed (the extra `video`)")
 BITS, CELL, RATE = 12, 8, 30
@@ -135,21 +135,19 @@ def test_video__without_frames_is_refused(run, tmp_path, monkeypatch, capsys):
         assert "Traceback" not in said
 
 
-SCRIPT = """
-import sys
-from paucal.cli.main import main
-from paucal.verbs.predict import moving
-add, calls = moving.PredictionTable.add, []
-def dying(self, rows):
-    calls.append(rows)
-    if len(calls) == 4:
-        self._file.write(b'minute.mp4,9')  # a row that a dying process has begun
-        self._file.flush()
-        import os; os._exit(9)
-    add(self, rows)
-moving.PredictionTable.add = dying
-main(sys.argv[1:])
-"""
+def predict_until_killed(number, words):
+    add, calls = PredictionTable.add, []
+
+    def dying(self, rows):
+        calls.append(rows)
+        if len(calls) == 4:
+            self._file.write(b"minute.mp4,9")  # a row that a dying process has begun
+            self._file.flush()
+            os._exit(9)
+        add(self, rows)
+
+    PredictionTable.add = dying
+    main(words)
 
 
 def test_interrupted__goes_on_with_the_same_table(minute, run, tmp_path, monkeypatch):
@@ -157,7 +155,7 @@ def test_interrupted__goes_on_with_the_same_table(minute, run, tmp_path, monkeyp
     whole, killed = tmp_path / "whole.csv", tmp_path / "killed.csv"
     words = ["predict", str(run), minute.name, "--batch-size", "7", "--output"]
     assert main([*words, str(whole)]) == 0
-    assert subprocess.run([sys.executable, "-c", SCRIPT, *words, str(killed)], timeout=300).returncode == 9
+    assert exit_codes(predict_until_killed, [*words, str(killed)]) == [9]
     assert len(killed.read_text().splitlines()) == 1 + 3 * 7 + 1
     assert main([*words, str(killed)]) == 0
     assert killed.read_bytes() == whole.read_bytes()
