@@ -17,9 +17,9 @@ import torch
 from PIL import Image
 
 from paucal.metrics.regression import conformal_half_width
-from paucal.models.features import StagedInputs
+from paucal.models.features import StageClassifierInputs
 from paucal.models.named import open_named
-from paucal.models.regression import LEVEL
+from paucal.models.regression import INTERVAL_LEVEL
 from paucal.tasks.regression.fitting import fit_ridge
 
 TEST, AT_ONCE = 0.2, 16
@@ -37,7 +37,7 @@ def read_features(paths: list[Path], name: str, side: int) -> np.ndarray:
     model = open_named(name, "cpu", [side])
     whole = replace(model.card.preprocessing, crop_ratio=1.0, resize="squash")  # a crop would leave cells out
     model = replace(model, card=replace(model.card, preprocessing=whole))
-    reader, pieces = StagedInputs(model.module, (side, side)).eval(), []
+    reader, pieces = StageClassifierInputs(model.module, (side, side)).eval(), []
     with torch.inference_mode():
         for place in range(0, len(paths), AT_ONCE):
             pieces.append(reader(model.prepared([Image.open(path) for path in paths[place : place + AT_ONCE]])))
@@ -49,7 +49,7 @@ def judge(features: np.ndarray, targets: np.ndarray, seed: int) -> dict[str, flo
     order = np.random.default_rng(seed).permutation(len(targets))
     test, train = np.split(order, [round(TEST * len(order))])
     fitted = fit_ridge(features[train], targets[train], seed)
-    half = conformal_half_width(fitted.residuals, LEVEL)
+    half = conformal_half_width(fitted.residuals, INTERVAL_LEVEL)
     errors = np.abs(fitted.predict(features[test]) - targets[test])
     usual = np.abs(targets[test] - targets[train].mean())
     covered = float((errors <= half).mean())

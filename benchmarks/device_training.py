@@ -40,7 +40,7 @@ def until_done(output: Path, data: Path, settings: dict[str, Any], session: Sess
             result = resume(job, output, SilentConsole(), {"time_limit": limit})
         else:
             chosen = {**settings, "data": str(data), "output": str(output), "time_limit": limit, "overwrite": True}
-            result = begin(job, job.kind(**chosen), dict.fromkeys(chosen, "given"), SilentConsole())
+            result = begin(job, job.settings_type(**chosen), dict.fromkeys(chosen, "given"), SilentConsole())
         if isinstance(result, Stopped) and session.left < 2 * RESERVE:
             raise OutOfTime
 

@@ -25,7 +25,7 @@ from torch import Tensor
 from few_shot_features import BATCH, NETWORKS, chosen_rows, frozen_network
 from measuring import store, surroundings
 from paucal.data.sources.opening import open_images
-from paucal.models.features import StagedInputs
+from paucal.models.features import StageClassifierInputs
 from paucal.tasks.classification.auto_tune.head_race import race_heads
 from paucal.tasks.classification.auto_tune.probe import Head, fit_head
 from paucal.types import FeatureRequest
@@ -44,7 +44,7 @@ def features(source: str, model: str, work: Path, train: int, test: int, cells: 
     parts = {part: chosen_rows(images, part, most) for part, most in (("train", train), ("test", test))}
     rows = np.concatenate(list(parts.values()))
     backbone, preprocessing = frozen_network(model, classes=2)  # which features are read before
-    transform, inputs = preprocessing.transform(), StagedInputs(backbone.model, preprocessing.image_size)
+    transform, inputs = preprocessing.transform(), StageClassifierInputs(backbone.model, preprocessing.image_size)
     found: dict[str, list[Tensor]] = {"staged": [], "cells": []}
     with torch.inference_mode():
         for start in range(0, len(rows), BATCH):

@@ -41,7 +41,7 @@ def frozen_network(model: str, side: int = 224, classes: int = 0) -> tuple[Featu
     """Return a network with its trained weights in evaluation mode, and how its images are prepared."""
     backbone = BackboneSpec(model, classes, image_size=(side, side)).build().eval()
     start_from(backbone.model, read_timm(model, init=False), head="fresh")
-    return backbone, Preprocessing.as_tested((side, side), input_of_timm(model))
+    return backbone, Preprocessing.from_image_input((side, side), input_of_timm(model))
 
 
 @torch.inference_mode()

@@ -30,7 +30,7 @@ from matplotlib.figure import Figure
 import paucal
 from esvit_gain import export
 from measuring import store, surroundings
-from paucal.models.weights.at_hand import checked_path, find_packaged_weights
+from paucal.models.weights.local import find_packaged_weights, verified_path
 from paucal.types import UserError
 
 OLD_MODEL = "dhvt_tiny_domain_patch16"
@@ -95,7 +95,7 @@ def measured_by_fastai(data: Path, work: Path, minutes: float, seed: int, python
             raise SystemExit("the extra `weights` is not installed")
         words = [python, str(Path(__file__).with_name("fastai_minutes.py")), str(data), "--seed", str(seed)]
         words += ["--split", str(work / f"ladder-{seed}" / "split.csv"), "--minutes", str(minutes)]
-        words += ["--weights", str(checked_path(weights.package))]
+        words += ["--weights", str(verified_path(weights.package))]
         done = subprocess.run(words, check=False, capture_output=True, text=True, errors="replace")
         if done.returncode:
             raise SystemExit(f"fastai: {done.stderr[-2000:]}")

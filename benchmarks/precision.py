@@ -25,9 +25,9 @@ from paucal.data.sources.opening import open_images
 from paucal.evaluation.predictions import predict_in_order
 from paucal.models.features import ClassifierInputs
 from paucal.models.named import open_named
-from paucal.models.precision import COSINE, FASTER, bfloat16_flags
+from paucal.models.precision import MIN_COSINE, MIN_SPEEDUP, bfloat16_flags
 from paucal.models.preprocessing import Preprocessing
-from paucal.models.weights.at_hand import input_of_weights
+from paucal.models.weights.local import input_of_weights
 from paucal.objectives import Supervised
 from paucal.tasks.classification.auto_tune.probe import fit_head
 from paucal.types import Batch, Progress
@@ -46,7 +46,7 @@ SIDE, CLASSES = 224, 10
 def row_of(name: str, source: str, rounds: int, batch: int, counts: tuple[int, int]) -> dict[str, Any]:
     """Return the measurements of a network."""
     backbone = BackboneSpec(name.split(".")[0], CLASSES, image_size=(SIDE, SIDE)).build()
-    network, preprocess = backbone.model, Preprocessing.as_tested((SIDE, SIDE), input_of_weights(name))
+    network, preprocess = backbone.model, Preprocessing.from_image_input((SIDE, SIDE), input_of_weights(name))
     if name in TRAINED:
         trained = open_named(name, "cpu", [SIDE], "--model")
         network, preprocess = trained.module, trained.card.preprocessing
@@ -109,7 +109,7 @@ def main() -> None:
         rows.append(row_of(name, options.source, options.rounds, options.batch, (options.fitted, options.compared)))
         print(rows[-1], flush=True)
     machine = {"processor": platform.processor() or platform.machine(), "flags": bfloat16_flags()}
-    rule = {"faster": FASTER, "cosine": COSINE}
+    rule = {"faster": MIN_SPEEDUP, "cosine": MIN_COSINE}
     store("precision", {"rows": rows, "machine": machine, "rule": rule, "surroundings": surroundings("cpu")})
 
 

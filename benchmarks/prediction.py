@@ -56,7 +56,7 @@ def plain_timm(model: TrainedModel, folder: Path, batch_size: int) -> Tensor:
     )
     loader = DataLoader(ImageDataset(str(folder), transform=transform), batch_size)
     with torch.inference_mode():
-        return torch.cat([model.card.shares(model.module(batch.to(model.device))).cpu() for batch, _ in loader])
+        return torch.cat([model.card.probabilities(model.module(batch.to(model.device))).cpu() for batch, _ in loader])
 
 
 def predicted(model: TrainedModel, folder: Path, batch_size: int) -> Tensor:

@@ -194,7 +194,7 @@ def verdict(folder: Path, count: int) -> dict[str, Any]:
     if not done.exists():
         return {"finished": False}
     starts = {record.start.number: record.start for record in records}
-    kept = [record.images for record in kept_records(records, starts)]
+    kept = [record.hashes for record in kept_records(records, starts)]
     counts = np.bincount(np.concatenate(kept).astype(np.int64), minlength=count)
     return {
         "finished": True,

@@ -10,7 +10,7 @@ from torch import nn
 from paucal.backbones import BackboneSpec
 from paucal.backbones.stage_classifier import N_STAGES, StageClassifier, StageMap, add_stage_classifier, last_stage_maps
 from paucal.labeling.teacher import DenseTeacher
-from paucal.models.features import ClassifierInputs, StagedInputs
+from paucal.models.features import ClassifierInputs, StageClassifierInputs
 from paucal.types import FeatureRequest, UserError
 
 MODELS = {
@@ -38,7 +38,7 @@ def test_features__are_means_and_deviations_over_the_cells(name):
     backbone = small(name)
     maps = last_stage_maps(backbone.model, (SIDE, SIDE))
     assert len(maps) == N_STAGES
-    reader, own = StagedInputs(backbone.model, (SIDE, SIDE)), ClassifierInputs(backbone.model)
+    reader, own = StageClassifierInputs(backbone.model, (SIDE, SIDE)), ClassifierInputs(backbone.model)
     with torch.no_grad():
         found, last = reader(images()), own(images())
         grids = backbone(images(), FeatureRequest("stages", norm=False)).grids[-N_STAGES:]
@@ -55,7 +55,7 @@ def test_features__are_means_and_deviations_over_the_cells(name):
 def test_classifier__is_linear_in_them(name):
     backbone = small(name)
     before = {key: value.clone() for key, value in backbone.model.state_dict().items()}
-    reader = StagedInputs(backbone.model, (SIDE, SIDE))
+    reader = StageClassifierInputs(backbone.model, (SIDE, SIDE))
     with torch.no_grad():
         features = reader(images())
     reader.close()

@@ -10,7 +10,7 @@ import timm
 import yaml
 
 from cli.calls import QUICK, table
-from paucal.cli.main import PURPOSES, VERBS, main
+from paucal.cli.main import VERB_GROUPS, VERB_SUMMARIES, main
 from paucal.methods import pretraining, training
 from paucal.methods.pretraining_settings import PretrainSettings
 from paucal.methods.training_settings import TrainSettings
@@ -45,7 +45,7 @@ def test_help__needs_no_arguments(capsys):
         assert f"paucal {verb}" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("verb", VERBS)
+@pytest.mark.parametrize("verb", VERB_SUMMARIES)
 def test_help__shows_what_can_be_given(capsys, verb):
     with pytest.raises(SystemExit):
         main([verb, "--help"])
@@ -72,7 +72,7 @@ def test_help__shows_what_can_be_given(capsys, verb):
 
 
 def test_overview__shows_every_verb_once():
-    assert sorted(name for names in PURPOSES.values() for name in names) == sorted(VERBS)
+    assert sorted(name for names in VERB_GROUPS.values() for name in names) == sorted(VERB_SUMMARIES)
 
 
 def test_chosen__are_the_settings_that_have_a_rule():

@@ -56,11 +56,11 @@ def test_model_alone__is_exported_and_served(alone, tmp_path, capsys):
 
 def test_model_alone__is_a_start_and_no_run_to_go_on_with(alone, tmp_path, capsys):
     assert open_model_folder(alone).path == alone
-    with pytest.raises(UserError, match="holds no run"):
+    with pytest.raises(UserError, match="contains no run"):
         open_run(alone)
-    assert "holds no run" in failure(capsys, "train", "--resume", alone)
+    assert "contains no run" in failure(capsys, "train", "--resume", alone)
     (alone / "model.safetensors").unlink()
-    assert "holds no run" in failure(capsys, "predict", alone, tmp_path)
+    assert "contains no run" in failure(capsys, "predict", alone, tmp_path)
 
 
 def test_segmenter_alone__is_judged_as_its_run(tmp_path, capsys):

@@ -48,7 +48,7 @@ def test_cache__says_so_where_nothing_is_kept(photos, capsys, monkeypatch):
     assert "0 sets, 0 MiB" in capsys.readouterr().out
     monkeypatch.setenv("PAUCAL_IMAGE_CACHE", "off")
     assert main(["cache", "--clear"]) == 0
-    assert "not kept (PAUCAL_IMAGE_CACHE is off)" in capsys.readouterr().out
+    assert "not cached (PAUCAL_IMAGE_CACHE is off)" in capsys.readouterr().out
 
 
 def test_cache__help_loads_nothing_heavy():

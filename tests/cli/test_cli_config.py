@@ -68,10 +68,10 @@ def test_word__of_yaml_is_a_word_where_words_are_expected(tmp_path):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("", "'c.yaml' holds no settings; expected lines such as 'epochs: 30'."),
-        ("# epochs: 3\n", "holds no settings"),
-        ("{}", "holds no settings"),
-        ("---\n", "holds no settings"),
+        ("", "'c.yaml' contains no settings; expected lines such as 'epochs: 30'."),
+        ("# epochs: 3\n", "contains no settings"),
+        ("{}", "contains no settings"),
+        ("---\n", "contains no settings"),
         ("hflip: yes", "--hflip: expected a number, got 'yes'"),
         ("compile: 1", "--compile: expected true or false, got '1'"),
         ("epochs: [3]", "--epochs: expected a whole number, got '[3]'"),

@@ -40,7 +40,7 @@ def test_train__refuses_a_teacher_of_other_classes(
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("regnetz", "--teacher: 'regnetz' is neither a run folder nor a timm model (near: "),
+        ("regnetz", "--teacher: 'regnetz' is neither a run folder nor a timm model (similar: "),
         ("vit_mini", "--teacher vit_mini has no published weights for classes of ImageNet: give a run."),
         ("vit_base_patch16_224.mae", "--teacher vit_base_patch16_224.mae has no published weights for classes of"),
     ],

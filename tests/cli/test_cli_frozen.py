@@ -222,7 +222,7 @@ def test_eval__mistakes_are_one_sentence(trained, capsys, tmp_path):
         (["vit_mini", bare], "has no test part: give a folder with train and test"),
         (["vit_mini"], "give DATA to evaluate 'vit_mini' on"),
         (["vit_minni", photos], "'vit_minni' is neither a run folder, nor a weights file, nor a timm model"),
-        ([run, photos, "--img-size", "32"], "has its own size"),
+        ([run, photos, "--img-size", "32"], "the image size of"),
         (["vit_mini", photos, "--compare", run, "--features", "blocks:9"], "the last 9 blocks, but vit_mini has"),
         (["vit_mini", photos, "--features", "tokens"], "expected auto or pooled, or last blocks"),
         (["vit_mini", photos, "--max-images", "2"], "--max-images is 2, but photos has 3 classes"),
@@ -230,7 +230,7 @@ def test_eval__mistakes_are_one_sentence(trained, capsys, tmp_path):
         (["vit_mini", photos, "--img-size", "0"], "--img-size is '0', expected one side or height and width"),
         (["vit_mini", photos, "--bootstrap", "1"], "--bootstrap is 1, expected a number between 2 and"),
         (["vit_mini", photos, "--device", "tpu9"], "the device is 'tpu9'"),
-        (["vit_mini", photos, "--device", "meta"], "the device is 'meta', which is not usable on this machine"),
+        (["vit_mini", photos, "--device", "meta"], "the device 'meta' cannot be used on this machine"),
         (["vit_mini", photos, "--cache", "x", "--no-cache"], "give one of them"),
         (["vit_mini", "table9", "--data-root", tmp_path / "nowhere"], "none of the data sets was found"),
     ]

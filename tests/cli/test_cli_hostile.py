@@ -66,15 +66,15 @@ def test_config__that_is_a_bomb_a_pipe_or_endless_is_refused_at_once(tmp_path, c
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        ("just words\n", "holds no settings; expected lines such as 'epochs: 30'"),
-        ("- 1\n- 2\n", "holds no settings"),
+        ("just words\n", "contains no settings; expected lines such as 'epochs: 30'"),
+        ("- 1\n- 2\n", "contains no settings"),
         ("a: [1,\n", "it is not valid YAML at line 2, column 1"),
         (
             "epochs: !!python/object:os.system {}\n",
             "it has a value that is not a plain text, number, list or mapping at line 1, column 9",
         ),
         (f"epochs: {LONG}\n", "--epochs: expected a whole number, got 'AAAA"),
-        ("words " * 20_000, "holds no settings"),
+        ("words " * 20_000, "contains no settings"),
         ("epochs: .inf\n", "--epochs: expected a whole number"),
         ("epochs: 2020-01-01\n", "--epochs: expected a whole number"),
         ('data: "a\\0b"\n', "a\\x00b"),
@@ -342,7 +342,7 @@ def test_run_config__that_is_a_bomb_or_a_pipe_is_refused(run, capsys):
         failure(capsys, *argv)
     config.unlink()
     os.mkfifo(config)
-    assert "holds no run" in failure(capsys, "eval", run)
+    assert "contains no run" in failure(capsys, "eval", run)
 
 
 @pytest.mark.parametrize(

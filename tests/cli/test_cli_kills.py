@@ -12,7 +12,7 @@ import pytest
 
 from cli import killing
 from cli.calls import make_photos
-from paucal.runs.ledger import FOLDER
+from paucal.runs.ledger import LEDGER_FOLDER
 from paucal.verbs.runs.verify import verify_run
 
 SEED, KILLS = 0, 3
@@ -55,7 +55,7 @@ def disturb(words: list[str], run: Path, dice: random.Random, stop: signal.Signa
 
 
 def written(run: Path) -> int:
-    return sum(file.stat().st_size for file in (run / FOLDER).glob("*.bin"))
+    return sum(file.stat().st_size for file in (run / LEDGER_FOLDER).glob("*.bin"))
 
 
 @pytest.mark.slow

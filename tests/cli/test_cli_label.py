@@ -145,7 +145,7 @@ def test_label__ends_where_another_process_has_taken_over(labelled, tmp_path, ca
 
     def write_without_lock(*arguments):
         (maps / "lock.json").unlink()
-        monkeypatch.setattr("paucal.runs.lock.BEAT", 0.0)  # look at every batch
+        monkeypatch.setattr("paucal.runs.lock.RENEWAL_INTERVAL", 0.0)  # look at every batch
         whole(*arguments)
 
     monkeypatch.setattr(launch, "write_maps", write_without_lock)

@@ -60,7 +60,7 @@ from paucal.types import UserError
         (["train", "--device", "tpu"], "--device is 'tpu', expected one of cpu, cuda, mps"),
         (["train", "--fraction", "0.5", "--few-labels", "3"], "give one of them"),
         (["train", "--rand-augment", "strong"], "rand_augment is 'strong'"),
-        (["train", "--config", "nowhere.yaml"], "there is no such file"),
+        (["train", "--config", "nowhere.yaml"], "'nowhere.yaml' does not exist"),
         (["train", "nowhere/"], "nowhere does not exist"),
         (["eval", "nowhere"], "'nowhere' does not exist: expected a run folder"),
         (["predict", "nowhere", "x.png"], "'nowhere' does not exist: expected a run folder"),

@@ -16,7 +16,7 @@ from paucal.runner import life
 from paucal.runner.console import Console
 from paucal.runner.life import begin
 from paucal.runs.lock import RunLock
-from paucal.runs.replacing import aside_of, set_aside
+from paucal.runs.replacing import aside_path, set_aside
 from paucal.tasks.classification.job import TrainingJob
 from paucal.types import UserError
 
@@ -49,7 +49,7 @@ def test_overwrite__gives_the_old_run_back_when_the_new_one_fails(verb, problem,
         with pytest.raises(problem):
             call(*words)
     assert content(run) == before
-    assert not aside_of(run).exists()
+    assert not aside_path(run).exists()
     said = capsys.readouterr().out
     assert f"the old run is kept in {run}.replaced until the new one has saved its first state" in said
     assert f"restored the old run in {run}" in said
@@ -66,7 +66,7 @@ def test_overwrite__replaces_the_run_once_the_new_one_is_safe(trained, run):
 
     class Looks(Callback):
         def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
-            seen.append((aside_of(run).exists(), (run / "checkpoints" / "last.ckpt").exists()))
+            seen.append((aside_path(run).exists(), (run / "checkpoints" / "last.ckpt").exists()))
 
     (run / "summary.json").write_text('{"title": "old"}')
     settings = TrainSettings(
@@ -76,7 +76,7 @@ def test_overwrite__replaces_the_run_once_the_new_one_is_safe(trained, run):
     begin(TrainingJob(), settings, {}, Console(), [Looks()])
     assert seen[0] == (True, False)
     assert all(aside != saved for aside, saved in seen[:-1])
-    assert not aside_of(run).exists()
+    assert not aside_path(run).exists()
     assert json.loads((run / "summary.json").read_text())["title"] != "old"
     assert not (run / "lock.json").exists()
 
@@ -103,7 +103,7 @@ def test_overwrite__refuses_what_is_not_only_a_run(verb, trained, run, tmp_path,
     assert "is a link to 'run': name the run itself" in failure(capsys, *words, tmp_path / "link", trained / "photos")
     (tmp_path / "link").unlink()
     monkeypatch.chdir(run)
-    assert "is the folder that you are in" in failure(capsys, *words, ".", trained / "photos")
+    assert "is the working directory" in failure(capsys, *words, ".", trained / "photos")
     assert content(tmp_path) == before
 
 

@@ -218,7 +218,7 @@ def test_features__of_a_backbone_alone_and_not_of_onnx(trained, many, tmp_path, 
         capsys, "predict", bare, many, "--features", tmp_path / "more.parquet", "--output", tmp_path / "a.csv"
     )
     assert call("export", trained / "run", "--format", "onnx", "--output", tmp_path / "out") == 0
-    assert "gives no access to features" in failure(
+    assert "features cannot be read" in failure(
         capsys, "predict", tmp_path / "out" / "model.onnx", many, "--features", tmp_path / "onnx.parquet"
     )
 
@@ -227,26 +227,26 @@ def test_features__of_a_backbone_alone_and_not_of_onnx(trained, many, tmp_path, 
 def test_unfinished_answers__go_on_in_their_own_precision(trained, many, tmp_path, monkeypatch, older):
     """Another measurement, or answers of a version that did not store it, refuse nothing."""
     words = ["predict", trained / "run", many, "--output", tmp_path / "a.csv", "-b", 4]
-    kept, real = [], launch.choose_for_pictures
+    kept, real = [], launch.choose_for_images
 
     def measured(model, asked, pictures, console):
         kept.append(asked)
         return (
-            precision.GIVEN["32-true" if older else "bf16-mixed"]
+            precision.EXPLICIT_CHOICES["32-true" if older else "bf16-mixed"]
             if asked is None
             else real(model, asked, pictures, console)
         )
 
     about = files._prediction_facts
     with monkeypatch.context() as patch:
-        patch.setattr(launch, "choose_for_pictures", measured)
+        patch.setattr(launch, "choose_for_images", measured)
         if older:
             patch.setattr(
                 files, "_prediction_facts", lambda *a: {k: v for k, v in about(*a).items() if k != "--precision"}
             )
         interrupted_after(patch, 2)
         assert call(*words) == 130
-    other = precision.GIVEN["bf16-mixed" if older else "32-true"]
-    monkeypatch.setattr(launch, "choose_for_pictures", lambda *a: other if a[1] is None else measured(*a))
+    other = precision.EXPLICIT_CHOICES["bf16-mixed" if older else "32-true"]
+    monkeypatch.setattr(launch, "choose_for_images", lambda *a: other if a[1] is None else measured(*a))
     assert call(*words) == 0
     assert kept == [None, "32-true" if older else "bf16-mixed"]

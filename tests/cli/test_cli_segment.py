@@ -86,7 +86,7 @@ def test_a_stopped_run__goes_on_to_the_very_same_end(segmented, tmp_path, capsys
 
 
 def test_the_config_of_a_run__repeats_it(segmented, tmp_path, monkeypatch):
-    monkeypatch.setattr("paucal.runner.starts.choose", None)  # nobody looks for another start
+    monkeypatch.setattr("paucal.runner.starts.choose_weights", None)  # nobody looks for another start
     config = segmented / "run" / "config.yaml"
     assert call("segment", "--config", config, "--output", tmp_path / "again") == 0
     one, two = ((run / "model.safetensors").read_bytes() for run in (segmented / "run", tmp_path / "again"))
@@ -134,7 +134,7 @@ def test_predict__writes_masks_in_the_coding_of_the_training_and_pictures(segmen
     assert "lies within the images" in inside
     for name in ("a.json", "a.csv", "a.png"):
         message = failure(capsys, "predict", segmented / "run", new / "a", "--output", tmp_path / name)
-        assert "is a file name, but masks need a folder: give a new one." in message
+        assert "is a file name, but masks need a folder: give a new folder." in message
     assert "--format is for classifiers" in failure(
         capsys, "predict", segmented / "run", new / "a", "--output", tmp_path / "o2", "--format", "json"
     )

@@ -17,7 +17,7 @@ import paucal
 from cli.calls import QUICK, call, failure, make_photos
 from paucal.runner import familiar
 from paucal.runner.console import LoggedConsole
-from paucal.runner.familiar import NAME, familiarity_of
+from paucal.runner.familiar import FILE_NAME, familiarity_of
 from paucal.runs import RunFolder
 
 
@@ -110,9 +110,9 @@ def test_serve__without_its_extra_names_it(run, capsys, monkeypatch):
 
 def test_familiarity__is_measured_once_for_these_weights_and_again_for_others(run, monkeypatch):
     folder, model = RunFolder(run), paucal.load(run)
-    (run / NAME).unlink(missing_ok=True)
+    (run / FILE_NAME).unlink(missing_ok=True)
     first = familiarity_of(folder, model, LoggedConsole())
-    kept = load_file(run / NAME)
+    kept = load_file(run / FILE_NAME)
     torch.testing.assert_close(kept["features"].norm(dim=1), torch.ones(len(kept["features"])))
     split = (run / "split.csv").read_text()
     assert len(kept["features"]) == split.count(",train")
@@ -129,15 +129,15 @@ def test_familiarity__is_measured_once_for_these_weights_and_again_for_others(ru
 
 @pytest.mark.parametrize("damage", [b"", b"no tensors", b"\xff" * 100])
 def test_familiarity__that_is_damaged_is_measured_anew(run, damage):
-    (run / NAME).write_bytes(damage)
+    (run / FILE_NAME).write_bytes(damage)
     found = familiarity_of(RunFolder(run), paucal.load(run), LoggedConsole())
     assert found is not None
     assert found.features.shape[0] > 1
-    assert len(load_file(run / NAME)["features"]) == len(found.features)
+    assert len(load_file(run / FILE_NAME)["features"]) == len(found.features)
 
 
 def test_familiarity__without_the_images_is_not_known_and_said(run, monkeypatch, caplog):
-    (run / NAME).unlink(missing_ok=True)
+    (run / FILE_NAME).unlink(missing_ok=True)
     photos = run.parent / "photos"
     photos.rename(run.parent / "away")
     try:

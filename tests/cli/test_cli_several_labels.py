@@ -11,7 +11,7 @@ from PIL import Image
 import paucal
 from cli.calls import QUICK, call, failure, table
 from paucal.models.trained import load_trained
-from paucal.runner.starts import images_shown
+from paucal.runner.starts import images_seen
 from paucal.runs import RunFolder
 from paucal.verbs.predict.answers import Block
 from paucal.verbs.predict.writing import NO_CLASS, sheet_rows
@@ -41,7 +41,7 @@ def test_train__is_judged_by_mean_average_precision(run):
     cells = "".join(f'<td class="number">{counts[part]}</td>' for part in ("train", "val", "test"))
     assert f'<th scope="row">images</th>{cells}' in page.replace("\n", "")
     epochs = float(told["epochs"])
-    assert images_shown(RunFolder(run)) == epochs * counts["train"]
+    assert images_seen(RunFolder(run)) == epochs * counts["train"]
     assert "mean average precision" in page
     assert "majority" not in page
     assert not (run / "plots/confusion.png").exists()

@@ -17,7 +17,7 @@ from PIL import Image
 
 from paucal.cli import main as program
 from paucal.cli import main as streams
-from paucal.cli.main import ESCAPED, main, tolerant_streams
+from paucal.cli.main import ERROR_HANDLER, main, tolerant_streams
 from paucal.runner.console import Console
 from paucal.runner.plain_console import PlainConsole
 from paucal.types import UserError
@@ -92,8 +92,8 @@ def test_names__that_are_no_text_come_out_as_their_bytes(parts, encoding):
 
 def test_surrogates__that_stand_for_no_byte_are_escaped():
     with tolerant_streams():
-        assert "a\ud800\udcff".encode("utf-8", ESCAPED) == b"a\\ud800\xff"
-        assert "\udcff".encode("utf-16-le", ESCAPED).decode("utf-16-le") == "\\udcff"
+        assert "a\ud800\udcff".encode("utf-8", ERROR_HANDLER) == b"a\\ud800\xff"
+        assert "\udcff".encode("utf-16-le", ERROR_HANDLER).decode("utf-16-le") == "\\udcff"
 
 
 @pytest.mark.parametrize("encoding", ["ascii", "cp1252", "latin-1", "utf-16"])

@@ -7,5 +7,5 @@ from paucal.types import UserError
 
 
 def test_an_unknown_device_is_refused_for_an_onnx_model_too(tmp_path) -> None:
-    with pytest.raises(UserError, match="the device is 'gpu', which is not usable on this machine"):
+    with pytest.raises(UserError, match="the device 'gpu' cannot be used on this machine"):
         load_model(tmp_path / "model.onnx", "gpu")

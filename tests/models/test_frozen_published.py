@@ -65,7 +65,7 @@ def test_published_weights__are_those_that_timm_loads(stored, name: str, side: i
 def store_oblong(folder: Path) -> tuple[Path, ModelCard]:
     """Store a run whose model has 2 x 8 positions: as many as a square of 4 x 4."""
     spec = BackboneSpec("vit_tiny_patch16_224", 2, image_size=(32, 128), arguments={"depth": 1, "patch_size": 16})
-    card = ModelCard(spec, ("ant", "bee"), Preprocessing.as_tested((32, 128), ImageInput()))
+    card = ModelCard(spec, ("ant", "bee"), Preprocessing.from_image_input((32, 128), ImageInput()))
     run = RunFolder(folder)
     folder.mkdir()
     run.config.touch()

@@ -6,8 +6,8 @@ import timm
 import paucal.backbones
 from contracts.reduced_models import OURS
 from paucal.models import table
-from paucal.models.measuring import is_ours, measure, source_of
-from paucal.models.table import model_names, read_table, stored, write_table
+from paucal.models.measuring import is_paucal_model, measure, source_of
+from paucal.models.table import model_names, read_table, stored_table, write_table
 from paucal.objectives import default_weight
 from paucal.types import UserError
 
@@ -35,16 +35,16 @@ def test_measure__gives_the_known_counts_and_the_stored_ones(name):
     assert measured.grid == grid
     if macs is not None:
         assert measured.macs == pytest.approx(macs, rel=0.005)
-    assert stored()[name] == measured
+    assert stored_table()[name] == measured
 
 
 def test_table__holds_every_model_of_ours():
-    assert set(OURS) <= set(stored())
+    assert set(OURS) <= set(stored_table())
     assert len(OURS) > 40
 
 
 def test_table__comes_back_as_written(tmp_path):
-    models = [(name, stored()[name]) for name in ("resnet50", "vit_mini")]
+    models = [(name, stored_table()[name]) for name in ("resnet50", "vit_mini")]
     write_table(tmp_path / "table.csv", models, "a remark")
     text = (tmp_path / "table.csv").read_text()
     assert text.startswith("# a remark\n")
@@ -57,7 +57,7 @@ def test_table__of_other_columns_is_refused():
 
 
 def test_stored_sources_and_weights__are_those_of_the_code():
-    for name, one in stored().items():
+    for name, one in stored_table().items():
         if timm.is_model(name):
             assert (one.source, one.drloc_weight) == (source_of(name), default_weight(name)[0]), name
 
@@ -71,17 +71,19 @@ def test_names__are_those_of_timm_whatever_its_version(monkeypatch):
 
 def test_sources__tell_ours_from_timms():
     assert source_of("resnet50") == "timm"
-    assert not is_ours("resnet50")
+    assert not is_paucal_model("resnet50")
     assert source_of("lvvit_s").startswith("LV-ViT")
     assert all(source_of(name) not in ("timm", "") for name in OURS)
 
 
 @pytest.mark.slow
 def test_table__agrees_with_measuring_for_all_of_ours():
-    assert {name: stored()[name] for name in OURS} == {name: measure(name, default_weight(name)[0]) for name in OURS}
+    assert {name: stored_table()[name] for name in OURS} == {
+        name: measure(name, default_weight(name)[0]) for name in OURS
+    }
 
 
 @pytest.mark.slow
 def test_table__knows_nearly_all_of_timm():
     names = timm.list_models()
-    assert sum(name in stored() for name in names) > 0.9 * len(names)
+    assert sum(name in stored_table() for name in names) > 0.9 * len(names)

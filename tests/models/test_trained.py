@@ -67,7 +67,7 @@ def test_load__fetches_no_published_weights(run):
 
 @pytest.mark.parametrize("device", ["tpu", "cuda:99", "nonsense", "meta"])
 def test_load__names_a_device_that_is_not_there(run, device):
-    with pytest.raises(UserError, match=f"the device is '{device}', which is not usable on this machine"):
+    with pytest.raises(UserError, match=f"the device '{device}' cannot be used on this machine"):
         load_trained(run, device)
 
 
@@ -102,7 +102,7 @@ def test_load__refuses_to_prepare_other_channels_than_the_model_reads(run):
     card = json.loads(run.card.read_text())
     card["preprocessing"] |= {"mean": [0.5] * 4, "std": [0.2] * 4}
     run.card.write_text(json.dumps(card))
-    with pytest.raises(UserError, match="prepares images of 4 channels for a model of 3: restore it"):
+    with pytest.raises(UserError, match="has preprocessing for 4 channels, but a model for 3: restore it"):
         load_trained(run)
 
 
@@ -163,5 +163,5 @@ def test_card__of_several_labels_has_a_sigmoid_for_each_class(run):
 
 @pytest.mark.parametrize("thresholds", [[0.5], [0.5, 0.0], [0.5, 1.0], [0.5, "x"], [0.5, None]])
 def test_card__with_thresholds_that_are_none_is_refused(thresholds):
-    with pytest.raises(UserError, match="thresholds that are not one number between 0 and 1"):
+    with pytest.raises(UserError, match="must have one threshold between 0 and 1"):
         ModelCard.from_dict({**CARD.to_dict(), "format": 2, "thresholds": thresholds})

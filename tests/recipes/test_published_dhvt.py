@@ -15,7 +15,7 @@ from paucal.recipes.table import RECIPES
 from paucal.rules.backbone import backbone_spec
 from paucal.rules.facts import DataAndMachine, StartFacts
 from paucal.tasks.classification.loaders import augmentation, preprocessing
-from paucal.tasks.classification.optimization import check_plan, check_sync, optimization, training_plan
+from paucal.tasks.classification.optimization import check_plan, check_sync_bn, optimization, training_plan
 from paucal.training.optimizers import parameter_groups
 from paucal.types import UserError
 
@@ -210,8 +210,8 @@ def test_sync_bn__keeps_activations_that_timm_puts_into_norms():
 
 def test_sync_bn__is_refused_without_gpus_and_remarked_on_one_device():
     with pytest.raises(UserError, match=r"--sync-bn: torch.*only on GPUs, but --device is cpu"):
-        check_sync(sync(device="cpu", devices=2))
+        check_sync_bn(sync(device="cpu", devices=2))
     with pytest.raises(UserError, match=r"--sync-bn: torch.*only on GPUs, but --device is cpu: leave it out"):
-        check_sync(sync(device="cpu", devices=1))
+        check_sync_bn(sync(device="cpu", devices=1))
     settings = sync(device="cuda", devices=1, batch_size=16, epochs=5)
     assert "--sync-bn has no effect on a single device" in check_plan(settings, CIFAR.n_train)

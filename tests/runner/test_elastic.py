@@ -19,7 +19,7 @@ from paucal.data.sampler import StepSampler
 from paucal.data.shards.stream import Stream
 from paucal.methods.training_settings import TrainSettings
 from paucal.runner.processes import explain_lost_processes
-from paucal.runner.run_folder import shape_of, with_processes
+from paucal.runner.run_folder import process_shape, with_processes
 from paucal.training import Hardware
 from paucal.training.hanging import HangLimit
 from paucal.types import UserError
@@ -63,12 +63,12 @@ def test_with_processes__refuses_unequal_shares():
 
 
 def test_shape__is_given_or_launched_or_stored(monkeypatch):
-    assert shape_of({}, WIDTH) == (2, 1)
-    assert shape_of({"devices": 4}, WIDTH) == (4, 1)
+    assert process_shape({}, WIDTH) == (2, 1)
+    assert process_shape({"devices": 4}, WIDTH) == (4, 1)
     for name, value in {"WORLD_SIZE": 1, "RANK": 0, "LOCAL_RANK": 0, "GROUP_RANK": 0, "LOCAL_WORLD_SIZE": 1}.items():
         monkeypatch.setenv(name, str(value))
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
-    assert shape_of({}, WIDTH) == (1, 1)  # torchrun with one process
+    assert process_shape({}, WIDTH) == (1, 1)  # torchrun with one process
 
 
 def images_of_steps(settings: TrainSettings, first: int, last: int, stream: Stream | None) -> list[Counter]:

@@ -5,9 +5,9 @@ from types import SimpleNamespace
 import pytest
 
 from paucal.runner import clock as forecast
-from paucal.runner.clock import Expectation, finish
+from paucal.runner.clock import WorkForecast, end_time_text
 from paucal.runner.console import RecordingConsole
-from paucal.runner.progress import Forecast
+from paucal.runner.progress import TrainingForecast
 from paucal.training import Plan
 from paucal.wording import duration
 
@@ -18,7 +18,7 @@ from paucal.wording import duration
 def test_forecast__is_the_time_of_a_step_times_those_that_are_left(monkeypatch, step_seconds, total, told):
     clock, said = [100.0], []
     monkeypatch.setattr(forecast.time, "monotonic", lambda: clock[0])
-    one = Forecast(said.append)
+    one = TrainingForecast(said.append)
     module = SimpleNamespace(plan=Plan(total, 1))
     for step in range(1, 12):
         clock[0] += 50.0 if step == 1 else step_seconds  # the first step is no measure
@@ -30,7 +30,7 @@ def test_forecast__is_the_time_of_a_step_times_those_that_are_left(monkeypatch, 
 
 def test_forecast__leaves_the_word_to_the_first_process():
     said = []
-    one = Forecast(said.append)
+    one = TrainingForecast(said.append)
     for step in range(1, 30):
         trainer = SimpleNamespace(global_step=step, is_global_zero=False)
         one.on_train_batch_end(trainer, SimpleNamespace(plan=Plan(10**9, 1)), None, None, step)
@@ -44,8 +44,8 @@ def test_finish__names_the_day_where_it_is_another(monkeypatch):
     real = time.localtime
     monkeypatch.setattr(forecast.time, "time", lambda: noon)
     monkeypatch.setattr(forecast.time, "localtime", lambda *seconds: real(*(seconds or (noon,))))
-    assert finish(3600) == "13:00"
-    assert finish(86400).startswith("12:00 on ")
+    assert end_time_text(3600) == "13:00"
+    assert end_time_text(86400).startswith("12:00 on ")
     assert duration(59.4) == "59 s"
 
 
@@ -53,7 +53,7 @@ def test_finish__names_the_day_where_it_is_another(monkeypatch):
 def test_expectation__is_told_once_and_only_of_long_work(monkeypatch, each, total, told):
     clock, said = [100.0], []
     monkeypatch.setattr(forecast.time, "monotonic", lambda: clock[0])
-    expect = Expectation("testing", said.append)
+    expect = WorkForecast("testing", said.append)
     for done in range(total + 1):
         expect(done, total)
         clock[0] += each
@@ -65,7 +65,7 @@ def test_expectation__is_told_once_and_only_of_long_work(monkeypatch, each, tota
 def test_expectation__does_not_count_what_came_before_the_first_call(monkeypatch):
     clock, said = [100.0], []
     monkeypatch.setattr(forecast.time, "monotonic", lambda: clock[0])
-    expect = Expectation("reading", said.append)
+    expect = WorkForecast("reading", said.append)
     clock[0] += 500.0
     for done in range(10, 100):
         expect(done, 100)

@@ -12,7 +12,7 @@ from paucal.cli.main import main
 from paucal.methods.pretraining_settings import PretrainSettings
 from paucal.methods.training_settings import TrainSettings
 from paucal.runner import memory_check
-from paucal.runner.memory_check import check_batch_memory, check_memory, check_step, explain_memory_errors
+from paucal.runner.memory_check import check_batch_memory, check_memory, check_step_size, explain_memory_errors
 from paucal.types import UserError
 
 GIB = 2**30
@@ -81,9 +81,9 @@ def test_check_batch__counts_the_pixels_alone():
 
 
 def test_check_step__has_an_end():
-    check_step(1 << 20)
+    check_step_size(1 << 20)
     with pytest.raises(UserError, match="would take 4,294,967,296 images"):
-        check_step(1 << 32)
+        check_step_size(1 << 32)
 
 
 def test_build__refuses_models_and_images_beyond_the_memory():

@@ -24,7 +24,7 @@ class Output(NotebookOutput):
 @pytest.mark.parametrize("kind", [SilentConsole, LoggedConsole])
 def test_bar__shows_progress_and_is_gone_at_the_end(monkeypatch, kind):
     monkeypatch.setattr("paucal.runner.console.in_notebook", lambda: True)
-    monkeypatch.setattr("paucal.runner.notebook.SECONDS_BETWEEN", 0.0)
+    monkeypatch.setattr("paucal.runner.notebook.REFRESH_SECONDS", 0.0)
     console = kind()
     console._output = output = Output()
     with console.progress("reading <images>") as advance:

@@ -8,10 +8,10 @@ import torch
 from torch import nn
 
 from paucal.runner.console import SilentConsole
-from paucal.runner.run_folder import RunLockCallback, Writing, is_valid_state
+from paucal.runner.run_folder import RunLockCallback, RunWriter, is_valid_state
 from paucal.runs import create_run
 from paucal.runs.lock import LOCK, RunLock
-from paucal.runs.replacing import aside_of, set_aside
+from paucal.runs.replacing import aside_path, set_aside
 from paucal.types import UserError
 
 
@@ -29,7 +29,7 @@ def failing(problem, work):
     """Write a run with a function that ends with a problem; return the message."""
 
     def write():
-        with Writing(SilentConsole()) as writing:
+        with RunWriter(SilentConsole()) as writing:
             work(writing)
 
     with pytest.raises(problem) as caught:
@@ -53,7 +53,7 @@ def test_replaced_run__is_back_when_the_new_one_fails_before_its_first_state(tmp
     def work(writing):
         run = writing.begin(str(old.path), True)
         assert not run.config.exists()
-        assert json.loads((aside_of(old.path) / "summary.json").read_text())["title"] == "old"
+        assert json.loads((aside_path(old.path) / "summary.json").read_text())["title"] == "old"
         run.write_yaml("config.yaml", {})
         raise problem("no")
 
@@ -71,13 +71,13 @@ def test_replaced_run__goes_with_the_first_sound_state_of_the_new_one(tmp_path):
         (custodian,) = writing.callbacks()
         end = lambda *of: custodian.on_train_batch_end(*of, None, None, 0)  # noqa: E731
         end(*trainer())
-        assert aside_of(old.path).exists()  # no state yet
+        assert aside_path(old.path).exists()  # no state yet
         run.last.write_text("new state")
         end(*trainer(weight=float("inf")))
         end(*trainer(step=10, skipped=6.0))
-        assert aside_of(old.path).exists()  # a state of no worth
+        assert aside_path(old.path).exists()  # a state of no worth
         end(*trainer(step=10, skipped=1.0))
-        assert not aside_of(old.path).exists()
+        assert not aside_path(old.path).exists()
         raise RuntimeError("later")
 
     assert failing(RuntimeError, work) == "later"
@@ -95,7 +95,7 @@ def test_is_sound__by_skipped_steps(step, skipped, weight, sound):
 
 def test_run__that_ends_well_replaces_the_old_one(tmp_path):
     old = make_run(tmp_path / "run", "old")
-    with Writing(SilentConsole()) as writing:
+    with RunWriter(SilentConsole()) as writing:
         writing.begin(str(old.path), True).write_json("summary.json", {"title": "new"})
     assert old.read_json("summary.json")["title"] == "new"
     assert list(tmp_path.iterdir()) == [old.path]
@@ -108,9 +108,9 @@ def test_resumption__of_a_killed_replacement_still_gives_the_old_run_back(tmp_pa
     (run.path / "checkpoints" / ".last.ckpt.7.tmp").write_text("half")
 
     def work(writing):
-        writing.go_on(old)
+        writing.lock_existing(old)
         assert not (old.path / "checkpoints" / ".last.ckpt.7.tmp").exists()
-        assert aside_of(old.path).exists() != old.last.exists()
+        assert aside_path(old.path).exists() != old.last.exists()
         raise RuntimeError
 
     failing(RuntimeError, work)
@@ -126,7 +126,7 @@ def test_second_writer__is_refused_and_changes_nothing(tmp_path):
     lock = RunLock(old.path)
     lock.acquire()
     files = {file.relative_to(old.path) for file in old.path.rglob("*")}
-    assert "is being written by process" in failing(UserError, lambda writing: writing.go_on(old))
+    assert "is being written by process" in failing(UserError, lambda writing: writing.lock_existing(old))
     assert "is being written by process" in failing(UserError, lambda writing: writing.begin(str(old.path), True))
     assert {file.relative_to(old.path) for file in old.path.rglob("*")} == files
     lock.check()
@@ -142,9 +142,9 @@ def test_first_writer__that_lost_its_run_stops_and_leaves_it_alone(tmp_path):
         theirs = json.loads((run.path / LOCK).read_text()) | {"token": "theirs"}
         (run.path / LOCK).write_text(json.dumps(theirs))
         assert writing._lock is not None
-        writing._lock._last_beat -= 1000
+        writing._lock._last_renewal -= 1000
         RunLockCallback(writing).on_train_batch_start(*trainer(), None, 0)
 
     assert "another process has taken over" in failing(UserError, work)
     assert json.loads((old.path / LOCK).read_text())["token"] == "theirs"
-    assert aside_of(old.path).exists()
+    assert aside_path(old.path).exists()

@@ -26,7 +26,7 @@ from paucal.objectives import Supervised
 from paucal.rules.facts import DataAndMachine, StartFacts
 from paucal.runner.console import SilentConsole
 from paucal.runner.life import Stopped, begin, resume
-from paucal.runner.starts import Choice, choose_start, find_start, load_start, may_choose_start, pin_start
+from paucal.runner.starts import WeightsChoice, choose_start, find_start, load_start, may_choose_start, pin_start
 from paucal.tasks.classification.conclusion import Result
 from paucal.tasks.classification.job import TrainingJob
 from paucal.types import UserError
@@ -176,7 +176,7 @@ def test_bad_starts__are_refused_in_one_sentence(base, tmp_path, capsys):
         return failure(capsys, data, "--init", init, *more, *QUICK)
 
     assert "there is no file or run folder 'runs/77'" in refused("runs/77")
-    assert "does not name the model of its weights" in refused(tmp_path / "other.safetensors")
+    assert "the model of the weights in" in refused(tmp_path / "other.safetensors")
     assert "(0.0 % of the parameters)" in refused(tmp_path / "other.safetensors", *vit, "--img-size", "16")
     assert "the weights belong to vit_mini, so choose --model vit_mini" in refused(
         base / "run", "--model", "test_resnet", "--img-size", "64"
@@ -185,7 +185,7 @@ def test_bad_starts__are_refused_in_one_sentence(base, tmp_path, capsys):
     assert "posix.system" in refused(tmp_path / "hostile.pth", *vit)
     assert not (tmp_path / "ran").exists()
     assert "timm publishes no weights of vit_mini" in refused("timm", *vit)
-    assert "holds no run" in refused(tmp_path)
+    assert "contains no run" in refused(tmp_path)
     data = base / "others"
     assert "--init-head keep: the classifier cannot be kept (fresh" in refused(base / "run", "--init-head", "keep")
 
@@ -211,7 +211,9 @@ def test_timm__weights_that_cannot_be_fetched(monkeypatch):
     start = find_start(TrainSettings(init="timm"))  # which model is chosen later
     monkeypatch.setattr(published_weights, "require_reachable", lambda config: None)
     monkeypatch.setattr(timm, "create_model", offline)
-    with pytest.raises(UserError, match=r"test_vit could not be fetched \(no route to anywhere\); fetch timm/test_vit"):
+    with pytest.raises(
+        UserError, match=r"test_vit could not be downloaded \(no route to anywhere\); download timm/test_vit"
+    ):
         start.read("test_vit")
 
 
@@ -282,11 +284,13 @@ def test_start__may_be_chosen_unless_the_user_names_one(init, given, may):
 
 
 def test_chosen_start__comes_with_its_model_and_the_reason(monkeypatch):
-    monkeypatch.setattr("paucal.runner.starts.choose", lambda *_: Choice(("resnet18", "resnet34"), "at hand"))
+    monkeypatch.setattr(
+        "paucal.runner.starts.choose_weights", lambda *_: WeightsChoice(("resnet18", "resnet34"), "at hand")
+    )
     settings, origin, _ = choose_start(TrainSettings(), {"lr": "flag"}, 224)
     assert (settings.init, settings.model) == ("auto", "resnet18")
     assert origin == {"lr": "flag", "init": "auto: at hand", "model": "auto: at hand"}
-    monkeypatch.setattr("paucal.runner.starts.choose", lambda *_: Choice((), "none at hand"))
+    monkeypatch.setattr("paucal.runner.starts.choose_weights", lambda *_: WeightsChoice((), "none at hand"))
     settings, origin, _ = choose_start(TrainSettings(), {}, 224)
     assert (settings.init, settings.model, origin) == (None, None, {"init": "auto: none at hand"})
 

@@ -39,8 +39,8 @@ def storage(tmp_path, monkeypatch):
     monkeypatch.setenv(VARIABLE, str(tmp_path / "cache"))
     monkeypatch.setattr(requests, "_FIRST_PAUSE", 0.0)
     monkeypatch.setattr(requests, "_MIN_SECONDS", 0.0)
-    monkeypatch.setattr(storage_lock, "SILENCE", 0.3)
-    monkeypatch.setattr(storage_lock, "BEAT", 0.05)
+    monkeypatch.setattr(storage_lock, "DEAD_AFTER", 0.3)
+    monkeypatch.setattr(storage_lock, "RENEWAL_INTERVAL", 0.05)
     files = fsspec.filesystem("memory")
     files.makedirs("/bucket", exist_ok=True)
     yield files
@@ -136,7 +136,7 @@ def test_fetch__refuses_damage_and_paths_that_lead_out(run, storage, tmp_path):
     storage.pipe_file("/bucket/runs/a/manifest-0.json", json.dumps(content).encode())
     with pytest.raises(UserError, match=r"\.\./out"):
         StoredRun(URL).fetch(tmp_path / "there")
-    for name in stored_runs.MANIFESTS:
+    for name in stored_runs.MANIFEST_NAMES:
         storage.pipe_file(f"/bucket/runs/a/{name}", b"[]")
     with pytest.raises(UserError, match=r"both manifests of the run .* are damaged"):
         StoredRun(URL).fetch(tmp_path / "there")
@@ -164,7 +164,7 @@ def test_publish__takes_checkpoints_of_one_moment(run, tmp_path, monkeypatch):
 def test_lock__is_held_by_one_and_taken_over_from_the_dead(storage, monkeypatch):
     path = "/bucket/runs/a/lock.json"
     with StoredRun(URL).lock.held() as lock:
-        monkeypatch.setattr(storage_lock, "process_space", lambda: "another machine")
+        monkeypatch.setattr(storage_lock, "pid_namespace", lambda: "another machine")
         with pytest.raises(UserError, match="is being written by process"), StoredRun(URL).lock.held():
             pass
         time.sleep(0.2)  # several beats
@@ -191,7 +191,7 @@ def test_lock__holds_where_storage_knows_no_conditions(storage, monkeypatch):
     pipe = storage.pipe_file
     monkeypatch.setattr(type(storage), "pipe_file", lambda self, path, value, mode="": pipe(path, value))
     with StoredRun(URL).lock.held() as lock:
-        monkeypatch.setattr(storage_lock, "process_space", lambda: "another machine")
+        monkeypatch.setattr(storage_lock, "pid_namespace", lambda: "another machine")
         with pytest.raises(UserError, match="is being written by process"), StoredRun(URL).lock.held():
             pass
         lock.confirm()
@@ -256,9 +256,9 @@ def test_run__is_resumed_on_another_machine_as_if_nothing_had_happened(tmp_path,
     assert [RunFolder(copy).place for copy in copies] == [URL]
     cache = tmp_path / "another"
     size = folder_bytes(cache / STORED_RUNS)
-    (copies[0].parent / stored_runs.UNSENT).write_text("{}")
+    (copies[0].parent / stored_runs.UNSENT_FILE).write_text("{}")
     assert (clear_stored_runs(cache), size > 1_000_000) == (0, True)  # it could not be sent
-    (copies[0].parent / stored_runs.UNSENT).unlink()
+    (copies[0].parent / stored_runs.UNSENT_FILE).unlink()
     assert clear_stored_runs(cache) == size
 
 

@@ -14,8 +14,8 @@ from paucal.runner import time_budget
 from paucal.runner.console import RecordingConsole, SilentConsole
 from paucal.runner.life import Stopped, begin, resume
 from paucal.runner.time_budget import (
-    FILE,
-    OVERHEAD,
+    OVERHEAD_FACTOR,
+    TIME_PLAN_FILE,
     add_time_plan,
     describe_change,
     seconds_per_step,
@@ -37,7 +37,7 @@ def test_time_plan__comes_back_from_the_folder_with_the_seconds_since(tmp_path):
     run, plan = RunFolder(tmp_path), Plan(100, 10)
     assert add_time_plan(run, plan, time.monotonic()) is plan
     store_time_plan(run, TIME)
-    assert json.loads((tmp_path / FILE).read_text()) == asdict(TIME)
+    assert json.loads((tmp_path / TIME_PLAN_FILE).read_text()) == asdict(TIME)
     found = add_time_plan(run, plan, time.monotonic() - 7)
     assert found.time is not None
     assert found.time.spent == pytest.approx(27, abs=1)
@@ -48,8 +48,8 @@ def test_time_plan__comes_back_from_the_folder_with_the_seconds_since(tmp_path):
 
 @pytest.mark.parametrize("text", ["{}", "[]", '{"budget": "long"}', "", json.dumps({**asdict(TIME), "more": 1})])
 def test_time_plan__that_is_damaged_is_refused(text, tmp_path):
-    (tmp_path / FILE).write_text(text)
-    with pytest.raises(UserError, match=FILE):
+    (tmp_path / TIME_PLAN_FILE).write_text(text)
+    with pytest.raises(UserError, match=TIME_PLAN_FILE):
         add_time_plan(RunFolder(tmp_path), Plan(100, 10), 0.0)
 
 
@@ -90,7 +90,7 @@ def test_seconds_per_step__leave_out_the_first_pass_and_count_what_a_timed_step_
 
     batches = [Batch(torch.zeros(1, dtype=torch.int64), []) for _ in range(3)]
     seconds = seconds_per_step(Passes(), batches, torch.device("cpu"), "32-true", accumulate=2)  # type: ignore[arg-type]
-    assert seconds == pytest.approx(OVERHEAD * 2 * (2.0 + 4.0) / 2)
+    assert seconds == pytest.approx(OVERHEAD_FACTOR * 2 * (2.0 + 4.0) / 2)
 
 
 class StopAt(Callback):

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from paucal.reading import named_path
-from paucal.runs.files import check_writable, try_folder
+from paucal.runs.files import check_file_writable, check_folder_writable
 from paucal.types import UserError
 
 
@@ -47,7 +47,7 @@ def impossible(tmp_path: Path) -> list[Path]:
 def test_try__refuses_what_cannot_be_written_and_leaves_nothing(tmp_path):
     places = impossible(tmp_path)
     before = sorted(tmp_path.rglob("*"))
-    for tried in (try_folder, check_writable):
+    for tried in (check_folder_writable, check_file_writable):
         for place in places:
             with pytest.raises(UserError, match="cannot be written") as caught:
                 tried(place)
@@ -58,7 +58,7 @@ def test_try__refuses_what_cannot_be_written_and_leaves_nothing(tmp_path):
 @pytest.mark.skipif(os.name != "posix" or os.getuid() == 0, reason="the superuser may write anywhere")
 def test_try__refuses_a_folder_that_is_read_only(tmp_path):
     tmp_path.chmod(0o555)
-    for tried in (try_folder, check_writable):
+    for tried in (check_folder_writable, check_file_writable):
         with pytest.raises(UserError, match="permission denied"):
             tried(tmp_path / "run")
 
@@ -67,10 +67,10 @@ def test_try__leaves_everything_as_it_was(tmp_path):
     (tmp_path / "old").mkdir()
     (tmp_path / "old" / "file").write_text("x")
     before = sorted(tmp_path.rglob("*"))
-    try_folder(tmp_path / "a" / "b" / "c")
-    try_folder(tmp_path / "old")
-    check_writable(tmp_path / "old" / "new.csv")
-    check_writable(tmp_path / "a" / "b.csv")
+    check_folder_writable(tmp_path / "a" / "b" / "c")
+    check_folder_writable(tmp_path / "old")
+    check_file_writable(tmp_path / "old" / "new.csv")
+    check_file_writable(tmp_path / "a" / "b.csv")
     assert sorted(tmp_path.rglob("*")) == before
 
 
@@ -79,4 +79,4 @@ def test_try_file__refuses_what_exists(tmp_path):
     (tmp_path / "dangling").symlink_to("nowhere")
     for name in ("there", "dangling", "."):
         with pytest.raises(UserError, match="exists already"):
-            check_writable(tmp_path / name)
+            check_file_writable(tmp_path / name)

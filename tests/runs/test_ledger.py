@@ -11,7 +11,7 @@ from lightning.pytorch import Callback
 from contracts import toys
 from paucal.data.sampler import StepSampler
 from paucal.runs import RunFolder
-from paucal.runs.ledger import FOLDER, LedgerWriter, Start, image_hashes, next_number, read_records
+from paucal.runs.ledger import LEDGER_FOLDER, LedgerWriter, Start, image_hashes, next_start_number, read_records
 from paucal.training.ledger import Ledger
 from paucal.types import UserError
 from paucal.verbs.runs.verify import verify_run
@@ -33,7 +33,7 @@ def run(tmp_path, monkeypatch) -> Path:
 
 def train(run: Path, first: int, last: int, processes: int, change=lambda step, images: images) -> None:
     """Write the records of a start that makes steps from `first` until before `last`."""
-    number = next_number(run)
+    number = next_start_number(run)
     for rank in range(processes):
         writer = LedgerWriter(run, Start(number, rank, processes, first, BATCH, PER_PASS))
         sampler = StepSampler(np.arange(TRAIN), BATCH // processes, last, 0, first, rank, processes)
@@ -97,7 +97,7 @@ def test_verify__needs_a_ledger_from_the_first_step(run):
 
 def test_records__end_before_what_a_kill_cut_off(run):
     train(run, 0, 3, 1)
-    file = next((run / FOLDER).iterdir())
+    file = next((run / LEDGER_FOLDER).iterdir())
     content = file.read_bytes()
     record = 16 + 8 * BATCH
     for cut in (1, record - 1, record):
@@ -105,7 +105,7 @@ def test_records__end_before_what_a_kill_cut_off(run):
         assert [read.step for read in read_records(run)] == [0, 1]
     file.write_bytes(content[:10])
     assert list(read_records(run)) == []
-    assert next_number(run) == 1
+    assert next_start_number(run) == 1
 
 
 class Stop(Callback):
@@ -138,5 +138,5 @@ def test_training__records_the_images_of_each_step(tmp_path):
     sampler = StepSampler(np.arange(images), batch, 16, 3, accumulate=accumulate)
     hashes = image_hashes(keys)
     planned = [hashes[[key.index for key in draw]].tolist() for draw in sampler]
-    assert [record.images.tolist() for record in records] == [*planned[:10], *planned[6:]]
+    assert [record.hashes.tolist() for record in records] == [*planned[:10], *planned[6:]]
     assert RunFolder(tmp_path).last.exists()

@@ -41,11 +41,11 @@ def test_lock__is_held_by_one_and_free_afterwards(tmp_path):
 
 
 def test_lock__of_another_machine_is_live_until_it_falls_silent(tmp_path):
-    written_by(tmp_path, age=0.5 * locks.SILENCE)
+    written_by(tmp_path, age=0.5 * locks.DEAD_AFTER)
     with pytest.raises(UserError, match=r"process .* on elsewhere, since noon"):
         RunLock(tmp_path).acquire()
     assert json.loads((tmp_path / LOCK).read_text())["token"] == "theirs"
-    written_by(tmp_path, age=1.5 * locks.SILENCE)
+    written_by(tmp_path, age=1.5 * locks.DEAD_AFTER)
     lock = RunLock(tmp_path)
     lock.acquire()
     assert json.loads((tmp_path / LOCK).read_text())["pid"] == os.getpid()
@@ -62,19 +62,19 @@ lock = RunLock(Path({str(tmp_path)!r})); lock.acquire(); os.kill(os.getpid(), 9)
     lock.acquire()
     lock.release()
     # A number that another process has been given since, as after a restart of a container.
-    written_by(tmp_path, pid=os.getpid(), space=locks.process_space())
+    written_by(tmp_path, pid=os.getpid(), space=locks.pid_namespace())
     lock = RunLock(tmp_path)
     lock.acquire()
     lock.release()
-    written_by(tmp_path, pid=os.getppid(), space=locks.process_space())
+    written_by(tmp_path, pid=os.getppid(), space=locks.pid_namespace())
     with pytest.raises(UserError, match="is being written"):
         RunLock(tmp_path).acquire()
 
 
 @pytest.mark.parametrize("lives", [True, False])
 def test_lock__after_a_jump_of_the_clock_the_next_renewal_counts(tmp_path, monkeypatch, lives):
-    monkeypatch.setattr(locks, "BEAT", 0.2)
-    path = written_by(tmp_path, age=3600, pid=os.getppid(), space=locks.process_space())
+    monkeypatch.setattr(locks, "RENEWAL_INTERVAL", 0.2)
+    path = written_by(tmp_path, age=3600, pid=os.getppid(), space=locks.pid_namespace())
     if lives:
         threading.Timer(0.1, os.utime, (path,)).start()
         with pytest.raises(UserError, match="is being written"):
@@ -92,7 +92,7 @@ def test_lock__after_a_jump_of_the_clock_the_next_renewal_counts(tmp_path, monke
 def test_is_locked__answers_without_waiting(tmp_path, monkeypatch):
     monkeypatch.setattr(locks, "_is_renewed", lambda path: pytest.fail("it waited"))
     for age in (0, 3600):
-        written_by(tmp_path, age=age, pid=os.getppid(), space=locks.process_space())
+        written_by(tmp_path, age=age, pid=os.getppid(), space=locks.pid_namespace())
         assert is_locked(tmp_path) == (age == 0)
 
 
@@ -108,7 +108,7 @@ def test_lock__that_says_nothing_counts_by_its_age(tmp_path, content):
 
 
 def test_lock__gives_signs_of_life_and_notices_when_it_was_taken(tmp_path, monkeypatch):
-    monkeypatch.setattr(locks, "BEAT", 0.05)
+    monkeypatch.setattr(locks, "RENEWAL_INTERVAL", 0.05)
     lock = RunLock(tmp_path)
     lock.acquire()
     os.utime(tmp_path / LOCK, (1, 1))
@@ -131,7 +131,7 @@ def test_lock__a_process_that_slept_looks_before_it_writes(tmp_path, monkeypatch
     lock.acquire()
     written_by(tmp_path)
     lock.check()  # a sign of life was given just now
-    lock._last_beat -= 4 * locks.BEAT
+    lock._last_renewal -= 4 * locks.RENEWAL_INTERVAL
     with pytest.raises(UserError, match="another process has taken over"):
         lock.check()
     lock.release()

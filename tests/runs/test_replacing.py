@@ -10,13 +10,13 @@ import yaml
 from paucal.runs import create_run, open_run
 from paucal.runs.lock import RunLock
 from paucal.runs.replacing import (
-    aside_of,
-    discard,
-    put_back,
+    aside_path,
+    discard_replaced_run,
+    finish_replacement,
+    remove_temporary_files,
     require_replaceable,
+    restore_replaced_run,
     set_aside,
-    settle,
-    sweep,
     was_set_aside,
 )
 from paucal.types import UserError
@@ -56,9 +56,9 @@ def test_replaceable__is_no_project_that_looks_like_a_run(tmp_path, config):
     project = tmp_path / "project"
     (project / "checkpoints").mkdir(parents=True)
     (project / "config.yaml").write_text(config)
-    assert "replaces run folders only" in refusal(project)
+    assert "replaces only run folders" in refusal(project)
     (project / "env.json").write_text('{"packages": {"torch": "2"}}')
-    assert "replaces run folders only" in refusal(project)
+    assert "replaces only run folders" in refusal(project)
 
 
 @pytest.mark.parametrize("moment", ["before the lock", "before the settings", "before the versions"])
@@ -72,7 +72,7 @@ def test_replaceable__is_a_run_that_was_killed_while_it_was_created(tmp_path, mo
         run.write_yaml("config.yaml", CONFIG)
     require_replaceable(run.path)
     (run.path / "checkpoints.txt").write_text("mine")
-    assert "'checkpoints.txt'" in refusal(run.path) or "replaces run folders only" in refusal(run.path)
+    assert "'checkpoints.txt'" in refusal(run.path) or "replaces only run folders" in refusal(run.path)
 
 
 def test_replaceable__is_a_run_with_a_ledger_and_a_kept_table(tmp_path):
@@ -96,9 +96,9 @@ def test_replaceable__is_no_link_nor_where_one_is(tmp_path, monkeypatch):
     assert "'" + str(tmp_path / "latest") + "' is a link to 'run': name the run itself" in refusal(tmp_path / "latest")
     for inside in (run.path, run.plots):
         monkeypatch.chdir(inside)
-        assert "is the folder that you are in, or one above it" in refusal(run.path)
+        assert "is the working directory, or contains it" in refusal(run.path)
     monkeypatch.chdir(run.path)
-    assert "is the folder that you are in" in refusal(Path("."))
+    assert "is the working directory" in refusal(Path("."))
 
 
 def test_replaceable__is_no_run_that_is_being_written(tmp_path):
@@ -114,8 +114,8 @@ def test_aside__what_lies_there_already_is_never_removed(tmp_path):
     run = make_run(tmp_path / "run")
     (tmp_path / "run.replaced").mkdir()
     (tmp_path / "run.replaced" / "photo.jpg").write_text("x")
-    assert "run.replaced' exists, and the old run would be moved there" in refusal(run.path)
-    assert not settle(run.path)
+    assert "run.replaced', which already exists" in refusal(run.path)
+    assert not finish_replacement(run.path)
     assert (tmp_path / "run.replaced" / "photo.jpg").exists()
 
 
@@ -126,7 +126,7 @@ def test_put_back__gives_the_old_run_its_place_as_it_was(tmp_path):
     assert was_set_aside(run.path)
     assert str(run.path) in (tmp_path / "run.replaced" / "replaced.txt").read_text()
     make_run(run.path, state=False)
-    put_back(run.path)
+    restore_replaced_run(run.path)
     assert {file.relative_to(run.path): file.read_bytes() for file in run.path.rglob("*") if file.is_file()} == before
     assert list(tmp_path.iterdir()) == [run.path]
 
@@ -143,10 +143,10 @@ def test_put_back__spares_what_another_has_put_in_its_place(tmp_path):
     set_aside(run.path)
     run.path.mkdir()
     (run.path / "photo.jpg").write_text("x")
-    with pytest.raises(UserError, match=r"the previous run is in '.*run\.replaced'"):
-        put_back(run.path)
+    with pytest.raises(UserError, match=r"the old run in '.*run\.replaced'"):
+        restore_replaced_run(run.path)
     assert (run.path / "photo.jpg").exists()
-    assert aside_of(run.path).exists()
+    assert aside_path(run.path).exists()
 
 
 @pytest.mark.parametrize("killed", ["before the new folder", "before its config", "before its first state"])
@@ -158,10 +158,10 @@ def test_settle__moves_the_old_run_back_after_a_kill(tmp_path, killed):
         create_run(run.path)
     elif killed == "before its first state":
         make_run(run.path, state=False)
-    assert settle(run.path)
+    assert finish_replacement(run.path)
     assert run.read_json("summary.json") == {"title": "old"}
     assert list(tmp_path.iterdir()) == [run.path]
-    assert not settle(run.path)
+    assert not finish_replacement(run.path)
 
 
 def test_settle__after_the_first_state_the_new_run_counts(tmp_path):
@@ -169,7 +169,7 @@ def test_settle__after_the_first_state_the_new_run_counts(tmp_path):
     run.write_json("summary.json", {"title": "old"})
     set_aside(run.path)
     make_run(run.path)
-    assert not settle(run.path)
+    assert not finish_replacement(run.path)
     assert not (run.path / "summary.json").exists()
     assert list(tmp_path.iterdir()) == [run.path]
 
@@ -181,8 +181,8 @@ def test_settle__leaves_a_live_replacement_alone(tmp_path):
     lock = RunLock(new.path)
     lock.acquire()
     with pytest.raises(UserError, match="is being written"):
-        settle(run.path)
-    assert aside_of(run.path).exists()
+        finish_replacement(run.path)
+    assert aside_path(run.path).exists()
     lock.release()
 
 
@@ -190,7 +190,7 @@ def test_discard__removes_the_old_run(tmp_path):
     run = make_run(tmp_path / "run")
     set_aside(run.path)
     make_run(run.path)
-    discard(run.path)
+    discard_replaced_run(run.path)
     assert list(tmp_path.iterdir()) == [run.path]
 
 
@@ -204,7 +204,7 @@ def test_sweep__removes_what_writers_left_and_nothing_else(tmp_path):
     (tmp_path / "photos").mkdir()
     (tmp_path / "photos" / ".mine.tmp").write_text("x")
     os.symlink(tmp_path / "photos", run.path / "evaluation")
-    sweep(run.path)
+    remove_temporary_files(run.path)
     assert {file for file in run.path.rglob("*") if file.is_file()} == kept
     assert (tmp_path / "photos" / ".mine.tmp").exists()
 

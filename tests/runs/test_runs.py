@@ -5,7 +5,15 @@ import pickle
 import pytest
 import torch
 
-from paucal.runs import RunFolder, create_run, describe_environment, keep_as, open_run, write_atomically, write_text
+from paucal.runs import (
+    RunFolder,
+    create_run,
+    describe_environment,
+    link_or_copy,
+    open_run,
+    write_atomically,
+    write_text,
+)
 from paucal.runs.weights import load_checkpoint, read_weights, save_weights
 from paucal.types import UserError
 
@@ -40,8 +48,8 @@ def test_kept_file__stays_what_it_was_when_the_source_is_replaced(links, tmp_pat
     source, kept = tmp_path / "last", tmp_path / "healthy"
     for content in (b"first", b"second"):
         write_atomically(source, lambda file, content=content: file.write(content))
-        keep_as(source, kept)
-        keep_as(source, kept)  # the two names are then of one file
+        link_or_copy(source, kept)
+        link_or_copy(source, kept)  # the two names are then of one file
         write_atomically(source, lambda file: file.write(b"later"))
         assert kept.read_bytes() == content
     assert sorted(path.name for path in tmp_path.iterdir()) == ["healthy", "last"]
@@ -94,7 +102,7 @@ def test_open_run__takes_the_newest_below_a_folder(tmp_path):
     assert open_run(tmp_path / "b").path.name == "b"
 
 
-@pytest.mark.parametrize(("name", "message"), [("none", "does not exist"), ("empty", "holds no run")])
+@pytest.mark.parametrize(("name", "message"), [("none", "does not exist"), ("empty", "contains no run")])
 def test_open_run__says_what_is_missing(tmp_path, name, message):
     (tmp_path / "empty").mkdir()
     with pytest.raises(UserError, match=message):

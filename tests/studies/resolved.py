@@ -28,6 +28,6 @@ def checked(name: str, scale: str) -> list[tuple[str, Any]]:
         if study.kind in ("detect", "segment"):
             values = {"data": "images", **values}
         job = job_of(study.kind)
-        settings, _ = job.check(job.kind(**values), dict.fromkeys(values, "given"))
+        settings, _ = job.check(job.settings_type(**values), dict.fromkeys(values, "given"))
         found.append((run.name, settings))
     return found

@@ -14,7 +14,17 @@ from paucal.studies.reading import data_sets, studies
 from paucal.studies.tables import shown_rows
 from paucal.studies.words import format_published
 from paucal.types import UserError
-from paucal.verbs.compare.grid import EVALUATION, FAILURE_FILE, SCORES, START, Cell, Grid, cells_of, read_grid, state_of
+from paucal.verbs.compare.grid import (
+    EVALUATION,
+    FAILURE_FILE,
+    SCORES_FILE,
+    START,
+    Cell,
+    Grid,
+    cells_of,
+    read_grid,
+    state_of,
+)
 from paucal.verbs.compare.launch import resume_comparison
 from paucal.verbs.compare.settings import Arm, GridSettings, baseline_of
 
@@ -31,7 +41,7 @@ def finish(cell: Cell, knn: float, linear: float) -> None:
     cell.run.path.mkdir(parents=True)
     cell.run.write_json("summary.json", {"seconds": 1.0})
     scores = {"knn": {"trained": knn, "random": 0.1}, "linear": {"trained": linear, "random": 0.2}}
-    RunFolder(cell.folder).write_json(SCORES, {"scores": scores})
+    RunFolder(cell.folder).write_json(SCORES_FILE, {"scores": scores})
 
 
 def fail(cell: Cell) -> None:
@@ -84,7 +94,7 @@ def test_lines__of_an_average_are_of_all_sets_and_wins_of_what_is_printed(tmp_pa
                 cell.run.path.mkdir(parents=True)
                 cell.run.write_json("summary.json", {"seconds": 1.0})
                 scores = {"logistic": {"trained": float(str(row.values[place])) / 100, "random": 0.1}}
-                RunFolder(cell.folder).write_json(SCORES, {"scores": scores})
+                RunFolder(cell.folder).write_json(SCORES_FILE, {"scores": scores})
         grids.append(read_grid(grid.folder))
     found = {(line.row.name, line.column.name): line for line in find_lines(study, runs, grids)[0]}
     for name in ours:
@@ -150,7 +160,7 @@ def test_cells__without_labels_are_done_once_they_are_judged(tmp_path):
     cell.run.path.mkdir(parents=True)
     cell.run.write_json("summary.json", {"seconds": 1.0})
     assert not state_of(cell).settled
-    RunFolder(cell.folder).write_json(SCORES, {"scores": {}})
+    RunFolder(cell.folder).write_json(SCORES_FILE, {"scores": {}})
     assert state_of(cell).name == "done"
 
 

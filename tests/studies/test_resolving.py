@@ -212,7 +212,7 @@ def start_settings_of(name: str) -> dict[str, Any]:
         values = start_settings(study, start, study.scales["tiny"])
         values |= {"labels": "maps"} if values.get("method") == "token-labeling" else {}
         job = job_of(start.verb)
-        found[key], _ = job.check(job.kind(**values), dict.fromkeys(values, "given"))
+        found[key], _ = job.check(job.settings_type(**values), dict.fromkeys(values, "given"))
     return found
 
 

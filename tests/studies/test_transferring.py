@@ -27,7 +27,7 @@ from paucal.verbs.compare.grid import (
     EVALUATION,
     FAILURE_FILE,
     MODEL,
-    SCORES,
+    SCORES_FILE,
     START,
     Cell,
     Grid,
@@ -86,13 +86,13 @@ def test_scores__of_segmenters_are_those_of_the_run_and_of_its_judge(tmp_path):
     content = {"images": 3, "mean_iou": {"value": 0.25, "low": 0.2, "high": 0.3}, "mean_accuracy": None}
     finish(cell, "evaluation/test/segmentation.json", content)
     assert not state_of(cell).settled  # it is still to be judged
-    RunFolder(cell.folder).write_json(SCORES, {"scores": {"mean_iou_scales": {"trained": 0.5}}})
+    RunFolder(cell.folder).write_json(SCORES_FILE, {"scores": {"mean_iou_scales": {"trained": 0.5}}})
     assert state_of(cell).name == "done"
     found = scores_of(cell)
     assert found["mean_iou"] == {"trained": 0.25, "low": 0.2, "high": 0.3}
     assert found["mean_iou_scales"] == {"trained": 0.5}
     assert "mean_accuracy" not in found
-    RunFolder(cell.folder).write_json(SCORES, {"scores": 3})
+    RunFolder(cell.folder).write_json(SCORES_FILE, {"scores": 3})
     with pytest.raises(UserError, match=r"judged\.json' is damaged"):
         scores_of(cell)
 
@@ -110,7 +110,7 @@ def test_lines__of_a_curve_are_the_monitor_s_at_a_share_of_the_epochs(tmp_path):
         finish(cell, "summary.json", {})
         rows = [f"{epoch},{(number + epoch) / 100}" for epoch in range(1, 10)]
         (cell.run.path / "metrics.csv").write_text("\n".join(["epoch,val_knn", *rows]))
-        RunFolder(cell.folder).write_json(SCORES, {"scores": {"linear": {"trained": 0.5}}})
+        RunFolder(cell.folder).write_json(SCORES_FILE, {"scores": {"linear": {"trained": 0.5}}})
     lines, _ = find_lines(study, runs, [grid])
     found = [line.measured.value for line in lines if line.row.name == "Swin-T, L_V + L_R" and line.measured]
     assert found == pytest.approx([4, 7, 10, 50])
@@ -123,7 +123,9 @@ def test_cells__that_train_nothing_are_done_once_they_are_judged(tmp_path):
     (cell,) = cells_of(grid)
     assert (state_of(cell).name, verb_settings(cell.settings)) == ("pending", {"seed": 0})
     cell.folder.mkdir(parents=True)
-    RunFolder(cell.folder).write_json(SCORES, {"scores": {"correspondence_distance": {"trained": 2.5, "random": 9.0}}})
+    RunFolder(cell.folder).write_json(
+        SCORES_FILE, {"scores": {"correspondence_distance": {"trained": 2.5, "random": 9.0}}}
+    )
     assert state_of(cell).name == "done"
     assert scores_of(cell)["correspondence_distance"] == {"trained": 2.5, "random": 9.0}
 
@@ -136,7 +138,7 @@ def test_lines__of_distances_are_in_pixels(tmp_path):
     for cell in cells_of(grid):
         cell.folder.mkdir(parents=True)
         scores = {"correspondence": {"trained": 0.5}, "correspondence_distance": {"trained": 2.5, "random": 9.0}}
-        RunFolder(cell.folder).write_json(SCORES, {"scores": scores})
+        RunFolder(cell.folder).write_json(SCORES_FILE, {"scores": scores})
     lines, _ = find_lines(study, runs, [grid])
     found = [(line.measured.value, line.measured.random) for line in lines[:2] if line.measured]
     assert found == [(0.5, None), (2.5, 9.0)]

@@ -1,5 +1,5 @@
-"""The command line, with a file for each verb.
+"""The command line, with one module for each verb (`paucal VERB`).
 
-A verb imports what it runs after parsing its arguments: the imports take seconds, and a mistyped flag should fail at
-once.
+A verb imports the modules that it runs only after parsing its arguments: these imports take seconds, and a mistyped
+flag should be reported at once.
 """

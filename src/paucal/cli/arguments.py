@@ -1,4 +1,4 @@
-"""Flags made from a settings dataclass, and errors of the command line in one sentence."""
+"""Command-line flags from the fields of settings dataclasses, and parsing of arguments and `--config` files."""
 
 import typing
 from argparse import SUPPRESS, Action, ArgumentParser, BooleanOptionalAction, HelpFormatter, Namespace
@@ -24,19 +24,20 @@ from paucal.types import UserError
 from paucal.wording import did_you_mean
 
 S = TypeVar("S")
-_ABSENT = object()
+_MISSING = object()
+# Flags by their shorter or common names.
 ALIASES = {
     "-b": "--batch-size",
     "-j": "--workers",
     "--imgsz": "--img-size",
     "--out": "--output",
     "--ema": "--average",
-    "--monitor-data": "--monitor",  # torchrun would read the short name as an abbreviation of one of its own flags
+    "--monitor-data": "--monitor",  # torchrun would take --monitor for an abbreviation of its --monitor-interval
 }
-CHOICE = "chosen: from the images and the machine; a run prints these values with their reasons."
-NUMBERS = {int: "INT", float: "FLOAT"}
-# Placeholders for text values of flags whose last word is not a good placeholder.
-TEXTS = {
+CHOSEN_NOTE = "'chosen': chosen from the images and the machine; a run prints the values with their reasons."
+NUMBER_PLACEHOLDERS = {int: "INT", float: "FLOAT"}
+# Placeholders for text values; other flags use the last word of their name.
+TEXT_PLACEHOLDERS = {
     **dict.fromkeys(("output", "cache", "pictures"), "PATH"),
     **dict.fromkeys(("config", "classes", "split", "sheet", "picture", "real_labels"), "FILE"),
     **dict.fromkeys(("time", "time_limit", "hang_after"), "DURATION"),
@@ -46,18 +47,18 @@ TEXTS = {
 
 
 class PlainHelp(HelpFormatter):
-    """Help with the placeholder, the description and the default of each option, without Python's type names."""
+    """Formats the help: a short usage line, and for each flag its placeholder, description and default."""
 
     def __init__(self, prog: str) -> None:
         super().__init__(prog, max_help_position=34, width=110)
 
     def add_usage(self, usage: Any, actions: Iterable[Action], groups: Any, prefix: Any = None) -> None:
-        """Show a short usage line; the flags, up to a hundred, are listed below."""
+        """Add a usage line without the flags, of which there are up to a hundred."""
         usages = [_usage_of(action) for action in actions if not action.option_strings]
         super().add_usage(" ".join(("%(prog)s", *usages, "[--flags]")), [], [], prefix)
 
     def _expand_help(self, action: Action) -> str:
-        """Return the help text with the default, unformatted; argparse would read its % as formats."""
+        """Return the help text with the default; unlike argparse, without replacing % formats in the text."""
         text = action.help or ""
         if getattr(action, "chosen", False):
             return f"{text} (default: chosen)"
@@ -68,26 +69,30 @@ class PlainHelp(HelpFormatter):
 
 
 class VerbParser(ArgumentParser):
-    """A parser that knows the types of its settings by name, and raises a UserError instead of exiting.
+    """A parser for one verb, which raises a UserError instead of exiting.
 
-    All values are parsed as text; `values.convert_setting` converts them, as it does for Python calls and configs. The
-    settings in `flags_alone` are not allowed in a config; `kinds` are the dataclasses of the settings.
+    All values are parsed as text and then converted by `values.convert_setting`, as for Python calls and configs.
+
+    Attributes:
+        hints: Types of the arguments by name.
+        flag_only_names: Names of arguments that are not allowed in a config.
+        settings_types: The settings dataclasses whose fields are flags.
     """
 
     def __init__(self, verb: str, description: str) -> None:
         super().__init__(f"paucal {verb}", description=description, formatter_class=PlainHelp, allow_abbrev=False)
         self.hints: dict[str, Any] = {}
-        self.flags_alone = {"config"}
-        self.kinds: list[type] = []
+        self.flag_only_names = {"config"}
+        self.settings_types: list[type] = []
 
     def add_argument(self, *names: Any, **options: Any) -> Action:
-        """Add an argument; one without a flag is shown in capitals."""
+        """Add an argument; positional arguments are shown in capitals."""
         display = {} if names[0].startswith("-") else {"metavar": names[0].upper()}
         return super().add_argument(*names, **(display | options))
 
     @property
     def verb(self) -> str:
-        """The verb of the command line."""
+        """The verb, such as "train"."""
         return self.prog.split()[-1]
 
     def error(self, message: str) -> NoReturn:
@@ -95,25 +100,28 @@ class VerbParser(ArgumentParser):
         raise UserError(f"{' '.join(message.split())}; see '{self.prog} --help'.")
 
 
-class ParserShown(BaseException):
-    """Returns a verb's parser from within `showing_parsers`; not an Exception, so that no handler catches it."""
+class ParserCaptured(BaseException):
+    """Raised instead of running a verb within `capturing_parsers`; carries the verb's parser.
+
+    It is a BaseException so that no `except Exception` catches it.
+    """
 
     def __init__(self, parser: VerbParser) -> None:
         super().__init__()
         self.parser = parser
 
 
-_showing: ContextVar[bool] = ContextVar("showing", default=False)
+_is_capturing: ContextVar[bool] = ContextVar("is_capturing", default=False)
 
 
 @contextmanager
-def showing_parsers() -> Iterator[None]:
-    """Let every verb called within the block raise `ParserShown` with its parser instead of running."""
-    token = _showing.set(True)
+def capturing_parsers() -> Iterator[None]:
+    """Within the block, make every verb raise `ParserCaptured` with its parser instead of running."""
+    token = _is_capturing.set(True)
     try:
         yield
     finally:
-        _showing.reset(token)
+        _is_capturing.reset(token)
 
 
 def _usage_of(action: Action) -> str:
@@ -122,10 +130,10 @@ def _usage_of(action: Action) -> str:
 
 
 def add_settings(parser: VerbParser, settings: type, skip: Sequence[str] = ()) -> None:
-    """Add one flag per field of a settings dataclass, under the fields' headings."""
+    """Add a flag for each field of a settings dataclass except `skip`, grouped by the fields' headings."""
     hints, chosen_names = typing.get_type_hints(settings), chosen_settings(settings)
     groups: dict[str, Any] = {}
-    parser.kinds.append(settings)
+    parser.settings_types.append(settings)
     for item in fields(settings):
         if item.name in skip:
             continue
@@ -134,26 +142,28 @@ def add_settings(parser: VerbParser, settings: type, skip: Sequence[str] = ()) -
         if heading not in groups:
             groups[heading] = parser.add_argument_group(heading)
         action = _add_flag(groups[heading], item, hints[item.name], item.name in chosen_names)
-        # A help text with "by default" already says what is chosen.
+        # A help text with "by default" already describes the chosen value.
         action.chosen = item.name in chosen_names and "by default" not in action.help
         if action.chosen:
-            parser.epilog = CHOICE
+            parser.epilog = CHOSEN_NOTE
     for name, (_, earlier_name) in earlier_names(settings).items():
         parser.hints[name] = earlier_name.hint
         parser.add_argument(flag(name), help=SUPPRESS)
 
 
-def settings_among(values: Namespace, kind: type[S]) -> S:
-    """Return the settings of one dataclass from all values of a verb."""
-    return kind(**{name: getattr(values, name) for name in setting_fields(kind) if hasattr(values, name)})
+def settings_among(values: Namespace, settings_type: type[S]) -> S:
+    """Build the settings of one dataclass from the parsed values of a verb."""
+    names = (name for name in setting_fields(settings_type) if hasattr(values, name))
+    return settings_type(**{name: getattr(values, name) for name in names})
 
 
 def parse_run(
     verb: str, description: str, settings: type, argv: Sequence[str]
 ) -> tuple[Namespace, dict[str, str], dict[str, Any]]:
-    """Parse the arguments of a verb that trains: one flag per setting, and the arguments that all runs share.
+    """Parse the arguments of a training verb: a flag for each setting, and the arguments that all training verbs have.
 
-    Return all values, the origin of each given value, and the settings made from them.
+    Returns:
+        All values, the origin ("flag" or "config") of each given value, and the given settings by name.
     """
     parser, fields_by_name = VerbParser(verb, description), {item.name: item for item in fields(settings)}
     add_data(parser, fields_by_name["data"].metadata["help"])
@@ -162,7 +172,7 @@ def parse_run(
         nargs="?",
         const="runs",
         metavar="RUN",
-        help="resume a stopped run; give DATA if its images have moved",
+        help="resume a stopped run, by default the newest; give DATA if its images have been moved",
     )
     parser.hints["print_config"] = bool
     parser.add_argument("--print-config", action="store_true", help="print all settings with their reasons, and stop")
@@ -179,23 +189,26 @@ def parse_run(
 def _add_machine_flags(parser: VerbParser) -> None:
     clusters, scripts = typing.Literal["slurm", "ray"], typing.Literal["slurm", "kuberay"]
     parser.hints |= {"on": clusters, "slurm": list[str], "print_script": scripts}
-    parser.flags_alone |= {"on", "slurm", "print_script"}  # otherwise the started command would start another
+    # In a config, they would make the command on the cluster start another job.
+    parser.flag_only_names |= {"on", "slurm", "print_script"}
     group = parser.add_argument_group("elsewhere")
     text = "run as a SLURM job or on a Ray cluster; resumed automatically when machines are lost"
     group.add_argument("--on", metavar=_choices_text(clusters), help=text)
-    text = "options of the job, as submitit names them, such as slurm_partition=gpu timeout_min=600"
+    text = "options of the SLURM job by submitit's names, such as slurm_partition=gpu timeout_min=600"
     group.add_argument("--slurm", nargs="+", metavar="NAME=VALUE", help=text)
     text = "print a script for a run on a cluster, and stop"
     group.add_argument("--print-script", metavar=_choices_text(scripts), help=text)
 
 
 def add_data(parser: VerbParser, help_of_data: str) -> None:
-    """Add DATA under both of its names, and `--config`."""
+    """Add DATA, as a positional argument and as a flag, and `--config`."""
     parser.hints |= {"data": str, "resume": str, "config": str}
-    # A missing positional argument would hide the value of a config, so the value has two names.
+    # The positional argument is not called "data", since it would override the value of a config when it is missing.
     parser.add_argument("subject", nargs="?", metavar="DATA", help=help_of_data)
     parser.add_argument("--data", metavar="DATA", help="same as DATA; its name in a config")
-    parser.add_argument("--config", metavar=TEXTS["config"], help="YAML file of settings; flags take precedence")
+    parser.add_argument(
+        "--config", metavar=TEXT_PLACEHOLDERS["config"], help="YAML file of settings; flags take precedence"
+    )
 
 
 def _add_flag(group: Any, item: Field, hint: Any, chosen: bool) -> Any:
@@ -203,66 +216,67 @@ def _add_flag(group: Any, item: Field, hint: Any, chosen: bool) -> Any:
     keywords: dict[str, Any] = {"help": item.metadata["help"], "default": item.default}
     inner = without_none(hint)
     if inner is bool:
-        if chosen:  # the help shows --x and --no-x if a rule may choose either
+        if chosen:  # show both --x and --no-x in the help, since a rule may choose either
             return group.add_argument(*flags, action=BooleanOptionalAction, **keywords)
         group.add_argument(flag(f"no_{item.name}"), action="store_false", dest=item.name, help=SUPPRESS)
         return group.add_argument(*flags, action="store_true", **keywords)
     choices = _choices_text(inner)
     if typing.get_origin(inner) is list:
         keywords["nargs"], inner, choices = "+", typing.get_args(inner)[0], None
-    placeholder = TEXTS.get(item.name) or item.name.rsplit("_", 1)[-1].upper()
-    metavar = choices or NUMBERS.get(inner) or placeholder
+    placeholder = TEXT_PLACEHOLDERS.get(item.name) or item.name.rsplit("_", 1)[-1].upper()
+    metavar = choices or NUMBER_PLACEHOLDERS.get(inner) or placeholder
     return group.add_argument(*flags, metavar=metavar, **keywords)
 
 
 def _choices_text(hint: Any) -> str | None:
     members = [hint, *typing.get_args(hint)] if typing.get_origin(hint) is not typing.Literal else [hint]
     choices = [w for m in members if typing.get_origin(m) is typing.Literal for w in typing.get_args(m)]
-    choices += [NUMBERS[kind] for kind in (int, float) if choices and kind in members]
+    choices += [NUMBER_PLACEHOLDERS[kind] for kind in (int, float) if choices and kind in members]
     return "{" + ",".join(map(str, choices)) + "}" if choices else None
 
 
 def parse(parser: VerbParser, argv: Sequence[str]) -> tuple[Namespace, dict[str, str]]:
-    """Parse arguments and an optional `--config` file.
+    """Parse arguments and the files of `--config`.
 
-    Return all values, and for each value that was given its origin, "config" or "flag".
+    Returns:
+        All values, and the origin ("flag" or "config") of each value that was given.
     """
-    if _showing.get():
-        raise ParserShown(parser)
+    if _is_capturing.get():
+        raise ParserCaptured(parser)
     arguments = [_dashed_flag(text) for text in argv]
     config = _config_of(parser, arguments)
-    # Missing arguments keep `_ABSENT`, to distinguish them from arguments given with their default value.
+    # `_MISSING` marks arguments that were not given, since a given value may be equal to the default.
     defaults = {action.dest: action.default for action in parser._actions}
-    values, unknown = parser.parse_known_args(arguments, Namespace(**dict.fromkeys(defaults, _ABSENT)))
+    values, unknown = parser.parse_known_args(arguments, Namespace(**dict.fromkeys(defaults, _MISSING)))
     if unknown:
         known_flags = [text for action in parser._actions for text in action.option_strings if text.startswith("--")]
         text = unknown[0].partition("=")[0] if unknown[0].startswith("--") else unknown[0]
         parser.error(f"unknown argument {text!r}{did_you_mean(text, known_flags)}")
-    given = {name: value for name, value in vars(values).items() if value is not _ABSENT and value is not None}
+    given = {name: value for name, value in vars(values).items() if value is not _MISSING and value is not None}
     typed_values = {name: _convert_argument(parser, name, value) for name, value in given.items()}
-    for kind in parser.kinds:
-        config, typed_values = with_current_names(config, kind), with_current_names(typed_values, kind)
-        defaults = {name: value for name, value in defaults.items() if name not in earlier_names(kind)}
+    for settings_type in parser.settings_types:
+        config = with_current_names(config, settings_type)
+        typed_values = with_current_names(typed_values, settings_type)
+        defaults = {name: value for name, value in defaults.items() if name not in earlier_names(settings_type)}
     values = Namespace(**{**defaults, **config, **typed_values})
     _refuse_invalid_texts(parser, values)
-    flagged = typed_values.keys() - {"config"}
-    return values, {**dict.fromkeys(config, "config"), **dict.fromkeys(flagged, "flag")}
+    flag_names = typed_values.keys() - {"config"}
+    return values, {**dict.fromkeys(config, "config"), **dict.fromkeys(flag_names, "flag")}
 
 
 def _convert_argument(parser: VerbParser, name: str, value: Any) -> Any:
     hint = parser.hints.get(name)
     if hint is None or isinstance(value, bool):
         return value
-    positional = any(action.dest == name and not action.option_strings for action in parser._actions)
-    return convert_setting(
-        name, value, hint, parser.verb, parse_text=True, shown=name.upper() if positional else flag(name)
-    )
+    is_positional = any(action.dest == name and not action.option_strings for action in parser._actions)
+    shown_name = name.upper() if is_positional else flag(name)
+    return convert_setting(name, value, hint, parser.verb, parse_text=True, shown=shown_name)
 
 
 def _refuse_invalid_texts(parser: ArgumentParser, values: Namespace) -> None:
-    """Refuse empty arguments, and home folders of users that do not exist."""
-    positional = [action for action in parser._actions if not action.option_strings]
-    shown_names = {action.dest: action.metavar or action.dest.upper() for action in positional}
+    """Raise a UserError for an empty argument, or a path such as ~bob/photos of a user who does not exist."""
+    positional_actions = [action for action in parser._actions if not action.option_strings]
+    shown_names = {action.dest: action.metavar or action.dest.upper() for action in positional_actions}
     for name, value in vars(values).items():
         refuse_empty(str(shown_names.get(name, flag(name))), value)
         for text in value if isinstance(value, list) else [value]:
@@ -273,16 +287,16 @@ def _refuse_invalid_texts(parser: ArgumentParser, values: Namespace) -> None:
 def _config_of(parser: VerbParser, arguments: Sequence[str]) -> dict[str, Any]:
     """Return the settings of the `--config` files; later files override earlier ones."""
     config: dict[str, Any] = {}
-    hints = {name: hint for name, hint in parser.hints.items() if name not in parser.flags_alone}
-    for argument, following in zip_longest(arguments, arguments[1:], fillvalue=""):
+    hints = {name: hint for name, hint in parser.hints.items() if name not in parser.flag_only_names}
+    for argument, next_argument in zip_longest(arguments, arguments[1:], fillvalue=""):
         name, equals, value = argument.partition("=")
         if name == "--config" and "config" in parser.hints:
-            config |= read_config(value if equals else following, hints, parser.verb)
+            config |= read_config(value if equals else next_argument, hints, parser.verb)
     return config
 
 
 def _dashed_flag(argument: str) -> str:
-    """Return an argument with the underscores in a flag's name replaced by dashes."""
+    """Return an argument, with underscores replaced by dashes if it is a flag."""
     if not argument.startswith("--"):
         return argument
     name, equals, value = argument.partition("=")

@@ -1,23 +1,24 @@
-"""`paucal check`: the content of a data set and its problems."""
+"""`paucal check`: report the content of a data set and its problems."""
 
 import json
 from collections.abc import Sequence
 
 from paucal.cli.arguments import VerbParser, add_settings, parse, settings_among
-from paucal.settings.groups import LABELLED
+from paucal.settings.groups import LABELLED_DATA_HELP
 from paucal.verbs.check.settings import CheckSettings
 
-DESCRIPTION = """Read every image once, and report the content of the set and its problems.
-Counts, classes, sizes, channels and brightness; unreadable, duplicate (also across parts), blank and small images;
-labels missing in a part, and file names that suggest groups. The exit code is 1 if scores on this set would be
-misleading or training could not begin. --labels lists labels that are probably wrong, which takes minutes."""
+DESCRIPTION = """Read every image once, and report the content of the data set and its problems.
+Content: counts, classes, sizes, channels and brightness. Problems: unreadable, duplicate (also across splits), blank
+and small images, labels missing in a split, and file names that suggest groups. The exit code is 1 if scores on these
+images would be misleading or training could not begin. --labels lists labels that are probably wrong, which takes
+minutes."""
 
 
 def run(argv: Sequence[str]) -> int:
-    """Run the verb; returns the exit code, 1 if scores on this set would be misleading."""
+    """Run the verb; returns the exit code, 1 if scores on this data set would be misleading."""
     parser = VerbParser("check", DESCRIPTION)
     parser.add_argument(
-        "data", nargs="?", default="digits", help=f"images: {LABELLED}; images with masks, or with boxes"
+        "data", nargs="?", default="digits", help=f"images: {LABELLED_DATA_HELP}; images with masks, or with boxes"
     )
     add_settings(parser, CheckSettings, skip=["data"])
     values, _ = parse(parser, argv)

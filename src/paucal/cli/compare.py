@@ -1,4 +1,4 @@
-"""`paucal compare`: several training settings compared, with several seeds."""
+"""`paucal compare`: compare training settings over several seeds."""
 
 import shlex
 from collections.abc import Sequence
@@ -12,8 +12,8 @@ from paucal.types import UserError
 from paucal.verbs.compare.settings import SET_BY_COMPARISON, UNSUPPORTED, GridSettings
 
 DESCRIPTION = """Train with every combination of settings and seed, and test whether differences are more than chance.
-With the same --output, finished runs are not repeated, stopped ones are resumed, and more methods, models, shares or
-seeds extend the grid. All other settings are those of 'paucal train', the same for all runs."""
+With the same --output, finished runs are not repeated, stopped runs are resumed, and further methods, models, shares or
+seeds extend the grid. All other settings are those of 'paucal train', and apply to all runs."""
 
 
 def run(argv: Sequence[str]) -> int:
@@ -26,27 +26,27 @@ def run(argv: Sequence[str]) -> int:
     add_settings(parser, TrainSettings, skip=[*SET_BY_COMPARISON, *UNSUPPORTED])
     values, given = parse(parser, argv)
     grid_values = {name: getattr(values, name) for name in given if name in setting_fields(GridSettings)}
-    shared_settings = {name: getattr(values, name) for name in given if name in train and name not in grid_values}
+    run_settings = {name: getattr(values, name) for name in given if name in train and name not in grid_values}
     if values.subject is not None:
-        if shared_settings.get("data", values.subject) != values.subject:
+        if run_settings.get("data", values.subject) != values.subject:
             raise UserError(f"DATA is {values.subject!r} and --data is {values.data!r}: give one of them.")
-        shared_settings["data"] = values.subject
+        run_settings["data"] = values.subject
     from paucal.runner.console import Console
     from paucal.verbs.compare.launch import compare_all, resume_comparison
 
     grid_settings = GridSettings(**grid_values)
     if values.resume is not None:
-        if shared_settings:
-            raise UserError("--resume continues a stored comparison: leave DATA and its settings out.")
+        if run_settings:
+            raise UserError("--resume uses the settings of the stored comparison: leave DATA and settings of runs out.")
         result = resume_comparison(Path(values.resume), grid_settings, Console())
     else:
         command = shlex.join(["paucal", "compare", *argv])
-        result = compare_all(grid_settings, shared_settings, parse_arms(grid_settings.arms or ()), command, Console())
+        result = compare_all(grid_settings, run_settings, parse_arms(grid_settings.arms or ()), command, Console())
     return 130 if grid_settings.jobs and not result.settled else int(bool(result.failed))
 
 
 def parse_arms(words: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """Return the settings of arms given as 'NAME: FLAGS of paucal train', by name."""
+    """Parse arms of the form 'NAME: FLAGS of paucal train' into settings, by the name of the arm."""
     arms: dict[str, dict[str, Any]] = {}
     for arm_text in words:
         name, colon, flags = arm_text.partition(":")
@@ -54,7 +54,7 @@ def parse_arms(words: Sequence[str]) -> dict[str, dict[str, Any]]:
         if not colon or not name:
             raise UserError(f"--arms: expected 'NAME: FLAGS of paucal train', got {arm_text[:80]!r}.")
         if name in arms:
-            raise UserError(f"--arms: {name!r} is given twice: leave one out.")
+            raise UserError(f"--arms: there are two arms called {name!r}: rename one.")
         parser = VerbParser("train", "")
         add_settings(parser, TrainSettings, skip=["data", "seed", "output", "overwrite", *UNSUPPORTED])
         try:

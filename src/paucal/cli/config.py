@@ -1,4 +1,4 @@
-"""The file of `--config`: settings by name, with values in the form of their flags."""
+"""Reading the YAML file of `--config`: settings by name."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -8,12 +8,20 @@ from paucal.settings.values import convert_setting
 from paucal.types import UserError
 from paucal.wording import did_you_mean
 
-# The folder and the time limit of a run are not needed to repeat it.
-_LEFT_OUT = ("output", "overwrite", "time_limit")
+# Settings in the config of a run that a repetition of the run does not use.
+_NOT_REPEATED = ("output", "overwrite", "time_limit")
 
 
 def read_config(name: str, hints: Mapping[str, Any], verb: str) -> dict[str, Any]:
-    """Return the settings of a config that have a value or, in that of a run, for which the run chose none."""
+    """Return the settings in a config file, converted to their types.
+
+    Settings without a value are left out. In the config of a run, settings for which the run chose None stay None.
+
+    Args:
+        name: Path of the file.
+        hints: Types of the valid settings.
+        verb: Verb for messages.
+    """
     settings = {}
     content, chosen_by_run = _settings_of(name)
     for key, value in content.items():
@@ -29,23 +37,23 @@ def read_config(name: str, hints: Mapping[str, Any], verb: str) -> dict[str, Any
 
 
 def _settings_of(name: str) -> tuple[dict[Any, Any], set[Any]]:
-    """Return the settings of a config, and the names of those that a run chose by itself.
+    """Return the settings in a config file, and for the `config.yaml` of a run the names that the run chose itself.
 
-    The config of a run has its settings one level down.
+    In the config of a run, the settings are below the key "settings".
     """
     path = named_path(name, "--config")
     try:
         content = parse_yaml(read_decoded(path, MAX_CONFIG_BYTES).text, as_text=True)
     except FileNotFoundError:
-        raise UserError(f"--config: there is no such file: {name!r}; check the path.") from None
+        raise UserError(f"--config: the file {name!r} does not exist; check the path.") from None
     except ValueError as problem:
         raise UserError(f"--config: {name!r} cannot be read ({problem}); correct it.") from None
     if not content or not isinstance(content, dict):
-        raise UserError(f"--config: {name!r} holds no settings; expected lines such as 'epochs: 30'.")
+        raise UserError(f"--config: {name!r} contains no settings; expected lines such as 'epochs: 30'.")
     if not isinstance(content.get("settings"), dict) or not isinstance(content.get("origin"), dict):
         return content, set()
-    settings = {key: value for key, value in content["settings"].items() if key not in _LEFT_OUT}
-    # A run without `init` started from random weights, and so does its repetition.
+    settings = {key: value for key, value in content["settings"].items() if key not in _NOT_REPEATED}
+    # A run without `init` started from random weights; its repetition must not choose pretrained weights.
     if content.get("verb", "train") in ("train", "segment", "detect") and settings.get("init") is None:
         settings["init"] = "none"
     return settings, {key for key, origin in content["origin"].items() if str(origin).startswith("auto: ")}

@@ -1,21 +1,21 @@
-"""`paucal convert`: write a set in another layout."""
+"""`paucal convert`: write a data set in another layout."""
 
 from collections.abc import Sequence
 
 from paucal.cli.arguments import VerbParser, add_settings, parse, settings_among
-from paucal.settings.groups import LABELLED
+from paucal.settings.groups import LABELLED_DATA_HELP
 from paucal.verbs.convert.settings import ConvertSettings
 
-DESCRIPTION = """Write a set in another layout, for other programs or for another verb, with its images and parts.
-Boxes can be written as yolo, coco, voc, csv, label-studio or cvat, and as masks if they have outlines; masks as masks
-by number or coco; classes of images as folders, csv, label-studio or cvat. Whatever the layout cannot store is counted
-and reported."""
+DESCRIPTION = """Write a data set in another layout, for other programs or another verb, with its images and splits.
+Boxes can be written as yolo, coco, voc, csv, label-studio or cvat, and as masks if they have outlines; masks as index
+masks or coco; classes of images as folders, csv, label-studio or cvat. Whatever the layout cannot store is counted and
+reported."""
 
 
 def run(argv: Sequence[str]) -> int:
     """Run the verb; returns the exit code."""
     parser = VerbParser("convert", DESCRIPTION)
-    parser.add_argument("data", help=f"images: {LABELLED}; images with masks, or with boxes")
+    parser.add_argument("data", help=f"images: {LABELLED_DATA_HELP}; images with masks, or with boxes")
     parser.add_argument("output", help="new or empty folder for the images and their labels")
     add_settings(parser, ConvertSettings, skip=["data", "output"])
     values, _ = parse(parser, argv)

@@ -1,4 +1,4 @@
-"""`paucal detect`: from images with boxes to an evaluated detector."""
+"""`paucal detect`: train and evaluate a detector on images with boxes."""
 
 from collections.abc import Sequence
 

@@ -1,4 +1,4 @@
-"""`--on` and `--print-script`: runs on a cluster."""
+"""Runs on a cluster: the flags `--on`, `--slurm` and `--print-script` of the training verbs."""
 
 from argparse import Namespace
 from collections.abc import Sequence
@@ -10,20 +10,24 @@ from paucal.types import UserError
 if TYPE_CHECKING:
     from paucal.runner.elsewhere.command import Command
 
-_ONLY_SLURM = "--slurm gives options of SLURM jobs: use it with --on slurm or --print-script slurm."
+_ONLY_SLURM = "--slurm is for SLURM jobs: give --on slurm or --print-script slurm too."
 
 
 def run_elsewhere(verb: str, values: Namespace, argv: Sequence[str]) -> int | None:
-    """Start a run on a cluster if requested; return the exit code, or None for a run on this machine."""
+    """Start a run on a cluster, or print its script, if a flag says so.
+
+    Returns:
+        The exit code; None if the run is for this machine and has not been started.
+    """
     if values.on is None and values.print_script is None:
         if values.slurm is not None:
             raise UserError(_ONLY_SLURM)
         return None
     if values.time_limit is not None and "slurm" in (values.on, values.print_script):
-        # A run that reaches its own time limit would be requeued, or stay unfinished.
+        # A job that ends at the time limit of the run would be requeued, or its run would stay unfinished.
         flag = "--on" if values.print_script is None else "--print-script"
         raise UserError(
-            f"--time-limit is not supported with {flag} slurm: give SLURM the limit, --slurm timeout_min=600."
+            f"--time-limit is not supported with {flag} slurm: give the limit to SLURM, as in --slurm timeout_min=600."
         )
     if values.slurm is not None and "slurm" not in (values.on, values.print_script):
         raise UserError(_ONLY_SLURM)
@@ -38,17 +42,24 @@ def run_elsewhere(verb: str, values: Namespace, argv: Sequence[str]) -> int | No
         if values.on == "slurm":
             require_sbatch()
     elif values.output is None and values.resume is None:
-        raise UserError("--print-script needs --output: the run folder, on a disk that all machines share.")
+        raise UserError("--print-script needs --output: a run folder on a disk that all machines share.")
     command = command_of(verb, argv, values.output, values.resume)
     machines = _Machines(values.devices or 1, values.nodes or 1, values.device, options)
     if values.print_script is not None:
-        print(_script_of(values.print_script, command, machines), end="")
+        print(_make_script(values.print_script, command, machines), end="")
         return 0
     return _start_job(str(values.on), command, machines)
 
 
 class _Machines(NamedTuple):
-    """Processes on each machine, machines, the device if it was given, and further options of SLURM."""
+    """The machines of a run on a cluster.
+
+    Attributes:
+        devices: Processes per machine.
+        nodes: Number of machines.
+        device: Value of `--device`; None if it was not given.
+        options: Further options for SLURM, by submitit's names.
+    """
 
     devices: int
     nodes: int
@@ -61,21 +72,21 @@ class _Machines(NamedTuple):
         return self.device in (None, "cuda")
 
 
-def _script_of(kind: str, command: "Command", machines: _Machines) -> str:
+def _make_script(cluster: str, command: "Command", machines: _Machines) -> str:
     from paucal.runner.elsewhere.scripts import kuberay_job, slurm_script
 
-    if kind == "kuberay":
+    if cluster == "kuberay":
         return kuberay_job(command, machines.devices, machines.nodes, machines.on_gpu)
     script = slurm_script(command, machines.devices, machines.nodes, machines.on_gpu, machines.options)
-    # SLURM writes the log there, but does not create the folder.
+    # SLURM writes its log beside the run folder, but does not create the parent folder.
     Path(command.run).parent.mkdir(parents=True, exist_ok=True)
     return script
 
 
-def _start_job(place: str, command: "Command", machines: _Machines) -> int:
+def _start_job(cluster: str, command: "Command", machines: _Machines) -> int:
     from paucal.runner.elsewhere import ray, slurm
 
-    if place == "ray":
+    if cluster == "ray":
         print(f"the run will be in {command.run}, the logs are in {command.logs}", flush=True)
         return 0 if ray.train_on_ray(command, machines.devices * machines.nodes, machines.device) else 130
     job = slurm.submit(command, machines.devices, machines.nodes, machines.on_gpu, machines.options)

@@ -1,4 +1,4 @@
-"""`paucal explain`: pictures of attribution, attention and features."""
+"""`paucal explain`: figures of attributions, attention and features."""
 
 from collections.abc import Sequence
 

@@ -1,4 +1,4 @@
-"""`paucal export`: a trained model as files for other programs."""
+"""`paucal export`: write a trained model for other programs."""
 
 from collections.abc import Sequence
 
@@ -6,7 +6,8 @@ from paucal.cli.arguments import VerbParser, add_settings, parse, settings_among
 from paucal.verbs.export.settings import ExportSettings
 
 DESCRIPTION = """Write the model of a run for other programs: weights that timm and the Hugging Face hub read, a
-torch.export program, an ONNX model, one of 8 bits. Each is compared with the model on real images before it is kept."""
+torch.export program, an ONNX model, or an 8-bit model. Each exported model is compared with the original on real
+images before it is kept."""
 
 
 def run(argv: Sequence[str]) -> int:

@@ -1,4 +1,4 @@
-"""The common actions of verbs that train: print the config, resume a run, or begin one."""
+"""Running the job of a training verb: print its config, resume a run, or begin a new run."""
 
 from argparse import Namespace
 from collections.abc import Mapping
@@ -17,7 +17,11 @@ def run_job(
 ) -> int:
     """Run a job and return the exit code, 130 if it was stopped before its end.
 
-    `parsed` is the result of `parse_run`; the time of a new run starts at `start` on the clock `time.monotonic()`.
+    Args:
+        job: Job of the verb.
+        settings: Class of the verb's settings.
+        parsed: Result of `parse_run`.
+        start: Time from which the duration of a new run is counted, in seconds of `time.monotonic()`; None for now.
     """
     values, given, changes = parsed
     if values.print_config:

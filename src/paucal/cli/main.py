@@ -1,4 +1,4 @@
-"""The `paucal` command: one verb per file. Any text can be printed, and a closed pipe is not an error."""
+"""The `paucal` command: it runs the module of the verb, and turns errors into messages and exit codes."""
 
 import codecs
 import errno
@@ -15,36 +15,36 @@ from rich.markup import escape
 
 from paucal.memory import kept_memory
 from paucal.runner.clock import begin_command
-from paucal.runner.plain_console import PlainConsole, discard, unread
+from paucal.runner.plain_console import PlainConsole, closed_descriptors, redirect_to_null
 from paucal.signals import stop_signals_as_interrupt
 from paucal.types import UserError
 from paucal.wording import did_you_mean, sentence
 
-VERBS = {
+VERB_SUMMARIES = {
     "check": "report the content of a data set and its problems",
     "train": "train a model on a folder of images",
     "detect": "train a detector on images with boxes",
     "pretrain": "pre-train a backbone on images without labels",
     "segment": "train a model that classifies every pixel",
-    "compare": "test whether one way to train is better than another",
-    "study": "reproduce a table of the papers, with published and measured numbers",
+    "compare": "compare training settings over several seeds",
+    "study": "reproduce a table of a paper, with published and measured numbers",
     "eval": "evaluate a trained model on labelled images",
     "runs": "list runs with their settings and scores",
     "predict": "classify images, detect objects or segment them, with a trained model",
     "explain": "draw attention, attributions and features of a trained model in images",
     "export": "write a trained model for other programs",
-    "serve": "open a page to try a trained model on",
+    "serve": "open a web page to try a trained model, or to label images",
     "next": "choose the unlabelled images that are worth labelling next",
     "label": "make label maps for token labeling",
-    "shard": "write images into shards, for sets of millions",
-    "convert": "write a set in another layout: yolo, coco, voc, masks, csv, ...",
+    "shard": "write images into shards, for millions of images",
+    "convert": "write a data set in another layout: yolo, coco, voc, masks, csv, ...",
     "cache": "show or remove cached files",
-    "weights": "list pretrained weights, and move them to another machine",
+    "weights": "list pretrained weights, and copy them to another machine",
     "models": "list backbones",
-    "recipes": "list named settings",
+    "recipes": "list recipes: settings of published trainings",
     "completion": "print a script for shell completion",
 }
-PURPOSES = {  # the verbs, grouped by purpose
+VERB_GROUPS = {  # verbs by purpose
     "a model for your images": ("check", "train", "predict"),
     "objects and areas in your images": ("detect", "segment"),
     "evaluation and explanation": ("eval", "explain"),
@@ -53,14 +53,14 @@ PURPOSES = {  # the verbs, grouped by purpose
     "images without labels, labels for each patch": ("next", "pretrain", "label"),
     "overviews and housekeeping": ("models", "weights", "recipes", "cache", "shard", "convert", "completion"),
 }
-_CHECK = "free some space or check the permissions"
-_ADVICE = {
+_DEFAULT_ADVICE = "free some space or check the permissions"
+_ADVICE_BY_ERRNO = {
     **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), "free some space"),
     **dict.fromkeys((errno.EACCES, errno.EPERM), "check the permissions"),
     **dict.fromkeys((errno.ENXIO, errno.ENODEV), "give a regular file"),
     errno.EFBIG: "choose another disk",
     errno.EROFS: "choose a folder that can be written",
-    errno.ELOOP: "remove the link that leads to itself, or give another path",
+    errno.ELOOP: "remove the symbolic link that leads to itself, or give another path",
     errno.ENAMETOOLONG: "give a shorter name",
     errno.EINVAL: "give another name",
     errno.EMFILE: "close other programs, or allow more open files (ulimit -n)",
@@ -68,28 +68,28 @@ _ADVICE = {
     errno.ENOMEM: "free some memory",
     errno.EIO: "check the disk",
 }
-_MISPLACED = (FileNotFoundError, FileExistsError, IsADirectoryError, NotADirectoryError)
+_PATH_ERRORS = (FileNotFoundError, FileExistsError, IsADirectoryError, NotADirectoryError)
 USAGE = "paucal VERB [SUBJECT] [DATA...] [--flags]"
-ESCAPED = "paucal.escaped"  # name of the error handler
-CLOSED_PIPE = 141  # exit code of a program ended by SIGPIPE
+ERROR_HANDLER = "paucal.escaped"  # name under which `codecs` knows `_replace_character`
+CLOSED_PIPE_CODE = 141  # exit code of a program that SIGPIPE ended
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit code.
 
-    The code is 0 for success, 1 for a check that finds misleading data or a comparison with failed runs, 2 for a user
-    error, 130 after an interrupt, 141 if the reader of the output has closed the pipe.
+    The code is 0 for success, 1 if a check finds that scores would be misleading or a comparison has failed runs, 2 for
+    a user error, 130 after an interrupt, 141 if the reader of the output closed the pipe.
     """
     begin_command()
     if argv is None:
         restart_in_utf8()
     with tolerant_streams():
         code = _exit_code(list(sys.argv[1:] if argv is None else argv))
-        return code if code in (0, 2, 130) or is_read() else CLOSED_PIPE
+        return code if code in (0, 2, 130) or can_write_output() else CLOSED_PIPE_CODE
 
 
 def _exit_code(arguments: list[str]) -> int:
-    """Run the command line, and turn errors into a message and an exit code."""
+    """Run the verb and return its exit code; print an error as a message, and return the error's code."""
     console = PlainConsole(stderr=True)
     try:
         with stop_signals_as_interrupt():
@@ -101,8 +101,8 @@ def _exit_code(arguments: list[str]) -> int:
         console.print("interrupted.")
         return 130
     except OSError as problem:
-        if isinstance(problem, BrokenPipeError) and not is_read():
-            return CLOSED_PIPE
+        if isinstance(problem, BrokenPipeError) and not can_write_output():
+            return CLOSED_PIPE_CODE
         if problem.filename is None and problem.errno is None:
             raise
         console.print(f"[bold red]error:[/] {escape(_os_sentence(problem))}", soft_wrap=True)
@@ -111,22 +111,24 @@ def _exit_code(arguments: list[str]) -> int:
 
 def _dispatch(arguments: list[str]) -> int:
     if not arguments or arguments[0] in ("-h", "--help", "help"):
-        width = max(map(len, VERBS))
-        purposes = [
-            "\n".join((f"{purpose}:", *(f"  {name:<{width}}  {VERBS[name]}" for name in names)))
-            for purpose, names in PURPOSES.items()
+        width = max(map(len, VERB_SUMMARIES))
+        group_texts = [
+            "\n".join((f"{purpose}:", *(f"  {name:<{width}}  {VERB_SUMMARIES[name]}" for name in names)))
+            for purpose, names in VERB_GROUPS.items()
         ]
-        print("\n\n".join((f"usage: {USAGE}", *purposes, "'paucal VERB --help' explains each.")))
+        print("\n\n".join((f"usage: {USAGE}", *group_texts, "'paucal VERB --help' shows the flags of a verb.")))
         return 0
     if arguments[0] == "--version":
         print(version("paucal"))
         return 0
     verb = arguments[0]
-    if verb not in VERBS:
-        raise UserError(f"unknown verb {verb!r}{did_you_mean(verb, VERBS)}; expected one of {', '.join(VERBS)}.")
-    # Verbs are imported when used: torch takes seconds to load, and help should not.
+    if verb not in VERB_SUMMARIES:
+        raise UserError(
+            f"unknown verb {verb!r}{did_you_mean(verb, VERB_SUMMARIES)}; expected one of {', '.join(VERB_SUMMARIES)}."
+        )
+    # Only the module of the verb is imported, since some import torch, which takes seconds.
     module = importlib.import_module(f"paucal.cli.{verb}")
-    if verb == "serve":  # a server that is mostly idle
+    if verb == "serve":  # kept memory only helps programs that compute all the time
         return module.run(arguments[1:])
     with kept_memory():
         return module.run(arguments[1:])
@@ -135,15 +137,19 @@ def _dispatch(arguments: list[str]) -> int:
 def _os_sentence(problem: OSError) -> str:
     name = problem.filename
     file_text = f" ({os.fsdecode(name) if isinstance(name, str | bytes | os.PathLike) else name})" if name else ""
-    advice = "check the path" if isinstance(problem, _MISPLACED) else _ADVICE.get(problem.errno or 0, _CHECK)
+    advice = (
+        "check the path"
+        if isinstance(problem, _PATH_ERRORS)
+        else _ADVICE_BY_ERRNO.get(problem.errno or 0, _DEFAULT_ADVICE)
+    )
     return sentence(f"{problem.strerror or problem}{file_text}: {advice}, then run again.")
 
 
 def restart_in_utf8() -> None:
     """Restart the command in Python's UTF-8 mode if file names are decoded as ASCII.
 
-    This happens in the C locale if Python's UTF-8 mode and locale coercion are switched off. Names in tables would then
-    not match file names. Python cannot change the mode later, and child processes need it too.
+    This happens in the C locale if Python's UTF-8 mode and locale coercion are switched off. Image names in tables
+    would then not match file names. A running Python cannot change the mode, and child processes need it too.
     """
     if codecs.lookup(sys.getfilesystemencoding()).name == "ascii" and not sys.flags.utf8_mode:
         os.environ["PYTHONUTF8"] = "1"
@@ -152,15 +158,15 @@ def restart_in_utf8() -> None:
 
 @contextmanager
 def tolerant_streams() -> Iterator[None]:
-    """Escape characters that a stream cannot encode, and flush all output in the end; a closed pipe is not an error."""
-    unread.clear()
-    codecs.register_error(ESCAPED, _replace_character)
+    """Let the block print any text: escape characters that a stream cannot encode, and ignore closed pipes."""
+    closed_descriptors.clear()
+    codecs.register_error(ERROR_HANDLER, _replace_character)
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
-        if stream is None:  # closed already: the next file to be opened would get its descriptor
+        if stream is None:  # closed before the start; without devnull, the next opened file would get its descriptor
             setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
         elif isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors=ESCAPED)
+            stream.reconfigure(errors=ERROR_HANDLER)
     try:
         yield
     finally:
@@ -168,30 +174,34 @@ def tolerant_streams() -> Iterator[None]:
             try:
                 stream.flush()
             except BrokenPipeError:
-                discard(stream)
+                redirect_to_null(stream)
 
 
-def is_read() -> bool:
-    """Return whether the output may still be read; False if the reader closed the pipe."""
+def can_write_output() -> bool:
+    """Return whether standard output still has a reader; False if the reader closed the pipe."""
     try:
         descriptor = sys.stdout.fileno()
         poll = select.poll()
-    except (AttributeError, OSError, ValueError):  # Windows lacks poll, a captured stream lacks a descriptor
+    except (AttributeError, OSError, ValueError):  # Windows has no poll, and captured streams have no descriptor
         return True
     poll.register(descriptor, 0)
-    return descriptor not in unread and not any(event & select.POLLERR for _, event in poll.poll(0))
+    return descriptor not in closed_descriptors and not any(event & select.POLLERR for _, event in poll.poll(0))
 
 
 def _replace_character(problem: UnicodeError) -> tuple[str | bytes, int]:
-    """Return the replacement of a character: the original byte of a file name, or a backslash escape."""
+    """Return a replacement for a character that cannot be encoded, and the position after it.
+
+    The replacement is the original byte for a byte of a Linux file name that is not UTF-8 (Python represents it as a
+    surrogate), else a backslash escape.
+    """
     if not isinstance(problem, UnicodeEncodeError):
         raise problem
-    place, is_wide = problem.start, problem.encoding.replace("_", "-").startswith(("utf-16", "utf-32"))
-    byte = ord(problem.object[place]) - 0xDC00
-    if 0x80 <= byte <= 0xFF and not is_wide:  # file names on Linux may be any bytes
-        return bytes([byte]), place + 1
-    error_of_one = UnicodeEncodeError(problem.encoding, problem.object, place, place + 1, problem.reason)
-    return codecs.backslashreplace_errors(error_of_one)
+    position, is_wide = problem.start, problem.encoding.replace("_", "-").startswith(("utf-16", "utf-32"))
+    byte = ord(problem.object[position]) - 0xDC00
+    if 0x80 <= byte <= 0xFF and not is_wide:
+        return bytes([byte]), position + 1
+    character_error = UnicodeEncodeError(problem.encoding, problem.object, position, position + 1, problem.reason)
+    return codecs.backslashreplace_errors(character_error)
 
 
 if __name__ == "__main__":

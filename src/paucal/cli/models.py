@@ -1,4 +1,4 @@
-"""`paucal models`: backbones with their size and cost."""
+"""`paucal models`: list backbones with their size and cost."""
 
 import fnmatch
 from collections.abc import Iterator, Sequence
@@ -7,26 +7,27 @@ from rich.progress import track
 from rich.table import Table
 
 from paucal.cli.arguments import VerbParser, parse
-from paucal.models.table import TIMM, ListedModel, model_names, stored
+from paucal.models.table import TIMM, ListedModel, model_names, stored_table
 from paucal.runner.plain_console import PlainConsole
 from paucal.types import UserError
 
 DESCRIPTION = (
-    "List backbones with their parameters, multiply-adds and last feature map at their default image size. PATTERN "
-    "may have wildcards, such as 'swin*'; all of them can be trained."
+    "List the backbones that can be trained, with their parameters, multiply-adds and last feature map at their "
+    "default image size. PATTERN may have wildcards, such as 'swin*'."
 )
+# Headings, with the smallest widths in characters.
 COLUMNS = {"model": 24, "made for": 8, "parameters": 10, "GMACs": 5, "grid": 5, "source": 8, "DrLoc weight": 5}
-NUMBERS = ("parameters", "GMACs")
+NUMBER_COLUMNS = ("parameters", "GMACs")
 
 
 def run(argv: Sequence[str]) -> int:
     """Run the verb; returns the exit code."""
     parser = VerbParser("models", DESCRIPTION)
-    parser.add_argument("pattern", nargs="?", default="*", help="names to list")
+    parser.add_argument("pattern", nargs="?", default="*", help="pattern of the names to list")
     parser.add_argument("--ours", action="store_true", help="list only what paucal adds to timm")
     values, _ = parse(parser, argv)
     pattern = values.pattern if any(c in values.pattern for c in "*?[") else f"*{values.pattern}*"
-    names, stored_costs = fnmatch.filter(model_names(), pattern), stored()
+    names, stored_costs = fnmatch.filter(model_names(), pattern), stored_table()
     unknown = [name for name in names if name not in stored_costs]
     new_costs = {
         name: _measure_model(name) for name in track(unknown, "measuring", transient=True, disable=len(unknown) < 3)
@@ -42,7 +43,9 @@ def run(argv: Sequence[str]) -> int:
         return 0
     table = Table(box=None, padding=(0, 2, 0, 0))
     for heading, width in COLUMNS.items():
-        table.add_column(heading, justify="right" if heading in NUMBERS else "left", min_width=width, overflow="fold")
+        table.add_column(
+            heading, justify="right" if heading in NUMBER_COLUMNS else "left", min_width=width, overflow="fold"
+        )
     for name, cost in costs.items():
         table.add_row(*_table_row(name, cost))
     console.print(table)
@@ -54,11 +57,11 @@ def _aligned_lines(rows: Sequence[tuple[str, ...]]) -> Iterator[str]:
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
         cells = zip(COLUMNS, row, widths, strict=True)
-        yield "  ".join(f"{cell:{'>' if heading in NUMBERS else '<'}{width}}" for heading, cell, width in cells)
+        yield "  ".join(f"{cell:{'>' if heading in NUMBER_COLUMNS else '<'}{width}}" for heading, cell, width in cells)
 
 
 def _measure_model(name: str) -> ListedModel:
-    """Measure a model of a newer timm that is missing from the stored table."""
+    """Measure a model that is missing from the stored table because the installed timm is newer."""
     from paucal.models.measuring import measure
     from paucal.objectives import default_weight
 

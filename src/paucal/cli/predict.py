@@ -1,4 +1,4 @@
-"""`paucal predict`: probabilities, objects and their boxes, or masks, for images, folders and patterns."""
+"""`paucal predict`: classify images, find objects in them, or write masks of them, with a trained model."""
 
 import sys
 from collections.abc import Iterable, Mapping, Sequence
@@ -13,39 +13,49 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from paucal.runner.console import Console
-    from paucal.runner.tables import TableForm
+    from paucal.runner.tables import TableFormat
 
 DESCRIPTION = """Classify images with the model of a run, find objects in them with a run of 'paucal detect', or write
-masks of them with one of 'paucal segment'.
+masks of them with a run of 'paucal segment'.
 PATHS are image files, folders (searched to any depth), Parquet files, or patterns such as 'photos/*.jpg'.
-With --output, repeating a call that was stopped continues it.
-PATHS may also be videos or cameras (camera:0, rtsp://...), and --watch classifies each new picture in a folder."""
-OF_CLASSIFIERS = ("top_k", "features", "sheet")  # settings that only classifiers have
+With --output, repeat a command that was stopped to continue it.
+PATHS may also be videos or cameras (camera:0, rtsp://...), and --watch classifies each new image in a folder."""
+CLASSIFIER_SETTINGS = ("top_k", "features", "sheet")  # settings that only classifiers have
 
 
 class _Call(NamedTuple):
-    """A call: the model, the pictures, the settings, the origin of those that were given, and the console."""
+    """The arguments of a call.
+
+    Attributes:
+        run: Path of the model.
+        paths: Paths of images, folders and Parquet files, and patterns.
+        settings: Settings of the prediction.
+        output_settings: Settings of the output.
+        given: Origin ("flag" or "config") of each setting that the user gave.
+        console: Console for notes.
+    """
 
     run: str
     paths: Sequence[str]
     settings: PredictSettings
-    wanted: OutputSettings
+    output_settings: OutputSettings
     given: Mapping[str, str]
     console: "Console"
 
-    def table(self) -> "tuple[Path | None, TableForm | None]":
-        """Return the output file and its format; None for standard output and for the default format."""
-        from paucal.runner.tables import check_table
+    def table(self) -> "tuple[Path | None, TableFormat | None]":
+        """Return the output file (None for standard output) and its format (None for the default)."""
+        from paucal.runner.tables import resolve_table
 
-        wanted = self.wanted
-        return (None, wanted.format) if wanted.output is None else check_table(wanted.output, wanted.format)
+        output, form = self.output_settings.output, self.output_settings.format
+        return (None, form) if output is None else resolve_table(output, form)
 
 
 def run(argv: Sequence[str]) -> int:
     """Run the verb; returns the exit code."""
     parser = VerbParser("predict", DESCRIPTION)
     parser.add_argument("run", help="run folder")
-    # An optional positional argument would end at a flag, and words after the flag would be unknown.
+    # PATHS are optional only with --watch: argparse ends an optional list ("*") at the first flag, and would then
+    # refuse paths after the flag.
     n_paths = "*" if any(argument.partition("=")[0] == "--watch" for argument in argv) else "+"
     parser.add_argument("paths", nargs=n_paths, help="images, folders or patterns; or videos, or camera:0")
     add_settings(parser, OutputSettings)
@@ -58,60 +68,59 @@ def run(argv: Sequence[str]) -> int:
     from paucal.runner.plain_console import PlainConsole
     from paucal.settings.options import check_ranges
 
-    settings, wanted = settings_among(values, PredictSettings), settings_among(values, OutputSettings)
+    settings, output_settings = settings_among(values, PredictSettings), settings_among(values, OutputSettings)
     check_ranges(settings)
-    check_ranges(wanted)
-    moving, in_motion = settings_among(values, MovingSettings), _is_for_streams(values.paths, values.watch, given)
+    check_ranges(output_settings)
+    stream_settings = settings_among(values, MovingSettings)
+    has_streams = _has_streams(values.paths, values.watch, given)
     console, task = Console(PlainConsole(stderr=True)), task_of_model(values.run)
-    if wanted.to is not None:
+    if output_settings.to is not None:
         from paucal.verbs.predict.layouts import predict_as_labels
 
-        _refuse_flags(given, ("format", "pictures", *OF_CLASSIFIERS), "--{} is not supported with --to")
-        if in_motion:
-            raise UserError(
-                "--to writes labels of images and is not supported for videos, cameras and --watch: leave one out."
-            )
-        predict_as_labels(values.run, values.paths, settings, wanted, console)
+        _refuse_flags(given, ("format", "pictures", *CLASSIFIER_SETTINGS), "--{} is not supported with --to")
+        if has_streams:
+            raise UserError("--to is not supported for videos, cameras and --watch: leave it out, or give images.")
+        predict_as_labels(values.run, values.paths, settings, output_settings, console)
         return 0
     predictors = {DETECTION: _predict_boxes, SEGMENTATION: _predict_masks, REGRESSION: _predict_numbers}
     if task == REGRESSION:
-        _refuse_flags(given, ("pictures", *OF_CLASSIFIERS), "--{} is for classifiers and detectors")
-    if in_motion:
+        _refuse_flags(given, ("pictures", *CLASSIFIER_SETTINGS), "--{} is for classifiers and detectors")
+    if has_streams:
         from paucal.verbs.predict.moving import predict_moving
 
-        predict_moving(values.run, values.paths, settings, wanted, moving, console)
+        predict_moving(values.run, values.paths, settings, output_settings, stream_settings, console)
     else:
         predict = predictors.get(task, _predict_classes)
-        predict(_Call(values.run, values.paths, settings, wanted, given, console))
+        predict(_Call(values.run, values.paths, settings, output_settings, given, console))
     return 0
 
 
-def _is_for_streams(paths: Sequence[str], watch: str | None, given: Mapping[str, str]) -> bool:
-    """Return whether a call is for videos, cameras or a watched folder."""
+def _has_streams(paths: Sequence[str], watch: str | None, given: Mapping[str, str]) -> bool:
+    """Return whether a call is for videos, cameras or a watched folder; refuse flags that are only for these."""
     from paucal.verbs.predict.video import is_moving
 
-    moves = watch is not None or any(map(is_moving, paths))
+    has_streams = watch is not None or any(map(is_moving, paths))
     for name in ("every", "idle", "annotated"):
-        if name in given and not moves:
+        if name in given and not has_streams:
             raise UserError(f"--{name} is for videos, cameras and --watch: leave it out, or give a video.")
-    return moves
+    return has_streams
 
 
 def _predict_classes(call: _Call) -> None:
     from paucal.verbs.predict.files import predict_to_files
 
     _refuse_flags(call.given, ["pictures"], "--{} draws detections, but this model is a classifier")
-    for text in predict_to_files(call.run, call.paths, call.settings, call.wanted, call.console):
+    for text in predict_to_files(call.run, call.paths, call.settings, call.output_settings, call.console):
         _print_text(text)
 
 
 def _predict_boxes(call: _Call) -> None:
     from paucal.verbs.predict.detection import find_objects
 
-    _refuse_flags(call.given, OF_CLASSIFIERS, "--{} is for classifiers, but this model is a detector")
+    _refuse_flags(call.given, CLASSIFIER_SETTINGS, "--{} is for classifiers, but this model is a detector")
     output, table_format = call.table()
-    answer_settings = replace(call.wanted, format=table_format)
-    _write_table(find_objects(call.run, call.paths, call.settings, answer_settings, call.console), output)
+    output_settings = replace(call.output_settings, format=table_format)
+    _write_table(find_objects(call.run, call.paths, call.settings, output_settings, call.console), output)
 
 
 def _predict_numbers(call: _Call) -> None:
@@ -127,18 +136,18 @@ def _predict_numbers(call: _Call) -> None:
 
 def _predict_masks(call: _Call) -> None:
     from paucal.reading import named_path
-    from paucal.runner.tables import FORMS, OTHER_FORMS
+    from paucal.runner.tables import FORMATS, UNSUPPORTED_FORMATS
     from paucal.verbs.predict.segmentation import MASKS, OVERLAYS, segment_all
     from paucal.wording import counted, percent
 
-    output = call.wanted.output
+    output = call.output_settings.output
     if output is None:
-        raise UserError("this model predicts masks: give --output, a new folder for them.")
-    flags = ("batch_size", "format", "pictures", *OF_CLASSIFIERS)
+        raise UserError("this model predicts masks: give a new folder for them with --output.")
+    flags = ("batch_size", "format", "pictures", *CLASSIFIER_SETTINGS)
     _refuse_flags(call.given, flags, "--{} is for classifiers and detectors, but this model predicts masks")
     folder = named_path(output)
-    if folder.suffix.lower() in {**FORMS, **OTHER_FORMS}:
-        raise UserError(f"--output: {output!r} is a file name, but masks need a folder: give a new one.")
+    if folder.suffix.lower() in {**FORMATS, **UNSUPPORTED_FORMATS}:
+        raise UserError(f"--output: {output!r} is a file name, but masks need a folder: give a new folder.")
     predictions = segment_all(call.run, call.paths, folder, call.settings, call.console)
     count = len(predictions)
     call.console.say(f"{counted(count, 'mask')} in {folder / MASKS}, overlays in {folder / OVERLAYS}")
@@ -146,11 +155,11 @@ def _predict_masks(call: _Call) -> None:
         names = list(predictions[0].shares)[:8]
         means = {name: sum(prediction.shares[name] for prediction in predictions) / count for name in names}
         shares = ", ".join(f"{name} {percent(share)}" for name, share in means.items())
-        call.console.say(f"share of the pixels: {shares}")
+        call.console.say(f"mean share of the pixels: {shares}")
 
 
 def _refuse_flags(given: Mapping[str, str], flags: Iterable[str], message: str) -> None:
-    """Refuse flags that a model does not use, with a message in which {} is the flag's name."""
+    """Raise a UserError for the first of the flags that was given; {} in `message` stands for its name."""
     for name in flags:
         if name in given:
             raise UserError(f"{message.format(name.replace('_', '-'))}: leave it out.")
@@ -168,5 +177,5 @@ def _write_table(text: str, output: "Path | None") -> None:
 def _print_text(text: str) -> None:
     from paucal.wording import showable
 
-    # Control characters in names are escaped for terminals only: a pipe gets the names unchanged.
+    # Control characters in file names are escaped only for terminals; other programs get the names unchanged.
     sys.stdout.write(showable(text) if sys.stdout.isatty() else text)

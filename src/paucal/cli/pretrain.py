@@ -1,4 +1,4 @@
-"""`paucal pretrain`: from unlabelled images to a backbone."""
+"""`paucal pretrain`: train a backbone on unlabelled images."""
 
 from collections.abc import Sequence
 
@@ -8,7 +8,7 @@ from paucal.methods.pretraining_settings import PretrainSettings
 
 DESCRIPTION = """Pre-train a backbone on images without labels, by self-distillation of views and regions (EsViT).
 Settings that are not given are chosen from the images, and printed with the reason. The run detects and reports
-collapse. Without DATA the built-in digits are used; that takes about two minutes on two CPU cores."""
+collapse. Without DATA it uses the built-in digits, which takes about two minutes on two CPU cores."""
 
 
 def run(argv: Sequence[str]) -> int:

@@ -1,11 +1,14 @@
-"""`paucal recipes`: the named settings for `--recipe` of `paucal train`, `pretrain`, `segment` and `detect`."""
+"""`paucal recipes`: list the recipes, which are sets of settings from published trainings for `--recipe NAME`."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from paucal.cli.arguments import VerbParser, parse
 
-DESCRIPTION = "List the named settings of 'paucal train', 'pretrain', 'segment' and 'detect' --recipe NAME."
+DESCRIPTION = (
+    "List the recipes (settings of published trainings) for --recipe of 'paucal train', 'pretrain', 'segment' and "
+    "'detect'."
+)
 
 
 def run(argv: Sequence[str]) -> int:
@@ -26,7 +29,7 @@ def run(argv: Sequence[str]) -> int:
 
 
 def recipes_by_verb() -> Mapping[str, Mapping[str, Any]]:
-    """Return the recipes of each verb that has any, by name."""
+    """Return the recipes by verb, then by name."""
     from paucal.recipes import detection, esvit, segmentation, table
 
     recipes = {"train": table.RECIPES, "pretrain": esvit.RECIPES}

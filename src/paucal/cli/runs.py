@@ -1,4 +1,4 @@
-"""`paucal runs`: a list of the runs and their results."""
+"""`paucal runs`: list runs with their results, verify the ledger of a run, or fetch a run from object storage."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,13 +9,13 @@ from paucal.types import UserError
 from paucal.verbs.runs.settings import RunsSettings
 
 DESCRIPTION = """List runs, including those of comparisons, with their settings, state and scores.
-Columns with the same value in all runs are printed once, below the table. Runs that can be deleted are named with the
-reason: they saved nothing, were repeated by a newer run, or were stopped long ago. Nothing is deleted.
-'paucal runs verify RUN' checks the ledger of a run; 'paucal runs fetch URL FOLDER' copies a run from storage."""
-FETCH = "Copy a run from object storage to a new folder on this machine, where every verb can use it."
-VERIFY = """Check the ledger of a run that was trained with --ledger.
-Each training image must be used exactly once per pass, and no validation or test image, however often the run was
-killed and resumed."""
+A setting that is the same in all runs is printed once, below the table. Runs that you may want to delete are listed
+with the reason: they saved nothing, were repeated by a newer run, or were stopped long ago. Nothing is deleted.
+'paucal runs verify RUN' checks the ledger of a run; 'paucal runs fetch URL FOLDER' copies a run from object storage."""
+FETCH_DESCRIPTION = "Copy a run from object storage to a new folder on this machine, where every verb can use it."
+VERIFY_DESCRIPTION = """Check the ledger of a run that was trained with --ledger.
+However often the run was killed and resumed, each epoch must use every training image exactly once, and no validation
+or test image."""
 
 
 def run(argv: Sequence[str]) -> int:
@@ -37,8 +37,8 @@ def run(argv: Sequence[str]) -> int:
 
 
 def _fetch_run(argv: Sequence[str]) -> int:
-    parser = VerbParser("runs fetch", FETCH)
-    parser.add_argument("url", help="--output of the run")
+    parser = VerbParser("runs fetch", FETCH_DESCRIPTION)
+    parser.add_argument("url", help="URL of the run, as given to --output")
     parser.add_argument("folder", help="new folder")
     values, _ = parse(parser, list(argv))
     from paucal.runner.stored_runs import StoredRun
@@ -47,15 +47,15 @@ def _fetch_run(argv: Sequence[str]) -> int:
     folder = named_path(values.folder)
     if is_taken(folder):
         raise UserError(f"{values.folder!r} exists already: choose a new folder.")
-    part = folder.with_name(f".{folder.name}.part")
-    StoredRun(values.url).fetch(part)  # a second call continues the copy
-    part.replace(folder)
+    partial_copy = folder.with_name(f".{folder.name}.part")
+    StoredRun(values.url).fetch(partial_copy)  # a repeated command continues an interrupted copy
+    partial_copy.replace(folder)
     print(f"the run is in {values.folder}")
     return 0
 
 
 def _verify_run(argv: Sequence[str]) -> int:
-    parser = VerbParser("runs verify", VERIFY)
+    parser = VerbParser("runs verify", VERIFY_DESCRIPTION)
     parser.add_argument("run", help="run folder")
     values, _ = parse(parser, list(argv))
     from paucal.runner.console import Console
@@ -68,7 +68,7 @@ def _verify_run(argv: Sequence[str]) -> int:
 
 
 def _join_sort_flag(argv: Sequence[str]) -> list[str]:
-    """Join "--sort -test" into one word: argparse would parse the second word as a flag."""
+    """Return the arguments with "--sort -test" joined to one word, since argparse would take "-test" for a flag."""
     arguments: list[str] = []
     for argument in argv:
         if arguments and arguments[-1] == "--sort" and argument.startswith("-") and not argument.startswith("--"):

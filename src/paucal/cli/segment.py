@@ -1,4 +1,4 @@
-"""`paucal segment`: from images and masks to an evaluated segmentation model."""
+"""`paucal segment`: train and evaluate a segmentation model on images and masks."""
 
 from collections.abc import Sequence
 
@@ -8,7 +8,7 @@ from paucal.runner.clock import command_start
 from paucal.tasks.segmentation.settings import SegmentSettings
 
 DESCRIPTION = """Train a network that classifies every pixel, and evaluate it on images that it has not seen.
-DATA is a folder with a folder of images and a folder of masks of the same names (images/ and masks/).
+DATA is a folder that contains a folder of images and a folder of masks with the same file names (images/ and masks/).
 Settings that are not given are chosen from the data, and printed with the reason."""
 
 

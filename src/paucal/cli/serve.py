@@ -1,12 +1,12 @@
-"""`paucal serve`: a local page to try a model on."""
+"""`paucal serve`: a local web page to try a model on images, or to label images."""
 
 from collections.abc import Sequence
 
 from paucal.cli.arguments import VerbParser, add_settings, parse, settings_among
 from paucal.verbs.serve.settings import ServeSettings
 
-DESCRIPTION = """Open a page in your browser to try a model on: drop a picture and see its classes with calibrated
-probabilities, whether it resembles the training images, and the evidence for the prediction. Nothing leaves this
+DESCRIPTION = """Open a page in your browser to try a model: drop an image and see its classes with calibrated
+probabilities, whether it resembles the training images, and the evidence for the prediction. No data leaves this
 machine. With --label the page shows unlabelled images, the most useful first; you label each with one key, and --save
 stores the labels. Without a model, give --classes."""
 

@@ -3,19 +3,19 @@
 from collections.abc import Sequence
 
 from paucal.cli.arguments import VerbParser, add_settings, parse, settings_among
-from paucal.settings.groups import LABELLED
+from paucal.settings.groups import LABELLED_DATA_HELP
 from paucal.verbs.shard.settings import ShardSettings
 
-DESCRIPTION = """Write the images of a set into shards: a few large files instead of millions of small ones.
-Each part of the set gets its own shards, in random order; images keep their bytes, and unreadable ones are named. An
-index lets a run on a million images begin in seconds, on this machine or from object storage. Sets of up to some
-hundred thousand images on a disk do not need shards: paucal decodes them once and keeps the result."""
+DESCRIPTION = """Write the images of a data set into shards: a few large files instead of millions of small files.
+Each split gets its own shards, in random order. The bytes of images are not changed, and unreadable images are
+reported. An index lets a run on a million images begin in seconds, on this machine or from object storage. Data sets of
+up to some hundred thousand images on a disk do not need shards: paucal decodes them once and keeps the result."""
 
 
 def run(argv: Sequence[str]) -> int:
     """Run the verb; returns the exit code."""
     parser = VerbParser("shard", DESCRIPTION)
-    parser.add_argument("data", help=f"images: {LABELLED}")
+    parser.add_argument("data", help=f"images: {LABELLED_DATA_HELP}")
     parser.add_argument("output", help="new or empty folder for the shards, or a URL such as s3://bucket/set")
     add_settings(parser, ShardSettings, skip=["data", "output"])
     values, _ = parse(parser, argv)

@@ -9,16 +9,16 @@ from paucal.settings.options import setting_fields
 from paucal.studies.settings import StudySettings
 from paucal.types import UserError
 
-DESCRIPTION = """Reproduce a results table or figure of the four papers, and print published and measured numbers
-side by side. 'paucal study list' names them all, 'paucal study show NAME' prints one with the settings of its rows.
-Finished runs are not repeated: the same command resumes a study that was stopped."""
+DESCRIPTION = """Reproduce a table or figure of the DrLoc, EsViT, DHVT or token labeling papers, and print published and
+measured numbers side by side. 'paucal study list' lists all studies, 'paucal study show NAME' prints one with the
+settings of its rows. Finished runs are not repeated: the same command resumes a study that was stopped."""
 
 
 def run(argv: Sequence[str]) -> int:
     """Run the verb and return the exit code: 1 if a run has failed, 130 if the study was stopped."""
     parser = VerbParser("study", DESCRIPTION)
-    parser.add_argument("name", help="a study, or 'list', or 'show'")
-    parser.add_argument("shown", nargs="?", help="study to show, after 'show'")
+    parser.add_argument("name", help="name of a study, or 'list', or 'show'")
+    parser.add_argument("shown", nargs="?", help="after 'show': name of the study to show")
     add_settings(parser, StudySettings)
     values, given = parse(parser, argv)
     study_values = {name: getattr(values, name) for name in given if name in setting_fields(StudySettings)}
@@ -33,7 +33,7 @@ def run(argv: Sequence[str]) -> int:
     if find_study(values.name).kind == "facts":
         if study_values:
             raise UserError(
-                f"{values.name} is a reference table; nothing to run: leave --{next(iter(study_values))} out."
+                f"{values.name} is a reference table with nothing to run: leave --{next(iter(study_values))} out."
             )
         return _show_study(values.name)
     from paucal.runner.console import Console
@@ -55,7 +55,7 @@ def _list_studies(surplus: str | None) -> int:
 
 def _show_study(name: str | None) -> int:
     if name is None:
-        raise UserError("'paucal study show' needs the NAME of a study: 'paucal study list' shows all.")
+        raise UserError("'paucal study show' needs the NAME of a study: 'paucal study list' lists all.")
     from paucal.studies.listing import show
 
     table, sentences = show(name)

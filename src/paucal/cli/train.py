@@ -1,4 +1,4 @@
-"""`paucal train`: from images to an evaluated model."""
+"""`paucal train`: train and evaluate a model on labelled images."""
 
 from collections.abc import Sequence
 
@@ -9,7 +9,7 @@ from paucal.runner.clock import command_start
 
 DESCRIPTION = """Train a classifier on a folder of images and evaluate it on images that it has not seen.
 Settings that are not given are chosen from the data, and printed with the reason.
-Without DATA the built-in digits are used; that takes about a minute on two CPU cores. With --target COLUMN the model
+Without DATA it uses the built-in digits, which takes about a minute on two CPU cores. With --target COLUMN the model
 predicts a number instead of a class."""
 
 

@@ -1,4 +1,4 @@
-"""`paucal weights`: pretrained weights on this machine, and their transfer to another one."""
+"""`paucal weights`: list the pretrained weights on this machine, and copy weights to another machine."""
 
 from collections.abc import Sequence
 
@@ -7,11 +7,11 @@ from paucal.settings.options import setting_fields
 from paucal.types import UserError
 from paucal.verbs.weights.settings import WeightsSettings
 
-DESCRIPTION = """List pretrained weights on this machine, and bring weights to a machine without a network.
+DESCRIPTION = """List pretrained weights on this machine, and copy weights to a machine without a network.
 'list' shows the weights on this machine, with size, licence and use. 'pack NAME' writes weights, by name or from a
 file, into one archive. 'add FILE' checks and stores such an archive, or a weights file with --model and --licence;
-'paucal train' then considers it. 'remove NAME' removes added weights."""
-WIDTH = 160  # characters
+'paucal train' can then choose these weights. 'remove NAME' removes added weights."""
+FILE_WIDTH = 160  # characters per line of a list that is written to a file or a pipe
 ACTIONS = ("list", "add", "pack", "remove")
 
 
@@ -25,12 +25,12 @@ def run(argv: Sequence[str]) -> int:
     if values.action not in ACTIONS:
         raise UserError(f"unknown action {values.action!r}; expected one of {', '.join(ACTIONS)}.")
     if (values.action == "list") != (values.subject is None):
-        raise UserError("'paucal weights list' takes no name; add takes a FILE, pack and remove take a NAME.")
+        raise UserError("'paucal weights list' takes no name; 'add' needs a FILE, 'pack' and 'remove' need a NAME.")
     flags = [name for name in given if name in setting_fields(WeightsSettings)]
     if values.action in ("list", "remove") and flags:
         raise UserError(f"'paucal weights {values.action}' takes no flags: leave --{flags[0].replace('_', '-')} out.")
     if values.action == "list":
-        _list_stored()
+        _print_list()
         return 0
     from paucal.runner.console import Console
     from paucal.verbs.weights.launch import add_file, pack, remove_weights
@@ -43,11 +43,11 @@ def run(argv: Sequence[str]) -> int:
     return 0
 
 
-def _list_stored() -> None:
+def _print_list() -> None:
     from paucal.runner.plain_console import PlainConsole
     from paucal.verbs.weights.listing import list_weights, weights_table
 
     console = PlainConsole()
     if not console.is_terminal:
-        console = PlainConsole(width=WIDTH)  # no width limit in a file or a pipe
+        console = PlainConsole(width=FILE_WIDTH)
     console.print(weights_table(list_weights()))

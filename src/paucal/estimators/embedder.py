@@ -9,7 +9,7 @@ from paucal.estimators.fitted import ImageEstimator
 from paucal.estimators.inputs import Images, list_images
 from paucal.models.named import open_named
 from paucal.models.trained import TrainedModel
-from paucal.runner.starts import HELP
+from paucal.runner.starts import WEIGHTS_HELP
 from paucal.types import UserError
 from paucal.verbs.check.labels import weights_at_hand
 
@@ -51,7 +51,7 @@ class ImageEmbedder(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ImageEsti
         images = list_images(X)
         name = self.model or getattr(weights_at_hand(), "name", None)
         if name is None:
-            raise UserError(f"no trained weights are on this machine; {HELP}, or give model=.")
+            raise UserError(f"no trained weights are on this machine; {WEIGHTS_HELP}, or give model=.")
         self.model_, self._loaded = str(name), []
         self.n_features_out_ = self.transform(images[:1]).shape[1]
         return self

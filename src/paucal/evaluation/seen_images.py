@@ -22,7 +22,7 @@ from paucal.data.sources.parquet import PARQUET_SUFFIXES
 from paucal.data.splits.split import PARTS, Split
 from paucal.data.splits.split_csv import read_rows
 from paucal.runs import RunFolder
-from paucal.runs.folder import run_behind, with_ancestors
+from paucal.runs.folder import run_of_init, with_ancestors
 from paucal.types import UserError
 
 UNLABELLED_IMAGES = "unlabelled.csv"  # file of a run that lists its additional images without labels
@@ -182,7 +182,7 @@ def require_unseen(name: str, run: RunFolder | None, images: ImageSet, test: NDA
 
 def seen_by_start(init: str | None, images: ImageSet, split: Split) -> list[str]:
     """Return remarks if the run of the initial weights, or its ancestors, were trained on this run's test images."""
-    test, history = split.indices("test"), list(training_history(run_behind(init)))
+    test, history = split.indices("test"), list(training_history(run_of_init(init)))
     remarks, identities = [], Identities(images)
     for labelled, label_text in (
         (False, "without labels"),

@@ -71,7 +71,7 @@ class Classifier:
     def predict(self, network: nn.Module, prepared: Tensor, pixels: bool) -> Tensor:
         """Return the (K,) probabilities of a prepared image."""
         output = network(prepared)
-        return (output if pixels else self.card.shares(output))[0]
+        return (output if pixels else self.card.probabilities(output))[0]
 
     def compare(self, original: Tensor, exported: Tensor, label: Tensor | None) -> Difference:
         """Return the differences between the probabilities of two models for one image."""

@@ -19,7 +19,7 @@ from torch.export import ExportedProgram
 from paucal.export.program import Graph
 from paucal.export.quiet import discard_output, first_line
 from paucal.models.card import ModelCard
-from paucal.models.saved import card_of_stored
+from paucal.models.saved import card_from_dict
 from paucal.models.trained import TrainedModel
 from paucal.types import UserError
 
@@ -118,7 +118,7 @@ def read_onnx(path: Path) -> TrainedModel:
             f"{str(path)!r} was not written by paucal export, as its metadata contains no model card: export it again."
         )
     try:
-        card = card_of_stored(json.loads(network.metadata[KEY]))
+        card = card_from_dict(json.loads(network.metadata[KEY]))
     except ValueError as problem:
         raise UserError(f"{str(path)!r} has a damaged model card ({problem}): export it again.") from problem
     if network.input.name != "images":

@@ -36,7 +36,7 @@ class FromPixels(nn.Module):
 
     def forward(self, pixels: Tensor) -> Tensor:
         """Return the probabilities of each class."""
-        return self.card.shares(self.network(self.input(pixels)))
+        return self.card.probabilities(self.network(self.input(pixels)))
 
 
 @dataclass(frozen=True)

@@ -135,7 +135,8 @@ def model_page(
         *timm_lines,
         *("```", ""),
         f"Input: mean {list(preprocess.mean)}, standard deviation {list(preprocess.std)}, {preprocess.interpolation}, "
-        f"{preprocess.resize} {preprocess.crop_ratio:g}. Probabilities: {'sigmoid' if card.several else 'softmax'} of "
+        f"{preprocess.resize} {preprocess.crop_ratio:g}. "
+        f"Probabilities: {'sigmoid' if card.is_multi_label else 'softmax'} of "
         f"the logits{'' if card.temperature == 1 else f' divided by {card.temperature:.4g}'}.",
         "",
     ]

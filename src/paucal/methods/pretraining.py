@@ -19,8 +19,8 @@ METHODS: dict[str, PretrainingMethod] = {
     entry.name: entry for entry in (self_distillation.METHOD, lejepa.METHOD, visreg.METHOD, diet.METHOD)
 }
 RECIPES = esvit.RECIPES
-SHARED_RULES = resolve.rules_by_name((*machine.PROCESSES, *crops.RULES))
-LAST_RULES = resolve.rules_by_name(machine.COMPUTE)
+SHARED_RULES = resolve.rules_by_name((*machine.PROCESS_RULES, *crops.RULES))
+LAST_RULES = resolve.rules_by_name(machine.COMPUTE_RULES)
 
 
 def method_of(settings: PretrainSettings) -> PretrainingMethod:

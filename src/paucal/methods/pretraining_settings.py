@@ -6,7 +6,7 @@ from paucal.methods.diet.settings import DietSettings
 from paucal.methods.lejepa.settings import LeJepaSettings
 from paucal.methods.self_distillation.settings import SelfDistillationSettings
 from paucal.methods.visreg.settings import VisRegSettings
-from paucal.settings.crops import CropSettings, PretrainScheduleSettings, WatchSettings
+from paucal.settings.crops import CropSettings, MonitorSettings, PretrainScheduleSettings
 from paucal.settings.groups import JobSettings
 from paucal.settings.options import option
 
@@ -20,7 +20,7 @@ class MethodSettings(DietSettings, VisRegSettings, LeJepaSettings, SelfDistillat
 
 @dataclass(frozen=True)
 class PretrainSettings(  # type: ignore[reportIncompatibleVariableOverride] (a number, never "auto")
-    WatchSettings, PretrainScheduleSettings, MethodSettings, CropSettings, JobSettings
+    MonitorSettings, PretrainScheduleSettings, MethodSettings, CropSettings, JobSettings
 ):
     """Every setting of `paucal pretrain`; the command line and `paucal.pretrain` share it."""
 

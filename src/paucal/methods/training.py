@@ -30,7 +30,7 @@ METHODS: dict[str, TrainingMethod] = {
 TERMS: dict[str, ExtraLoss] = {entry.name: entry for entry in (drloc.TERM, locality.TERM, distillation.TERM)}
 ENTRIES: tuple[Entry, ...] = (*METHODS.values(), *TERMS.values())
 SHARED_RULES = resolve.rules_by_name(
-    (*machine.PROCESSES, *model.RULES, *length.RULES, *images.RULES, model.drop_path, *machine.COMPUTE)
+    (*machine.PROCESS_RULES, *model.RULES, *length.RULES, *images.RULES, model.drop_path, *machine.COMPUTE_RULES)
 )
 
 

@@ -12,8 +12,8 @@ from paucal.settings.parts import (
     AugmentationSettings,
     BalanceSettings,
     FineTuningSettings,
-    JointNormSettings,
     SplitSettings,
+    SyncBatchNormSettings,
     TrainScheduleSettings,
 )
 
@@ -28,7 +28,7 @@ class MethodSettings(DrLocSettings, LocalitySettings, DistillationSettings, Toke
 
 @dataclass(frozen=True)
 class TrainSettings(
-    JointNormSettings,
+    SyncBatchNormSettings,
     AugmentationSettings,
     TrainScheduleSettings,
     MethodSettings,

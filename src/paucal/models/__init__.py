@@ -1,1 +1,1 @@
-"""Trained models: the card that describes a model, and functions to open a stored or a named model."""
+"""Trained models: the model card (`model.json`), and opening models by the path of a run or by name."""

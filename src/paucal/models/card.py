@@ -1,4 +1,4 @@
-"""The content of a model's `model.json`: architecture, classes and preprocessing."""
+"""The model card, stored as `model.json`: architecture, classes and preprocessing."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -13,27 +13,27 @@ from paucal.models.preprocessing import Preprocessing, is_number
 from paucal.models.tasks import CLASSIFICATION, VERBS
 from paucal.types import UserError
 
-FORMAT = 1
-FORMAT_OF_SEVERAL = 2  # for models that give several labels, which earlier versions of paucal would misread
-COLDEST, HOTTEST = 0.01, 100.0  # temperatures of logits
+CARD_FORMAT = 1
+MULTI_LABEL_FORMAT = 2  # for multi-label models, whose cards earlier versions of paucal would misread
+MIN_TEMPERATURE, MAX_TEMPERATURE = 0.01, 100.0  # for logits
 
 
 @dataclass(frozen=True)
 class ModelCard:
-    """The `model.json` of a classifier, or of a backbone alone; the cards of other tasks add fields to it.
+    """The card of a classifier, or of a backbone without a classifier; the cards of other tasks add fields to it.
 
     Attributes:
-        backbone: Description from which the model is built.
-        classes: Names in the order of the logits.
-        preprocessing: Preparation of images.
+        backbone: Spec from which the model is built.
+        classes: Class names in the order of the logits.
+        preprocessing: Preprocessing of images.
         temperature: Number by which logits are divided before the softmax, see `evaluation.calibration`.
-        thresholds: (K,) lowest probabilities at which each class is predicted, for a model with one sigmoid per class,
-            whose images may have several labels; None for a model with a softmax.
-        reads_stages: Whether the classifier reads the last stages too, see `backbones.stage_classifier`.
+        thresholds: (K,) lowest probabilities at which each class is predicted, for a multi-label model with one sigmoid
+            per class; None for a model with a softmax.
+        reads_stages: Whether the classifier also reads features of the last stages, see `backbones.stage_classifier`.
     """
 
     task: ClassVar[str] = CLASSIFICATION
-    formats: ClassVar[tuple[int, ...]] = (FORMAT, FORMAT_OF_SEVERAL)
+    formats: ClassVar[tuple[int, ...]] = (CARD_FORMAT, MULTI_LABEL_FORMAT)
 
     backbone: BackboneSpec
     classes: tuple[str, ...]
@@ -43,27 +43,28 @@ class ModelCard:
     reads_stages: bool = False
 
     def __post_init__(self) -> None:
-        if not is_number(self.temperature) or not COLDEST <= self.temperature <= HOTTEST:
+        if not is_number(self.temperature) or not MIN_TEMPERATURE <= self.temperature <= MAX_TEMPERATURE:
             raise UserError(
-                f"a model card has temperature {self.temperature!r}, expected a number from {COLDEST} to {HOTTEST}."
+                f"a model card has temperature {self.temperature!r}, expected a number from {MIN_TEMPERATURE} to "
+                f"{MAX_TEMPERATURE}."
             )
         if self.thresholds is not None:
-            fits = len(self.thresholds) == len(self.classes) and all(map(is_number, self.thresholds))
-            if not fits or not all(0 < threshold < 1 for threshold in self.thresholds):
-                raise UserError("a model card has thresholds that are not one number between 0 and 1 for each class.")
+            has_one_per_class = len(self.thresholds) == len(self.classes) and all(map(is_number, self.thresholds))
+            if not has_one_per_class or not all(0 < threshold < 1 for threshold in self.thresholds):
+                raise UserError("a model card must have one threshold between 0 and 1 for each class: restore it.")
 
     @property
-    def several(self) -> bool:
-        """Whether the model gives several labels."""
+    def is_multi_label(self) -> bool:
+        """Whether the model can predict any number of labels for an image."""
         return self.thresholds is not None
 
-    def shares(self, logits: Tensor) -> Tensor:
+    def probabilities(self, logits: Tensor) -> Tensor:
         """Return the (N, K) probabilities of (N, K) logits."""
         logits = logits.float() / self.temperature
-        return logits.sigmoid() if self.several else logits.softmax(1)
+        return logits.sigmoid() if self.is_multi_label else logits.softmax(1)
 
     def with_thresholds(self, thresholds: Sequence[float]) -> "ModelCard":
-        """Return the card of the same model with one sigmoid per class and these thresholds."""
+        """Return the card of the same network as a multi-label model with these thresholds."""
         return replace(self, thresholds=tuple(thresholds))
 
     def at_temperature(self, temperature: float) -> "ModelCard":
@@ -71,9 +72,9 @@ class ModelCard:
         return replace(self, temperature=temperature)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain JSON values."""
+        """Return the content of `model.json` as plain values."""
         return {
-            "format": FORMAT_OF_SEVERAL if self.several else FORMAT,
+            "format": MULTI_LABEL_FORMAT if self.is_multi_label else CARD_FORMAT,
             "backbone": self.backbone.to_dict(),
             "classes": list(self.classes),
             "preprocessing": self.preprocessing.to_dict(),
@@ -88,7 +89,7 @@ class ModelCard:
         if (task := stored.get("task") or CLASSIFICATION) != cls.task:
             raise UserError(
                 f"the model of this run is for {str(task)[:40]}, expected {cls.task}: give a run of "
-                f"'paucal {VERBS[cls.task]}'; 'paucal predict' uses it."
+                f"'paucal {VERBS[cls.task]}', or use this one with 'paucal predict'."
             )
         try:
             if stored["format"] not in cls.formats:
@@ -104,31 +105,33 @@ class ModelCard:
     def _read(cls, stored: Mapping[str, Any]) -> Self:
         spec, names = BackboneSpec.from_dict(stored["backbone"]), stored["classes"]
         count, task_values = cls._read_task_fields(stored, spec)
-        # Check lengths first: a hostile card could claim so many classes that building types would fill the memory.
+        # Check the number of classes first, since a hostile card could claim so many that the model fills the memory.
         if not isinstance(names, list) or len(names) != count or not all(type(name) is str for name in names):
             raise UserError(f"model.json must name the {count} classes of its model: restore it.")
-        # Class names of images are plain; classifiers of older versions may have other names.
+        # Classifiers of older versions may have names that are normalised today, such as "1.0" for "1".
         classes = plain_if_distinct(names) if cls.task == CLASSIFICATION else tuple(names)
         preprocessing = Preprocessing.from_dict(stored["preprocessing"])
         sizes = preprocessing.image_size, "pixels", spec.image_size
         channels = preprocessing.channels, "channels", spec.in_chans
         for stated, unit, expected in (sizes, channels):
             if stated != expected:
-                raise UserError(f"model.json prepares images of {stated} {unit} for a model of {expected}: restore it.")
+                raise UserError(
+                    f"model.json has preprocessing for {stated} {unit}, but a model for {expected}: restore it."
+                )
         return cls(backbone=spec, classes=classes, preprocessing=preprocessing, **task_values)
 
     @classmethod
     def _read_task_fields(cls, stored: Mapping[str, Any], spec: BackboneSpec) -> tuple[int, dict[str, Any]]:
-        """Return the number of classes that a stored card must name, and the values of this task's own fields."""
-        is_multi_label = stored["format"] == FORMAT_OF_SEVERAL
+        """Return the number of classes that a stored card must list, and the fields that only this task has."""
+        is_multi_label = stored["format"] == MULTI_LABEL_FORMAT
         return spec.num_classes, {
-            "temperature": stored.get("temperature", 1.0),  # older cards lack it
+            "temperature": stored.get("temperature", 1.0),  # missing in older cards
             "thresholds": tuple(stored["thresholds"]) if is_multi_label else None,
             "reads_stages": stored.get("reads_stages", False) is True,
         }
 
     def build(self) -> nn.Module:
-        """Build the model with fresh weights from the global random generator."""
-        # All weights come from the run, so do not fetch published ones.
+        """Build the model with random weights, drawn with the global random generator."""
+        # The weights of the run are loaded later, so published weights are not needed.
         model = replace(self.backbone, pretrained=False).build().model
         return add_stage_classifier(model, self.backbone.image_size) if self.reads_stages else model

@@ -6,13 +6,13 @@ import torch
 
 from paucal.types import UserError
 
-DEVICES = ("cpu", "cuda", "mps")  # torch has others, such as "meta", which computes nothing
+DEVICES = ("cpu", "cuda", "mps")  # torch accepts more, such as "meta", on which nothing is computed
 
 
 def usable_device(device: torch.device | str) -> torch.device:
-    """Return the device as torch names it."""
+    """Return the torch device, with its index if it has one; raises a UserError if it cannot be used here."""
     with suppress(RuntimeError, AssertionError, NotImplementedError):  # torch's errors for missing devices
         usable = torch.empty(0, device=device).device
         if usable.type in DEVICES:
             return usable
-    raise UserError(f"the device is {str(device)!r}, which is not usable on this machine: try cpu.")
+    raise UserError(f"the device {str(device)!r} cannot be used on this machine: try cpu.")

@@ -1,4 +1,4 @@
-"""Frozen backbones by name (run, weights file or timm model), and random ones for comparison."""
+"""Opening frozen backbones for evaluation: from a run, a weights file or timm, or with random weights as a baseline."""
 
 import hashlib
 import json
@@ -22,18 +22,27 @@ from paucal.models.preprocessing import Preprocessing
 from paucal.models.published import model_of_file, read_timm
 from paucal.models.saved import stored_card
 from paucal.models.trained import load_trained
-from paucal.models.weights.at_hand import input_of_weights
+from paucal.models.weights.local import input_of_weights
 from paucal.runs import RunFolder
-from paucal.runs.folder import run_around
-from paucal.runs.weights import read_foreign
+from paucal.runs.folder import run_of_file
+from paucal.runs.weights import read_untrusted
 from paucal.types import UserError, height_and_width
 
-FLOOR = "random weights"
+RANDOM_NAME = "random weights"
 
 
 @dataclass(frozen=True)
 class FrozenBackbone:
-    """A backbone with its weights and its preprocessing."""
+    """A backbone with loaded weights, and its preprocessing.
+
+    Attributes:
+        name: Short name for tables.
+        weights: Description of the weights.
+        spec: Spec from which the backbone was built.
+        backbone: The network, in evaluation mode.
+        preprocessing: Preprocessing of images.
+        random: Whether the weights are random.
+    """
 
     name: str
     weights: str
@@ -44,9 +53,10 @@ class FrozenBackbone:
 
     @cached_property
     def fingerprint(self) -> str:
-        """Digest that identifies the model and its preprocessing."""
-        built = json.dumps([self.spec.to_dict(), self.preprocessing.to_dict()], sort_keys=True)
-        return hashlib.blake2b((built + weights_fingerprint(self.backbone.model)).encode(), digest_size=16).hexdigest()
+        """Hash of the architecture, the weights and the preprocessing."""
+        description = json.dumps([self.spec.to_dict(), self.preprocessing.to_dict()], sort_keys=True)
+        content = description + weights_fingerprint(self.backbone.model)
+        return hashlib.blake2b(content.encode(), digest_size=16).hexdigest()
 
     @property
     def parameters(self) -> int:
@@ -60,7 +70,7 @@ class FrozenBackbone:
 
 
 def weights_fingerprint(model: nn.Module) -> str:
-    """Return a digest of every entry of a model's state: names, types, shapes and values."""
+    """Return a hash of a model's state dict: names, dtypes, shapes and values."""
     digest = hashlib.blake2b(digest_size=16)
     for name, value in sorted(model.state_dict().items()):
         digest.update(f"{name} {value.dtype} {tuple(value.shape)}".encode())
@@ -69,19 +79,21 @@ def weights_fingerprint(model: nn.Module) -> str:
 
 
 def random_backbone(spec: BackboneSpec, seed: int) -> FeatureBackbone:
-    """Build a backbone with fresh weights from a seed; the global random state is not touched."""
+    """Build a backbone with random weights from a seed, without changing the global random state."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return replace(spec, pretrained=False).build().eval()
 
 
-def random_floor(subject: FrozenBackbone, seed: int = 0) -> FrozenBackbone:
+def random_baseline(subject: FrozenBackbone, seed: int = 0) -> FrozenBackbone:
     """Return the same architecture with random weights and the same preprocessing.
 
-    Random features already classify better than chance, so scores only count above this floor.
+    Since random features classify better than chance too, scores should be compared to those of this backbone.
     """
     backbone = random_backbone(subject.spec, seed).to(subject.device)
-    return FrozenBackbone(FLOOR, f"random, seed {seed}", subject.spec, backbone, subject.preprocessing, random=True)
+    return FrozenBackbone(
+        RANDOM_NAME, f"random, seed {seed}", subject.spec, backbone, subject.preprocessing, random=True
+    )
 
 
 def open_frozen(
@@ -98,30 +110,32 @@ def open_frozen(
 
     Args:
         name: Run folder, weights file, or name of a timm model. An existing path takes precedence over a name.
-        device: Device to move the model to.
-        model: timm name of a weights file's model; None to recognise it.
-        network: Network to take from a file with several ("teacher", "student", ...).
-        pretrained: Whether a timm model gets timm's published weights; random ones otherwise.
-        image_size: Side or (height, width) in pixels; None for the model's own. A run always has its own.
+        device: Device for the backbone.
+        model: timm name of the model for a weights file; None to recognise it.
+        network: Network to use from a file with several networks ("teacher", "student", ...).
+        pretrained: Whether a timm model gets timm's published weights instead of random weights.
+        image_size: Side or (height, width) in pixels; None for the model's default. Must be None for a run.
         seed: Seed of random weights.
     """
-    target, found_model = usable_device(device), find_named(name, files=True)
-    if isinstance(found_model, RunFolder):
-        return _frozen_run(found_model, target, image_size)
-    if isinstance(found_model, Path):
-        return _frozen_file(found_model, model, network, image_size, target)
+    target, run_file_or_name = usable_device(device), find_named(name, files=True)
+    if isinstance(run_file_or_name, RunFolder):
+        return _frozen_run(run_file_or_name, target, image_size)
+    if isinstance(run_file_or_name, Path):
+        return _frozen_file(run_file_or_name, model, network, image_size, target)
     spec = _backbone_spec(name, image_size, pretrained)
     backbone = random_backbone(spec, seed)
     if pretrained:
         start_from(backbone.model, read_timm(name, init=False), head="fresh")
     weights = f"timm's published weights of {name}" if pretrained else f"random, seed {seed}"
-    preprocessing = Preprocessing.as_tested(spec.image_size, input_of_weights(name))
+    preprocessing = Preprocessing.from_image_input(spec.image_size, input_of_weights(name))
     return FrozenBackbone(name, weights, spec, backbone.to(target), preprocessing, random=not pretrained)
 
 
 def _frozen_run(run: RunFolder, device: torch.device, image_size: Sequence[int] | None) -> FrozenBackbone:
     if image_size is not None:
-        raise UserError(f"--img-size is for files and timm models; {run.path} has its own size, so leave it out.")
+        raise UserError(
+            f"--img-size is for files and timm models; the image size of {run.path} is fixed, so leave --img-size out."
+        )
     trained = load_trained(run, device)
     spec = trained.card.backbone
     backbone = FeatureBackbone(trained.module, spec.image_size).eval()
@@ -131,17 +145,18 @@ def _frozen_run(run: RunFolder, device: torch.device, image_size: Sequence[int] 
 def _frozen_file(
     path: Path, model: str | None, network: str | None, image_size: Sequence[int] | None, device: torch.device
 ) -> FrozenBackbone:
-    tree, source = read_foreign(path), f"the file {path.name}"
-    card = stored_card(run_around(path))  # the card of the run that the file belongs to
+    tree, source = read_untrusted(path), f"the file {path.name}"
+    card = stored_card(run_of_file(path))
     if card is not None and model in (None, card.backbone.name):
         size = card.backbone.image_size if image_size is None else height_and_width(image_size)
         spec, grid = replace(card.backbone, num_classes=0, image_size=size), card.backbone.oblong_grid()
     else:
         spec, grid = _backbone_spec(model or model_of_file(path, tree), image_size, pretrained=False), None
     backbone = random_backbone(spec, seed=0)
-    chosen = tree if network is None else pick_network(tree, network, source)
-    report = start_from(backbone.model, StartWeights(chosen, source, grid=grid))
-    if any(map(is_position, set(report.fresh) & set(report.unused))):  # in the file, with another shape
+    tensors = tree if network is None else pick_network(tree, network, source)
+    report = start_from(backbone.model, StartWeights(tensors, source, grid=grid))
+    # Tensors that are in the file but were not used have another shape in the model.
+    if any(map(is_position, set(report.fresh) & set(report.unused))):
         height, width = spec.image_size
         raise UserError(
             f"{str(path)!r} has position embeddings that cannot be resized to {height}x{width} pixels, since their "
@@ -149,15 +164,15 @@ def _frozen_file(
         )
     part = f", {report.part}" if report.part else ""
     weights = f"{source}{part}: {rounded_down(report.share)} of the parameters of {spec.name}"
-    tested = input_of_file(find_program(tree), spec.name) if card is None else card.preprocessing.tested
-    preprocessing = Preprocessing.as_tested(spec.image_size, tested)
+    image_input = input_of_file(find_program(tree), spec.name) if card is None else card.preprocessing.image_input
+    preprocessing = Preprocessing.from_image_input(spec.image_size, image_input)
     return FrozenBackbone(path.stem, weights, spec, backbone.to(device), preprocessing)
 
 
 def _backbone_spec(name: str, image_size: Sequence[int] | None, pretrained: bool) -> BackboneSpec:
     config = timm_config(name)
     if pretrained and (config is None or not config.has_weights):
-        raise UserError(f"timm publishes no weights of {name}: leave --pretrained out to use random ones.")
+        raise UserError(f"timm publishes no weights of {name}: leave --pretrained out to use random weights.")
     default_size = (224, 224) if config is None else (int(config.input_size[1]), int(config.input_size[2]))
     size = default_size if image_size is None else height_and_width(image_size)
     return BackboneSpec(name, 0, image_size=size, pretrained=pretrained)

@@ -1,4 +1,4 @@
-"""Measure the size and cost of a model on the meta device, where nothing is computed, for the table of models."""
+"""Measuring the size and cost of models for the table of models, without computing anything (on the meta device)."""
 
 import warnings
 from typing import Any
@@ -12,8 +12,8 @@ from paucal.backbones.probe import probe_images
 from paucal.models.table import TIMM, ListedModel
 from paucal.types import UserError
 
-_OURS = "paucal.backbones."
-_PAPERS = {
+_PACKAGE_PREFIX = "paucal.backbones."
+_PAPER_BY_MODULE = {
     "dhvt": "DHVT (Lu et al. 2022)",
     "lvvit": "LV-ViT (Jiang et al. 2021)",
     "t2t_vit": "T2T-ViT (Yuan et al. 2021)",
@@ -31,19 +31,19 @@ _PAPERS = {
 }
 
 
-def is_ours(name: str) -> bool:
-    """Tell whether paucal registers the model."""
-    return timm.model_entrypoint(name).__module__.startswith(_OURS)
+def is_paucal_model(name: str) -> bool:
+    """Return whether the model with this timm name is implemented in paucal."""
+    return timm.model_entrypoint(name).__module__.startswith(_PACKAGE_PREFIX)
 
 
 def source_of(name: str) -> str:
-    """Return the paper of one of our models, else TIMM."""
+    """Return the paper of a model that is implemented in paucal; "timm" for timm's models."""
     file = timm.model_entrypoint(name).__module__.rpartition(".")[2]
-    return _PAPERS.get(file, "paucal") if is_ours(name) else TIMM
+    return _PAPER_BY_MODULE.get(file, "paucal") if is_paucal_model(name) else TIMM
 
 
 def measure(name: str, drloc_weight: float) -> ListedModel:
-    """Build a registered model on the meta device, where nothing is computed, and measure it.
+    """Measure a model by its timm name; `drloc_weight` is stored with the result.
 
     Example:
         >>> import paucal.backbones
@@ -68,7 +68,8 @@ def measure(name: str, drloc_weight: float) -> ListedModel:
 
 
 def _count_macs(model: torch.nn.Module, image_size: tuple[int, int]) -> int | None:
-    # With gradients: PiT and CaiT cannot be counted without.
+    """Return the multiply-adds for one image; None if they cannot be counted."""
+    # The input requires gradients because counting fails for PiT and CaiT otherwise.
     images = probe_images(model, image_size).requires_grad_()
     counter = FlopCounterMode(display=False)
     try:

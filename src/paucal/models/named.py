@@ -1,4 +1,4 @@
-"""Resolution of a model's name: a run, a weights file, or a model of timm."""
+"""Finding and opening a model by name: a run, a weights file, or a timm model."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -27,12 +27,12 @@ def find_named(name: str, setting: str = "", *, files: Literal[True]) -> RunFold
 
 
 def find_named(name: str, setting: str = "", *, files: bool = False) -> RunFolder | Path | str:
-    """Resolve a name; an existing path takes precedence over a model of timm.
+    """Find out what the name of a model refers to; an existing path takes precedence over a timm model.
 
     Args:
-        name: A run folder, a folder of runs (which means the newest run), or the name of a timm model.
-        setting: Setting that holds the name, such as "--teacher"; "" for an argument without a flag.
-        files: Whether the name may also be a weights file.
+        name: A run folder, a folder of runs (for its newest run), or the name of a timm model.
+        setting: Flag with which the user gave the name, for messages, such as "--teacher"; "" without a flag.
+        files: Whether the name may also be the path of a weights file.
 
     Returns:
         The run, the path of the weights file, or the name of the timm model.
@@ -43,18 +43,18 @@ def find_named(name: str, setting: str = "", *, files: bool = False) -> RunFolde
     if path.exists():
         return open_model_folder(path)
     if timm.is_model(name):
-        timm_config(name)  # refuses an unknown tag
+        timm_config(name)  # raises a UserError for an unknown tag
         return name
     near_text = ", ".join(nearest_names(name))
     raise UserError(
         f"{setting and f'{setting}: '}{name!r} is neither a run folder{', nor a weights file,' if files else ''} nor a "
-        f"timm model{f' (near: {near_text})' if near_text else ''}: give one, such as runs/1; 'paucal models' lists "
-        "timm's."
+        f"timm model{f' (similar: {near_text})' if near_text else ''}: give a run such as runs/1, or a model that "
+        "'paucal models' lists."
     )
 
 
 def find_run(name: str) -> RunFolder | None:
-    """Return the run of this name; None if it is a file or not a path."""
+    """Return the run in a folder; None if the name is not that of a folder."""
     path = Path(name).expanduser()
     return open_model_folder(path) if path.is_dir() else None
 
@@ -62,13 +62,13 @@ def find_run(name: str) -> RunFolder | None:
 def open_named(
     name: str, device: torch.device | str = "cpu", image_size: Sequence[int] | None = None, setting: str = ""
 ) -> TrainedModel:
-    """Open a run's model, or a timm model with its published weights.
+    """Open the model of a run, or a timm model with its published weights.
 
     Args:
         name: A run folder or a timm model, see `find_named`.
         device: Device for the model.
-        image_size: Side or (height, width) in pixels of its input; None for the model's own.
-        setting: Setting that holds the name, for messages.
+        image_size: Side or (height, width) in pixels of the model's input; None for the model's default.
+        setting: Flag with which the user gave the name, for messages.
     """
     run_or_name, target = find_named(name, setting), usable_device(device)
     if isinstance(run_or_name, RunFolder):

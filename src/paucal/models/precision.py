@@ -1,7 +1,7 @@
-"""bfloat16 on a CPU, if measurements show that it is faster and gives the same predictions.
+"""Choosing bfloat16 on a CPU, if measurements show that it is faster and gives the same predictions.
 
-Some CPUs multiply bfloat16 numbers several times as fast as float32 ones, some have no instructions for them, and for
-some networks the conversions cost more than is gained. So a few images are run alternately in both.
+Some CPUs multiply bfloat16 numbers several times as fast as float32 numbers, others have no instructions for bfloat16,
+and in some networks the conversions cost more time than is saved. So both are timed in turn on a few images.
 """
 
 import json
@@ -20,13 +20,14 @@ from torch import Tensor
 from paucal.data.decoded.cache_folder import features_folder
 from paucal.runs import write_text
 
-FASTER = 1.3  # smallest speed of bfloat16, as a multiple of float32's
-COSINE = 0.999  # smallest cosine between the outputs
-WORTH = 10.0  # seconds of total work in float32 below which nothing is changed
-QUICK = 0.005  # seconds per image in float32 below which nothing is changed
-IMAGES, ROUNDS = 8, 3  # images and rounds per measurement
-MAX_SECONDS = 1.5  # seconds after which no further round begins
-FLAGS = ("amx_bf16", "avx512_bf16", "bf16", "svebf16")
+# All must hold for bfloat16.
+MIN_SPEEDUP = 1.3  # time with float32, divided by time with bfloat16
+MIN_COSINE = 0.999  # between the outputs of both
+MIN_TOTAL_SECONDS = 10.0  # of all forward passes in float32
+MIN_IMAGE_SECONDS = 0.005  # of a forward pass in float32, per image
+# A measurement times up to this many rounds with these images; no round begins after `MAX_SECONDS`.
+MEASURED_IMAGES, MAX_ROUNDS, MAX_SECONDS = 8, 3, 1.5
+BFLOAT16_FLAGS = ("amx_bf16", "avx512_bf16", "bf16", "svebf16")
 _CPUINFO = Path("/proc/cpuinfo")
 
 Run = Callable[[Tensor], Tensor]
@@ -37,10 +38,10 @@ class PrecisionChoice:
     """The precision of forward passes.
 
     Attributes:
-        dtype: `torch.bfloat16` for autocast; None for the precision of the weights.
-        reason: Reason, as part of a sentence.
-        speed: Speed as a multiple of float32's.
-        measured: Whether it was chosen by measurements.
+        dtype: `torch.bfloat16` for autocast; None for no autocast.
+        reason: Reason for the choice, for messages.
+        speed: Speed as a multiple of the speed of float32.
+        measured: Whether measurements decided.
     """
 
     dtype: torch.dtype | None = None
@@ -50,25 +51,25 @@ class PrecisionChoice:
 
     @property
     def precision(self) -> str:
-        """The corresponding value of `--precision`."""
+        """The value of `--precision` for this choice."""
         return "32-true" if self.dtype is None else "bf16-mixed"
 
 
 FLOAT32 = PrecisionChoice()
-GIVEN = {
+EXPLICIT_CHOICES = {
     "32-true": PrecisionChoice(None, "float32, as given"),
     "bf16-mixed": PrecisionChoice(torch.bfloat16, "as given"),
 }
 
 
 def bfloat16_flags() -> tuple[str, ...]:
-    """Return the names of this CPU's instructions for bfloat16; empty if none are known."""
+    """Return the names of this CPU's bfloat16 instruction sets; empty if it has none or they are unknown."""
     cpu_flags = {word for line in _cpu_lines() if line.startswith(("flags", "Features")) for word in line.split()}
-    return tuple(flag for flag in FLAGS if flag in cpu_flags)
+    return tuple(flag for flag in BFLOAT16_FLAGS if flag in cpu_flags)
 
 
 def cpu_name() -> str:
-    """Return the name of this CPU, or on ARM the number of its design."""
+    """Return the name of this CPU; on ARM, its part number."""
     name_lines = (line for line in _cpu_lines() if line.startswith(("model name", "CPU part")))
     return next((line.partition(":")[2].strip() for line in name_lines), platform.processor())
 
@@ -83,65 +84,73 @@ def _cpu_lines() -> list[str]:
 def choose_precision(
     run: Run, images: Tensor, key: str, count: int | None = None, classes: bool = True
 ) -> PrecisionChoice:
-    """Return bfloat16 if it is at least 1.3 times as fast here, with nearly the same outputs and the same classes.
+    """Choose bfloat16 if it is at least 1.3 times as fast on this CPU, and gives nearly the same outputs.
 
     Args:
         run: Function from (B, C, H, W) images to (B, D) logits or features.
-        images: A few images as inputs of the network.
-        key: Name of the architecture, under which the speed is remembered.
-        count: Total number of images; None if unknown.
-        classes: Whether the outputs are scores of classes, not features.
+        images: (N, C, H, W) inputs of the network, of which the first few are used.
+        key: Name of the architecture, under which the measured speed is cached.
+        count: Total number of images for which the choice is made; None if unknown.
+        classes: Whether the outputs are logits, whose predicted classes must be equal; False for features.
     """
     flags = bfloat16_flags()
     if images.device.type != "cpu":
         return FLOAT32
     if not flags:
         return PrecisionChoice(None, "float32: this CPU has no instructions for bfloat16")
-    images = images[:IMAGES]
+    images = images[:MEASURED_IMAGES]
     with torch.inference_mode():
         exact, seconds = _time_run(run, images, None)
         image_seconds = seconds / len(images)
-        if image_seconds < QUICK or (count is not None and image_seconds * count < WORTH):
-            return PrecisionChoice(None, "float32: there is too little to gain")
+        if image_seconds < MIN_IMAGE_SECONDS or (count is not None and image_seconds * count < MIN_TOTAL_SECONDS):
+            return PrecisionChoice(None, "float32: bfloat16 would save too little time")
         rounded_outputs = _time_run(run, images, torch.bfloat16)[0]
         return decide_precision(measure_speed(run, images, key), exact, rounded_outputs, classes)
 
 
 def measure_speed(run: Run, images: Tensor, key: str) -> float:
-    """Return the speed of bfloat16 as a multiple of float32's, measured once for each machine, network and image size.
+    """Return the speed of bfloat16 as a multiple of the speed of float32.
 
-    The cache folder keeps it for later calls.
+    It is measured once for each CPU, network and image size, and then read from the cache folder.
     """
     size = "x".join(map(str, images.shape[1:]))
     machine = f"{cpu_name()} {platform.machine()} {' '.join(bfloat16_flags())}, {torch.get_num_threads()} threads"
     name = f"{key}, {size}, torch {torch.__version__}, {machine}"
     file, speeds = features_folder().with_name("arithmetic.json"), {}
     with suppress(OSError, ValueError, TypeError, AttributeError):  # missing or damaged: measure again
-        speeds = {str(measured): float(ratio) for measured, ratio in json.loads(file.read_text()).items()}
+        speeds = {str(stored_name): float(ratio) for stored_name, ratio in json.loads(file.read_text()).items()}
     if name in speeds:
         return speeds[name]
     ratio = _median_speedup(run, images)
-    with suppress(OSError):  # not stored: measured again in the next call
+    with suppress(OSError):  # the cache cannot be written: measure again next time
         file.parent.mkdir(parents=True, exist_ok=True)
         write_text(file, json.dumps({**speeds, name: round(ratio, 2)}, indent=1) + "\n")
     return ratio
 
 
-def decide_precision(speed: float, exact: Tensor, near: Tensor, classes: bool = True) -> PrecisionChoice:
-    """Return the precision for a speed, as a multiple of float32's, and the (B, D) outputs of both."""
-    if speed < FASTER:
-        reason = f"float32: bfloat16 is {speed:.1f} times as fast here, less than {FASTER}"
+def decide_precision(speed: float, exact: Tensor, rounded: Tensor, classes: bool = True) -> PrecisionChoice:
+    """Choose the precision from a measurement.
+
+    Args:
+        speed: Speed of bfloat16 as a multiple of the speed of float32.
+        exact: (B, D) outputs with float32.
+        rounded: (B, D) outputs with bfloat16.
+        classes: Whether the outputs are logits, not features.
+    """
+    if speed < MIN_SPEEDUP:
+        reason = f"float32: bfloat16 is {speed:.1f} times as fast here, less than {MIN_SPEEDUP}"
         return PrecisionChoice(None, reason, measured=True)
-    cosine = float(F.cosine_similarity(exact.float(), near.float()).min())
-    if not cosine >= COSINE:
+    cosine = float(F.cosine_similarity(exact.float(), rounded.float()).min())
+    if not cosine >= MIN_COSINE:
         return PrecisionChoice(None, f"float32: the outputs of bfloat16 differ (cosine {cosine:.4f})", measured=True)
-    if classes and not torch.equal(exact.argmax(1), near.argmax(1)):
-        return PrecisionChoice(None, "float32: bfloat16 gives some images another class", measured=True)
+    if classes and not torch.equal(exact.argmax(1), rounded.argmax(1)):
+        return PrecisionChoice(None, "float32: bfloat16 changes the class of some images", measured=True)
     reason = f"bfloat16: {speed:.1f} times as fast as float32 here, with the same predictions"
     return PrecisionChoice(torch.bfloat16, reason, speed, measured=True)
 
 
 def _time_run(run: Run, images: Tensor, dtype: torch.dtype | None) -> tuple[Tensor, float]:
+    """Return the outputs for images, computed under autocast if `dtype` is not None, and the seconds that it took."""
     start_time = time.perf_counter()
     with torch.autocast("cpu", dtype=dtype or torch.bfloat16, enabled=dtype is not None):
         outputs = run(images)
@@ -152,7 +161,7 @@ def _median_speedup(run: Run, images: Tensor) -> float:
     """Return the median speed of bfloat16 relative to float32, over alternating rounds."""
     ratios: list[float] = []
     total_seconds = 0.0
-    while len(ratios) < ROUNDS and (not ratios or total_seconds < MAX_SECONDS):
+    while len(ratios) < MAX_ROUNDS and (not ratios or total_seconds < MAX_SECONDS):
         exact_seconds, rounded_seconds = _time_run(run, images, None)[1], _time_run(run, images, torch.bfloat16)[1]
         ratios.append(exact_seconds / rounded_seconds)
         total_seconds += exact_seconds + rounded_seconds

@@ -1,4 +1,4 @@
-"""The preprocessing of a model's images."""
+"""The preprocessing of images for a model."""
 
 import math
 from collections.abc import Mapping
@@ -15,23 +15,23 @@ from paucal.data.views.transforms import EvalTransform
 from paucal.types import UserError
 
 MAX_SIDE = 4096  # pixels
-SMALLEST_CROP = 0.1
+MIN_CROP_RATIO = 0.1
 
 
 @dataclass(frozen=True)
 class Preprocessing:
-    """How an image becomes the model's input.
+    """The steps that turn an image into the input of a model.
 
     Attributes:
-        image_size: (height, width) in pixels.
-        crop_ratio: Side of the centre crop over the side the image is resized to.
+        image_size: (height, width) of the input in pixels.
+        crop_ratio: Side of the centre crop, divided by the side to which the image is resized before.
         interpolation: "bicubic" or "bilinear".
-        mean: Mean of each channel, for pixels in [0, 1].
-        std: Standard deviation of each channel, for pixels in [0, 1].
-        value_range: Values of black and white in images of more than 8 bits per channel, measured on the
-            images of the training; None where those had 8 bits.
+        mean: Mean of each channel that is subtracted, for pixels in [0, 1].
+        std: Standard deviation by which each channel is divided, for pixels in [0, 1].
+        value_range: Values of black and white in images of more than 8 bits per channel, measured on the training
+            images; None if these had 8 bits.
         resize: How images of another shape are fitted to the input: "crop", "letterbox" or "squash".
-        channel_ranges: Value range of each channel, replacing `value_range`, if there are not three channels.
+        channel_ranges: Value range of each channel, instead of `value_range`, if there are not three channels.
     """
 
     image_size: tuple[int, int]
@@ -46,8 +46,8 @@ class Preprocessing:
     def __post_init__(self) -> None:
         if not (len(self.image_size) == 2 and all(type(n) is int and 1 <= n <= MAX_SIDE for n in self.image_size)):
             self._refuse_value("image_size", f"height and width in pixels, at most {MAX_SIDE}")
-        if not is_number(self.crop_ratio) or not SMALLEST_CROP <= self.crop_ratio <= 1:
-            self._refuse_value("crop_ratio", f"a number from {SMALLEST_CROP} to 1")
+        if not is_number(self.crop_ratio) or not MIN_CROP_RATIO <= self.crop_ratio <= 1:
+            self._refuse_value("crop_ratio", f"a number from {MIN_CROP_RATIO} to 1")
         if self.interpolation not in RESAMPLING:
             self._refuse_value("interpolation", f"one of {', '.join(RESAMPLING)}")
         if len(self.mean) != len(self.std):
@@ -68,25 +68,29 @@ class Preprocessing:
 
     @property
     def channels(self) -> int:
-        """Number of channels of the model's images."""
+        """Number of channels of the input."""
         return len(self.mean)
 
     def _refuse_value(self, name: str, expected: str) -> None:
         raise UserError(f"The preprocessing of a model has {name} {getattr(self, name)!r}, expected {expected}.")
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain values, without some fields that have their default value."""
-        usual = {"value_range": None, "resize": "crop", "channel_ranges": None}
-        return {name: value for name, value in vars(self).items() if name not in usual or value != usual[name]}
+        """Return the fields as plain values; those that earlier versions did not have are left out at their default."""
+        newer_defaults = {"value_range": None, "resize": "crop", "channel_ranges": None}
+        return {
+            name: value
+            for name, value in vars(self).items()
+            if name not in newer_defaults or value != newer_defaults[name]
+        }
 
     @classmethod
-    def as_tested(cls, image_size: tuple[int, int], tested: ImageInput) -> Self:
-        """Return the preprocessing with which published weights were tested, for a given image size."""
-        return cls(image_size, tested.crop_ratio, tested.interpolation, tested.mean, tested.std)
+    def from_image_input(cls, image_size: tuple[int, int], image_input: ImageInput) -> Self:
+        """Return the preprocessing for published weights at an image size."""
+        return cls(image_size, image_input.crop_ratio, image_input.interpolation, image_input.mean, image_input.std)
 
     @property
-    def tested(self) -> ImageInput:
-        """The part that belongs to the weights and does not depend on the size of the images."""
+    def image_input(self) -> ImageInput:
+        """The fields that belong to the weights and do not depend on the image size."""
         return ImageInput(self.crop_ratio, self.interpolation, self.mean, self.std)
 
     @classmethod
@@ -102,11 +106,11 @@ class Preprocessing:
 
     @property
     def reading(self) -> Reading:
-        """How to read images for the model: no larger than needed, with the value ranges of its training."""
+        """Options for decoding images for the model: no larger than needed, with the value ranges of its training."""
         return Reading(side_for(self.image_size), self.value_range, self.channels, self.channel_ranges)
 
     def transform(self) -> EvalTransform:
-        """Return the function from a PIL image to a (C, H, W) float tensor and its geometry."""
+        """Return the transform from a PIL image to a (C, H, W) float tensor and the geometry of its resizing."""
         normalisation = Normalisation(self.mean, self.std)
         return EvalTransform(self.image_size, normalisation, self.crop_ratio, self.interpolation, self.resize)
 
@@ -116,7 +120,7 @@ def _as_tuples(value: Any) -> Any:
 
 
 def _is_range(value: object) -> bool:
-    if not isinstance(value, tuple) or len(value) != 2 or not all(is_number(edge) for edge in value):
+    if not isinstance(value, tuple) or len(value) != 2 or not all(is_number(end) for end in value):
         return False
     return -math.inf < value[0] < value[1] < math.inf
 

@@ -1,4 +1,4 @@
-"""Published weights: timm's, from a package, the cache or the network, and checkpoints in files."""
+"""Reading published weights: those of timm (from a package, the cache or the network), and checkpoints in files."""
 
 from collections.abc import Mapping, Sequence
 from functools import cache
@@ -18,25 +18,25 @@ from paucal.backbones.weights.load_report import LoadReport
 from paucal.backbones.weights.start import Head, StartWeights, pick_network, start_from, suggest_model
 from paucal.models.card import ModelCard
 from paucal.models.preprocessing import Preprocessing
-from paucal.models.weights.at_hand import (
-    checked_path,
+from paucal.models.weights.local import (
     find_added_weights,
     find_packaged_weights,
     input_of_weights,
-    named_in_order,
+    match_by_order,
+    verified_path,
 )
 from paucal.models.weights.store import AddedWeights
 from paucal.models.weights.table import Package
-from paucal.runs.weights import read_foreign
+from paucal.runs.weights import read_untrusted
 from paucal.types import UserError, height_and_width
 
 
 def published_card(name: str, image_size: Sequence[int] | None = None) -> ModelCard:
-    """Describe a timm model with its published weights, without reading them.
+    """Return the card of a timm model with its published weights, without reading the weights.
 
     Args:
         name: Name of a timm model.
-        image_size: Side or (height, width) in pixels; None for the model's own.
+        image_size: Side or (height, width) in pixels; None for the model's default.
     """
     added_card, config = find_added_weights(name), timm_config(name)
     if config is None and added_card is None:
@@ -46,37 +46,37 @@ def published_card(name: str, image_size: Sequence[int] | None = None) -> ModelC
     spec = BackboneSpec(name, count, image_size=size, pretrained=added_card is None)
     classes = imagenet_classes(name) if added_card is None else _added_classes(added_card)
     classes = classes or tuple(f"class {number}" for number in range(count))
-    return ModelCard(spec, classes, Preprocessing.as_tested(spec.image_size, input_of_weights(name)))
+    return ModelCard(spec, classes, Preprocessing.from_image_input(spec.image_size, input_of_weights(name)))
 
 
 def imagenet_classes(name: str) -> tuple[str, ...] | None:
-    """Return the names of the classes that a timm model was trained on; None if timm does not know them."""
+    """Return the ImageNet class names of a timm model's weights; None if timm does not know the classes."""
     config = timm_config(name)
     subset = None if config is None or not config.has_weights else infer_imagenet_subset(config.to_dict())
-    return None if subset is None else _names_in(subset)
+    return None if subset is None else _class_names(subset)
 
 
 def read_timm(name: str, init: bool = True) -> StartWeights:
-    """Return the weights of a model: those the user has added, else timm's from a package, the cache or the network.
+    """Return the weights of a model: added by the user, else those of timm from a package, the cache or the network.
 
     Args:
-        name: Name of the model.
-        init: Whether `--init` asked for the weights; messages then mention it.
+        name: timm name of the model.
+        init: Whether the weights are for `--init`, which error messages then mention.
     """
     added_card = find_added_weights(name)
     if added_card is not None:
         source = f"the weights that were added for {added_card.name} (SHA-256 {added_card.sha256[:12]})"
         with torch.device("meta"):
             grid = position_grid(timm.create_model(added_card.name, pretrained=False))
-        state = read_foreign(added_card.checked_content())
+        state = read_untrusted(added_card.verified_content())
         return StartWeights(state, source, added_card.name, _added_classes(added_card), grid)
-    carried = find_packaged_weights(name)
-    if carried is not None and carried.package is not None:
-        return _read_package(name, carried.package)
+    packaged = find_packaged_weights(name)
+    if packaged is not None and packaged.package is not None:
+        return _read_package(name, packaged.package)
     config = timm_config(name)
     if config is None or not config.has_weights:
         raise UserError(
-            f"--init timm: timm publishes no weights of {name}; start from a run, a file, or random weights."
+            f"--init timm: timm publishes no weights of {name}; give a run, a file, or none for random weights."
             if init
             else f"timm publishes no weights of {name}: give a run."
         )
@@ -84,12 +84,12 @@ def read_timm(name: str, init: bool = True) -> StartWeights:
         require_reachable(config)
         with torch.random.fork_rng(devices=[]), quiet_logs():
             model = timm.create_model(name, pretrained=True)
-    except Exception as problem:  # no network, a removed file, a proxy: each library raises its own types
+    except Exception as problem:  # the download libraries raise many types
         address = config.hf_hub_id or config.url
         reason = (str(problem).split("\n")[0].split(". ")[0] or type(problem).__name__).rstrip(".")
-        failure = f"the weights of {name} could not be fetched ({reason})"
+        failure = f"the weights of {name} could not be downloaded ({reason})"
         raise UserError(
-            f"--init timm: {failure}; fetch {address} on a machine with a network and give the file to --init."
+            f"--init timm: {failure}; download {address} on a machine with a network and give the file to --init."
             if init
             else f"{failure}: give a run, or try again with a network."
         ) from problem
@@ -97,7 +97,7 @@ def read_timm(name: str, init: bool = True) -> StartWeights:
 
 
 def _added_classes(card: AddedWeights) -> tuple[str, ...] | None:
-    """Return the class names of added weights; None unless timm lists the same weights under a tag."""
+    """Return the class names of added weights; None if their name has no tag with classes in timm."""
     names = imagenet_classes(card.name) if "." in card.name else None
     return names if names is not None and len(names) == card.classes else None
 
@@ -106,32 +106,32 @@ def _read_package(name: str, package: Package) -> StartWeights:
     with torch.device("meta"):
         model = timm.create_model(name, pretrained=False)
     try:
-        state = named_in_order(read_foreign(checked_path(package)), model)
+        state = match_by_order(read_untrusted(verified_path(package)), model)
     except ValueError as problem:
         raise UserError(
-            f"the weights in the package {package.distribution} do not fit {name}: {problem}; install another "
-            "version of it."
+            f"the weights in the package {package.distribution} do not fit {name}: {problem}; install another version "
+            "of the package."
         ) from problem
     return _start_weights(model, state, f"the weights of {name} in the package {package.distribution}", name)
 
 
 def _start_weights(model: nn.Module, state: dict[str, torch.Tensor], source: str, name: str) -> StartWeights:
     subset = infer_imagenet_subset(model)
-    return StartWeights(state, source, name, _names_in(subset) if subset else None, position_grid(model))
+    return StartWeights(state, source, name, _class_names(subset) if subset else None, position_grid(model))
 
 
-@cache  # timm reads its tables of 22,000 classes each time
-def _names_in(subset: str) -> tuple[str, ...]:
-    """Return the names of the classes in a subset of ImageNet."""
+@cache  # without it, timm reads its tables of 22,000 classes each time
+def _class_names(subset: str) -> tuple[str, ...]:
+    """Return the class names of a subset of ImageNet, in timm's order."""
     return tuple(ImageNetInfo(subset).label_names())
 
 
 def model_of_file(path: Path, tree: Mapping[str, Any], setting: str = "") -> str:
-    """Return the timm name of the model whose weights a file holds."""
+    """Return the timm name of the model that fits a file's tensors; raises a UserError if none is recognised."""
     name = suggest_model(tree)
     if name is None:
         raise UserError(
-            f"{setting and f'{setting}: '}{str(path)!r} does not name the model of its weights: give --model, "
+            f"{setting and f'{setting}: '}the model of the weights in {str(path)!r} is not recognised: give --model, "
             "such as --model swin_tiny_patch4_window7_224."
         )
     return name
@@ -146,25 +146,26 @@ def load_published(
 ) -> LoadReport:
     """Load a published checkpoint into a model in place; no code in the file is run.
 
-    The files of VTs-Drloc, Swin-Transformer, CvT, T2T-ViT, TokenLabeling, EsViT, DHVT, DINO and Vision Longformer are
-    recognised by the names of their tensors and translated; those of timm and torchvision need no translation.
+    Checkpoints of the programs VTs-Drloc, Swin-Transformer, CvT, T2T-ViT, TokenLabeling, EsViT, DHVT, DINO and Vision
+    Longformer are recognised by the names of their tensors, which are translated to the model's names.
 
     Args:
-        model: A model of timm or paucal, built with fresh weights.
+        model: A model of timm or paucal.
         file: File written by `torch.save`, or safetensors.
-        network: Which of several networks in the file to take ("teacher", "student", "state_dict_ema"); by
-            default an average or the teacher.
-        classes: Names of the model's outputs, where known.
-        head: Treatment of the classifier: "auto" keeps it if it fits, "keep" requires it, "fresh" discards it.
+        network: Network to load from a file with several networks ("teacher", "student", "state_dict_ema"); by default
+            a moving average or the teacher.
+        classes: Class names of the model's outputs; None if unknown.
+        head: Treatment of the classifier: "auto" loads it if it fits, "keep" requires that it fits, "fresh" never
+            loads it.
 
     Returns:
-        What was loaded, adapted, left out and not found; print it.
+        Which tensors were loaded, adapted, left out and missing; print it to read it.
 
     Raises:
-        UserError: the file is damaged or holds Python objects, little of it matches, or a recognised checkpoint is of
-            another variant.
+        UserError: the file is damaged or contains Python objects, too few tensors match, or a recognised checkpoint is
+            of another variant of the model.
     """
     path = Path(file).expanduser()
-    tree, source = read_foreign(path), f"the file {path.name}"
+    tree, source = read_untrusted(path), f"the file {path.name}"
     tree = tree if network is None else pick_network(tree, network, source)
     return start_from(model, StartWeights(tree, source), classes, head)

@@ -1,4 +1,4 @@
-"""The card of a model that predicts a number, and how its output is read: as a number, or as one of a few grades."""
+"""The card of a model that predicts a number, or an ordered grade such as 0 to 4, and the meaning of its output."""
 
 import math
 import sys
@@ -16,39 +16,42 @@ from paucal.models.preprocessing import is_number
 from paucal.models.tasks import REGRESSION
 from paucal.types import UserError
 
-LEVEL = 0.9  # share of images whose number an interval should contain
-HALF_WIDTH = 1.645  # standard deviations on either side of the mean that contain this share of a normal distribution
+INTERVAL_LEVEL = 0.9  # share of images whose true value should be in the prediction interval
+NORMAL_QUANTILE = (
+    1.645  # standard deviations on either side of the mean that contain this share of a normal distribution
+)
 MAX_GRADES = 12  # grades of a scale
-Values = NDArray[np.float64]
+FloatArray = NDArray[np.float64]
 
 
-class Numbers(NamedTuple):
+class NumberPredictions(NamedTuple):
     """The predictions of a model for N images.
 
     Attributes:
-        predicted: (N,) numbers.
-        low: (N,) lower ends of 90 % intervals.
-        high: (N,) upper ends.
+        predicted: (N,) predicted numbers.
+        low: (N,) lower ends of the 90 % prediction intervals.
+        high: (N,) upper ends of the 90 % prediction intervals.
     """
 
-    predicted: Values
-    low: Values
-    high: Values
+    predicted: FloatArray
+    low: FloatArray
+    high: FloatArray
 
 
 @dataclass(frozen=True)
 class Grades:
-    """Whole numbers in order, as a cumulative logit model of the network's output z (McCullagh, 1980).
+    """A cumulative logit model (McCullagh, 1980), which gives probabilities of K ordered grades.
 
-    The probability of the k-th grade or a lower one is sigmoid(slope (cuts[k] - z)).
+    The grades are consecutive whole numbers. For an output z of the network, the probability of the k-th grade or a
+    lower grade is sigmoid(slope (cuts[k] - z)).
 
     Attributes:
         lowest: First grade.
-        cuts: (K - 1,) ascending.
-        slope: Above 0.
+        cuts: (K - 1,) outputs at which grades meet, ascending.
+        slope: Positive factor.
 
     Example:
-        >>> Grades(1, (1.5, 2.5), 2.0).shares(np.array([2.0])).round(2).tolist()
+        >>> Grades(1, (1.5, 2.5), 2.0).probabilities(np.array([2.0])).round(2).tolist()
         [[0.27, 0.46, 0.27]]
     """
 
@@ -61,42 +64,46 @@ class Grades:
         """The K grades."""
         return tuple(range(self.lowest, self.lowest + len(self.cuts) + 1))
 
-    def cumulative(self, outputs: Values) -> Values:
-        """Return (N, K + 1) probabilities: of less than the first grade (0), up to the first, ..., up to the last."""
+    def cumulative(self, outputs: FloatArray) -> FloatArray:
+        """Return (N, K + 1) cumulative probabilities: column k is for the first k grades, from 0 to 1."""
         logits = self.slope * (np.asarray(self.cuts) - outputs[:, None])
-        inner = 1 / (1 + np.exp(-np.clip(logits, -500, 500)))
-        return np.pad(inner, ((0, 0), (1, 1)), constant_values=((0, 0), (0, 1)))
+        inner_columns = 1 / (1 + np.exp(-np.clip(logits, -500, 500)))
+        return np.pad(inner_columns, ((0, 0), (1, 1)), constant_values=((0, 0), (0, 1)))
 
-    def shares(self, outputs: Values) -> Values:
-        """Return (N, K) probabilities of the grades."""
+    def probabilities(self, outputs: FloatArray) -> FloatArray:
+        """Return the (N, K) probabilities of the grades for (N,) outputs."""
         return np.diff(self.cumulative(outputs), axis=1)
 
-    def misses(self, outputs: Values, truth: Values) -> Values:
-        """Return (N,) shares of probability on either side of the median up to the true grades, 0 for the median."""
-        rows, index = np.arange(len(truth)), (truth - self.lowest).astype(np.int64)
-        up_to = self.cumulative(outputs)
-        return np.maximum(0.0, np.maximum(0.5 - up_to[rows, index + 1], up_to[rows, index] - 0.5))
+    def misses(self, outputs: FloatArray, truth: FloatArray) -> FloatArray:
+        """Return the (N,) smallest margins for which `read` gives an interval that contains the true grade.
 
-    def read(self, outputs: Values, margin: float) -> Numbers:
-        """Return the medians, and the grades that reach `margin` of the probability to either side of them."""
-        up_to = self.cumulative(outputs)
-        ends = [(up_to[:, 1:] < 0.5 - share).sum(1) for share in (0.0, margin)]
-        high = (up_to[:, :-1] <= 0.5 + margin).sum(1) - 1
-        return Numbers(*(self.lowest + place.astype(np.float64) for place in (*ends, high)))
+        A margin is a probability between the median and the end of the interval; it is 0 if the true grade is the
+        median.
+        """
+        rows, index = np.arange(len(truth)), (truth - self.lowest).astype(np.int64)
+        cumulative = self.cumulative(outputs)
+        return np.maximum(0.0, np.maximum(0.5 - cumulative[rows, index + 1], cumulative[rows, index] - 0.5))
+
+    def read(self, outputs: FloatArray, margin: float) -> NumberPredictions:
+        """Return the median grades, and the grades at cumulative probabilities of 0.5 - margin and 0.5 + margin."""
+        cumulative = self.cumulative(outputs)
+        median_and_low = [(cumulative[:, 1:] < 0.5 - distance).sum(1) for distance in (0.0, margin)]
+        high = (cumulative[:, :-1] <= 0.5 + margin).sum(1) - 1
+        return NumberPredictions(*(self.lowest + index.astype(np.float64) for index in (*median_and_low, high)))
 
 
 @dataclass(frozen=True)
 class RegressionCard(ModelCard):
-    """The `model.json` of a network whose only output is a number in the unit of its target.
+    """The card of a network whose only output is a number in the unit of its target.
 
-    `classes` has the name of the target alone.
+    `classes` contains only the name of the target.
 
     Attributes:
-        half_width: Half the width of 90 % prediction intervals, of grades as a share of probability; infinite if there
-            were too few images for one.
+        half_width: Half the width of 90 % prediction intervals; with grades, the margin for `Grades.read`. Infinite if
+            there were too few images to estimate it.
         mean: Mean of the target over the training images.
         deviation: Standard deviation of the target over the training images.
-        grades: Grades that the number stands for; None if it is the prediction itself.
+        grades: Model of the grades for which the output stands; None if the output is the prediction.
     """
 
     task: ClassVar[str] = REGRESSION
@@ -112,40 +119,42 @@ class RegressionCard(ModelCard):
         half_width = 0.0 if self.half_width == math.inf else self.half_width
         if not all(map(_is_finite, (self.mean, self.deviation, half_width))) or self.deviation <= 0 or half_width < 0:
             raise UserError(
-                "a model card has a mean that is not a number, a deviation that is not above 0, or a half_width below "
-                "0: restore it."
+                "a model card has a mean that is not a finite number, a deviation that is not positive, or a negative "
+                "half_width: restore it."
             )
         if self.grades is not None and not _are_valid(self.grades):
-            raise UserError("a model card has grades without ascending cuts and a slope above 0: restore it.")
+            raise UserError(
+                "a model card has invalid grades, expected ascending cuts and a positive slope: restore it."
+            )
 
     @property
     def target(self) -> str:
-        """Name of the column that is predicted."""
+        """Name of the predicted column."""
         return self.classes[0]
 
-    def shares(self, logits: Tensor) -> Tensor:
-        """Return the (N, 1) outputs of the network as they are."""
+    def probabilities(self, logits: Tensor) -> Tensor:
+        """Return the (N, 1) outputs of the network unchanged, since they are not logits."""
         return logits.float()
 
-    def read(self, outputs: Values) -> Numbers:
-        """Return the predictions that (N,) outputs of the network stand for."""
+    def read(self, outputs: FloatArray) -> NumberPredictions:
+        """Return the predictions for (N,) outputs of the network."""
         if self.grades is not None:
             return self.grades.read(outputs, self.half_width)
-        return Numbers(outputs, outputs - self.half_width, outputs + self.half_width)
+        return NumberPredictions(outputs, outputs - self.half_width, outputs + self.half_width)
 
     def describe(self, output: float) -> str:
-        """Return the prediction of one output, as text.
+        """Return the prediction for an output with its interval, as text.
 
         Example:
             >>> card.describe(19.38)  # doctest: +SKIP
             'cells 19.4 (12.2 to 26.5)'
         """
         prediction = self.read(np.array([output], dtype=np.float64))
-        between = f" ({prediction.low[0]:.3g} to {prediction.high[0]:.3g})" if np.isfinite(prediction.low[0]) else ""
-        return f"{self.target} {prediction.predicted[0]:.3g}{between}"
+        interval = f" ({prediction.low[0]:.3g} to {prediction.high[0]:.3g})" if np.isfinite(prediction.low[0]) else ""
+        return f"{self.target} {prediction.predicted[0]:.3g}{interval}"
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain JSON values."""
+        """Return the content of `model.json` as plain values."""
         half_width = None if self.half_width == math.inf else self.half_width
         number_values = {"half_width": half_width, "mean": self.mean, "deviation": self.deviation}
         grades = {} if self.grades is None else {"grades": {**vars(self.grades), "cuts": list(self.grades.cuts)}}
@@ -160,15 +169,15 @@ class RegressionCard(ModelCard):
         return spec.num_classes, {
             "half_width": math.inf if half_width is None else half_width,
             "mean": stored["mean"],
-            # Cards of earlier versions have none: the deviation of the errors is in the same unit, and no larger.
-            "deviation": stored.get("deviation", half_width / HALF_WIDTH if half_width else 1.0),
+            # Missing in cards of earlier versions: use the standard deviation of the errors, which is not larger.
+            "deviation": stored.get("deviation", half_width / NORMAL_QUANTILE if half_width else 1.0),
             "reads_stages": stored.get("reads_stages", False) is True,
             "grades": grades,
         }
 
 
 def _is_finite(value: Any) -> bool:
-    """Return whether a value of a file is a number that a float can hold."""
+    """Return whether a value from a file is a number within the range of a float."""
     return is_number(value) and -sys.float_info.max <= value <= sys.float_info.max
 
 

@@ -1,4 +1,4 @@
-"""Loading a run's saved model of any task: read `model.json`, build the network from it and load its weights."""
+"""Loading the model of a run, for any task: read `model.json`, build the network and load its weights."""
 
 import os
 from collections.abc import Mapping
@@ -19,41 +19,41 @@ from paucal.types import UserError
 C = TypeVar("C", bound=ModelCard)
 
 
-def read_card(run: RunFolder, kind: type[C] = ModelCard) -> C:
-    """Read the card of the model that a run has saved.
+def read_card(run: RunFolder, card_class: type[C] = ModelCard) -> C:
+    """Read the card of a run's model.
 
     Args:
         run: Folder of the run.
-        kind: Class of the card; by default that of a model with one network: a classifier, a backbone alone, or one
-            that predicts numbers.
+        card_class: Class of the card; with `ModelCard`, models that predict a number get a `RegressionCard`.
     """
     if run.last.exists() and not run.card.exists():
         raise UserError(f"{str(run.path)!r} was stopped before it saved a model: resume it with --resume first.")
-    return card_of_stored(run.read_json(run.card.name), kind)
+    return card_from_dict(run.read_json(run.card.name), card_class)
 
 
-def card_of_stored(stored: Mapping[str, Any], kind: type[C] = ModelCard) -> C:
-    """Read a card from the content of a `model.json`; see `read_card`."""
-    card_kind: Any = RegressionCard if kind is ModelCard and stored.get("task") == REGRESSION else kind
-    return card_kind.from_dict(stored)
+def card_from_dict(stored: Mapping[str, Any], card_class: type[C] = ModelCard) -> C:
+    """Build a card from the content of a `model.json`; see `read_card`."""
+    is_regression = card_class is ModelCard and stored.get("task") == REGRESSION
+    class_to_build: Any = RegressionCard if is_regression else card_class
+    return class_to_build.from_dict(stored)
 
 
-def stored_card(run: RunFolder | None, kind: type[C] = ModelCard) -> C | None:
-    """Read the card of a resumed run; None for a new run, or if no card is stored yet."""
-    return None if run is None or not run.card.is_file() else read_card(run, kind)
+def stored_card(run: RunFolder | None, card_class: type[C] = ModelCard) -> C | None:
+    """Read the card of a run's model; None without a run, or if the run has not saved a model yet."""
+    return None if run is None or not run.card.is_file() else read_card(run, card_class)
 
 
 def load_saved(
-    run: str | os.PathLike[str] | RunFolder, kind: type[C], device: torch.device | str = "cpu"
+    run: str | os.PathLike[str] | RunFolder, card_class: type[C], device: torch.device | str = "cpu"
 ) -> tuple[nn.Module, C, torch.device]:
-    """Load the best model of a run, in evaluation mode.
+    """Load the model that a run has saved, in evaluation mode.
 
     Returns:
-        The network, its card, and the device as torch names it.
+        The network, its card, and its device.
     """
     folder = run if isinstance(run, RunFolder) else open_model_folder(path_text(run, "the run"))
     target = usable_device(device)
-    card = read_card(folder, kind)
+    card = read_card(folder, card_class)
     module = card.build()
     try:
         module.load_state_dict(read_weights(folder.weights))

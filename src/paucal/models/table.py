@@ -1,6 +1,6 @@
-"""The sizes, costs and sources of all models, stored because measuring over a thousand takes minutes.
+"""The table of all models with size, cost and source, stored because measuring over a thousand models takes minutes.
 
-Neither timm nor torch is imported, so that `paucal models` and shell completion respond at once.
+Neither timm nor torch is imported here, so that `paucal models` and shell completion respond at once.
 """
 
 import csv
@@ -13,24 +13,24 @@ from pathlib import Path
 
 from paucal.types import UserError
 
-FILE = "models.csv"
-FIELDS = ("model", "parameters", "macs", "height", "width", "rows", "columns", "dim", "source", "drloc_weight")
-TIMM = "timm"  # source of the models that are not ours
+TABLE_FILE = "models.csv"
+COLUMNS = ("model", "parameters", "macs", "height", "width", "rows", "columns", "dim", "source", "drloc_weight")
+TIMM = "timm"  # source of the models that paucal does not implement
 
 
 @dataclass(frozen=True)
 class ListedModel:
-    """A model's size and cost at its own image size and number of classes.
+    """Size and cost of a model at its default image size and number of classes.
 
     Attributes:
         parameters: Number of parameters, including frozen ones.
-        macs: Multiply-adds of convolutions, linear layers and attention products, for one image; papers print this
-            number as FLOPs. None if the model cannot be counted.
-        image_size: (height, width) in pixels at which it was measured.
-        grid: (rows, columns) of the last grid; None if the model has none.
-        dim: Channels of the last grid; None if the model has none.
-        source: Paper of one of our models, else "timm".
-        drloc_weight: Weight of DrLoc's loss for it.
+        macs: Multiply-adds of convolutions, linear layers and attention products for one image, which papers often
+            call FLOPs; None if they cannot be counted.
+        image_size: (height, width) in pixels at which the model was measured.
+        grid: (rows, columns) of the last feature map; None if the model has no feature map.
+        dim: Channels of the last feature map; None if the model has no feature map.
+        source: Paper of a model that paucal implements, else "timm".
+        drloc_weight: Default weight of DrLoc's loss for the model.
     """
 
     parameters: int
@@ -43,15 +43,15 @@ class ListedModel:
 
 
 @lru_cache(maxsize=1)
-def stored() -> dict[str, ListedModel]:
-    """Return the table that comes with the package."""
+def stored_table() -> dict[str, ListedModel]:
+    """Return the table that comes with the package, by model name."""
     return dict(read_table(_table_text().splitlines()))
 
 
 def model_names() -> list[str]:
-    """Return the names of all models: from the table if it matches the installed timm, else from timm itself."""
+    """Return the names of all models: from the table if it was made with the installed timm, else from timm."""
     if f"timm {version('timm')}," in _table_text().partition("\n")[0]:
-        return list(stored())
+        return list(stored_table())
     import timm
 
     import paucal.backbones  # noqa: F401  (registers our models with timm)
@@ -60,27 +60,27 @@ def model_names() -> list[str]:
 
 
 def _table_text() -> str:
-    return files("paucal.models").joinpath(FILE).read_text(encoding="utf-8")
+    return files("paucal.models").joinpath(TABLE_FILE).read_text(encoding="utf-8")
 
 
 def read_table(lines: Iterable[str]) -> Iterator[tuple[str, ListedModel]]:
-    """Yield the rows of a table; lines that begin with # are comments."""
+    """Yield the name and entry of each model in a CSV table; lines that begin with # are comments."""
     reader = csv.DictReader(line for line in lines if not line.startswith("#"))
-    if tuple(reader.fieldnames or ()) != FIELDS:
-        raise UserError(f"the table of models has the columns {reader.fieldnames}, expected {list(FIELDS)}.")
+    if tuple(reader.fieldnames or ()) != COLUMNS:
+        raise UserError(f"the table of models has columns {reader.fieldnames}, expected {list(COLUMNS)}.")
     for row in reader:
-        parameters, macs, height, width, rows, columns, dim = (int(row[name] or 0) for name in FIELDS[1:8])
+        parameters, macs, height, width, rows, columns, dim = (int(row[name] or 0) for name in COLUMNS[1:8])
         grid = (rows, columns) if rows and columns else None
         source, weight = row["source"], float(row["drloc_weight"])
         yield row["model"], ListedModel(parameters, macs or None, (height, width), grid, dim or None, source, weight)
 
 
 def write_table(path: Path, models: Iterable[tuple[str, ListedModel]], comment: str) -> None:
-    """Write a table, sorted as given."""
+    """Write a table with the comment in its first line."""
     with path.open("w", encoding="utf-8", newline="") as file:
         file.write(f"# {comment}\n")
         writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(FIELDS)
+        writer.writerow(COLUMNS)
         for name, entry in models:
             grid = entry.grid or (None, None)
             numbers = (entry.parameters, entry.macs, *entry.image_size, *grid, entry.dim)

@@ -1,4 +1,4 @@
-"""A trained model that classifies images: weights, preprocessing and class names, from the files of a run."""
+"""Trained models that classify images, with their preprocessing and class names; saving and loading them."""
 
 import json
 import os
@@ -21,10 +21,10 @@ from paucal.types import UserError
 
 
 class MirrorAveraged(nn.Module):
-    """Returns the mean of the logits for an image and for its mirror image, in twice the time.
+    """Averages the logits of a network for an image and for its mirror image, in twice the time.
 
     Args:
-        module: Gives (B, K) logits for (B, C, H, W) images.
+        module: Network from (B, C, H, W) images to (B, K) logits.
     """
 
     def __init__(self, module: nn.Module) -> None:
@@ -32,15 +32,15 @@ class MirrorAveraged(nn.Module):
         self.module = module
 
     def forward(self, images: Tensor) -> Tensor:
-        """Return (B, K) for (B, C, H, W)."""
+        """Return (B, K) logits of (B, C, H, W) images."""
         return (self.module(images) + self.module(torch.flip(images, (-1,)))) / 2
 
 
 class LowerPrecision(nn.Module):
-    """Computes a network under autocast, and returns float32.
+    """Runs a network under autocast, and returns float32 logits.
 
     Args:
-        module: Gives (B, K) logits for (B, C, H, W) images.
+        module: Network from (B, C, H, W) images to (B, K) logits.
         dtype: Lower precision, such as `torch.bfloat16`.
     """
 
@@ -49,13 +49,13 @@ class LowerPrecision(nn.Module):
         self.module, self.dtype = module, dtype
 
     def forward(self, images: Tensor) -> Tensor:
-        """Return (B, K) for (B, C, H, W)."""
+        """Return (B, K) logits of (B, C, H, W) images."""
         with torch.autocast(images.device.type, dtype=self.dtype):
             return self.module(images).float()
 
 
-def bare(module: nn.Module) -> nn.Module:
-    """Return the network itself, without wrappers for mirroring or precision."""
+def unwrap(module: nn.Module) -> nn.Module:
+    """Return the network inside wrappers for mirroring and precision."""
     while isinstance(module, MirrorAveraged | LowerPrecision):
         module = module.module
     return module
@@ -63,12 +63,12 @@ def bare(module: nn.Module) -> nn.Module:
 
 @dataclass(frozen=True)
 class TrainedModel:
-    """A model ready to classify.
+    """A trained model with what is needed to classify images.
 
     Attributes:
         module: The timm model, in evaluation mode.
-        card: Card of the model: how it is built, and how its images are prepared.
-        device: Device that holds the model.
+        card: Architecture, classes and preprocessing of the model.
+        device: Device of the model.
     """
 
     module: nn.Module
@@ -81,10 +81,10 @@ class TrainedModel:
         return self.card.classes
 
     def require_classifier(self) -> "TrainedModel":
-        """Return the model itself.
+        """Return the model unchanged.
 
         Raises:
-            UserError: it is a pre-trained backbone without a classifier, or predicts numbers.
+            UserError: the model is a pre-trained backbone without a classifier, or predicts numbers.
         """
         if isinstance(self.card, RegressionCard):
             raise UserError(
@@ -103,7 +103,7 @@ class TrainedModel:
         return replace(self, module=MirrorAveraged(self.module))
 
     def at_precision(self, dtype: torch.dtype | None) -> "TrainedModel":
-        """Return a model that computes under autocast; itself for None.
+        """Return a model that runs under autocast with this dtype; for None, the model unchanged.
 
         Raises:
             UserError: the model predicts numbers, which 16 bits would round to two or three digits.
@@ -116,26 +116,27 @@ class TrainedModel:
 
     @torch.inference_mode()
     def probabilities(self, images: Sequence[Image.Image | np.ndarray]) -> Tensor:
-        """Classify PIL images, or arrays (H, W) or (H, W, C) of as many channels as the model reads.
+        """Classify PIL images, or (H, W) or (H, W, C) arrays with the model's number of channels.
 
-        Returns (N, K) float32 on the CPU. Rows sum to 1, unless the model predicts several labels: then each class has
-        its own probability. A model of a target gives (N, 1) numbers, see `RegressionCard.read`. Images are turned
-        upright by their EXIF tag and read like the training images, see `decode_image`.
+        Returns (N, K) float32 probabilities on the CPU. Rows sum to 1, except for a multi-label model, which has an
+        independent probability for each class. A model that predicts a number returns (N, 1) outputs, see
+        `RegressionCard.read`. Images are rotated by their EXIF tag and read like the training images, see
+        `decode_image`.
 
         Raises:
-            UserError: the model has no classifier, or something other than images was given.
-            ValueError: there is no image, or one has pixels of unknown range or another number of channels.
+            UserError: the model has no classifier, or `images` contains something other than images.
+            ValueError: there is no image, or an image has pixels of unknown range or another number of channels.
         """
         if not isinstance(self.card, RegressionCard):
             self.require_classifier()
-        return self.card.shares(self.module(self.prepared(images))).cpu()
+        return self.card.probabilities(self.module(self.prepared(images))).cpu()
 
     def prepared(self, images: Sequence[Image.Image | np.ndarray]) -> Tensor:
-        """Return the model's input (N, C, H, W) on its device; see `probabilities`.
+        """Return the model's (N, C, H, W) input for images on its device; see `probabilities`.
 
         Raises:
-            UserError: something other than images was given.
-            ValueError: there is no image, or one has pixels of unknown range or another number of channels.
+            UserError: `images` contains something other than images.
+            ValueError: there is no image, or an image has pixels of unknown range or another number of channels.
         """
         image_list = list_images(images)
         if not image_list:
@@ -144,7 +145,7 @@ class TrainedModel:
         return torch.stack([transform(convert_image(image, reading))[0] for image in image_list]).to(self.device)
 
     def classify(self, images: Iterable[Image.Image], batch_size: int = 64) -> Iterator[Tensor]:
-        """Yield one (K,) row of probabilities per image, one batch of images at a time."""
+        """Yield (K,) probabilities for each image; images are read and classified in batches."""
         batch: list[Image.Image] = []
         for image in images:
             batch.append(image)
@@ -156,21 +157,21 @@ class TrainedModel:
 
 
 def save_trained(run: RunFolder, module: nn.Module, card: ModelCard) -> None:
-    """Write `model.safetensors` and `model.json`."""
+    """Save a model in a run folder, as `model.safetensors` and `model.json`."""
     save_weights(run.weights, module.state_dict())
     write_text(run.card, json.dumps(card.to_dict(), indent=2, ensure_ascii=False) + "\n")
 
 
 def load_trained(run: str | os.PathLike[str] | RunFolder, device: torch.device | str = "cpu") -> TrainedModel:
-    """Load the best model of a run.
+    """Load the model that a run has saved.
 
     Args:
         run: A run folder.
         device: Device for the model.
 
     Raises:
-        UserError: there is no such run, it has no saved model yet, its files do not fit each other, or torch cannot
-            use the device.
+        UserError: the run does not exist, has not saved a model yet, or has files that do not belong together; or the
+            device cannot be used.
 
     Example:
         >>> model = load_trained("runs/1")  # doctest: +SKIP

@@ -1,4 +1,4 @@
-"""From settings to the description of a backbone."""
+"""The backbone that settings describe: its spec and its properties."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,32 +14,34 @@ from paucal.backbones.sizing import fit_to_image_size, fit_to_image_sizes
 from paucal.backbones.spec import BackboneSpec
 from paucal.reading import parse_yaml
 from paucal.settings.groups import ModelSettings
-from paucal.settings.options import USUAL_SIDE
+from paucal.settings.options import DEFAULT_SIDE
 from paucal.types import UserError, height_and_width
 
 
 def backbone_spec(settings: ModelSettings, n_classes: int, channels: int = 3) -> tuple[BackboneSpec, list[str]]:
-    """Describe the backbone, with constructor arguments that suit the image size, and return notes on the choices.
+    """Return the spec of the backbone, with constructor arguments that suit the image size, and notes for the user.
 
-    The user's arguments take precedence over chosen ones.
+    The user's `model_args` take precedence over these arguments.
     """
     size, name = height_and_width(settings.img_size), settings.model
     user_arguments = model_arguments(settings.model_args)
     sizing = fit_to_image_size(name, size, user_arguments)
     notes = [text for text in (sizing.reason, sizing.warning) if text]
-    # Stored with the run, so that it can be rebuilt even if later versions choose other arguments.
+    # The spec is stored with the run and contains the chosen arguments, since later versions may choose others.
     size_arguments = {key: value for key, value in sizing.arguments.items() if key != "img_size"}
     arguments = {**size_arguments, **user_arguments}
     return BackboneSpec(name, n_classes, in_chans=channels, image_size=size, arguments=arguments), notes
 
 
 @dataclass(frozen=True)
-class Shape:
-    """Properties of a backbone that rules depend on; `grid` (rows, columns) and `dim` are those of its last map.
+class BackboneShape:
+    """Properties of a backbone that rules depend on.
 
     Attributes:
-        convolutional: Whether cells are mixed by overlapping convolutions and without attention.
-        stages: Number of stages, or of blocks where there are no stages; 0 if timm knows neither.
+        grid: (rows, columns) of the last feature map.
+        dim: Channels of the last feature map.
+        convolutional: Whether the network has overlapping convolutions and no attention.
+        stages: Number of stages, or of blocks if there are no stages; 0 if neither is known.
     """
 
     grid: tuple[int, int]
@@ -48,20 +50,22 @@ class Shape:
     stages: int
 
 
-def backbone_shape(model: str | None, model_args: Sequence[str] | None, img_size: Sequence[int] | None) -> Shape:
-    """Return the shape of the last grid and the kind of network, without running the model."""
-    return _shape_of(model or "", height_and_width(img_size or USUAL_SIDE), tuple(model_args or ()))
+def backbone_shape(
+    model: str | None, model_args: Sequence[str] | None, img_size: Sequence[int] | None
+) -> BackboneShape:
+    """Return the properties of a backbone, without running it."""
+    return _backbone_shape(model or "", height_and_width(img_size or DEFAULT_SIDE), tuple(model_args or ()))
 
 
 @lru_cache(maxsize=8)
-def _shape_of(name: str, size: tuple[int, int], model_args: tuple[str, ...]) -> Shape:
+def _backbone_shape(name: str, size: tuple[int, int], model_args: tuple[str, ...]) -> BackboneShape:
     user_arguments = model_arguments(model_args)
     sizing = fit_to_image_size(name, size, user_arguments)
     model = build_empty(name, {**sizing.arguments, **user_arguments})
     layers = (module for module in model.modules() if isinstance(module, nn.Conv2d))
-    overlapping = any(max(layer.kernel_size) > max(layer.stride) for layer in layers)
-    width = int(model.num_features)  # type: ignore[arg-type]
-    return Shape(sizing.grid, width, overlapping and not attention_layers(model), _number_of_stages(model))
+    has_overlap = any(max(layer.kernel_size) > max(layer.stride) for layer in layers)
+    channels = int(model.num_features)  # type: ignore[arg-type]
+    return BackboneShape(sizing.grid, channels, has_overlap and not attention_layers(model), _number_of_stages(model))
 
 
 def _number_of_stages(model: nn.Module) -> int:
@@ -71,8 +75,8 @@ def _number_of_stages(model: nn.Module) -> int:
         return 0
 
 
-def takes_sides(model: str | None, model_args: Sequence[str] | None, sides: Sequence[int]) -> bool:
-    """Return whether a backbone built for the first of several image sizes runs at all of them."""
+def supports_sides(model: str | None, model_args: Sequence[str] | None, sides: Sequence[int]) -> bool:
+    """Return whether a backbone that is built for the first of several image sizes accepts all of them."""
     name, sizes = model or "", [(side, side) for side in sides]
     user_arguments = model_arguments(model_args)
     try:
@@ -85,7 +89,7 @@ def takes_sides(model: str | None, model_args: Sequence[str] | None, sides: Sequ
 
 
 def model_arguments(words: Sequence[str] | None) -> dict[str, Any]:
-    """Read NAME=VALUE words; values are read as YAML, so numbers, true and [1, 2] get their types.
+    """Parse NAME=VALUE words; values are parsed as YAML, so `4`, `true` and `[1, 2]` become an int, bool and list.
 
     Example:
         >>> model_arguments(["patch_size=2", "depths=[2, 2]", "qkv_bias=false"])
@@ -99,5 +103,5 @@ def model_arguments(words: Sequence[str] | None) -> dict[str, Any]:
         try:
             arguments[name] = parse_yaml(value)
         except ValueError:
-            raise UserError(f"--model-args: the value of {argument!r} cannot be read; quote it.") from None
+            raise UserError(f"--model-args: the value of {argument!r} is not valid YAML; quote it.") from None
     return arguments

@@ -1,7 +1,7 @@
-"""Rules for pre-training that continues from weights trained on many images.
+"""Rules for pre-training that starts from weights trained on many images.
 
-Such weights are good already: a high rate or many passes over a few images would replace what millions of images have
-taught them. From random weights, and from runs that have seen few images, the usual rules hold.
+A high learning rate or many epochs on few images would destroy the features that these weights have learned. From
+random weights, and from runs that were trained on few images, the usual rules apply.
 """
 
 import math
@@ -12,40 +12,43 @@ from paucal.rules.backbone import backbone_shape
 from paucal.rules.facts import DataAndMachine
 from paucal.rules.resolve import Choice
 
-RATE, BATCH = 1e-4, 32  # the highest rate of DIET-CP (arXiv:2509.06990), and its batch
-VIEWS, CPU_VIEWS = 100_000, 15_000  # images seen
-MIN_EPOCHS, MAX_EPOCHS = 3, 30  # epochs
-FROZEN_SHARE = 0.5  # share of the stages
+PUBLISHED_RATE, PUBLISHED_BATCH = 1e-4, 32  # highest learning rate of DIET-CP (arXiv:2509.06990), and its batch size
+GPU_VIEWS, CPU_VIEWS = 100_000, 15_000  # images seen in a run: epochs times training images
+MIN_EPOCHS, MAX_EPOCHS = 3, 30
+FROZEN_SHARE = 0.5  # of the stages
 
 
 def starts_trained(facts: DataAndMachine) -> bool:
-    """Return whether a run starts from weights that are worth preserving."""
+    """Return whether a run starts from weights that were trained on many images."""
     return facts.start is not None and not facts.start.undertrained
 
 
 def continued_rate(batch_size: int) -> Choice:
-    """Return DIET-CP's rate, by the square root of the batch."""
-    rate = round(RATE * math.sqrt(batch_size / BATCH), 8)
-    return rate, f"pretrained weights: DIET-CP's {RATE:g} at batch {BATCH}, times sqrt({batch_size}/{BATCH})"
+    """Choose DIET-CP's learning rate, times the square root of the ratio of the batch sizes."""
+    rate = round(PUBLISHED_RATE * math.sqrt(batch_size / PUBLISHED_BATCH), 8)
+    factor = f"sqrt({batch_size}/{PUBLISHED_BATCH})"
+    return rate, f"pretrained weights: DIET-CP's {PUBLISHED_RATE:g} at batch {PUBLISHED_BATCH}, times {factor}"
 
 
 def epochs(facts: DataAndMachine, device: str | None) -> Choice:
-    """Take a few passes from pretrained weights, and the usual number from random ones."""
+    """Choose few epochs for pretrained weights, and the usual number for random weights."""
     if not starts_trained(facts):
         return crops.epochs(facts, device)
-    n_views = CPU_VIEWS if device == "cpu" else VIEWS
+    n_views = CPU_VIEWS if device == "cpu" else GPU_VIEWS
     n_epochs = max(MIN_EPOCHS, min(MAX_EPOCHS, round(n_views / facts.n_train)))
-    return n_epochs, f"pretrained weights: a few passes, about {n_views:,} images seen"
+    return n_epochs, f"pretrained weights: few epochs, about {n_views:,} images seen"
 
 
 def freeze(
     facts: DataAndMachine, model: str | None, model_args: Sequence[str] | None, img_size: Sequence[int] | None
 ) -> Choice:
-    """Freeze half of the stages of pretrained weights; none of random ones."""
+    """Choose to freeze the first half of the stages of pretrained weights, and no stage of random weights."""
     if not starts_trained(facts):
-        return 0, "all stages learn"
+        return 0, "all stages are trained"
     stages = backbone_shape(model, model_args, img_size).stages
-    return int(FROZEN_SHARE * stages), f"pretrained weights: the first half of the {stages} stages suits any photograph"
+    return int(
+        FROZEN_SHARE * stages
+    ), f"pretrained weights: the first half of the {stages} stages suits any photographs"
 
 
 RULES = (epochs, freeze)

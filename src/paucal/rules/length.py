@@ -1,4 +1,7 @@
-"""Rules for the length of a run, the batch size, and the learning rate that follows from both."""
+"""Rules that choose the length of a run, the batch size and the learning rate.
+
+Published values ("the paper") are those of the DrLoc paper.
+"""
 
 import math
 from collections.abc import Sequence
@@ -11,42 +14,45 @@ from paucal.rules.model import QUICK_MODEL, is_quick
 from paucal.rules.resolve import Choice
 from paucal.wording import counted
 
-PAPER_EPOCHS, MAX_EPOCHS, MIN_STEPS = 100, 300, 2500
-STEPS, HINTED_STEPS = 10, 30  # minimum number of steps per epoch; the second value if the source recommends few epochs
-FEW_PASSES_STEPS = 50
-TUNING_STEPS = 100  # per epoch of fine-tuning on a CPU, where only few epochs fit in the time (docs/lab/)
-# Rates without a trial: networks with batch norms tolerated 3e-4 and more, with layer norms 1e-4 (auto_tune/trials.py).
-SHORT_TUNING = 2e-4
-SOUP = 3  # epochs to average; Wortsman et al. 2022 gain most from the first few
+PAPER_EPOCHS, MAX_EPOCHS = 100, 300
+MIN_STEPS = 2500  # optimizer steps of a run
+MIN_STEPS_PER_EPOCH = 10
+HINTED_STEPS_PER_EPOCH = 30  # at least, for data sets that recommend a number of epochs
+QUICK_STEPS_PER_EPOCH = 50
+TUNING_STEPS_PER_EPOCH = 100  # for fine-tuning on a CPU, where only few epochs fit in the time (docs/lab/)
+# The learning rate if no trial chooses it. Networks with batch norms tolerated 3e-4 and more, networks with layer norms
+# only 1e-4 (auto_tune/trials.py).
+SHORT_TUNING_RATE = 2e-4
+SOUP_EPOCHS = 3  # epochs to average: in Wortsman et al. (2022) the first few bring most of the gain
 
 
 def time(facts: DataAndMachine, recipe: str | None, epochs: int | None) -> Choice:
-    """Half an hour on a GPU, else a quarter of an hour.
+    """Choose half an hour on a GPU, else a quarter of an hour.
 
-    None if the length is decided by epochs, a recipe, the data set, or weights that the user gave.
+    None if the length follows from --epochs, a recipe, the data set, or initial weights that the user gave.
     """
-    has_named_start = facts.start is not None and not facts.start.chosen
-    if epochs is not None or recipe is not None or facts.hinted_epochs or has_named_start:
+    is_start_given = facts.start is not None and not facts.start.chosen
+    if epochs is not None or recipe is not None or facts.hinted_epochs or is_start_given:
         return None, ""
     if facts.device == "cuda":
-        return "30m", "half an hour of a GPU; give --time 2h, or --epochs, for more"
-    return "15m", "a quarter of an hour; give --time 2h, or --epochs, for more"
+        return "30m", "half an hour on a GPU; for longer runs give --time 2h, or --epochs"
+    return "15m", "a quarter of an hour; for longer runs give --time 2h, or --epochs"
 
 
 def epochs(facts: DataAndMachine, time: str | None, init: str | None, effective_batch: int) -> Choice:
-    """The paper's 100 epochs, and more if an epoch has few steps; None if --time sets the length."""
+    """Choose the published 100 epochs, and up to 300 if an epoch has few steps; None if --time sets the length."""
     if time is not None:
         return None, ""
     if facts.hinted_epochs:
         return facts.hinted_epochs, "enough for this data set"
     if init is not None:
-        return PAPER_EPOCHS, "the paper's fine-tuning schedule"
+        return PAPER_EPOCHS, "the DrLoc paper's fine-tuning schedule"
     steps = steps_per_epoch(facts.n_train, effective_batch)
     needed_epochs = math.ceil(MIN_STEPS / steps)
     if needed_epochs <= PAPER_EPOCHS:
-        return PAPER_EPOCHS, "the paper's from-scratch schedule"
+        return PAPER_EPOCHS, "the DrLoc paper's from-scratch schedule"
     n_epochs = min(needed_epochs, MAX_EPOCHS)
-    return n_epochs, f"{counted(steps, 'step')} an epoch: about {n_epochs * steps} steps in all"
+    return n_epochs, f"{counted(steps, 'step')} per epoch: about {n_epochs * steps} steps in total"
 
 
 def batch_size(
@@ -57,62 +63,69 @@ def batch_size(
     accumulate: int,
     processes: int,
 ) -> Choice:
-    """A tenth of the images over all devices, at most the paper's 128 for each; less for few passes.
+    """Choose a power of two with at least 10 steps per epoch, more for runs of few epochs; at most the published 128.
 
-    On the built-in digits, 16 passes of 39 steps are as accurate as 24 passes of 19 steps, in two thirds of the time.
+    On the built-in digits, 16 epochs of 39 steps are as accurate as 24 epochs of 19 steps, in two thirds of the time.
     """
-    share = facts.n_train // (processes * accumulate)
+    device_images = facts.n_train // (processes * accumulate)
     if makes_few_passes(facts, time) or is_quick(facts, model, img_size, time):
-        steps = TUNING_STEPS if makes_few_passes(facts, time) and facts.device != "cuda" else FEW_PASSES_STEPS
-        size = max(1, min(2 ** int(math.log2(max(share / steps, 16))), 128, share))
-        return size, f"few passes: about {steps} steps each, with at least 16 images per step"
-    min_steps = HINTED_STEPS if facts.hinted_epochs else STEPS
-    size = max(1, min(2 ** int(math.log2(max(share / min_steps, 16))), 128, share))
+        steps = (
+            TUNING_STEPS_PER_EPOCH
+            if makes_few_passes(facts, time) and facts.device != "cuda"
+            else QUICK_STEPS_PER_EPOCH
+        )
+        size = max(1, min(2 ** int(math.log2(max(device_images / steps, 16))), 128, device_images))
+        return size, f"few epochs: about {steps} steps each, with at least 16 images per step"
+    min_steps = HINTED_STEPS_PER_EPOCH if facts.hinted_epochs else MIN_STEPS_PER_EPOCH
+    size = max(1, min(2 ** int(math.log2(max(device_images / min_steps, 16))), 128, device_images))
     if size == 128:
-        return size, "the paper's images per device"
+        return size, "the DrLoc paper's images per device"
     return size, f"{facts.n_train} training images: at least {min_steps} steps per epoch if possible"
 
 
 def lr(recipe: str | None, model: str | None, init: str | None, time: str | None, effective_batch: int) -> Choice:
-    """The paper's rate, scaled by the square root of the batch, as suits AdamW; higher for a small network."""
-    published = recipe_rate(RECIPES, recipe, model, effective_batch)
-    if published is not None:
-        return published
-    anchor, source = {
+    """Choose the recipe's peak learning rate, else the published one, scaled by the square root of the batch for AdamW.
+
+    For small networks the same rate is reached at a smaller batch.
+    """
+    recipe_choice = recipe_rate(RECIPES, recipe, model, effective_batch)
+    if recipe_choice is not None:
+        return recipe_choice
+    base_batch, source = {
         "vit_mini": (64, "tried for small models"),
         "dhvt_mini": (64, "tried for small models"),
         QUICK_MODEL: (16, "tried for this network"),
-    }.get(model or "", (1024, "the paper's"))
+    }.get(model or "", (1024, "the DrLoc paper's"))
     peak = 1e-3
     if init is not None and time is not None:
-        return SHORT_TUNING, "a compromise for networks with and without batch norm in short tuning"
+        return SHORT_TUNING_RATE, "for short fine-tuning, a compromise between networks with and without batch norm"
     if init is not None:
-        peak, source = 5e-4, "half of from scratch, as in the paper's fine-tuning"
-    rate = round(peak * math.sqrt(effective_batch / anchor), 8)
-    return rate, f"{peak:g} at batch {anchor} ({source}), times sqrt({effective_batch}/{anchor})"
+        peak, source = 5e-4, "half of the rate from scratch, as in the DrLoc paper's fine-tuning"
+    rate = round(peak * math.sqrt(effective_batch / base_batch), 8)
+    return rate, f"{peak:g} at batch {base_batch} ({source}), times sqrt({effective_batch}/{base_batch})"
 
 
 def min_lr(lr: float) -> Choice:
-    """A hundredth of the peak."""
-    return lr / 100, "a hundredth of the peak, as in the paper"
+    """Choose a hundredth of the peak learning rate."""
+    return lr / 100, "a hundredth of the peak, as in the DrLoc paper"
 
 
 def warmup_epochs(init: str | None, epochs: int | None) -> Choice:
-    """The paper's 20 of 100 epochs, as a share, but never longer than 20."""
+    """Choose a fifth of the epochs, at most 20, as published; for fine-tuning a tenth, at most 10."""
     if epochs is None:
         return None, ""
     if init is not None:
-        return min(10.0, 0.1 * epochs), "a tenth of the epochs and at most 10, as in the paper's fine-tuning"
-    return min(20.0, 0.2 * epochs), "a fifth of the epochs and at most 20, as in the paper"
+        return min(10.0, 0.1 * epochs), "a tenth of the epochs and at most 10, as in the DrLoc paper's fine-tuning"
+    return min(20.0, 0.2 * epochs), "a fifth of the epochs and at most 20, as in the DrLoc paper"
 
 
 def schedule_epochs(epochs: int | None) -> Choice:
-    """The number of epochs of the run."""
+    """Choose the number of epochs of the run."""
     return epochs or None, "the cosine ends with the run"
 
 
 def average(facts: DataAndMachine, epochs: int | None, effective_batch: int) -> Choice:
-    """An average over about the last twentieth of the run."""
+    """Choose a decay of the moving average that covers about the last twentieth of the run."""
     if epochs is None:
         return None, ""
     steps = epochs * steps_per_epoch(facts.n_train, effective_batch)
@@ -121,10 +134,10 @@ def average(facts: DataAndMachine, epochs: int | None, effective_batch: int) -> 
 
 
 def soup(facts: DataAndMachine, time: str | None) -> Choice:
-    """Average weights of epochs in short fine-tuning, where they are similar; else keep the best epoch."""
+    """Choose to average the weights of several epochs in short fine-tuning; else to use the best epoch."""
     if makes_few_passes(facts, time):
-        return SOUP, "epochs of one fine-tuning are similar enough to be averaged"
-    return 0, "epochs of a long training differ too much to be averaged"
+        return SOUP_EPOCHS, "in short fine-tuning the weights of different epochs are similar enough to be averaged"
+    return 0, "in long training the weights of different epochs differ too much to be averaged"
 
 
 RULES = (time, batch_size, epochs, schedule_epochs, lr, min_lr, warmup_epochs, average, soup)

@@ -1,46 +1,46 @@
-"""Rules for the device and the processes."""
+"""Rules that choose the device, the number of processes and the precision."""
 
 from paucal.rules.facts import DataAndMachine
 from paucal.rules.resolve import Choice
 
 
 def device(facts: DataAndMachine) -> Choice:
-    """The best available device."""
+    """Choose the best available device."""
     return facts.device, "the best device of this machine"
 
 
 def devices(facts: DataAndMachine, device: str | None) -> Choice:
-    """The number of processes started by a launcher, else all GPUs; one process on any other device."""
+    """Choose as many devices as a launcher started processes on this machine; without a launcher, all GPUs or 1."""
     if facts.launched is not None:
-        return facts.launched[0], "as started by the launcher"
+        return facts.launched[0], "the launcher started this many processes per machine"
     if device == "cuda":
         return facts.devices, "all GPUs of this machine"
     return 1, "one process uses all cores"
 
 
 def nodes(facts: DataAndMachine) -> Choice:
-    """The number of nodes started by a launcher, else one."""
-    return (facts.launched[1], "as started by the launcher") if facts.launched else (1, "this machine")
+    """Choose the number of machines on which a launcher started processes; without a launcher, 1."""
+    return (facts.launched[1], "the launcher uses this many machines") if facts.launched else (1, "this machine")
 
 
 def strategy(processes: int) -> Choice:
-    """A full copy of the model on each device; sharding is slower, and left to users who need the memory."""
+    """Choose a full copy of the model on each device; sharding saves memory but is slower, so only users choose it."""
     return ("ddp", "each device has a full copy of the model") if processes > 1 else (None, "")
 
 
 def precision(facts: DataAndMachine, device: str | None) -> Choice:
-    """bfloat16 if it is native; never float16, which overflows in some small-data runs."""
+    """Choose bfloat16 if the GPU supports it natively, else float32; float16 overflowed in some runs on few images."""
     if device == "cuda" and facts.bf16:
-        return "bf16-mixed", "the GPU computes in bfloat16"
-    return "32-true", "float32: safe everywhere"
+        return "bf16-mixed", "the GPU supports bfloat16"
+    return "32-true", "float32 works on every device"
 
 
 def workers(facts: DataAndMachine, device: str | None) -> Choice:
-    """One less than the CPU cores, at most 8, with an accelerator; none for training on the CPU."""
+    """Choose no loader processes for training on the CPU; else one less than the CPU cores, and at most 8."""
     if device == "cpu":
         return 0, "the CPU is busy with training: loader processes would slow it down"
-    return min(8, facts.cores - 1), f"{facts.cores} processor cores"
+    return min(8, facts.cores - 1), f"{facts.cores} CPU cores"
 
 
-PROCESSES = (device, devices, nodes, strategy)
-COMPUTE = (precision, workers)
+PROCESS_RULES = (device, devices, nodes, strategy)
+COMPUTE_RULES = (precision, workers)

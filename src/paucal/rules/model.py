@@ -1,4 +1,4 @@
-"""Rules for the model and its image size."""
+"""Rules that choose the model, its arguments and the image size."""
 
 from collections.abc import Sequence
 
@@ -8,21 +8,22 @@ from paucal.recipes.table import lvvit_drop_path
 from paucal.rules.facts import DataAndMachine
 from paucal.rules.resolve import Choice
 
-SIDES = (32, 64, 96)  # pixels; slightly larger images are resized to one of these
-SMALL = 64  # pixels up to which an image is "small": CIFAR-like recipes apply
-PAPER = "the paper's value"
-MEASURED = "the transformer that learned most from few images"  # benchmarks/results/small_data_*.json
+IMAGE_SIDES = (32, 64, 96)  # pixels; slightly larger images are resized to one of these
+SMALL_SIDE = 64  # pixels; images up to this side are "small" and trained like CIFAR's
+PAPER_REASON = "the DrLoc paper's value"
+MEASURED_REASON = "the transformer that learned most from few images"  # benchmarks/results/small_data_*.json
 QUICK_MODEL = "resnet10t"  # timm's name
-# In the same time dhvt_mini at 64 pixels and this model at 96 pixels learned less (docs/lab/, a good model in minutes).
-QUICK = (
-    "learns fastest from photographs on a CPU from scratch; at 64 pixels it makes many more passes than at larger sizes"
+# In the same time, dhvt_mini at 64 pixels and resnet10t at 96 pixels were less accurate (docs/lab/: a good model in
+# minutes).
+QUICK_REASON = (
+    "learns fastest from photographs on a CPU from scratch; at 64 pixels it makes many more epochs than at larger sizes"
 )
 MANY_CLASSES = 1000
 Sides = Sequence[int] | None
 
 
 def model(facts: DataAndMachine, img_size: Sides, recipe: str | None, epochs: int | None) -> Choice:
-    """The model of the initial weights; from scratch the best in measurements (docs/which_model.md)."""
+    """Choose the model of the initial weights; from scratch, the best in our measurements (docs/which_model.md)."""
     if start_model := model_of_start(facts):
         return start_model
     if facts.start is not None:
@@ -32,69 +33,69 @@ def model(facts: DataAndMachine, img_size: Sides, recipe: str | None, epochs: in
         return dhvt_variant(size, facts.n_classes)
     if size < 32:
         return "vit_mini", f"images of {size} pixels: a small transformer with a convolutional stem"
-    if size <= SMALL:
-        return "dhvt_mini", f"images of {size} pixels, from scratch: {MEASURED}"
-    quick = facts.device == "cpu" and epochs is None and img_size is None and small_img_size(facts) is None
-    if quick and facts.n_classes < MANY_CLASSES:
-        return QUICK_MODEL, QUICK
+    if size <= SMALL_SIDE:
+        return "dhvt_mini", f"images of {size} pixels, from scratch: {MEASURED_REASON}"
+    suits_quick_model = facts.device == "cpu" and epochs is None and img_size is None and small_img_size(facts) is None
+    if suits_quick_model and facts.n_classes < MANY_CLASSES:
+        return QUICK_MODEL, QUICK_REASON
     name, reason = dhvt_variant(size, facts.n_classes)
-    return name, f"{reason}; from scratch {MEASURED}"
+    return name, f"{reason}; from scratch {MEASURED_REASON}"
 
 
 def model_of_start(facts: DataAndMachine) -> Choice | None:
-    """The model of the initial weights; None without weights, and for weights of any model."""
+    """Choose the model of the initial weights; None without weights, or if the weights suit any model."""
     start = facts.start
     return None if start is None or start.model is None else (start.model, f"the model of {start.where}")
 
 
 def model_args(facts: DataAndMachine, model: str | None) -> Choice:
-    """The arguments of the initial weights' model, so that these weights fit."""
+    """Choose the constructor arguments of the initial weights' model, so that the weights fit."""
     start = facts.start
     if start is None or not start.model_args or model != start.model:
         return None, ""
-    return list(start.model_args), f"those of {start.where}"
+    return list(start.model_args), f"the arguments of {start.where}"
 
 
 def img_size(facts: DataAndMachine, model: str | None) -> Choice:
-    """The size of the initial weights; else the images' own if small, else the backbone's default."""
+    """Choose the image size of the initial weights; from scratch, that of small images, or the backbone's default."""
     if facts.start is not None:
         size = facts.start.image_size
         return _side_values(size or _native_size(model)), f"the size for {facts.start.where}"
     if model == QUICK_MODEL and small_img_size(facts) is None and facts.device == "cpu":
-        return [SMALL], QUICK
+        return [SMALL_SIDE], QUICK_REASON
     return small_img_size(facts) or (_side_values(_native_size(model)), "the default of this backbone")
 
 
 def is_quick(facts: DataAndMachine, model: str | None, img_size: Sides, time: str | None) -> bool:
-    """Return whether a small network trains from scratch on a CPU in a limited time."""
-    is_small = min(img_size or [SMALL + 1]) <= SMALL
+    """Return whether a run trains the quick model at a small size from scratch on a CPU within a time budget."""
+    is_small = min(img_size or [SMALL_SIDE + 1]) <= SMALL_SIDE
     return facts.start is None and facts.device == "cpu" and model == QUICK_MODEL and is_small and time is not None
 
 
 def small_img_size(facts: DataAndMachine) -> Choice | None:
-    """The size to which the images are resized for any model; None if the model decides."""
+    """Choose the recommended image size, or that of small images; None if the size depends on the model."""
     if facts.hinted_size:
         return [facts.hinted_size], "the recommended size for this data set"
-    side = next((side for side in SIDES if facts.median_side <= side * 1.25), None)
+    side = next((side for side in IMAGE_SIDES if facts.median_side <= side * 1.25), None)
     return None if side is None else ([side], f"the images' shorter side is {facts.median_side} pixels (median)")
 
 
 def expected_side(facts: DataAndMachine, img_size: Sides) -> int:
-    """Predict the side of the model's input, so that the choice of the model can depend on it."""
+    """Predict the shorter side of the model's input in pixels, from which the model is chosen."""
     size_and_reason = small_img_size(facts)
     return min(img_size or (size_and_reason[0] if size_and_reason else [facts.median_side]))
 
 
 def drop_path(model: str | None) -> Choice:
-    """The papers' rates: 0.2 for Swin, 0.1 for DHVT, 0.1 to 0.3 for LV-ViT, none for DrLoc's other backbones."""
+    """Choose the published rate: 0.2 for Swin, 0.1 for DHVT, 0.1 to 0.3 for LV-ViT, 0 for other backbones."""
     name = model or ""
     if name.startswith(("swin", "esvit_swin", "padded_swin")):
-        return 0.2, "the paper's value for Swin"
+        return 0.2, "the DrLoc paper's value for Swin"
     if name.startswith(("dhvt_tiny", "dhvt_small")):
         return 0.1, "the DHVT paper's value"
     if name.startswith("lvvit"):
         return lvvit_drop_path(name), "the LV-ViT program's value"
-    return 0.0, "the paper's value for backbones other than Swin"
+    return 0.0, "the DrLoc paper's value for backbones other than Swin"
 
 
 def _native_size(model: str | None) -> tuple[int, int]:

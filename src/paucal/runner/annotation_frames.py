@@ -20,7 +20,7 @@ from paucal.runner.frames import (
 )
 from paucal.types import UserError
 
-IMAGE, CLASS, MASK = "filename", "class", "mask"
+IMAGE_COLUMN, CLASS_COLUMN, MASK_COLUMN = "filename", "class", "mask"
 
 
 def takes_annotations(function: F) -> F:
@@ -43,16 +43,18 @@ def _store_frame(data: Any, settings: Mapping[str, Any]) -> tuple[Any, dict[str,
         if column is not None and column not in columns:
             raise UserError(f"{name}: the table has no column {column!r}; it has {', '.join(map(repr, columns))}.")
     mask = named_columns["mask"] or next((name for name in columns if name.lower() in MASK_COLUMNS), None)
-    if mask is None and columns_of_boxes([IMAGE, *columns]) is None:
+    if mask is None and columns_of_boxes([IMAGE_COLUMN, *columns]) is None:
         return without_frame(data, settings)
     image = find_image_column(columns, named_columns["image"])
     root = settings.get("data_root") or ""
     paths = [_absolute_path(value, root, row) for row, value in enumerate(columns[image], 1)]
-    table: dict[str, list[Any]] = {IMAGE: paths}
+    table: dict[str, list[Any]] = {IMAGE_COLUMN: paths}
     if mask is not None:
-        table[MASK] = [_absolute_path(value, root, row) if value else "" for row, value in enumerate(columns[mask], 1)]
+        table[MASK_COLUMN] = [
+            _absolute_path(value, root, row) if value else "" for row, value in enumerate(columns[mask], 1)
+        ]
     if named_columns["label"] is not None:
-        table[CLASS] = columns[named_columns["label"]]
+        table[CLASS_COLUMN] = columns[named_columns["label"]]
     stored = (image, mask, named_columns["label"])
     further_columns = {name: cells for name, cells in columns.items() if name not in stored}
     # The table readers may prefer other columns, so name the stored columns explicitly.

@@ -1,4 +1,4 @@
-"""The time of a run: start of its command, and expected end."""
+"""The start time of a command and of a run, and forecasts of when work will end."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -7,35 +7,35 @@ from contextvars import ContextVar
 
 from paucal.wording import duration
 
-MAX_TIMING = 3.0  # seconds after which no more steps are timed
-MIN_FORECAST = 60.0  # seconds; shorter work is not announced
-_command: ContextVar[float | None] = ContextVar("command", default=None)
-_start: ContextVar[float | None] = ContextVar("start", default=None)
+MAX_TIMING_SECONDS = 3.0  # seconds after which no more steps are timed
+MIN_FORECAST_SECONDS = 60.0  # seconds; shorter work is not announced
+_command_start: ContextVar[float | None] = ContextVar("command", default=None)
+_run_start: ContextVar[float | None] = ContextVar("start", default=None)
 
 
 def begin_command() -> None:
     """Record that a command starts now; called before anything slow is imported."""
-    _command.set(time.monotonic())
+    _command_start.set(time.monotonic())
 
 
 def command_start() -> float | None:
     """Return `time.monotonic()` of the command's start; None in a Python program."""
-    return _command.get()
+    return _command_start.get()
 
 
 @contextmanager
 def count_time_from(start: float | None) -> Iterator[None]:
     """Count the time of a run inside the block from a value of `time.monotonic()`; None for now."""
-    token = _start.set(time.monotonic() if start is None else start)
+    token = _run_start.set(time.monotonic() if start is None else start)
     try:
         yield
     finally:
-        _start.reset(token)
+        _run_start.reset(token)
 
 
 def start_time() -> float:
-    """Return `time.monotonic()` of the start of the run's time; now, outside of a run."""
-    start = _start.get()
+    """Return the `time.monotonic()` from which the duration of the run is counted; outside a run, the current one."""
+    start = _run_start.get()
     return time.monotonic() if start is None else start
 
 
@@ -44,14 +44,14 @@ def precise_duration(seconds: float) -> str:
     return f"{seconds:.1f} s" if seconds < 10 else duration(seconds)
 
 
-def finish(seconds: float) -> str:
-    """Return the time of day `seconds` from now, with the weekday if it is another day."""
+def end_time_text(seconds: float) -> str:
+    """Return the time of day in `seconds` seconds as text, with the weekday if it is not today."""
     now, end_time = time.localtime(), time.localtime(time.time() + seconds)
     is_same_day = (now.tm_year, now.tm_yday) == (end_time.tm_year, end_time.tm_yday)
     return time.strftime("%H:%M" if is_same_day else "%H:%M on %A", end_time)
 
 
-class Expectation:
+class WorkForecast:
     """Prints how long countable work will take, if over a minute."""
 
     def __init__(self, title: str, say: Callable[[str], None]) -> None:
@@ -65,9 +65,9 @@ class Expectation:
         if self._first is None:
             self._first = (done, now)
         counted, seconds = done - self._first[0], now - self._first[1]
-        if self._announced or seconds < MAX_TIMING or counted < 1:
+        if self._announced or seconds < MAX_TIMING_SECONDS or counted < 1:
             return
         left = (total - done) * seconds / counted
-        if left > MIN_FORECAST:
+        if left > MIN_FORECAST_SECONDS:
             self._announced = True
-            self._say(f"time: {self._title} takes about {duration(left)} from now, until {finish(left)}")
+            self._say(f"time: {self._title} takes about {duration(left)} from now, until {end_time_text(left)}")

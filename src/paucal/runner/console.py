@@ -13,8 +13,8 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from paucal.runner.clock import Expectation
-from paucal.runner.notebook import OUTPUT, NotebookProgress, in_notebook
+from paucal.runner.clock import WorkForecast
+from paucal.runner.notebook import CELL_OUTPUT, NotebookProgress, in_notebook
 from paucal.runner.plain_console import PlainConsole
 from paucal.wording import shortened, showable
 
@@ -73,7 +73,7 @@ class Console:
     @contextmanager
     def progress(self, title: str) -> Iterator[Callable[[int, int], None]]:
         """Show a progress bar, and print when long work will end; yields a function of (done, total)."""
-        expect = Expectation(title, self.say)
+        expect = WorkForecast(title, self.say)
         with self.bar(transient=True) as bar:
             task = bar.add_task(title, total=None, news="")
 
@@ -85,9 +85,9 @@ class Console:
 
     def callbacks(self) -> Sequence["Callback"]:
         """Return the Lightning callbacks that show the progress of training."""
-        from paucal.runner.progress import Forecast, LiveBar  # loads Lightning, which takes seconds
+        from paucal.runner.progress import TrainingBar, TrainingForecast  # loads Lightning, which takes seconds
 
-        return [Forecast(self.say), LiveBar(self.bar(transient=True))]
+        return [TrainingForecast(self.say), TrainingBar(self.bar(transient=True))]
 
     def on_epoch(self, epoch: int, epochs: int, row: Mapping[str, float]) -> None:
         """Print the results of an epoch; in a long run only every nth, but all are logged."""
@@ -142,7 +142,7 @@ class SilentConsole(Console):
 
     def __init__(self) -> None:
         super().__init__(PlainConsole(file=sys.stderr, quiet=True))
-        self._output = OUTPUT
+        self._output = CELL_OUTPUT
 
     def bar(self, transient: bool) -> Progress:
         """Return a progress bar, which is shown only in a notebook."""

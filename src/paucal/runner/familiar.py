@@ -24,19 +24,22 @@ from paucal.runs import RunFolder
 from paucal.runs.files import write_atomically
 from paucal.types import UserError
 
-NAME = "familiar.safetensors"
-MAX_TRAIN, MAX_HELD_OUT = 2000, 500  # images, evenly spread
+FILE_NAME = "familiar.safetensors"
+MAX_TRAIN_IMAGES, MAX_HELD_OUT_IMAGES = 2000, 500  # images, evenly spread
 MAX_BYTES = 256 << 20
-BATCH = 32
+BATCH_SIZE = 32
 
 
 def familiarity_of(run: RunFolder, model: TrainedModel, console: Console) -> Familiarity | None:
-    """Return a detector of images unlike a run's, stored in its folder; None, with a note, if that is impossible."""
+    """Return the run's detector of images that differ from its training images; None, with a note, if it has none.
+
+    The detector is fitted once and then read from the run folder.
+    """
     if linear_classifier(model.module) is None:
         console.say("note: this model has no linear classifier, so pictures are not compared with the training images")
         return None
     key = _weights_key(run)
-    stored_test = _read_stored(run.path / NAME, key)
+    stored_test = _read_stored(run.path / FILE_NAME, key)
     if stored_test is not None:
         return stored_test
     try:
@@ -45,7 +48,7 @@ def familiarity_of(run: RunFolder, model: TrainedModel, console: Console) -> Fam
         console.say(f"note: pictures cannot be compared with the training images: {problem}")
         return None
     if familiarity is not None:
-        _store(run.path / NAME, familiarity, key)
+        _store(run.path / FILE_NAME, familiarity, key)
     return familiarity
 
 
@@ -60,15 +63,15 @@ def _fit_to_run(run: RunFolder, model: TrainedModel, console: Console) -> Famili
         images = open_again(run, advance, reading=model.card.preprocessing.reading)
     split = read_split(run.split, images)
     train, held_out = split.indices("train"), np.concatenate([split.indices("val"), split.indices("test")])
-    train = train[evenly_spaced(len(train), MAX_TRAIN)]
-    held_out = held_out[evenly_spaced(len(held_out), MAX_HELD_OUT)]
+    train = train[evenly_spaced(len(train), MAX_TRAIN_IMAGES)]
+    held_out = held_out[evenly_spaced(len(held_out), MAX_HELD_OUT_IMAGES)]
     if not len(train) or not len(held_out):
         console.say("note: the run has no held-out images, so pictures are not compared with the training images")
         return None
     rows, inputs = np.concatenate([train, held_out]), ClassifierInputs(model.module)
     try:
         with console.progress("comparing with the training images") as advance:
-            loader = make_eval_loader(images, rows, model.card.preprocessing.transform(), BATCH)
+            loader = make_eval_loader(images, rows, model.card.preprocessing.transform(), BATCH_SIZE)
             features = predict_in_order(inputs, loader, rows, model.device, advance)
     finally:
         inputs.close()

@@ -28,7 +28,7 @@ from paucal.data.arguments import ImageInMemory
 from paucal.data.decoded.cache_folder import frames_folder
 from paucal.data.sources.table_columns import IMAGE_COLUMNS
 from paucal.runs import RunFolder, csv_text, write_atomically
-from paucal.runs.folder import FRAME
+from paucal.runs.folder import FRAME_FILE
 from paucal.types import UserError
 from paucal.wording import first_line
 
@@ -210,7 +210,7 @@ def keep_frame(run: RunFolder, setup: A) -> A:
     if setup.settings.data is None:  # segmentation may have --images instead
         return setup
     path = Path(setup.settings.data)
-    if path.parent != frames_folder().resolve() or not FRAME.fullmatch(path.name):
+    if path.parent != frames_folder().resolve() or not FRAME_FILE.fullmatch(path.name):
         return setup
     copy = run.path.resolve() / path.name
     if not copy.exists():

@@ -115,7 +115,7 @@ def _absolute_path(path: str) -> str:
 
 
 def reading_for(image_size: Sequence[int] | None, like: Reading = WHOLE) -> Reading:
-    """Return how to read images for an image size; None for whole images. A missing value range is measured."""
+    """Return the options for decoding images for an image size, or whole images if it is None."""
     return replace(like, side=None if image_size is None else side_for(image_size))
 
 
@@ -124,7 +124,7 @@ def first_reading(settings: DataSettings, images: ImageSet, stored: Reading | No
     return stored or Reading(channels=settings.channels or count_channels(images))
 
 
-def as_read(images: ImageSet, settings: DataSettings) -> ImageSet:
+def with_run_reading(images: ImageSet, settings: DataSettings) -> ImageSet:
     """Return images that will be read with the channels and value ranges of a run; none is decoded now."""
     if images.stream is not None:  # reading a sample could download many shards
         return images
@@ -136,10 +136,12 @@ def load_images(
     settings: DataSettings, advance: Advance | None = None, labelled: bool = True, reading: Reading = WHOLE
 ) -> ImageSet:
     """Open the images and decode each once; images without labels may be nested to any depth."""
-    return decoded(find_images(settings, labelled, advance), settings, reading, advance)
+    return decode_images(find_images(settings, labelled, advance), settings, reading, advance)
 
 
-def decoded(images: ImageSet, settings: DataSettings, reading: Reading, advance: Advance | None = None) -> ImageSet:
+def decode_images(
+    images: ImageSet, settings: DataSettings, reading: Reading, advance: Advance | None = None
+) -> ImageSet:
     """Decode each image of a set once; decoded images are cached if there is space."""
     return prepare_images(without_decoded_copies(images), reading, on_bad=settings.on_bad_image, progress=advance)[0]
 
@@ -206,7 +208,7 @@ def stored_preprocessing(run: RunFolder | None) -> Preprocessing | None:
 
 
 def stored_reading(run: RunFolder | None) -> Reading | None:
-    """Return how a resumed run reads its images; None if not stored yet."""
+    """Return the options with which a resumed run decodes its images; None if they are not stored yet."""
     stored = stored_preprocessing(run)
     return None if stored is None else stored.reading
 

@@ -24,11 +24,11 @@ from paucal.runner.console import Console
 from paucal.types import UserError
 from paucal.wording import counted
 
-Picture = tuple[str | None, Image.Image]
+NamedImage = tuple[str | None, Image.Image]
 
 
 @dataclass(frozen=True)
-class InMemory:
+class MemoryImage:
     """A single picture in memory, used instead of a set of images."""
 
     picture: ImageInMemory
@@ -39,25 +39,25 @@ class InMemory:
 
 def open_sources(
     sources: Sequence[str | ImageInMemory], console: Console, reading: Reading
-) -> list[ImageSet | InMemory]:
+) -> list[ImageSet | MemoryImage]:
     """Open images, folders (to any depth), Parquet files, patterns and pictures, in the order given; print notes."""
-    image_sets: list[ImageSet | InMemory] = []
+    image_sets: list[ImageSet | MemoryImage] = []
     for source in sources:
-        image_sets += _open_path(source, console) if isinstance(source, str) else [InMemory(source)]
+        image_sets += _open_path(source, console) if isinstance(source, str) else [MemoryImage(source)]
     for images in image_sets:
         for note in (*images.notes, *depth_notes(images, reading)) if isinstance(images, ImageSet) else ():
             console.say(f"note: {note}")
     return image_sets
 
 
-class Pictures:
+class InputImages:
     """The pictures of some sources, one after the other, by their position among all, read as the model's images."""
 
-    def __init__(self, sources: Sequence[ImageSet | InMemory], reading: Reading) -> None:
+    def __init__(self, sources: Sequence[ImageSet | MemoryImage], reading: Reading) -> None:
         self._sources, self._reading = sources, reading
         self._ends = list(accumulate(map(len, sources)))
         self._stores = [
-            None if isinstance(source, InMemory) else ConvertedStore(source.store, reading) for source in sources
+            None if isinstance(source, MemoryImage) else ConvertedStore(source.store, reading) for source in sources
         ]
 
     def __len__(self) -> int:
@@ -67,13 +67,13 @@ class Pictures:
         """Return the path of a picture; None for a picture in memory."""
         number, index = self._source_and_index(position)
         images = self._sources[number]
-        return None if isinstance(images, InMemory) else full_name(images, images.keys[index])
+        return None if isinstance(images, MemoryImage) else path_of_image(images, images.keys[index])
 
     def stamp(self, position: int) -> str:
         """Return size and time of a picture's file; "" if unknown without reading it."""
         number, index = self._source_and_index(position)
         images = self._sources[number]
-        if isinstance(images, InMemory):
+        if isinstance(images, MemoryImage):
             return ""
         store, row = locate(images.store, index)
         stamp = store.stamp(row) if isinstance(store, EncodedStore) else None
@@ -83,7 +83,7 @@ class Pictures:
         """Return a picture, read as the model's images are; raises `UnreadableImage` if it cannot be decoded."""
         number, index = self._source_and_index(position)
         store, images = self._stores[number], self._sources[number]
-        if isinstance(images, InMemory):
+        if isinstance(images, MemoryImage):
             try:
                 return convert_image(images.picture, self._reading)
             except ValueError as problem:
@@ -108,10 +108,10 @@ class Pictures:
 
 
 def read_all(
-    sources: Sequence[ImageSet | InMemory], reading: Reading, on_bad: str, console: Console
-) -> Iterator[Picture]:
+    sources: Sequence[ImageSet | MemoryImage], reading: Reading, on_bad: str, console: Console
+) -> Iterator[NamedImage]:
     """Yield (path, picture), one at a time; the path of a picture in memory is None. `on_bad` is "refuse" or "skip"."""
-    pictures = Pictures(sources, reading)
+    pictures = InputImages(sources, reading)
     for position in range(len(pictures)):
         picture = pictures.read_or_skip(position, on_bad, console)
         if not isinstance(picture, UnreadableImage):
@@ -159,7 +159,7 @@ def _has_images(path: Path) -> bool:
     return path.name.lower().endswith((*IMAGE_SUFFIXES, ".parquet"))
 
 
-def full_name(images: ImageSet, key: str) -> str:
+def path_of_image(images: ImageSet, key: str) -> str:
     """Return the path of an image of a set."""
     root = Path(images.location)
     return str(root / key) if root.is_dir() else str(root if root.name == key else root.parent / key)

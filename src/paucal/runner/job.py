@@ -185,7 +185,7 @@ class Job(ABC, Generic[S, A, R]):
     """
 
     verb: ClassVar[str]
-    kind: type[S]
+    settings_type: type[S]
     reads: ClassVar[tuple[str, ...]]
 
     @abstractmethod

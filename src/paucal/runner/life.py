@@ -38,8 +38,8 @@ from paucal.runner.processes import (
     receive_path,
     run_on_rank_zero,
 )
-from paucal.runner.run_folder import Writing, places_of, reopen, store_changes, stored_settings
-from paucal.runner.starts import RECORD
+from paucal.runner.run_folder import RunWriter, input_names, reopen, store_changes, stored_settings
+from paucal.runner.starts import START_FILE
 from paucal.runner.stored_runs import require_one_machine, written_to_storage
 from paucal.runner.time_budget import add_time_plan, describe_change
 from paucal.runs import RunFolder, describe_environment
@@ -100,7 +100,7 @@ def begin(
         _write_start(job, run, setups[0])
         return run.path
 
-    with ExitStack() as storage, count_time_from(start), own_threads(), Writing(console) as writing:
+    with ExitStack() as storage, count_time_from(start), own_threads(), RunWriter(console) as writing:
         run = RunFolder(broadcast_path(create))
         return _execute_run(job, run, setups[0], console, [*all_callbacks, *writing.callbacks()])
 
@@ -131,8 +131,8 @@ def resume(
             all_callbacks.append(copy)
             local_path = copy.folder
         run, settings, origin = reopen(local_path, changes or {}, job)
-        old_settings = stored_settings(run, job.kind, job.verb)[0]
-        writing.go_on(run)
+        old_settings = stored_settings(run, job.settings_type, job.verb)[0]
+        writing.lock_existing(run)
         setup = _reassemble(job, run, settings, origin, console)
         setups.append(setup)
         if settings.processes != old_settings.processes and job.needs_planning(setup):
@@ -141,14 +141,14 @@ def resume(
                 f"{counted(old_settings.processes, 'process', 'processes')} had started it: resume it with the same "
                 "number first."
             )
-        if set(changes or {}) & set(places_of(job)):
+        if set(changes or {}) & set(input_names(job)):
             require_same_images(run.split, setup.data.images)
         job.announce(setup, console)
         if settings != old_settings:  # stored only here, since an invalid change must not damage the run
             store_changes(run, settings, origin)
         return run.path
 
-    with ExitStack() as storage, count_time_from(None), own_threads(), Writing(console) as writing:
+    with ExitStack() as storage, count_time_from(None), own_threads(), RunWriter(console) as writing:
         run = RunFolder(broadcast_path(reopen_run))
         return _execute_run(job, run, setups[0], console, [*all_callbacks, *writing.callbacks()])
 
@@ -166,7 +166,7 @@ def run_quietly(
     for callback in callback_list:
         if not isinstance(callback, Callback):
             raise TypeError(f"{name}: callbacks has a {type(callback).__name__}, expected lightning.pytorch.Callback.")
-    typed_settings, names = from_python(job.kind, given, name, job.verb), given_names(given)
+    typed_settings, names = from_python(job.settings_type, given, name, job.verb), given_names(given)
     note_late_import()
     with kept_memory():
         if resumed is None:
@@ -207,7 +207,7 @@ def _reassemble(job: Job[S, A, Any], run: RunFolder, settings: S, origin: Mappin
 
 
 def _reassemble_stored(job: Job[S, A, Any], run: RunFolder, console: Console) -> A:
-    settings, origin = stored_settings(run, job.kind, job.verb)
+    settings, origin = stored_settings(run, job.settings_type, job.verb)
     return _reassemble(job, run, settings, origin, console)
 
 
@@ -222,7 +222,7 @@ def _write_start(job: Job[S, A, Any], run: RunFolder, setup: A) -> None:
     run.write_config(asdict(settings), setup.origin, job.verb, split=split.description, location=images.location)
     run.write_json("env.json", describe_environment(settings.device))
     if setup.start is not None:
-        run.write_json(RECORD, setup.start.to_dict())
+        run.write_json(START_FILE, setup.start.to_dict())
     write_split(run.split, images, split, image_digests(images))
     job.write_beginning(run, setup)
 

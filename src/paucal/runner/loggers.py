@@ -25,22 +25,22 @@ from paucal.training.keeper import OnEpoch
 from paucal.types import UserError
 from paucal.wording import shortened
 
-PROJECT = "paucal"  # default project name
-ENDINGS = ("success", "failed", "stopped")
+DEFAULT_PROJECT = "paucal"  # default project name
+STATUSES = ("success", "failed", "stopped")
 _ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
-RECORD = "loggers.json"
+RECORD_FILE = "loggers.json"
 MAX_SHOWN = 200  # characters of an error message
 
 
 @dataclass(frozen=True)
-class Kind:
-    """How to use one kind of logger.
+class LoggerFunctions:
+    """The functions with which runs use a logger.
 
     Attributes:
-        open: Opens the logger of a run, given the logger's id of the run, or None for a new run.
-        score: Logs the settings and the final scores, which may be empty.
-        close: Closes the logger with one of `ENDINGS`.
-        place: Returns the path or the URL of the logs.
+        open: Opens the logger of a run, given the id that the logger has for the run; None for a new run.
+        score: Logs the settings, the final scores (perhaps none) and the optimizer step.
+        close: Closes the logger with one of `STATUSES`.
+        place: Returns the path or URL of the logs.
     """
 
     open: Callable[[RunFolder, str | None], Logger]
@@ -61,7 +61,7 @@ def check_loggers(names: Sequence[str] | None) -> None:
 
 
 def checked_id(value: object) -> str | None:
-    """Return a stored id of a run; None if it is not a valid one."""
+    """Return the id that a logger has for a run, as stored with the run; None if it is invalid."""
     return value if isinstance(value, str) and _ID.fullmatch(value) else None
 
 
@@ -80,7 +80,7 @@ def _open_mlflow(run: RunFolder, known_id: str | None) -> Logger:
     elsewhere = os.environ.get("MLFLOW_TRACKING_URI")
     folder = run.path.resolve()
     logger = MLFlowLogger(
-        os.environ.get("MLFLOW_EXPERIMENT_NAME", PROJECT),
+        os.environ.get("MLFLOW_EXPERIMENT_NAME", DEFAULT_PROJECT),
         run_name=run.path.name,
         tracking_uri=elsewhere or f"sqlite:///{folder / 'mlflow.db'}",  # the file store is deprecated
         artifact_location=None if elsewhere else (folder / "mlartifacts").as_uri(),
@@ -95,7 +95,7 @@ def _open_wandb(run: RunFolder, run_id: str | None) -> Logger:
 
     # Otherwise it would overwrite the progress bar; the run has its own log.
     quiet = import_module("wandb").Settings(console="off")
-    project = os.environ.get("WANDB_PROJECT", PROJECT)
+    project = os.environ.get("WANDB_PROJECT", DEFAULT_PROJECT)
     name, number = run.path.name, run_id or uuid.uuid4().hex[:8]
     return WandbLogger(name=name, save_dir=run.path.resolve(), project=project, id=number, settings=quiet)
 
@@ -115,20 +115,20 @@ def _close_wandb(logger: Any, status: str) -> None:
     logger.experiment.finish(exit_code=int(status != "success"))  # a later run in this process needs a new wandb run
 
 
-KINDS: dict[str, Kind] = {
-    "tensorboard": Kind(
+LOGGER_FUNCTIONS: dict[str, LoggerFunctions] = {
+    "tensorboard": LoggerFunctions(
         _open_tensorboard,
         _score_beside_settings,
         lambda logger, status: logger.finalize(status),
         lambda logger: str(logger.log_dir),
     ),
-    "mlflow": Kind(
+    "mlflow": LoggerFunctions(
         _open_mlflow,
         _score_alone,
         lambda logger, status: logger.finalize({"stopped": "KILLED"}.get(status, status)),
         lambda logger: str(logger._tracking_uri),
     ),
-    "wandb": Kind(
+    "wandb": LoggerFunctions(
         _open_wandb,
         _score_alone,
         _close_wandb,
@@ -143,7 +143,7 @@ class Loggers:
     A resumed run continues the same logs. Epochs that are repeated after a crash are not logged twice.
 
     Args:
-        names: Names from `KINDS`; empty on all processes but the first.
+        names: Names from `LOGGER_FUNCTIONS`; empty on all processes but the first.
     """
 
     def __init__(self, run: RunFolder, names: Sequence[str] | None, console: Console) -> None:
@@ -200,20 +200,22 @@ class Loggers:
         self._write_record()
 
     def forget_step(self) -> None:
-        """Log all following rows: the run has changed, and may restart from an earlier step."""
+        """Log all following rows, since the run may restart from an earlier step."""
         self._logged_step = 0
 
     def finish(self, scores: Mapping[str, float], step: int) -> None:
         """Log the test scores of the finished run."""
         finite = {f"test_{name}": float(value) for name, value in scores.items() if math.isfinite(value)}
         for name in list(self._open):
-            self._call_or_drop(name, lambda logger, kind=KINDS[name]: kind.score(logger, self._settings, finite, step))
+            self._call_or_drop(
+                name, lambda logger, kind=LOGGER_FUNCTIONS[name]: kind.score(logger, self._settings, finite, step)
+            )
         self._ending = "success"
 
     def _read_record(self) -> None:
-        if not (self._run.path / RECORD).exists():
+        if not (self._run.path / RECORD_FILE).exists():
             return
-        record = self._run.read_json(RECORD)
+        record = self._run.read_json(RECORD_FILE)
         ids = record.get("ids")
         checked_ids = {name: checked_id(run_id) for name, run_id in ids.items()} if isinstance(ids, dict) else {}
         self._ids = {name: run_id for name, run_id in checked_ids.items() if run_id is not None}
@@ -221,7 +223,7 @@ class Loggers:
         self._logged_step = step if isinstance(step, int) else 0
 
     def _write_record(self) -> None:
-        self._run.write_json(RECORD, {"ids": self._ids, "step": self._logged_step})
+        self._run.write_json(RECORD_FILE, {"ids": self._ids, "step": self._logged_step})
 
     def _open_all(self) -> None:
         self._new = [name for name in self._names if name not in self._ids]
@@ -247,13 +249,13 @@ class Loggers:
 
     def _close_all(self, status: str) -> None:
         for name in list(self._open):
-            self._call_or_drop(name, lambda logger, kind=KINDS[name]: kind.close(logger, status))
+            self._call_or_drop(name, lambda logger, kind=LOGGER_FUNCTIONS[name]: kind.close(logger, status))
         self._open = {}
 
 
 def _open_logger(name: str, run: RunFolder, run_id: str | None) -> tuple[Logger, str]:
     """Open a logger; return it and the location of its logs."""
-    kind = KINDS[name]
+    kind = LOGGER_FUNCTIONS[name]
     try:
         logger = kind.open(run, run_id)
         return logger, kind.place(logger)

@@ -15,9 +15,9 @@ from paucal.types import UserError
 from paucal.wording import counted
 
 GIB = 2**30
-COPIES = {"adamw": 4, "sgd": 3, "lars": 3}  # memory of weights, gradients and moments, relative to the weights
-USUAL = 16 * 224 * 224  # pixels of a step that fits in any memory
-MAX_IMAGES = 1 << 20  # images of an optimizer step
+MEMORY_FACTORS = {"adamw": 4, "sgd": 3, "lars": 3}  # memory of weights, gradients and moments, relative to the weights
+SMALL_STEP_PIXELS = 16 * 224 * 224  # pixels of a step that fits in any memory
+MAX_STEP_IMAGES = 1 << 20  # images of an optimizer step
 CHANNELS = 3
 
 
@@ -27,17 +27,17 @@ def check_memory(settings: JobSettings, spec: BackboneSpec, views: float = 1.0) 
     The estimate is a lower bound: weights with their optimizer, and the activations of a forward pass. No model is
     built for it. `views` are the pixels of all views of an image, as a multiple of the backbone's image size.
     """
-    check_step(settings.effective_batch)
+    check_step_size(settings.effective_batch)
     batch_size = 1 if settings.batch_size == "auto" else settings.images_per_pass
     pixels = spec.image_size[0] * spec.image_size[1]
-    if batch_size * pixels * views <= USUAL and not spec.arguments:
+    if batch_size * pixels * views <= SMALL_STEP_PIXELS and not spec.arguments:
         return []
     arguments = fit_to_image_size(spec.name, spec.image_size, spec.arguments).arguments
     cost = image_cost(spec.name, spec.image_size, {**spec.arguments, **arguments})
     if cost is None:
         return []
     shrink = 1 if settings.precision == "32-true" else 2
-    copies = COPIES[getattr(settings, "optimizer", "adamw")]
+    copies = MEMORY_FACTORS[getattr(settings, "optimizer", "adamw")]
     weights, image = copies * FLOAT_BYTES * cost.parameters, round(views * cost.activation_bytes / shrink)
     local = 1 if settings.device == "cuda" else settings.devices
     on_gpu = settings.device == "cuda" and torch.cuda.is_available()
@@ -83,10 +83,10 @@ def check_batch_memory(batch_size: int, image_size: Size) -> None:
         )
 
 
-def check_step(images: int) -> None:
+def check_step_size(images: int) -> None:
     """Refuse optimizer steps of more than a million images."""
-    if images > MAX_IMAGES:
+    if images > MAX_STEP_IMAGES:
         raise UserError(
             f"an optimizer step would take {images:,} images (--batch-size times --accumulate times the processes), "
-            f"expected {MAX_IMAGES:,} at most: give less."
+            f"expected {MAX_STEP_IMAGES:,} at most: give less."
         )

@@ -7,7 +7,7 @@ from typing import Any
 
 from rich.progress import Progress, TaskID
 
-SECONDS_BETWEEN = 0.2  # between updates, since each is sent to the browser and stays in the notebook's history
+REFRESH_SECONDS = 0.2  # between updates, since each is sent to the browser and stays in the notebook's history
 
 
 def in_notebook() -> bool:
@@ -35,7 +35,7 @@ class NotebookProgress(Progress):
         """Change a task, and redraw the bar if the last drawing is old enough."""
         super().update(task_id, **changes)
         task = self._tasks[task_id]
-        if task.finished or time.monotonic() - self._shown_at >= SECONDS_BETWEEN:
+        if task.finished or time.monotonic() - self._shown_at >= REFRESH_SECONDS:
             self.refresh()
 
     def refresh(self) -> None:
@@ -73,4 +73,4 @@ class NotebookOutput:
             self._handle, self._execution = display(content, raw=True, display_id=True), execution
 
 
-OUTPUT = NotebookOutput()  # shared by all calls in a cell
+CELL_OUTPUT = NotebookOutput()  # shared by all calls in a cell

@@ -13,9 +13,9 @@ from paucal.evaluation.results import read_report
 from paucal.reading import named_path
 from paucal.runner.console import Console
 from paucal.runs import RunFolder, create_run
-from paucal.runs.files import check_writable, try_folder
-from paucal.runs.folder import RUNS, is_taken
-from paucal.runs.replacing import aside_of, require_replaceable, settle
+from paucal.runs.files import check_file_writable, check_folder_writable
+from paucal.runs.folder import RUNS_FOLDER, is_taken
+from paucal.runs.replacing import aside_path, finish_replacement, require_replaceable
 from paucal.settings.groups import JobSettings
 from paucal.settings.options import flag
 from paucal.types import UserError
@@ -33,20 +33,20 @@ def resolve_output(settings: S, reads: Iterable[str], console: Console) -> S:
         named_path(value, name)  # raises for an empty path
     images = {name: value for name, value in read_paths.items() if name in ("--data", "--monitor", "--unlabelled")}
     if settings.output is None:
-        refuse_inside_images(RUNS, images, settings.data_root)
+        refuse_inside_images(RUNS_FOLDER, images, settings.data_root)
         return settings
     path = named_path(str(settings.output))
     refuse_inside_images(path, images, settings.data_root)
-    if settle(path):
-        console.say(f"moved the run that an interrupted call had set aside from {aside_of(path)} back to {path}")
+    if finish_replacement(path):
+        console.say(f"moved the run that an interrupted call had set aside from {aside_path(path)} back to {path}")
     if not _is_taken(path):
-        try_folder(path)
+        check_folder_writable(path)
     elif not settings.overwrite:
         create_run(path)  # raises with advice
     else:
         require_replaceable(path)
-        try_folder(path)
-        try_folder(aside_of(path))
+        check_folder_writable(path)
+        check_folder_writable(aside_path(path))
         for name, value in read_paths.items():
             if value != BUILT_IN and _resolve_links(named_path(value, name)).is_relative_to(_resolve_links(path)):
                 raise UserError(
@@ -82,9 +82,9 @@ def check_results(
     `images` are locations by flag, and `more` are further files that this evaluation writes.
     """
     refuse_inside_images(folder, images, root)
-    try_folder(folder)
-    for main_files, other_files in RESULTS:
-        names = (*main_files, *other_files, *(more if main_files == SCORES else ()))
+    check_folder_writable(folder)
+    for main_files, other_files in RESULT_FILES:
+        names = (*main_files, *other_files, *(more if main_files == SCORE_FILES else ()))
         existing = [name for name in names if os.path.lexists(folder / name)]
         main_existing = [name for name in main_files if name in existing]
         foreign = [name for name in main_existing if not _is_result(RunFolder(folder), name)]
@@ -95,19 +95,19 @@ def check_results(
             )
 
 
-def check_file(text: str, images: Mapping[str, str | None], root: str | None, flag: str) -> Path:
+def check_new_file(text: str, images: Mapping[str, str | None], root: str | None, flag: str) -> Path:
     """Return the path of a picture to write, which must be new, writable, and outside of the images."""
     path = named_path(text, flag)
     refuse_inside_images(path, images, root, flag)
-    check_writable(path, flag)
+    check_file_writable(path, flag)
     return path
 
 
-# Files that evaluations write. One of the main files (SCORES) identifies a folder of results.
-SCORES = ("metrics.json", "segmentation.json")
-RESULTS = (
+# Files that evaluations write. One of the main files (SCORE_FILES) identifies a folder of results.
+SCORE_FILES = ("metrics.json", "segmentation.json")
+RESULT_FILES = (
     (
-        SCORES,
+        SCORE_FILES,
         (
             *("per_class.csv", "per_image.csv", "predictions.csv", "real_labels.json", "detections.json"),
             *("confusion.png", "per_class.png", "precision_recall.png", "mask_precision_recall.png"),
@@ -117,7 +117,7 @@ RESULTS = (
     (("results.json",), ("table.csv",)),
 )
 # Entries of the main files; older scores of classifiers have other formats, handled by their reader.
-ENTRIES = {
+REQUIRED_KEYS = {
     "metrics.json": {"images", "scores", "intervals", "per_class"},
     "segmentation.json": {"images", "mean_iou", "confusion"},
     "results.json": {"tallies", "rows"},
@@ -127,11 +127,11 @@ ENTRIES = {
 def _is_result(folder: RunFolder, name: str) -> bool:
     try:
         content = folder.read_json(name)
-        if name == "metrics.json" and not ENTRIES[name] <= set(content):
+        if name == "metrics.json" and not REQUIRED_KEYS[name] <= set(content):
             if content.get("kind") != "regression":
                 read_report(content)
             return True
-        return ENTRIES[name] <= set(content)
+        return REQUIRED_KEYS[name] <= set(content)
     except (UserError, OSError, ValueError, KeyError, TypeError, AttributeError):
         return False
 
@@ -144,7 +144,7 @@ def _resolve_links(path: Path) -> Path:
 def _is_taken(path: Path) -> bool:
     try:
         return is_taken(path)
-    except (OSError, ValueError):  # `try_folder` reports long names and unreadable folders
+    except (OSError, ValueError):  # `check_folder_writable` reports long names and unreadable folders
         return False
 
 
@@ -156,5 +156,5 @@ def check_new_folder(
     if path.exists() and (not path.is_dir() or any(path.iterdir())):
         raise UserError(f"{flag}: {str(path)!r} is not empty: give a new or an empty folder.")
     refuse_inside_images(path, images, root, flag)
-    try_folder(path, flag)
+    check_folder_writable(path, flag)
     return path

@@ -9,7 +9,7 @@ from rich.text import Text
 from paucal.wording import showable
 
 FILE_WIDTH = 160  # width of output to a file or a pipe, in characters
-unread: set[int] = set()  # descriptors of streams whose reader has closed, such as a pipe into `head`
+closed_descriptors: set[int] = set()  # descriptors of streams whose reader has closed, such as a pipe into `head`
 
 
 class PlainConsole(Console):
@@ -30,12 +30,12 @@ class PlainConsole(Console):
 
     def on_broken_pipe(self) -> None:
         """Continue after the reader has closed the pipe: the run still writes its files."""
-        discard(self.file)
+        redirect_to_null(self.file)
 
 
-def discard(stream: IO[str]) -> None:
+def redirect_to_null(stream: IO[str]) -> None:
     """Redirect a stream whose reader has closed to the null device."""
-    unread.add(stream.fileno())
+    closed_descriptors.add(stream.fileno())
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, stream.fileno())
     os.close(nowhere)

@@ -1,4 +1,4 @@
-"""The precision of a trained model: as given, or the faster one on this machine."""
+"""Choosing the precision of a trained model: as requested, or the faster one on this machine."""
 
 from collections.abc import Sequence
 
@@ -6,29 +6,38 @@ from PIL import Image
 
 from paucal.data.decode import UnreadableImage
 from paucal.models.card import ModelCard
-from paucal.models.precision import FLOAT32, GIVEN, IMAGES, PrecisionChoice, bfloat16_flags, choose_precision
+from paucal.models.precision import (
+    EXPLICIT_CHOICES,
+    FLOAT32,
+    MEASURED_IMAGES,
+    PrecisionChoice,
+    bfloat16_flags,
+    choose_precision,
+)
 from paucal.models.trained import TrainedModel
 from paucal.runner.console import Console
-from paucal.runner.input_images import Pictures
+from paucal.runner.input_images import InputImages
 
 
-def choose_for_pictures(
-    model: TrainedModel, asked: str | None, pictures: Pictures, console: Console
+def choose_for_images(
+    model: TrainedModel, asked: str | None, pictures: InputImages, console: Console
 ) -> PrecisionChoice:
     """Return the requested precision, or else measure on the first pictures which one is faster, and print it."""
     if asked is not None:
-        return GIVEN[asked]
+        return EXPLICIT_CHOICES[asked]
     sample: list[Image.Image] = []
-    if bfloat16_flags() and len(pictures) > IMAGES:
-        for position in range(IMAGES):
+    if bfloat16_flags() and len(pictures) > MEASURED_IMAGES:
+        for position in range(MEASURED_IMAGES):
             try:
                 sample.append(pictures.read(position))
             except UnreadableImage:  # reported later, when the image is classified
                 continue
-    return measure_on(model, sample, len(pictures), console)
+    return choose_on_sample(model, sample, len(pictures), console)
 
 
-def measure_on(model: TrainedModel, few: Sequence[Image.Image], count: int | None, console: Console) -> PrecisionChoice:
+def choose_on_sample(
+    model: TrainedModel, few: Sequence[Image.Image], count: int | None, console: Console
+) -> PrecisionChoice:
     """Return the precision that measurements on a few of `count` pictures prefer; float32 without pictures."""
     classifies = type(model.card) is ModelCard  # regressions have no classes to compare
     if not few or model.device.type != "cpu" or not classifies:

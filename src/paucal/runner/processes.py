@@ -23,7 +23,12 @@ from paucal.types import UserError
 T = TypeVar("T")
 
 RUN_VARIABLE = "PAUCAL_RUN"
-_EXCHANGE = ("gloo", "nccl", "connection closed by peer", "connection reset by peer")  # found in torch's messages
+_EXCHANGE_PHRASES = (
+    "gloo",
+    "nccl",
+    "connection closed by peer",
+    "connection reset by peer",
+)  # found in torch's messages
 
 
 def launcher() -> ClusterEnvironment | None:
@@ -98,7 +103,7 @@ def receive_path() -> Path:
 
 
 def pass_run_to_children(run: Path) -> None:
-    """Tell the run folder to the processes that Lightning will start."""
+    """Store the path of the run folder in an environment variable, for the processes that Lightning will start."""
     if launcher() is None:
         os.environ[RUN_VARIABLE] = str(run.resolve())
 
@@ -143,7 +148,9 @@ def explain_lost_processes(resume: str) -> Iterator[None]:
     try:
         yield
     except RuntimeError as problem:
-        if not isinstance(problem, dist.DistError) and not any(phrase in str(problem).lower() for phrase in _EXCHANGE):
+        if not isinstance(problem, dist.DistError) and not any(
+            phrase in str(problem).lower() for phrase in _EXCHANGE_PHRASES
+        ):
             raise
         raise UserError(
             "another process of this run ended or did not answer; its output says why. The saved state is kept: "

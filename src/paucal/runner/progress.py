@@ -7,14 +7,14 @@ from typing import Any
 from lightning.pytorch import Callback, Trainer
 from rich.progress import Progress
 
-from paucal.runner.clock import MAX_TIMING, MIN_FORECAST, finish
+from paucal.runner.clock import MAX_TIMING_SECONDS, MIN_FORECAST_SECONDS, end_time_text
 from paucal.wording import duration
 
-REFRESH = 10  # steps between updates of the bar; reading the loss waits for the device
+REFRESH_STEPS = 10  # steps between updates of the bar; reading the loss waits for the device
 WARMUP_STEPS, TIMED_STEPS = 2, 5
 
 
-class LiveBar(Callback):
+class TrainingBar(Callback):
     """A progress bar of steps with the newest losses.
 
     Args:
@@ -33,7 +33,7 @@ class LiveBar(Callback):
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         """Move the bar."""
-        if not self._bar.task_ids or trainer.global_step % REFRESH:
+        if not self._bar.task_ids or trainer.global_step % REFRESH_STEPS:
             return
         epoch = trainer.global_step // pl_module.plan.steps_per_epoch
         loss = pl_module.meters.newest_mean("train_loss")
@@ -50,7 +50,7 @@ class LiveBar(Callback):
         self._bar.stop()
 
 
-class Forecast(Callback):
+class TrainingForecast(Callback):
     """Prints how long training will take, if over a minute, without validation and the final report."""
 
     def __init__(self, say: Callable[[str], None]) -> None:
@@ -67,9 +67,9 @@ class Forecast(Callback):
                 self._first = (trainer.global_step, time.monotonic())
             return
         steps, seconds = trainer.global_step - self._first[0], time.monotonic() - self._first[1]
-        if steps < TIMED_STEPS and (steps < 1 or seconds < MAX_TIMING):
+        if steps < TIMED_STEPS and (steps < 1 or seconds < MAX_TIMING_SECONDS):
             return
         self._announced = True
         left = (pl_module.plan.last_step - trainer.global_step) * seconds / steps
-        if left > MIN_FORECAST:
-            self._say(f"time: about {duration(left)} of training from now, until {finish(left)}")
+        if left > MIN_FORECAST_SECONDS:
+            self._say(f"time: about {duration(left)} of training from now, until {end_time_text(left)}")

@@ -21,10 +21,18 @@ from paucal.runner.processes import launched_shape
 from paucal.runs import RunFolder, create_run, open_run
 from paucal.runs.folder import is_taken
 from paucal.runs.lock import RunLock
-from paucal.runs.replacing import aside_of, discard, put_back, require_replaceable, set_aside, sweep, was_set_aside
+from paucal.runs.replacing import (
+    aside_path,
+    discard_replaced_run,
+    remove_temporary_files,
+    require_replaceable,
+    restore_replaced_run,
+    set_aside,
+    was_set_aside,
+)
 from paucal.settings.groups import JobSettings
 from paucal.settings.options import check_ranges, earlier_names, flag, setting_fields, with_current_names
-from paucal.settings.values import convert_setting, hints_of
+from paucal.settings.values import convert_setting, setting_types
 from paucal.types import UserError
 from paucal.wording import brief, counted
 
@@ -39,8 +47,8 @@ S = TypeVar("S", bound="DataclassInstance")
 J = TypeVar("J", bound=JobSettings)
 
 
-class Writing:
-    """Exclusive access of the first process to a run folder, as a context manager."""
+class RunWriter:
+    """Locks the folder of a run for the process with rank 0, and replaces an old run; a context manager."""
 
     def __init__(self, console: Console) -> None:
         self.console = console
@@ -56,33 +64,33 @@ class Writing:
         self._keep_lock(run)
         return run
 
-    def go_on(self, run: RunFolder) -> None:
+    def lock_existing(self, run: RunFolder) -> None:
         """Lock the folder of an existing run."""
         self._keep_lock(run)
-        sweep(run.path)
+        remove_temporary_files(run.path)
         if was_set_aside(run.path):  # an earlier process was killed before it saved a state or removed the replaced run
             self._replaced = True
             if run.last.exists():
-                self.keep()
+                self.discard_replaced()
 
-    def keep(self) -> None:
+    def discard_replaced(self) -> None:
         """Remove the replaced run, because this one has saved a state."""
         if self._replaced and self._run is not None:
             self._replaced = False
-            discard(self._run.path)
+            discard_replaced_run(self._run.path)
 
     def callbacks(self) -> Sequence[Callback]:
         """Return the Lightning callbacks that check the lock during training."""
         return [RunLockCallback(self)]
 
     @property
-    def waits(self) -> bool:
-        """Whether a replaced run is still kept."""
+    def keeps_replaced(self) -> bool:
+        """Whether the replaced run has not been removed yet."""
         return self._replaced
 
     @property
     def has_state(self) -> bool:
-        """Whether the run has saved a state to resume from."""
+        """Whether the run has saved a checkpoint from which it can be resumed."""
         return self._run is not None and self._run.last.exists()
 
     def check(self) -> None:
@@ -90,7 +98,7 @@ class Writing:
         if self._lock is not None:
             self._lock.check()
 
-    def __enter__(self) -> "Writing":
+    def __enter__(self) -> "RunWriter":
         return self
 
     def __exit__(
@@ -102,12 +110,12 @@ class Writing:
         if not self._replaced or self._run is None or lost_lock:
             return
         if problem is None:
-            self.keep()
+            self.discard_replaced()
             return
         if self._lock is None and self._run.path.exists():  # another process locked it first
-            self.console.say(f"the old run is in {aside_of(self._run.path)}")
+            self.console.say(f"the old run is in {aside_path(self._run.path)}")
             return
-        put_back(self._run.path)
+        restore_replaced_run(self._run.path)
         self.console.say(f"restored the old run in {self._run.path}: the new one ended before it saved a valid state")
 
     def _set_aside(self, path: Path) -> None:
@@ -132,7 +140,7 @@ class Writing:
 class RunLockCallback(Callback):
     """Stops a run that has lost its lock, and removes the replaced run once this one has a valid state."""
 
-    def __init__(self, writing: Writing) -> None:
+    def __init__(self, writing: RunWriter) -> None:
         self.writing = writing
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: Any, batch: Any, batch_idx: int) -> None:
@@ -141,8 +149,8 @@ class RunLockCallback(Callback):
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         """Remove the replaced run once this one has a valid state."""
-        if self.writing.waits and self.writing.has_state and is_valid_state(trainer, pl_module):
-            self.writing.keep()
+        if self.writing.keeps_replaced and self.writing.has_state and is_valid_state(trainer, pl_module):
+            self.writing.discard_replaced()
 
 
 def is_valid_state(trainer: Trainer, module: Any) -> bool:
@@ -154,7 +162,7 @@ def is_valid_state(trainer: Trainer, module: Any) -> bool:
     return all(bool(torch.isfinite(piece.detach()).all()) for piece in pieces)
 
 
-def shape_of(changes: Mapping[str, Any], settings: JobSettings) -> tuple[int, int]:
+def process_shape(changes: Mapping[str, Any], settings: JobSettings) -> tuple[int, int]:
     """Return (processes per node, nodes) of a resumed run: as given, else as launched, else as stored."""
     single_process = (1, 1) if TorchElasticEnvironment.detect() else None  # torchrun started a single process
     devices, nodes = launched_shape() or single_process or (settings.devices, settings.nodes)
@@ -187,41 +195,41 @@ def with_processes(settings: J, devices: int, nodes: int) -> tuple[J, dict[str, 
 
 def reopen(path: str | Path, changes: Mapping[str, Any], job: "AnyJob") -> tuple[RunFolder, Any, dict[str, str]]:
     """Open a run to resume; return it with its changed settings and their origins, without writing anything."""
-    allowed = (*CHANGEABLE, *places_of(job))
+    allowed = (*CHANGEABLE, *input_names(job))
     refused = [name for name in changes if name not in allowed]
     if refused:
         raise UserError(
             f"--resume uses the settings stored in the run; leave out {', '.join(map(flag, refused))} "
             f"(only {', '.join(map(flag, CHANGEABLE))} may change, and where files have moved "
-            f"{', '.join(map(flag, places_of(job)))})."
+            f"{', '.join(map(flag, input_names(job)))})."
         )
     run = open_run(path)
     if run.finished:
         raise UserError(f"the run {str(run.path)!r} is finished; start another with 'paucal {job.verb}'.")
-    settings, origin = stored_settings(run, job.kind, job.verb)
-    if set(changes) & set(places_of(job)):
+    settings, origin = stored_settings(run, job.settings_type, job.verb)
+    if set(changes) & set(input_names(job)):
         pinned = job.pin(replace(settings, init=None, **changes))
         settings = replace(pinned, init=settings.init)
     direct = set(CHANGEABLE) - {"devices", "nodes"}
     settings = replace(settings, **{name: value for name, value in changes.items() if name in direct})
     check_ranges(settings)
-    _require_places(run, settings, job)
+    _require_inputs(run, settings, job)
     origin = {**origin, **dict.fromkeys(changes, "flag of --resume")}
-    devices, nodes = shape_of(changes, settings)
+    devices, nodes = process_shape(changes, settings)
     if (devices, nodes) != (settings.devices, settings.nodes):
         settings, reasons = with_processes(settings, devices, nodes)
         origin |= reasons
     return run, settings, origin
 
 
-def places_of(job: "AnyJob") -> tuple[str, ...]:
+def input_names(job: "AnyJob") -> tuple[str, ...]:
     """Return the settings that name the inputs a run reads until its end; these may move before it is resumed."""
     return tuple(name for name in job.reads if name not in ("init", "split"))
 
 
-def _require_places(run: RunFolder, settings: Any, job: "AnyJob") -> None:
+def _require_inputs(run: RunFolder, settings: Any, job: "AnyJob") -> None:
     """Refuse to resume a run whose stored inputs are missing, and explain how to give their new location."""
-    for name in places_of(job):
+    for name in input_names(job):
         for place in split_location(getattr(settings, name) or ""):
             if os.path.isabs(place) and not os.path.exists(place):  # names of published sets are relative
                 new_location = "DATA" if name == "data" else f"{flag(name)} PLACE"
@@ -248,7 +256,7 @@ def typed_settings(values: Any, kind: type[S]) -> S:
     """Build settings from the values of a file; raises a TypeError for an unknown name or a value of another type."""
     if not isinstance(values, dict):
         raise TypeError("not a mapping of settings")
-    known_fields, hints, values_by_name = setting_fields(kind), hints_of(kind), {}
+    known_fields, hints, values_by_name = setting_fields(kind), setting_types(kind), {}
     for name, value in values.items():
         if name not in hints:
             raise TypeError(f"there is no setting {brief(name)}")

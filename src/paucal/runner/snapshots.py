@@ -1,4 +1,4 @@
-"""Consistent copies of a run folder while the run continues to write."""
+"""Copying a run folder to a consistent state while the run continues to write."""
 
 import os
 import shutil
@@ -7,14 +7,14 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from paucal.runs.folder import MARKER
+from paucal.runs.folder import CONFIG_FILE
 from paucal.runs.lock import LOCK
 
-_TRIES = 20  # attempts to copy a run that is being written
-Stamp = tuple[int, int, int]  # size, time of change and number of a file
+_MAX_TRIES = 20  # attempts to copy a run that is being written
+FileStamp = tuple[int, int, int]  # size, time of change and number of a file
 
 
-def take_snapshot(folder: Path, target: Path) -> dict[str, Stamp]:
+def take_snapshot(folder: Path, target: Path) -> dict[str, FileStamp]:
     """Fill a folder with a consistent copy of a run's files, as if its process had been killed at one moment.
 
     Checkpoints are linked, since they are replaced and never changed; other files may grow, and are copied.
@@ -22,7 +22,7 @@ def take_snapshot(folder: Path, target: Path) -> dict[str, Stamp]:
     Returns:
         The stamp of each file.
     """
-    for _ in range(_TRIES):
+    for _ in range(_MAX_TRIES):
         shutil.rmtree(target)
         first_stamps = _file_stamps(folder)
         try:
@@ -36,11 +36,11 @@ def take_snapshot(folder: Path, target: Path) -> dict[str, Stamp]:
     raise OSError("the run writes faster than it can be copied")
 
 
-def _checkpoint_stamps(stamps: Mapping[str, Stamp]) -> dict[str, Stamp]:
-    return {name: stamp for name, stamp in stamps.items() if name.startswith("checkpoints/") or name == MARKER}
+def _checkpoint_stamps(stamps: Mapping[str, FileStamp]) -> dict[str, FileStamp]:
+    return {name: stamp for name, stamp in stamps.items() if name.startswith("checkpoints/") or name == CONFIG_FILE}
 
 
-def _file_stamps(folder: Path) -> dict[str, Stamp]:
+def _file_stamps(folder: Path) -> dict[str, FileStamp]:
     stamps = {}
     for file in sorted(folder.rglob("*")):
         name = file.relative_to(folder).as_posix()

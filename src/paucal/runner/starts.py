@@ -15,12 +15,12 @@ from paucal.models.card import ModelCard
 from paucal.models.preprocessing import Preprocessing
 from paucal.models.published import model_of_file, read_timm
 from paucal.models.saved import read_card
-from paucal.models.weights.at_hand import (
-    at_hand,
-    can_be_fetched,
+from paucal.models.weights.local import (
+    download_problem,
     find_added_weights,
     find_packaged_weights,
     input_of_weights,
+    location_of,
     ready_weights,
     suitable_weights,
 )
@@ -28,17 +28,17 @@ from paucal.models.weights.table import PretrainedWeights, has_terms
 from paucal.objectives import Objective
 from paucal.rules.facts import StartFacts, best_device
 from paucal.runs import RunFolder, open_model_folder
-from paucal.runs.folder import AUTO, COCO, PUBLISHED, TIMM, run_around, with_ancestors
-from paucal.runs.weights import read_foreign, read_weights
+from paucal.runs.folder import AUTO, COCO, PUBLISHED_WEIGHTS, TIMM, run_of_file, with_ancestors
+from paucal.runs.weights import read_untrusted, read_weights
 from paucal.settings.groups import JobSettings, ModelSettings
 from paucal.types import UserError
 
 M = TypeVar("M", bound=ModelSettings)
 J = TypeVar("J", bound=JobSettings)
-RECORD = "init.json"
+START_FILE = "init.json"
 NONE, UNAVAILABLE = "none", "no pretrained weights available"
-TINY = 24  # pixels; pretrained weights do not help on images whose shorter side is below this
-HELP = (
+MIN_SIDE = 24  # pixels; pretrained weights do not help on images whose shorter side is below this
+WEIGHTS_HELP = (
     "to use pretrained weights: pip install \"paucal[weights]\" (64 MB, Apache-2.0), a network, or 'paucal weights add'"
 )
 
@@ -59,14 +59,14 @@ class Start:
     record: LoadReport | None = None
 
 
-def plain_init(settings: M) -> M:
+def without_none_init(settings: M) -> M:
     """Return settings in which an `init` of "none" is replaced by None."""
     return replace(settings, init=None) if settings.init == NONE else settings
 
 
 def pin_start(settings: M) -> M:
     """Return settings with the absolute path of the initial weights."""
-    if settings.init is None or settings.init in PUBLISHED:
+    if settings.init is None or settings.init in PUBLISHED_WEIGHTS:
         return settings
     path = _existing_path(settings.init)
     return replace(settings, init=str((open_model_folder(path).path if path.is_dir() else path).resolve()))
@@ -75,7 +75,7 @@ def pin_start(settings: M) -> M:
 def find_start(settings: ModelSettings, run: RunFolder | None = None) -> Start:
     """Find the weights that `--init` names, without reading them.
 
-    Once a run that is resumed has saved a state, its initial weights are not needed.
+    A resumed run that has saved a checkpoint does not need its initial weights.
     """
     if settings.init is not None and run is not None and run.last.exists():
         return _recorded_start(run)
@@ -86,15 +86,15 @@ def find_start(settings: ModelSettings, run: RunFolder | None = None) -> Start:
         raise UserError(
             f"--init {COCO} is a detector, which only 'paucal detect' starts from: give {TIMM!r} or a file."
         )
-    if settings.init in PUBLISHED:
+    if settings.init in PUBLISHED_WEIGHTS:
         return Start(StartFacts("timm's weights", normalise="model"), read_timm, input_of_weights)
     path = _existing_path(settings.init)
-    folder = RunFolder(path) if path.is_dir() else run_around(path)
+    folder = RunFolder(path) if path.is_dir() else run_of_file(path)
     if folder is not None:
         card, file = read_card(folder), None if path.is_dir() else path
-        facts, tested = _facts_of_run(folder, card), card.preprocessing.tested
+        facts, tested = _facts_of_run(folder, card), card.preprocessing.image_input
         return Start(facts, lambda _: _read_run(folder, card, file), lambda _: tested)
-    source, tree, network = f"the file {path.name}", cache(lambda: read_foreign(path)), settings.init_network
+    source, tree, network = f"the file {path.name}", cache(lambda: read_untrusted(path)), settings.init_network
     model = settings.model or model_of_file(path, tree(), "--init")
     return Start(
         StartFacts(source, model, normalise="model"),
@@ -141,12 +141,12 @@ def _check_settings(settings: ModelSettings) -> None:
 
 def _recorded_start(run: RunFolder) -> Start:
     try:
-        record = LoadReport.from_dict(run.read_json(RECORD))
+        record = LoadReport.from_dict(run.read_json(START_FILE))
         image_input = ImageInput.from_dict(record.input) if record.input else None  # missing in older runs
         if image_input is not None:
-            Preprocessing.as_tested((1, 1), image_input)  # raises an error for values out of range
+            Preprocessing.from_image_input((1, 1), image_input)  # raises an error for values out of range
     except TypeError as problem:
-        path = str(run.path / RECORD)
+        path = str(run.path / START_FILE)
         raise UserError(f"{path!r} is not a report of paucal ({problem}): restore it or train again.") from problem
     return Start(input=None if image_input is None else lambda _: image_input, record=record)
 
@@ -160,11 +160,11 @@ def _facts_of_run(run: RunFolder, card: ModelCard) -> StartFacts:
         card.backbone.image_size,
         _with_patches(tuple(map(str, model_args)) if isinstance(model_args, list) else (), card),
         "model",
-        shown=images_shown(run),
+        shown=images_seen(run),
     )
 
 
-def images_shown(run: RunFolder) -> int | None:
+def images_seen(run: RunFolder) -> int | None:
     """Return how many images a run's weights have been trained on since they were random; None if unknown.
 
     This is the sum of epochs times training images, over the run and the runs it started from. It is unknown for
@@ -195,14 +195,20 @@ def _with_patches(model_args: Sequence[str], card: ModelCard) -> tuple[str, ...]
 
 
 def _read_run(run: RunFolder, card: ModelCard, file: Path | None) -> StartWeights:
-    tree = read_weights(run.weights) if file is None else read_foreign(file)
+    tree = read_weights(run.weights) if file is None else read_untrusted(file)
     source = f"the run {run.path}" if file is None else f"{file.name} of the run {run.path}"
     return StartWeights(tree, source, card.backbone.name, card.classes or None, card.backbone.oblong_grid())
 
 
 @dataclass(frozen=True)
-class Choice:
-    """Pretrained weights to start from: `candidates` are timm names, best guess first; none to start from scratch."""
+class WeightsChoice:
+    """The pretrained weights that a run chose itself.
+
+    Attributes:
+        candidates: timm names in order of preference; empty for training from scratch.
+        why: Reason for the choice.
+        remark: Note for the user; "" if there is nothing to say.
+    """
 
     candidates: tuple[str, ...]
     why: str
@@ -218,12 +224,12 @@ def may_choose_start(settings: ModelSettings, given: Collection[str], named: Col
     return settings.init == AUTO or (settings.init is None and not {"init", *named} & set(given))
 
 
-def choose_start(settings: J, given: Mapping[str, str], side: int) -> tuple[J, dict[str, str], Choice]:
+def choose_start(settings: J, given: Mapping[str, str], side: int) -> tuple[J, dict[str, str], WeightsChoice]:
     """Choose the pretrained weights of a run, and with them its model if none was given.
 
     `side` is the median of the images' shorter sides in pixels. The origins get the reason of the choice.
     """
-    choice = choose(settings.model, settings.device or best_device()[0], side)
+    choice = choose_weights(settings.model, settings.device or best_device()[0], side)
     origin = {**given, "init": f"auto: {choice.why}"}
     if not choice.candidates:
         return replace(settings, init=None), origin, choice
@@ -231,57 +237,59 @@ def choose_start(settings: J, given: Mapping[str, str], side: int) -> tuple[J, d
     return replace(settings, init=AUTO, model=choice.candidates[0]), origin, choice
 
 
-def choose(model: str | None, device: str, side: int) -> Choice:
+def choose_weights(model: str | None, device: str, side: int) -> WeightsChoice:
     """Look for pretrained weights in installed packages, in the cache, and briefly on the network.
 
     `model` is None for any; `side` is the median of the images' shorter sides in pixels.
     """
-    if side < TINY:
-        return Choice((), f"images of {side} pixels are too small for pretrained weights")
+    if side < MIN_SIDE:
+        return WeightsChoice((), f"images of {side} pixels are too small for pretrained weights")
     return _choose_named(model) if model is not None else _choose_any(device)
 
 
-def _choose_named(model: str) -> Choice:
+def _choose_named(model: str) -> WeightsChoice:
     added_weights = find_added_weights(model)
     if added_weights is not None:
         why = f"the weights that you added for {added_weights.name} ({added_weights.licence})"
-        return Choice((model,), why, _licence_note(added_weights.licence))
+        return WeightsChoice((model,), why, _licence_note(added_weights.licence))
     weights = find_packaged_weights(model)
     if weights is not None:
-        return Choice((model,), f"pretrained weights in the package {weights.package and weights.package.distribution}")
+        return WeightsChoice(
+            (model,), f"pretrained weights in the package {weights.package and weights.package.distribution}"
+        )
     config = timm_config(model)
     if config is None or not config.has_weights:
-        return Choice((), f"no pretrained weights of {model} are published")
+        return WeightsChoice((), f"no pretrained weights of {model} are published")
     weights = PretrainedWeights(model, config.license or "licence not stated", 0, "published by timm")
     terms = _licence_note(weights.licence)
-    if at_hand(weights):
-        return Choice((model,), f"pretrained weights in the cache of this machine ({weights.licence})", terms)
-    problem = can_be_fetched(weights)
+    if location_of(weights):
+        return WeightsChoice((model,), f"pretrained weights in the cache of this machine ({weights.licence})", terms)
+    problem = download_problem(weights)
     if problem is None:
         address = config.hf_hub_id or config.url
-        return Choice((model,), f"pretrained weights, fetched from {address} ({weights.licence})", terms)
+        return WeightsChoice((model,), f"pretrained weights, fetched from {address} ({weights.licence})", terms)
     remark = f"no pretrained weights of {model}: {problem}; it starts from scratch"
-    return Choice((), UNAVAILABLE, remark)
+    return WeightsChoice((), UNAVAILABLE, remark)
 
 
 def _licence_note(licence: str) -> str:
     return f"note: the licence of these weights, {licence}, has special terms: read it" if has_terms(licence) else ""
 
 
-def _choose_any(device: str) -> Choice:
+def _choose_any(device: str) -> WeightsChoice:
     available = ready_weights(device)
     if available:
         descriptions = "; ".join(f"{weights.describe()} (from a {place})" for weights, place in available.items())
         names = tuple(weights.name for weights in available)
-        return Choice(names, f"pretrained weights on this machine: {descriptions}")
+        return WeightsChoice(names, f"pretrained weights on this machine: {descriptions}")
     problem = ""
     for weights in suitable_weights(device)[:1]:
-        problem = can_be_fetched(weights) or ""
+        problem = download_problem(weights) or ""
         if not problem:
-            return Choice((weights.name,), f"pretrained weights, fetched: {weights.describe()}")
-    return Choice(
+            return WeightsChoice((weights.name,), f"pretrained weights, fetched: {weights.describe()}")
+    return WeightsChoice(
         (),
         UNAVAILABLE,
         f"there are no pretrained weights on this machine, and none can be fetched ({problem}): this run starts "
-        f"from scratch, which needs many more images and hours; {HELP}",
+        f"from scratch, which needs many more images and hours; {WEIGHTS_HELP}",
     )

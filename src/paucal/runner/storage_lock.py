@@ -16,18 +16,28 @@ from typing import Any
 
 from paucal.data.shards.requests import retry
 from paucal.reading import parse_json
-from paucal.runs.lock import BEAT, SILENCE, is_running, process_space
+from paucal.runs.lock import DEAD_AFTER, RENEWAL_INTERVAL, is_running, pid_namespace
 from paucal.types import UserError
 from paucal.wording import first_line
 
-_HELD: set[str] = set()  # tokens of the locks of this process
-_WITH_FOLDERS = {"file", "local", "memory", "sftp", "ssh", "smb", "hdfs", "webhdfs", "ftp"}  # protocols of fsspec
+_HELD_TOKENS: set[str] = set()  # tokens of the locks of this process
+_PROTOCOLS_WITH_FOLDERS = {
+    "file",
+    "local",
+    "memory",
+    "sftp",
+    "ssh",
+    "smb",
+    "hdfs",
+    "webhdfs",
+    "ftp",
+}  # protocols of fsspec
 
 
-def in_its_folder(storage: Any, path: str, write: Callable[[str], None]) -> None:
+def write_in_folder(storage: Any, path: str, write: Callable[[str], None]) -> None:
     """Write a file, creating its folder only on storage that has folders; elsewhere that would create a bucket."""
     protocol = storage.protocol if isinstance(storage.protocol, tuple) else (storage.protocol,)
-    if _WITH_FOLDERS & {*protocol}:
+    if _PROTOCOLS_WITH_FOLDERS & {*protocol}:
         storage.makedirs(path.rpartition("/")[0], exist_ok=True)
     write(path)
 
@@ -41,7 +51,7 @@ class StorageLock:
         self._storage, self._base, self._path = storage, path, f"{path}.json"
         since = time.strftime("%Y-%m-%d %H:%M:%S")
         self._mine = {"token": uuid.uuid4().hex, "pid": os.getpid(), "host": socket.gethostname(), "since": since}
-        self._mine |= {"space": process_space(), "beats": 0}
+        self._mine |= {"space": pid_namespace(), "beats": 0}
         self._ended = threading.Event()
 
     @contextmanager
@@ -53,7 +63,7 @@ class StorageLock:
             raise
         except Exception as problem:  # each storage library has its own exceptions
             raise UserError(f"{self.what} cannot be written ({first_line(problem)}): check the address.") from problem
-        _HELD.add(self._mine["token"])
+        _HELD_TOKENS.add(self._mine["token"])
         thread = threading.Thread(target=self._renew_until_end, name="storage lock", daemon=True)
         thread.start()
         try:
@@ -61,7 +71,7 @@ class StorageLock:
         finally:
             self._ended.set()
             thread.join()
-            _HELD.discard(self._mine["token"])
+            _HELD_TOKENS.discard(self._mine["token"])
             with suppress(Exception):  # the lock expires after a minute
                 if self._token(self._path) == self._mine["token"]:
                     self._storage.rm_file(self._path)
@@ -70,7 +80,7 @@ class StorageLock:
         """Raise a UserError if another process has taken over the lock."""
         if self.lost:
             raise UserError(
-                f"another process has taken over {self.what}, since this one was suspended for over {SILENCE:.0f} "
+                f"another process has taken over {self.what}, since this one was suspended for over {DEAD_AFTER:.0f} "
                 "seconds: this one exits, and has copied nothing since."
             )
 
@@ -80,7 +90,7 @@ class StorageLock:
         self.check()
 
     def _renew_until_end(self) -> None:
-        while not self._ended.wait(BEAT) and not self.lost:
+        while not self._ended.wait(RENEWAL_INTERVAL) and not self.lost:
             with suppress(Exception):  # the storage may be briefly unavailable
                 if self._token(self._path) not in (self._mine["token"], None):
                     self.lost = True
@@ -98,7 +108,7 @@ class StorageLock:
                 holder_text = f"process {holder.get('pid')} on {holder.get('host')}, since {holder.get('since')}"
                 raise UserError(
                     f"{self.what} is being written by {holder_text}: wait for it or stop it first; a process that was "
-                    f"killed counts as ended after {SILENCE:.0f} seconds."
+                    f"killed counts as ended after {DEAD_AFTER:.0f} seconds."
                 )
             mark = f"{self._base}-after-{holder.get('token')}.json"
             self._acquire(mark)
@@ -114,7 +124,7 @@ class StorageLock:
             return False
         try:
             content = self._lock_content()
-            in_its_folder(self._storage, path, lambda path: self._storage.pipe_file(path, content, mode="create"))
+            write_in_folder(self._storage, path, lambda path: self._storage.pipe_file(path, content, mode="create"))
         except Exception:  # some storage has its own error for an object that exists
             if self._read_lock(path) is None:
                 raise
@@ -122,16 +132,16 @@ class StorageLock:
 
     def _is_holder_alive(self, path: str, holder: dict[str, Any]) -> bool:
         """Return whether a holder is alive; if necessary, wait for its next renewal."""
-        if holder.get("space") == process_space() and isinstance(holder.get("pid"), int):
+        if holder.get("space") == pid_namespace() and isinstance(holder.get("pid"), int):
             if holder["pid"] == os.getpid():
-                return holder.get("token") in _HELD
+                return holder.get("token") in _HELD_TOKENS
             if not is_running(holder["pid"]):
                 return False
-        end = time.monotonic() + SILENCE
+        end = time.monotonic() + DEAD_AFTER
         while time.monotonic() < end:
             if (current := self._read_lock(path)) != holder:
                 return current is not None
-            time.sleep(BEAT / 10)
+            time.sleep(RENEWAL_INTERVAL / 10)
         return False
 
     def _token(self, path: str) -> Any:

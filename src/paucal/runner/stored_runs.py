@@ -27,21 +27,24 @@ from paucal.data.sources.archive import checked_name
 from paucal.reading import parse_json
 from paucal.runner.console import Console
 from paucal.runner.processes import launched_shape
-from paucal.runner.snapshots import Stamp, take_snapshot
-from paucal.runner.storage_lock import StorageLock, in_its_folder
+from paucal.runner.snapshots import FileStamp, take_snapshot
+from paucal.runner.storage_lock import StorageLock, write_in_folder
 from paucal.runs import RunFolder
 from paucal.runs.files import write_text
-from paucal.runs.folder import MARKER, PLACE
+from paucal.runs.folder import CONFIG_FILE, PLACE_FILE
 from paucal.types import UserError
 from paucal.wording import first_line
 
-MANIFESTS, OBJECTS, LOCK = ("manifest-0.json", "manifest-1.json"), "objects", "lock"
+MANIFEST_NAMES, OBJECTS_FOLDER, LOCK_NAME = ("manifest-0.json", "manifest-1.json"), "objects", "lock"
 _MAX_MANIFEST = 64 << 20  # bytes
 # Marks a local copy whose newest state could not be uploaded; holds the number of the last uploaded manifest.
-UNSENT = "unsent.json"
-_LOOK, _LONGEST_PAUSE = 1.0, 300.0  # seconds between two checks for a new state, and longest pause after failures
-_ABANDONED = 24 * 3600.0  # seconds after which partial uploads of a killed process are removed
-_SCRATCH = "tmp-"  # prefix of folders that are being sent
+UNSENT_FILE = "unsent.json"
+_CHECK_SECONDS, _MAX_PAUSE_SECONDS = (
+    1.0,
+    300.0,
+)  # seconds between two checks for a new state, and longest pause after failures
+_ABANDONED_AFTER = 24 * 3600.0  # seconds after which partial uploads of a killed process are removed
+_SCRATCH_PREFIX = "tmp-"  # prefix of folders that are being sent
 Manifest = dict[str, tuple[str, int]]  # digest and size of each file
 
 
@@ -54,7 +57,7 @@ class StoredRun:
         self._root = root.rstrip("/")
         self._kept: Manifest = {}  # files of the newest manifest
         self._number = 0  # number of the newest manifest; 0 without one
-        self._known: dict[str, tuple[Stamp, str]] = {}  # stamp and digest of each file when last read
+        self._known: dict[str, tuple[FileStamp, str]] = {}  # stamp and digest of each file when last read
 
     @property
     def number(self) -> int:
@@ -68,11 +71,11 @@ class StoredRun:
     @property
     def lock(self) -> StorageLock:
         """A lock on the run."""
-        return StorageLock(self._storage, self.path(LOCK), f"the run {self.url!r}")
+        return StorageLock(self._storage, self.path(LOCK_NAME), f"the run {self.url!r}")
 
     def manifest(self) -> Manifest | None:
         """Return the digest and the size of each file; None if there is no run."""
-        manifests = [self._read_manifest(name) for name in MANIFESTS]
+        manifests = [self._read_manifest(name) for name in MANIFEST_NAMES]
         complete = [manifest for manifest in manifests if manifest]
         if not complete:
             if None not in manifests:
@@ -106,10 +109,10 @@ class StoredRun:
     def read_settings(self) -> dict[str, Any]:
         """Return the stored settings, unchecked; empty if there is no run."""
         manifest = self.manifest() or {}
-        if MARKER not in manifest:
+        if CONFIG_FILE not in manifest:
             return {}
         with _temporary_folder() as scratch:
-            self._fetch_file(MARKER, manifest[MARKER][0], scratch / MARKER)
+            self._fetch_file(CONFIG_FILE, manifest[CONFIG_FILE][0], scratch / CONFIG_FILE)
             return RunFolder(scratch).settings
 
     def fetch(self, folder: Path) -> None:
@@ -124,7 +127,7 @@ class StoredRun:
             (folder / name).mkdir(parents=True, exist_ok=True)
         for name, (digest, size) in manifest.items():
             target = folder / name
-            if not (target.is_file() and target.stat().st_size == size and digest_of(target) == digest):
+            if not (target.is_file() and target.stat().st_size == size and content_digest(target) == digest):
                 self._fetch_file(name, digest, target)
         self._kept = manifest
 
@@ -132,8 +135,8 @@ class StoredRun:
         target.parent.mkdir(parents=True, exist_ok=True)
         temporary = target.with_name(f".{target.name}.tmp")
         try:
-            retry(lambda: self._storage.get_file(self.path(f"{OBJECTS}/{digest}"), str(temporary)))
-            if digest_of(temporary) != digest:
+            retry(lambda: self._storage.get_file(self.path(f"{OBJECTS_FOLDER}/{digest}"), str(temporary)))
+            if content_digest(temporary) != digest:
                 raise UserError(
                     f"{name} of the run {self.url!r} is damaged: its content has changed; restore the object "
                     f"{digest}, or train again."
@@ -157,24 +160,24 @@ class StoredRun:
             confirm()
             number = self._number + 1
             content = {"number": number, "files": manifest, "check": _manifest_digest(number, manifest)}
-            name, text = MANIFESTS[number % 2], json.dumps(content).encode()
+            name, text = MANIFEST_NAMES[number % 2], json.dumps(content).encode()
             retry(lambda: self._storage.pipe_file(self.path(name), text))
         listed_digests = {digest for digest, _ in (*manifest.values(), *self._kept.values())}
         self._kept, self._number = manifest, number
         confirm()
         with suppress(Exception):  # the run is complete; credentials may not allow removal
-            for path in self._storage.ls(self.path(OBJECTS), detail=False, refresh=True):
+            for path in self._storage.ls(self.path(OBJECTS_FOLDER), detail=False, refresh=True):
                 if path.rpartition("/")[2] not in listed_digests:
                     self._storage.rm_file(path)
 
-    def _publish_file(self, name: str, copy: Path, stamp: Stamp) -> tuple[str, int]:
+    def _publish_file(self, name: str, copy: Path, stamp: FileStamp) -> tuple[str, int]:
         stamp_and_digest = self._known.get(name)
         if stamp_and_digest is None or stamp_and_digest[0] != stamp:
-            digest = digest_of(copy)
+            digest = content_digest(copy)
             if all(digest != other for other, _ in self._kept.values()):
-                in_its_folder(
+                write_in_folder(
                     self._storage,
-                    self.path(f"{OBJECTS}/{digest}"),
+                    self.path(f"{OBJECTS_FOLDER}/{digest}"),
                     lambda path: retry(lambda: self._storage.put_file(str(copy), path)),
                 )
             stamp_and_digest = self._known[name] = stamp, digest
@@ -209,7 +212,7 @@ class StoredCopy(Callback):
         try:
             self._stored.publish(self.folder, self._lock.confirm)
         except Exception as failure:  # each storage backend raises its own exceptions
-            write_text(self.folder.parent / UNSENT, json.dumps({"number": self._stored.number}) + "\n")
+            write_text(self.folder.parent / UNSENT_FILE, json.dumps({"number": self._stored.number}) + "\n")
             message = (
                 f"the newest state cannot be copied to {self._stored.url!r} ({first_line(failure)}): it is in "
                 f"{str(self.folder)!r}; the next call with this URL on this machine copies it."
@@ -219,16 +222,16 @@ class StoredCopy(Callback):
             self._console.say(message)
 
     def _copy_until_end(self) -> None:
-        pause, last_reason = _LOOK, ""
+        pause, last_reason = _CHECK_SECONDS, ""
         while not self._ended.wait(pause):
             state = self._saved_state()
             if state == self._state or self._lock.lost:
                 continue
             try:
                 self._stored.publish(self.folder, self._lock.confirm)
-                self._state, pause, last_reason = state, _LOOK, ""
+                self._state, pause, last_reason = state, _CHECK_SECONDS, ""
             except Exception as problem:  # each storage backend raises its own exceptions
-                pause, reason = min(2 * pause, _LONGEST_PAUSE), first_line(problem)
+                pause, reason = min(2 * pause, _MAX_PAUSE_SECONDS), first_line(problem)
                 if reason != last_reason:
                     self._console.say(f"note: the state is not yet copied to {self._stored.url}: {reason}")
                 last_reason = reason
@@ -248,7 +251,7 @@ def written_to_storage(url: str, is_resumed: bool, console: Console) -> Iterator
     A resumed run is fetched first; another must not exist yet.
     """
     stored_run = StoredRun(url)
-    local_home = folder_of_runs() / hashlib.blake2b(stored_run.url.encode(), digest_size=16).hexdigest()
+    local_home = local_copies_folder() / hashlib.blake2b(stored_run.url.encode(), digest_size=16).hexdigest()
     folder = local_home / "run"
     with stored_run.lock.held() as lock:
         local_home.mkdir(parents=True, exist_ok=True)
@@ -264,8 +267,8 @@ def written_to_storage(url: str, is_resumed: bool, console: Console) -> Iterator
         else:
             _put_aside(local_home, console)
             shutil.rmtree(folder, ignore_errors=True)
-        (local_home / UNSENT).unlink(missing_ok=True)
-        write_text(local_home / PLACE, json.dumps({"url": stored_run.url}) + "\n")
+        (local_home / UNSENT_FILE).unlink(missing_ok=True)
+        write_text(local_home / PLACE_FILE, json.dumps({"url": stored_run.url}) + "\n")
         with StoredCopy(stored_run, lock, folder, console) as copy:
             yield copy
     console.say(f"the run is in {stored_run.url}")
@@ -274,7 +277,7 @@ def written_to_storage(url: str, is_resumed: bool, console: Console) -> Iterator
 def _unsent_number(local_home: Path) -> int | None:
     """Return the number of the last manifest in the storage before a failed upload; None if no upload has failed."""
     try:
-        return int(parse_json((local_home / UNSENT).read_bytes())["number"])
+        return int(parse_json((local_home / UNSENT_FILE).read_bytes())["number"])
     except (OSError, ValueError, KeyError, TypeError):
         return None
 
@@ -296,7 +299,7 @@ def require_one_machine(overwrite: bool = False) -> None:
         raise UserError("--overwrite is not supported on object storage: choose a new --output.")
 
 
-def folder_of_runs() -> Path:
+def local_copies_folder() -> Path:
     """Return the folder of this machine's copies of runs on storage."""
     cache = usable_folder()
     if cache is None:
@@ -311,12 +314,12 @@ def folder_of_runs() -> Path:
 @contextmanager
 def _temporary_folder() -> Iterator[Path]:
     """Yield a temporary folder beside the copies of runs; also remove the folders that killed processes left."""
-    path = folder_of_runs()
-    for left in path.glob(f"{_SCRATCH}*"):
+    path = local_copies_folder()
+    for left in path.glob(f"{_SCRATCH_PREFIX}*"):
         with suppress(OSError):
-            if time.time() - left.stat().st_mtime > _ABANDONED:
+            if time.time() - left.stat().st_mtime > _ABANDONED_AFTER:
                 shutil.rmtree(left)
-    with tempfile.TemporaryDirectory(dir=path, prefix=_SCRATCH) as scratch:
+    with tempfile.TemporaryDirectory(dir=path, prefix=_SCRATCH_PREFIX) as scratch:
         yield Path(scratch)
 
 
@@ -325,7 +328,7 @@ def _manifest_digest(number: int, manifest: Manifest) -> str:
     return hashlib.blake2b(repr((number, sorted(manifest.items()))).encode(), digest_size=16).hexdigest()
 
 
-def digest_of(file: Path) -> str:
+def content_digest(file: Path) -> str:
     """Return the digest of a file's content."""
     with file.open("rb") as source:
         return hashlib.file_digest(source, lambda: hashlib.blake2b(digest_size=32)).hexdigest()

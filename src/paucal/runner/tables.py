@@ -5,12 +5,12 @@ from typing import Literal
 
 from paucal.data.sources.suffixes import IMAGE_SUFFIXES
 from paucal.reading import named_path
-from paucal.runs.files import check_writable
+from paucal.runs.files import check_file_writable
 from paucal.types import UserError
 
-TableForm = Literal["csv", "json"]
-FORMS: dict[str, TableForm] = {".csv": "csv", ".json": "json"}
-OTHER_FORMS = {
+TableFormat = Literal["csv", "json"]
+FORMATS: dict[str, TableFormat] = {".csv": "csv", ".json": "json"}
+UNSUPPORTED_FORMATS = {
     **dict.fromkeys((".xlsx", ".xls", ".xlsm", ".xlsb", ".ods", ".numbers"), "a spreadsheet"),
     **dict.fromkeys((".parquet", ".pq", ".arrow", ".feather", ".orc", ".avro"), "a file of columns"),
     **dict.fromkeys((".tsv", ".tab"), "a table with tabs"),
@@ -24,19 +24,19 @@ OTHER_FORMS = {
 }
 
 
-def check_table(text: str, form: TableForm | None = None) -> tuple[Path, TableForm]:
-    """Return the path and the format of a table to write: the requested one, that of the file extension, or CSV."""
+def resolve_table(text: str, form: TableFormat | None = None) -> tuple[Path, TableFormat]:
+    """Return the path and the format of an output table: `form`, else the format of the file extension, else CSV."""
     path = named_path(text)
     ending = path.suffix.lower()
-    if ending in OTHER_FORMS:
+    if ending in UNSUPPORTED_FORMATS:
         raise UserError(
-            f"--output: {text[:120]!r} is the name of {OTHER_FORMS[ending]}; tables are written as .csv or .json: "
-            "use one of these extensions."
+            f"--output: {text[:120]!r} is the name of {UNSUPPORTED_FORMATS[ending]}; tables are written as .csv or "
+            ".json: use one of these extensions."
         )
-    form_of_ending = FORMS.get(ending)
+    form_of_ending = FORMATS.get(ending)
     if form is not None and form_of_ending not in (None, form):
         raise UserError(f"--output: {text[:120]!r} ends in {ending}, but --format is {form}: give one of the two.")
     if not path.parent.exists():
         raise UserError(f"there is no folder for {text[:120]!r}: create it, or choose another --output.")
-    check_writable(path)
+    check_file_writable(path)
     return path, form or form_of_ending or "csv"

@@ -19,51 +19,51 @@ from torch import nn
 from paucal.cores import choose_threads, cores_are_shared
 from paucal.objectives import Objective
 from paucal.rules.resolve import origins
-from paucal.runner.clock import finish, start_time
+from paucal.runner.clock import end_time_text, start_time
 from paucal.runner.console import Console
 from paucal.runner.job import A, Job, R, S
 from paucal.runner.run_folder import store_changes
 from paucal.runs import RunFolder
-from paucal.settings.values import DURATION
+from paucal.settings.values import EXPECTED_DURATION
 from paucal.training import Plan, TimePlan
 from paucal.training.failures import memory_advice
 from paucal.types import Batch, Progress, UserError
 from paucal.wording import counted, duration
 
-UNITS = {"d": 86400, "h": 3600, "m": 60, "s": 1}
-FILE = "time_plan.json"
+UNIT_SECONDS = {"d": 86400, "h": 3600, "m": 60, "s": 1}
+TIME_PLAN_FILE = "time_plan.json"
 TIMED_SECONDS = 15.0  # seconds after which no more steps are timed
-OVERHEAD = 1.08  # factor for optimizer, moving average and records, which timed steps leave out
+OVERHEAD_FACTOR = 1.08  # factor for optimizer, moving average and records, which timed steps leave out
 
 
-def seconds_of(text: str, name: str = "--time-limit") -> float:
+def parse_duration(text: str, name: str = "--time-limit") -> float:
     """Return the seconds of a duration such as "45m", "8h", "1d12h" or "1:30:00" (hours first).
 
     Example:
-        >>> seconds_of("1d12h"), seconds_of("1.5h"), seconds_of("0:45:30")
+        >>> parse_duration("1d12h"), parse_duration("1.5h"), parse_duration("0:45:30")
         (129600.0, 5400.0, 2730.0)
     """
     if re.fullmatch(r"(\d+(\.\d+)?[dhms])+", text):
         parts = re.findall(r"(\d+(?:\.\d+)?)([dhms])", text)
-        seconds = sum(float(number) * UNITS[unit] for number, unit in parts)
+        seconds = sum(float(number) * UNIT_SECONDS[unit] for number, unit in parts)
     elif re.fullmatch(r"\d+:\d{2}:\d{2}", text):
         hours, minutes, last_part = map(int, text.split(":"))
         seconds = float(3600 * hours + 60 * minutes + last_part)
     else:
         seconds = 0.0
     if seconds <= 0:
-        raise UserError(f"{name} is {text!r}, {DURATION}.")
+        raise UserError(f"{name} is {text!r}, {EXPECTED_DURATION}.")
     return seconds
 
 
-def one_length(settings: Any, origin: Mapping[str, str]) -> Any:
+def keep_one_length(settings: Any, origin: Mapping[str, str]) -> Any:
     """Return settings in which only one of time and epochs decides the length of the run.
 
     Flags take precedence over a config, and a config over a recipe; within a config the epochs take precedence, since
     they were planned from the config's time. Lengths from the source of the dropped epochs are dropped too.
     """
     if settings.time is not None:
-        seconds_of(settings.time, "--time")
+        parse_duration(settings.time, "--time")
     if settings.time is None or settings.epochs is None:
         return settings
     if origin.get("time") == "config":
@@ -78,7 +78,14 @@ def one_length(settings: Any, origin: Mapping[str, str]) -> Any:
 
 @dataclass(frozen=True)
 class Pace:
-    """Measured seconds of a step, of evaluating one image, and of `closing`: all other work after the last step."""
+    """Measured times in seconds.
+
+    Attributes:
+        step: An optimizer step.
+        val_image: Evaluation of one validation image.
+        test_image: Evaluation of one test image.
+        closing: Other work after the last step.
+    """
 
     step: float
     val_image: float
@@ -95,10 +102,15 @@ class Pace:
 
 
 @dataclass(frozen=True)
-class Length:
-    """The length of a run that was planned for a time.
+class PlannedLength:
+    """The length of a run that was planned from its time budget.
 
-    `seconds` counts from the first step to the last file, and after `most_steps` optimizer steps more would not help.
+    Attributes:
+        settings: Settings that set the length, by name.
+        reasons: Reason for each of them.
+        text: Description of the length.
+        seconds: Expected seconds from the first step to the last file.
+        most_steps: Number of optimizer steps after which further steps would not help.
     """
 
     settings: Mapping[str, Any]
@@ -118,7 +130,7 @@ class TimedJob(Job[S, A, R]):
         """Time a few steps and evaluations, with the best number of threads if `threads`, and restore the objective."""
 
     @abstractmethod
-    def fit_length(self, setup: A, pace: Pace, left: float) -> Length:
+    def fit_length(self, setup: A, pace: Pace, left: float) -> PlannedLength:
         """Return the length of a run that ends within the remaining seconds."""
 
     def needs_planning(self, setup: A) -> bool:
@@ -131,7 +143,7 @@ class TimedJob(Job[S, A, R]):
         console.say("timing a few steps on this machine")
         with memory_advice(setup.plan):
             pace = self.measure(setup, threads=True)
-        budget = seconds_of(settings.time, "--time")
+        budget = parse_duration(settings.time, "--time")
         length = self.fit_length(setup, pace, budget - (time.monotonic() - start_time()))
         time_plan = TimePlan(
             budget,
@@ -177,7 +189,7 @@ def seconds_per_step(
     accumulate: int = 1,
     threads: bool = False,
 ) -> float:
-    """Return the seconds of an optimizer step: reading, forward and backward passes, and `OVERHEAD`.
+    """Return the seconds of an optimizer step: reading, forward and backward passes, and `OVERHEAD_FACTOR`.
 
     Call it within `trial_steps`, which moves the objective to the device. The first batch is a warm-up and not timed.
     With `threads`, the number of CPU threads is chosen during the warm-up if other programs use the same cores.
@@ -203,28 +215,28 @@ def seconds_per_step(
         if sum(times[1:]) > TIMED_SECONDS:
             break
     timed = times[1:] or times
-    return OVERHEAD * accumulate * sum(timed) / len(timed)
+    return OVERHEAD_FACTOR * accumulate * sum(timed) / len(timed)
 
 
 def store_length(run: RunFolder, time_plan: TimePlan | None, text: str, seconds: float, console: Console) -> None:
     """Store the time plan of a run, if its length was planned for a time, and print when it ends."""
-    console.say(f"plan: {text}; about {duration(seconds)} from now, until {finish(seconds)}")
+    console.say(f"plan: {text}; about {duration(seconds)} from now, until {end_time_text(seconds)}")
     if time_plan is not None:
         store_time_plan(run, time_plan)
 
 
 def store_time_plan(run: RunFolder, plan: TimePlan) -> None:
     """Store the time plan of a run."""
-    run.write_json(FILE, asdict(plan))
+    run.write_json(TIME_PLAN_FILE, asdict(plan))
 
 
 def add_time_plan(run: RunFolder, plan: Plan, planned_at: float) -> Plan:
     """Return a plan with the stored time plan of its run, if any; the time since `planned_at` counts as spent."""
-    path = run.path / FILE
+    path = run.path / TIME_PLAN_FILE
     if not path.is_file():
         return plan
     try:
-        record = run.read_json(FILE)
+        record = run.read_json(TIME_PLAN_FILE)
         counts = {name: int(record.pop(name)) for name in ("most_steps", "threads")}
         stored_plan = TimePlan(**{name: float(value) for name, value in record.items()}, **counts)
     except (KeyError, TypeError, ValueError) as problem:

@@ -13,14 +13,14 @@ from paucal.data.views.augmentation import Mixing
 from paucal.models.devices import DEVICES
 from paucal.rules.facts import best_device
 from paucal.runner.processes import launched_shape
-from paucal.runner.time_budget import seconds_of
+from paucal.runner.time_budget import parse_duration
 from paucal.settings.groups import JobSettings
 from paucal.training import Hardware, Plan
 from paucal.types import UserError
 from paucal.wording import counted
 
 M = TypeVar("M", bound=nn.Module)
-FEW_STEPS = 5  # per epoch
+MIN_STEPS_PER_EPOCH = 5  # per epoch
 
 
 def trainer_plan(settings: JobSettings, n_train: int, mixing: Mixing | None = None, n_classes: int = 0) -> Plan:
@@ -33,7 +33,7 @@ def trainer_plan(settings: JobSettings, n_train: int, mixing: Mixing | None = No
         seed=settings.seed,
         mixing=mixing,
         n_classes=n_classes,
-        deadline=None if settings.time_limit is None else time.monotonic() + seconds_of(settings.time_limit),
+        deadline=None if settings.time_limit is None else time.monotonic() + parse_duration(settings.time_limit),
         hardware=hardware(settings),
     )
 
@@ -63,7 +63,7 @@ def hardware(settings: JobSettings) -> Hardware:
         strategy=settings.strategy or "auto",
         precision=settings.precision,
         compile_backend="inductor" if settings.compile else None,
-        hang_seconds=None if settings.hang_after is None else seconds_of(settings.hang_after, "--hang-after"),
+        hang_seconds=None if settings.hang_after is None else parse_duration(settings.hang_after, "--hang-after"),
     )
 
 
@@ -93,7 +93,7 @@ def _check_strategy(settings: JobSettings) -> None:
         )
 
 
-def check_sync(settings: JobSettings) -> None:
+def check_sync_bn(settings: JobSettings) -> None:
     """Refuse synchronised batch norms on devices where torch does not support them."""
     if getattr(settings, "sync_bn", False) and settings.device != "cuda":
         raise UserError(
@@ -101,11 +101,11 @@ def check_sync(settings: JobSettings) -> None:
         )
 
 
-def with_joint_norms(settings: JobSettings, module: M) -> M:
+def with_synced_norms(settings: JobSettings, module: M) -> M:
     """Return a module with synchronised batch norms, if requested for several processes."""
     if not getattr(settings, "sync_bn", False) or settings.processes == 1:
         return module
-    check_sync(settings)
+    check_sync_bn(settings)
     return convert_sync_batchnorm(module)  # type: ignore[return-value]
 
 
@@ -134,7 +134,7 @@ def check_length(settings: JobSettings, n_train: int) -> list[str]:
             f"a step takes {counted(batch, 'image')}, but there are {n_train}: images repeat within a step; give "
             "a smaller --batch-size"
         )
-    elif steps < FEW_STEPS:
+    elif steps < MIN_STEPS_PER_EPOCH:
         remarks.append(
             f"only {counted(steps, 'step')} an epoch: a smaller --batch-size or more --epochs may train better"
         )

@@ -1,6 +1,6 @@
-"""The run folder: create, read, write atomically."""
+"""Run folders: creating, opening and reading them, and writing their files atomically."""
 
-from paucal.runs.files import csv_text, folder_in_place, keep_as, write_atomically, write_text
+from paucal.runs.files import csv_text, link_or_copy, replace_folder, write_atomically, write_text
 from paucal.runs.folder import RunFolder, create_run, describe_environment, open_model_folder, open_run
 
 __all__ = [
@@ -8,10 +8,10 @@ __all__ = [
     "create_run",
     "csv_text",
     "describe_environment",
-    "folder_in_place",
-    "keep_as",
+    "link_or_copy",
     "open_model_folder",
     "open_run",
+    "replace_folder",
     "write_atomically",
     "write_text",
 ]

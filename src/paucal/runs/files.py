@@ -1,4 +1,4 @@
-"""Writing files: checks that a path is writable, and atomic writing, so that readers never see half a file."""
+"""Writing files and folders atomically, so that readers never see half of one, and checking that paths are writable."""
 
 import csv
 import errno
@@ -13,7 +13,7 @@ from typing import Any, BinaryIO
 
 from paucal.types import UserError
 
-LONGEST_NAME = ".predictions.csv.4194304.tmp"  # the longest name of a file in a folder of results
+LONGEST_NAME = ".predictions.csv.4194304.tmp"  # the longest file name that is written into an output folder
 
 
 def write_atomically(path: Path, write: Callable[[BinaryIO], object]) -> None:
@@ -41,26 +41,26 @@ def write_atomically(path: Path, write: Callable[[BinaryIO], object]) -> None:
 
 
 def _write_file(file: BinaryIO, write: Callable[[BinaryIO], object]) -> None:
-    noticing = _Noticing(file)
+    recording_file = _ErrorRecordingFile(file)
     try:
-        write(noticing)  # type: ignore[arg-type]
+        write(recording_file)  # type: ignore[arg-type]
     except OSError:
         raise
     except Exception:
-        if noticing.problem is None:
+        if recording_file.problem is None:
             raise
-        raise noticing.problem from None
+        raise recording_file.problem from None
 
 
-class _Noticing:
-    """A file that stores a write error, which `torch.save` would replace by "enforce fail"."""
+class _ErrorRecordingFile:
+    """Keeps the OSError of a failed write, since `torch.save` raises a RuntimeError ("enforce fail") instead."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
         self.problem: OSError | None = None
 
     def write(self, content: bytes) -> int:
-        """Write, and remember an error."""
+        """Write the content; an OSError is kept as `problem` and raised."""
         try:
             return self._file.write(content)
         except OSError as problem:
@@ -71,10 +71,10 @@ class _Noticing:
         return getattr(self._file, name)
 
 
-def keep_as(source: Path, path: Path) -> None:
-    """Keep the present content of `source` as `path`, atomically.
+def link_or_copy(source: Path, path: Path) -> None:
+    """Store the current content of `source` at `path` too, atomically.
 
-    Files that are only replaced as a whole need no copy: a hard link is enough if the disk supports it.
+    A hard link suffices where the file system supports it, since `source` is only ever replaced, never modified.
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
@@ -89,10 +89,10 @@ def keep_as(source: Path, path: Path) -> None:
 
 
 @contextmanager
-def folder_in_place(path: Path) -> Iterator[Path]:
-    """Yield a new folder to fill, which replaces `path` when the block ends without an error.
+def replace_folder(path: Path) -> Iterator[Path]:
+    """Yield a new folder to write into, which replaces `path` when the block ends without an error.
 
-    The old folder is removed only when the new one is complete; a block that fails or is killed leaves it unchanged.
+    If the block fails or the process is killed, the old folder stays unchanged.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent) as temporary:
@@ -107,13 +107,13 @@ def folder_in_place(path: Path) -> Iterator[Path]:
 def write_text(path: Path, text: str) -> None:
     """Write UTF-8 text atomically.
 
-    File names on Linux may be any bytes; bytes that are not UTF-8 are written as escapes, which JSON reads back.
+    Bytes of Linux file names that are not UTF-8 are written as escapes, which JSON reads back.
     """
     write_atomically(path, lambda file: file.write(text.encode(errors="backslashreplace")))
 
 
 def csv_text(*rows: Iterable[object]) -> str:
-    """Return rows as lines of CSV, with the header first.
+    r"""Return rows, the first of which is the header, as CSV text with "\n" line ends.
 
     Example:
         >>> csv_text(("class", "images"), ("cat, dog", 3)).splitlines()
@@ -135,12 +135,13 @@ def _sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
-def try_folder(path: Path, flag: str = "--output") -> None:
-    """Check whether files can be written into a folder, without leaving any."""
+def check_folder_writable(path: Path, flag: str = "--output") -> None:
+    """Raise a UserError unless files can be written into a folder, which may not exist yet; nothing is left behind."""
     _try_to_write(path, LONGEST_NAME, path, flag)
 
 
 def _try_to_write(path: Path, name: str, target: Path, flag: str) -> None:
+    """Create a file `name` in the folder `path` for a moment; the error message is about `target`."""
     created: list[Path] = []
     try:
         for folder in (*reversed(path.absolute().parents), path.absolute()):
@@ -161,8 +162,8 @@ def _try_to_write(path: Path, name: str, target: Path, flag: str) -> None:
                 break
 
 
-def check_writable(path: Path, flag: str = "--output") -> None:
-    """Check whether a new file can be written, without leaving it."""
+def check_file_writable(path: Path, flag: str = "--output") -> None:
+    """Raise a UserError unless a new file can be written at `path`; nothing is left behind."""
     try:
         is_taken = path.exists() or path.is_symlink()
     except (OSError, ValueError) as problem:  # the name is too long

@@ -1,4 +1,4 @@
-"""The run folder: everything needed to check, repeat and resume a run."""
+"""The run folder: paths of its files, and creating, opening and reading it."""
 
 import csv
 import io
@@ -22,65 +22,76 @@ from paucal.runs.files import write_text
 from paucal.types import UserError
 
 MAX_TEXT_BYTES = 64 * 2**20
-RUNS = Path("runs")  # default folder of runs
-MARKER = "config.yaml"
-SUMMARY = "summary.json"  # written at the end, so only finished runs have one
-PLACE = "place.json"  # file in the local copy of a run on object storage, with the URL of the run
-FRAME = re.compile(r"frame-[0-9a-f]{16}\.(csv|parquet)")  # a DataFrame that was given as DATA, kept in the run
-ASIDE = ".replaced"  # suffix of the folder of a run that is being replaced
-PACKAGES = ("paucal", "torch", "torchvision", "timm", "lightning", "torchmetrics", "scikit-learn", "numpy", "pillow")
-TIMM = "timm"  # start from the weights that timm publishes
-AUTO = "auto"  # the same, if the run chose them itself and auto-tunes from them
-COCO = "coco"  # start from a detector that torchvision publishes
-PUBLISHED = (TIMM, AUTO, COCO)
-MAX_ANCESTORS = 32  # runs in a chain
+RUNS_FOLDER = Path("runs")  # parent of the numbered runs
+CONFIG_FILE = "config.yaml"
+SUMMARY_FILE = "summary.json"  # written at the end, so only finished runs have it
+PLACE_FILE = "place.json"  # beside the local copy of a run on object storage: the URL of the run
+FRAME_FILE = re.compile(r"frame-[0-9a-f]{16}\.(csv|parquet)")  # the stored copy of a DataFrame that was given as DATA
+ASIDE_SUFFIX = ".replaced"  # suffix of the folder of a run that is being replaced
+REPORTED_PACKAGES = (
+    "paucal",
+    "torch",
+    "torchvision",
+    "timm",
+    "lightning",
+    "torchmetrics",
+    "scikit-learn",
+    "numpy",
+    "pillow",
+)
+# Values of the setting `init` that are not paths.
+TIMM = "timm"  # the weights that timm publishes for the model
+AUTO = "auto"  # the same weights, when the run chose them itself and auto-tunes
+COCO = "coco"  # a detector that torchvision publishes
+PUBLISHED_WEIGHTS = (TIMM, AUTO, COCO)
+MAX_ANCESTORS = 32  # runs that started from one another's weights
 
 
 class _PlainDumper(yaml.SafeDumper):
-    """Writes repeated values in full, since aliases are not read."""
+    """Writes repeated values in full instead of as YAML aliases, which `parse_yaml` refuses."""
 
     def ignore_aliases(self, data: Any) -> bool:
-        """Return True for every value."""
+        """Never write an alias."""
         return True
 
 
 @dataclass(frozen=True)
 class RunFolder:
-    """The files of a run, determined by its path."""
+    """The folder of a run; its properties are the paths and contents of files."""
 
     path: Path
 
     @property
     def finished(self) -> bool:
-        """Whether the run is finished and therefore cannot be resumed."""
-        return (self.path / SUMMARY).exists()
+        """Whether the run has reached its end, and therefore cannot be resumed."""
+        return (self.path / SUMMARY_FILE).exists()
 
     @property
     def place(self) -> str:
-        """The URL if this folder is a copy of a run on object storage; otherwise the path."""
+        """The URL if this folder is the local copy of a run on object storage; otherwise the path."""
         try:
-            return str(parse_json(read_text(self.path.parent / PLACE, MAX_CONFIG_BYTES))["url"])
+            return str(parse_json(read_text(self.path.parent / PLACE_FILE, MAX_CONFIG_BYTES))["url"])
         except (OSError, UserError, ValueError, KeyError, TypeError):
             return str(self.path)
 
     @property
     def config(self) -> Path:
-        """Resolved settings with the origin of every value."""
-        return self.path / MARKER
+        """The file of resolved settings, with the origin of each value."""
+        return self.path / CONFIG_FILE
 
     @property
     def split(self) -> Path:
-        """The split of the images."""
+        """The table of each image's split."""
         return self.path / "split.csv"
 
     @property
     def metrics(self) -> Path:
-        """The metrics, one row per epoch."""
+        """The table of metrics, one row per epoch."""
         return self.path / "metrics.csv"
 
     @property
     def last(self) -> Path:
-        """The newest checkpoint, from which a run is resumed."""
+        """The newest checkpoint, from which the run is resumed."""
         return self.path / "checkpoints" / "last.ckpt"
 
     @property
@@ -90,12 +101,12 @@ class RunFolder:
 
     @property
     def weights(self) -> Path:
-        """The deployable weights."""
+        """The final weights, for inference."""
         return self.path / "model.safetensors"
 
     @property
     def card(self) -> Path:
-        """The model card, from which the deployable model is built."""
+        """The model card: the architecture, classes and preprocessing of `weights`."""
         return self.path / "model.json"
 
     @property
@@ -105,41 +116,44 @@ class RunFolder:
 
     @property
     def log(self) -> Path:
-        """The log of printed lines with times."""
+        """The log: each printed line with its time."""
         return self.path / "train.log"
 
     def write_config(self, settings: Mapping[str, Any], origin: Mapping[str, str], verb: str, **more: Any) -> None:
-        """Write the configuration of the run: all settings, their origins, and the verb."""
-        self.write_yaml(MARKER, {"settings": dict(settings), "origin": dict(origin), "verb": verb, **more})
+        """Write `config.yaml`: the settings, the origin of each value, the verb, and further entries."""
+        self.write_yaml(CONFIG_FILE, {"settings": dict(settings), "origin": dict(origin), "verb": verb, **more})
 
     @property
     def verb(self) -> str:
         """The verb of the run, such as "train" or "pretrain"."""
-        return str(self.read_yaml(MARKER).get("verb", "train"))
+        return str(self.read_yaml(CONFIG_FILE).get("verb", "train"))
 
     @property
     def settings(self) -> dict[str, Any]:
-        """The stored settings, unchecked; empty if the folder has only a model."""
-        values = self.read_yaml(MARKER).get("settings") if self.config.exists() else None
+        """The stored settings, not validated; empty if the folder contains only a model."""
+        values = self.read_yaml(CONFIG_FILE).get("settings") if self.config.exists() else None
         return self.with_kept_frame(values) if isinstance(values, dict) else {}
 
     def with_kept_frame(self, settings: dict[str, Any]) -> dict[str, Any]:
-        """Return stored settings whose DATA is the DataFrame in this folder, also after the folder was moved."""
+        """Return settings whose `data`, if it is a DataFrame stored with the run, is its path in this folder.
+
+        The stored path is outdated if the folder was moved.
+        """
         data = settings.get("data")
         name = Path(data).name if isinstance(data, str) else ""
-        is_kept = FRAME.fullmatch(name) is not None and (self.path / name).is_file()
-        return {**settings, "data": str(self.path / name)} if is_kept else settings
+        is_stored_here = FRAME_FILE.fullmatch(name) is not None and (self.path / name).is_file()
+        return {**settings, "data": str(self.path / name)} if is_stored_here else settings
 
     def evaluation(self, name: str) -> Path:
-        """Return the folder of an evaluation's results."""
+        """Return the folder for the results of the evaluation `name`."""
         return self.path / "evaluation" / name
 
     def write_yaml(self, name: str, value: Mapping[str, Any]) -> None:
-        """Write a mapping as YAML, in the order given."""
+        """Write a mapping as a YAML file in the run folder, with its keys in their order."""
         write_text(self.path / name, yaml.dump(dict(value), Dumper=_PlainDumper, sort_keys=False, allow_unicode=True))
 
     def write_json(self, name: str, value: Mapping[str, Any]) -> None:
-        """Write a mapping as JSON."""
+        """Write a mapping as a JSON file in the run folder."""
         write_text(self.path / name, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
 
     def read_yaml(self, name: str) -> dict[str, Any]:
@@ -151,7 +165,7 @@ class RunFolder:
         return _read_mapping(self.path / name, parse_json, MAX_TEXT_BYTES)
 
     def write_rows(self, rows: Sequence[Mapping[str, float]]) -> None:
-        """Write `metrics.csv`; columns appear in the order in which the rows first name them."""
+        """Write `metrics.csv`; a column's position is that of its first appearance in the rows."""
         columns = list(dict.fromkeys(name for row in rows for name in row))
         text = io.StringIO()
         writer = csv.DictWriter(text, columns, lineterminator="\n")
@@ -160,7 +174,7 @@ class RunFolder:
         write_text(self.metrics, text.getvalue())
 
     def read_rows(self) -> list[dict[str, float]]:
-        """Read `metrics.csv`; an empty list if it does not exist yet."""
+        """Read the rows of `metrics.csv`; an empty list if it does not exist yet."""
         if not self.metrics.exists():
             return []
         try:
@@ -171,7 +185,7 @@ class RunFolder:
 
 
 def create_run(output: Path | None, root: Path = Path("runs")) -> RunFolder:
-    """Create a new, empty run folder: `output`, or the next free number below `root`."""
+    """Create a run folder: `output`, or the next free number in `root`."""
     if output is not None and is_taken(output):
         raise UserError(f"--output: {str(output)!r} exists already{_advice_on_run(output)}.")
     path = next_numbered(root) if output is None else output
@@ -181,7 +195,7 @@ def create_run(output: Path | None, root: Path = Path("runs")) -> RunFolder:
 
 
 def _advice_on_run(output: Path) -> str:
-    if not (output / MARKER).is_file():
+    if not (output / CONFIG_FILE).is_file():
         return " and is not empty: choose another folder" if output.is_dir() else " and is not a folder: choose another"
     if RunFolder(output).finished:
         return ", a finished run: choose another folder, or replace it with --overwrite"
@@ -196,32 +210,32 @@ def is_taken(path: Path) -> bool:
 
 
 def open_run(path: str | Path) -> RunFolder:
-    """Open an existing run folder, or the newest one below a folder that holds several."""
+    """Open an existing run folder; for a folder of several runs, the newest of them."""
     path = Path(path)
-    if (path / MARKER).is_file():
+    if (path / CONFIG_FILE).is_file():
         return RunFolder(path)
-    runs = sorted(_runs_below(path), key=lambda run: (run / MARKER).stat().st_mtime)
+    runs = sorted(_runs_below(path), key=lambda run: (run / CONFIG_FILE).stat().st_mtime)
     if not runs:
-        problem = "holds no run" if path.exists() else "does not exist"
-        raise UserError(f"{str(path)!r} {problem}: expected a run folder (with a {MARKER}), such as runs/1.")
+        problem = "contains no run" if path.exists() else "does not exist"
+        raise UserError(f"{str(path)!r} {problem}: expected a run folder (with a {CONFIG_FILE}), such as runs/1.")
     return RunFolder(runs[-1])
 
 
 def open_model_folder(path: str | Path) -> RunFolder:
-    """Open the folder of a model: a run, see `open_run`, or `model.json` and `model.safetensors` alone."""
+    """Open a folder that contains a model: a run, see `open_run`, or only `model.json` and `model.safetensors`."""
     folder = RunFolder(Path(path))
-    is_alone = folder.card.is_file() and folder.weights.is_file() and not folder.config.exists()
-    return folder if is_alone else open_run(path)
+    has_only_model = folder.card.is_file() and folder.weights.is_file() and not folder.config.exists()
+    return folder if has_only_model else open_run(path)
 
 
 def _runs_below(path: Path) -> list[Path]:
     if not path.is_dir():
         return []
-    return [child for child in path.iterdir() if (child / MARKER).is_file() and child.suffix != ASIDE]
+    return [child for child in path.iterdir() if (child / CONFIG_FILE).is_file() and child.suffix != ASIDE_SUFFIX]
 
 
 def next_numbered(root: Path) -> Path:
-    """Create the folder after the highest number in use; another process may do so at the same time."""
+    """Create the folder with the next free number in `root`; safe if other processes do so at the same time."""
     root.mkdir(parents=True, exist_ok=True)
     number = 1 + max((int(p.name) for p in root.iterdir() if re.fullmatch(r"\d{1,9}", p.name)), default=0)
     while True:
@@ -234,7 +248,7 @@ def next_numbered(root: Path) -> Path:
 
 def _read_mapping(path: Path, parse: Callable[[str], Any], max_bytes: int) -> dict[str, Any]:
     try:
-        # File names may be any bytes, see `write_text`.
+        # Stored file names may contain bytes that are not UTF-8.
         value = parse(read_text(path, max_bytes, errors="surrogateescape"))
     except FileNotFoundError:
         raise UserError(f"{str(path)!r} is missing: the run folder is incomplete; train again.") from None
@@ -246,14 +260,14 @@ def _read_mapping(path: Path, parse: Callable[[str], Any], max_bytes: int) -> di
 
 
 def describe_environment(device: str) -> dict[str, Any]:
-    """Return versions, hardware and the command line as plain values for `env.json`."""
-    import torch  # slow to import, and not needed for listing runs
+    """Return the content of `env.json`: the command line, versions and hardware."""
+    import torch  # slow to import, and only needed here
 
     return {
         "command": [os.path.basename(sys.argv[0]), *sys.argv[1:]],
         "python": platform.python_version(),
         "platform": platform.platform(),
-        "packages": {name: _installed_version(name) for name in PACKAGES},
+        "packages": {name: _installed_version(name) for name in REPORTED_PACKAGES},
         "device": device,
         "accelerator": torch.cuda.get_device_name() if device.startswith("cuda") else None,
         "cpu_cores": usable_cores(),
@@ -268,30 +282,30 @@ def _installed_version(package: str) -> str | None:
         return None
 
 
-def run_around(file: Path) -> RunFolder | None:
-    """Return the run that a model or checkpoint file belongs to; None for other files."""
+def run_of_file(file: Path) -> RunFolder | None:
+    """Return the run whose weights or checkpoint a file is; None for other files."""
     for folder in (file.parent, file.parent.parent):
         run = RunFolder(folder)
-        if (folder / MARKER).is_file() and file in (run.weights, run.best, run.last):
+        if (folder / CONFIG_FILE).is_file() and file in (run.weights, run.best, run.last):
             return run
     return None
 
 
-def run_behind(init: str | None) -> RunFolder | None:
-    """Return the run whose model or checkpoint is named by `init`; None for other values and missing files."""
-    if init is None or init in PUBLISHED:
+def run_of_init(init: str | None) -> RunFolder | None:
+    """Return the run that the setting `init` names by its folder, weights or checkpoint; None for other values."""
+    if init is None or init in PUBLISHED_WEIGHTS:
         return None
     path = Path(init).expanduser()
-    return RunFolder(path) if path.is_dir() else run_around(path)
+    return RunFolder(path) if path.is_dir() else run_of_file(path)
 
 
 def with_ancestors(run: RunFolder | None) -> Iterator[RunFolder]:
-    """Yield a run, the run it started from, and so on.
+    """Yield a run, then the run whose weights it started from, and so on.
 
-    The chain ends at a missing or unreadable run, whose start is unknown.
+    The last is a run that did not start from another, or a missing run.
 
     Raises:
-        UserError: The config of an existing run cannot be read; the runs that descend from it were yielded before.
+        UserError: The config of an existing run cannot be read, after that run has been yielded.
     """
     for _ in range(MAX_ANCESTORS):
         if run is None:
@@ -302,5 +316,5 @@ def with_ancestors(run: RunFolder | None) -> Iterator[RunFolder]:
         init = run.settings.get("init")
         if not isinstance(init, str):
             return
-        is_gone = init not in PUBLISHED and not Path(init).exists()
-        run = RunFolder(Path(init)) if is_gone else run_behind(init)
+        is_gone = init not in PUBLISHED_WEIGHTS and not Path(init).exists()
+        run = RunFolder(Path(init)) if is_gone else run_of_init(init)

@@ -1,10 +1,11 @@
 """The ledger of a run: append-only files that record the images of every optimizer step on every process.
 
-Each process writes one file per start of the run: a line of JSON (`Start`), then a record before each forward pass, in
-a single write. So a kill can leave only the last record of a file incomplete.
-Images are stored as 8-byte hashes of their keys, so that a pass over a million images takes 8 MB.
+Each process writes one file each time the run is started or resumed: a line of JSON (`Start`), then one record before
+each forward pass. A record is written in a single call, so a killed process leaves at most its last record incomplete.
+Images are stored as 8-byte hashes of their keys: an epoch of a million images takes 8 MB.
 """
 
+import errno
 import hashlib
 import json
 import os
@@ -17,21 +18,23 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-FOLDER = "ledger"
-_RECORD = struct.Struct("<QII")  # optimizer step counted from 0, number of images, CRC of their hashes
-_HASH = np.dtype("<u8")
-_MAX_START = 4096  # bytes of the first line
+LEDGER_FOLDER = "ledger"
+_RECORD_HEADER = struct.Struct("<QII")  # optimizer step counted from 0, number of images, CRC of their hashes
+_HASH_TYPE = np.dtype("<u8")
+_MAX_START_BYTES = 4096  # limit for the first line of a file
 
 
 @dataclass(frozen=True)
 class Start:
-    """A start of a run on one process.
+    """The facts that a process stores when the run is started or resumed.
 
     Attributes:
-        number: Number of the start: 0 for a new run, then counting each time it was resumed.
-        step: Optimizer steps made before.
-        batch: Images of an optimizer step, over all processes.
-        steps_per_pass: Optimizer steps of a pass over the training images.
+        number: 0 when the run is first started, 1 when it is first resumed, and so on.
+        rank: Rank of the process.
+        processes: Number of processes.
+        step: Optimizer steps that the run had made before.
+        batch: Images per optimizer step, over all processes.
+        steps_per_pass: Optimizer steps per epoch.
     """
 
     number: int
@@ -44,67 +47,72 @@ class Start:
 
 @dataclass(frozen=True)
 class Record:
-    """The images of one forward pass on one process, as (B,) uint64 hashes of their keys, with the optimizer step."""
+    """The images of one forward pass on one process.
+
+    Attributes:
+        step: Index of the optimizer step that the forward pass belongs to, from 0.
+        hashes: (B,) hashes of the images' keys.
+    """
 
     start: Start
     step: int
-    images: NDArray[np.uint64]
+    hashes: NDArray[np.uint64]
 
 
 class LedgerWriter:
-    """Appends records to the file of one start of a run on one process."""
+    """Appends records to the ledger file of one process and one `Start`."""
 
     def __init__(self, run: Path, start: Start) -> None:
-        (run / FOLDER).mkdir(exist_ok=True)
-        path = run / FOLDER / f"{start.number:06d}-{start.rank:05d}.bin"
-        self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o644)
-        os.write(self._file, json.dumps(asdict(start)).encode() + b"\n")
+        (run / LEDGER_FOLDER).mkdir(exist_ok=True)
+        path = run / LEDGER_FOLDER / f"{start.number:06d}-{start.rank:05d}.bin"
+        self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o644)
+        os.write(self._descriptor, json.dumps(asdict(start)).encode() + b"\n")
 
-    def write(self, step: int, images: NDArray[np.uint64]) -> None:
-        """Append the images of a forward pass; raises an OSError if the disk is full."""
-        content = images.astype(_HASH).tobytes()
-        record = _RECORD.pack(step, len(images), zlib.crc32(content)) + content
-        if os.write(self._file, record) != len(record):
-            raise OSError(28, os.strerror(28), FOLDER)
+    def write(self, step: int, hashes: NDArray[np.uint64]) -> None:
+        """Append a record with the hashes of a forward pass's images; raises an OSError if the disk is full."""
+        content = hashes.astype(_HASH_TYPE).tobytes()
+        record = _RECORD_HEADER.pack(step, len(hashes), zlib.crc32(content)) + content
+        if os.write(self._descriptor, record) != len(record):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), LEDGER_FOLDER)
 
     def flush(self) -> None:
-        """Force the records to the disk."""
-        os.fsync(self._file)
+        """Flush the records to the disk (fsync)."""
+        os.fsync(self._descriptor)
 
     def close(self) -> None:
         """Close the file."""
-        os.close(self._file)
+        os.close(self._descriptor)
 
 
 def image_hashes(keys: Iterable[str]) -> NDArray[np.uint64]:
-    """Return the hash of each key.
+    """Return a 64-bit hash of each image key.
 
     Example:
         >>> [f"{number:016x}" for number in image_hashes(["cats/1.jpg", "cats/2.jpg"]).tolist()]
         ['ba360fc8ce306c3d', '0311a0b67f42a2a6']
     """
     digests = (hashlib.blake2b(key.encode("utf-8", "surrogateescape"), digest_size=8).digest() for key in keys)
-    return np.frombuffer(b"".join(digests), dtype=_HASH).astype(np.uint64)
+    return np.frombuffer(b"".join(digests), dtype=_HASH_TYPE).astype(np.uint64)
 
 
-def next_number(run: Path) -> int:
-    """Return the number of the next start of a run."""
-    return max((int(file.name[:6]) + 1 for file in (run / FOLDER).glob("??????-?????.bin")), default=0)
+def next_start_number(run: Path) -> int:
+    """Return the value of `Start.number` for starting or resuming a run now."""
+    return max((int(file.name[:6]) + 1 for file in (run / LEDGER_FOLDER).glob("??????-?????.bin")), default=0)
 
 
 def read_records(run: Path) -> Iterator[Record]:
-    """Yield all records in the order of starts and processes; an incomplete last record of a file is left out."""
-    for file in sorted((run / FOLDER).glob("??????-?????.bin")):
+    """Yield all records, ordered by start number, then rank; the incomplete last record of a file is left out."""
+    for file in sorted((run / LEDGER_FOLDER).glob("??????-?????.bin")):
         content = np.memmap(file, dtype=np.uint8, mode="r") if file.stat().st_size else np.zeros(0, np.uint8)
-        line, end, _ = bytes(content[:_MAX_START]).partition(b"\n")
-        if not end:
+        line, newline, _ = bytes(content[:_MAX_START_BYTES]).partition(b"\n")
+        if not newline:
             continue
         start, offset = Start(**json.loads(line)), len(line) + 1
-        while offset + _RECORD.size <= len(content):
-            step, count, crc = _RECORD.unpack(bytes(content[offset : offset + _RECORD.size]))
-            offset += _RECORD.size
-            images = bytes(content[offset : offset + count * _HASH.itemsize])
-            offset += count * _HASH.itemsize
-            if offset > len(content) or zlib.crc32(images) != crc:
+        while offset + _RECORD_HEADER.size <= len(content):
+            step, count, crc = _RECORD_HEADER.unpack(bytes(content[offset : offset + _RECORD_HEADER.size]))
+            offset += _RECORD_HEADER.size
+            hashes = bytes(content[offset : offset + count * _HASH_TYPE.itemsize])
+            offset += count * _HASH_TYPE.itemsize
+            if offset > len(content) or zlib.crc32(hashes) != crc:
                 break
-            yield Record(start, step, np.frombuffer(images, dtype=_HASH))
+            yield Record(start, step, np.frombuffer(hashes, dtype=_HASH_TYPE))

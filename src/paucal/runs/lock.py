@@ -1,8 +1,9 @@
-"""Locks on folders: a file in the folder names the writing process, which keeps renewing the file's modification time.
+"""Locks on folders: a lock file in the folder names the writing process, which keeps renewing its modification time.
 
-This works for several machines with a shared disk: the file is created by a hard link, so that only one process can
-succeed, and its age is measured by the clock of the disk. A process that ends without releasing its lock (SIGKILL, a
-power cut) counts as dead at once on its own machine, and on other machines after a time without a renewal.
+This works on several machines with a shared disk: the lock file is created by a hard link, so that only one process can
+succeed, and its age is measured by the clock of the disk. If a process ends without releasing its lock (SIGKILL, power
+failure), processes on the same machine can take over the lock at once, and those on other machines after a time
+without renewal.
 """
 
 import json
@@ -20,15 +21,22 @@ from paucal.reading import read_text
 from paucal.types import UserError
 
 LOCK = "lock.json"
-RUN = "the run"
-BEAT = 10.0  # seconds between two renewals of the lock
-SILENCE = 60.0  # seconds without a renewal after which the holder counts as dead
-_HELD: set[str] = set()  # tokens of the locks of this process
+RUN = "the run"  # in messages, followed by the path of the locked folder
+RENEWAL_INTERVAL = 10.0  # seconds between two renewals of the lock
+DEAD_AFTER = 60.0  # seconds without renewal after which the holder counts as dead
+_HELD_TOKENS: set[str] = set()  # tokens of the locks of this process
 
 
 @dataclass(frozen=True)
 class Holder:
-    """The holder of a lock: a process, its machine and boot, and the start time."""
+    """The holder of a lock, as stored in the lock file.
+
+    Attributes:
+        token: Random identifier of the `RunLock` object.
+        host: Host name.
+        space: Scope in which `pid` is unique, see `pid_namespace`.
+        since: Local time of the acquisition.
+    """
 
     token: str
     pid: int
@@ -38,7 +46,12 @@ class Holder:
 
 
 class RunLock:
-    """An exclusive lock on a folder, held from `acquire` to `release`; messages name it by `what`."""
+    """An exclusive lock on a folder, held from `acquire` to `release`.
+
+    Attributes:
+        what: What the folder contains, for messages, such as "the run".
+        lost: Whether another process has taken over the lock.
+    """
 
     def __init__(self, folder: Path, what: str = RUN) -> None:
         self.folder = folder
@@ -46,45 +59,47 @@ class RunLock:
         self.path = folder / LOCK
         self.lost = False
         self._token = uuid.uuid4().hex
-        self._ended = threading.Event()
-        self._last_beat = 0.0
+        self._released = threading.Event()
+        self._last_renewal = 0.0
 
     def acquire(self) -> None:
-        """Acquire the lock."""
+        """Acquire the lock, and start a thread that renews it; raises a UserError if a live process holds it."""
         claim = self.folder / f".{LOCK}.{self._token}.tmp"
         since = time.strftime("%Y-%m-%d %H:%M:%S")
-        holder = Holder(self._token, os.getpid(), socket.gethostname(), process_space(), since)
-        _HELD.add(self._token)  # before other threads see the claim, and think that its process is dead
+        holder = Holder(self._token, os.getpid(), socket.gethostname(), pid_namespace(), since)
+        _HELD_TOKENS.add(self._token)  # first, or other threads would take the holder of the new lock for dead
         try:
             claim.write_text(json.dumps(asdict(holder)))
             self._take_over(self.path, claim)
         except BaseException:
-            _HELD.discard(self._token)
+            _HELD_TOKENS.discard(self._token)
             raise
         finally:
             claim.unlink(missing_ok=True)
-        self._last_beat = time.monotonic()
-        threading.Thread(target=self._renew_until_ended, name="run lock", daemon=True).start()
+        self._last_renewal = time.monotonic()
+        threading.Thread(target=self._renew_until_released, name="run lock", daemon=True).start()
 
     def release(self) -> None:
-        """Release the lock, unless another process holds it by now."""
-        self._ended.set()
-        _HELD.discard(self._token)
+        """Release the lock, unless another process has taken it over."""
+        self._released.set()
+        _HELD_TOKENS.discard(self._token)
         if _token_in(self.path) == self._token:
             self.path.unlink(missing_ok=True)
 
     def check(self) -> None:
-        """Raise a UserError if another process has taken over the lock, since this one was suspended for long."""
-        if time.monotonic() - self._last_beat > 3 * BEAT:  # the process and its thread may have been suspended
+        """Raise a UserError if another process has taken over the lock while this process was suspended."""
+        # The process may have been suspended, and with it the thread that renews the lock.
+        if time.monotonic() - self._last_renewal > 3 * RENEWAL_INTERVAL:
             self._renew()
         if self.lost:
             raise UserError(
-                f"another process has taken over {self.what} {str(self.folder)!r}, since this one was suspended for "
-                f"over {SILENCE:.0f} seconds or its {LOCK} was removed: this one exits, and has written nothing since."
+                f"another process has taken over {self.what} {str(self.folder)!r}, because this process was suspended "
+                f"for over {DEAD_AFTER:.0f} seconds or its {LOCK} was removed: this process has written nothing since, "
+                "and exits."
             )
 
-    def _renew_until_ended(self) -> None:
-        while not self._ended.wait(BEAT) and not self.lost:
+    def _renew_until_released(self) -> None:
+        while not self._released.wait(RENEWAL_INTERVAL) and not self.lost:
             self._renew()
 
     def _renew(self) -> None:
@@ -92,18 +107,18 @@ class RunLock:
             self.lost = self.lost or _token_in(self.path) != self._token
             if not self.lost:
                 os.utime(self.path)
-            self._last_beat = time.monotonic()
+            self._last_renewal = time.monotonic()
         except OSError:  # a shared disk may be briefly unavailable
             pass
 
     def _take_over(self, path: Path, claim: Path) -> None:
-        """Link the claim to `path`, if there is no lock or its holder is dead.
+        """Turn `claim` into the lock file `path`, if there is no lock or its holder is dead.
 
-        If several processes find the same holder dead, only one may replace it: the first to create a mark with the
-        identity of the dead lock. It then renames the mark to the lock in one step, so that there is always a lock. A
-        mark of a dead process is taken over in the same way.
+        If several processes find the same lock abandoned, only one may replace it: the first to create a second file
+        (the mark) that is named after the abandoned lock. This process renames its mark to the lock in one step, so
+        that the folder is locked at all times. An abandoned mark is taken over in the same manner.
         """
-        while not _link_unless_there(claim, path):
+        while not _link_unless_exists(claim, path):
             holder, lock_identity = _read_holder(path), _file_identity(path)
             if lock_identity is None:
                 continue
@@ -119,7 +134,7 @@ class RunLock:
 
 @contextmanager
 def sole_writer(folder: Path, what: str) -> Iterator[RunLock]:
-    """Create a folder of results that take long to write if it is missing, and lock it within the block."""
+    """Lock a folder within the block, and create it if it is missing; messages name its content by `what`."""
     folder.mkdir(parents=True, exist_ok=True)
     lock = RunLock(folder, what)
     lock.acquire()
@@ -130,21 +145,21 @@ def sole_writer(folder: Path, what: str) -> Iterator[RunLock]:
 
 
 def is_locked(folder: Path) -> bool:
-    """Return without waiting whether a process is writing into a folder; nothing is changed.
+    """Return at once whether a live process holds the lock of a folder.
 
-    After a jump of the clock, a live holder counts as dead until its next renewal.
+    After a jump of the clock, the holder counts as dead until its next renewal.
     """
     path = folder / LOCK
-    return path.exists() and _is_live(path, _read_holder(path), time.time(), patient=False)
+    return path.exists() and _is_live(path, _read_holder(path), time.time(), wait=False)
 
 
-def names_holder(folder: Path) -> bool:
-    """Return whether a folder has a lock that names its holder, who may be dead."""
+def has_holder(folder: Path) -> bool:
+    """Return whether a folder has a lock that names its holder, a live or dead process."""
     return _read_holder(folder / LOCK) is not None
 
 
 def require_unlocked(folder: Path, what: str = RUN) -> None:
-    """Refuse a folder that another process is writing into; nothing is changed."""
+    """Raise a UserError for a folder that another process is writing into."""
     path = folder / LOCK
     if path.exists() and _is_live(path, _read_holder(path), time.time()):
         raise UserError(_in_use_message(folder, what, _read_holder(path)))
@@ -153,39 +168,39 @@ def require_unlocked(folder: Path, what: str = RUN) -> None:
 def _in_use_message(folder: Path, what: str, holder: Holder | None) -> str:
     holder_text = f"process {holder.pid} on {holder.host}, since {holder.since}" if holder else "another process"
     return (
-        f"{what} {str(folder)!r} is being written by {holder_text}: wait for it or stop it first; a process that was "
-        f"killed counts as ended after {SILENCE:.0f} seconds."
+        f"{what} {str(folder)!r} is being written by {holder_text}: wait for it or stop it first; a killed process "
+        f"counts as ended after {DEAD_AFTER:.0f} seconds."
     )
 
 
-def _is_live(path: Path, holder: Holder | None, now: float, patient: bool = True) -> bool:
-    """Return whether a lock's holder is alive; `patient` waits for its next renewal if necessary."""
+def _is_live(path: Path, holder: Holder | None, now: float, wait: bool = True) -> bool:
+    """Return whether the holder of a lock is alive; with `wait`, after waiting for the next renewal if necessary."""
     try:
-        is_silent = now - _modified_at(path) > SILENCE
+        is_expired = now - _modified_at(path) > DEAD_AFTER
     except FileNotFoundError:
         return False
-    if holder is None or holder.space != process_space():
-        return not is_silent
+    if holder is None or holder.space != pid_namespace():
+        return not is_expired
     if holder.pid == os.getpid():
-        return holder.token in _HELD
-    return is_running(holder.pid) and (not is_silent or (patient and _is_renewed(path)))
+        return holder.token in _HELD_TOKENS
+    return is_running(holder.pid) and (not is_expired or (wait and _is_renewed(path)))
 
 
 def _is_renewed(path: Path) -> bool:
     """Wait for the next renewal of a lock, and return whether it came.
 
-    A live holder may look silent after a jump of the clock or after its machine was asleep.
+    After a jump of the clock, or while a machine wakes up, even the lock of a live process may look expired.
     """
-    identity, end = _file_identity(path), time.monotonic() + 1.5 * BEAT
+    identity, end = _file_identity(path), time.monotonic() + 1.5 * RENEWAL_INTERVAL
     while time.monotonic() < end:
         if _file_identity(path) != identity:
             return path.exists()
-        time.sleep(0.05 * BEAT)
+        time.sleep(0.05 * RENEWAL_INTERVAL)
     return False
 
 
 def is_running(pid: int) -> bool:
-    """Return whether a process of this machine runs; True if unknown."""
+    """Return whether a process with this id runs on this machine; True if that cannot be determined."""
     if os.name != "posix":  # other systems have no harmless signal
         return True
     try:
@@ -198,10 +213,10 @@ def is_running(pid: int) -> bool:
 
 
 def _read_holder(path: Path) -> Holder | None:
-    """Return the holder stored in a lock; None if it is missing, incomplete or foreign."""
+    """Return the holder that a lock file names; None if the file is missing, incomplete or not a lock file."""
     try:
         content = json.loads(read_text(path, 1 << 16, errors="replace"))
-        return Holder(*(kind(content[name]) for name, kind in Holder.__annotations__.items()))
+        return Holder(*(field_type(content[name]) for name, field_type in Holder.__annotations__.items()))
     except (OSError, UserError, ValueError, KeyError, TypeError, RecursionError):
         return None
 
@@ -212,7 +227,7 @@ def _token_in(path: Path) -> str | None:
 
 
 def _file_identity(path: Path) -> str | None:
-    """Return the unique identity of a lock file; None if it does not exist."""
+    """Return a text that differs between lock files and changes with each renewal; None if the file does not exist."""
     try:
         state = path.stat()
     except FileNotFoundError:
@@ -220,8 +235,8 @@ def _file_identity(path: Path) -> str | None:
     return f"{state.st_ino}-{state.st_mtime_ns}"
 
 
-def _link_unless_there(source: Path, path: Path) -> bool:
-    """Link `path` to the file `source`, unless it exists; return whether it was linked."""
+def _link_unless_exists(source: Path, path: Path) -> bool:
+    """Create `path` as a hard link to `source`, or as a copy; return False if `path` already exists."""
     try:
         os.link(source, path)
         return True
@@ -241,8 +256,8 @@ def _modified_at(path: Path) -> float:
     return path.stat().st_mtime
 
 
-def process_space() -> str:
-    """Return the scope in which a process id is unique: boot of the machine, and container."""
+def pid_namespace() -> str:
+    """Return the scope in which a process id is unique: host name, boot id and PID namespace (container)."""
     parts = [socket.gethostname()]
     for read_part in (
         lambda: Path("/proc/sys/kernel/random/boot_id").read_text().strip(),

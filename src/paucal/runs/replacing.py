@@ -1,25 +1,25 @@
-"""Replace a run: the old run is set aside until the new run has saved a state.
+"""Replacing a run: the old run is kept until the new run has saved its first checkpoint.
 
-`runs/1` is moved to `runs/1.replaced`, with a note inside. If the new run ends before it has saved
-anything, the old one is moved back at once, or by the next call after a kill.
+The old run in `runs/1` is moved to `runs/1.replaced`, with a note inside. If the new run ends before its first
+checkpoint, the old run is moved back at once; if it was killed, by the next command that uses the folder.
 """
 
 import re
 import shutil
 from pathlib import Path
 
-from paucal.runs.folder import ASIDE, FRAME, MARKER, RunFolder, is_taken
-from paucal.runs.ledger import FOLDER as LEDGER
-from paucal.runs.lock import LOCK, names_holder, require_unlocked
+from paucal.runs.folder import ASIDE_SUFFIX, CONFIG_FILE, FRAME_FILE, RunFolder, is_taken
+from paucal.runs.ledger import LEDGER_FOLDER as LEDGER
+from paucal.runs.lock import LOCK, has_holder, require_unlocked
 from paucal.types import UserError
 
-NOTE = "replaced.txt"
-# Files that runs write; any other file in their folder is the user's.
-FILES = {
+NOTE_FILE = "replaced.txt"
+# Names of the files and folders that runs write; anything else in a run folder belongs to the user.
+RUN_FILES = {
     *(
-        MARKER,
+        CONFIG_FILE,
         LOCK,
-        NOTE,
+        NOTE_FILE,
         "env.json",
         "check.json",
         "split.csv",
@@ -34,54 +34,55 @@ FILES = {
     *("unlabelled.csv", "unlabelled.safetensors", "held_out.safetensors", "learning_curve.json"),
     *("loggers.json", "tensorboard", "mlflow.db", "mlartifacts", "wandb"),
 }
-NUMBERED = re.compile(r"head-\d+(x\d+)?\.safetensors")
-TEMPORARY = re.compile(r"\..+\.tmp")
+HEAD_FILE = re.compile(r"head-\d+(x\d+)?\.safetensors")
+TEMPORARY_FILE = re.compile(r"\..+\.tmp")
 
 
-def aside_of(path: Path) -> Path:
-    """Return the folder of a replaced run that is kept aside."""
-    return path.with_name(path.name + ASIDE)
+def aside_path(path: Path) -> Path:
+    """Return the folder that the old run in `path` is moved to while it is being replaced."""
+    return path.with_name(path.name + ASIDE_SUFFIX)
 
 
 def require_replaceable(path: Path) -> None:
-    """Refuse to replace a folder that is in use or holds files other than those of a run."""
+    """Raise a UserError for a folder that is not a run, is in use, or contains files that no run writes."""
     if path.is_symlink():
         raise UserError(f"--overwrite: {str(path)!r} is a link to {str(path.readlink())!r}: name the run itself.")
     if Path.cwd().is_relative_to(path.resolve()):
         raise UserError(
-            f"--overwrite: {str(path)!r} is the folder that you are in, or one above it: go to another folder and name "
-            "the run from there."
+            f"--overwrite: {str(path)!r} is the working directory, or contains it: change to another directory "
+            "and name the run from there."
         )
     if not is_run(path):
         raise UserError(
-            f"--overwrite replaces run folders only, and {str(path)!r} is not the folder of a run: "
-            "choose another --output, or remove it yourself."
+            f"--overwrite replaces only run folders, and {str(path)!r} is not one: choose another --output, or remove "
+            "the folder yourself."
         )
     if foreign := sorted(_foreign_names(path)):
         raise UserError(
-            f"--overwrite would remove {foreign[0]!r} in {str(path)!r}, which no run has written: move it elsewhere, "
+            f"--overwrite would remove {foreign[0]!r} in {str(path)!r}, which paucal did not write: move it elsewhere, "
             "or choose another --output."
         )
-    if aside_of(path).exists():  # `settle` would have moved a replaced run back
+    if aside_path(path).exists():  # `finish_replacement` would have moved a replaced run back
         raise UserError(
-            f"--overwrite: {str(aside_of(path))!r} exists, and the old run would be moved there: rename it."
+            f"--overwrite: the old run would be moved to {str(aside_path(path))!r}, which already exists: rename that "
+            "folder."
         )
     require_unlocked(path)
 
 
 def is_run(path: Path) -> bool:
-    """Return whether a folder is a run: it has settings with origins and a version of paucal.
+    """Return whether a folder is a run: its files name settings, their origins and a version of paucal.
 
-    A run that was killed during its creation has only a lock, or no file at all.
+    A run that was killed while it was created has only a lock, or no file at all, and counts too.
     """
     run = RunFolder(path)
     if not (path / "checkpoints").is_dir():
         return False
     if not run.config.exists() or not (path / "env.json").exists():
         is_empty = not any(entry.is_file() for entry in path.rglob("*"))
-        return (names_holder(path) or is_empty) and not _foreign_names(path)
+        return (has_holder(path) or is_empty) and not _foreign_names(path)
     try:
-        config, environment = run.read_yaml(MARKER), run.read_json("env.json")
+        config, environment = run.read_yaml(CONFIG_FILE), run.read_json("env.json")
     except (UserError, OSError):
         return False
     settings, origin = config.get("settings"), config.get("origin")
@@ -96,11 +97,11 @@ def is_run(path: Path) -> bool:
 
 
 def set_aside(path: Path) -> Path:
-    """Move a run aside, and return its new folder."""
-    aside, note = aside_of(path), path / NOTE
+    """Move a run that is to be replaced to its `aside_path`, and return that path."""
+    aside, note = aside_path(path), path / NOTE_FILE
     note.write_text(
-        f"This run was in {path} and is about to be replaced by another ('paucal --overwrite').\n"
-        "It is removed once that one has saved a state, and moved back if that one fails before.\n"
+        f"This run was in {path} and is being replaced by a new run (--overwrite).\n"
+        "It is removed once the new run has saved a checkpoint, and moved back if the new run fails before that.\n"
     )
     try:
         path.rename(aside)
@@ -110,57 +111,66 @@ def set_aside(path: Path) -> Path:
     return aside
 
 
-def put_back(path: Path) -> None:
-    """Move the run that was set aside back; the files of the new one are removed."""
-    aside = aside_of(path)
+def restore_replaced_run(path: Path) -> None:
+    """Move the old run back to `path`, and remove the files of the new run."""
+    aside = aside_path(path)
     if path.exists():
         if foreign := sorted(_foreign_names(path)):
             raise UserError(
-                f"{str(path)!r} holds {foreign[0]!r}, which no run has written, and the previous run is in "
-                f"{str(aside)!r}: move one of the two elsewhere."
+                f"{str(path)!r} contains {foreign[0]!r}, which paucal did not write, so the old run in {str(aside)!r} "
+                "cannot be moved back: move one of the two elsewhere."
             )
         shutil.rmtree(path)
     aside.rename(path)
-    (path / NOTE).unlink(missing_ok=True)
+    (path / NOTE_FILE).unlink(missing_ok=True)
 
 
-def discard(path: Path) -> None:
-    """Remove the run that was set aside, since the new one has saved a state."""
-    shutil.rmtree(aside_of(path), ignore_errors=True)
+def discard_replaced_run(path: Path) -> None:
+    """Remove the old run, since the new run in `path` has saved a checkpoint."""
+    shutil.rmtree(aside_path(path), ignore_errors=True)
 
 
 def was_set_aside(path: Path) -> bool:
-    """Return whether a replaced run is kept aside."""
+    """Return whether the old run of `path` is at its `aside_path`."""
     try:
-        return bool(path.name) and (aside_of(path) / NOTE).is_file()
+        return bool(path.name) and (aside_path(path) / NOTE_FILE).is_file()
     except OSError:  # the name is too long
         return False
 
 
-def settle(path: Path) -> bool:
-    """Clean up after a replacement that was killed; return whether the old run was moved back.
+def finish_replacement(path: Path) -> bool:
+    """Clean up after a new run that was killed while it replaced an old one.
 
-    A new run that is still being written raises a UserError.
+    Returns:
+        Whether the old run was moved back.
+
+    Raises:
+        UserError: A process is still writing the new run.
     """
     if not was_set_aside(path):
         return False
     if is_taken(path):
         require_unlocked(path)
     if RunFolder(path).last.exists():
-        discard(path)
+        discard_replaced_run(path)
         return False
-    put_back(path)
+    restore_replaced_run(path)
     return True
 
 
-def sweep(path: Path) -> None:
-    """Remove incomplete files of a killed process. The caller must hold the lock of the run."""
+def remove_temporary_files(path: Path) -> None:
+    """Remove temporary files that a killed process left. The caller must hold the lock of the run."""
     for folder in (path, *(entry for entry in path.rglob("*") if entry.is_dir() and not entry.is_symlink())):
         for file in folder.iterdir():
-            if TEMPORARY.fullmatch(file.name) and file.is_file():
+            if TEMPORARY_FILE.fullmatch(file.name) and file.is_file():
                 file.unlink(missing_ok=True)
 
 
 def _foreign_names(path: Path) -> set[str]:
-    names = {entry.name for entry in path.iterdir()} - FILES
-    return {name for name in names if not any(pattern.fullmatch(name) for pattern in (TEMPORARY, NUMBERED, FRAME))}
+    """Return the names of files and folders in a run folder that no run writes."""
+    names = {entry.name for entry in path.iterdir()} - RUN_FILES
+    return {
+        name
+        for name in names
+        if not any(pattern.fullmatch(name) for pattern in (TEMPORARY_FILE, HEAD_FILE, FRAME_FILE))
+    }

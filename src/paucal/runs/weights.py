@@ -1,4 +1,4 @@
-"""Files of weights: safetensors, checkpoints, and untrusted files, which may be damaged or hostile."""
+"""Reading and writing weights: safetensors, training checkpoints, and untrusted files."""
 
 import argparse
 import pickle
@@ -18,15 +18,15 @@ from paucal.reading import require_regular
 from paucal.runs.files import write_atomically
 from paucal.types import UserError
 
-MAX_BYTES = 16 * 2**30  # a model of a billion parameters with its optimizer state
-_SLACK = 1 << 20
+MAX_BYTES = 16 * 2**30  # enough for a billion parameters with their optimizer state
+_MAX_OVERHEAD_BYTES = 1 << 20  # by which an unpacked checkpoint may exceed the size of its file
 MAX_DEPTH = 6  # levels of nested mappings
-_FORBIDDEN = re.compile(r"GLOBAL ([\w.]+)")
-Tree = Mapping[str, Any]
+_FORBIDDEN_GLOBAL = re.compile(r"GLOBAL ([\w.]+)")  # name of a Python object in `torch.load`'s error
+TensorTree = Mapping[str, Any]  # tensors by name, or nested mappings of tensors
 
 
 def unpacked_size(path: Path) -> int:
-    """Return the minimum unpacked size in bytes of a file of `torch.save`, which is a zip archive."""
+    """Return the unpacked size in bytes of a zip archive, such as `torch.save` writes; the file size of other files."""
     size = path.stat().st_size
     try:
         with zipfile.ZipFile(path) as archive:
@@ -36,17 +36,17 @@ def unpacked_size(path: Path) -> int:
 
 
 def save_weights(path: Path, state: dict[str, Tensor]) -> None:
-    """Write a state dict atomically; tensors that share memory are stored once each."""
+    """Write a state dict as safetensors, atomically; tensors that share memory are stored separately."""
     tensors = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in state.items()}
     content = safetensors.torch.save(tensors, metadata={"format": "pt"})
     write_atomically(path, lambda file: file.write(content))
 
 
 def read_weights(path: Path) -> dict[str, Tensor]:
-    """Read a state dict."""
+    """Read a state dict from a safetensors file."""
     try:
         if require_regular(path).stat().st_size > MAX_BYTES:
-            raise UserError(f"{str(path)!r} has more than {MAX_BYTES >> 30} GiB, the maximum for a model.")
+            raise UserError(f"{str(path)!r} has more than {MAX_BYTES >> 30} GiB, the limit for a model file.")
         return safetensors.torch.load_file(path)
     except FileNotFoundError:
         raise UserError(f"{str(path)!r} is missing: the run has not saved a model yet; train it first.") from None
@@ -55,31 +55,31 @@ def read_weights(path: Path) -> dict[str, Tensor]:
 
 
 def load_checkpoint(path: Path) -> dict:
-    """Read a training checkpoint without running any code in it."""
+    """Read a training checkpoint of paucal without running any code in it."""
     try:
         size = require_regular(path).stat().st_size
-        if unpacked_size(path) > max(2 * size, size + _SLACK):
+        if unpacked_size(path) > max(2 * size, size + _MAX_OVERHEAD_BYTES):
             raise UserError(
-                f"{str(path)!r} is compressed, so it is not a checkpoint of paucal: restore it, or train again."
+                f"{str(path)!r} is compressed, so paucal did not write it: restore the checkpoint, or train again."
             )
         return torch.load(path, map_location="cpu", weights_only=True)
     except UserError:
         raise
     except FileNotFoundError:
         raise UserError(
-            f"{str(path)!r} is missing: the run was stopped before it saved a state; start it again."
+            f"{str(path)!r} is missing: the run was stopped before it saved a checkpoint; start it again."
         ) from None
     except Exception as problem:  # torch raises many types for a damaged or hostile file
         reason = str(problem).split("\n")[0]
         raise UserError(f"{str(path)!r} is not a checkpoint of paucal or is damaged ({reason}).") from problem
 
 
-def read_foreign(path: Path, max_bytes: int = MAX_BYTES) -> Tree:
+def read_untrusted(path: Path, max_bytes: int = MAX_BYTES) -> TensorTree:
     """Read an untrusted safetensors file or file of `torch.save`, without running any code in it.
 
     Returns:
-        Tensors by name, possibly in nested mappings. Everything else in the file is left out, and so are
-        tensors that are not plain (sparse, quantised, without values, or larger than their storage).
+        Tensors by name, possibly in nested mappings. Other values are left out, and so are tensors that are sparse,
+        quantised, on the meta device, or larger than their storage.
     """
     if not path.is_file():
         raise UserError(f"There is no file {str(path)!r}: check the path.")
@@ -87,44 +87,48 @@ def read_foreign(path: Path, max_bytes: int = MAX_BYTES) -> Tree:
     content = read_weights(path) if path.suffix == ".safetensors" else _load_tensors(path)
     tree = _plain_mapping(content, seen_ids=set())
     if not tree:
-        raise UserError(f"{str(path)!r} holds no tensors with names: give a file with a state dict.")
+        raise UserError(f"{str(path)!r} contains no named tensors: give a file with a state dict.")
     return tree
 
 
 def _load_tensors(path: Path) -> Any:
     try:
-        # Published checkpoints often contain their command line's Namespace, which only holds values.
+        # Published checkpoints often contain the argparse.Namespace of their command line, which is harmless.
         with warnings.catch_warnings(), torch.serialization.safe_globals([argparse.Namespace]):
             warnings.simplefilter("ignore")  # warnings about old pickles
             return torch.load(path, map_location="cpu", weights_only=True)
     except Exception as problem:  # torch raises many types for a damaged or hostile file
-        raise UserError(_damage_text(path, problem)) from problem
+        raise UserError(_refusal_message(path, problem)) from problem
 
 
-def _damage_text(path: Path, problem: Exception) -> str:
+def _refusal_message(path: Path, problem: Exception) -> str:
+    """Return the message for a file that `torch.load` cannot read, or that contains Python objects."""
     text = str(problem)
-    match = _FORBIDDEN.search(text)
+    match = _FORBIDDEN_GLOBAL.search(text)
     if match or isinstance(problem, pickle.UnpicklingError):
         reason_text = (
-            f"it holds Python objects ({match[1]})" if match else "it is not a weights file, or holds Python objects"
+            f"it contains Python objects ({match[1]})"
+            if match
+            else "it is not a weights file, or contains Python objects"
         )
         return (
-            f"{str(path)!r} is refused: {reason_text} that could run code when opened; give a file of tensors only, "
-            "such as a state dict or safetensors."
+            f"{str(path)!r} is refused: {reason_text} that could run code when opened; give a file that contains only "
+            "tensors, such as a state dict or safetensors."
         )
     reason = text.split("\n")[0].split(". ")[0][:200].rstrip(".") or type(problem).__name__
-    return f"{str(path)!r} is damaged, cut short or not a weights file ({reason}): fetch or save it again."
+    return f"{str(path)!r} is damaged, truncated or not a weights file ({reason}): download or save it again."
 
 
 def _require_size(path: Path, size: int, max_bytes: int) -> None:
     if size > max_bytes:
         raise UserError(
-            f"{str(path)!r} holds {size / 2**30:.3g} GiB, more than the {max_bytes / 2**30:.3g} GiB that are "
-            "allowed: save only its weights, without the state of the optimizer."
+            f"{str(path)!r} has {size / 2**30:.3g} GiB, and at most {max_bytes / 2**30:.3g} GiB are allowed: save only "
+            "the weights, without the state of the optimizer."
         )
 
 
 def _plain_mapping(value: Any, seen_ids: set[int], depth: int = 0) -> dict[str, Any]:
+    """Return the plain tensors in nested mappings; `seen_ids` prevents endless loops if mappings contain each other."""
     if not isinstance(value, Mapping) or depth > MAX_DEPTH or id(value) in seen_ids:
         return {}
     seen_ids.add(id(value))
@@ -143,5 +147,5 @@ def _plain_mapping(value: Any, seen_ids: set[int], depth: int = 0) -> dict[str, 
 def _is_plain(tensor: Tensor) -> bool:
     if tensor.layout != torch.strided or tensor.device.type != "cpu" or tensor.is_quantized:
         return False
-    # A view of a few bytes can claim any size, and computing with it would fill the memory.
+    # A stored view of a few bytes can have any shape (stride 0), and computing with it would fill the memory.
     return tensor.numel() * tensor.element_size() <= tensor.untyped_storage().nbytes()

@@ -1,4 +1,4 @@
-"""Settings that only pre-training has: crops, optimizer and monitoring."""
+"""Settings that only pre-training has: crops, optimizer, and monitoring of the run."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -9,24 +9,26 @@ from paucal.settings.options import MAX_COUNT, MAX_SIDE, option
 
 @dataclass(frozen=True)
 class CropSettings(ViewSettings):
-    """The crops of an image that are compared, and their augmentation."""
+    """The crops of an image that pre-training compares, and their augmentation."""
 
-    global_crops: int = option("global crops of an image", 2, group="crops", low=1, high=64)
+    global_crops: int = option("global crops per image", 2, group="crops", low=1, high=64)
     global_scale: list[float] = option("share of an image's area that a global crop covers", group="crops")
     local_crops: list[int] = option(
-        "local crops of an image, a number for each of their sizes", group="crops", low=0, high=64
+        "local crops per image, one number for each entry of --local-size", group="crops", low=0, high=64
     )
-    local_size: list[int] = option("sides of the local crops in pixels", group="crops", low=4, high=MAX_SIDE)
+    local_size: list[int] = option(
+        "side of the local crops in pixels, or several sides", group="crops", low=4, high=MAX_SIDE
+    )
     local_scale: list[float] = option("share of an image's area that a local crop covers", group="crops")
     resize: Literal["crop", "letterbox", "squash"] = option(
-        "treatment of images of another shape before cropping: nothing, padding with the mean colour, or "
-        "stretching; with the latter two, features are read from whole images",
+        "treatment before cropping of images whose shape differs from the network's input: none, padding with the "
+        "mean colour, or stretching; with the last two, features are computed from the whole image",
         "crop",
         group="crops",
     )
     pipeline: Literal["dino", "alike", "deit"] = option(
-        "augmentation of crops: different for each kind (dino), the same for all (alike), or as in timm's "
-        "training (deit)",
+        "augmentation of crops: as in DINO, where it differs between crops (dino), the same for all crops (alike), or "
+        "as in timm's training (deit)",
         group="crops",
     )
     blur: list[float] = option("range of the blur's radius in pixels", group="crops")
@@ -45,17 +47,18 @@ class PretrainScheduleSettings(ScheduleSettings):
 
 
 @dataclass(frozen=True)
-class WatchSettings:
-    """Monitoring of the run, and the reaction to collapse."""
+class MonitorSettings:
+    """Monitoring of the features during the run, and the reaction to collapse."""
 
     monitor: str | None = option(
-        "labelled images for a nearest-neighbour evaluation after each epoch; not used for training", group="watching"
+        "labelled images for a nearest-neighbour evaluation after each epoch; they are not used for training",
+        group="watching",
     )
     monitor_images: int = option(
-        "largest number of images of the monitor", 5000, group="watching", low=20, high=MAX_COUNT
+        "largest number of images used for --monitor", 5000, group="watching", low=20, high=MAX_COUNT
     )
     on_collapse: Literal["warn", "stop", "rollback"] = option(
-        "reaction to collapse: warn, stop, or roll back to the last healthy state and continue with settings "
+        "reaction to collapse: warn, stop, or roll back to the last healthy checkpoint and continue with settings "
         "that counteract the collapse",
         "warn",
         group="watching",

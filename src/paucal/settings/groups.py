@@ -1,6 +1,8 @@
-"""The common settings of the training verbs, in groups; functions take the group that they read.
+"""Settings that the training verbs share, as small dataclasses.
 
-A verb's settings inherit from groups, so that its flags stay flat. Fields of later bases come first.
+The settings class of a verb inherits from several of them, so that all its settings are fields of one object. A
+function's parameter has the type of the small dataclass with the settings that the function reads. In the help, the
+settings of later base classes come first.
 """
 
 from dataclasses import dataclass
@@ -10,7 +12,7 @@ from paucal.settings.options import MAX_EPOCHS, option
 
 Precision = Literal["32-true", "bf16-mixed", "16-mixed"]
 ForwardPrecision = Literal["32-true", "bf16-mixed"]
-FORWARD_PRECISION = (
+FORWARD_PRECISION_HELP = (
     "precision of a classifier; by default bfloat16 if this CPU is at least 1.3 times as fast with it and gives "
     "the same predictions, else float32"
 )
@@ -18,7 +20,7 @@ Strategy = Literal["auto", "ddp", "fsdp"]
 Logger = Literal["tensorboard", "mlflow", "wandb"]
 
 
-LABELLED = (
+LABELLED_DATA_HELP = (
     "folder, zip or tar, CSV, list file, Parquet file or folder, folder or URL of shards, hf:OWNER/NAME, a published "
     "set such as 'cifar10', or 'digits'"
 )
@@ -30,20 +32,23 @@ class DataSettings:
 
     data: str = option(
         "folder of images, zip or tar, CSV, Parquet file or folder, folder or URL of shards, hf:OWNER/NAME, a "
-        "published set, or 'digits'; several places joined by ':' (';' on Windows)",
+        "published set, or 'digits'; several of these are joined by ':' (';' on Windows)",
         "digits",
         group="data",
     )
     data_root: str | None = option(
-        "folder of the published sets, or of the images of a table or list file; by default PAUCAL_DATA or the "
-        "user's cache",
+        "folder of the published sets, or of the images that a table or list file names; by default the folder in the "
+        "environment variable PAUCAL_DATA, or the user's cache",
         group="data",
     )
     download: bool = option("download a missing published set", False, group="data")
     on_bad_image: Literal["refuse", "skip"] = option("treatment of unreadable images", "refuse", group="data")
-    image_column: str | None = option("column of a table or of Parquet that holds the path or the image", group="data")
+    image_column: str | None = option("column of the image, or of its path, in a table or Parquet file", group="data")
     channels: int | None = option(
-        "channels of every image; by default 3, or as many as arrays (.npy, TIFF) have", group="data", low=1, high=1024
+        "channels per image; by default 3, or for arrays (.npy, TIFF) as many as they have",
+        group="data",
+        low=1,
+        high=1024,
     )
 
 
@@ -51,10 +56,10 @@ class DataSettings:
 class LabelledDataSettings(DataSettings):
     """Location of labelled images, and the classes to use."""
 
-    label_column: str | None = option("column of a table or of Parquet that holds the class", group="data")
+    label_column: str | None = option("column of the class in a table or Parquet file", group="data")
     label_separator: str | None = option(
-        "separator of several labels in a cell of a table, such as ';' or ' '; 'none' for one label per cell; by "
-        "default ';', '|' or ',' if the cells suggest it",
+        "separator between the labels in a table cell, such as ';' or ' '; 'none' for one label per cell; by default "
+        "';', '|' or ',' if the cells suggest it",
         group="data",
     )
     classes: str | None = option("use only the classes named in this file, or in 'imagenet100'", group="data")
@@ -62,30 +67,32 @@ class LabelledDataSettings(DataSettings):
 
 @dataclass(frozen=True)
 class RecipeSettings:
-    """The recipe of a run."""
+    """The recipe of a run: a set of settings with a name."""
 
-    recipe: str | None = option("named settings, as 'paucal recipes' lists them", group="data")
+    recipe: str | None = option(
+        "settings of a published training, by one of the names in 'paucal recipes'", group="data"
+    )
 
 
 @dataclass(frozen=True)
 class ModelSettings:
     """The backbone and its initial weights."""
 
-    model: str = option("backbone: any timm model, or one of paucal's", group="model")
+    model: str = option("backbone: name of a timm model or of one of paucal's models", group="model")
     model_args: list[str] | None = option(
         "constructor arguments of the model, as NAME=VALUE", group="model", chosen=True
     )
     img_size: list[int] = option("image side in pixels, or height and width", group="model")
     drop_path: float = option("stochastic depth rate", group="model", low=0, high=0.95)
     init: str | None = option(
-        "start from a run folder, a weights file (.safetensors, .pth), 'timm' (its published weights) or 'none'; "
-        "by default 'paucal train' looks for pretrained weights on this machine and fetches some if possible, "
-        "and 'paucal pretrain' starts from random weights",
+        "initial weights: a run folder, a weights file (.safetensors, .pth), 'timm' (the weights that timm publishes), "
+        "or 'none'; by default 'paucal train' looks for pretrained weights on this machine and downloads some if "
+        "possible, and 'paucal pretrain' starts from random weights",
         group="fine-tuning",
     )
     init_network: str | None = option(
-        "which network of a published checkpoint with several: teacher, student, ...; by default an average or "
-        "the teacher",
+        "network to use from a published checkpoint with several networks: teacher, student, ...; by default a moving "
+        "average or the teacher",
         group="fine-tuning",
     )
 
@@ -104,11 +111,13 @@ class ScheduleSettings:
 
 @dataclass(frozen=True)
 class ViewSettings:
-    """The common augmentation settings."""
+    """Augmentation settings that all training verbs have."""
 
     hflip: float = option("probability of a horizontal flip", group="augmentation", low=0, high=1)
     normalise: Literal["computed", "imagenet", "model"] = option(
-        "source of the mean and standard deviation", group="augmentation"
+        "mean and standard deviation for normalising images: those of the training images (computed), of ImageNet, or "
+        "of the model's pretrained weights (model)",
+        group="augmentation",
     )
 
 
@@ -121,14 +130,14 @@ class MachineSettings:
     devices: int = option("devices per machine that train together", group="run", low=1, high=1024)
     nodes: int = option("machines that train together", group="run", low=1, high=4096)
     strategy: Strategy | None = option(
-        "distribution of the model over several devices: a full copy on each (ddp, same as auto) or a shard (fsdp)",
+        "distribution of the model over several devices: a full copy on each (ddp, also auto) or a shard (fsdp)",
         group="run",
         chosen=True,
     )
     workers: int = option("processes that load images", group="run", low=0, high=64)
     compile: bool = option("compile the backbone with torch.compile", False, group="run")
     hang_after: str | None = option(
-        "time without an answer after which another process counts as lost, such as 5m; by default 30m", group="run"
+        "time without a response after which another process counts as lost, such as 5m; by default 30m", group="run"
     )
 
 
@@ -137,8 +146,8 @@ class RunSettings:
     """Seed, time limit and output of a run."""
 
     seed: int = option("seed for all random numbers", 0, group="run", low=0, high=2**62)
-    time_limit: str | None = option("stop and save after this time, such as 45m, 8h or 1d12h", group="run")
-    output: str | None = option("run folder; by default the next number below runs/", group="run")
+    time_limit: str | None = option("save a checkpoint and stop after this time, such as 45m, 8h or 1d12h", group="run")
+    output: str | None = option("run folder; by default the next free number in runs/", group="run")
     overwrite: bool = option("replace an existing run folder", False, group="run")
     ledger: bool = option("record the images of every step, for 'paucal runs verify'", False, group="run")
     logger: list[Logger] | None = option("also log to other programs: tensorboard, mlflow, wandb", group="run")
@@ -148,24 +157,24 @@ class RunSettings:
 class JobSettings(
     RunSettings, MachineSettings, ScheduleSettings, ViewSettings, ModelSettings, RecipeSettings, DataSettings
 ):
-    """The settings of every verb that trains."""
+    """Settings that every training verb has."""
 
     @property
     def passes(self) -> int:
-        """The epochs; 1 until the time budget has planned them, and for a linear probe without training."""
+        """The number of epochs; 1 before it is planned from the time budget, and for `--epochs 0`."""
         return self.epochs or 1
 
     @property
     def images_per_pass(self) -> int:
-        """The batch size of one device; 1 until it is resolved."""
+        """The images per forward pass and device; 1 before the batch size is resolved."""
         return self.batch_size if isinstance(self.batch_size, int) else 1
 
     @property
     def processes(self) -> int:
-        """The number of processes that train together."""
+        """The number of processes that train together, one per device."""
         return (self.devices or 1) * (self.nodes or 1)
 
     @property
     def effective_batch(self) -> int:
-        """The images of one optimizer step, over all devices and forward passes."""
+        """The images per optimizer step, over all devices and accumulated forward passes."""
         return self.images_per_pass * self.accumulate * self.processes

@@ -1,7 +1,7 @@
-"""Settings: fields of frozen dataclasses, each with a flag and a key in configs.
+"""Declaring settings: fields of frozen dataclasses that are also command-line flags and keys of configs.
 
-A field with the default `AUTO` (None) and a type without None is filled by a rule, with a reason: after
-`rules.resolve.resolve` it has a value. If a field's type allows None, None is a valid value.
+If the default of a field is `AUTO` (None) and its type does not allow None, a rule chooses the value and gives a
+reason: after `rules.resolve.resolve` it is set. If the type allows None, None is a valid value, such as "no limit".
 """
 
 import math
@@ -12,11 +12,11 @@ from typing import Any, get_args, get_type_hints
 from paucal.types import UserError
 
 AUTO = None
-USUAL_SIDE = 224  # default image size in pixels
-MAX_SIDE = 4096
-MAX_COUNT = 10**9  # limit of counts of images; numbers beyond 64 bits would overflow
+DEFAULT_SIDE = 224  # default image size in pixels
+MAX_SIDE = 4096  # pixels
+MAX_COUNT = 10**9  # images; numbers that need more than 64 bits would overflow
 MAX_EPOCHS = 1_000_000
-LARGEST = 1e30  # limit of all numbers: larger ones could overflow float32
+MAX_NUMBER = 1e30  # limit for every setting, since larger numbers could overflow float32
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,9 @@ class EarlierName:
     """A former name of a setting, which stays valid in flags, configs and stored runs.
 
     Attributes:
-        values: Current value for each earlier value; other values are unchanged.
+        name: The former name.
+        hint: Type of the values that are valid with this name.
+        values: Current value for each value that had another name too; other values are unchanged.
     """
 
     name: str
@@ -32,7 +34,7 @@ class EarlierName:
     values: Mapping[Any, Any] = field(default_factory=dict)
 
 
-def option(  # noqa: PLR0913 (each is a word of its own in a declaration)
+def option(  # noqa: PLR0913 (each declaration names the few that it needs)
     help: str,
     default: Any = AUTO,
     *,
@@ -44,18 +46,18 @@ def option(  # noqa: PLR0913 (each is a word of its own in a declaration)
     chosen: bool = False,
     earlier: EarlierName | None = None,
 ) -> Any:
-    """Declare a setting.
+    """Declare a setting: return a dataclass field.
 
     Args:
-        help: Description in one line.
-        default: Default value; None to choose it from the data.
+        help: Description for the command line's help.
+        default: Default value; None if a rule chooses it.
         group: Heading in the help.
-        low: Smallest number, or smallest entry of a list.
-        high: Largest number or entry.
-        above: Bound that it must exceed.
-        or_zero: Whether 0 is allowed too, for "none".
+        low: Smallest valid number, or smallest valid entry of a list.
+        high: Largest valid number or entry.
+        above: Exclusive lower bound, instead of `low`.
+        or_zero: Whether 0 is valid too, for "none".
         chosen: Whether a rule may choose a value although the type allows None.
-        earlier: Name that the setting had before.
+        earlier: Former name of the setting.
     """
     bounds = {"low": low, "high": high, "above": above, "or_zero": or_zero}
     metadata = {"help": help, "group": group, "chosen": chosen, "earlier": earlier, **bounds}
@@ -63,12 +65,12 @@ def option(  # noqa: PLR0913 (each is a word of its own in a declaration)
 
 
 def setting_fields(settings: type | object) -> dict[str, Field]:
-    """Return the fields of settings, or of a class of settings, by name."""
+    """Return the dataclass fields of a settings object or class, by name."""
     return {item.name: item for item in fields(settings)}  # type: ignore[arg-type]
 
 
 def chosen_settings(settings: type) -> frozenset[str]:
-    """Return the names of the settings that a rule chooses if they are not given."""
+    """Return the names of the settings that a rule chooses if the user does not give them."""
     hints = get_type_hints(settings)
     return frozenset(
         name
@@ -78,16 +80,16 @@ def chosen_settings(settings: type) -> frozenset[str]:
 
 
 def earlier_names(settings: type) -> dict[str, tuple[str, EarlierName]]:
-    """Return today's name and the description of each earlier name of a setting."""
+    """Return the current name and the `EarlierName` of each renamed setting, by its earlier name."""
     earlier_by_name = {name: item.metadata["earlier"] for name, item in setting_fields(settings).items()}
     return {earlier.name: (name, earlier) for name, earlier in earlier_by_name.items() if earlier is not None}
 
 
 def with_current_names(values: Mapping[str, Any], settings: type) -> dict[str, Any]:
-    """Return values by the settings' current names."""
-    current, new_name_of = {}, earlier_names(settings)
+    """Return values by setting name, with earlier names and values replaced by current ones."""
+    current, renamed_settings = {}, earlier_names(settings)
     for given_name, value in values.items():
-        name, earlier_name = new_name_of.get(given_name, (given_name, None))
+        name, earlier_name = renamed_settings.get(given_name, (given_name, None))
         if name in current or (earlier_name is not None and name in values):
             raise UserError(f"{flag(given_name)} is an earlier name of {flag(name)}: give one of them.")
         current[name] = value if earlier_name is None else earlier_name.values.get(value, value)
@@ -95,10 +97,10 @@ def with_current_names(values: Mapping[str, Any], settings: type) -> dict[str, A
 
 
 def with_earlier_names(values: Mapping[str, Any], settings: type) -> dict[str, Any]:
-    """Return values by the original names of renamed settings, so that hashes of stored settings stay the same."""
-    renamed, first = dict(values), dict(earlier_names(settings).values())
-    for name in first.keys() & values.keys():
-        value, earlier = renamed.pop(name), first[name]
+    """Return values with the earlier names and values of renamed settings, so that hashes of settings do not change."""
+    renamed, earlier_by_name = dict(values), dict(earlier_names(settings).values())
+    for name in earlier_by_name.keys() & values.keys():
+        value, earlier = renamed.pop(name), earlier_by_name[name]
         renamed[earlier.name] = next((old for old, new in earlier.values.items() if new == value), value)
     return renamed
 
@@ -114,7 +116,7 @@ def flag(name: str) -> str:
 
 
 def flag_words(name: str, value: Any) -> list[str]:
-    """Return a setting's flag with its value, as it is typed.
+    """Return the command-line words that give a setting its value.
 
     Example:
         >>> flag_words("img_size", [32, 48]), flag_words("compile", True), flag_words("eval_mode", False)
@@ -127,7 +129,7 @@ def flag_words(name: str, value: Any) -> list[str]:
 
 
 def check_ranges(settings: object) -> None:
-    """Raise a UserError for the first number out of its setting's range, or the first empty word."""
+    """Raise a UserError for the first setting with a number out of range or an empty text."""
     for name, item in setting_fields(settings).items():
         value, bounds = getattr(settings, name), item.metadata
         refuse_empty(flag(name), value)
@@ -139,11 +141,11 @@ def check_ranges(settings: object) -> None:
 
 
 def refuse_empty(name: str, value: object) -> None:
-    """Raise a UserError for an empty word or a list with one, such as an unset shell variable."""
+    """Raise a UserError for an empty text, alone or in a list, such as an unset shell variable gives."""
     for text in value if isinstance(value, list) else [value]:
         if isinstance(text, str) and not text.strip():
-            or_none = f", or leave {name} out" if name.startswith("-") else ""
-            raise UserError(f"{name} is empty: give a value{or_none}.")
+            alternative = f", or leave {name} out" if name.startswith("-") else ""
+            raise UserError(f"{name} is empty: give a value{alternative}.")
 
 
 def _check_entries(name: str, values: list, bounds: Mapping[str, Any]) -> None:
@@ -154,16 +156,16 @@ def _check_entries(name: str, values: list, bounds: Mapping[str, Any]) -> None:
 
 
 def _check_number(name: str, value: float, bounds: Mapping[str, Any]) -> None:
-    """Raise a UserError for a number out of range; integers may be too large for a float."""
+    """Raise a UserError for a number out of range; an integer may also be too large for a float."""
     low, high, above = bounds["low"], bounds["high"], bounds["above"]
-    if above is not None and not above < value <= LARGEST:
-        raise UserError(f"{flag(name)} is {value}, expected a number above {above:g}, at most {LARGEST:g}.")
+    if above is not None and not above < value <= MAX_NUMBER:
+        raise UserError(f"{flag(name)} is {value}, expected a number above {above:g}, at most {MAX_NUMBER:g}.")
     if low is None or (bounds["or_zero"] and value == 0):
         return
-    if low <= value < math.inf and value <= (LARGEST if high is None else high):
+    if low <= value < math.inf and value <= (MAX_NUMBER if high is None else high):
         return
     if high is None:
-        text = f"at most {LARGEST:g}" if value > LARGEST else f"at least {low:g}"
+        text = f"at most {MAX_NUMBER:g}" if value > MAX_NUMBER else f"at least {low:g}"
     else:
         text = f"between {_format_number(low)} and {_format_number(high)}"
     raise UserError(f"{flag(name)} is {value}, expected {'0 for none or ' * bounds['or_zero']}a number {text}.")

@@ -10,37 +10,37 @@ LOWEST_ALPHA, HIGHEST_ALPHA = 1e-3, 1e3  # `data.views.augmentation.ALPHA_RANGE`
 
 
 @dataclass(frozen=True)
-class CutSettings:
+class FractionSettings:
     """Shares of the validation and test images, for data sets that do not define these splits themselves."""
 
     val_fraction: float | None = option(
-        "share of the training images kept for validation; 0 for none: then the last epoch is the model",
+        "share of the training images kept for validation; 0 for none, which keeps the weights of the last epoch",
         group="data",
         low=0,
         high=0.999,
     )
-    test_fraction: float | None = option("share kept for the test if the data has no test part", group="data", above=0)
+    test_fraction: float | None = option("share kept for the test if the data has no test split", group="data", above=0)
 
     @property
     def given_fractions(self) -> dict[str, Any]:
-        """The shares that were given, by name."""
+        """The shares that are set, by the name of their setting."""
         shares = {"val_fraction": self.val_fraction, "test_fraction": self.test_fraction}
         return {name: share for name, share in shares.items() if share is not None}
 
 
 @dataclass(frozen=True)
 class MaskFileSettings:
-    """Location of images and masks, and the meaning of mask values."""
+    """Folders of images and masks, and the meaning of mask values."""
 
     images: str | None = option("folder of the images, instead of DATA; needs --masks", group="data")
     masks: str | None = option("folder of the masks, with the same file names as the images", group="data")
     mask_values: Literal["index", "binary", "grey", "colour"] | None = option(
-        "meaning of the pixel values in masks: class numbers, 0 and 255, or a grey level or colour per class; by "
-        "default detected from the masks",
+        "meaning of the pixel values in masks: class numbers (index), 0 and 255 (binary), or one grey level or colour "
+        "per class; by default detected from the masks",
         group="data",
     )
     ignore: list[int] | None = option(
-        "value, or red, green and blue, of unlabelled pixels; by default 255 in masks by index",
+        "value of unlabelled pixels, or their red, green and blue; by default 255 in index masks",
         group="data",
         low=0,
         high=65535,
@@ -48,54 +48,57 @@ class MaskFileSettings:
 
 
 @dataclass(frozen=True)
-class JointNormSettings:
-    """Synchronised batch norms."""
+class SyncBatchNormSettings:
+    """Batch norms that are synchronised over GPUs."""
 
     sync_bn: bool = option("synchronise batch norms over all GPUs", False, group="run")
 
 
 @dataclass(frozen=True)
-class SplitSettings(CutSettings):
-    """The images to use, and their split."""
+class SplitSettings(FractionSettings):
+    """The training images to use, and the split into training, validation and test images."""
 
     fraction: float | None = option("use only this share of the training images, stratified", group="data", above=0)
     few_labels: int | None = option("number of training images per class to use", group="data", low=1, high=MAX_COUNT)
     group_by: str | None = option(
-        "keep images of a group in one part: a column of the table, 'duplicates', or a pattern in the names such "
-        "as 'patient[0-9]+'",
+        "keep the images of a group in the same split: groups are the values of a column of the table, 'duplicates', "
+        "or the matches of a pattern in the file names, such as 'patient[0-9]+'",
         group="data",
     )
-    split: str | None = option("divide the images as this split.csv does", group="data")
+    split: str | None = option("use the split in this split.csv", group="data")
     folds: int | None = option("cross-validate with this number of folds", group="data", low=2, high=100)
     fold: str | None = option("train with one fold as the test set, such as 2/5", group="data")
 
 
 @dataclass(frozen=True)
 class BalanceSettings:
-    """Balancing of classes of different sizes."""
+    """Balancing of classes with different numbers of images."""
 
     class_weights: Literal["none", "auto"] = option(
-        "weights of the classes in the loss: auto gives every class the same weight in all", "none"
+        "weights of the classes in the loss: auto gives all classes the same total weight", "none"
     )
     sampling: Literal["shuffled", "balanced"] = option(
-        "which training images an epoch shows: all of them, or as many of every class", "shuffled"
+        "training images of an epoch: all in random order, or the same number from every class", "shuffled"
     )
 
 
 @dataclass(frozen=True)
 class FineTuningSettings:
-    """Fine-tuning of pretrained backbones, and initialisation of others."""
+    """Fine-tuning of pretrained backbones, and random initialisation."""
 
     attention_init: Literal["model", "mimetic"] = option(
-        "initialisation of attention weights: the model's own, or similar to trained transformers",
+        "random initialisation of attention weights: that of the model, or similar to trained transformers (mimetic)",
         "model",
         group="model",
     )
     init_head: Literal["auto", "keep", "fresh"] = option(
-        "classifier of the initial weights: kept if its classes match, always or never", "auto", group="fine-tuning"
+        "whether to keep the classifier of the initial weights: if its classes match (auto), always (keep) or never "
+        "(fresh)",
+        "auto",
+        group="fine-tuning",
     )
     layer_decay: float | None = option(
-        "factor on the learning rate from each layer to the layer below it, such as 0.75",
+        "learning rate of each layer, divided by that of the layer above it, such as 0.75",
         group="fine-tuning",
         low=0.01,
         high=1,
@@ -113,15 +116,15 @@ class FineTuningSettings:
         high=1024,
     )
     frozen_views: int = option(
-        "number of augmented views per image whose activations after the frozen stages are computed once before "
-        "training, and used in turn; 0 for new views in every epoch",
+        "augmented views per image that pass the frozen stages once, before training; training uses their stored "
+        "activations in turn; 0 for new views in every epoch",
         0,
         group="fine-tuning",
         low=0,
         high=1000,
     )
     freeze_epochs: int = option(
-        "epochs at the beginning in which only the classifier is trained",
+        "first epochs, in which only the classifier is trained",
         0,
         group="fine-tuning",
         low=0,
@@ -137,7 +140,11 @@ class AugmentationSettings(ViewSettings):
     """Augmentation of training images."""
 
     repeats: int = option(
-        "consecutive draws of each image, each with a new augmentation", 1, group="augmentation", low=1, high=1000
+        "times that an epoch uses each image in succession, each with a new augmentation",
+        1,
+        group="augmentation",
+        low=1,
+        high=1000,
     )
     resize: Literal["crop", "letterbox", "squash"] = option(
         "treatment of images whose shape differs from the network's input: a crop, padding with the mean colour, or "
@@ -147,7 +154,11 @@ class AugmentationSettings(ViewSettings):
     )
     crop: Literal["random-resized", "padded", "none"] = option("training crop", group="augmentation")
     crop_scale: float | None = option(
-        "smallest share of the area of a random crop", group="augmentation", low=0.01, high=1, chosen=True
+        "smallest share of the image's area that a random crop covers",
+        group="augmentation",
+        low=0.01,
+        high=1,
+        chosen=True,
     )
     rand_augment: str = option("RandAugment in timm's notation, or 'none'", group="augmentation")
     erase: float = option("probability of random erasing", group="augmentation", low=0, high=1)
@@ -191,12 +202,14 @@ class TrainScheduleSettings(ScheduleSettings):
     clip: float = option("L2 norm to which gradients are clipped; 0 for no clipping", 5.0, low=0)
     average: float = option("decay of the moving average of the weights; 0 for none", low=0, high=0.999999)
     soup: int = option(
-        "average the weights of up to this number of best epochs if validation prefers it; 0 for only the best epoch",
+        "average the weights of up to this many of the best epochs if that improves the validation score; 0 for the "
+        "best epoch alone",
         low=0,
         high=20,
     )
     calibrate: Literal["temperature", "none"] = option(
-        "fit a temperature on the validation images so that confidence matches accuracy; predictions do not change",
+        "fit a temperature on the validation images so that confidence matches accuracy; it does not change the "
+        "predicted classes",
         "temperature",
     )
     label_smoothing: float = option("label smoothing", 0.1, low=0, high=0.999)

@@ -1,4 +1,4 @@
-"""The one check of settings' values, for flags, keyword arguments, configs and stored runs."""
+"""Checking and converting the types of settings, for flags, keyword arguments, configs and stored runs."""
 
 import inspect
 import json
@@ -16,104 +16,114 @@ from paucal.wording import did_you_mean, shortened
 
 S = TypeVar("S")
 F = TypeVar("F", bound=Callable[..., Any])
-KINDS: dict[type, str] = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
-TRUTH = {**dict.fromkeys(("true", "yes", "on"), True), **dict.fromkeys(("false", "no", "off"), False)}  # YAML's words
-DURATION = "expected a time such as 10m, 600s, 8h, 1d12h or 1:30:00"
-# Separator of name and value in settings that take NAME=VALUE words or a mapping.
-PAIRS = {"model_args": "=", "slurm": "=", "arms": ": "}
-MAX_SHOWN = 80  # characters of a value
+TYPE_NAMES: dict[type, str] = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
+BOOLEAN_WORDS = {
+    **dict.fromkeys(("true", "yes", "on"), True),
+    **dict.fromkeys(("false", "no", "off"), False),
+}  # YAML's words
+EXPECTED_DURATION = "expected a time such as 10m, 600s, 8h, 1d12h or 1:30:00"
+# Separator between name and value, for settings that take NAME=VALUE words or a mapping.
+PAIR_SEPARATORS = {"model_args": "=", "slurm": "=", "arms": ": "}
+MAX_SHOWN = 80  # characters of a value in a message
 
 
-class _Unfit(Exception):
-    """A value has the wrong type."""
+class _WrongType(Exception):
+    """Raised for a value of the wrong type."""
 
 
-def from_python(kind: type[S], values: Mapping[str, Any], name: str, verb: str) -> S:
-    """Build settings from the keyword arguments of a function, which has a verb in the command line.
+def from_python(settings_type: type[S], values: Mapping[str, Any], name: str, verb: str) -> S:
+    """Build settings from the keyword arguments of the Python function `name`, whose command is `paucal VERB`.
 
     None counts as not given, a path becomes text, and a single value is accepted for a list.
 
     Raises:
-        UserError: A value has the wrong type; the message is that of the command line.
-        TypeError: A setting does not exist; the message suggests the nearest one.
+        UserError: A value has the wrong type; the message is the same as on the command line.
+        TypeError: A setting does not exist; the message suggests the most similar name.
     """
-    hints = hints_of(kind)
+    hints = setting_types(settings_type)
     for setting in values:
         if setting not in hints:
-            suggestion = did_you_mean(setting, setting_fields(kind))
+            suggestion = did_you_mean(setting, setting_fields(settings_type))
             raise TypeError(f"{name} has no setting {setting!r}{suggestion}; help({name}) lists all.")
     given = {
         setting: convert_setting(setting, value, hints[setting], verb)
         for setting, value in values.items()
         if value is not None
     }
-    return kind(**with_current_names(given, kind))
+    return settings_type(**with_current_names(given, settings_type))
 
 
-def hints_of(kind: type) -> dict[str, Any]:
-    """Return the type of each setting by its name, earlier names included."""
-    earlier_hints = {setting: item.hint for setting, (_, item) in earlier_names(kind).items()}
-    return {**typing.get_type_hints(kind), **earlier_hints}
+def setting_types(settings_type: type) -> dict[str, Any]:
+    """Return the type hint of each setting by its name, also by its earlier name."""
+    earlier_hints = {setting: earlier.hint for setting, (_, earlier) in earlier_names(settings_type).items()}
+    return {**typing.get_type_hints(settings_type), **earlier_hints}
 
 
 def convert_setting(name: str, value: Any, hint: Any, verb: str, parse_text: bool = False, shown: str = "") -> Any:
-    """Return the value of a setting, given in Python or in a config, converted to its type.
+    """Convert the value of a setting to its type, `hint`; raises a UserError if that is impossible.
 
-    With `parse_text`, as for a config, text such as "3" or "true" may stand for a number or a truth value. Error
-    messages name the setting as `shown`, or by its flag if that is empty.
+    With `parse_text`, as for configs, text such as "3" or "true" is accepted for a number or boolean. The error message
+    names the setting as `shown`, or by its flag if that is empty.
     """
-    plain = parse_text or name != "model_args"  # the only words whose values are read as YAML
-    value_words = _words_of(value, PAIRS[name], plain) if name in PAIRS else value
+    # The values in `model_args` are later parsed as YAML, so text that looks like a number needs quotes.
+    plain = parse_text or name != "model_args"
+    value_words = _pair_words(value, PAIR_SEPARATORS[name], plain) if name in PAIR_SEPARATORS else value
     try:
         return _convert_to_hint(value_words, hint, parse_text)
-    except _Unfit:
+    except _WrongType:
         if _is_list(without_none(hint)) and isinstance(value, list) and len(value) == 1 and isinstance(value[0], str):
-            value = value[0]  # a flag's only word
-        expected = DURATION if name in ("time", "time_limit", "hang_after") else expectation(*_allowed_types(hint))
-        value_text = got(_yaml_on_one_line(value) if parse_text else value)
+            value = value[0]  # what the user typed: the command line makes a list even of one word
+        expected = (
+            EXPECTED_DURATION if name in ("time", "time_limit", "hang_after") else expectation(*_allowed_types(hint))
+        )
+        value_text = got_text(_yaml_on_one_line(value) if parse_text else value)
         raise UserError(f"{shown or flag(name)}: {expected}{value_text}; see 'paucal {verb} --help'.") from None
 
 
 def given_names(values: Mapping[str, Any]) -> list[str]:
-    """Return the names of the settings with a value; None counts as not given."""
+    """Return the names of the settings whose value is not None."""
     return [name for name, value in values.items() if value is not None]
 
 
-def shows_settings(kind: type) -> Callable[[F], F]:
-    """Show the fields of `**settings` in a function's `help` and to editors."""
+def shows_settings(settings_type: type) -> Callable[[F], F]:
+    """Return a decorator that shows settings as keyword arguments in a function's signature, in place of `**settings`.
 
-    def show(function: F) -> F:
-        signature, hints = inspect.signature(function), typing.get_type_hints(kind)
-        first = [item for item in signature.parameters.values() if item.kind is not item.VAR_KEYWORD]
+    `help` and editors show this signature.
+    """
+
+    def decorate(function: F) -> F:
+        signature, hints = inspect.signature(function), typing.get_type_hints(settings_type)
+        own_parameters = [item for item in signature.parameters.values() if item.kind is not item.VAR_KEYWORD]
         new_parameters = [
             inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=item.default, annotation=hints[name])
-            for name, item in setting_fields(kind).items()
+            for name, item in setting_fields(settings_type).items()
             if name not in signature.parameters
         ]
-        function.__signature__ = signature.replace(parameters=[*first, *new_parameters])  # type: ignore[attr-defined]
+        new_signature = signature.replace(parameters=[*own_parameters, *new_parameters])
+        function.__signature__ = new_signature  # type: ignore[attr-defined]
         return function
 
-    return show
+    return decorate
 
 
-def expectation(kinds: Iterable[type], choices: str = "") -> str:
-    """Return the types and the words that a setting allows, as text.
+def expectation(types: Iterable[type], choices: str = "") -> str:
+    """Return the part of an error message that names the valid types and words of a setting.
 
     Example:
         >>> expectation([int], "'auto'")
         "expected a whole number or one of 'auto'"
     """
-    kind_names = [KINDS[kind] for kind in kinds] + ([f"one of {choices}"] if choices else [])
-    return f"expected {' or '.join(kind_names)}" if kind_names else "the value does not fit"
+    type_names = [TYPE_NAMES[value_type] for value_type in types] + ([f"one of {choices}"] if choices else [])
+    return f"expected {' or '.join(type_names)}" if type_names else "the value has the wrong type"
 
 
-def got(value: object) -> str:
-    """Return the end of a message about a value of the wrong type."""
+def got_text(value: object) -> str:
+    """Return the part of an error message that shows a value of the wrong type, as in ", got '12x'"."""
     return f", got {shortened(str(value), MAX_SHOWN)!r}"
 
 
 def without_none(hint: Any) -> Any:
-    """Return the type of an optional value; the hint itself for other types.
+    """Return the type hint of an optional value without None; other hints unchanged.
 
     Example:
         >>> without_none(int | None), without_none(bool)
@@ -132,67 +142,71 @@ def _is_list(hint: Any) -> bool:
 
 
 def _member_types(hint: Any) -> list[Any]:
-    """Return the member types of a hint without None."""
+    """Return the types of a union without None; for other hints, the hint alone."""
     plain = _is_literal(hint) or _is_list(hint)
     return [hint] if plain else [m for m in typing.get_args(hint) if m is not type(None)] or [hint]
 
 
 def _allowed_types(hint: Any) -> tuple[list[type], str]:
-    """Return the plain types and the words that a hint, or the entries of its list, allows."""
+    """Return the scalar types that a hint allows, for a list those of its entries, and the valid words as text."""
     members = [typing.get_args(m)[0] if _is_list(m) else m for m in _member_types(hint)]
     choices = [choice for m in members if _is_literal(m) for choice in typing.get_args(m)]
-    return [kind for kind in KINDS if kind in members], ", ".join(map(repr, choices))
+    return [scalar_type for scalar_type in TYPE_NAMES if scalar_type in members], ", ".join(map(repr, choices))
 
 
 def _convert_to_hint(value: Any, hint: Any, parse_text: bool) -> Any:
-    """Return a value converted to one of a hint's types; raises `_Unfit` if it fits none."""
+    """Convert a value to the first type of a hint that it fits; raises `_WrongType` if it fits none."""
     for member in _member_types(hint):
         try:
-            return _as_list(value, member, parse_text) if _is_list(member) else _as_kind(value, member, parse_text)
-        except _Unfit:
+            return (
+                _convert_to_list(value, member, parse_text)
+                if _is_list(member)
+                else _convert_to_type(value, member, parse_text)
+            )
+        except _WrongType:
             continue
-    raise _Unfit
+    raise _WrongType
 
 
-def _as_list(value: Any, hint: Any, parse_text: bool) -> list[Any]:
+def _convert_to_list(value: Any, hint: Any, parse_text: bool) -> list[Any]:
     entries = value if isinstance(value, list | tuple) else [value]
     if not entries:
-        raise _Unfit
+        raise _WrongType
     return [_convert_to_hint(entry, typing.get_args(hint)[0], parse_text) for entry in entries]
 
 
-def _as_kind(value: Any, kind: Any, parse_text: bool) -> Any:
-    if _is_literal(kind):
-        return _require_fit(value, isinstance(value, str) and value in typing.get_args(kind))
-    if kind is str:
+def _convert_to_type(value: Any, member: Any, parse_text: bool) -> Any:
+    if _is_literal(member):
+        return _require_fit(value, isinstance(value, str) and value in typing.get_args(member))
+    if member is str:
         text = os.fspath(value) if isinstance(value, os.PathLike) else value
         return _require_fit(text, isinstance(text, str))
-    if parse_text and isinstance(value, str) and kind in (int, float, bool):
-        value = _read_plain(value, kind)
-    if kind is bool:
+    if parse_text and isinstance(value, str) and member in (int, float, bool):
+        value = _parse_scalar(value, member)
+    if member is bool:
         return _require_fit(value, isinstance(value, bool))
-    number = not isinstance(value, bool)
-    if kind is int:
-        return int(_require_fit(value, number and isinstance(value, Integral)))
-    if kind is float:
-        return _as_float(_require_fit(value, number and isinstance(value, Real)))
+    is_no_bool = not isinstance(value, bool)
+    if member is int:
+        return int(_require_fit(value, is_no_bool and isinstance(value, Integral)))
+    if member is float:
+        return _as_float(_require_fit(value, is_no_bool and isinstance(value, Real)))
     return value
 
 
-def _read_plain(text: str, kind: type) -> Any:
+def _parse_scalar(text: str, scalar_type: type) -> Any:
     """Return the number or boolean that a text represents."""
     try:
-        return TRUTH[text.lower()] if kind is bool else kind(text)
+        return BOOLEAN_WORDS[text.lower()] if scalar_type is bool else scalar_type(text)
     except (ValueError, KeyError):
-        raise _Unfit from None
+        raise _WrongType from None
 
 
-def _words_of(value: Any, between: str, plain: bool) -> list[Any]:
-    """Return a mapping, or each mapping in a list, as words with name and value."""
+def _pair_words(value: Any, separator: str, plain: bool) -> list[Any]:
+    """Return each mapping, alone or in a list, as words with name, separator and value; other entries unchanged."""
     entries = []
     for entry in value if isinstance(value, list | tuple) else [value]:
-        pairs = isinstance(entry, Mapping)
-        entries += [f"{k}{between}{_yaml_on_one_line(v, plain)}" for k, v in entry.items()] if pairs else [entry]
+        is_mapping = isinstance(entry, Mapping)
+        entries += [f"{k}{separator}{_yaml_on_one_line(v, plain)}" for k, v in entry.items()] if is_mapping else [entry]
     return entries
 
 
@@ -224,5 +238,5 @@ def _as_float(value: Any) -> float | int:
 
 def _require_fit(value: Any, fits: bool) -> Any:
     if not fits:
-        raise _Unfit
+        raise _WrongType
     return value

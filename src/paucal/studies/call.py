@@ -10,9 +10,9 @@ from typing import Any
 from paucal.reading import named_path
 from paucal.runner.console import Console
 from paucal.runner.outputs import refuse_inside_images
-from paucal.runs.files import try_folder
-from paucal.runs.folder import RUNS
-from paucal.runs.grid_files import GRID, is_grid
+from paucal.runs.files import check_folder_writable
+from paucal.runs.folder import RUNS_FOLDER
+from paucal.runs.grid_files import GRID_FILE, is_grid
 from paucal.studies.drawing import PICTURE
 from paucal.studies.numbers import RESULTS
 from paucal.studies.plan import PlannedRun
@@ -116,10 +116,10 @@ def study_folder(study: Study, settings: StudySettings, locations: Mapping[str, 
     Raise a UserError if it contains files that are not of a study, or runs on other images.
     """
     default = f"study-{study.name}-{settings.scale}" if study.trains else f"study-{study.name}"
-    folder = RUNS / default if settings.output is None else named_path(settings.output)
+    folder = RUNS_FOLDER / default if settings.output is None else named_path(settings.output)
     for path in locations.values():
         refuse_inside_images(folder, {"DATA": path}, settings.data_root)
-    try_folder(folder)
+    check_folder_writable(folder)
     if not folder.is_dir():
         return folder
     expected = (PAGE, RESULTS, PICTURE, *RESERVED, *locations)
@@ -129,7 +129,9 @@ def study_folder(study: Study, settings: StudySettings, locations: Mapping[str, 
         raise UserError(
             f"--output: {str(folder)!r} contains {foreign[0]!r}, which is not part of a study: choose another folder."
         )
-    grids = [path.parent.name for path in folder.glob(f"*/{GRID}") if path.parent.name not in (*RESERVED, *locations)]
+    grids = [
+        path.parent.name for path in folder.glob(f"*/{GRID_FILE}") if path.parent.name not in (*RESERVED, *locations)
+    ]
     if grids and settings.scale != "full":  # the page shows the numbers of one data set
         raise UserError(
             f"--output: {str(folder)!r} contains the study on {grids[0]!r}, but these images are "

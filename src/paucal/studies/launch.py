@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from paucal.cores import threads_restored
 from paucal.evaluation.plots import save_figure
 from paucal.report.standalone import StudyPage, write_standalone
-from paucal.runner.clock import finish
+from paucal.runner.clock import end_time_text
 from paucal.runner.console import Console, SilentConsole
 from paucal.runs.grid_files import is_grid
 from paucal.settings.options import check_ranges
@@ -127,7 +127,8 @@ def _compute_grids(call: Call, grids: Sequence[Grid]) -> bool:
     seconds = sum(grid.forecast.get(cell.arm.name, 0.0) for cell, grid in cells.items()) / max(1, workers.jobs)
     if len(grids) > 1 and seconds:
         console.say(
-            f"time: {counted(len(cells), 'run')} in all to compute, about {duration(seconds)}, until {finish(seconds)}"
+            f"time: {counted(len(cells), 'run')} in all to compute, about {duration(seconds)}, "
+            f"until {end_time_text(seconds)}"
         )
     all_settled = True
     for grid in grids:

@@ -17,7 +17,7 @@ from paucal.backbones import BackboneSpec
 from paucal.models.devices import usable_device
 from paucal.rules.backbone import model_arguments
 from paucal.rules.facts import best_device
-from paucal.runner.clock import finish
+from paucal.runner.clock import end_time_text
 from paucal.runner.console import Console
 from paucal.studies.settings import StudySettings
 from paucal.studies.study import TIMED, Column, Row, Study
@@ -83,7 +83,7 @@ def time_models(study: Study, settings: StudySettings, console: Console) -> Mode
         seconds = bench.forecast(rows)
     except torch.OutOfMemoryError as problem:
         raise UserError(f"{device} has no memory for the models of {study.name}: choose another --device.") from problem
-    console.say(f"time: about {duration(seconds)}, until {finish(seconds)}")
+    console.say(f"time: about {duration(seconds)}, until {end_time_text(seconds)}")
     speeds: dict[str, ModelSpeed | None] = {}
     for row in rows:
         try:

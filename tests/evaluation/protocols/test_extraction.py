@@ -27,7 +27,7 @@ from paucal.evaluation.protocols.features import (
     images_fingerprint,
 )
 from paucal.evaluation.protocols.linear_probe import ProbeSettings, augmented_batches
-from paucal.models.frozen import FrozenBackbone, random_backbone, random_floor
+from paucal.models.frozen import FrozenBackbone, random_backbone, random_baseline
 from paucal.models.preprocessing import Preprocessing
 from paucal.types import UserError
 
@@ -208,7 +208,7 @@ def test_extract__refuses_features_that_are_no_numbers():
 
 def test_floor__is_the_same_architecture_with_weights_of_a_seed():
     one = subject(7)
-    floor, again, other = random_floor(one, 0), random_floor(one, 0), random_floor(one, 1)
+    floor, again, other = random_baseline(one, 0), random_baseline(one, 0), random_baseline(one, 1)
     assert floor.random
     assert floor.fingerprint == again.fingerprint
     assert len({one.fingerprint, floor.fingerprint, other.fingerprint}) == 3
@@ -216,7 +216,7 @@ def test_floor__is_the_same_architecture_with_weights_of_a_seed():
     torch.manual_seed(1)
     expected = torch.rand(3)
     torch.manual_seed(1)
-    random_floor(one, 0)
+    random_baseline(one, 0)
     assert torch.equal(torch.rand(3), expected)
 
 

@@ -203,7 +203,7 @@ def test_on__is_refused_in_one_sentence(here, capsys, monkeypatch, verb):
 
 
 def test_on__with_print_config_starts_nothing(here, capsys, monkeypatch):
-    monkeypatch.setattr(packages, "PACKAGES", {"ray": "no_such_package"})
+    monkeypatch.setattr(packages, "PACKAGE_BY_CLUSTER", {"ray": "no_such_package"})
     assert main(["train", "--on", "ray", "--model", "vit_mini", "--init", "none", "--print-config"]) == 0
     assert "model: vit_mini  # " in capsys.readouterr().out
     assert list(here.iterdir()) == []
@@ -220,7 +220,7 @@ def test_on__with_print_config_starts_nothing(here, capsys, monkeypatch):
         ("far:1", "--on ray: the cluster cannot be reached (no time): check RAY_ADDRESS."),
     ],
 )
-def test_start_ray__says_in_one_sentence_what_failed(monkeypatch, address, expected):
+def test_connect_to_ray__says_in_one_sentence_what_failed(monkeypatch, address, expected):
     class Unavailable:
         def is_initialized(self):
             return False
@@ -232,5 +232,5 @@ def test_start_ray__says_in_one_sentence_what_failed(monkeypatch, address, expec
     if address is not None:
         monkeypatch.setenv("RAY_ADDRESS", address)
     with pytest.raises(UserError) as caught:
-        packages.start_ray(Unavailable())
+        packages.connect_to_ray(Unavailable())
     assert str(caught.value) == expected

@@ -15,7 +15,7 @@ from cli.calls import TINY
 from paucal.runner.elsewhere.command import Command
 from paucal.runner.elsewhere.ray import train_on_ray
 from paucal.runner.elsewhere.slurm import submit
-from paucal.runs.ledger import FOLDER
+from paucal.runs.ledger import LEDGER_FOLDER
 from paucal.verbs.runs.verify import verify_run
 
 WORDS = (*TINY, "-b", "64", "--epochs", "3", "--device", "cpu", "--ledger")
@@ -23,7 +23,7 @@ WORDS = (*TINY, "-b", "64", "--epochs", "3", "--device", "cpu", "--ledger")
 
 def wait_for_steps(run: Path, least: int) -> None:
     """Wait until the ledger of a run has as many bytes: 8 for each image."""
-    wait_for(lambda: sum(file.stat().st_size for file in (run / FOLDER).glob("*.bin")) >= least)
+    wait_for(lambda: sum(file.stat().st_size for file in (run / LEDGER_FOLDER).glob("*.bin")) >= least)
 
 
 def wait_for(happened: Callable[[], bool]) -> None:

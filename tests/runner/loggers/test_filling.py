@@ -10,7 +10,7 @@ from paucal.runner import loggers as filling
 from paucal.runner import loggers as kinds
 from paucal.runner.console import RecordingConsole
 from paucal.runner.life import begin, resume
-from paucal.runner.loggers import Kind, Loggers, check_loggers, checked_id
+from paucal.runner.loggers import LoggerFunctions, Loggers, check_loggers, checked_id
 from paucal.runs import RunFolder
 from paucal.tasks.classification.job import TrainingJob
 from paucal.types import UserError
@@ -59,8 +59,10 @@ def opened(monkeypatch) -> list[Listener]:
         made.append(Listener(known))
         return made[-1]
 
-    for name in kinds.KINDS:
-        monkeypatch.setitem(kinds.KINDS, name, Kind(open_one, score, close, lambda logger: "here"))  # type: ignore
+    for name in kinds.LOGGER_FUNCTIONS:
+        monkeypatch.setitem(
+            kinds.LOGGER_FUNCTIONS, name, LoggerFunctions(open_one, score, close, lambda logger: "here")
+        )  # type: ignore
     monkeypatch.setattr(filling, "check_loggers", lambda names: None)
     monkeypatch.setattr("paucal.runner.life.check_loggers", lambda names: None)
     return made
@@ -159,7 +161,7 @@ def test_a_program_that_cannot_start__is_one_sentence(tmp_path, monkeypatch):
         raise ConnectionError("no server")
 
     monkeypatch.setattr(filling, "check_loggers", lambda names: None)
-    monkeypatch.setitem(kinds.KINDS, "mlflow", Kind(fail, score, close, str))
+    monkeypatch.setitem(kinds.LOGGER_FUNCTIONS, "mlflow", LoggerFunctions(fail, score, close, str))
     with pytest.raises(UserError, match=r"--logger mlflow cannot be started \(ConnectionError: no server\)"):
         Loggers(RunFolder(tmp_path), ["mlflow"], RecordingConsole()).__enter__()
 
@@ -168,7 +170,7 @@ def test_the_first_loggers__are_ended_where_a_later_one_cannot_start(tmp_path, o
     def fail(run, known):
         raise ConnectionError("no server")
 
-    monkeypatch.setitem(kinds.KINDS, "wandb", Kind(fail, score, close, str))
+    monkeypatch.setitem(kinds.LOGGER_FUNCTIONS, "wandb", LoggerFunctions(fail, score, close, str))
     with pytest.raises(UserError, match="--logger wandb"):
         Loggers(RunFolder(tmp_path), ["mlflow", "wandb"], RecordingConsole()).__enter__()
     assert opened[0].ending == "failed"

@@ -12,7 +12,7 @@ from paucal.methods.training_settings import TrainSettings
 from paucal.objectives.supervised import Supervised
 from paucal.runner import images as images_module
 from paucal.runner.images import SplitImages, pin_data, step_loader
-from paucal.runner.starts import Choice
+from paucal.runner.starts import WeightsChoice
 from paucal.tasks.classification.assembly import _open_tune_record
 from paucal.tasks.classification.balance import set_class_weights
 from paucal.tasks.classification.images import quick_check
@@ -41,7 +41,7 @@ def test_quick_check__reads_no_image_and_takes_no_shard_for_a_group(data, monkey
 
 
 def test_rungs__leave_out_the_probe_whose_features_would_not_fit(monkeypatch):
-    settings, found = TrainSettings(time="1h"), Choice(("weights",), "")  # type: ignore[arg-type]
+    settings, found = TrainSettings(time="1h"), WeightsChoice(("weights",), "")  # type: ignore[arg-type]
     tuned, at_once = (_open_tune_record(settings, found, None, in_memory=whole) for whole in (True, False))
     assert tuned is not None
     assert at_once is not None
@@ -63,7 +63,7 @@ def test_pin_data__leaves_a_url_as_it_is():
 
 
 def test_epochs_0__which_is_the_probe_alone_is_refused_with_the_reason():
-    settings, found = TrainSettings(time="1h", epochs=0), Choice(("weights",), "")  # type: ignore[arg-type]
+    settings, found = TrainSettings(time="1h", epochs=0), WeightsChoice(("weights",), "")  # type: ignore[arg-type]
     with pytest.raises(UserError, match=r"--epochs 0 keeps the linear probe.*shards are streamed: give at least 1"):
         _open_tune_record(settings, found, None, in_memory=False)
 

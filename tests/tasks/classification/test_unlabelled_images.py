@@ -10,7 +10,7 @@ from paucal.data.sources.opening import open_images
 from paucal.data.splits.split import Split
 from paucal.methods.training_settings import TrainSettings
 from paucal.runner.console import RecordingConsole
-from paucal.runner.images import SplitImages, decoded
+from paucal.runner.images import SplitImages, decode_images
 from paucal.tasks.classification.unlabelled_images import open_unlabelled, read_unlabelled
 from paucal.types import UserError
 
@@ -29,7 +29,7 @@ def folder(tmp_path):
 def split_of(location, parts):
     images = open_images(location)
     settings = TrainSettings(data=str(location))
-    images = decoded(images, settings, Reading(side=64))
+    images = decode_images(images, settings, Reading(side=64))
     return SplitImages(images, Split(np.asarray(parts, dtype="<U6"), ""))
 
 

@@ -10,10 +10,10 @@ from torchvision import tv_tensors
 
 from paucal.data.dataset import SampleKey
 from paucal.recipes.detection import RECIPES, TRAINING_IMAGES
-from paucal.rules.facts import UNDERTRAINED, StartFacts
+from paucal.rules.facts import UNDERTRAINED_IMAGES, StartFacts
 from paucal.rules.resolve import resolve
 from paucal.runner.console import SilentConsole
-from paucal.runner.starts import plain_init
+from paucal.runner.starts import without_none_init
 from paucal.settings.options import check_ranges
 from paucal.tasks.detection.assembly import assemble
 from paucal.tasks.detection.batches import BoxedDataset
@@ -53,7 +53,11 @@ def test_recipes__are_whole_settings_in_their_ranges(name: str):
 
 def test_a_start_that_has_been_shown_little__is_not_handled_with_care():
     few = BoxFacts(205, 3, 480, device="cpu", longer=640)
-    for shown, expected in ((2_050, ("none", 1.0, False)), (UNDERTRAINED, (1, 0.5, True)), (None, (1, 0.5, True))):
+    for shown, expected in (
+        (2_050, ("none", 1.0, False)),
+        (UNDERTRAINED_IMAGES, (1, 0.5, True)),
+        (None, (1, 0.5, True)),
+    ):
         start = StartFacts("runs/5", "resnet10t", normalise="model", shown=shown)
         settings, reasons = resolve(DetectSettings(data="cells/", init="runs/5"), replace(few, start=start), RULES)
         assert (settings.freeze, settings.backbone_lr, settings.eval_mode) == expected
@@ -164,12 +168,12 @@ def test_steps__fall_by_ten_each_and_warm_up_from_the_start():
 def test_optimization__falls_after_passes_and_clips_as_asked(tmp_path: Path):
     images = write_coco(tmp_path / "set", 20).parent
     settings = DetectSettings(str(images), epochs=4, milestones=[2, 3], clip=0.0, lr=1.0, warmup_epochs=0, **TINY)
-    made = assemble(plain_init(settings), {**GIVEN, "epochs": "flag"}, SilentConsole().progress)
+    made = assemble(without_none_init(settings), {**GIVEN, "epochs": "flag"}, SilentConsole().progress)
     found = DetectionJob().optimization(made)
     per_pass = made.plan.total_steps // 4
     assert [found.schedule(passes * per_pass) for passes in range(4)] == pytest.approx([1.0, 1.0, 0.1, 0.01])
     assert not found.clip
-    usual = assemble(plain_init(replace(settings, milestones=None, clip=5.0)), GIVEN, SilentConsole().progress)
+    usual = assemble(without_none_init(replace(settings, milestones=None, clip=5.0)), GIVEN, SilentConsole().progress)
     assert DetectionJob().optimization(usual).clip == 5.0
     assert isinstance(DetectionJob().optimization(usual).schedule, CosineWarmup)
 
@@ -249,7 +253,11 @@ def test_images_without_objects__are_left_out_of_training_alone(tmp_path: Path):
     images = with_empty_and_thin(tmp_path / "set")
     settings = DetectSettings(str(images), epochs=1, **TINY)
     kept, dropped = (
-        assemble(plain_init(replace(settings, empty_images=how)), {**GIVEN, "epochs": "flag"}, SilentConsole().progress)
+        assemble(
+            without_none_init(replace(settings, empty_images=how)),
+            {**GIVEN, "epochs": "flag"},
+            SilentConsole().progress,
+        )
         for how in ("keep", "drop")
     )
     before, after = kept.data.counts(), dropped.data.counts()
@@ -268,7 +276,7 @@ def test_parts_without_an_object__select_no_state_and_give_no_score(tmp_path: Pa
     def parts_without(part: str):
         file = tmp_path / part / "_annotations.coco.json"
         file.write_text(json.dumps({**json.loads(file.read_text()), "annotations": []}))
-        settings = plain_init(DetectSettings(str(tmp_path), epochs=1, **TINY))
+        settings = without_none_init(DetectSettings(str(tmp_path), epochs=1, **TINY))
         return assemble(settings, {**GIVEN, "epochs": "flag"}, SilentConsole().progress).data
 
     data = parts_without("val")
@@ -281,7 +289,7 @@ def test_parts_without_an_object__select_no_state_and_give_no_score(tmp_path: Pa
 
 def test_fraction_that_leaves_no_test_image__is_refused(tmp_path: Path):
     write_coco(tmp_path / "set", 6)
-    settings = plain_init(DetectSettings(str(tmp_path / "set"), epochs=1, test_fraction=0.01, **TINY))
+    settings = without_none_init(DetectSettings(str(tmp_path / "set"), epochs=1, test_fraction=0.01, **TINY))
     with pytest.raises(UserError, match="no object to count is in 0 test images, so the detector could not be scored"):
         assemble(settings, {**GIVEN, "epochs": "flag"}, SilentConsole().progress)
 

@@ -16,7 +16,7 @@ from paucal.models.tasks import DETECTION, task_of
 from paucal.runner import starts
 from paucal.runner.console import SilentConsole
 from paucal.runner.life import Stopped, begin, resume
-from paucal.runner.starts import plain_init
+from paucal.runner.starts import without_none_init
 from paucal.runner.time_budget import Pace
 from paucal.runs import RunFolder
 from paucal.runs.weights import load_checkpoint, read_weights
@@ -243,7 +243,7 @@ def test_unreadable_images__are_refused_or_left_out_with_their_boxes(tmp_path: P
     folder = write_coco(tmp_path / "set", 20).parent
     content = (folder / "4.png").read_bytes()
     (folder / "4.png").write_bytes(content[: len(content) // 2])
-    settings = plain_init(DetectSettings(data=str(folder), steps=2, **TINY))
+    settings = without_none_init(DetectSettings(data=str(folder), steps=2, **TINY))
     bars = SilentConsole().progress
     with pytest.raises(UserError, match=r"4\.png"):
         assemble(settings, GIVEN, bars)
@@ -264,7 +264,9 @@ def test_chosen__are_the_settings_that_have_a_rule():
 
 
 def test_measuring__leaves_the_detector_as_it_was(images: Path):
-    made = assemble(plain_init(DetectSettings(data=str(images), time="1m", **TINY)), GIVEN, SilentConsole().progress)
+    made = assemble(
+        without_none_init(DetectSettings(data=str(images), time="1m", **TINY)), GIVEN, SilentConsole().progress
+    )
     before = {name: value.clone() for name, value in made.objective.state_dict().items()}
     torch.manual_seed(5)
     pace = DetectionJob().measure(made)
@@ -332,7 +334,7 @@ def test_start__is_chosen_for_the_device_of_the_run(
         raise UserError("chosen")
 
     monkeypatch.setattr(starts, "best_device", lambda: ("cuda", True))
-    monkeypatch.setattr(starts, "choose", choose)
+    monkeypatch.setattr(starts, "choose_weights", choose)
     with pytest.raises(UserError, match="chosen"):
         assemble(DetectSettings(data=str(images), device=device), {}, SilentConsole().progress)
     assert devices == [expected]

@@ -11,7 +11,7 @@ from paucal.backbones import BackboneSpec
 from paucal.backbones.stage_maps import stage_maps
 from paucal.runner.console import SilentConsole
 from paucal.runner.life import begin
-from paucal.runner.starts import plain_init
+from paucal.runner.starts import without_none_init
 from paucal.runs import RunFolder
 from paucal.runs.weights import read_weights
 from paucal.tasks.detection.assembly import DetectionSetup, assemble
@@ -38,7 +38,7 @@ def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def setup_of(images: Path, **changes) -> DetectionSetup:
-    settings = plain_init(DetectSettings(data=str(images), **{"steps": 4, **TINY, **changes}))
+    settings = without_none_init(DetectSettings(data=str(images), **{"steps": 4, **TINY, **changes}))
     return assemble(settings, GIVEN, SilentConsole().progress)
 
 

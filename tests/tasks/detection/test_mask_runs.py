@@ -13,7 +13,7 @@ from PIL import Image
 from paucal.cli.main import main
 from paucal.runner.console import SilentConsole
 from paucal.runner.life import Stopped, begin, resume
-from paucal.runner.starts import plain_init
+from paucal.runner.starts import without_none_init
 from paucal.runs import RunFolder
 from paucal.runs.weights import load_checkpoint, read_weights
 from paucal.tasks.detection.assembly import assemble
@@ -112,7 +112,9 @@ def test_predictions__of_the_command_line_hold_masks(finished: Path, images: Pat
 
 
 def setup(data: Path, **changes: object):
-    settings = plain_init(DetectSettings(**{"data": str(data), "steps": 2, **TINY, "copy_paste": 0.0, **changes}))
+    settings = without_none_init(
+        DetectSettings(**{"data": str(data), "steps": 2, **TINY, "copy_paste": 0.0, **changes})
+    )
     return assemble(settings, {}, SilentConsole().progress)
 
 

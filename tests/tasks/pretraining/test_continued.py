@@ -91,7 +91,7 @@ def test_run__stops_where_it_makes_its_trained_weights_worse(pictures, tmp_path,
 
 def trained_enough(monkeypatch):
     """Let weights of short runs count as trained."""
-    monkeypatch.setattr("paucal.rules.facts.UNDERTRAINED", 0)
+    monkeypatch.setattr("paucal.rules.facts.UNDERTRAINED_IMAGES", 0)
 
 
 def test_resumed_run__remembers_the_epochs_that_made_its_weights_worse(pictures, tmp_path, monkeypatch):

@@ -24,7 +24,7 @@ def test_command_line__refuses_mistakes_with_exit_code_2(pictures, tmp_path, cap
         assert "Traceback" not in message
     assert not (tmp_path / "run").exists()
     assert main(["pretrain", "--resume", str(tmp_path)]) == 2
-    assert "holds no run" in capsys.readouterr().err.replace("\n", " ")
+    assert "contains no run" in capsys.readouterr().err.replace("\n", " ")
 
 
 def test_print_config__can_be_given_back(pictures, tmp_path, capsys):

@@ -31,9 +31,9 @@ def test_shares__are_those_of_the_cumulative_logits():
     outputs = np.array([-1.0, 1.0, 4.0])
     up_to = 1 / (1 + np.exp(-3 * (np.array([0.5, 2.0]) - outputs[:, None])))
     assert grades.names == (1, 2, 3)
-    assert grades.shares(outputs)[:, 0] == pytest.approx(up_to[:, 0])
-    assert grades.shares(outputs)[:, 1] == pytest.approx(up_to[:, 1] - up_to[:, 0])
-    assert grades.shares(outputs).sum(1) == pytest.approx(1)
+    assert grades.probabilities(outputs)[:, 0] == pytest.approx(up_to[:, 0])
+    assert grades.probabilities(outputs)[:, 1] == pytest.approx(up_to[:, 1] - up_to[:, 0])
+    assert grades.probabilities(outputs).sum(1) == pytest.approx(1)
     assert grades.read(outputs, 0.0).predicted.tolist() == [1, 2, 3]
     wide = grades.read(outputs, math.inf)
     assert (wide.low.tolist(), wide.high.tolist()) == ([1] * 3, [3] * 3)
@@ -48,7 +48,7 @@ def test_fit__finds_the_cuts_and_leaves_grades_without_an_image_a_small_share():
     assert grades.cuts == pytest.approx((1.5, 3.0, 4.0), abs=0.15)
     assert grades.slope == pytest.approx(2, rel=0.1)
     gap, _ = fit_grades(outputs, np.where(truth == 3, 4, truth), 2, 6)
-    assert gap.shares(outputs)[:, [1, 4]].max() < 0.03
+    assert gap.probabilities(outputs)[:, [1, 4]].max() < 0.03
 
 
 def test_intervals__hold_as_many_grades_as_they_say_or_more():

@@ -17,7 +17,7 @@ from paucal.data.sources.opening import open_images
 from paucal.methods.training_settings import TrainSettings
 from paucal.metrics.measures import value_of
 from paucal.metrics.regression import R2, RootMeanSquare, conformal_half_width, regression_report
-from paucal.models.regression import Numbers
+from paucal.models.regression import NumberPredictions
 from paucal.report.regression import _score_row, headline
 from paucal.tasks.regression.evaluation import format_number, interval_words, write_scores
 from paucal.tasks.regression.fitting import fit_ridge
@@ -78,7 +78,7 @@ def test_r2__of_few_images_has_an_interval_that_ignores_draws_of_one_number():
 
 @pytest.mark.usefixtures("drawn_pictures")
 def test_scores__of_one_image_have_no_interval_and_are_valid_json(tmp_path):
-    truth, numbers = np.array([0.5]), Numbers(np.array([0.6]), np.array([0.1]), np.array([1.1]))
+    truth, numbers = np.array([0.5]), NumberPredictions(np.array([0.6]), np.array([0.1]), np.array([1.1]))
     report = regression_report(truth, numbers.predicted, (numbers.low, numbers.high), 0.4, 0.9, seed=0, graded=False)
     write_scores(tmp_path, tmp_path, report, SimpleNamespace(keys=["a.png"]), np.array([0]), truth, numbers)  # type: ignore[arg-type]
     text = (tmp_path / "metrics.json").read_text()

@@ -64,7 +64,7 @@ def test_older_cards__open_with_windows_on_images_of_their_own_size():
         (("resize_to",), [64], "two sides"),
         (("resize_to",), [64, "256"], "two sides"),
         (("resize_to",), [64, 10**6], "two sides"),
-        (("preprocessing", "image_size"), [32, 32], "prepares images of"),
+        (("preprocessing", "image_size"), [32, 32], "has preprocessing for"),
         (("preprocessing", "mean"), [0.5], "as many numbers|channels"),
         (("backbone", "name"), "no_such_model", "no_such_model"),
     ],

@@ -3,7 +3,7 @@
 import pytest
 
 from paucal.recipes.segmentation import RECIPES
-from paucal.rules.facts import UNDERTRAINED, DataAndMachine, StartFacts
+from paucal.rules.facts import UNDERTRAINED_IMAGES, DataAndMachine, StartFacts
 from paucal.rules.resolve import resolve
 from paucal.settings.options import check_ranges
 from paucal.tasks.segmentation.job import fill_time
@@ -47,7 +47,7 @@ def test_few_images_on_a_processor__get_a_small_network_and_a_frozen_stem():
 
 
 def test_a_start_that_has_been_shown_little__is_not_handled_with_care():
-    for shown, freeze, rate in ((2_050, "none", 1.0), (UNDERTRAINED, "stem", 0.1), (None, "stem", 0.1)):
+    for shown, freeze, rate in ((2_050, "none", 1.0), (UNDERTRAINED_IMAGES, "stem", 0.1), (None, "stem", 0.1)):
         start = StartFacts("runs/5", "resnet10t", normalise="model", shown=shown)
         settings, _ = chosen(DataAndMachine(21, 2, 512, start=start))
         assert (settings.freeze, settings.backbone_lr) == (freeze, rate)

@@ -7,7 +7,7 @@ import pytest
 from paucal.recipes.segmentation import RECIPES, SCALES
 from paucal.rules.facts import DataAndMachine, StartFacts
 from paucal.rules.resolve import resolve
-from paucal.runner.trainer_inputs import with_joint_norms
+from paucal.runner.trainer_inputs import with_synced_norms
 from paucal.tasks.segmentation.assembly import crop_options, fast_inference, full_inference
 from paucal.tasks.segmentation.job import SegmentationJob
 from paucal.tasks.segmentation.model import Head
@@ -75,13 +75,13 @@ def test_joint_norms__need_gpus_where_there_are_several_processes():
         return {type(part).__name__ for part in module.modules() if "BatchNorm" in type(part).__name__}
 
     network = card(head=Head(8, 0.1)).build()
-    alone = with_joint_norms(SegmentSettings(sync_bn=True, devices=1, device="cpu"), network)
+    alone = with_synced_norms(SegmentSettings(sync_bn=True, devices=1, device="cpu"), network)
     assert "SyncBatchNorm" not in norms(alone)
-    joint = with_joint_norms(SegmentSettings(sync_bn=True, devices=2, device="cuda"), card(head=Head(8, 0.1)).build())
+    joint = with_synced_norms(SegmentSettings(sync_bn=True, devices=2, device="cuda"), card(head=Head(8, 0.1)).build())
     assert norms(joint.head) == {"SyncBatchNorm"}
     assert joint.state_dict().keys() == network.state_dict().keys()
     with pytest.raises(UserError, match="only on GPUs, but --device is cpu"):
-        with_joint_norms(SegmentSettings(sync_bn=True, devices=2, device="cpu"), network)
+        with_synced_norms(SegmentSettings(sync_bn=True, devices=2, device="cpu"), network)
 
 
 def test_a_time_instead_of_a_recipes_epochs__keeps_the_given_warm_up():

@@ -40,7 +40,7 @@ def test_hub__folder_is_loaded_by_timm_and_says_how_good_the_model_is(run, tmp_p
     assert abs(own.card.temperature - 1) > 0.01
     batch = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
-        torch.testing.assert_close(network(batch).softmax(1), own.card.shares(own.module(batch)))
+        torch.testing.assert_close(network(batch).softmax(1), own.card.probabilities(own.module(batch)))
     picture = Image.linear_gradient("L").convert("RGB").resize((60, 45))
     torch.testing.assert_close(paucal.load(made.folder).probabilities([picture]), own.probabilities([picture]))
     _, header, page = (made.folder / "README.md").read_text().split("---\n", 2)
@@ -66,7 +66,7 @@ def test_hub__folder_is_loaded_by_transformers_without_a_network(run, tmp_path, 
     network = transformers.AutoModelForImageClassification.from_pretrained(folder).eval()
     batch = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
-        torch.testing.assert_close(network(batch).logits.softmax(1), own.card.shares(own.module(batch)))
+        torch.testing.assert_close(network(batch).logits.softmax(1), own.card.probabilities(own.module(batch)))
     picture = Image.linear_gradient("L").convert("RGB").resize((60, 45))
     prepared = transformers.AutoImageProcessor.from_pretrained(folder)(picture)["pixel_values"]
     torch.testing.assert_close(prepared, own.prepared([picture]), atol=0.02, rtol=0)

@@ -13,7 +13,7 @@ from PIL import Image
 from starlette.testclient import TestClient
 
 from paucal.data.sources.opening import open_images
-from paucal.runner.input_images import full_name
+from paucal.runner.input_images import path_of_image
 from paucal.types import UserError
 from paucal.verbs.serve.app import make_label_app
 from paucal.verbs.serve.labelling import (
@@ -44,7 +44,7 @@ def images(tmp_path: Path) -> Path:
 
 def labelling(folder: Path, saved: LabelFile, **more) -> Labelling:
     images = open_images(folder, labelled=False)
-    paths = [full_name(images, key) for key in images.keys]
+    paths = [path_of_image(images, key) for key in images.keys]
     order = more.pop("order", list(range(len(paths))))
     return Labelling(images, paths, order, CLASSES, saved, more.pop("suggestions", {}), "paucal train x")
 

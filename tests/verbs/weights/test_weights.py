@@ -15,8 +15,8 @@ from paucal.cli.main import main
 from paucal.models.named import open_named
 from paucal.models.published import read_timm
 from paucal.models.weights import table
-from paucal.models.weights.archive import CARD, LICENCE, WEIGHTS
-from paucal.models.weights.at_hand import input_of_weights
+from paucal.models.weights.archive import CARD_ENTRY, LICENCE_ENTRY, WEIGHTS_ENTRY
+from paucal.models.weights.local import input_of_weights
 from paucal.models.weights.store import find_added, weights_folder
 from paucal.models.weights.table import PretrainedWeights
 from paucal.runner import starts
@@ -70,16 +70,16 @@ def test_archive__is_carried_and_raced(file, tmp_path, monkeypatch):
     path, _ = file
     archive = paucal.pack_weights(path, model=NAME, licence="Apache-2.0", output=tmp_path / "carried.weights.zip")
     with zipfile.ZipFile(archive) as opened:
-        assert sorted(opened.namelist()) == sorted([CARD, LICENCE, WEIGHTS])
-        assert "Apache License" in opened.read(LICENCE).decode()
+        assert sorted(opened.namelist()) == sorted([CARD_ENTRY, LICENCE_ENTRY, WEIGHTS_ENTRY])
+        assert "Apache License" in opened.read(LICENCE_ENTRY).decode()
     assert archive.stat().st_size < 0.6 * path.stat().st_size  # 16 bits, since the outputs agree
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "elsewhere"))
     install(tmp_path / "other", monkeypatch, ("resnet10t",))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "elsewhere"))
-    assert starts.choose(None, "cpu", 64).candidates == ("resnet10t.c3_in1k",)
+    assert starts.choose_weights(None, "cpu", 64).candidates == ("resnet10t.c3_in1k",)
     paucal.add_weights(archive)
     assert read_timm(NAME).tree["conv1.0.weight"].dtype == torch.float16
-    assert starts.choose(None, "cpu", 64).candidates == ("resnet10t.c3_in1k", NAME)
+    assert starts.choose_weights(None, "cpu", 64).candidates == ("resnet10t.c3_in1k", NAME)
     data = photos(tmp_path / "photos", each=40)
     run = paucal.train(data, epochs=0, img_size=64, workers=0, output=tmp_path / "run").folder
     race = json.loads((run / "rungs.json").read_text())["race"]
@@ -91,8 +91,8 @@ def test_archive__is_carried_and_raced(file, tmp_path, monkeypatch):
 def test_added_weights__are_used_by_name_alone_where_the_licence_has_terms(file):
     path, _ = file
     paucal.add_weights(path, model="test_resnet", licence="CC-BY-NC-4.0")
-    assert starts.choose(None, "cpu", 64).candidates == ()
-    choice = starts.choose("test_resnet", "cpu", 64)
+    assert starts.choose_weights(None, "cpu", 64).candidates == ()
+    choice = starts.choose_weights("test_resnet", "cpu", 64)
     assert choice.candidates == ("test_resnet",)
     assert "CC-BY-NC-4.0, has special terms" in choice.remark
     assert [one.use for one in list_weights()] == ["train --model"]
@@ -100,9 +100,9 @@ def test_added_weights__are_used_by_name_alone_where_the_licence_has_terms(file)
 
 def test_weights_of_the_table_with_terms__are_never_chosen(monkeypatch):
     rows = (PretrainedWeights("a", "cc-by-nc-4.0", 1, "x"), PretrainedWeights("b", "MIT", 1, "x"))
-    monkeypatch.setattr(table, "TRAINED", rows)
-    monkeypatch.setattr("paucal.models.weights.at_hand.at_hand", lambda one: "cache")
-    assert starts.choose(None, "cpu", 64).candidates == ("b",)
+    monkeypatch.setattr(table, "CANDIDATES", rows)
+    monkeypatch.setattr("paucal.models.weights.local.location_of", lambda one: "cache")
+    assert starts.choose_weights(None, "cpu", 64).candidates == ("b",)
 
 
 def test_add__refuses_what_is_not_the_model(file, tmp_path, capsys):
@@ -175,8 +175,8 @@ def test_archive__that_is_damaged_or_hostile_is_refused(file, tmp_path, capsys):
     bad.write_bytes(flipped)
     assert "damaged" in refused(capsys, "add", bad)
     with zipfile.ZipFile(archive) as opened:
-        card = json.loads(opened.read(CARD))
-    assert "checksum" in refused(capsys, "add", rewritten(archive, bad, LICENCE=b"Anything is allowed."))
+        card = json.loads(opened.read(CARD_ENTRY))
+    assert "checksum" in refused(capsys, "add", rewritten(archive, bad, LICENCE_ENTRY=b"Anything is allowed."))
     assert "compressed" in refused(capsys, "add", rewritten(archive, bad, zipfile.ZIP_DEFLATED))
     changes = (
         {"licence": ""},

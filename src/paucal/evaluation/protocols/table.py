@@ -16,7 +16,7 @@ from paucal.evaluation.plots import GREY, shorten
 from paucal.evaluation.protocols.evaluate import PROTOCOLS, TOP_5, Line, Outcome
 from paucal.evaluation.results import stored_score
 from paucal.metrics.intervals import Bootstrap, Score
-from paucal.models.frozen import FLOOR
+from paucal.models.frozen import RANDOM_NAME
 from paucal.runs import csv_text, write_text
 from paucal.types import UserError
 from paucal.wording import counted, percent
@@ -283,7 +283,10 @@ def protocols_figure(rows: Sequence[Row], level: float) -> Figure:
     offsets = np.linspace(-max_offset, max_offset, len(names)) if len(names) > 1 else np.zeros(1)
     for number, (name, offset) in enumerate(zip(names, offsets, strict=True)):
         # Each model has its own combination of colour and marker; random weights are grey.
-        colour, marker = (GREY if name == FLOOR else COLOURS[number % len(COLOURS)]), MARKERS[number // len(COLOURS)]
+        colour, marker = (
+            (GREY if name == RANDOM_NAME else COLOURS[number % len(COLOURS)]),
+            MARKERS[number // len(COLOURS)],
+        )
         model_scores = [(index, row.scores[name]) for index, row in enumerate(rows) if name in row.scores]
         x = np.array([index for index, _ in model_scores]) + offset
         values = np.array([100 * score.value for _, score in model_scores])

@@ -27,7 +27,7 @@ def _teacher_card(name: str) -> ModelCard:
             raise UserError(f"--teacher {name} has no published weights for classes of ImageNet: give a run.")
         return published_card(run_or_name)
     card = read_card(run_or_name)
-    if card.several or not card.classes:
+    if card.is_multi_label or not card.classes:
         raise UserError(f"--teacher {name} does not predict one class per image: give a classifier that does.")
     return card
 

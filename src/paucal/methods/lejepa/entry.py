@@ -14,7 +14,7 @@ from paucal.objectives.base import Objective
 from paucal.objectives.finetuning import FineTuning
 from paucal.objectives.lejepa import LeJepa, LeJepaOptions
 from paucal.rules import continued, crops
-from paucal.rules.backbone import backbone_shape, takes_sides
+from paucal.rules.backbone import backbone_shape, supports_sides
 from paucal.rules.crops import PAPER_SIDE
 from paucal.rules.facts import DataAndMachine
 from paucal.rules.resolve import Choice, rules_by_name
@@ -78,7 +78,7 @@ def local_size(
 ) -> Choice:  # fmt: skip
     """The authors' 98 pixels for 224 if the backbone takes both sizes, as with 14-pixel patches."""
     if set(img_size or [PAPER_SIDE]) == {PAPER_SIDE}:
-        if takes_sides(model, model_args, (PAPER_SIDE, LOCAL_SIDE)):
+        if supports_sides(model, model_args, (PAPER_SIDE, LOCAL_SIDE)):
             return [LOCAL_SIDE] * len(local_crops or [0]), AUTHORS
         side, _ = crops.local_size(img_size, local_crops)
         return side, f"{model} does not take the authors' {LOCAL_SIDE} pixels beside {PAPER_SIDE}"

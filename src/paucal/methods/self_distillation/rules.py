@@ -7,7 +7,7 @@ from paucal.data.sampler import steps_per_epoch
 from paucal.recipes.esvit import RECIPES
 from paucal.recipes.recipe import recipe_rate
 from paucal.rules.backbone import backbone_shape
-from paucal.rules.crops import PAPER
+from paucal.rules.crops import PAPER_REASON
 from paucal.rules.facts import DataAndMachine
 from paucal.rules.resolve import Choice
 from paucal.wording import counted
@@ -43,7 +43,7 @@ def lr(
 
 def min_lr(lr: float | None) -> Choice:
     """The paper's floor, but never above a hundredth of the peak."""
-    return min(1e-6, (lr or 1e-4) / 100), PAPER
+    return min(1e-6, (lr or 1e-4) / 100), PAPER_REASON
 
 
 def warmup_epochs(epochs: int | None) -> Choice:
@@ -64,7 +64,7 @@ def clip() -> Choice:
 def tasks(region_after: int | None, epochs: int | None) -> Choice:
     """The paper's two tasks for long runs; only the view task for short runs, where the region task did harm."""
     if region_after or (epochs or 0) >= LONG_RUN_EPOCHS:
-        return "view+region", PAPER
+        return "view+region", PAPER_REASON
     return "view", f"the region task made features worse in runs under {LONG_RUN_EPOCHS} epochs (docs/lab/)"
 
 
@@ -79,27 +79,27 @@ def hidden_dim(model: str | None, model_args: ModelArguments, img_size: ImageSiz
     """The paper's width, narrower for a narrow backbone."""
     dim = backbone_shape(model, model_args, img_size).dim
     if 4 * dim >= 2048:
-        return 2048, PAPER
+        return 2048, PAPER_REASON
     return 4 * dim, f"four times the {dim} channels of the backbone"
 
 
 def bottleneck_dim(model: str | None, model_args: ModelArguments, img_size: ImageSize) -> Choice:
     """The paper's width, narrower for a narrow backbone."""
     dim = backbone_shape(model, model_args, img_size).dim
-    return min(256, dim), PAPER if dim >= 256 else f"the {dim} channels of the backbone"
+    return min(256, dim), PAPER_REASON if dim >= 256 else f"the {dim} channels of the backbone"
 
 
 def head_norm(facts: DataAndMachine) -> Choice:
     """No norm for many images, as in the paper; batch norm for few images, so that their outputs stay different."""
     if facts.n_train < MANY_IMAGES:
         return "batch", "few images: without it small runs collapsed to the same output for all images"
-    return "none", PAPER
+    return "none", PAPER_REASON
 
 
 def teacher_temperature(epochs: int | None, warmup_teacher_temperature: float) -> Choice:
     """The paper's temperature for long runs; the lower initial temperature for short runs."""
     if (epochs or 0) >= LONG_RUN_EPOCHS:
-        return 0.07, PAPER
+        return 0.07, PAPER_REASON
     return warmup_teacher_temperature, "a short run keeps the initial temperature"
 
 
@@ -127,7 +127,7 @@ def drop_path(model: str | None) -> Choice:
     name = (model or "").removeprefix("esvit_")
     for beginning, rate in DROP_PATHS.items():
         if name.startswith(beginning):
-            return rate, PAPER
+            return rate, PAPER_REASON
     return 0.0, "EsViT has no rate for this backbone"
 
 

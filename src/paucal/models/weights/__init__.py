@@ -1,1 +1,1 @@
-"""Trained weights on this machine: the table of candidates, and weights that the user has added."""
+"""Pretrained weights: the table from which runs choose, and the weights on this machine."""

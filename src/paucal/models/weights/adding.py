@@ -1,4 +1,4 @@
-"""Check weights by loading them, and store them by content."""
+"""Adding weights to this machine: check them by loading them into their model, and store them by their SHA-256."""
 
 import os
 from collections.abc import Mapping
@@ -18,17 +18,27 @@ from paucal.backbones.weights.inputs import ImageInput, input_of_file, input_of_
 from paucal.backbones.weights.load_report import LoadReport
 from paucal.backbones.weights.start import StartWeights, read_complete_state
 from paucal.models.preprocessing import Preprocessing
-from paucal.models.weights.store import AddedWeights, file_digest, require_words, weights_folder, write_card
+from paucal.models.weights.store import AddedWeights, file_digest, require_short_text, weights_folder, write_card
 from paucal.runs.weights import save_weights
 from paucal.types import UserError, height_and_width
 
-VIEWS = 4  # crops of each sample photograph that outputs are compared on
-USUAL_SIDE = 224  # pixels, for models without an image size in timm
+CROPS_PER_PHOTO = 4  # number of crops of each sample photograph, for which outputs are computed
+DEFAULT_SIDE = 224  # pixels, for models whose image size timm does not know
 
 
 @dataclass(frozen=True)
 class CheckedWeights:
-    """Weights that were loaded into their model, and what is known about them."""
+    """Weights that were loaded into their model without problems.
+
+    Attributes:
+        state: The state dict.
+        name: timm name of the model.
+        licence: Name of the licence.
+        source: Origin of the weights, for messages.
+        input: Preprocessing that the weights need.
+        report: Which tensors were loaded.
+        licence_text: Text of the licence; "" if unknown.
+    """
 
     state: Mapping[str, Tensor]
     name: str
@@ -45,69 +55,75 @@ class CheckedWeights:
         return next((len(value) for name, value in self.state.items() if is_inside(name, names)), 0)
 
     def card(self, digest: str, size: int) -> AddedWeights:
-        """Return the card for the tensors in a file of this SHA-256 and size in bytes."""
-        fed = {key: list(value) if isinstance(value, tuple) else value for key, value in asdict(self.input).items()}
-        return AddedWeights(self.name, self.licence, self.source, digest, size, self.classes, fed, self.licence_text)
+        """Return the card of the weights; `digest` (SHA-256) and `size` in bytes are those of the file of tensors."""
+        fields = asdict(self.input).items()
+        input_values = {key: list(value) if isinstance(value, tuple) else value for key, value in fields}
+        return AddedWeights(
+            self.name, self.licence, self.source, digest, size, self.classes, input_values, self.licence_text
+        )
 
 
 def checked_licence(name: str, licence: str) -> str:
-    """Return a licence, as it is to be stored."""
+    """Return a licence without surrounding space; raises a UserError if timm states another licence for the weights."""
     require_name(name)
     try:
-        licence = require_words(licence, "licence")
+        licence = require_short_text(licence, "licence")
     except ValueError as problem:
         raise UserError(f"--licence: {problem}, such as Apache-2.0.") from None
     config = timm_config(name)
     timm_licence = config.license if config is not None and "." in name else None
     if timm_licence and timm_licence.lower() != "unknown" and timm_licence.lower() != licence.lower():
         raise UserError(
-            f"the licence of {name} is given as {licence!r}, but timm states {timm_licence!r}: give that with "
-            "--licence, or an archive with it."
+            f"--licence is {licence!r}, but timm states {timm_licence!r} as the licence of {name}: give that one."
         )
     return licence
 
 
 def check_weights(
-    weights: StartWeights, name: str, licence: str, licence_text: str = "", fed: ImageInput | None = None
+    weights: StartWeights, name: str, licence: str, licence_text: str = "", image_input: ImageInput | None = None
 ) -> CheckedWeights:
-    """Load weights into their model and apply it once.
+    """Check weights: load them into their model and run it once.
 
     Args:
-        weights: Weights of exactly this model.
+        weights: Weights for all parameters of the model.
         name: timm name of the model.
-        licence: Name of their licence.
+        licence: Name of the licence.
         licence_text: Text of the licence; "" if unknown.
-        fed: Preprocessing of images; None for the file's own, or else timm's.
+        image_input: Preprocessing that the weights need; None for timm's if the name has a tag, else that of the
+            program that wrote the file.
     """
     licence = checked_licence(name, licence)
     state, report = read_complete_state(build_empty(name, {}), weights)
-    if fed is None:
-        fed = input_of_file(report.program, name) if "." not in name else input_of_timm(name)
-    Preprocessing.as_tested((1, 1), fed)  # raises an error for values out of range
-    checked_weights = CheckedWeights(state, name, licence, weights.source, fed, report, licence_text)
+    if image_input is None:
+        image_input = input_of_file(report.program, name) if "." not in name else input_of_timm(name)
+    Preprocessing.from_image_input((1, 1), image_input)  # raises an error for values out of range
+    checked_weights = CheckedWeights(state, name, licence, weights.source, image_input, report, licence_text)
     if not torch.isfinite(outputs(checked_weights, checked_weights.state)).all():
-        raise UserError(f"{weights.source} gives outputs that are not finite numbers: choose another file.")
+        raise UserError(f"the model outputs NaN or infinite values with {weights.source}: choose another file.")
     return checked_weights
 
 
 @torch.inference_mode()
 def outputs(weights: CheckedWeights, state: Mapping[str, Tensor]) -> Tensor:
-    """Return (N, K) outputs for crops of two photographs: logits, or features where there is no classifier."""
+    """Return the model's (N, K) outputs with a state dict for crops of two sample photographs.
+
+    The outputs are logits, or features if the model has no classifier. `weights` names the model and the preprocessing.
+    """
     with torch.random.fork_rng(devices=[]):
         model = create_model(weights.name, num_classes=weights.classes).eval()
     model.load_state_dict({key: value.float() if value.is_floating_point() else value for key, value in state.items()})
     config: Any = timm_config(weights.name)
-    size = height_and_width(USUAL_SIDE if config is None else config.input_size[1:])
-    transform = Preprocessing.as_tested(size, weights.input).transform()
-    views = []
+    size = height_and_width(DEFAULT_SIDE if config is None else config.input_size[1:])
+    transform = Preprocessing.from_image_input(size, weights.input).transform()
+    crops = []
     for photo in map(Image.fromarray, load_sample_images().images):
-        for left in np.linspace(0, photo.width - photo.height, VIEWS).astype(int).tolist():
-            views.append(transform(photo.crop((left, 0, left + photo.height, photo.height)))[0])
-    return model(torch.stack(views)).flatten(1)
+        for left in np.linspace(0, photo.width - photo.height, CROPS_PER_PHOTO).astype(int).tolist():
+            crops.append(transform(photo.crop((left, 0, left + photo.height, photo.height)))[0])
+    return model(torch.stack(crops)).flatten(1)
 
 
 def add_checked(weights: CheckedWeights) -> AddedWeights:
-    """Store weights in the user's cache folder, named by their content."""
+    """Store weights with their card in the user's cache folder; the file of tensors is named by its SHA-256."""
     folder = weights_folder()
     folder.mkdir(parents=True, exist_ok=True)
     temporary = folder / f".adding.{os.getpid()}.safetensors"
@@ -122,7 +138,7 @@ def add_checked(weights: CheckedWeights) -> AddedWeights:
 
 
 def to_half_precision(weights: CheckedWeights) -> CheckedWeights:
-    """Return weights with floating-point tensors of 16 bits."""
+    """Return weights with all floating-point tensors converted to float16."""
     state = {
         name: value.half() if value.dtype in (torch.float32, torch.float64, torch.bfloat16) else value
         for name, value in weights.state.items()

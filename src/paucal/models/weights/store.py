@@ -1,7 +1,7 @@
-"""Weights that the user has added to this machine: their cards and their content, in the user's cache folder.
+"""The weights that the user has added to this machine, stored in the user's cache folder.
 
-Each has a card `NAME.json`; the tensors lie beside it in a file that is named by its SHA-256. Neither torch nor timm is
-loaded here.
+Each has a card `NAME.json`; its tensors are in a safetensors file that is named by its SHA-256. Neither torch nor timm
+is imported here.
 """
 
 import hashlib
@@ -18,7 +18,7 @@ from paucal.reading import parse_json, read_text
 from paucal.runs.files import write_text
 from paucal.types import UserError
 
-MAX_CARD, MAX_LICENCE, MAX_WORDS = 1 << 20, 1 << 19, 300  # bytes, bytes, characters
+MAX_CARD_BYTES, MAX_LICENCE_BYTES, MAX_TEXT_LENGTH = 1 << 20, 1 << 19, 300  # bytes, bytes, characters
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]{0,199}")
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 
@@ -28,14 +28,14 @@ class AddedWeights:
     """The card of weights that the user has added.
 
     Attributes:
-        name: timm name of the model, with its tag if timm knows the weights.
-        licence: Name of their licence.
-        source: Where they come from.
+        name: timm name of the model, with a tag if timm knows the weights.
+        licence: Name of the licence.
+        source: Origin of the weights, in one line.
         sha256: SHA-256 of the file of tensors.
-        size: Size of that file in bytes.
-        classes: Number of outputs of their classifier; 0 without one.
+        size: Size of the file of tensors in bytes.
+        classes: Number of outputs of the classifier; 0 without a classifier.
         input: Preprocessing of images, with the keys of `backbones.weights.inputs.ImageInput`.
-        licence_text: Text of the licence; "" if it was not given.
+        licence_text: Text of the licence; "" if it is unknown.
     """
 
     name: str
@@ -48,22 +48,22 @@ class AddedWeights:
     licence_text: str = ""
 
     def __post_init__(self) -> None:
-        kinds = {"name": str, "licence": str, "source": str, "sha256": str, "size": int, "classes": int}
-        for key, kind in {**kinds, "input": dict, "licence_text": str}.items():
-            if type(getattr(self, key)) is not kind:
-                raise ValueError(f"{key} is of the wrong type")
-        require_words(self.licence, "licence")
-        require_words(self.source, "source")
+        types = {"name": str, "licence": str, "source": str, "sha256": str, "size": int, "classes": int}
+        for key, expected_type in {**types, "input": dict, "licence_text": str}.items():
+            if type(getattr(self, key)) is not expected_type:
+                raise ValueError(f"{key} has the wrong type")
+        require_short_text(self.licence, "licence")
+        require_short_text(self.source, "source")
         if not _NAME.fullmatch(self.name):
             raise ValueError(f"{self.name[:80]!r} is not the name of a model")
         if not _DIGEST.fullmatch(self.sha256) or self.size <= 0 or self.classes < 0:
-            raise ValueError("its checksum or a number is out of range")
-        if len(self.licence_text.encode(errors="replace")) > MAX_LICENCE:
-            raise ValueError(f"the text of the licence has more than {MAX_LICENCE} bytes")
+            raise ValueError("sha256, size or classes has an invalid value")
+        if len(self.licence_text.encode(errors="replace")) > MAX_LICENCE_BYTES:
+            raise ValueError(f"the text of the licence has more than {MAX_LICENCE_BYTES} bytes")
 
     @property
     def has_terms(self) -> bool:
-        """Whether the licence has special terms; such weights are only used when named."""
+        """Whether the licence has special terms; runs use such weights only if the user names them."""
         return has_terms(self.licence)
 
     @property
@@ -71,11 +71,11 @@ class AddedWeights:
         """The file of tensors."""
         return weights_folder() / f"{self.sha256}.safetensors"
 
-    def checked_content(self) -> Path:
-        """Return the file of tensors.
+    def verified_content(self) -> Path:
+        """Return the path of the file of tensors.
 
         Raises:
-            UserError: the file is missing or differs from the one that was added.
+            UserError: the file is missing or its checksum is wrong.
         """
         path = self.content
         if not path.is_file() or path.stat().st_size != self.size or file_digest(path) != self.sha256:
@@ -86,15 +86,15 @@ class AddedWeights:
         return path
 
     def describe(self) -> str:
-        """Return a one-line description."""
+        """Return name, size, licence and source as one line."""
         return f"{self.name}, {self.size / 1e6:.0f} MB, {self.licence}, {self.source}"
 
 
-def require_words(text: str, what: str) -> str:
-    """Return a short text of one line, without surrounding space."""
+def require_short_text(text: str, what: str) -> str:
+    """Return a text of one line without surrounding space; raises a ValueError if it is empty or too long."""
     text = text.strip()
-    if not text or len(text) > MAX_WORDS or not text.isprintable():
-        raise ValueError(f"the {what} {text[:40]!r} is invalid: expected one line of 1 to {MAX_WORDS} characters")
+    if not text or len(text) > MAX_TEXT_LENGTH or not text.isprintable():
+        raise ValueError(f"the {what} {text[:40]!r} is invalid: expected one line of 1 to {MAX_TEXT_LENGTH} characters")
     return text
 
 
@@ -109,13 +109,13 @@ def list_added() -> list[AddedWeights]:
 
 
 def find_added(name: str) -> AddedWeights | None:
-    """Return the weights that were added under exactly this name; None if there are none."""
+    """Return the card of the weights that were added under exactly this name; None without such weights."""
     path = weights_folder() / f"{name}.json"
     return _read_card(path) if _NAME.fullmatch(name) and path.is_file() else None
 
 
 def parse_card(text: str) -> AddedWeights:
-    """Read a card, which may be untrusted."""
+    """Parse the JSON text of an untrusted card; raises a ValueError if it is invalid."""
     values = parse_json(text)
     if not isinstance(values, dict):
         raise ValueError("it is not a card of weights")
@@ -127,7 +127,7 @@ def parse_card(text: str) -> AddedWeights:
 
 def _read_card(path: Path) -> AddedWeights:
     try:
-        card = parse_card(read_text(path, MAX_CARD))
+        card = parse_card(read_text(path, MAX_CARD_BYTES))
     except ValueError as problem:
         raise UserError(
             f"the card {str(path)!r} is damaged ({problem}): remove it, and add the weights again."
@@ -138,12 +138,12 @@ def _read_card(path: Path) -> AddedWeights:
 
 
 def write_card(card: AddedWeights) -> None:
-    """Store the card of weights whose content is in the folder."""
+    """Store the card of weights; their file of tensors must be stored already."""
     write_text(weights_folder() / f"{card.name}.json", json.dumps(asdict(card), indent=1, ensure_ascii=False) + "\n")
 
 
 def remove_added(card: AddedWeights) -> int:
-    """Remove weights; return the number of freed bytes, 0 if another card has the same content."""
+    """Remove added weights; return the number of freed bytes, 0 if another card has the same tensors."""
     (weights_folder() / f"{card.name}.json").unlink(missing_ok=True)
     if any(other.sha256 == card.sha256 for other in list_added()):
         return 0

@@ -1,6 +1,6 @@
-"""The table of pretrained weights that suit few images, with their location, size, licence and terms.
+"""The table of pretrained weights that suit few images, with their source, size and licence.
 
-Only this table decides which weights `--init auto` may take, and in which order. Neither torch nor timm is loaded.
+It decides which weights a run may choose itself, and in which order. Neither torch nor timm is imported here.
 """
 
 import importlib.util
@@ -8,13 +8,32 @@ from dataclasses import dataclass
 from pathlib import Path
 
 APACHE = "Apache-2.0"
-# Licences that allow any use, as long as the licence and the authors are named.
-FREE = ("apache-2.0", "mit", "bsd-2-clause", "bsd-3-clause", "isc", "cc0-1.0", "cc-by-4.0", "unlicense", "0bsd", "zlib")
+# Licences that allow any use, if the licence and the authors are named; in lower case.
+FREE_LICENCES = (
+    "apache-2.0",
+    "mit",
+    "bsd-2-clause",
+    "bsd-3-clause",
+    "isc",
+    "cc0-1.0",
+    "cc-by-4.0",
+    "unlicense",
+    "0bsd",
+    "zlib",
+)
 
 
 @dataclass(frozen=True)
 class Package:
-    """A file of weights inside a Python package."""
+    """A file of weights in a Python package.
+
+    Attributes:
+        distribution: Name of the package in pip.
+        module: Name of its module.
+        file: Path of the file relative to the module's folder.
+        sha256: SHA-256 of the file.
+        size: Size of the file in bytes.
+    """
 
     distribution: str
     module: str
@@ -23,10 +42,10 @@ class Package:
     size: int
 
     def path(self) -> Path | None:
-        """Return the expected path of the file; None if the package is not installed."""
+        """Return the path at which the file should be; None if the package is not installed."""
         try:
             spec = importlib.util.find_spec(self.module)
-        except (ImportError, ValueError):  # ValueError: an odd entry in sys.modules
+        except (ImportError, ValueError):  # ValueError: the module is in sys.modules without a spec
             return None
         if spec is None or spec.origin is None:
             return None
@@ -35,15 +54,15 @@ class Package:
 
 @dataclass(frozen=True)
 class PretrainedWeights:
-    """Pretrained weights by their timm name.
+    """Pretrained weights of a timm model.
 
     Attributes:
-        name: Model and tag.
+        name: timm name of the model, with the tag of the weights.
         licence: Licence of the weights.
         megabytes: Megabytes to download.
-        source: Who trained them, and on what.
-        device: Device on which the model is fast enough: "cpu" means everywhere.
-        package: Package that contains them; None if there is none.
+        source: Who trained the weights, and on which images.
+        device: Slowest device on which the model is fast enough: "cpu" or "cuda".
+        package: Package that contains the weights; None if no package does.
     """
 
     name: str
@@ -55,22 +74,22 @@ class PretrainedWeights:
 
     @property
     def has_terms(self) -> bool:
-        """Whether the licence has special terms; such weights are only used when named."""
+        """Whether the licence has special terms; runs use such weights only if the user names them."""
         return has_terms(self.licence)
 
     def describe(self) -> str:
-        """Return a one-line description."""
+        """Return name, size, licence and source as one line."""
         return f"{self.name}, {self.megabytes} MB, {self.licence}, {self.source}"
 
 
 def has_terms(licence: str) -> bool:
-    """Return whether a licence may restrict use.
+    """Return whether a licence may restrict the use of weights.
 
     Example:
         >>> has_terms("MIT"), has_terms("cc-by-nc-4.0")
         (False, True)
     """
-    return licence.strip().lower() not in FREE
+    return licence.strip().lower() not in FREE_LICENCES
 
 
 def _efficientnet_lite(number: int, sha256: str, size: int) -> PretrainedWeights:
@@ -81,8 +100,8 @@ def _efficientnet_lite(number: int, sha256: str, size: int) -> PretrainedWeights
     return PretrainedWeights(f"tf_efficientnet_lite{number}.in1k", APACHE, round(size / 1e6), source, "cpu", package)
 
 
-# The first available weights are taken; in a comparison, earlier entries win ties.
-TRAINED = (
+# In order of preference: a run uses the first that are available, and comparisons of weights prefer earlier entries.
+CANDIDATES = (
     _efficientnet_lite(0, "579344248a93e23026e6b78f1f6faf0bc1d282386f6c881cdbaacd49cabf77db", 18826032),
     _efficientnet_lite(1, "77cc7160d37bebc1e0d68dc9e8d1e836a263e063f0825ec80d85670b2c913850", 21946926),
     _efficientnet_lite(2, "9656183eaeafe8cbf0cf560089305d34668787f6a26377ccbe5be192ed3f855d", 24666229),

@@ -17,10 +17,17 @@ from paucal.runs.lock import is_locked
 from paucal.types import UserError
 
 # Flags that are not passed to the started command, and whether they take several words.
-_OWN = {"--on": False, "--slurm": True, "--print-script": False, "--output": False, "--out": False, "--resume": False}
-_PROCESSES = {"--devices": False, "--nodes": False}  # set by the program that starts the processes
-JOBS = ".jobs"  # suffix of the folder with the logs, beside the run
-_DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG
+_CLUSTER_FLAGS = {
+    "--on": False,
+    "--slurm": True,
+    "--print-script": False,
+    "--output": False,
+    "--out": False,
+    "--resume": False,
+}
+_PROCESS_FLAGS = {"--devices": False, "--nodes": False}  # set by the program that starts the processes
+LOGS_SUFFIX = ".jobs"  # suffix of the folder with the logs, beside the run
+_PR_SET_PDEATHSIG = 1  # PR_SET_PDEATHSIG
 
 
 @dataclass(frozen=True)
@@ -43,7 +50,7 @@ class Command:
     @property
     def logs(self) -> Path:
         """Folder of the logs of all starts."""
-        return Path(self.run + JOBS)
+        return Path(self.run + LOGS_SUFFIX)
 
     def arguments(self) -> list[str]:
         """Return the arguments of the next start: a run with a saved state is resumed, else it begins again."""
@@ -79,7 +86,7 @@ def command_of(verb: str, argv: Sequence[str], output: str | None, resumed: str 
             raise UserError(
                 f"{place!r} is object storage, and --on needs a run folder on a disk that all machines share."
             )
-    arguments = tuple(without_flags(argv, _OWN | _PROCESSES))
+    arguments = tuple(without_flags(argv, _CLUSTER_FLAGS | _PROCESS_FLAGS))
     working_folder = os.getcwd()
     if resumed is not None:
         run = open_run(resumed)
@@ -104,7 +111,7 @@ def without_flags(argv: Sequence[str], flags: Mapping[str, bool]) -> list[str]:
     """Return arguments without some flags, which take several words or not, and without their values.
 
     Example:
-        >>> without_flags(["photos", "--on", "slurm", "--slurm", "a=1", "b=2", "--epochs", "3"], _OWN)
+        >>> without_flags(["photos", "--on", "slurm", "--slurm", "a=1", "b=2", "--epochs", "3"], _CLUSTER_FLAGS)
         ['photos', '--epochs', '3']
     """
     remaining, skipped = [], 0
@@ -127,4 +134,4 @@ def without_flags(argv: Sequence[str], flags: Mapping[str, bool]) -> list[str]:
 def _end_with_parent() -> None:
     """Let the system kill a child whose parent was killed, so that no process of a lost job continues."""
     if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_DIE_WITH_PARENT, signal.SIGKILL)
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

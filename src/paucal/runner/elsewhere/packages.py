@@ -9,15 +9,15 @@ from typing import Any
 
 from paucal.types import UserError
 
-PACKAGES = {"slurm": "submitit", "ray": "ray"}  # by the value of --on, which is also the name of the extra
+PACKAGE_BY_CLUSTER = {"slurm": "submitit", "ray": "ray"}  # by the value of --on, which is also the name of the extra
 
 
 def require_package(on: str) -> None:
     """Check for a package without importing it: Ray reads its settings on import."""
-    spec = importlib.util.find_spec(PACKAGES[on])
+    spec = importlib.util.find_spec(PACKAGE_BY_CLUSTER[on])
     if spec is None or spec.origin is None:  # a folder of that name has no origin
         raise UserError(
-            f'--on {on} needs the package {PACKAGES[on]}, which is not installed: pip install "paucal[{on}]".'
+            f'--on {on} needs the package {PACKAGE_BY_CLUSTER[on]}, which is not installed: pip install "paucal[{on}]".'
         )
 
 
@@ -25,11 +25,12 @@ def import_package(on: str) -> Any:
     """Import the package that submits runs elsewhere, and return it."""
     require_package(on)
     try:
-        return importlib.import_module(PACKAGES[on])
+        return importlib.import_module(PACKAGE_BY_CLUSTER[on])
     except (ImportError, OSError) as problem:
         reason = " ".join(str(problem).split()) or type(problem).__name__
         raise UserError(
-            f'--on {on}: the package {PACKAGES[on]} cannot be imported ({reason}): pip install "paucal[{on}]".'
+            f"--on {on}: the package {PACKAGE_BY_CLUSTER[on]} cannot be imported ({reason}): reinstall it with "
+            f'pip install "paucal[{on}]".'
         ) from problem
 
 
@@ -59,7 +60,7 @@ def slurm_options(words: Sequence[str] | None) -> dict[str, str | int]:
     return options
 
 
-def start_ray(ray: Any) -> bool:
+def connect_to_ray(ray: Any) -> bool:
     """Connect to the cluster at RAY_ADDRESS, or start one here; return False if Ray is connected already."""
     if ray.is_initialized():
         return False

@@ -9,28 +9,28 @@ from typing import Any
 import torch.distributed as dist
 
 from paucal.runner.elsewhere.command import Command
-from paucal.runner.elsewhere.packages import import_ray, start_ray, task_resources
-from paucal.runner.elsewhere.slurm import STOPPED
+from paucal.runner.elsewhere.packages import connect_to_ray, import_ray, task_resources
+from paucal.runner.elsewhere.slurm import STOPPED_CODE
 from paucal.runs import RunFolder
-from paucal.runs.lock import BEAT, SILENCE, is_locked
+from paucal.runs.lock import DEAD_AFTER, RENEWAL_INTERVAL, is_locked
 from paucal.types import UserError
 
 MAX_FAILURES = 20  # restarts after failures within one call
-CODE = "code"  # file of the logs with the last exit code of the first process
-_FAILED = 2  # exit code for invalid data or settings, and for a process whose partner was lost
+CODE_FILE = "code"  # file of the logs with the last exit code of the first process
+_FAILED_CODE = 2  # exit code for invalid data or settings, and for a process whose partner was lost
 
 
 def train_on_ray(command: Command, processes: int, device: str | None, threads: int | None = None) -> bool:
     """Train on the cluster at RAY_ADDRESS, or on this machine; return whether the run has finished.
 
-    The folder of the run is on a shared disk. Without a device, the best one of the cluster is used, and without a
-    number of CPUs for each process, an equal share of the cluster's.
+    The run folder must be on a shared disk. `device` None means the best device of the cluster; `threads` is the number
+    of CPUs per process, None for an equal share of the cluster's CPUs.
     """
     ray = import_ray()
     from ray.train import FailureConfig, RunConfig, ScalingConfig  # imported here, as Ray is
     from ray.train.torch import TorchConfig, TorchTrainer
 
-    owns_cluster = start_ray(ray)
+    owns_cluster = connect_to_ray(ray)
     cluster = ray.cluster_resources()
     per_task = task_resources(cluster, threads or max(1, int(cluster.get("CPU", 1)) // processes), device)
     for kind, count in (("CPU", per_task["num_cpus"]), ("GPU", per_task["num_gpus"])):
@@ -58,7 +58,7 @@ def train_on_ray(command: Command, processes: int, device: str | None, threads: 
         if owns_cluster:
             ray.shutdown()
     finished = RunFolder(Path(command.run)).finished
-    if not finished and (code := (command.logs / CODE).read_text()) != str(STOPPED):
+    if not finished and (code := (command.logs / CODE_FILE).read_text()) != str(STOPPED_CODE):
         lines = (command.logs / "0.log").read_text(errors="replace").strip().splitlines()
         raise UserError(f"--on ray: the run ended with exit code {code} ({lines[-1] if lines else 'no output'}).")
     return finished
@@ -96,15 +96,15 @@ def work(config: dict[str, Any]) -> None:
         environment |= {name: str(value) for name, value in numbers.items()}
     if rank == 0:
         # Wait until the lock of a process on a lost machine expires.
-        end = time.monotonic() + SILENCE + BEAT
+        end = time.monotonic() + DEAD_AFTER + RENEWAL_INTERVAL
         while is_locked(Path(command.run)) and time.monotonic() < end:
             time.sleep(1.0)
     code = command.start(environment, f"{rank}.log").wait()
     if rank == 0:
-        (command.logs / CODE).write_text(str(code))
-    if code == _FAILED and not RunFolder(Path(command.run)).last.exists():
+        (command.logs / CODE_FILE).write_text(str(code))
+    if code == _FAILED_CODE and not RunFolder(Path(command.run)).last.exists():
         return  # restarting would not help with invalid data or settings
-    if code not in (0, STOPPED):
+    if code not in (0, STOPPED_CODE):
         raise RuntimeError(f"paucal {command.verb} ended with exit code {code}; see {rank}.log in {command.logs}")
 
 

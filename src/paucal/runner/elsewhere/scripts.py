@@ -10,19 +10,19 @@ from typing import Any
 import yaml
 
 from paucal.runner.elsewhere.command import Command
-from paucal.runs.folder import SUMMARY
+from paucal.runs.folder import SUMMARY_FILE
 from paucal.types import UserError
 
 STOP_SIGNAL = "USR1@120"  # two minutes before the limit: the step ends, and its state is saved
 # Options that have other names in sbatch than in submitit.
-_SBATCH = {"timeout-min": "time", "mem-gb": "mem", "tasks-per-node": "ntasks-per-node", "name": "job-name"}
+_SBATCH_NAMES = {"timeout-min": "time", "mem-gb": "mem", "tasks-per-node": "ntasks-per-node", "name": "job-name"}
 
-_CPUS, _MEMORY = 4, "16Gi"  # requested for each process
+_CPUS_PER_PROCESS, _POD_MEMORY = 4, "16Gi"  # requested for each process
 _IMAGE = "rayproject/ray:latest"
-_TO_CHANGE = {
+_LINES_TO_CHANGE = {
     f"image: {_IMAGE}": "an image with Python, paucal[ray] and packages for the data",
     "claimName: shared": "a volume with the images and the runs, writable from all machines",
-    f"memory: {_MEMORY}": "the memory of a machine",
+    f"memory: {_POD_MEMORY}": "the memory of a machine",
 }
 
 
@@ -48,10 +48,10 @@ def slurm_script(command: Command, devices: int, nodes: int, on_gpu: bool, optio
     }
     for name, value in options.items():
         option = name.removeprefix("slurm_").replace("_", "-")
-        settings[_SBATCH.get(option, option)] = f"{value}G" if option == "mem-gb" else value
+        settings[_SBATCH_NAMES.get(option, option)] = f"{value}G" if option == "mem-gb" else value
     lines = ["#!/bin/bash", *(f"#SBATCH --{name}={shlex.quote(str(value))}" for name, value in settings.items())]
     lines += ["#SBATCH --requeue", "", f"cd {shlex.quote(command.folder)} || exit 1"]
-    lines += [f"[ -e {shlex.quote(f'{command.run}/{SUMMARY}')} ] && exit 0"]  # some runs end without a checkpoint
+    lines += [f"[ -e {shlex.quote(f'{command.run}/{SUMMARY_FILE}')} ] && exit 0"]  # some runs end without a checkpoint
     lines += _begin_or_resume(command, ["srun", "paucal", *command.begin_words()], ["srun", "paucal"])
     lines += ["code=$?", '[ "$code" = 130 ] && scontrol requeue "$SLURM_JOB_ID"', 'exit "$code"']
     return "\n".join(lines) + "\n"
@@ -64,7 +64,11 @@ def kuberay_job(command: Command, devices: int, nodes: int, on_gpu: bool) -> str
             f"--output: {command.run!r} is not below the current folder, which the machines of the cluster mount: "
             "choose another, or run this command in the folder that they share."
         )
-    amounts = {"cpu": str(_CPUS * devices), "memory": _MEMORY, **({"nvidia.com/gpu": devices} if on_gpu else {})}
+    amounts = {
+        "cpu": str(_CPUS_PER_PROCESS * devices),
+        "memory": _POD_MEMORY,
+        **({"nvidia.com/gpu": devices} if on_gpu else {}),
+    }
     machines = {
         "groupName": "machines",
         **dict.fromkeys(("replicas", "minReplicas", "maxReplicas"), nodes),
@@ -73,12 +77,12 @@ def kuberay_job(command: Command, devices: int, nodes: int, on_gpu: bool) -> str
     }
     head = {  # no process of the run is placed on it
         "rayStartParams": {"num-cpus": "0"},
-        "template": _pod_template("head", {"cpu": "2", "memory": _MEMORY}, command.folder),
+        "template": _pod_template("head", {"cpu": "2", "memory": _POD_MEMORY}, command.folder),
     }
     on_ray = ["--on", "ray", "--devices", str(devices), "--nodes", str(nodes)]
     begin = ["paucal", command.verb, "--output", command.run, *on_ray, *command.words]  # they may end with `-- DATA`
     lines = [f"cd {shlex.quote(command.folder)} || exit 1"]
-    lines += [f"[ -e {shlex.quote(f'{command.run}/{SUMMARY}')} ] && exit 0"]
+    lines += [f"[ -e {shlex.quote(f'{command.run}/{SUMMARY_FILE}')} ] && exit 0"]
     lines += _begin_or_resume(command, begin, ["paucal"], on_ray)
     job = {
         "apiVersion": "ray.io/v1",
@@ -92,7 +96,7 @@ def kuberay_job(command: Command, devices: int, nodes: int, on_gpu: bool) -> str
         },
     }
     text = yaml.safe_dump(job, sort_keys=False, width=1000, allow_unicode=True)
-    for line, meaning in _TO_CHANGE.items():
+    for line, meaning in _LINES_TO_CHANGE.items():
         text = re.sub(rf"({re.escape(line)})$", rf"\1  # change: {meaning}", text, flags=re.MULTILINE)
     return text
 

@@ -13,7 +13,7 @@ from paucal.runs import RunFolder
 from paucal.types import UserError
 from paucal.wording import counted
 
-STOPPED = 130  # exit code of a run that a signal or its time limit has stopped
+STOPPED_CODE = 130  # exit code of a run that a signal or its time limit has stopped
 _MAX_TIMEOUTS = 1000  # time limits that a job may reach before submitit gives up; its default is 3
 
 
@@ -40,7 +40,7 @@ class RequeuedCommand:
         self._end.start()
         self._end.join()
         code = self._process.returncode
-        if code not in (0, STOPPED):
+        if code not in (0, STOPPED_CODE):
             raise RuntimeError(f"paucal {self.command.verb} ended with exit code {code}; its output says why")
         return code
 

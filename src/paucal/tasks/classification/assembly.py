@@ -27,7 +27,7 @@ from paucal.rules.facts import DataAndMachine, StartFacts
 from paucal.rules.resolve import origins
 from paucal.runner.images import (
     SplitImages,
-    decoded,
+    decode_images,
     find_images,
     first_reading,
     reading_for,
@@ -37,8 +37,8 @@ from paucal.runner.images import (
 from paucal.runner.job import Bars, RunSetup
 from paucal.runner.memory_check import check_memory, explain_memory_errors
 from paucal.runner.run_folder import stored_split
-from paucal.runner.starts import Choice, Start, choose_start, find_start, load_start, may_choose_start
-from paucal.runner.time_budget import seconds_of
+from paucal.runner.starts import Start, WeightsChoice, choose_start, find_start, load_start, may_choose_start
+from paucal.runner.time_budget import parse_duration
 from paucal.runner.trainer_inputs import check_rates
 from paucal.runs import RunFolder
 from paucal.runs.folder import AUTO
@@ -102,7 +102,7 @@ def assemble(
     original_inputs = settings, given
     start = Start() if chooses_start else find_start(settings, run)
     data = opened or _open_images(settings, bars, run)
-    choice = Choice((), "")
+    choice = WeightsChoice((), "")
     if chooses_start:
         settings, given, choice = _choose_start(settings, given, data)
         start = find_start(settings)
@@ -173,7 +173,7 @@ def _make_plan(settings: TrainSettings, facts: DataAndMachine, tune_record: Tune
 
 
 def _open_tune_record(
-    settings: TrainSettings, choice: Choice, run: RunFolder | None, in_memory: bool
+    settings: TrainSettings, choice: WeightsChoice, run: RunFolder | None, in_memory: bool
 ) -> TuneRecord | None:
     """Return the auto-tuning record: stored by `run`, or new; None for a run without auto-tuning.
 
@@ -185,7 +185,7 @@ def _open_tune_record(
     if choice.candidates or settings.time is not None:
         # A probe needs one process and all images in memory; without candidates, the run fine-tunes from the start.
         candidates = choice.candidates if settings.processes == 1 and in_memory else ()
-        budget = 0.0 if settings.time is None else seconds_of(settings.time, "--time")
+        budget = 0.0 if settings.time is None else parse_duration(settings.time, "--time")
         tune_record = TuneRecord(candidates, budget)
     _check_new_run(settings, tune_record, in_memory)
     return tune_record
@@ -259,7 +259,7 @@ def _may_choose_start(settings: TrainSettings, given: Mapping[str, str]) -> bool
 
 def _choose_start(
     settings: TrainSettings, given: Mapping[str, str], data: SplitImages
-) -> tuple[TrainSettings, dict[str, str], Choice]:
+) -> tuple[TrainSettings, dict[str, str], WeightsChoice]:
     """Choose the pretrained weights and, if no method was given, the supervised method for them."""
     settings, given, choice = choose_start(settings, given, data.facts().median_side)
     may_change_method = "method" not in given and not unused_by(replace(settings, method=TUNING_METHOD)) & set(given)
@@ -289,7 +289,7 @@ def _open_images(settings: TrainSettings, bars: Bars, run: RunFolder | None) -> 
     if settings.img_size is not None:
         reading = reading_for(settings.img_size, first_reading(settings, images, stored_reading(run)))
         with bars("reading images") as advance:
-            images = decoded(images, settings, reading, advance)
+            images = decode_images(images, settings, reading, advance)
     return split_images(settings, images) if run is None else SplitImages(images, stored_split(run, images))
 
 
@@ -307,7 +307,7 @@ def _decode_at_size(
     if current_side == min_cells or (opened_data is not None and current_side > min_cells):
         return data, False
     with bars("reading images") as advance:
-        images = decoded(images, settings, reading, advance)
+        images = decode_images(images, settings, reading, advance)
     return replace(data, images=images), len(images) < len(data.images)
 
 

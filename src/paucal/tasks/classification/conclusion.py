@@ -29,7 +29,7 @@ from paucal.runner.console import Console
 from paucal.runner.frames import read_table, to_pandas
 from paucal.runner.job import EvaluatedRun
 from paucal.runner.processes import wait_for_all
-from paucal.runner.time_budget import seconds_of
+from paucal.runner.time_budget import parse_duration
 from paucal.runs import RunFolder
 from paucal.settings.options import flag_words, setting_fields
 from paucal.tasks.classification.assembly import TrainingSetup
@@ -107,7 +107,7 @@ def conclude(run: RunFolder, setup: TrainingSetup, outcome: Outcome, console: Co
     report = _write_evaluation(run, setup, predictions)
     calibrated = calibration(uncalibrated, finish.temperature, finish.images) if finish.images else None
     remove_epoch_weights(run, setup)
-    if not setup.card.several:
+    if not setup.card.is_multi_label:
         draw_mistakes(run.plots, predictions, setup.data.images, load_trained(run), console.say)
     return _write_and_print(run, setup, outcome, FinalEvaluation(report, finish, calibrated), console)
 
@@ -134,14 +134,14 @@ def _predict_test(run: RunFolder, setup: TrainingSetup, console: Console) -> Pre
 def _make_report(setup: TrainingSetup, predictions: Predictions, finish: Finish) -> Report:
     """Return the report on the test predictions, without writing it."""
     classes = setup.card.classes
-    if setup.card.several:
+    if setup.card.is_multi_label:
         return multi_label_report(predictions, classes, finish.thresholds or setup.card.thresholds or ())
     return classification_report(predictions, classes, _train_labels(setup))
 
 
 def _write_evaluation(run: RunFolder, setup: TrainingSetup, predictions: Predictions) -> Report:
     images, classes = setup.data.images, setup.card.classes
-    if setup.card.several:
+    if setup.card.is_multi_label:
         return record_multi_label(run.evaluation("test"), run.plots, predictions, images, read_card(run))
     labels = _train_labels(setup)
     return record_classification(run.evaluation("test"), run.plots, predictions, images, classes, labels)
@@ -266,7 +266,7 @@ def next_steps(run: RunFolder, setup: TrainingSetup) -> list[str]:
     else:
         longer = changed_command(setup, epochs=2 * settings.passes)
         if settings.time is not None:
-            longer = changed_command(setup, time=f"{max(1, round(seconds_of(settings.time) / 30))}m")
+            longer = changed_command(setup, time=f"{max(1, round(parse_duration(settings.time) / 30))}m")
         steps.append(f"{longer}     # train for longer")
     return steps
 

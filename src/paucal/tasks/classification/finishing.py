@@ -83,7 +83,7 @@ def finish_model(run: RunFolder, setup: TrainingSetup, outcome: Outcome, console
         finish, tuned = _try_average(run, setup, outcome, epoch_store, watch, console)
         if tuned is not None:
             finish = _with_refitted_head(run, setup, outcome, finish, tuned, console)
-    if setup.card.several:
+    if setup.card.is_multi_label:
         return _with_thresholds(run, setup, finish, console)
     if setup.settings.calibrate == "none":
         return finish

@@ -18,7 +18,7 @@ from paucal.runner.frames import Data, takes_frames
 from paucal.runner.life import Stopped, begin, resume
 from paucal.runner.outputs import refuse_inside_images
 from paucal.runs import RunFolder
-from paucal.runs.folder import RUNS
+from paucal.runs.folder import RUNS_FOLDER
 from paucal.settings.values import from_python, given_names, shows_settings
 from paucal.tasks.classification.job import TrainingJob
 from paucal.types import UserError
@@ -140,9 +140,9 @@ def _prepare_folder(settings: TrainSettings) -> Path:
     """Create the folder of all folds, store their common settings in it, and return its path."""
     if settings.output is None:
         number = 1
-        while (RUNS / f"folds-{number}").exists():
+        while (RUNS_FOLDER / f"folds-{number}").exists():
             number += 1
-        folder = RUNS / f"folds-{number}"
+        folder = RUNS_FOLDER / f"folds-{number}"
     else:
         folder = named_path(settings.output)
     refuse_inside_images(folder, {"DATA": settings.data}, settings.data_root)

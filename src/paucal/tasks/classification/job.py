@@ -12,8 +12,8 @@ from paucal.methods.training_settings import TrainSettings
 from paucal.runner.console import Console
 from paucal.runner.images import pin_data
 from paucal.runner.job import Bars, Job, Watcher
-from paucal.runner.starts import pin_start, plain_init
-from paucal.runner.time_budget import one_length
+from paucal.runner.starts import pin_start, without_none_init
+from paucal.runner.time_budget import keep_one_length
 from paucal.runs import RunFolder, write_atomically
 from paucal.settings.groups import DataSettings
 from paucal.settings.options import check_ranges
@@ -34,12 +34,12 @@ class TrainingJob(Job[TrainSettings, TrainingSetup, Result]):
     """Training of a classifier with any method of `paucal train`."""
 
     verb = "train"
-    kind = TrainSettings
+    settings_type = TrainSettings
     reads = ("data", "data_root", "init", "classes", "unlabelled", *sorted(paths_of_methods()))
 
     def check(self, settings: TrainSettings, given: Mapping[str, str]) -> tuple[TrainSettings, dict[str, str]]:
         """Fill in the recipe and refuse settings that contradict each other."""
-        settings = plain_init(settings)
+        settings = without_none_init(settings)
         if settings.target is not None:
             raise UserError("--target is not supported for comparisons and folds: run 'paucal train' once per --seed.")
         if settings.ordinal:
@@ -50,7 +50,7 @@ class TrainingJob(Job[TrainSettings, TrainingSetup, Result]):
         settings, origin = with_recipe(settings, given)
         check_used(settings, origin)
         check_ranges(settings)
-        return one_length(settings, origin), origin
+        return keep_one_length(settings, origin), origin
 
     def pin(self, settings: TrainSettings) -> TrainSettings:
         """Return settings with absolute paths."""

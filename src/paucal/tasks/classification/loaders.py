@@ -21,7 +21,7 @@ from paucal.methods.training_settings import TrainSettings
 from paucal.models.card import ModelCard
 from paucal.models.preprocessing import Preprocessing
 from paucal.recipes.table import RECIPES
-from paucal.rules.model import SMALL
+from paucal.rules.model import SMALL_SIDE
 from paucal.runner.images import SplitImages, eval_loader, normalisation, step_loader, stored_preprocessing
 from paucal.runs import RunFolder
 from paucal.training import Plan
@@ -58,7 +58,7 @@ def preprocessing(
     recipe = None if settings.recipe is None else RECIPES.get(settings.recipe)
     recipe_input = ImageInput() if recipe is not None and recipe.imagenet_crop else None
     image_input = recipe_input or start or input_of_scratch(settings.model)
-    uses_full_image = settings.crop in ("padded", "none") or min(size) <= SMALL or settings.resize != "crop"
+    uses_full_image = settings.crop in ("padded", "none") or min(size) <= SMALL_SIDE or settings.resize != "crop"
     ratio = 1.0 if uses_full_image else image_input.crop_ratio
     mean, std, interpolation = statistics.mean, statistics.std, image_input.interpolation
     return Preprocessing(size, ratio, interpolation, mean, std, value_range, settings.resize)

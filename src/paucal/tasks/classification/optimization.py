@@ -9,7 +9,7 @@ from paucal.methods.training_settings import TrainSettings
 from paucal.models.card import ModelCard
 from paucal.objectives import Objective
 from paucal.runner.images import SplitImages
-from paucal.runner.trainer_inputs import check_length, check_sync, trainer_plan
+from paucal.runner.trainer_inputs import check_length, check_sync_bn, trainer_plan
 from paucal.tasks.classification.loaders import train_loader
 from paucal.training import CosineWarmup, LaggingEpochs, Optimization, Plan, largest_batch
 from paucal.types import Batch, UserError
@@ -19,7 +19,7 @@ WARMUP_START = 1e-3  # learning rate at the start of the warm-up, over the peak;
 
 def training_plan(settings: TrainSettings, n_train: int, n_classes: int) -> Plan:
     """Return the training plan of the run: its length, seed, hardware, and mixup and cutmix."""
-    check_sync(settings)
+    check_sync_bn(settings)
     is_mixed = settings.mixup or settings.cutmix
     mixing = Mixing(mixup=settings.mixup, cutmix=settings.cutmix) if is_mixed else None
     return trainer_plan(settings, n_train, mixing, n_classes)

@@ -17,7 +17,7 @@ from paucal.data.splits.split_csv import read_rows, write_split
 from paucal.evaluation.seen_images import UNLABELLED_IMAGES
 from paucal.methods.training_settings import TrainSettings
 from paucal.runner.console import Console
-from paucal.runner.images import SplitImages, decoded, find_images
+from paucal.runner.images import SplitImages, decode_images, find_images
 from paucal.runs import RunFolder
 from paucal.settings.groups import DataSettings
 from paucal.types import UserError
@@ -50,7 +50,9 @@ def read_unlabelled(settings: TrainSettings, data: SplitImages, max_images: int,
         console.say(f"note: {max_images} of the {len(images)} images without labels are used")
         images = images.select(evenly_spaced(len(images), max_images))
     with console.progress("reading images without labels") as advance:
-        images = decoded(images, replace(_data_settings(settings), on_bad_image="skip"), data.images.reading, advance)
+        images = decode_images(
+            images, replace(_data_settings(settings), on_bad_image="skip"), data.images.reading, advance
+        )
     run_rows = np.concatenate([data.part(name) for name in ("train", "val", "test")])
     copies_of_run, copies_of_others = copies_among(images, data.images.select(run_rows))
     held_out = data.images.select(np.concatenate([data.part("val"), data.part("test")]))
@@ -83,7 +85,9 @@ def read_listed_images(
     indices = np.flatnonzero([key in keys for key in images.keys])
     images = images.select(indices[evenly_spaced(len(indices), max_images)])
     with console.progress("reading images without labels") as advance:
-        return decoded(images, replace(_data_settings(settings), on_bad_image="skip"), data.images.reading, advance)
+        return decode_images(
+            images, replace(_data_settings(settings), on_bad_image="skip"), data.images.reading, advance
+        )
 
 
 def as_training_split(images: ImageSet) -> SplitImages:

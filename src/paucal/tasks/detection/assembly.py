@@ -17,13 +17,13 @@ from paucal.objectives.finetuning import FineTuning
 from paucal.rules.backbone import backbone_spec
 from paucal.rules.facts import StartFacts
 from paucal.rules.resolve import origins, resolve
-from paucal.runner.images import SplitImages, decoded, normalisation, reading_for
+from paucal.runner.images import SplitImages, decode_images, normalisation, reading_for
 from paucal.runner.job import Bars, RunSetup
 from paucal.runner.memory_check import check_memory, explain_memory_errors
 from paucal.runner.run_folder import stored_split
 from paucal.runner.starts import choose_start, load_start, may_choose_start
-from paucal.runner.time_budget import seconds_of
-from paucal.runner.trainer_inputs import check_rates, trainer_plan, with_joint_norms
+from paucal.runner.time_budget import parse_duration
+from paucal.runner.trainer_inputs import check_rates, trainer_plan, with_synced_norms
 from paucal.runs import RunFolder
 from paucal.runs.folder import COCO
 from paucal.settings.options import flag
@@ -89,7 +89,7 @@ def check(settings: DetectSettings) -> None:
     if len(lengths) > 1 and not (set(lengths) == {"time", "steps"} and settings.judge_every is not None):
         raise UserError(f"{' and '.join(map(flag, lengths))} all set the length of the run: give one of them.")
     if settings.time is not None:
-        seconds_of(settings.time, "--time")
+        parse_duration(settings.time, "--time")
     milestones = settings.milestones
     if milestones is not None and (min(milestones, default=1) < 1 or list(milestones) != sorted(set(milestones))):
         text = " ".join(map(str, milestones))
@@ -227,7 +227,7 @@ def _decode(
     """Decode the images at the network's size, and split them again if some cannot be read."""
     reading = reading_for([max(settings.img_size)], WHOLE)
     with bars("reading images") as advance:
-        images = decoded(boxed.images, settings, reading, advance)
+        images = decode_images(boxed.images, settings, reading, advance)
     decoded_set = replace(boxed, images=images)
     if len(images) == len(boxed.images):
         return decoded_set, replace(data, images=images)
@@ -250,7 +250,7 @@ def _build_detector(
         spec, notes = detector_backbone(settings)
         options = detector_options(settings)
         notes = [*check_memory(settings, spec), *notes]
-        detector = with_joint_norms(settings, build_detector(spec, len(boxed.classes), options, settings.drop_path))
+        detector = with_synced_norms(settings, build_detector(spec, len(boxed.classes), options, settings.drop_path))
         freeze = None if settings.freeze == "none" else settings.freeze
         tuning = FineTuning(freeze=freeze, eval_mode=settings.eval_mode)
         objective = Detection(detector, tuning, settings.backbone_lr)

@@ -25,8 +25,8 @@ from paucal.runner.frames import Data
 from paucal.runner.images import step_loader
 from paucal.runner.job import Bars, Watcher
 from paucal.runner.run_folder import store_changes
-from paucal.runner.starts import plain_init
-from paucal.runner.time_budget import Length, Pace, TimedJob, seconds_of, seconds_per_step, trial_steps
+from paucal.runner.starts import without_none_init
+from paucal.runner.time_budget import Pace, PlannedLength, TimedJob, parse_duration, seconds_per_step, trial_steps
 from paucal.runs import RunFolder
 from paucal.settings.options import check_ranges
 from paucal.settings.values import shows_settings
@@ -93,13 +93,13 @@ class DetectionJob(TimedJob[DetectSettings, DetectionSetup, DetectResult]):
     """Training of a detector."""
 
     verb = "detect"
-    kind = DetectSettings
+    settings_type = DetectSettings
     reads = ("data", "init")
     length_setting = "steps"
 
     def check(self, settings: DetectSettings, given: Mapping[str, str]) -> tuple[DetectSettings, dict[str, str]]:
         """Fill in the recipe and refuse invalid settings."""
-        settings = plain_init(settings)
+        settings = without_none_init(settings)
         timed = settings.time is not None or settings.steps is not None
         settings, origin = fill_in(settings, given, RECIPES, settings.recipe, LENGTH_SETTINGS if timed else ())
         check(settings)
@@ -153,7 +153,7 @@ class DetectionJob(TimedJob[DetectSettings, DetectionSetup, DetectResult]):
         if settings.init is not None and settings.processes == 1:
             console.say("timing a few steps with a frozen backbone")
             with memory_advice(setup.plan):
-                steps = fit_heads_steps(setup, FIRST_SHARE * seconds_of(settings.time, "--time"))
+                steps = fit_heads_steps(setup, FIRST_SHARE * parse_duration(settings.time, "--time"))
             reason = f"a fifth of {settings.time}" if steps else f"a fifth of {settings.time} is too short"
         new_settings = replace(settings, heads_steps=steps)
         origin = origins(new_settings, setup.origin, {"heads_steps": reason})
@@ -181,7 +181,7 @@ class DetectionJob(TimedJob[DetectSettings, DetectionSetup, DetectResult]):
                 image_seconds += (time.perf_counter() - start) / max(len(indices), 1)
         return Pace(step_seconds, image_seconds, image_seconds, FINISH_SECONDS * slowdown())
 
-    def fit_length(self, setup: DetectionSetup, pace: Pace, left: float) -> Length:
+    def fit_length(self, setup: DetectionSetup, pace: Pace, left: float) -> PlannedLength:
         """Return the number of steps that fit in the time, and the interval of the validation."""
         settings, counts = setup.settings, setup.data.counts()
         share = settings.effective_batch / max(counts["train"], 1)
@@ -189,7 +189,7 @@ class DetectionJob(TimedJob[DetectSettings, DetectionSetup, DetectResult]):
         plan = fit_steps(pace, left, counts, share, max_passes)
         if not plan.steps:
             assert settings.time is not None  # the length is planned only for a time budget
-            seconds_spent = seconds_of(settings.time, "--time") - left
+            seconds_spent = parse_duration(settings.time, "--time") - left
             needed_seconds = seconds_spent + plan.seconds + MIN_STEPS * pace.step + pace.evaluation(counts)
             raise UserError(
                 f"--time is {settings.time}, but a step takes {pace.step:.1f} s here, and evaluating an image "
@@ -199,7 +199,7 @@ class DetectionJob(TimedJob[DetectSettings, DetectionSetup, DetectResult]):
         text = f"{plan.steps} steps of {pace.step:.2f} s ({plan.steps * share:.1f} passes) fit in {settings.time}"
         reasons = {"steps": text, "judge_every": "validation takes at most a seventh of the time"}
         values = {"steps": plan.steps, "judge_every": plan.judge_every}
-        return Length(values, reasons, text, plan.seconds, int(max_passes / share))
+        return PlannedLength(values, reasons, text, plan.seconds, int(max_passes / share))
 
     def loader(self, setup: DetectionSetup, start: int) -> TrainLoader:
         """Return the training loader of this process from forward pass `start` on."""

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, TypeGuard
 import torch
 
 from paucal.backbones import BackboneSpec
-from paucal.models.card import FORMAT, ModelCard
+from paucal.models.card import CARD_FORMAT, ModelCard
 from paucal.models.preprocessing import MAX_SIDE
 from paucal.models.saved import load_saved
 from paucal.models.tasks import DETECTION
@@ -30,7 +30,7 @@ class DetectorCard(ModelCard):
     """
 
     task: ClassVar[str] = DETECTION
-    formats: ClassVar[tuple[int, ...]] = (FORMAT,)
+    formats: ClassVar[tuple[int, ...]] = (CARD_FORMAT,)
 
     options: DetectorOptions = field(default_factory=DetectorOptions)
     category_ids: tuple[int, ...] = ()

@@ -22,7 +22,7 @@ from paucal.runner.job import Bars
 from paucal.runner.starts import Start, find_start
 from paucal.runs import RunFolder
 from paucal.runs.folder import COCO
-from paucal.runs.weights import read_foreign
+from paucal.runs.weights import read_untrusted
 from paucal.settings.options import flag
 from paucal.tasks.detection.network.detector import Detector
 from paucal.tasks.detection.settings import DetectSettings
@@ -139,7 +139,7 @@ def load_published(detector: Detector, settings: DetectSettings, classes: Sequen
     """Load the published detector for these settings into `detector`; download it if it is not in the cache."""
     published = choose_published(settings, settings.masks == "on")
     names = published.weights.meta["categories"]
-    tree = read_foreign(_cached_file(published, bars))
+    tree = read_untrusted(_cached_file(published, bars))
     state, coco_classes = _convert_names(tree, detector.state_dict(), names, classes)
     own_state = detector.state_dict()
     needed = [name for name in own_state if not name.endswith("num_batches_tracked")]

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from paucal.rules.facts import DataAndMachine, describe_undertrained
 from paucal.rules.images import normalise_like_start
-from paucal.rules.machine import COMPUTE, PROCESSES
+from paucal.rules.machine import COMPUTE_RULES, PROCESS_RULES
 from paucal.rules.model import model_args, model_of_start
 from paucal.rules.resolve import Choice, rules_by_name
 from paucal.wording import counted
@@ -187,7 +187,18 @@ def normalise(facts: DataAndMachine) -> Choice:
 
 RULES = rules_by_name(
     [
-        *(*PROCESSES, *COMPUTE, model, model_args, img_size, masks, finest, anchor, pyramid_channels, head_dim),
+        *(
+            *PROCESS_RULES,
+            *COMPUTE_RULES,
+            model,
+            model_args,
+            img_size,
+            masks,
+            finest,
+            anchor,
+            pyramid_channels,
+            head_dim,
+        ),
         *(regions, proposals, time, batch_size, epochs, lr, warmup_epochs, min_lr, freeze, eval_mode, backbone_lr),
         *(average, hflip, jitter, normalise),
     ]

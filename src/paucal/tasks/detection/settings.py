@@ -5,7 +5,7 @@ from typing import Literal
 
 from paucal.settings.groups import JobSettings
 from paucal.settings.options import EarlierName, option
-from paucal.settings.parts import CutSettings, JointNormSettings
+from paucal.settings.parts import FractionSettings, SyncBatchNormSettings
 from paucal.tasks.detection.network.options import (
     HEADS,
     MAX_LAYERS,
@@ -146,7 +146,13 @@ class ScheduleSettings:
 
 @dataclass(frozen=True)
 class DetectSettings(
-    ScheduleSettings, FineTuningSettings, LossSettings, DetectorSettings, JointNormSettings, CutSettings, JobSettings
+    ScheduleSettings,
+    FineTuningSettings,
+    LossSettings,
+    DetectorSettings,
+    SyncBatchNormSettings,
+    FractionSettings,
+    JobSettings,
 ):
     """Every setting of `paucal detect`; the command line and `paucal.detect` share it."""
 

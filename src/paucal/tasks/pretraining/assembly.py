@@ -23,12 +23,12 @@ from paucal.models.preprocessing import Preprocessing
 from paucal.objectives import Objective
 from paucal.rules.backbone import backbone_spec
 from paucal.rules.facts import DataAndMachine
-from paucal.rules.model import SMALL
+from paucal.rules.model import SMALL_SIDE
 from paucal.rules.resolve import origins
 from paucal.runner.images import (
     Advance,
     SplitImages,
-    decoded,
+    decode_images,
     first_reading,
     normalisation,
     reading_for,
@@ -107,12 +107,12 @@ def _open_and_resolve(
     first_facts = replace(undecoded_data.facts(), start=start.facts)
     size = settings.img_size or resolve_pretraining(settings, first_facts)[0].img_size
     with bars("reading images") as advance:
-        images = decoded(undecoded, settings, reading_for(size, base_reading), advance)
+        images = decode_images(undecoded, settings, reading_for(size, base_reading), advance)
     data = SplitImages(images, _split_images(images) if run is None else stored_split(run, images))
     facts = replace(data.facts(), start=start.facts)
     settings, reasons = resolve_pretraining(settings, facts)
     if settings.img_size is not None and reading_for(settings.img_size).side != images.reading.side:
-        data = replace(data, images=decoded(images, settings, reading_for(settings.img_size, images.reading)))
+        data = replace(data, images=decode_images(images, settings, reading_for(settings.img_size, images.reading)))
     return data, facts, settings, reasons
 
 
@@ -139,7 +139,7 @@ def _run_preprocessing(
         return stored
     statistics = normalisation(settings, data, start)
     size = height_and_width(settings.img_size)
-    ratio = 1.0 if min(size) <= SMALL or settings.resize != "crop" else ImageInput().crop_ratio
+    ratio = 1.0 if min(size) <= SMALL_SIDE or settings.resize != "crop" else ImageInput().crop_ratio
     reading, interpolation = data.images.reading, ImageInput().interpolation
     chosen_input = Preprocessing(size, ratio, interpolation, statistics.mean, statistics.std, reading.value_range)
     return replace(chosen_input, channel_ranges=reading.channel_ranges, resize=settings.resize)

@@ -28,7 +28,7 @@ from paucal.runner.frames import Data, takes_frames
 from paucal.runner.images import pin_data, step_loader
 from paucal.runner.job import Bars, FinishedRun, Job
 from paucal.runner.processes import is_first, wait_for_all
-from paucal.runner.starts import plain_init
+from paucal.runner.starts import without_none_init
 from paucal.runs import RunFolder
 from paucal.settings.groups import DataSettings
 from paucal.settings.options import check_ranges
@@ -117,13 +117,13 @@ class PretrainingJob(Job[PretrainSettings, PretrainingSetup, PretrainResult]):
     """Pre-training, with any of its methods."""
 
     verb = "pretrain"
-    kind = PretrainSettings
+    settings_type = PretrainSettings
     reads = ("data", "data_root", "monitor", "init")
 
     def check(self, settings: PretrainSettings, given: Mapping[str, str]) -> tuple[PretrainSettings, dict[str, str]]:
         """Fill in the recipe and refuse settings that contradict each other."""
         method_of(settings)
-        settings, origin = with_recipe(plain_init(settings), given)
+        settings, origin = with_recipe(without_none_init(settings), given)
         check_used(settings, origin)
         check_ranges(settings)
         return settings, origin

@@ -22,7 +22,7 @@ from paucal.evaluation.protocols.data import balanced_sample, evaluation_data
 from paucal.evaluation.protocols.knn import HEADLINE, knn_scores
 from paucal.metrics.measures import hits
 from paucal.models.preprocessing import Preprocessing
-from paucal.runner.images import decoded
+from paucal.runner.images import decode_images
 from paucal.settings.groups import DataSettings
 from paucal.types import UserError
 
@@ -100,7 +100,7 @@ def _open_monitor_images(
         if not images.labelled:
             raise UserError(f"{images.location} has images without a label")
     try:
-        images = decoded(images, settings, reading)
+        images = decode_images(images, settings, reading)
     except UserError as problem:
         raise UserError(f"--monitor: {problem}") from problem
     with _explain_missing_labels():

@@ -10,7 +10,7 @@ from paucal.methods.pretraining import method_of
 from paucal.runner.console import Console
 from paucal.runner.job import Watcher
 from paucal.runner.run_folder import store_changes
-from paucal.runs import RunFolder, keep_as
+from paucal.runs import RunFolder, link_or_copy
 from paucal.tasks.pretraining.assembly import PretrainingSetup
 from paucal.tasks.pretraining.monitor import NAME
 from paucal.training import checkpoint_rows
@@ -143,7 +143,7 @@ class StageWatch(Watcher[PretrainingSetup]):
         self._verdict = self.watcher.look(row)
         is_healthy = self._verdict is None and not self.watcher.suspicious
         if is_healthy and settings.on_collapse == "rollback" and self.run.last.exists():
-            keep_as(self.run.last, self.run.last.with_name(HEALTHY))  # saved before this epoch, which is healthy
+            link_or_copy(self.run.last, self.run.last.with_name(HEALTHY))  # saved before this epoch, which is healthy
         self._changes = epoch == self.method.next_stage_epoch(settings) and epoch < epochs
         collapsed = self._verdict is not None and settings.on_collapse != "warn" and epoch < epochs
         self._scores = self._count_worse(row), row.get(NAME)
@@ -203,7 +203,7 @@ class StageWatch(Watcher[PretrainingSetup]):
         verdict = self._verdict
         assert verdict is not None
         settings, origin = self.setup.settings, dict(self.setup.origin)
-        keep_as(self.run.last.with_name(HEALTHY), self.run.last)
+        link_or_copy(self.run.last.with_name(HEALTHY), self.run.last)
         rows = self.run.read_rows()
         entry = {"epoch": rows[-1]["epoch"], "kind": verdict.kind, "sentence": verdict.sentence}
         reason = f"rollback {len(self.rollbacks) + 1}, after {verdict.kind}"

@@ -16,7 +16,7 @@ from paucal.evaluation.predictions import predict_in_order
 from paucal.evaluation.record import Line, lines_table
 from paucal.metrics.intervals import Score
 from paucal.metrics.regression import RegressionReport, regression_report
-from paucal.models.regression import LEVEL, Numbers
+from paucal.models.regression import INTERVAL_LEVEL, NumberPredictions
 from paucal.models.trained import TrainedModel
 from paucal.runs import csv_text, write_text
 from paucal.tasks.regression.model import card_of
@@ -30,7 +30,7 @@ TITLES = {
     "mae": ("mean absolute error (MAE)", "how far a prediction is off, on average, in the unit of the target"),
     "rmse": ("root mean squared error (RMSE)", "the same, with large errors counting more"),
     "r2": ("R²", "share of the variance that is explained; 0 for always predicting the mean"),
-    "coverage": (f"coverage of {LEVEL:.0%} intervals", "share of images whose number lies in its interval"),
+    "coverage": (f"coverage of {INTERVAL_LEVEL:.0%} intervals", "share of images whose number lies in its interval"),
 }
 
 
@@ -42,7 +42,7 @@ def evaluate_numbers(
     seed: int,
     progress: Any,
     groups: NDArray[np.int64] | None = None,
-) -> tuple[RegressionReport, Numbers]:
+) -> tuple[RegressionReport, NumberPredictions]:
     """Return the scores of a model on the images at (N,) positions, and what it predicts for them.
 
     The loader yields these images in order; `groups` has the group of each image of the set.
@@ -51,7 +51,7 @@ def evaluate_numbers(
     numbers = card.read(predict_in_order(model.module, loader, part, model.device, progress)[:, 0].double().numpy())
     graded, ends = card.grades is not None, (numbers.low, numbers.high)
     part_groups = None if groups is None else groups[part]
-    report = regression_report(truth, numbers.predicted, ends, card.mean, LEVEL, seed, graded, part_groups)
+    report = regression_report(truth, numbers.predicted, ends, card.mean, INTERVAL_LEVEL, seed, graded, part_groups)
     return report, numbers
 
 
@@ -62,7 +62,7 @@ def write_scores(
     images: ImageSet,
     part: NDArray[np.int64],
     truth: Array,
-    numbers: Numbers,
+    numbers: NumberPredictions,
 ) -> None:
     """Write `metrics.json`, `predictions.csv` and the plot of predicted against true numbers."""
     folder.mkdir(parents=True, exist_ok=True)

@@ -9,7 +9,7 @@ from sklearn.linear_model import Ridge
 from sklearn.model_selection import KFold
 
 from paucal.metrics.regression import conformal_half_width
-from paucal.models.regression import LEVEL, Grades
+from paucal.models.regression import INTERVAL_LEVEL, Grades
 
 STRENGTHS = (100.0, 1000.0, 10_000.0, 100_000.0)  # L2 penalties on standardised features and targets
 FOLDS = 10
@@ -79,10 +79,10 @@ def fit_grades(outputs: Array, truth: Array, lowest: int, highest: int) -> tuple
         return Grades(lowest, tuple(cuts.tolist()), float(np.exp(values[0])))
 
     def loss(values: Array) -> float:
-        shares = unpack(values).shares(outputs)[rows, index]
+        shares = unpack(values).probabilities(outputs)[rows, index]
         pull = PULL * (values[0] ** 2 + (values[2:] ** 2).sum())
         return float(-np.log(np.maximum(shares, 1e-12)).mean() + pull)
 
     start = np.concatenate([[0.0, lowest + 0.5], np.zeros(highest - lowest - 1)])
     grades = unpack(minimize(loss, start, bounds=[(-5, 5), (None, None), *[(-7, 5)] * (len(start) - 2)]).x)
-    return grades, conformal_half_width(grades.misses(outputs, truth), LEVEL)
+    return grades, conformal_half_width(grades.misses(outputs, truth), INTERVAL_LEVEL)

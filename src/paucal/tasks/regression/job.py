@@ -18,18 +18,34 @@ from paucal.evaluation.predictions import predict_in_order
 from paucal.methods.training import resolve_training
 from paucal.methods.training_settings import TrainSettings
 from paucal.metrics.regression import RegressionReport, conformal_half_width
-from paucal.models.features import ClassifierInputs, StagedInputs, linear_classifier
+from paucal.models.features import ClassifierInputs, StageClassifierInputs, linear_classifier
 from paucal.models.preprocessing import Preprocessing
-from paucal.models.regression import LEVEL, RegressionCard
+from paucal.models.regression import INTERVAL_LEVEL, RegressionCard
 from paucal.models.trained import TrainedModel, save_trained
 from paucal.report.regression import write_regression_report
 from paucal.rules.backbone import backbone_spec
 from paucal.rules.resolve import origins
 from paucal.runner.frames import read_table, to_pandas
-from paucal.runner.images import decoded, eval_loader, find_images, first_reading, normalisation, pin_data, reading_for
+from paucal.runner.images import (
+    decode_images,
+    eval_loader,
+    find_images,
+    first_reading,
+    normalisation,
+    pin_data,
+    reading_for,
+)
 from paucal.runner.job import Bars, EvaluatedRun, Job, Watcher
 from paucal.runner.memory_check import check_memory
-from paucal.runner.starts import TINY, choose_start, find_start, load_start, may_choose_start, pin_start, plain_init
+from paucal.runner.starts import (
+    MIN_SIDE,
+    choose_start,
+    find_start,
+    load_start,
+    may_choose_start,
+    pin_start,
+    without_none_init,
+)
 from paucal.runner.trainer_inputs import hardware
 from paucal.runs import RunFolder
 from paucal.settings.options import check_ranges, flag
@@ -151,7 +167,7 @@ class RegressionJob(Job[TrainSettings, RegressionSetup, RegressionResult]):
     """A regression on frozen features of trained weights."""
 
     verb = "train"
-    kind = TrainSettings
+    settings_type = TrainSettings
     reads = ("data", "data_root", "init", "split")
 
     def check(self, settings: TrainSettings, given: Mapping[str, str]) -> tuple[TrainSettings, dict[str, str]]:
@@ -164,7 +180,7 @@ class RegressionJob(Job[TrainSettings, RegressionSetup, RegressionResult]):
                 "trains no network: leave it out."
             )
         check_ranges(settings)
-        return replace(plain_init(settings), epochs=0, method="supervised"), dict(given)
+        return replace(without_none_init(settings), epochs=0, method="supervised"), dict(given)
 
     def pin(self, settings: TrainSettings) -> TrainSettings:
         """Return settings with absolute paths."""
@@ -183,7 +199,9 @@ class RegressionJob(Job[TrainSettings, RegressionSetup, RegressionResult]):
         data = NumberedImages(images, split_numbers(settings, images, run), targets=targets)
         remarks: list[str] = []
         if run is None and may_choose_start(settings, given):
-            side = max(data.facts().median_side, TINY)  # tiny images are enlarged, since only the regression is trained
+            side = max(
+                data.facts().median_side, MIN_SIDE
+            )  # tiny images are enlarged, since only the regression is trained
             settings, given, choice = choose_start(settings, given, side)
             remarks = [choice.remark] if choice.remark else []
         start = find_start(settings, run)
@@ -195,7 +213,7 @@ class RegressionJob(Job[TrainSettings, RegressionSetup, RegressionResult]):
             settings, reasons["resize"] = replace(settings, resize="squash"), "a number is of the whole image"
         reading = reading_for(settings.img_size, first_reading(settings, images))
         with bars("reading images") as advance:
-            images = decoded(images, settings, reading, advance)
+            images = decode_images(images, settings, reading, advance)
         if len(images) < len(targets):  # unreadable images were skipped
             images, targets = with_numbers(images, column)
             data = NumberedImages(images, split_numbers(settings, images, run), targets=targets)
@@ -258,7 +276,7 @@ class RegressionJob(Job[TrainSettings, RegressionSetup, RegressionResult]):
         network, train = setup.objective.deployable().to(settings.device), data.part("train")
         size = setup.card.backbone.image_size
         staged = bool(last_stage_maps(network, size))
-        inputs = StagedInputs(network, size) if staged else ClassifierInputs(network)
+        inputs = StageClassifierInputs(network, size) if staged else ClassifierInputs(network)
         try:
             with console.progress("features") as advance:
                 loader = eval_loader(data, train, setup.card.preprocessing, settings)
@@ -271,7 +289,7 @@ class RegressionJob(Job[TrainSettings, RegressionSetup, RegressionResult]):
             ends = int(data.targets.min()), int(data.targets.max())
             grades, half_width = fit_grades(truth + fitted.residuals, truth, *ends)
         else:
-            half_width = conformal_half_width(fitted.residuals, LEVEL)
+            half_width = conformal_half_width(fitted.residuals, INTERVAL_LEVEL)
         statistics = {"mean": float(truth.mean()), "deviation": float(truth.std()) or 1.0}
         card = replace(setup.card, half_width=half_width, **statistics, grades=grades, reads_stages=staged)
         save_trained(run, network, card)

@@ -17,7 +17,7 @@ from paucal.runner.images import normalisation
 from paucal.runner.job import Bars, RunSetup
 from paucal.runner.memory_check import check_memory, explain_memory_errors
 from paucal.runner.starts import choose_start, find_start, load_start, may_choose_start
-from paucal.runner.trainer_inputs import check_rates, trainer_plan, with_joint_norms
+from paucal.runner.trainer_inputs import check_rates, trainer_plan, with_synced_norms
 from paucal.runs import RunFolder
 from paucal.runs.folder import AUTO
 from paucal.tasks.segmentation.crops import CropOptions
@@ -109,7 +109,7 @@ def _build_network(
             whole=settings.test_mode == "whole",
             resize_to=_resize_sides(settings),
         )
-        network = with_joint_norms(settings, card.build(drop_path_rate=settings.drop_path))
+        network = with_synced_norms(settings, card.build(drop_path_rate=settings.drop_path))
         if settings.test_mode == "whole" and (size := network.maps.fixed_size) is not None:
             raise UserError(
                 f"--test-mode is whole, but {settings.model} only takes images of {size[0]}x{size[1]} pixels: use "
@@ -117,7 +117,7 @@ def _build_network(
             )
         tuning, width = fine_tuning(settings), settings.auxiliary_width
         objective = PixelObjective(network, settings.auxiliary, tuning, settings.backbone_lr, width, settings.dropout)
-        objective.auxiliary = objective.auxiliary and with_joint_norms(settings, objective.auxiliary)
+        objective.auxiliary = objective.auxiliary and with_synced_norms(settings, objective.auxiliary)
         return card, objective, notes
 
 

@@ -17,7 +17,7 @@ from paucal.data.splits.split import Split, make_split
 from paucal.data.splits.split_csv import read_split
 from paucal.models.saved import stored_card
 from paucal.reading import named_path
-from paucal.runner.images import SplitImages, decoded
+from paucal.runner.images import SplitImages, decode_images
 from paucal.runner.job import Bars
 from paucal.runner.outputs import refuse_inside_images
 from paucal.runner.run_folder import stored_split
@@ -69,7 +69,7 @@ def open_segmentation_data(settings: SegmentSettings, bars: Bars, run: RunFolder
     card = stored_card(run, SegmentationCard)
     reading = card.preprocessing.reading if card is not None else WHOLE
     with bars("reading images") as advance:
-        images = decoded(images_of_pairs(pairs, location), settings, replace(reading, side=None), advance)
+        images = decode_images(images_of_pairs(pairs, location), settings, replace(reading, side=None), advance)
     class_names = None if settings.classes is None else read_class_names(Path(settings.classes))
     if card is not None and class_names is None:
         class_names = NamedClasses(card.classes)

@@ -23,8 +23,16 @@ from paucal.runner.console import Console
 from paucal.runner.frames import Data
 from paucal.runner.images import step_loader
 from paucal.runner.job import Bars, Watcher
-from paucal.runner.starts import pin_start, plain_init
-from paucal.runner.time_budget import Length, Pace, TimedJob, one_length, seconds_of, seconds_per_step, trial_steps
+from paucal.runner.starts import pin_start, without_none_init
+from paucal.runner.time_budget import (
+    Pace,
+    PlannedLength,
+    TimedJob,
+    keep_one_length,
+    parse_duration,
+    seconds_per_step,
+    trial_steps,
+)
 from paucal.runs import RunFolder
 from paucal.settings.options import check_ranges, flag, setting_fields
 from paucal.settings.values import shows_settings
@@ -63,13 +71,13 @@ class SegmentationJob(TimedJob[SegmentSettings, SegmentationSetup, SegmentResult
     """Training of a segmentation model."""
 
     verb = "segment"
-    kind = SegmentSettings
+    settings_type = SegmentSettings
     reads = (*PATHS, "init")
     length_setting = "epochs"
 
     def check(self, settings: SegmentSettings, given: Mapping[str, str]) -> tuple[SegmentSettings, dict[str, str]]:
         """Fill in the recipe and refuse settings that contradict each other."""
-        settings = plain_init(settings)
+        settings = without_none_init(settings)
         settings, origin = fill_in(settings, given, RECIPES, settings.recipe, ())
         require_start(RECIPES, settings.recipe, settings.init)
         check_ranges(settings)
@@ -79,7 +87,7 @@ class SegmentationJob(TimedJob[SegmentSettings, SegmentationSetup, SegmentResult
         if settings.resize_to is not None and len(settings.resize_to) != 2:
             text = " ".join(map(str, settings.resize_to))
             raise UserError(f"--resize-to is {text}, expected a shorter and a longer side, such as 512 2048.")
-        return one_length(settings, origin), origin
+        return keep_one_length(settings, origin), origin
 
     def pin(self, settings: SegmentSettings) -> SegmentSettings:
         """Return settings with absolute paths."""
@@ -118,7 +126,7 @@ class SegmentationJob(TimedJob[SegmentSettings, SegmentationSetup, SegmentResult
         val_image, test_image = evaluations
         return Pace(step, val_image, test_image, FINISH_SECONDS * slowdown())
 
-    def fit_length(self, setup: SegmentationSetup, pace: Pace, left: float) -> Length:
+    def fit_length(self, setup: SegmentationSetup, pace: Pace, left: float) -> PlannedLength:
         """Return the number of epochs, and of crops per image and epoch, that fit in the time."""
         settings, counts = setup.settings, setup.data.counts()
         training_seconds = left - pace.ending(counts)
@@ -129,7 +137,7 @@ class SegmentationJob(TimedJob[SegmentSettings, SegmentationSetup, SegmentResult
         epoch_seconds = crops * crop_seconds + eval_seconds
         if epochs < 1:
             assert settings.time is not None  # the length is planned only for a time budget
-            needed_seconds = seconds_of(settings.time, "--time") - training_seconds + epoch_seconds
+            needed_seconds = parse_duration(settings.time, "--time") - training_seconds + epoch_seconds
             raise UserError(
                 f"--time {settings.time} is too short: reading, one epoch and the test take about "
                 f"{duration(needed_seconds)} on this machine; give more, fewer --crops or a smaller --img-size."
@@ -145,7 +153,9 @@ class SegmentationJob(TimedJob[SegmentSettings, SegmentationSetup, SegmentResult
             values["crops"], reasons["crops"] = crops, f"so that {counted(epochs, 'epoch')} {fills} the time"
         steps = epochs * steps_per_epoch(counts["train"] * crops, settings.effective_batch)
         text = f"{counted(epochs, 'epoch')} of {duration(epoch_seconds)} each fit in {settings.time}"
-        return Length(values, reasons, text, epochs * epoch_seconds + pace.ending(counts), MAX_LENGTH_RATIO * steps)
+        return PlannedLength(
+            values, reasons, text, epochs * epoch_seconds + pace.ending(counts), MAX_LENGTH_RATIO * steps
+        )
 
     def loader(self, setup: SegmentationSetup, start: int) -> TrainLoader:
         """Return the loader of training crops from forward pass `start` on."""

@@ -18,7 +18,7 @@ from paucal.data.decode import Reading
 from paucal.data.masks.coding import MaskCoding
 from paucal.data.views.normalisation import Normalisation
 from paucal.memory import available_memory
-from paucal.models.card import FORMAT, ModelCard
+from paucal.models.card import CARD_FORMAT, ModelCard
 from paucal.models.preprocessing import MAX_SIDE
 from paucal.models.saved import load_saved
 from paucal.models.tasks import SEGMENTATION
@@ -58,7 +58,7 @@ class SegmentationCard(ModelCard):
     """
 
     task: ClassVar[str] = SEGMENTATION
-    formats: ClassVar[tuple[int, ...]] = (FORMAT,)
+    formats: ClassVar[tuple[int, ...]] = (CARD_FORMAT,)
 
     head: Head
     coding: MaskCoding
@@ -75,7 +75,7 @@ class SegmentationCard(ModelCard):
         """Return the card as JSON values."""
         return {
             "task": self.task,
-            "format": FORMAT,
+            "format": CARD_FORMAT,
             "backbone": self.backbone.to_dict(),
             "head": {"name": "upernet", "width": self.head.width, "dropout": self.head.dropout},
             "classes": list(self.classes),

@@ -122,7 +122,7 @@ def colour(facts: DataAndMachine) -> Choice:
 
 RULES = resolve.rules_by_name(
     (
-        *(*machine.PROCESSES, model, model_args, img_size, batch_size, width, auxiliary_width, crops, time, lr),
-        *(backbone_lr, min_lr, freeze, hflip, scale, colour, normalise, drop_path, *machine.COMPUTE),
+        *(*machine.PROCESS_RULES, model, model_args, img_size, batch_size, width, auxiliary_width, crops, time, lr),
+        *(backbone_lr, min_lr, freeze, hflip, scale, colour, normalise, drop_path, *machine.COMPUTE_RULES),
     )
 )

@@ -5,7 +5,7 @@ from typing import Literal
 
 from paucal.settings.groups import JobSettings
 from paucal.settings.options import MAX_EPOCHS, MAX_SIDE, option
-from paucal.settings.parts import CutSettings, JointNormSettings, MaskFileSettings
+from paucal.settings.parts import FractionSettings, MaskFileSettings, SyncBatchNormSettings
 
 
 @dataclass(frozen=True)
@@ -135,8 +135,8 @@ class SegmentSettings(
     SegmentScheduleSettings,
     CropSettings,
     InferenceSettings,
-    JointNormSettings,
-    CutSettings,
+    SyncBatchNormSettings,
+    FractionSettings,
     JobSettings,
 ):
     """Every setting of `paucal segment`; the command line and `paucal.segment` share it."""

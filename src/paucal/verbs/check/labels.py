@@ -22,9 +22,16 @@ from paucal.evaluation.predictions import predict_in_order
 from paucal.evaluation.protocols.logistic import fit_logistic
 from paucal.models.features import ClassifierInputs, linear_classifier
 from paucal.models.named import find_named, open_named
-from paucal.models.precision import FLOAT32, GIVEN, IMAGES, PrecisionChoice, bfloat16_flags, choose_precision
+from paucal.models.precision import (
+    EXPLICIT_CHOICES,
+    FLOAT32,
+    MEASURED_IMAGES,
+    PrecisionChoice,
+    bfloat16_flags,
+    choose_precision,
+)
 from paucal.models.preprocessing import Preprocessing
-from paucal.models.weights.at_hand import ready_weights
+from paucal.models.weights.local import ready_weights
 from paucal.models.weights.store import AddedWeights
 from paucal.models.weights.table import PretrainedWeights
 from paucal.runner.console import Console
@@ -92,10 +99,10 @@ class FeatureReader:
         self, images: ImageSet, indices: NDArray[np.int64], transform: ViewTransform, settings: CheckSettings
     ) -> PrecisionChoice:
         if settings.precision is not None:
-            return GIVEN[settings.precision]
+            return EXPLICIT_CHOICES[settings.precision]
         if self.module is None or not bfloat16_flags() or not len(indices):
             return FLOAT32
-        sample_loader = make_eval_loader(images, indices[:IMAGES], transform, IMAGES)
+        sample_loader = make_eval_loader(images, indices[:MEASURED_IMAGES], transform, MEASURED_IMAGES)
         views = next(iter(sample_loader)).views[0].to(self.device)
         return choose_precision(self.module, views, self.architecture, len(indices), classes=False)
 

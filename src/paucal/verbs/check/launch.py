@@ -33,14 +33,14 @@ from paucal.data.sources.table_rows import TABLE_SUFFIXES
 from paucal.data.splits.split import Split, make_split
 from paucal.data.stores import ConvertedStore, FileStore
 from paucal.reading import named_path
-from paucal.rules.model import SIDES
+from paucal.rules.model import IMAGE_SIDES
 from paucal.runner.annotation_frames import takes_annotations
 from paucal.runner.console import Console, RecordingConsole
 from paucal.runner.frames import Data
 from paucal.runner.images import SplitImages, find_images
 from paucal.runner.outputs import refuse_inside_images
-from paucal.runs.files import try_folder
-from paucal.settings.options import USUAL_SIDE, check_ranges
+from paucal.runs.files import check_folder_writable
+from paucal.settings.options import DEFAULT_SIDE, check_ranges
 from paucal.settings.values import from_python, shows_settings
 from paucal.tasks.classification.assembly import choose_image_size
 from paucal.tasks.regression.images import describe_numbers, grades_note, with_numbers
@@ -187,7 +187,7 @@ def _renumber(groups: tuple[tuple[int, ...], ...], new_positions: Mapping[int, i
 def _small_image_findings(checked_set: CheckedSet, survey: Survey) -> list[Finding]:
     """Return findings on images far smaller than the input size of `paucal train`, unless most images are tiny."""
     readable = survey.readable
-    if not len(readable) or not checked_set.images.classes or _median_short_side(survey) <= SIDES[0]:
+    if not len(readable) or not checked_set.images.classes or _median_short_side(survey) <= IMAGE_SIDES[0]:
         return []
     prepared = SplitImages(checked_set.images, Split(checked_set.parts, checked_set.origin))
     return size_findings(survey.sizes[readable], min(choose_image_size(prepared)), readable)
@@ -266,14 +266,14 @@ def _output_folder(settings: CheckSettings) -> Path | None:
     path = named_path(settings.output)
     inputs = {"DATA": settings.data, "--images": settings.images, "--masks": settings.masks}
     refuse_inside_images(path, inputs, settings.data_root)
-    try_folder(path)
+    check_folder_writable(path)
     refuse_foreign_files(path)
     return path
 
 
 def _median_short_side(survey: Survey) -> int:
     readable = survey.readable
-    return int(np.median(survey.sizes[readable].min(axis=1))) if len(readable) else USUAL_SIDE
+    return int(np.median(survey.sizes[readable].min(axis=1))) if len(readable) else DEFAULT_SIDE
 
 
 def _confirm_pairs(

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from paucal.settings.groups import FORWARD_PRECISION, ForwardPrecision, LabelledDataSettings
+from paucal.settings.groups import FORWARD_PRECISION_HELP, ForwardPrecision, LabelledDataSettings
 from paucal.settings.options import option
 from paucal.settings.parts import MaskFileSettings
 
@@ -37,4 +37,4 @@ class CheckSettings(MaskFileSettings, LabelledDataSettings):
     batch_size: int = option("images per forward pass", 32, group=_GROUP, low=1, high=1 << 20)
     workers: int = option("processes that load images for the model", 0, group=_GROUP, low=0, high=64)
     device: str = option("cpu, cuda or mps", "cpu", group=_GROUP)
-    precision: ForwardPrecision | None = option(FORWARD_PRECISION, group=_GROUP, chosen=True)
+    precision: ForwardPrecision | None = option(FORWARD_PRECISION_HELP, group=_GROUP, chosen=True)

@@ -13,11 +13,11 @@ from paucal.evaluation.protocols.evaluate import PROTOCOLS, Protocol
 from paucal.rules.facts import best_device
 from paucal.runner.console import Console, SilentConsole
 from paucal.runner.life import Stopped, begin, resume
-from paucal.runner.progress import LiveBar
+from paucal.runner.progress import TrainingBar
 from paucal.runner.run_folder import typed_settings
 from paucal.runs import RunFolder
-from paucal.runs.grid_files import SCORES
-from paucal.runs.lock import BEAT, SILENCE, is_locked, require_unlocked
+from paucal.runs.grid_files import SCORES_FILE
+from paucal.runs.lock import DEAD_AFTER, RENEWAL_INTERVAL, is_locked, require_unlocked
 from paucal.verbs.compare._work import POLL_SECONDS, compute_next, work
 from paucal.verbs.compare.grid import (
     EVAL,
@@ -56,7 +56,7 @@ class CellConsole(SilentConsole):
 
     def callbacks(self) -> Sequence[Callback]:
         """Return the progress bar on the console of the comparison."""
-        return [LiveBar(self._outer.bar(transient=True))]
+        return [TrainingBar(self._outer.bar(transient=True))]
 
 
 def train_cell(cell: Cell, threads: int, console: Console | None = None) -> bool:
@@ -91,7 +91,7 @@ def _finish_start(cell: Cell, threads: int) -> bool:
 def _train(cell: Cell, console: Console) -> bool:
     """Train a run to its end; return False if a signal stopped it."""
     run, job = cell.run, job_of(cell.verb)
-    end = time.monotonic() + SILENCE + 2 * BEAT
+    end = time.monotonic() + DEAD_AFTER + 2 * RENEWAL_INTERVAL
     while is_locked(run.path) and time.monotonic() < end:  # the lock of a dead worker expires by then
         time.sleep(1.0)
     if run.last.exists():
@@ -100,7 +100,7 @@ def _train(cell: Cell, console: Console) -> bool:
         require_unlocked(run.path)
         shutil.rmtree(run.path)
     values = {**verb_settings(cell.settings), **start_settings(start_of(cell)), "output": str(run.path)}
-    settings = typed_settings(values, job.kind)
+    settings = typed_settings(values, job.settings_type)
     return not isinstance(begin(job, settings, dict.fromkeys(values, "given"), console), Stopped)
 
 
@@ -124,7 +124,7 @@ def _evaluate(cell: Cell, console: Console) -> None:
         scores = _feature_scores(cell, model, evaluation, console)
     else:
         scores = _feature_scores(cell, str(cell.run.path), {"protocol": ["knn", "linear"], **evaluation}, console)
-    RunFolder(cell.folder).write_json(SCORES, {"scores": scores})
+    RunFolder(cell.folder).write_json(SCORES_FILE, {"scores": scores})
 
 
 def _machine_settings(cell: Cell) -> dict[str, Any]:

@@ -12,11 +12,11 @@ from pathlib import Path
 import torch
 
 from paucal.runner.elsewhere.packages import (
+    connect_to_ray,
     import_package,
     import_ray,
     require_sbatch,
     slurm_options,
-    start_ray,
     task_resources,
 )
 from paucal.types import UserError
@@ -120,7 +120,7 @@ class Ray:
 
     def __init__(self, folder: Path, count: int, threads: int, device: str | None = None) -> None:
         self._ray = import_ray()
-        self._owns_cluster = start_ray(self._ray)
+        self._owns_cluster = connect_to_ray(self._ray)
         task = self._ray.remote(**task_resources(self._ray.cluster_resources(), threads, device))(_work_in_ray)
         # The processes of a running cluster lack this process's environment variables for cache folders.
         caches = {name: value for name, value in os.environ.items() if name.startswith(("PAUCAL_", "HF_HUB_"))}

@@ -17,7 +17,7 @@ from paucal.methods.training import unused_by
 from paucal.methods.training_settings import TrainSettings
 from paucal.runner.run_folder import CHANGEABLE
 from paucal.runs import RunFolder
-from paucal.runs.grid_files import GRID, SCORES, is_grid
+from paucal.runs.grid_files import GRID_FILE, SCORES_FILE, is_grid
 from paucal.runs.lock import is_locked
 from paucal.settings.options import flag, with_current_names, with_earlier_names
 from paucal.tasks.detection.settings import DetectSettings
@@ -89,14 +89,14 @@ class Grid:
         """Write the grid to its folder."""
         arms = [{**vars(arm), "settings": dict(arm.settings)} for arm in self.arms]
         content = {name: value for name, value in vars(self).items() if name not in ("folder", "arms")}
-        RunFolder(self.folder).write_json(GRID, {"format": FORMAT, **content, "arms": arms})
+        RunFolder(self.folder).write_json(GRID_FILE, {"format": FORMAT, **content, "arms": arms})
 
 
 def read_grid(folder: Path) -> Grid:
     """Read the grid stored in a folder."""
     if not is_grid(folder):
-        raise UserError(f"{str(folder)!r} contains no comparison (no {GRID}): check the path.")
-    record = RunFolder(folder).read_json(GRID)
+        raise UserError(f"{str(folder)!r} contains no comparison (no {GRID_FILE}): check the path.")
+    record = RunFolder(folder).read_json(GRID_FILE)
     try:
         if record["format"] != FORMAT:
             raise ValueError(f"format {record['format']!r}")
@@ -119,7 +119,7 @@ def read_grid(folder: Path) -> Grid:
             raise ValueError("it has no arms, no seeds or no threads")
         return grid
     except (KeyError, TypeError, ValueError, AttributeError) as problem:
-        raise UserError(f"{str(folder / GRID)!r} is damaged ({problem}): restore it.") from problem
+        raise UserError(f"{str(folder / GRID_FILE)!r} is damaged ({problem}): restore it.") from problem
 
 
 def _read_arm(value: Mapping[str, Any], kind: type) -> Arm:
@@ -238,7 +238,7 @@ def verb_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
 def state_of(cell: Cell) -> State:
     """Return the state of a cell, read from its folder."""
     trained = cell.verb == EVAL or cell.run.finished
-    if trained and (not cell.is_evaluated or (cell.folder / SCORES).is_file()):
+    if trained and (not cell.is_evaluated or (cell.folder / SCORES_FILE).is_file()):
         return State("done")
     if (cell.folder / FAILURE_FILE).is_file():
         try:

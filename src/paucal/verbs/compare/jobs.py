@@ -14,7 +14,7 @@ from paucal.data.stores import EncodedStore, locate
 from paucal.runner.console import Console
 from paucal.runner.images import find_images
 from paucal.runner.job import AnyJob, RunSetup
-from paucal.runner.time_budget import TimedJob, seconds_of, seconds_per_step, trial_steps
+from paucal.runner.time_budget import TimedJob, parse_duration, seconds_per_step, trial_steps
 from paucal.tasks.classification.assembly import TrainingSetup
 from paucal.tasks.classification.auto_tune.tuning import seconds_per_image
 from paucal.tasks.classification.job import TrainingJob
@@ -101,7 +101,8 @@ def open_images(verb: str, settings: Mapping[str, Any], console: Console) -> Gri
             yield from (segmented.masks.read(index).tobytes() for index in sampled)
 
         return GridImages(verb, segmented.images, masks)
-    return GridImages(verb, find_images(job_of(verb).kind(**verb_settings(settings)), labelled=verb == "train"))
+    job_settings = job_of(verb).settings_type(**verb_settings(settings))
+    return GridImages(verb, find_images(job_settings, labelled=verb == "train"))
 
 
 def fingerprint(images: ImageSet) -> str:
@@ -129,7 +130,7 @@ def fingerprint(images: ImageSet) -> str:
 def assemble_run(verb: str, values: Mapping[str, Any], console: Console) -> tuple[AnyJob, RunSetup[Any]]:
     """Return the job and the setup of a run, without writing anything; invalid settings raise a UserError."""
     job = job_of(verb)
-    settings, origin = job.check(job.kind(**values), dict.fromkeys(values, "given"))
+    settings, origin = job.check(job.settings_type(**values), dict.fromkeys(values, "given"))
     return job, job.assemble(job.pin(settings), origin, console.progress)
 
 
@@ -139,7 +140,7 @@ def seconds_of_run(job: AnyJob, setup: RunSetup[Any]) -> float:
     if isinstance(setup, TrainingSetup):
         if settings.epochs is None:
             assert settings.time is not None  # without a number of epochs, there is a time budget
-            return seconds_of(settings.time, "--time")
+            return parse_duration(settings.time, "--time")
         counts, image = setup.data.counts(), seconds_per_image(setup)
         images = settings.epochs * (counts["train"] + counts["val"] / 3) + counts["test"] / 3
         return OVERHEAD_SECONDS + image * images

@@ -16,9 +16,9 @@ from paucal.runner.console import Console
 from paucal.runner.elsewhere.packages import slurm_options
 from paucal.runner.images import pin_data
 from paucal.runner.outputs import refuse_inside_images
-from paucal.runner.starts import NONE, plain_init
-from paucal.runs.files import try_folder
-from paucal.runs.folder import RUNS
+from paucal.runner.starts import NONE, without_none_init
+from paucal.runs.files import check_folder_writable
+from paucal.runs.folder import RUNS_FOLDER
 from paucal.runs.grid_files import is_grid
 from paucal.runs.lock import RunLock
 from paucal.settings.groups import DataSettings
@@ -88,14 +88,14 @@ def _comparison_folder(grid_settings: GridSettings, shared: Mapping[str, Any]) -
     default = next(folder for folder in _default_folders() if not folder.exists())
     folder = default if grid_settings.output is None else named_path(grid_settings.output)
     refuse_inside_images(folder, {"DATA": shared.get("data")}, shared.get("data_root"))
-    try_folder(folder)
+    check_folder_writable(folder)
     if not is_grid(folder) and folder.exists() and any(folder.iterdir()):
         raise UserError(f"--output: {str(folder)!r} is not empty and is not a comparison: choose another folder.")
     return folder
 
 
 def _default_folders() -> Iterator[Path]:
-    return (RUNS / f"compare-{number}" for number in itertools.count(1))
+    return (RUNS_FOLDER / f"compare-{number}" for number in itertools.count(1))
 
 
 def _create_default_folder() -> Path:
@@ -116,7 +116,7 @@ def _pin_paths(verb: str, values: Mapping[str, Any], data_root: str | None = Non
         settings: Any = pin_data(DataSettings(**to_pin))
     else:
         job = job_of(verb)
-        settings = job.pin(plain_init(job.kind(**{**root, **to_pin})))
+        settings = job.pin(without_none_init(job.settings_type(**{**root, **to_pin})))
     pinned = {**values, **{name: getattr(settings, name) for name in to_pin}}
     if values.get("init") == NONE:
         pinned["init"] = NONE

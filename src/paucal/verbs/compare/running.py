@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 import torch
 
-from paucal.runner.clock import finish
+from paucal.runner.clock import end_time_text
 from paucal.runner.console import Console
-from paucal.runner.elsewhere.packages import PACKAGES, require_package, require_sbatch, slurm_options
+from paucal.runner.elsewhere.packages import PACKAGE_BY_CLUSTER, require_package, require_sbatch, slurm_options
 from paucal.runs import RunFolder
 from paucal.types import UserError
 from paucal.verbs.compare._computing import train_cell
@@ -88,7 +88,7 @@ def require_workers(on: str, slurm: Sequence[str] | None = None, count: int = 1)
     if slurm is not None and on != "slurm":
         raise UserError("--slurm sets options of SLURM jobs: use it with --on slurm.")
     slurm_options(slurm)
-    if count and on in PACKAGES:
+    if count and on in PACKAGE_BY_CLUSTER:
         require_package(on)
     if count and on == "slurm":
         require_sbatch()
@@ -116,7 +116,7 @@ class Progress:
         """Return the remaining time as a clause, such as "about 5 min left, until 14:05"; "" if unknown or zero."""
         if self.left is None or self.left < 1:
             return ""
-        return f"about {duration(self.left)} left, until {finish(self.left)}"
+        return f"about {duration(self.left)} left, until {end_time_text(self.left)}"
 
 
 def progress_of(grid: Grid, cells: Sequence[Cell], workers: int, *, busy: bool = False) -> Progress:

@@ -20,7 +20,7 @@ from paucal.data.recognition import KINDS, recognise
 from paucal.data.shards.writing import encode_image
 from paucal.data.sources.suffixes import IMAGE_SUFFIXES
 from paucal.data.unreadable import ReportProgress
-from paucal.runner.images import as_read, find_images
+from paucal.runner.images import find_images, with_run_reading
 from paucal.tasks.detection.images import MIN_BOX_SIDE, check_annotations
 from paucal.types import UserError
 from paucal.verbs.convert.settings import ConvertSettings
@@ -125,7 +125,7 @@ def read_content(settings: ConvertSettings, kinds: Sequence[Kind], progress: Rep
         raise UserError(f"{says}, but --to {settings.to} takes {nouns}: choose another --to.")
     readers = {"detect": _read_boxes, "segment": _read_mask_set, "train": _read_classes}
     content = content or readers[kind](settings, path, progress)
-    return with_file_names(replace(content, images=as_read(content.images, settings)))
+    return with_file_names(replace(content, images=with_run_reading(content.images, settings)))
 
 
 def with_file_names(content: Content) -> Content:

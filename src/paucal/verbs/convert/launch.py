@@ -10,7 +10,7 @@ from paucal.runner.annotation_frames import takes_annotations
 from paucal.runner.console import Console, RecordingConsole
 from paucal.runner.frames import Data
 from paucal.runner.outputs import check_new_folder
-from paucal.runs import folder_in_place
+from paucal.runs import replace_folder
 from paucal.settings.options import check_ranges
 from paucal.settings.values import from_python, shows_settings
 from paucal.types import UserError
@@ -94,7 +94,7 @@ def _without_unreadable(content: Content, console: Console) -> Content:
 
 def write_set(content: Content, layout: Layout, target: Path, console: Console) -> None:
     """Write labels and images into a new folder, which appears when it is complete."""
-    with folder_in_place(target) as folder, console.progress("copying images") as advance:
+    with replace_folder(target) as folder, console.progress("copying images") as advance:
         layout.write(content, folder)
         for n_written, item in enumerate(content.items, 1):
             encoded = encode_image(content.images, item.index)

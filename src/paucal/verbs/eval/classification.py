@@ -15,12 +15,12 @@ from paucal.evaluation.real_labels import RealAccuracy, RealLabels, match_labels
 from paucal.evaluation.record import record_classification, record_multi_label, report_table, usual_metric_line
 from paucal.evaluation.results import Report, primary_metric
 from paucal.evaluation.seen_images import seen_unlabelled
-from paucal.models.precision import GIVEN, IMAGES, bfloat16_flags
+from paucal.models.precision import EXPLICIT_CHOICES, MEASURED_IMAGES, bfloat16_flags
 from paucal.models.trained import TrainedModel, load_trained
 from paucal.runner.console import Console
 from paucal.runner.images import load_images, open_again
 from paucal.runner.memory_check import check_batch_memory
-from paucal.runner.precision import measure_on
+from paucal.runner.precision import choose_on_sample
 from paucal.runs import RunFolder, open_model_folder, write_text
 from paucal.tasks.classification.mistakes import draw_mistakes
 from paucal.types import UserError
@@ -55,7 +55,7 @@ def evaluate_classifier(run: str, data: Sequence[str], settings: EvalSettings, c
     model = load_trained(folder, settings.device).require_classifier()
     if settings.mirror:
         model = model.mirrored()
-    if settings.real_labels is not None and model.card.several:
+    if settings.real_labels is not None and model.card.is_multi_label:
         raise UserError(
             f"--real-labels needs one predicted class per image, but {run} predicts several labels: leave it out."
         )
@@ -82,13 +82,13 @@ def _evaluate_set(
 ) -> ClassifiedSet:
     images, _, train_labels = selection
     predictions = _predict(model, selection, settings, console)
-    if model.card.several:
+    if model.card.is_multi_label:
         report: Report = record_multi_label(output, output, predictions, images, model.card)
     else:
         report = record_classification(output, output, predictions, images, model.classes, train_labels)
         draw_mistakes(output, predictions, images, model, console.say)
     console.show(report_table(report))
-    metric = primary_metric(model.card.several)
+    metric = primary_metric(model.card.is_multi_label)
     value = report.scores[metric.score].value
     console.say(f"{images.name}: {metric.title} {percent(value)}; tables and pictures are in {output}")
     if due_note := usual_metric_line(report, images.name):
@@ -111,10 +111,10 @@ def _predict(model: TrainedModel, selection: Selection, settings: EvalSettings, 
         images, indices, preprocessing.transform(), batch_size, settings.workers, pin_memory=on_gpu
     )
     if settings.precision is None:
-        sample = [images.store.read(int(index)) for index in indices[:IMAGES]] if bfloat16_flags() else []
-        choice = measure_on(model, sample, len(indices), console)
+        sample = [images.store.read(int(index)) for index in indices[:MEASURED_IMAGES]] if bfloat16_flags() else []
+        choice = choose_on_sample(model, sample, len(indices), console)
     else:
-        choice = GIVEN[settings.precision]
+        choice = EXPLICIT_CHOICES[settings.precision]
     with console.progress("evaluating") as advance:
         predictions = predict_all(
             model.module, loader, model.device, autocast=choice.dtype, progress=lambda done: advance(done, len(indices))
@@ -151,7 +151,7 @@ def _choose_images(
         train_labels = torch.from_numpy(images.labels[read_split(folder.split, images).indices("train")]).long()
     else:
         images = match_classes(images, model.classes)
-    if model.card.several:
+    if model.card.is_multi_label:
         images = images.as_multi_hot()
     elif images.multi_hot is not None:
         raise UserError(

@@ -13,7 +13,7 @@ from paucal.data.decode import WHOLE
 from paucal.evaluation.plots import save_figure
 from paucal.metrics.intervals import Score
 from paucal.runner.console import Console
-from paucal.runner.images import decoded, reading_for
+from paucal.runner.images import decode_images, reading_for
 from paucal.runs import RunFolder, open_model_folder, write_text
 from paucal.tasks.detection.batches import EVAL_BATCH, evaluation_loader
 from paucal.tasks.detection.detections import coco_document, detect_all
@@ -79,7 +79,7 @@ def _open_images(
         console.say(f"note: {note}")
     with console.progress("reading images") as advance:
         reading = reading_for([max(card.resize_to)], WHOLE)
-        boxed = replace(boxed, images=decoded(boxed.images, settings, reading, advance))
+        boxed = replace(boxed, images=decode_images(boxed.images, settings, reading, advance))
     chosen = choose_images(run, boxed.images, settings.part, target)
     if not boxed.count_boxes(chosen.positions):
         raise UserError(

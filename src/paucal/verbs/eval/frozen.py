@@ -41,7 +41,7 @@ from paucal.explain.features import Correspondence, match_images
 from paucal.explain.figures.cells import MatchedPair, matches_sheet
 from paucal.explain.figures.pictures import visible_part
 from paucal.metrics.intervals import Bootstrap
-from paucal.models.frozen import FLOOR, FrozenBackbone, open_frozen, random_floor
+from paucal.models.frozen import RANDOM_NAME, FrozenBackbone, open_frozen, random_baseline
 from paucal.models.named import find_run
 from paucal.report.page import NAME, write_report
 from paucal.report.pretraining import write_pretraining_report
@@ -49,7 +49,7 @@ from paucal.runner.console import Console
 from paucal.runner.images import reading_for
 from paucal.runner.memory_check import check_batch_memory
 from paucal.runs import RunFolder
-from paucal.runs.folder import run_behind
+from paucal.runs.folder import run_of_init
 from paucal.settings.options import setting_fields
 from paucal.types import UserError
 from paucal.verbs.eval.images import open_data, seen_with_labels
@@ -162,7 +162,7 @@ def _open_subjects(
 
     subjects = _with_unique_names([open_one(*pair) for pair in zip(names, runs, strict=True)])
     if not settings.no_floor and not subjects[0].random:
-        subjects.append(random_floor(subjects[0], settings.seed))
+        subjects.append(random_baseline(subjects[0], settings.seed))
     for subject in subjects:
         check_batch_memory(_batch_size(settings, subject), subject.preprocessing.image_size)
         if settings.features != "auto" and set(protocols) - {"correspondence"}:
@@ -175,7 +175,7 @@ def _open_subjects(
 
 def _with_unique_names(subjects: Sequence[FrozenBackbone]) -> list[FrozenBackbone]:
     """Return the models with unique names, which become the columns of the table."""
-    used_names, renamed = {FLOOR}, []
+    used_names, renamed = {RANDOM_NAME}, []
     for subject in subjects:
         numbered_names = (f"{subject.name} ({number})" for number in count(2))
         name = next(name for name in chain([subject.name], numbered_names) if name not in used_names)
@@ -239,7 +239,7 @@ def _open_sets(
 
 def _without_seen(data: EvaluationData, model: str, console: Console) -> EvaluationData:
     """Leave out the test images whose labels the model has seen, with a note."""
-    run = find_run(model) or run_behind(model)
+    run = find_run(model) or run_of_init(model)
     if run is None:
         return data
     seen_labels = seen_with_labels(readable_history(run), Identities(data.images, streamed=True))
@@ -260,7 +260,7 @@ def _report_seen(data: EvaluationData, models: Sequence[str], console: Console) 
 
     Test images whose labels a model has seen are refused.
     """
-    runs, test = {name: find_run(name) or run_behind(name) for name in models}, data.parts["test"]
+    runs, test = {name: find_run(name) or run_of_init(name) for name in models}, data.parts["test"]
     for name, run in runs.items():
         require_unseen(name, run, data.images, test)
     sentences = {name: seen_unlabelled(run, data.images, test) for name, run in runs.items()}

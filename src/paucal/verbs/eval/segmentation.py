@@ -12,9 +12,9 @@ from paucal.data.masks.pairs import find_pairs
 from paucal.data.recognition import other_kinds_named
 from paucal.data.splits.split import Split
 from paucal.runner.console import Console
-from paucal.runner.images import decoded
+from paucal.runner.images import decode_images
 from paucal.runner.run_folder import typed_settings
-from paucal.runs import RunFolder, folder_in_place, open_model_folder
+from paucal.runs import RunFolder, open_model_folder, replace_folder
 from paucal.tasks.segmentation.evaluation import count_and_write_masks
 from paucal.tasks.segmentation.images import SegmentationData, open_segmentation_data
 from paucal.tasks.segmentation.job import check_factors
@@ -96,7 +96,7 @@ def _open_masked(
     with other_kinds_named(Path(target), "segment"):
         pairs = find_pairs(Path(target))
     with console.progress("reading images") as advance:
-        images = decoded(images_of_pairs(pairs, target), settings, model.reading, advance)
+        images = decode_images(images_of_pairs(pairs, target), settings, model.reading, advance)
     with console.progress("reading masks") as advance:
         named = NamedClasses(model.card.classes)
         masked = read_masks(images, pairs, ignore=ignore, named=named, report=advance, coding=model.card.coding)
@@ -115,7 +115,7 @@ def _evaluate_set(
     console: Console,
 ) -> SegmentedSet:
     options = replace(model.window_options(run_settings.test_scales, run_settings.mirror), overlap=run_settings.overlap)
-    with folder_in_place(folder / MASKS) as masks, console.progress("evaluating") as advance:
+    with replace_folder(folder / MASKS) as masks, console.progress("evaluating") as advance:
         tallies = count_and_write_masks(model, data, selection.positions.tolist(), options, masks, advance)
     report = segmentation_report(tallies, model.classes, run_settings.seed, selection.groups)
     write_scores(folder, report, tallies, data.images.keys)

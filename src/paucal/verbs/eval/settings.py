@@ -3,16 +3,16 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from paucal.settings.groups import FORWARD_PRECISION, ForwardPrecision, LabelledDataSettings
+from paucal.settings.groups import FORWARD_PRECISION_HELP, ForwardPrecision, LabelledDataSettings
 from paucal.settings.options import MAX_COUNT, option
-from paucal.settings.parts import CutSettings
+from paucal.settings.parts import FractionSettings
 
 _GROUP = "frozen features"
 Choice = Literal["classification", "knn", "linear", "logistic", "correspondence", "few-labels"]
 
 
 @dataclass(frozen=True)
-class OpeningSettings(CutSettings, LabelledDataSettings):
+class OpeningSettings(FractionSettings, LabelledDataSettings):
     """How the images of DATA are opened."""
 
 
@@ -45,7 +45,7 @@ class ScoringSettings:
     batch_size: int | None = option("images per forward pass", group="evaluation", low=1, high=1 << 20, chosen=True)
     workers: int = option("processes that load images", 0, group="evaluation", low=0, high=64)
     device: str = option("cpu, cuda or mps", "cpu", group="evaluation")
-    precision: ForwardPrecision | None = option(FORWARD_PRECISION, group="evaluation", chosen=True)
+    precision: ForwardPrecision | None = option(FORWARD_PRECISION_HELP, group="evaluation", chosen=True)
 
 
 @dataclass(frozen=True)

@@ -71,7 +71,7 @@ def explain_batch(
     """Return the attribution of images for the given classes, or if None for the `top` most probable ones of each."""
     images = stack_views(batch, model)
     with explainable(model.module) as module, torch.no_grad():
-        shares = model.card.shares(run(module, images.to(next(module.parameters()).dtype))).cpu()
+        shares = model.card.probabilities(run(module, images.to(next(module.parameters()).dtype))).cpu()
     count = min(top, len(model.classes))
     if classes is None:
         explained = shares.argsort(dim=1, descending=True, stable=True)[:, :count]

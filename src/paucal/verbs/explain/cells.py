@@ -141,7 +141,7 @@ class TokenViews:
         maps, _ = dense(view_of(image.view[None], self._model, model))
         order = [model.classes.index(name) for name in self.classes]
         logits = maps[0].float()
-        return (logits.sigmoid() if model.card.several else logits.softmax(0))[order].cpu()
+        return (logits.sigmoid() if model.card.is_multi_label else logits.softmax(0))[order].cpu()
 
 
 def open_token_views(model: TrainedModel, teacher: str | None, device: str) -> TokenViews:

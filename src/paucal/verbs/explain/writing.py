@@ -11,7 +11,7 @@ from paucal.explain.figures.pictures import as_bytes
 from paucal.reading import named_path
 from paucal.runner.outputs import refuse_inside_images
 from paucal.runs import write_atomically, write_text
-from paucal.runs.files import try_folder
+from paucal.runs.files import check_folder_writable
 from paucal.types import UserError
 
 DEFAULT = Path("explanations")
@@ -32,7 +32,7 @@ def choose_output_folder(output: str | None, sources: Sequence[Any], default: Pa
     for source in sources:
         if isinstance(source, str) and Path(source).is_dir():
             refuse_inside_images(path, {"IMAGE": source})
-    try_folder(path)
+    check_folder_writable(path)
     if path.is_dir() and any(path.iterdir()):
         raise UserError(f"--output: {str(path)!r} is not empty: give another folder, or empty it.")
     return path

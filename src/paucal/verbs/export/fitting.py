@@ -21,7 +21,7 @@ from paucal.export.comparison import Comparison, compare_all
 from paucal.export.formats import GRAPHS
 from paucal.metrics.intervals import wilson_share
 from paucal.runner.console import Console
-from paucal.runner.time_budget import seconds_of
+from paucal.runner.time_budget import parse_duration
 from paucal.types import UserError
 from paucal.verbs.export.graphs import (
     VALIDATION_PARTS,
@@ -70,7 +70,7 @@ def limits_of(settings: ExportSettings) -> Limits | None:
             raise UserError(f"{text}: give one of those, or leave --time out.")
         return None
     if settings.time is not None:
-        seconds_of(settings.time, "--time")
+        parse_duration(settings.time, "--time")
     if settings.int8:
         raise UserError("--max-size and --max-ms choose among files of 8 bits too: leave out --int8.")
     return Limits(None if settings.max_size is None else bytes_of(settings.max_size), settings.max_ms)
@@ -159,7 +159,7 @@ def best_within(
     """
     candidates = list(_write_files(subject, formats, settings, work / "own", console))
     best = _keep_best(candidates, subject, limits, settings, console)
-    if best is None and type(subject) is ClassifierSubject and not subject.card.several:
+    if best is None and type(subject) is ClassifierSubject and not subject.card.is_multi_label:
         if has_images(subject):
             console.say(f"no file of the run's model is within {limits}: looking for a smaller model to distil it into")
             student_files = list(_measure_students(subject, formats, limits, settings, work, console))

@@ -20,7 +20,7 @@ from paucal.export.hub import HubFacts, push_folder
 from paucal.export.timm_folder import model_page, with_temperature_in_weights, write_timm_folder
 from paucal.models.saved import read_card
 from paucal.models.trained import TrainedModel
-from paucal.models.weights.at_hand import licence_of
+from paucal.models.weights.local import licence_of
 from paucal.report.detection import write_detection_report
 from paucal.report.inputs import EXPORTS
 from paucal.report.page import NAME as REPORT
@@ -30,7 +30,7 @@ from paucal.report.segmentation import write_segmentation_report
 from paucal.runner.console import Console, RecordingConsole
 from paucal.runner.starts import NONE
 from paucal.runs import RunFolder, open_model_folder, write_text
-from paucal.runs.folder import PUBLISHED, with_ancestors
+from paucal.runs.folder import PUBLISHED_WEIGHTS, with_ancestors
 from paucal.settings.options import check_ranges
 from paucal.settings.values import from_python, shows_settings
 from paucal.types import UserError
@@ -263,7 +263,7 @@ def licence_of_start(run: RunFolder) -> str | None:
         init = ancestor.settings.get("init")
         if init in (None, NONE):
             return NO_START_LICENCE
-        if init in PUBLISHED:
+        if init in PUBLISHED_WEIGHTS:
             return licence_of(read_card(ancestor).backbone.name)
     return None
 

@@ -11,7 +11,7 @@ from paucal.backbones.spec import BackboneSpec
 from paucal.methods.training_settings import TrainSettings
 from paucal.models.card import ModelCard
 from paucal.models.trained import TrainedModel
-from paucal.models.weights.at_hand import ready_weights
+from paucal.models.weights.local import ready_weights
 from paucal.models.weights.store import AddedWeights
 from paucal.runner.console import Console
 from paucal.runner.life import Stopped, begin

@@ -74,7 +74,7 @@ class ClassifierSubject(Classifier):
         """The images of the run."""
         with self.console.progress("reading images") as advance:
             images = open_again(self.run, advance, reading=self.reading)
-        label = None if self.card.several else lambda row: torch.tensor(int(images.labels[row]))
+        label = None if self.card.is_multi_label else lambda row: torch.tensor(int(images.labels[row]))
         return images, read_split(self.run.split, images), label
 
 

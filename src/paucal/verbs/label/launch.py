@@ -33,9 +33,9 @@ from paucal.runner.console import Console, RecordingConsole
 from paucal.runner.frames import Data, takes_frames
 from paucal.runner.images import Advance, load_images
 from paucal.runner.memory_check import check_batch_memory
-from paucal.runner.outputs import check_file, refuse_inside_images
+from paucal.runner.outputs import check_new_file, refuse_inside_images
 from paucal.runs import RunFolder
-from paucal.runs.files import try_folder
+from paucal.runs.files import check_folder_writable
 from paucal.runs.lock import require_unlocked, sole_writer
 from paucal.settings.options import check_ranges, check_size
 from paucal.settings.values import from_python, shows_settings
@@ -149,10 +149,10 @@ def _output_paths(settings: LabelSettings) -> tuple[Path, Path | None]:
     images, root = {"DATA": settings.data}, settings.data_root
     output = named_path(settings.output)
     refuse_inside_images(output, images, root)
-    try_folder(output)
+    check_folder_writable(output)
     require_unlocked(output, LOCK_NOUN)
     require_maps(output)
-    return output, None if settings.picture is None else check_file(settings.picture, images, root, "--picture")
+    return output, None if settings.picture is None else check_new_file(settings.picture, images, root, "--picture")
 
 
 def label_images(images: ImageSet, settings: LabelSettings, output: Path, console: Console) -> Labeled:
@@ -202,7 +202,7 @@ def open_teacher(name: str, image_size: Sequence[int] | None, device: str) -> Te
     check_size(image_size)
     model, run_or_name = open_named(name, device, image_size, "--teacher"), find_named(name)
     card, prepare = model.require_classifier().card, model.card.preprocessing
-    if card.several:
+    if card.is_multi_label:
         raise UserError(
             f"--teacher: {name} gives several labels for an image, but label maps need a single one: train a teacher "
             "on images with one label each."

@@ -17,12 +17,12 @@ from paucal.models.tasks import VERBS, task_of
 from paucal.reading import named_path
 from paucal.runner.console import Console, RecordingConsole
 from paucal.runner.images import load_images
-from paucal.runner.input_images import full_name
-from paucal.runner.outputs import check_file, check_new_folder, refuse_inside_images
-from paucal.runner.tables import check_table
+from paucal.runner.input_images import path_of_image
+from paucal.runner.outputs import check_new_file, check_new_folder, refuse_inside_images
+from paucal.runner.tables import resolve_table
 from paucal.runs import RunFolder
 from paucal.runs.files import csv_text, write_atomically, write_text
-from paucal.runs.folder import run_behind
+from paucal.runs.folder import run_of_init
 from paucal.settings.options import check_ranges
 from paucal.settings.values import from_python, shows_settings
 from paucal.tasks.detection.pictures import sheet
@@ -136,7 +136,7 @@ def choose_next(source: str, settings: NextSettings, console: Console) -> NextIm
         labels = [";".join(item.labels or [obj.name for obj in item.objects]) for item in content.items]
     rows = [
         ToLabel(
-            full_name(images, images.keys[choice.index]),
+            path_of_image(images, images.keys[choice.index]),
             label,
             round(float(predictions.unsure[choice.index]), 4),
             "random" if choice.is_random else "choice",
@@ -166,14 +166,14 @@ def choose_next(source: str, settings: NextSettings, console: Console) -> NextIm
 def _check_outputs(settings: NextSettings) -> None:
     inputs = {"DATA": settings.data}
     if settings.output is not None:
-        path, table_format = check_table(settings.output)
+        path, table_format = resolve_table(settings.output)
         if table_format != "csv":
             raise UserError(f"--output: {settings.output!r} is not a CSV file: give a name that ends in .csv.")
         refuse_inside_images(path, inputs, settings.data_root)
     if settings.sheet is not None:
         if Path(settings.sheet).suffix.lower() not in SHEET_FORMATS:
             raise UserError(f"--sheet: {settings.sheet[:120]!r} must end in .png, .jpg or .jpeg: give another name.")
-        check_file(settings.sheet, inputs, settings.data_root, "--sheet")
+        check_new_file(settings.sheet, inputs, settings.data_root, "--sheet")
     if (settings.to is None) != (settings.folder is None):
         missing = "--to, the layout of its files" if settings.to is None else "--folder, a new folder for the images"
         raise UserError(f"--to and --folder go together: give {missing}.")
@@ -183,7 +183,7 @@ def _check_outputs(settings: NextSettings) -> None:
 
 def _unlabelled_images(images: ImageSet, source: str, settings: NextSettings, console: Console) -> ImageSet:
     """Return the images without those whose labels the run has used and, if requested, without copies of others."""
-    run = run_behind(source)
+    run = run_of_init(source)
     is_seen, identities = np.zeros(len(images), dtype=bool), Identities(images)
     for learned in training_history(run):
         if learned.labelled:

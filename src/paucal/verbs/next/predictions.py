@@ -16,9 +16,9 @@ from paucal.models.tasks import CLASSIFICATION, DETECTION, SEGMENTATION
 from paucal.models.trained import TrainedModel
 from paucal.runner.console import Console
 from paucal.runner.familiar import familiarity_of
-from paucal.runner.input_images import Pictures
+from paucal.runner.input_images import InputImages
 from paucal.runs import RunFolder
-from paucal.runs.folder import MARKER
+from paucal.runs.folder import CONFIG_FILE
 from paucal.tasks.detection.detections import Detections
 from paucal.tasks.detection.model import load_detector
 from paucal.tasks.detection.pictures import MIN_SHOWN_SCORE
@@ -68,14 +68,14 @@ class Classifier:
 
     def predict(self, images: ImageSet, console: Console) -> Predictions:
         """Predict the classes of N images; the features are the inputs of the classifier."""
-        pictures, settings = Pictures([images], self.reading), PredictSettings(batch_size=32)
+        pictures, settings = InputImages([images], self.reading), PredictSettings(batch_size=32)
         blocks = list(predict_batches(self.model, pictures, settings, console, features=True))
         rows = [row for block in blocks for row in block.predictions(self.model.card)]
         shares = torch.cat([block.shares for block in blocks])
         features = torch.cat([block.features for block in blocks if block.features is not None])
         run = RunFolder(Path(self.source))
-        familiarity = familiarity_of(run, self.model, console) if (run.path / MARKER).exists() else None
-        is_multi_label = self.model.card.several
+        familiarity = familiarity_of(run, self.model, console) if (run.path / CONFIG_FILE).exists() else None
+        is_multi_label = self.model.card.is_multi_label
         likeliest = [row.top(2) for row in rows]
         descriptions = [", ".join(f"{name} {percent(share, '.0f')}" for name, share in top) for top in likeliest]
         return Predictions(
@@ -92,7 +92,7 @@ class Classifier:
         self, images: ImageSet, indices: NDArray[np.int64], labels: list[tuple[str, ...]], shares: Tensor
     ) -> Content:
         selected, classes = images.select(indices), self.model.classes
-        if self.model.card.several:
+        if self.model.card.is_multi_label:
             rows = np.asarray([[name in image_labels for name in classes] for image_labels in labels], dtype=np.int8)
             selected = replace(selected, classes=classes, multi_hot=rows.reshape(len(selected), len(classes)))
         scores = shares[torch.from_numpy(indices)].amax(1).tolist()

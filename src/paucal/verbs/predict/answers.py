@@ -17,11 +17,11 @@ from torch import Tensor
 from paucal.data.decode import UnreadableImage
 from paucal.evaluation.calibration import reach_thresholds
 from paucal.models.card import ModelCard
-from paucal.models.features import features_of_calls
+from paucal.models.features import record_features
 from paucal.models.trained import TrainedModel
 from paucal.runner.console import Console
 from paucal.runner.frames import to_pandas
-from paucal.runner.input_images import Pictures
+from paucal.runner.input_images import InputImages
 from paucal.runs import csv_text
 from paucal.verbs.predict.settings import PredictSettings
 
@@ -119,7 +119,7 @@ def csv_lines(rows: Iterable[Prediction], card: ModelCard, top_k: int | None = N
 
 def csv_header(card: ModelCard, top_k: int | None = None) -> list[str]:
     """Return the names of the columns of `csv_lines`."""
-    first_columns = ["path", "labels"] if card.several else ["path", "predicted", "confidence"]
+    first_columns = ["path", "labels"] if card.is_multi_label else ["path", "predicted", "confidence"]
     if top_k is None:
         return [*first_columns, *(f"p_{name}" for name in card.classes)]
     ranks = range(1, min(top_k, len(card.classes)) + 1)
@@ -188,7 +188,7 @@ class Block:
 
 def predict_batches(
     model: TrainedModel,
-    pictures: Pictures,
+    pictures: InputImages,
     settings: PredictSettings,
     console: Console,
     *,
@@ -201,7 +201,7 @@ def predict_batches(
     same batches, and the same numbers, as an uninterrupted call.
     """
     with ExitStack() as stack:
-        take_features = stack.enter_context(features_of_calls(model)) if features else None
+        take_features = stack.enter_context(record_features(model)) if features else None
         advance = stack.enter_context(console.progress("classifying"))
         n_done = start
         for first, batch in _batches(pictures, settings, console, start):
@@ -211,7 +211,7 @@ def predict_batches(
 
 
 def _batches(
-    pictures: Pictures, settings: PredictSettings, console: Console, start: int
+    pictures: InputImages, settings: PredictSettings, console: Console, start: int
 ) -> Iterator[tuple[int, list[Image.Image | UnreadableImage]]]:
     """Yield for each batch the position of its first picture, and its pictures, including unreadable ones."""
     first, batch, n_readable = start, [], 0
@@ -228,7 +228,7 @@ def _batches(
 
 def _run_batch(
     model: TrainedModel,
-    pictures: Pictures,
+    pictures: InputImages,
     first: int,
     batch: list[Image.Image | UnreadableImage],
     take_features: Callable[[], Tensor] | None,

@@ -9,7 +9,7 @@ from paucal.export.reading import load_model, model_digest
 from paucal.models.trained import TrainedModel
 from paucal.runner.clock import precise_duration
 from paucal.runner.console import Console
-from paucal.runner.input_images import Pictures
+from paucal.runner.input_images import InputImages
 from paucal.settings.options import check_ranges
 from paucal.types import UserError
 from paucal.verbs.predict.answers import Block, predict_batches
@@ -68,7 +68,7 @@ def _prediction_facts(source: str, settings: PredictSettings, targets: Targets) 
 def _classify_missing(
     journal: Journal,
     model: TrainedModel,
-    pictures: Pictures,
+    pictures: InputImages,
     settings: PredictSettings,
     console: Console,
     targets: Targets,
@@ -94,7 +94,12 @@ def _classify_missing(
 
 
 def _predict_and_report(
-    model: TrainedModel, pictures: Pictures, settings: PredictSettings, console: Console, start: int, targets: Targets
+    model: TrainedModel,
+    pictures: InputImages,
+    settings: PredictSettings,
+    console: Console,
+    start: int,
+    targets: Targets,
 ) -> Iterator[Block]:
     """Yield the outputs for all pictures from `start` on; then print the number of images, the speed and the skips."""
     start_time, n_read, n_skipped = time.monotonic(), 0, 0

@@ -12,9 +12,9 @@ import pyarrow as pa
 import torch
 from torch import Tensor
 
-from paucal.models.precision import GIVEN
+from paucal.models.precision import EXPLICIT_CHOICES
 from paucal.reading import require_regular
-from paucal.runner.input_images import Pictures
+from paucal.runner.input_images import InputImages
 from paucal.runs.lock import LOCK, RunLock
 from paucal.types import UserError
 from paucal.verbs.predict.answers import Block
@@ -74,7 +74,7 @@ class Journal:
         with suppress(OSError):  # a folder with predictions is kept
             self.folder.rmdir()
 
-    def resume(self, pictures: Pictures) -> int:
+    def resume(self, pictures: InputImages) -> int:
         """Return the number of pictures with stored predictions, after checking that they have not changed."""
         for block in self.blocks():
             for name, stamp in zip(block.names, block.stamps, strict=True):
@@ -209,4 +209,4 @@ def stored_precision(folder: Path) -> str | None:
     """Return the --precision of the unfinished predictions in a folder; None for a folder without predictions."""
     stored = (_read_facts(require_regular(path)) for path in sorted(folder.glob(_FILE_PATTERN)))
     precision = next((facts.get(PRECISION) for facts in stored if facts is not None), None)
-    return precision if precision in GIVEN else None
+    return precision if precision in EXPLICIT_CHOICES else None

@@ -14,9 +14,9 @@ from paucal.models.regression import RegressionCard
 from paucal.models.trained import TrainedModel
 from paucal.runner.console import Console, LoggedConsole
 from paucal.runner.frames import Frame, images_of_frame, is_frame
-from paucal.runner.input_images import Pictures, open_sources
+from paucal.runner.input_images import InputImages, open_sources
 from paucal.runner.memory_check import check_batch_memory
-from paucal.runner.precision import choose_for_pictures
+from paucal.runner.precision import choose_for_images
 from paucal.settings.options import check_ranges
 from paucal.settings.values import from_python, shows_settings
 from paucal.types import UserError
@@ -91,7 +91,7 @@ def predict(
 
 def open_pictures(
     model: TrainedModel, sources: Sequence[str | ImageInMemory], settings: PredictSettings, console: Console
-) -> tuple[TrainedModel, Pictures, PredictSettings]:
+) -> tuple[TrainedModel, InputImages, PredictSettings]:
     """Return the model with its precision and mirroring set, its input pictures, and the completed settings.
 
     The settings returned have a batch size and a precision.
@@ -99,10 +99,10 @@ def open_pictures(
     if settings.scales is not None:
         raise UserError("--scales is only for segmentation models, but this model is a classifier: leave it out.")
     preprocess = model.card.preprocessing
-    pictures = Pictures(open_sources(sources, console, preprocess.reading), preprocess.reading)
+    pictures = InputImages(open_sources(sources, console, preprocess.reading), preprocess.reading)
     batch_size = inference_batch_size(preprocess.image_size, model.device.type, settings.batch_size)
     check_batch_memory(min(batch_size, len(pictures)), preprocess.image_size)
-    choice = choose_for_pictures(model, settings.precision, pictures, console)
+    choice = choose_for_images(model, settings.precision, pictures, console)
     model = model.at_precision(choice.dtype)
     settings = replace(settings, batch_size=batch_size, precision=choice.precision)
     return model.mirrored() if settings.mirror else model, pictures, settings

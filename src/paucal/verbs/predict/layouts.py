@@ -16,7 +16,7 @@ from paucal.models.saved import read_card
 from paucal.models.tasks import DETECTION, REGRESSION, SEGMENTATION
 from paucal.reading import named_path
 from paucal.runner.console import Console, NullConsole
-from paucal.runner.input_images import InMemory, Pictures, full_name, open_sources
+from paucal.runner.input_images import InputImages, MemoryImage, open_sources, path_of_image
 from paucal.runner.outputs import check_new_folder, refuse_inside_images
 from paucal.runs import open_model_folder
 from paucal.tasks.detection.detections import Detections
@@ -63,8 +63,8 @@ def predict_as_labels(
     target = check_new_folder(outputs.output, {})
     for path in paths:
         refuse_inside_images(target, {"PATHS": path})
-    sets = [images for images in open_sources(paths, NullConsole(), WHOLE) if not isinstance(images, InMemory)]
-    names = [full_name(images, key) for images in sets for key in images.keys]
+    sets = [images for images in open_sources(paths, NullConsole(), WHOLE) if not isinstance(images, MemoryImage)]
+    names = [path_of_image(images, key) for images in sets for key in images.keys]
     images = sets[0] if len(sets) == 1 else join_sets(sets, "+".join(paths))
     images = replace(images, classes=(), labels=np.full(len(images), -1), multi_hot=None, declared=[""] * len(images))
     content = _PREDICTORS[kind](_PredictionInput(source, paths, images, names), settings, console)
@@ -102,7 +102,7 @@ def item_of_detections(index: int, size: tuple[int, int], detections: Detections
 def _predict_masks(request: _PredictionInput, settings: PredictSettings, console: Console) -> Content:
     check_factors("scales", settings.scales)
     model = load_segmenter(request.source, settings.device)
-    pictures = Pictures([request.images], model.reading)
+    pictures = InputImages([request.images], model.reading)
     items = [
         Item(index, "", "", (picture.height, picture.width))
         for index in range(len(pictures))

@@ -13,16 +13,16 @@ from paucal.data.decode import Reading, UnreadableImage
 from paucal.data.loader import inference_batch_size
 from paucal.data.sources.suffixes import IMAGE_SUFFIXES
 from paucal.export.reading import load_model, model_digest
-from paucal.models.precision import GIVEN
+from paucal.models.precision import EXPLICIT_CHOICES
 from paucal.models.regression import RegressionCard
 from paucal.models.tasks import DETECTION, SEGMENTATION, task_of
 from paucal.models.trained import TrainedModel
 from paucal.reading import named_path
 from paucal.runner.clock import precise_duration
 from paucal.runner.console import Console
-from paucal.runner.input_images import Pictures, open_sources
-from paucal.runner.time_budget import seconds_of
-from paucal.runs.files import check_writable
+from paucal.runner.input_images import InputImages, open_sources
+from paucal.runner.time_budget import parse_duration
+from paucal.runs.files import check_file_writable
 from paucal.settings.options import check_ranges
 from paucal.tasks.detection.model import load_detector
 from paucal.types import UserError
@@ -62,7 +62,7 @@ class FramePredictor:
             ]
             return
         model = load_model(run, settings.device)
-        model = model if settings.precision is None else model.at_precision(GIVEN[settings.precision].dtype)
+        model = model if settings.precision is None else model.at_precision(EXPLICIT_CHOICES[settings.precision].dtype)
         model = model.mirrored() if settings.mirror else model
         card, self.device, self.reading = model.card, str(model.device), model.card.preprocessing.reading
         self.batch_size = settings.batch_size or _fastest_batch(model, console)
@@ -118,7 +118,7 @@ def predict_moving(
     """Predict frames of videos or cameras, or new pictures in a folder, and write the rows after each batch."""
     for group in (settings, outputs, moving):
         check_ranges(group)
-    interval = 0.0 if moving.every == EVERY_FRAME else seconds_of(moving.every, "--every")
+    interval = 0.0 if moving.every == EVERY_FRAME else parse_duration(moving.every, "--every")
     _check_request(run, paths, settings, outputs, moving)
     predictor = FramePredictor(run, settings, outputs, console)
     if predictor.reading.channels != 3:
@@ -186,14 +186,14 @@ def _check_copy(text: str, paths: Sequence[str], table: str | None) -> None:
         raise UserError(f"--annotated: {text!r} must be a new file that ends in .mp4: give another name.")
     if not path.parent.is_dir():
         raise UserError(f"there is no folder for {text!r}: make it, or choose another --annotated.")
-    check_writable(path, "--annotated")
+    check_file_writable(path, "--annotated")
 
 
 def _classify_watched(
     moving: MovingSettings, predictor: FramePredictor, table: PredictionTable, console: Console
 ) -> None:
     """Classify new pictures in the watched folder, until no picture has come for the time of --idle."""
-    idle_seconds = None if moving.idle is None else seconds_of(moving.idle, "--idle")
+    idle_seconds = None if moving.idle is None else parse_duration(moving.idle, "--idle")
     folder = named_path(str(moving.watch), "--watch")
     console.say(f"watching {folder}; press Ctrl-C to stop; repeat the same call to continue")
     source = watched_pictures(folder, set(table.done), idle_seconds, predictor.reading, console)
@@ -309,7 +309,7 @@ def _read_picture(path: str, reading: Reading, console: Console, given_up: bool)
     """Return a picture; if it cannot be read, None or, if `given_up`, a frame without an image."""
     picture: Image.Image | None = None
     try:
-        picture = Pictures(open_sources([path], console, reading), reading).read(0)
+        picture = InputImages(open_sources([path], console, reading), reading).read(0)
         picture.load()
     except (UnreadableImage, UserError, OSError) as problem:
         if not given_up:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from paucal.reading import parse_json, read_text
-from paucal.runner.tables import check_table
+from paucal.runner.tables import resolve_table
 from paucal.runs import csv_text, write_text
 from paucal.runs.lock import RunLock
 from paucal.types import UserError
@@ -42,7 +42,7 @@ class PredictionTable:
         if self.folder_in_progress.is_dir():
             self._require_same()
         else:
-            check_table(str(self.path))
+            resolve_table(str(self.path))
             self.folder_in_progress.mkdir()
             write_text(self.folder_in_progress / ABOUT_FILE, json.dumps(self.about, indent=1))
         self._lock = RunLock(self.folder_in_progress, LOCK_NOUN)

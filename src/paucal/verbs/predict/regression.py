@@ -15,7 +15,7 @@ from paucal.models.regression import RegressionCard
 from paucal.models.trained import TrainedModel
 from paucal.runner.console import Console
 from paucal.runner.frames import to_pandas
-from paucal.runner.input_images import Pictures
+from paucal.runner.input_images import InputImages
 from paucal.runs import csv_text
 from paucal.tasks.regression.model import card_of
 from paucal.verbs.predict.answers import predict_batches
@@ -73,7 +73,7 @@ class NumberPredictions(list[NumberPrediction]):
 
 
 def predict_numbers(
-    model: TrainedModel, pictures: Pictures, settings: PredictSettings, console: Console, features: bool = False
+    model: TrainedModel, pictures: InputImages, settings: PredictSettings, console: Console, features: bool = False
 ) -> NumberPredictions:
     """Return the predicted number of each picture; the first three arguments come from `open_pictures`."""
     card, rows = card_of(model), NumberPredictions()
@@ -87,7 +87,7 @@ def number_rows(
 ) -> list[NumberPrediction]:
     """Return the predictions of N pictures from the (N, 1) outputs of the network; keep (N, D) features if given."""
     values = outputs[:, 0].double().numpy()
-    shares = np.empty((len(values), 0)) if card.grades is None else card.grades.shares(values)
+    shares = np.empty((len(values), 0)) if card.grades is None else card.grades.probabilities(values)
     grades = () if card.grades is None else card.grades.names
     rows = [None] * len(values) if features is None else features
     return [

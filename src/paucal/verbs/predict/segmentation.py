@@ -13,7 +13,7 @@ from paucal.data.arguments import list_sources, path_text
 from paucal.data.images import ImageSet
 from paucal.data.sources.joining import SEPARATOR
 from paucal.runner.console import Console, LoggedConsole
-from paucal.runner.input_images import InMemory, full_name, open_sources, read_all
+from paucal.runner.input_images import MemoryImage, open_sources, path_of_image, read_all
 from paucal.runner.outputs import check_new_folder, refuse_inside_images
 from paucal.settings.options import check_ranges
 from paucal.settings.values import from_python, shows_settings
@@ -108,15 +108,15 @@ def _predict(
     return MaskPrediction(path, mask, overlay, dict(zip(model.classes, shares.tolist(), strict=True)))
 
 
-def _mask_names(image_sets: Sequence[ImageSet | InMemory]) -> dict[str, str]:
+def _mask_names(image_sets: Sequence[ImageSet | MemoryImage]) -> dict[str, str]:
     """Return the name of each image's mask, by the path of the image: its path relative to its source."""
     names: dict[str, str] = {}
     paths_by_stem: dict[str, str] = {}
     for images in image_sets:
-        if isinstance(images, InMemory):
+        if isinstance(images, MemoryImage):
             continue
         for key in images.keys:
-            path, stem = full_name(images, key), PurePosixPath(key).with_suffix("").as_posix()
+            path, stem = path_of_image(images, key), PurePosixPath(key).with_suffix("").as_posix()
             if paths_by_stem.setdefault(stem, path) != path:
                 raise UserError(
                     f"the masks of {paths_by_stem[stem]!r} and {path!r} would have the same name: segment them into "

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from paucal.settings.groups import FORWARD_PRECISION, ForwardPrecision
+from paucal.settings.groups import FORWARD_PRECISION_HELP, ForwardPrecision
 from paucal.settings.options import option
 from paucal.verbs.convert.settings import Form
 
@@ -17,7 +17,9 @@ class PredictSettings:
     batch_size: int | None = option("images per forward pass", group=_GROUP, low=1, high=1 << 20, chosen=True)
     device: str = option("cpu, cuda or mps", "cpu", group=_GROUP)
     precision: ForwardPrecision | None = option(
-        f"{FORWARD_PRECISION}; for videos and watched folders bfloat16 only if requested", group=_GROUP, chosen=True
+        f"{FORWARD_PRECISION_HELP}; for videos and watched folders bfloat16 only if requested",
+        group=_GROUP,
+        chosen=True,
     )
     mirror: bool = option(
         "average the predictions for an image and its mirror image; takes twice the time", False, group=_GROUP

@@ -17,10 +17,10 @@ from paucal.data.decode import UnreadableImage
 from paucal.models.card import ModelCard
 from paucal.reading import named_path
 from paucal.runner.console import Console
-from paucal.runner.input_images import Pictures
-from paucal.runner.outputs import check_file
-from paucal.runner.tables import TableForm, check_table
-from paucal.runs.files import check_writable, write_atomically
+from paucal.runner.input_images import InputImages
+from paucal.runner.outputs import check_new_file
+from paucal.runner.tables import TableFormat, resolve_table
+from paucal.runs.files import check_file_writable, write_atomically
 from paucal.types import UserError
 from paucal.verbs.predict.answers import Block, csv_lines, json_lines
 from paucal.verbs.predict.settings import OutputSettings
@@ -41,7 +41,7 @@ Row = tuple[str, int, list[tuple[int, float]]]
 class Targets:
     """Paths of the output files, None for a file that is not requested, and the format of the predictions."""
 
-    form: TableForm
+    form: TableFormat
     top_k: int | None  # number of most probable classes to write; None for all classes
     output: Path | None
     features: Path | None
@@ -56,7 +56,7 @@ class Targets:
 def check_targets(outputs: OutputSettings, sources: Iterable[str]) -> Targets:
     """Return the paths of the output files, after checking that they can be written."""
     output, table_format = (
-        (None, outputs.format) if outputs.output is None else check_table(outputs.output, outputs.format)
+        (None, outputs.format) if outputs.output is None else resolve_table(outputs.output, outputs.format)
     )
     targets = Targets(
         table_format or "csv",
@@ -77,7 +77,7 @@ def format_predictions(blocks: Iterable[Block], card: ModelCard, targets: Target
     return json_lines(rows, targets.top_k) if targets.form == "json" else csv_lines(rows, card, targets.top_k)
 
 
-def write_all(blocks: Blocks, card: ModelCard, pictures: Pictures, targets: Targets, console: Console) -> None:
+def write_all(blocks: Blocks, card: ModelCard, pictures: InputImages, targets: Targets, console: Console) -> None:
     """Write the requested files, the predictions last, so that a stopped call can be resumed."""
     if targets.sheet is not None:
         rows = sheet_rows(blocks(), card)
@@ -130,8 +130,8 @@ def _output_path(text: str | None, sources: Iterable[str], flag: str, endings: t
     if not path.parent.exists():
         raise UserError(f"there is no folder for {text[:120]!r}: make it, or choose another {flag}.")
     for source in sources:
-        check_file(text, {"PATHS": source}, None, flag)
-    check_writable(path, flag)
+        check_new_file(text, {"PATHS": source}, None, flag)
+    check_file_writable(path, flag)
     return path
 
 

@@ -12,9 +12,9 @@ from rich.measure import Measurement
 from rich.table import Table
 
 from paucal.runner.console import Console
-from paucal.runner.tables import FORMS, check_table
+from paucal.runner.tables import FORMATS, resolve_table
 from paucal.runs import csv_text, write_text
-from paucal.runs.folder import PUBLISHED, RUNS
+from paucal.runs.folder import PUBLISHED_WEIGHTS, RUNS_FOLDER
 from paucal.runs.grid_files import is_grid
 from paucal.settings.values import from_python, shows_settings
 from paucal.types import UserError
@@ -34,7 +34,7 @@ _OWN = ("output", "overwrite", "time_limit", "hang_after", "workers", "device") 
 
 
 @shows_settings(RunsSettings)
-def list_runs(folder: str | os.PathLike[str] = RUNS, **settings: Any) -> list[ListedRun]:
+def list_runs(folder: str | os.PathLike[str] = RUNS_FOLDER, **settings: Any) -> list[ListedRun]:
     """Return the runs below a folder with settings, state and scores; the same as `paucal runs`.
 
     Args:
@@ -55,8 +55,8 @@ def list_runs(folder: str | os.PathLike[str] = RUNS, **settings: Any) -> list[Li
 
 def chosen_runs(folder: Path, settings: RunsSettings) -> list[ListedRun]:
     """Return the runs that the settings select, and write them to a file if one is given."""
-    path = None if settings.output is None else check_table(settings.output)[0]
-    if path is not None and path.suffix.lower() not in FORMS:
+    path = None if settings.output is None else resolve_table(settings.output)[0]
+    if path is not None and path.suffix.lower() not in FORMATS:
         raise UserError(f"--output: {settings.output!r} must end in .csv or .json: give another name.")
     all_runs = with_leftovers(runs_below(folder))
     runs = [run for run in all_runs if run.deletable] if settings.deletable else all_runs
@@ -191,7 +191,7 @@ def _needed_folders(runs: Sequence[ListedRun]) -> set[Path]:
     """Return the run folders that other runs name in their settings, such as initial models and teachers."""
     named_paths: set[Path] = set()
     for name, value in (item for run in runs for item in run.settings.items()):
-        if name not in _OWN and isinstance(value, str) and value not in PUBLISHED and "/" in value:
+        if name not in _OWN and isinstance(value, str) and value not in PUBLISHED_WEIGHTS and "/" in value:
             named_paths |= {Path(value), *Path(value).parents}
     return {run.path.resolve() for run in runs} & named_paths
 

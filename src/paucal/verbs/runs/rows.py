@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from paucal.runs import RunFolder
-from paucal.runs.folder import ASIDE, MARKER, SUMMARY
-from paucal.runs.grid_files import SCORES, read_scores
+from paucal.runs.folder import ASIDE_SUFFIX, CONFIG_FILE, SUMMARY_FILE
+from paucal.runs.grid_files import SCORES_FILE, read_scores
 from paucal.runs.lock import is_locked
 from paucal.types import UserError
 from paucal.wording import did_you_mean
@@ -87,7 +87,7 @@ def list_runs(root: Path) -> list[ListedRun]:
 
 
 def _folders(path: Path, depth: int) -> Iterator[Path]:
-    if (path / MARKER).is_file():
+    if (path / CONFIG_FILE).is_file():
         yield path  # runs in its subfolders, such as trials, are not listed
         return
     if depth == 0:
@@ -97,7 +97,7 @@ def _folders(path: Path, depth: int) -> Iterator[Path]:
     except OSError:  # no permission to read it
         return
     for child in children:
-        if child.suffix != ASIDE:
+        if child.suffix != ASIDE_SUFFIX:
             yield from _folders(child, depth - 1)
 
 
@@ -106,7 +106,7 @@ def _list_run(path: Path, root: Path) -> ListedRun:
     settings, summary = dict[str, Any](), dict[str, Any]()
     try:
         settings, verb = run.settings, run.verb
-        summary = {**run.read_json(SUMMARY), **_frozen_scores(path)} if run.finished else {}
+        summary = {**run.read_json(SUMMARY_FILE), **_frozen_scores(path)} if run.finished else {}
     except (UserError, OSError) as error:
         problem = str(error)
     size, changed = _disk_usage(path)
@@ -116,7 +116,7 @@ def _list_run(path: Path, root: Path) -> ListedRun:
 
 def _frozen_scores(path: Path) -> dict[str, float]:
     """Return the scores of a run's frozen features, if it is a run of a study, from the file beside it."""
-    if not (path.parent / SCORES).is_file():
+    if not (path.parent / SCORES_FILE).is_file():
         return {}
     scores = read_scores(path.parent).items()
     return {f"judged_{name}": by_model["trained"] for name, by_model in scores if "trained" in by_model}

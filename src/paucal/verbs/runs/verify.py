@@ -9,7 +9,7 @@ import numpy as np
 
 from paucal.data.splits.split_csv import read_rows
 from paucal.runs import RunFolder, open_run
-from paucal.runs.ledger import FOLDER, Record, Start, image_hashes, read_records
+from paucal.runs.ledger import LEDGER_FOLDER, Record, Start, image_hashes, read_records
 from paucal.types import UserError
 from paucal.wording import counted
 
@@ -80,7 +80,7 @@ def verify_run(run: str | os.PathLike[str]) -> Verdict:
     folder = open_run(os.fspath(run))
     records = list(read_records(folder.path))
     if not records or min(record.start.step for record in records) > 0:
-        raise UserError(f"{str(folder.path)!r} has no {FOLDER} from its first step on: train with --ledger.")
+        raise UserError(f"{str(folder.path)!r} has no {LEDGER_FOLDER} from its first step on: train with --ledger.")
     starts = {record.start.number: record.start for record in records}
     valid = list(kept_records(records, starts))
     steps_made = len({record.step for record in valid})
@@ -123,7 +123,7 @@ def _verdict(
     max_uses = repeats * -(-batch * per_pass // (len(train) * repeats)) if len(train) < batch else repeats
     draws = n_surplus = n_held_out = n_unknown = 0
     for _, group in groupby(records, key=lambda record: record.step // per_pass):
-        images = np.concatenate([record.images for record in group])
+        images = np.concatenate([record.hashes for record in group])
         draws += len(images)
         n_held_out += int(np.isin(images, other_hashes).sum())
         n_unknown += int((~np.isin(images, hashes)).sum())

@@ -117,7 +117,7 @@ def make_app(
 
     async def about(request: Request) -> Response:
         classes = list(predictor.model.classes)
-        return JSONResponse({"title": title, "classes": classes, "several": predictor.model.card.several})
+        return JSONResponse({"title": title, "classes": classes, "several": predictor.model.card.is_multi_label})
 
     routes = [Route("/api/model", about), Route("/api/classify", classify, methods=["POST"])]
     return _guarded(PAGE_FILES, routes, hosts)

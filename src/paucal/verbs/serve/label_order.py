@@ -12,9 +12,9 @@ from paucal.export.reading import task_of_model
 from paucal.models.tasks import CLASSIFICATION, REGRESSION
 from paucal.runner.console import Console
 from paucal.runner.images import find_images, load_images
-from paucal.runner.input_images import full_name
+from paucal.runner.input_images import path_of_image
 from paucal.runs import RunFolder
-from paucal.runs.folder import MARKER
+from paucal.runs.folder import CONFIG_FILE
 from paucal.settings.groups import DataSettings
 from paucal.types import UserError
 from paucal.verbs.next.launch import describe_choice
@@ -61,7 +61,7 @@ def open_labelling(source: str | None, settings: ServeSettings, saved: LabelFile
         order = np.random.default_rng(0).permutation(len(images)).tolist()
     else:
         model = Classifier(source, settings.device)
-        if model.model.card.several:
+        if model.model.card.is_multi_label:
             raise UserError(
                 f"{source} predicts several labels per image, but the page is only for one: use 'paucal next --to'."
             )
@@ -69,7 +69,7 @@ def open_labelling(source: str | None, settings: ServeSettings, saved: LabelFile
             images = load_images(data, advance, labelled=False, reading=model.reading)
         order, suggestions = _rank_images(model, images, console)
         classes = model.model.classes if classes is None else classes
-    paths = [full_name(images, key) for key in images.keys]
+    paths = [path_of_image(images, key) for key in images.keys]
     if not all(Path(path).is_file() for path in paths[:1]):
         raise UserError(
             f"--label: {settings.label} contains no image files, but labels are saved by image path: give a folder."
@@ -111,7 +111,7 @@ def with_random_images(choices: Sequence[Choice]) -> list[int]:
 def _training_command(source: str | None, saved: LabelFile) -> str:
     """Return the command that trains with the labels and, if there is a run, its training images."""
     data = None
-    if source is not None and ((run := RunFolder(Path(source))).path / MARKER).exists():
+    if source is not None and ((run := RunFolder(Path(source))).path / CONFIG_FILE).exists():
         data = run.settings.get("data")
     sources = [str(source) for source in (data, saved.path) if source is not None]
     return f"paucal train {shlex.quote(SEPARATOR.join(sources))}"

@@ -21,7 +21,7 @@ from paucal.data.decode import UnreadableImage
 from paucal.data.images import ImageSet
 from paucal.reading import named_path
 from paucal.runner.outputs import refuse_inside_images
-from paucal.runs.files import csv_text, try_folder, write_atomically
+from paucal.runs.files import check_folder_writable, csv_text, write_atomically
 from paucal.types import UserError
 
 MAX_SIDE = 1600  # of a picture on the page, in pixels
@@ -109,7 +109,7 @@ def check_label_file(text: str, images: str) -> Path:
     if path.suffix.lower() != ".csv":
         raise UserError(f"--save: {text[:120]!r} must end in .csv: give another name.")
     refuse_inside_images(path, {"--label": images}, flag="--save")
-    try_folder(path.parent, "--save")
+    check_folder_writable(path.parent, "--save")
     return path
 
 

@@ -11,7 +11,7 @@ from paucal.models.trained import TrainedModel
 from paucal.runner.console import Console
 from paucal.runner.familiar import familiarity_of
 from paucal.runs import RunFolder, open_run
-from paucal.runs.folder import MARKER
+from paucal.runs.folder import CONFIG_FILE
 from paucal.settings.options import check_ranges
 from paucal.types import UserError
 from paucal.verbs.serve.label_order import check_labelling, open_labelling
@@ -49,7 +49,7 @@ def serve(source: str | None, settings: ServeSettings, console: Console) -> None
             # The port is checked first, since reading the training images may take a minute.
             listener = stack.enter_context(_listening_socket(settings.host, settings.port))
             path = Path(source)
-            familiarity = familiarity_of(open_run(path), model, console) if (path / MARKER).exists() else None
+            familiarity = familiarity_of(open_run(path), model, console) if (path / CONFIG_FILE).exists() else None
             predictor = PicturePredictor(model, familiarity, settings.precision, settings.mirror)
             app = make_app(predictor, _page_title(source, model), settings.max_upload * 10**6, hosts)
         if settings.host not in LOCAL:

@@ -18,12 +18,12 @@ from paucal.explain.attribution.methods import METHODS
 from paucal.explain.figures.attribution import scale_of
 from paucal.explain.figures.pictures import overlay
 from paucal.models.features import ClassifierInputs, linear_classifier
-from paucal.models.precision import GIVEN
+from paucal.models.precision import EXPLICIT_CHOICES
 from paucal.models.regression import RegressionCard
 from paucal.models.trained import TrainedModel
 from paucal.runner.console import LoggedConsole
 from paucal.runner.familiar import features_of
-from paucal.runner.precision import measure_on
+from paucal.runner.precision import choose_on_sample
 from paucal.types import UserError
 from paucal.verbs.explain.attribution import choose_method, explain_batch
 from paucal.verbs.explain.inputs import to_input
@@ -52,7 +52,9 @@ class PicturePredictor:
     ) -> None:
         self.model = model if isinstance(model.card, RegressionCard) else model.require_classifier()
         self._exact_model = model.mirrored() if mirror else model
-        self._model_to_run = None if precision is None else self._exact_model.at_precision(GIVEN[precision].dtype)
+        self._model_to_run = (
+            None if precision is None else self._exact_model.at_precision(EXPLICIT_CHOICES[precision].dtype)
+        )
         self._familiarity, self._reading = familiarity, model.card.preprocessing.reading
         self._lock = threading.Lock()
         can_read = familiarity is not None and linear_classifier(model.module) is not None
@@ -69,7 +71,7 @@ class PicturePredictor:
         with self._lock:  # decoding too, so that only one large picture at a time is in memory
             picture = self._decode(content, name)
             if self._model_to_run is None:  # the first picture
-                choice = measure_on(self.model, [picture, ImageOps.mirror(picture)], None, LoggedConsole())
+                choice = choose_on_sample(self.model, [picture, ImageOps.mirror(picture)], None, LoggedConsole())
                 self._model_to_run = self._exact_model.at_precision(choice.dtype)
             shares = self._model_to_run.probabilities([picture])[0]
             card = self.model.card
@@ -155,7 +157,11 @@ def _number_fields(card: RegressionCard, output: Tensor) -> dict[str, Any]:
     """Return a predicted number with its 90 % interval, as numbers and as text; for grades also their probabilities."""
     values = output.double().numpy()
     ends = {name: float(value[0]) for name, value in card.read(values)._asdict().items()}
-    grades = [] if card.grades is None else zip(card.grades.names, card.grades.shares(values)[0].tolist(), strict=True)
+    grades = (
+        []
+        if card.grades is None
+        else zip(card.grades.names, card.grades.probabilities(values)[0].tolist(), strict=True)
+    )
     classes = [
         {"name": str(grade), "probability": round(share, 4), "chosen": grade == ends["predicted"]}
         for grade, share in grades

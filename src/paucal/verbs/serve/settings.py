@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from paucal.settings.groups import FORWARD_PRECISION, ForwardPrecision
+from paucal.settings.groups import FORWARD_PRECISION_HELP, ForwardPrecision
 from paucal.settings.options import option
 
 _GROUP = "serving"
@@ -20,7 +20,7 @@ class ServeSettings:
         "average the predictions for a picture and its mirror image; takes twice the time", False, group=_GROUP
     )
     device: str = option("cpu, cuda or mps", "cpu", group=_GROUP)
-    precision: ForwardPrecision | None = option(FORWARD_PRECISION, group=_GROUP, chosen=True)
+    precision: ForwardPrecision | None = option(FORWARD_PRECISION_HELP, group=_GROUP, chosen=True)
     label: str | None = option("images to label on the page: a folder, or several separated by ':'", group=_LABELLING)
     save: str | None = option("CSV file for the labels; labels in an existing file are kept", group=_LABELLING)
     classes: list[str] | None = option(

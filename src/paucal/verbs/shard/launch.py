@@ -18,9 +18,9 @@ from paucal.data.shards.writing import write_shards
 from paucal.data.stores import EncodedStore, locate
 from paucal.runner.console import Console, RecordingConsole
 from paucal.runner.frames import Data, takes_frames
-from paucal.runner.images import as_read, find_images
+from paucal.runner.images import find_images, with_run_reading
 from paucal.runner.outputs import check_new_folder
-from paucal.runs import folder_in_place
+from paucal.runs import replace_folder
 from paucal.settings.options import check_ranges
 from paucal.settings.values import from_python, shows_settings
 from paucal.types import UserError
@@ -93,7 +93,7 @@ def shard_set(settings: ShardSettings, console: Console) -> Sharded:
             upload(Path(folder), settings.output)
     else:
         target = check_new_folder(settings.output, {"DATA": settings.data}, settings.data_root, "OUT")
-        with folder_in_place(target) as folder:
+        with replace_folder(target) as folder:
             result = _write_shards(settings, folder, console)
     console.say(
         f"{counted(result.images, 'image')} in {counted(result.shards, 'shard')} ({result.n_bytes / MIB:.1f} MiB) in "
@@ -106,7 +106,7 @@ def shard_set(settings: ShardSettings, console: Console) -> Sharded:
 
 
 def _write_shards(settings: ShardSettings, folder: Path, console: Console) -> Sharded:
-    images = as_read(_open_images(settings), settings)
+    images = with_run_reading(_open_images(settings), settings)
     for note in images.notes:
         console.say(f"note: {note}")
     _require_disk_space(images, folder)

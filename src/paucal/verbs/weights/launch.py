@@ -22,15 +22,15 @@ from paucal.models.weights.adding import (
     outputs,
     to_half_precision,
 )
-from paucal.models.weights.archive import ENDING, is_archive, read_archive, write_archive
-from paucal.models.weights.at_hand import find_added_weights, input_of_weights, licence_of
-from paucal.models.weights.store import MAX_LICENCE, AddedWeights, find_added, list_added, remove_added
+from paucal.models.weights.archive import ARCHIVE_SUFFIX, is_archive, read_archive, write_archive
+from paucal.models.weights.local import find_added_weights, input_of_weights, licence_of
+from paucal.models.weights.store import MAX_LICENCE_BYTES, AddedWeights, find_added, list_added, remove_added
 from paucal.models.weights.table import APACHE
 from paucal.reading import named_path, read_decoded
 from paucal.runner.console import Console, LoggedConsole
 from paucal.runs import write_atomically
-from paucal.runs.files import check_writable
-from paucal.runs.weights import read_foreign
+from paucal.runs.files import check_file_writable
+from paucal.runs.weights import read_untrusted
 from paucal.settings.options import check_ranges
 from paucal.settings.values import from_python, shows_settings
 from paucal.types import UserError
@@ -83,7 +83,9 @@ def remove_weights(name: str) -> int:
     card = find_added(name)
     if card is None:
         names = [other.name for other in list_added()]
-        package = next((trained.package for trained in table.TRAINED if trained.name == name and trained.package), None)
+        package = next(
+            (trained.package for trained in table.CANDIDATES if trained.name == name and trained.package), None
+        )
         if package is not None and package.path() is not None:
             raise UserError(f"{name} is in a package: remove it with pip uninstall {package.distribution}.")
         raise UserError(
@@ -124,10 +126,10 @@ def pack(what: str, settings: WeightsSettings, console: Console) -> Path:
             f"the archive must contain the text of its licence, {weights.licence}: give a file with the text as "
             "--licence-text."
         )
-    path = named_path(settings.output or f"{weights.name}{ENDING}")
+    path = named_path(settings.output or f"{weights.name}{ARCHIVE_SUFFIX}")
     if not path.name.endswith(".zip"):
         raise UserError(f"--output: {str(path)!r} must end in .zip: give another name.")
-    check_writable(path)
+    check_file_writable(path)
     weights = _halve_if_equal(weights, console)
     write_atomically(path, lambda stream: write_archive(stream, weights))
     console.say(f"wrote {path} ({path.stat().st_size / 1e6:.1f} MB): 'paucal weights add' reads it on another machine")
@@ -145,7 +147,7 @@ def _check_named(name: str, settings: WeightsSettings) -> CheckedWeights:
     if (added_weights := find_added_weights(name)) is not None:
         source, text = added_weights.source, text or added_weights.licence_text
     else:
-        sources = (trained.source for trained in table.TRAINED if trained.name == name)
+        sources = (trained.source for trained in table.CANDIDATES if trained.name == name)
         source = next(sources, "as timm publishes them")
     return check_weights(replace(weights, source=source), name, licence, text, input_of_weights(name))
 
@@ -163,7 +165,7 @@ def _check_file(path: Path, settings: WeightsSettings, console: Console) -> Chec
             raise UserError(f"--{name} is missing: give it with a weights file, such as --{name} {example}.")
     model, licence = str(settings.model), checked_licence(str(settings.model), str(settings.licence))
     text, preprocess = _licence_text(settings), _image_input(settings, model)
-    weights = StartWeights(read_foreign(path), settings.source or f"the file {path.name}", model)
+    weights = StartWeights(read_untrusted(path), settings.source or f"the file {path.name}", model)
     checked_weights = check_weights(weights, model, licence, text, preprocess)
     for line in checked_weights.report.lines()[1:]:
         console.say(line)
@@ -177,7 +179,7 @@ def _image_input(settings: WeightsSettings, model: str) -> ImageInput | None:
     if settings.mean is None or settings.std is None or len(settings.mean) != 3 or len(settings.std) != 3:
         raise UserError("--mean and --std must be given together, with three numbers each: one for each channel.")
     preprocess = replace(input_of_timm(model), mean=tuple(settings.mean), std=tuple(settings.std))
-    Preprocessing.as_tested((1, 1), preprocess)
+    Preprocessing.from_image_input((1, 1), preprocess)
     return preprocess
 
 
@@ -187,7 +189,7 @@ def _licence_text(settings: WeightsSettings) -> str:
     path = named_path(settings.licence_text, "--licence-text")
     if not path.is_file():
         raise UserError(f"--licence-text: there is no file {str(path)!r}: give the text of the licence.")
-    text = read_decoded(path, MAX_LICENCE).text.strip()
+    text = read_decoded(path, MAX_LICENCE_BYTES).text.strip()
     if not text:
         raise UserError(f"--licence-text: {str(path)!r} is empty: give the text of the licence.")
     return text + "\n"

@@ -44,7 +44,7 @@ def list_weights() -> list[ListedWeights]:
         ['tf_efficientnet_lite0.in1k', 'tf_efficientnet_lite1.in1k', 'tf_efficientnet_lite2.in1k']
     """
     added_by_name, cached = {card.name: card for card in list_added()}, _in_hub_cache()
-    rows = [_of_table(row, added_by_name.pop(row.name, None), cached.pop(row.name, None)) for row in table.TRAINED]
+    rows = [_of_table(row, added_by_name.pop(row.name, None), cached.pop(row.name, None)) for row in table.CANDIDATES]
     for card in added_by_name.values():
         use = _permitted_use("cpu", card.licence)
         rows.append(ListedWeights(card.name, "added", card.size, card.licence, use, card.source))

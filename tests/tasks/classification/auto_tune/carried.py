@@ -29,7 +29,7 @@ def install(tmp_path, monkeypatch, models=(MODEL,)):
         package = Package(f"carried-{number}", f"carried_{number}", "small.pth", digest, file.stat().st_size)
         tag = timm.get_pretrained_cfg(model).tag
         found.append(PretrainedWeights(f"{model}.{tag}", "MIT", 1, "made by a test", "cpu", package))
-    monkeypatch.setattr(table, "TRAINED", tuple(found))
+    monkeypatch.setattr(table, "CANDIDATES", tuple(found))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "user"))
     monkeypatch.syspath_prepend(str(site))
     return found

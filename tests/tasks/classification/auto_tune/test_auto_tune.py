@@ -21,7 +21,7 @@ from paucal.runner import starts as starting
 from paucal.runner.console import SilentConsole
 from paucal.runner.images import open_again
 from paucal.runner.life import Stopped, begin, resume
-from paucal.runner.time_budget import one_length
+from paucal.runner.time_budget import keep_one_length
 from paucal.runs import RunFolder
 from paucal.tasks.classification import finishing
 from paucal.tasks.classification.assembly import SEVERAL_PROCESSES, assemble
@@ -392,7 +392,7 @@ def test_time__and_epochs_are_one_too_many(data):
 
 @pytest.mark.parametrize("said", [{"init": "none"}, {"recipe": "small-images"}, {"attention_init": "mimetic"}])
 def test_start__is_not_looked_for_where_somebody_has_said_how_a_run_begins(data, tmp_path, monkeypatch, said):
-    monkeypatch.setattr(starting, "choose", None)
+    monkeypatch.setattr(starting, "choose_weights", None)
     started_from(data, tmp_path / "run", epochs=1, model="vit_mini", model_args=["depth=1"], **said)
     assert RunFolder(tmp_path / "run").settings["init"] is None
 
@@ -467,9 +467,9 @@ def test_method__stays_where_its_own_settings_are_given(data, tmp_path):
 def test_time__goes_before_the_epochs_of_a_recipe(tmp_path):
     settings = TrainSettings(recipe="small-images", time="5m", epochs=30, warmup_epochs=3.0)
     origin = {"time": "flag", "epochs": "recipe small-images", "warmup_epochs": "recipe small-images"}
-    found = one_length(settings, origin)
+    found = keep_one_length(settings, origin)
     assert (found.time, found.epochs, found.warmup_epochs) == ("5m", None, None)
-    repeated = one_length(settings, dict.fromkeys(origin, "config"))
+    repeated = keep_one_length(settings, dict.fromkeys(origin, "config"))
     assert (repeated.time, repeated.epochs) == (None, 30)
 
 

@@ -10,7 +10,7 @@ import paucal
 from paucal.backbones.stage_classifier import StageClassifier
 from paucal.cli.main import main
 from paucal.models.card import ModelCard
-from paucal.models.features import StagedInputs, linear_classifier
+from paucal.models.features import StageClassifierInputs, linear_classifier
 from paucal.models.trained import load_trained
 from paucal.runner.console import SilentConsole
 from paucal.runner.life import Stopped, resume
@@ -89,7 +89,7 @@ def test_first_model__is_linear_in_the_features_that_its_head_was_fitted_to(run)
         {name: value[:, :-own] if value.shape == layer.weight.shape else value for name, value in state.items()}
     )
     with torch.no_grad():
-        features = StagedInputs(plain, (32, 32))(pixels())
+        features = StageClassifierInputs(plain, (32, 32))(pixels())
         torch.testing.assert_close(model.module(pixels()), features @ layer.weight.T + layer.bias)
 
 

@@ -15,7 +15,7 @@ from paucal.data.images import evenly_spaced
 from paucal.data.sources.opening import open_images
 from paucal.evaluation.seen_images import training_history
 from paucal.methods.training_settings import TrainSettings
-from paucal.models.features import ClassifierInputs, StagedInputs
+from paucal.models.features import ClassifierInputs, StageClassifierInputs
 from paucal.models.trained import load_trained
 from paucal.runner.console import SilentConsole
 from paucal.runner.life import Stopped, resume
@@ -243,7 +243,9 @@ def test_run__reads_them_again_with_the_tuned_network_and_fits_a_head_to_its_fea
     rows = rows[evenly_spaced(len(rows), details["read_again"])][:5]
     # The pool holds what the deployed network computes.
     inputs = (
-        StagedInputs(model.module, model.card.preprocessing.image_size) if staged else ClassifierInputs(model.module)
+        StageClassifierInputs(model.module, model.card.preprocessing.image_size)
+        if staged
+        else ClassifierInputs(model.module)
     )
     batch = torch.stack([model.card.preprocessing.transform()(more.store.read(int(row)))[0] for row in rows])
     with torch.no_grad():

@@ -15,11 +15,11 @@ from torch import Tensor, nn
 from paucal.backbones.stage_classifier import add_stage_classifier, last_stage_maps
 from paucal.evaluation.predictions import Predictions, predict_in_order
 from paucal.models.card import ModelCard
-from paucal.models.features import ClassifierInputs, StagedInputs, linear_classifier
-from paucal.models.precision import GIVEN
+from paucal.models.features import ClassifierInputs, StageClassifierInputs, linear_classifier
+from paucal.models.precision import EXPLICIT_CHOICES
 from paucal.models.preprocessing import Preprocessing
 from paucal.models.trained import save_trained
-from paucal.runner.clock import finish
+from paucal.runner.clock import end_time_text
 from paucal.runner.images import SplitImages, eval_loader
 from paucal.runs import RunFolder
 from paucal.runs.weights import save_weights
@@ -74,7 +74,7 @@ def frozen_features(
         autocast: Dtype for autocast; None to compute in float32.
     """
     device, model = settings.device, model.to(settings.device)
-    inputs = StagedInputs(model, preprocess.image_size) if staged else ClassifierInputs(model)
+    inputs = StageClassifierInputs(model, preprocess.image_size) if staged else ClassifierInputs(model)
     try:
         loader = eval_loader(data, indices, preprocess, settings)
         return predict_in_order(inputs, loader, indices, device, progress, autocast)
@@ -190,7 +190,7 @@ def time_frozen_network(state: TuneState) -> None:
     if state.record.probe is not None:  # a resumed run keeps its precision, for heads at other image sizes
         details = state.record.probe.details
         measurements = {name: details[key] for name, key in PRECISION_KEYS.items() if key in details}  # new in records
-        state.precision = replace(GIVEN[details.get("arithmetic", "32-true")], **measurements)
+        state.precision = replace(EXPLICIT_CHOICES[details.get("arithmetic", "32-true")], **measurements)
         return
     if state.announced:
         return
@@ -210,7 +210,7 @@ def time_frozen_network(state: TuneState) -> None:
             if state.race_rows is not None
             else ""
         )
-        + (f"; the whole run at most {duration(budget)}, until {finish(budget - state.spent)}" if budget else "")
+        + (f"; the whole run at most {duration(budget)}, until {end_time_text(budget - state.spent)}" if budget else "")
     )
 
 

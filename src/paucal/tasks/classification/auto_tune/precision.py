@@ -7,10 +7,10 @@ from torch import Tensor
 
 from paucal.models.features import ClassifierInputs
 from paucal.models.precision import (
-    FASTER,
+    EXPLICIT_CHOICES,
     FLOAT32,
-    GIVEN,
-    IMAGES,
+    MEASURED_IMAGES,
+    MIN_SPEEDUP,
     PrecisionChoice,
     bfloat16_flags,
     choose_precision,
@@ -30,7 +30,7 @@ def choose_feature_precision(setup: TrainingSetup) -> PrecisionChoice:
     if settings.device != "cpu":
         return FLOAT32
     if setup.origin.get("precision") in ("flag", "given"):  # a config may contain the choice of an earlier run
-        return GIVEN.get(settings.precision, FLOAT32)
+        return EXPLICIT_CHOICES.get(settings.precision, FLOAT32)
     if not bfloat16_flags():
         return FLOAT32
     counts = setup.data.counts()
@@ -51,7 +51,7 @@ def choose_training_precision(state: TuneState) -> None:
     batch, key = _sample_batch(setup), f"{setup.settings.model}, tuned with --freeze {setup.settings.freeze}"
     with trial_steps(setup.objective.train(), torch.device("cpu")):
         speed = measure_speed(_make_step(setup.objective, batch), batch.views[0], key)
-    if speed < FASTER:
+    if speed < MIN_SPEEDUP:
         state.console.say(f"precision of tuning: float32: a step is {speed:.1f} times as fast in bfloat16 here")
         return
     reason = f"a step is {speed:.1f} times as fast in bfloat16 here, and the features agree"
@@ -60,7 +60,7 @@ def choose_training_precision(state: TuneState) -> None:
 
 
 def _sample_batch(setup: TrainingSetup) -> Batch:
-    rows = setup.data.part("train")[:IMAGES]
+    rows = setup.data.part("train")[:MEASURED_IMAGES]
     return next(iter(eval_loader(setup.data, rows, setup.card.preprocessing, setup.settings)))
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from paucal.models.precision import FLOAT32, PrecisionChoice
 from paucal.runner.console import Console
 from paucal.runner.run_folder import store_changes
-from paucal.runner.starts import RECORD
+from paucal.runner.starts import START_FILE
 from paucal.runs import RunFolder
 from paucal.tasks.classification.assembly import TrainingSetup, assemble
 from paucal.tasks.classification.auto_tune.head_race import RaceResult
@@ -137,7 +137,7 @@ class TuneState:
         self.setup = replace(setup, origin=origin)
         store_changes(self.run, setup.settings, origin)
         if setup.start is not None:
-            self.run.write_json(RECORD, setup.start.to_dict())
+            self.run.write_json(START_FILE, setup.start.to_dict())
 
 
 def is_timed(setup: TrainingSetup) -> bool:

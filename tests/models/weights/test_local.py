@@ -13,8 +13,8 @@ from paucal.backbones.weights.inputs import input_of_timm
 from paucal.models.preprocessing import Preprocessing
 from paucal.models.published import read_timm
 from paucal.models.weights import table
-from paucal.models.weights.at_hand import at_hand, find_packaged_weights, named_in_order
-from paucal.models.weights.table import TRAINED, Package, PretrainedWeights
+from paucal.models.weights.local import find_packaged_weights, location_of, match_by_order
+from paucal.models.weights.table import CANDIDATES, Package, PretrainedWeights
 from paucal.types import UserError
 
 MODEL = "resnet10t"
@@ -33,7 +33,7 @@ def carried(tmp_path, monkeypatch):
     digest = hashlib.sha256(file.read_bytes()).hexdigest()
     package = Package("small-weights", "small_weights_package", "small.pth", digest, file.stat().st_size)
     name = f"{MODEL}.{timm.get_pretrained_cfg(MODEL).tag}"
-    monkeypatch.setattr(table, "TRAINED", (PretrainedWeights(name, "MIT", 1, "a test", "cpu", package),))
+    monkeypatch.setattr(table, "CANDIDATES", (PretrainedWeights(name, "MIT", 1, "a test", "cpu", package),))
     monkeypatch.syspath_prepend(str(tmp_path / "site"))
     return model, package, file
 
@@ -49,7 +49,7 @@ def test_package__gives_its_weights_in_the_order_of_the_model(carried):
     assert weights.classes is not None
     assert len(weights.classes) == 1000
     assert find_packaged_weights("resnet18") is None
-    assert at_hand(table.TRAINED[0]) == "package"
+    assert location_of(table.CANDIDATES[0]) == "package"
 
 
 @pytest.mark.parametrize("damage", ["cut", "changed", "gone"])
@@ -68,7 +68,7 @@ def test_package__that_is_not_what_was_published_is_refused(carried, damage):
 def test_package__of_another_model_is_refused(carried, monkeypatch):
     _, package, _ = carried
     other = PretrainedWeights(f"resnet18.{timm.get_pretrained_cfg('resnet18').tag}", "MIT", 1, "a test", "cpu", package)
-    monkeypatch.setattr(table, "TRAINED", (other,))
+    monkeypatch.setattr(table, "CANDIDATES", (other,))
     with pytest.raises(UserError, match="do not fit resnet18"):
         read_timm("resnet18")
 
@@ -80,15 +80,15 @@ def test_package__that_is_not_installed_is_none(carried):
 
 def test_named_in_order__refuses_other_shapes():
     model = torch.nn.Linear(2, 3)
-    found = named_in_order({"a": torch.ones(3, 2), "b": torch.zeros(3)}, model)
+    found = match_by_order({"a": torch.ones(3, 2), "b": torch.zeros(3)}, model)
     assert list(found) == ["weight", "bias"]
     with pytest.raises(ValueError, match="number, order and shape"):
-        named_in_order({"b": torch.zeros(3), "a": torch.ones(3, 2)}, model)
+        match_by_order({"b": torch.zeros(3), "a": torch.ones(3, 2)}, model)
     with pytest.raises(ValueError, match="number, order and shape"):
-        named_in_order({"a": torch.ones(3, 2)}, model)
+        match_by_order({"a": torch.ones(3, 2)}, model)
 
 
-@pytest.mark.parametrize("one", TRAINED, ids=lambda one: one.name)
+@pytest.mark.parametrize("one", CANDIDATES, ids=lambda one: one.name)
 def test_table__says_what_timm_says(one):
     config = timm.get_pretrained_cfg(one.name, allow_unregistered=False)
     assert config.license.lower() == one.licence.lower()
@@ -97,7 +97,7 @@ def test_table__says_what_timm_says(one):
     assert one.megabytes == pytest.approx(4 * parameters / 1e6, rel=0.03)
 
 
-@pytest.mark.parametrize("one", [one for one in TRAINED if one.package], ids=lambda one: one.name)
+@pytest.mark.parametrize("one", [one for one in CANDIDATES if one.package], ids=lambda one: one.name)
 def test_packages__know_a_palace(one):
     from sklearn.datasets import load_sample_image
 

@@ -1,0 +1,120 @@
+"""Pretrained weights on this machine: added by the user, in Python packages, or in the cache of timm and the hub.
+
+The file in a package is verified by its checksum. Its tensors are in the order of timm's model, and get that model's
+names. No code of the package is imported.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import timm
+from torch import Tensor, nn
+
+from paucal.backbones.names import timm_config
+from paucal.backbones.weights.fetching import is_cached, require_reachable
+from paucal.backbones.weights.inputs import ImageInput, input_of_timm
+from paucal.models.weights import table
+from paucal.models.weights.store import AddedWeights, file_digest, find_added, list_added
+from paucal.models.weights.table import Package, PretrainedWeights
+from paucal.types import UserError
+
+ADDED = "file that you added"  # a location in messages
+
+
+def find_added_weights(model: str) -> AddedWeights | None:
+    """Return the card of weights that the user has added for a timm model; None without such weights."""
+    return find_added(model) or find_added(name_with_tag(model))
+
+
+def input_of_weights(model: str) -> ImageInput:
+    """Return the preprocessing that a timm model's weights need: that of added weights, else timm's."""
+    card = find_added_weights(model)
+    return input_of_timm(model) if card is None else ImageInput.from_dict(card.input)
+
+
+def verified_path(package: Package) -> Path:
+    """Return the path of a package's file of weights; raises a UserError if its checksum is wrong."""
+    path = package.path()
+    if path is None or not path.is_file() or path.stat().st_size != package.size or file_digest(path) != package.sha256:
+        raise UserError(
+            f"the weights in the package {package.distribution} are damaged or of another version ({package.file}): "
+            f"reinstall it with pip install --force-reinstall {package.distribution}."
+        )
+    return path
+
+
+def find_packaged_weights(model: str) -> PretrainedWeights | None:
+    """Return the weights of a timm model that an installed package contains; None without such a package."""
+    name = name_with_tag(model)
+    packaged = (weights for weights in table.CANDIDATES if weights.package and weights.package.path())
+    return next((weights for weights in packaged if weights.name == name), None)
+
+
+def licence_of(model: str) -> str | None:
+    """Return the licence of the weights that a timm model would get, added or published; None if it is unknown."""
+    added_card = find_added_weights(model)
+    if added_card is not None:
+        return added_card.licence
+    candidate = next((weights for weights in table.CANDIDATES if weights.name == model), None)
+    if candidate is not None:
+        return candidate.licence
+    config = timm_config(model)
+    return None if config is None else config.license
+
+
+def location_of(weights: PretrainedWeights) -> str | None:
+    """Return the location of weights on this machine, for messages; None if they would have to be downloaded."""
+    if find_added(weights.name) is not None:
+        return ADDED
+    if weights.package is not None and weights.package.path() is not None:
+        return "package"
+    return "cache" if is_cached(timm.get_pretrained_cfg(weights.name)) else None
+
+
+def suitable_weights(device: str) -> list[PretrainedWeights]:
+    """Return the weights of the table that are free to use and fast enough on a device, in order of preference."""
+    free_weights = [weights for weights in table.CANDIDATES if not weights.has_terms]
+    return [weights for name in dict.fromkeys((device, "cpu")) for weights in free_weights if weights.device == name]
+
+
+def ready_weights(device: str) -> dict[PretrainedWeights | AddedWeights, str]:
+    """Return the weights on this machine that a run may choose, in order of preference, each with its location.
+
+    Weights in the table come first, since they are known to be fast; then weights that the user has added. Weights with
+    special terms are left out.
+    """
+    table_names = {weights.name for weights in table.CANDIDATES}
+    free_cards = [card for card in list_added() if card.name not in table_names and not card.has_terms]
+    return {
+        **{weights: location for weights in suitable_weights(device) if (location := location_of(weights))},
+        **dict.fromkeys(free_cards, ADDED),
+    }
+
+
+def download_problem(weights: PretrainedWeights) -> str | None:
+    """Return why weights cannot be downloaded, None if they can; makes one request with a short timeout."""
+    try:
+        require_reachable(timm.get_pretrained_cfg(weights.name))
+    except ConnectionError as problem:
+        return str(problem)
+    return None
+
+
+def match_by_order(tensors: Mapping[str, Any], model: nn.Module) -> dict[str, Tensor]:
+    """Return tensors under the names in a model's state dict, which must have the same shapes in the same order."""
+    model_state = model.state_dict()
+    if [value.shape for value in model_state.values()] != [value.shape for value in tensors.values()]:
+        raise ValueError("the tensors differ from the model's in number, order or shape")
+    return dict(zip(model_state, tensors.values(), strict=True))
+
+
+def name_with_tag(model: str) -> str:
+    """Return a timm model's name with the tag of its default weights.
+
+    Example:
+        >>> name_with_tag("tf_efficientnet_lite0")
+        'tf_efficientnet_lite0.in1k'
+    """
+    config = timm_config(model)
+    return f"{config.architecture}.{config.tag}" if config is not None and config.tag else model
