@@ -1,8 +1,10 @@
 """What the trainer promises to every objective, shown on the toys of `toys.py`."""
 
 import copy
+import functools
 import json
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -10,6 +12,7 @@ from lightning.pytorch import Callback
 
 from contracts import toys, two_processes
 from paucal.objectives import Objective
+from paucal.training import Outcome
 from paucal.types import Batch, Progress
 from processes import run_together
 
@@ -120,14 +123,35 @@ def last_state(folder: Path) -> dict:
     return torch.load(folder / "checkpoints" / "last.ckpt", weights_only=True)
 
 
+class JointRun(NamedTuple):
+    """A run of one process with the batch that two processes share."""
+
+    objective: Objective
+    outcome: Outcome
+    folder: Path
+
+
+@pytest.fixture(scope="module")
+def joint_run(tmp_path_factory):
+    """Return a function that trains a toy for two epochs, once for all tests."""
+
+    @functools.cache
+    def train(name: str) -> JointRun:
+        objective, folder = toys.make(name), tmp_path_factory.mktemp(name)
+        return JointRun(objective, toys.train(objective, folder, epochs=2, batch=16), folder)
+
+    return train
+
+
 @pytest.mark.parametrize("strategy", ["ddp", pytest.param("fsdp", marks=pytest.mark.slow)])
-def test_two_processes__equal_one_on_the_joint_batch(strategy, tmp_path):
+def test_two_processes__equal_one_on_the_joint_batch(strategy, joint_run, tmp_path):
     run_together(two_processes.train_all, tmp_path, strategy, launched=True)
     for name in NAMES:
-        outcome = toys.train(toys.make(name), tmp_path / "one" / name, epochs=2, batch=16)
-        one, two = (last_state(tmp_path / count / name) for count in ("one", "two"))
+        _, outcome, folder = joint_run(name)
+        folders = (folder, tmp_path / "two" / name)
+        one, two = map(last_state, folders)
         moments = [{str(n): v["exp_avg"] for n, v in s["optimizer_states"][0]["state"].items()} for s in (one, two)]
-        deployed = [torch.load(tmp_path / count / name / "deployed.pt", weights_only=True) for count in ("one", "two")]
+        deployed = [torch.load(each / "deployed.pt", weights_only=True) for each in folders]
         for expected, got in [(one["state_dict"], two["state_dict"]), moments, deployed]:
             assert got.keys() == expected.keys()
             for key, value in expected.items():
@@ -192,10 +216,9 @@ def test_eager_compile__gives_the_same_losses(name):
 
 # What LeJEPA and VISReg say of a batch is no mean over its images.
 @pytest.mark.parametrize("name", [name for name in NAMES if name not in ("lejepa", "visreg")])
-def test_accumulation__equals_one_large_batch(name, tmp_path):
-    large, small = toys.make(name), toys.make(name)
-    toys.train(large, tmp_path / "large", epochs=2, batch=16)
-    toys.train(small, tmp_path / "small", epochs=2, batch=8, accumulate=2)
+def test_accumulation__equals_one_large_batch(name, joint_run, tmp_path):
+    large, small = joint_run(name).objective, toys.make(name)
+    toys.train(small, tmp_path, epochs=2, batch=8, accumulate=2)
     for key, value in large.deployable().state_dict().items():
         if name != "two_networks":  # its centre and teacher see the last micro-batch only, by its own choice
             torch.testing.assert_close(small.deployable().state_dict()[key], value, rtol=1e-3, atol=1e-4)
