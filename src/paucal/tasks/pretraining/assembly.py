@@ -47,17 +47,21 @@ from paucal.tasks.pretraining.stages import epochs_done
 from paucal.types import UserError, height_and_width
 from paucal.wording import counted
 
-PREFIX = "esvit_"  # added to timm's names for Swin as EsViT builds it
+ESVIT_PREFIX = "esvit_"  # before timm's name of a Swin: the variant that EsViT builds
 
 
 @dataclass(frozen=True)
 class PretrainingSetup(RunSetup[PretrainSettings]):
-    """The setup of a pre-training run, before anything is written."""
+    """All that a pre-training run needs, assembled before any file is written.
+
+    Attributes:
+        monitor: Function that scores the backbone on labelled images; None without `--monitor`.
+    """
 
     monitor: Monitor | None = None
 
     def describe(self) -> str:
-        """Return one line with name, parameters, crops, grid and method."""
+        """Return one line: the backbone's name and parameters, the crops, the last grid and the method."""
         crops, title = describe_crops(self.settings), method_of(self.settings).title(self.settings)
         return f"{self.card.backbone.name}, {self.weights_text}, {crops}, grid {self.grid_text}; {title}"
 
@@ -65,7 +69,7 @@ class PretrainingSetup(RunSetup[PretrainSettings]):
 def assemble(
     settings: PretrainSettings, given: Mapping[str, str], bars: Bars, run: RunFolder | None = None
 ) -> PretrainingSetup:
-    """Open the images, choose the settings that were not given and build the objective, without writing anything."""
+    """Open the images, choose the settings that are not in `given` and build the objective; no file is written."""
     start = find_start(settings, run)
     data, facts, settings, reasons = _open_and_resolve(settings, bars, run, start)
     images = data.images
@@ -96,9 +100,10 @@ def assemble(
 def _open_and_resolve(
     settings: PretrainSettings, bars: Bars, run: RunFolder | None, start: Start
 ) -> tuple[SplitImages, DataAndMachine, PretrainSettings, dict[str, str]]:
-    """Open the images, choose the settings that are not given, and decode the images at the chosen size.
+    """Open the images, choose the unset settings, and decode the images at the chosen size.
 
-    Settings that depend on the number of images are chosen again if some images could not be read.
+    Returns the images with their split, facts about them, the settings, and the reason for each chosen setting.
+    Settings that depend on the number of images are chosen again after unreadable images were skipped.
     """
     with bars("looking through shards") as advance:
         undecoded = load_unlabelled(settings, advance)
@@ -118,7 +123,7 @@ def _open_and_resolve(
 
 def _build_objective(settings: PretrainSettings, channels: int) -> tuple[Objective, BackboneSpec, list[str]]:
     groups = crop_groups(settings, height_and_width(settings.img_size))
-    # The initial weights must not depend on earlier random numbers, nor change later ones.
+    # The initial weights must not depend on random numbers drawn earlier, and drawing them must not affect later ones.
     with torch.random.fork_rng(devices=[]), explain_memory_errors():
         torch.manual_seed(settings.seed)
         spec, notes = backbone_spec(settings, 0, channels)
@@ -127,17 +132,17 @@ def _build_objective(settings: PretrainSettings, channels: int) -> tuple[Objecti
 
 
 def _run_preprocessing(
-    settings: PretrainSettings, data: SplitImages, start: ImageInput, run: RunFolder | None
+    settings: PretrainSettings, data: SplitImages, weights_input: ImageInput, run: RunFolder | None
 ) -> Preprocessing:
-    """Return the preprocessing of a run: as stored, or with the mean and deviation of the pretrained weights.
+    """Return the preprocessing stored in the run; for a new run, build it from the settings.
 
-    The crop ratio and the interpolation are EsViT's even with pretrained weights of another model, since the run trains
-    on EsViT's crops.
+    `weights_input` is the input that the pretrained weights expect; only its mean and standard deviation are used. The
+    crop ratio and the interpolation are always EsViT's, since the run trains on EsViT's crops.
     """
     stored = stored_preprocessing(run)
     if stored is not None:
         return stored
-    statistics = normalisation(settings, data, start)
+    statistics = normalisation(settings, data, weights_input)
     size = height_and_width(settings.img_size)
     ratio = 1.0 if min(size) <= SMALL_SIDE or settings.resize != "crop" else ImageInput().crop_ratio
     reading, interpolation = data.images.reading, ImageInput().interpolation
@@ -146,7 +151,10 @@ def _run_preprocessing(
 
 
 def load_unlabelled(settings: PretrainSettings, advance: Advance | None = None) -> ImageSet:
-    """Open images in any nesting of folders, without labels and without reading their pixels."""
+    """Open the images of `--data` without labels and without reading pixels; folders are searched to any depth.
+
+    Images in the test lists of a folder are declared as its test part.
+    """
     root = settings.data_root
     images = open_images(
         settings.data,
@@ -163,7 +171,7 @@ def load_unlabelled(settings: PretrainSettings, advance: Advance | None = None) 
 
 
 def open_monitor(settings: PretrainSettings, card: ModelCard) -> Monitor | None:
-    """Return the monitor of nearest neighbours on labelled images; None without such images."""
+    """Return the nearest-neighbour monitor on the labelled images of `--monitor`; None if that is not set."""
     if settings.monitor is None:
         return None
     return knn_monitor(
@@ -179,21 +187,21 @@ def open_monitor(settings: PretrainSettings, card: ModelCard) -> Monitor | None:
 
 
 def _split_images(images: ImageSet) -> Split:
-    """Use all images except the test images of supervised training on the same data."""
+    """Put all images into the part "train", except those that `paucal train` would use as test images."""
     part = held_out_part(images.declared)
     held_out = np.asarray([bool(part) and declared == part for declared in images.declared])
     parts = np.where(held_out, "unused", "train").astype("<U6")
     reason = ", reserved for testing," if part == "val" else ""
-    left, text = int(held_out.sum()), "all images are used"
-    if left:
-        verb = "is" if left == 1 else "are"
-        text = f"the {counted(left, 'image')} of the data's own {part} part{reason} {verb} left out"
+    n_held_out, text = int(held_out.sum()), "all images are used"
+    if n_held_out:
+        verb = "is" if n_held_out == 1 else "are"
+        text = f"the {counted(n_held_out, 'image')} of the data's own {part} part{reason} {verb} left out"
     return Split(parts, f"{text}; labels are not used")
 
 
-def _check_images(settings: PretrainSettings, n_train: int, smallest: int) -> None:
-    """Refuse data sets that are too small."""
-    if n_train < smallest:
+def _check_images(settings: PretrainSettings, n_train: int, min_images: int) -> None:
+    """Raise a UserError for fewer training images than the method or one step needs."""
+    if n_train < min_images:
         raise UserError(f"there is only {n_train} image, but {settings.method} compares several: give more images.")
     if n_train < settings.effective_batch:
         raise UserError(
@@ -203,23 +211,25 @@ def _check_images(settings: PretrainSettings, n_train: int, smallest: int) -> No
 
 
 def with_esvit_padding(settings: PretrainSettings) -> tuple[PretrainSettings, list[str]]:
-    """Return settings that build Swin as EsViT does (windows are padded before they are shifted), and a note.
+    """Return settings that build a Swin as EsViT does, and a note; other models are returned unchanged.
 
-    Crops of 96 pixels need this order. The weights have timm's names and shapes, so timm's own Swin loads them.
+    EsViT pads the feature map before it shifts the windows, which crops of 96 pixels need. The weights have timm's
+    names and shapes, so timm's Swin loads them.
     """
-    name = f"{PREFIX}{settings.model}"
+    name = f"{ESVIT_PREFIX}{settings.model}"
     if timm_name(name) == name:
         return settings, []
     model = settings.model
-    note = f"{model} is built as {name}, which pads before it shifts; timm's {model} loads its weights"
+    note = f"{model} is built as {name}, which pads before it shifts windows; timm's {model} loads its weights"
     return replace(settings, model=name), [note]
 
 
 def timm_name(name: str) -> str:
-    """Return timm's name for a Swin that is built as in EsViT; other names are returned unchanged.
+    """Return timm's name of a Swin variant that EsViT builds; other names are returned unchanged.
 
     Example:
         >>> timm_name("esvit_swin_tiny_patch4_window7_224"), timm_name("esvit_cvt_tiny")
         ('swin_tiny_patch4_window7_224', 'esvit_cvt_tiny')
     """
-    return name.removeprefix(PREFIX) if name.startswith(f"{PREFIX}swin_") and name in timm.list_models() else name
+    is_esvit_swin = name.startswith(f"{ESVIT_PREFIX}swin_") and name in timm.list_models()
+    return name.removeprefix(ESVIT_PREFIX) if is_esvit_swin else name

@@ -1,4 +1,4 @@
-"""The crops of pre-training from the settings."""
+"""Crop groups and crop transforms of pre-training, built from the settings."""
 
 import math
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ from paucal.wording import counted
 
 
 def crop_groups(settings: CropSettings, size: Size) -> list[Crops]:
-    """Return the groups of crops, the global one first."""
+    """Return the global crops, which have the given size, and then one group of local crops per local size."""
     counts, sizes = settings.local_crops, settings.local_size
     if len(counts) != len(sizes) and sum(counts):
         raise UserError(
@@ -33,7 +33,7 @@ def crop_groups(settings: CropSettings, size: Size) -> list[Crops]:
 
 
 def views(settings: PretrainSettings, statistics: Normalisation):
-    """Return the transforms of the crops with their counts; raises a UserError for an invalid blur radius."""
+    """Return (transform, number of crops) of each crop group; raise a UserError for invalid crops or blur radii."""
     size = height_and_width(settings.img_size)
     groups, radii = crop_groups(settings, size), _blur_radii(settings.blur)
     hflip = settings.hflip
@@ -41,7 +41,7 @@ def views(settings: PretrainSettings, statistics: Normalisation):
 
 
 def describe_crops(settings: PretrainSettings) -> str:
-    """Return the groups of crops as text."""
+    """Return the crops as text, such as "2 crops of 224x224 and 8 crops of 96x96"."""
     groups = crop_groups(settings, height_and_width(settings.img_size))
     return " and ".join(
         f"{counted(group.count, 'crop')} of {'x'.join(map(str, group.sides or ()))}" for group in groups
@@ -49,14 +49,16 @@ def describe_crops(settings: PretrainSettings) -> str:
 
 
 def relative_pixels(groups: Sequence[Crops]) -> float:
-    """Return the pixels of all crops of an image, as a multiple of a global crop's."""
+    """Return the pixels in all crops of one image, divided by the pixels in one global crop."""
     pixels = [math.prod(group.sides or ()) for group in groups]
     return sum(group.count * area for group, area in zip(groups, pixels, strict=True)) / pixels[0]
 
 
 def _scale_range(name: str, values: list[float] | None) -> tuple[float, float]:
     if values is None or len(values) != 2 or not 0 < values[0] <= values[1] <= 1:
-        raise UserError(f"{flag(name)} is {values}; expected two shares of the area, such as 0.4 1.0.")
+        raise UserError(
+            f"{flag(name)} is {values}; expected two shares of the area, smallest and largest, such as 0.4 1.0."
+        )
     return values[0], values[1]
 
 

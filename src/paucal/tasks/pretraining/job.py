@@ -46,7 +46,8 @@ from paucal.wording import counted, percent
 class PretrainResult(FinishedRun):
     """The result of a finished pre-training run, whose model is the teacher's backbone after the last epoch.
 
-    `last` has the metrics of that epoch, and `verdict` is None if the networks were healthy at the end.
+    `last` has the metrics of the last epoch, by name. `verdict` describes a collapse; it is None if the networks were
+    healthy at the end.
     """
 
     last: Mapping[str, float]
@@ -55,15 +56,15 @@ class PretrainResult(FinishedRun):
 
     @property
     def metrics(self) -> dict[str, float]:
-        """The metrics of the last epoch: losses, health, and "val_knn" with a monitor."""
+        """The metrics of the last epoch: losses, health metrics, and "val_knn" with a monitor."""
         return dict(self.last)
 
 
 def summary(run: RunFolder, setup: PretrainingSetup, outcome: Outcome, stage_watch: StageWatch) -> dict[str, Any]:
-    """Return the content of `summary.json`, which the page shows."""
+    """Return the content of `summary.json`, which the report page shows."""
     settings, data, verdict = setup.settings, setup.data, stage_watch.watcher.verdict
-    # None without a monitor, and NaN if features were not finite.
-    score = outcome.rows[-1].get(NAME)
+    # None without a monitor; NaN if features were not finite.
+    knn_accuracy = outcome.rows[-1].get(NAME)
     return {
         **setup.summarise(outcome),
         "title": f"{setup.card.backbone.name} pre-trained on {data.images.name}",
@@ -78,7 +79,7 @@ def summary(run: RunFolder, setup: PretrainingSetup, outcome: Outcome, stage_wat
         "epochs": settings.epochs,
         "monitor": settings.monitor,
         "knn_start": stage_watch.load_start_score(),
-        "knn_end": score if score is not None and math.isfinite(score) else None,
+        "knn_end": knn_accuracy if knn_accuracy is not None and math.isfinite(knn_accuracy) else None,
         "verdict": None if verdict is None else vars(verdict),
         "verdicts": stage_watch.history(),
         "rollbacks": len(stage_watch.rollbacks),
@@ -89,7 +90,7 @@ def summary(run: RunFolder, setup: PretrainingSetup, outcome: Outcome, stage_wat
 def closing_lines(
     run: RunFolder, setup: PretrainingSetup, outcome: Outcome, verdict: Verdict | None, page: Path
 ) -> list[str]:
-    """Return the last lines to print: the outcome, its folder, and the next commands."""
+    """Return the last lines to print: the outcome, the run's folder, and commands to run next."""
     last = outcome.rows[-1]
     state = "the networks look healthy" if verdict is None else f"{verdict.sentence} {verdict.advice}"
     neighbours = f"; nearest neighbours {percent(last[NAME])} on {setup.settings.monitor}" if NAME in last else ""
@@ -105,7 +106,7 @@ def closing_lines(
 
 
 def next_steps(run: RunFolder) -> list[str]:
-    """Return commands to run next."""
+    """Return commands that use the trained backbone."""
     path = shlex.quote(str(run.path))
     return [
         f"paucal train photos/ --init {path}     # fine-tune it on labelled images",
@@ -114,14 +115,14 @@ def next_steps(run: RunFolder) -> list[str]:
 
 
 class PretrainingJob(Job[PretrainSettings, PretrainingSetup, PretrainResult]):
-    """Pre-training, with any of its methods."""
+    """The job of `paucal pretrain`, with any pre-training method."""
 
     verb = "pretrain"
     settings_type = PretrainSettings
     reads = ("data", "data_root", "monitor", "init")
 
     def check(self, settings: PretrainSettings, given: Mapping[str, str]) -> tuple[PretrainSettings, dict[str, str]]:
-        """Fill in the recipe and refuse settings that contradict each other."""
+        """Fill in the values of the recipe, and refuse settings that contradict each other."""
         method_of(settings)
         settings, origin = with_recipe(without_none_init(settings), given)
         check_used(settings, origin)
@@ -138,15 +139,15 @@ class PretrainingJob(Job[PretrainSettings, PretrainingSetup, PretrainResult]):
     def assemble(
         self, settings: PretrainSettings, given: Mapping[str, str], bars: Bars, run: RunFolder | None = None
     ) -> PretrainingSetup:
-        """Open the images, choose the settings that were not given and build the objective of the run's stage."""
+        """Open the images, choose the settings that are not in `given`, and build the objective of the run's stage."""
         setup = assemble(settings, given, bars, run)
-        # The other processes do not know the path of the run yet.
+        # Only the first process rewrites the checkpoint; the other processes do not have the path of the run yet.
         if run is not None and is_first() and lacks_parameters(run, setup.objective):
             add_parameters(run, setup.objective)
         return setup
 
     def describe_data(self, setup: PretrainingSetup) -> list[str]:
-        """Return a line with the number of images and the part that is used."""
+        """Return one line: the name of the data, the number of training images, and which images are left out."""
         images, split = setup.data.images, setup.data.split
         return [f"images: {images.name}, {len(setup.data.part('train'))} to learn from ({split.description})"]
 
@@ -162,7 +163,7 @@ class PretrainingJob(Job[PretrainSettings, PretrainingSetup, PretrainResult]):
         return step_loader(dataset, data, settings, setup.plan, start)
 
     def optimization(self, setup: PretrainingSetup) -> Optimization:
-        """Return the optimizer with its schedule in steps; a method's own schedules are in its objective."""
+        """Return the optimizer and its learning rate schedule; schedules of other quantities are in the objective."""
         settings, plan, method = setup.settings, setup.plan, method_of(setup.settings)
         warmup = round(settings.warmup_epochs * plan.steps_per_epoch)
         schedule = WarmupThenCosine(settings.lr, plan.total_steps, warmup, settings.min_lr)
@@ -170,17 +171,17 @@ class PretrainingJob(Job[PretrainSettings, PretrainingSetup, PretrainResult]):
         return Optimization(schedule, decay, clip=clip, optimizer=settings.optimizer)
 
     def validation(self, setup: PretrainingSetup) -> Watch | None:
-        """Return the monitor of labelled images; None without one."""
+        """Return the monitor that scores the backbone on labelled images; None without `--monitor`."""
         return None if setup.monitor is None else Watch(setup.monitor)
 
     def watcher(self, run: RunFolder, setup: PretrainingSetup, console: Console) -> StageWatch:
-        """Return the watcher for collapse and for the next stage."""
+        """Return the watcher that detects collapse and the end of a stage."""
         return StageWatch(run, setup, console)
 
     def conclude(
         self, run: RunFolder, setup: PretrainingSetup, outcome: Outcome, watcher: StageWatch, console: Console
     ) -> PretrainResult:
-        """Draw the curves and write the results on the first process, while the others wait."""
+        """Draw the curves and write the results on the first process, while the other processes wait."""
         last = outcome.rows[-1] if outcome.rows else {}
         verdict = watcher.watcher.verdict
         if rank() == 0:
@@ -209,8 +210,8 @@ def pretrain(
     """Pre-train a backbone without labels; the same as `paucal pretrain`.
 
     Args:
-        data: "digits" (the built-in images, the default), a folder of images of any depth, Parquet, or the name of a
-            published data set.
+        data: "digits" (the built-in images, the default), a folder of images (searched to any depth), Parquet, or
+            the name of a published data set.
         resume: Folder of a stopped run to resume, or a folder of runs, whose newest run is resumed. It uses its stored
             data and settings; only settings that do not change the result may be given, and `data` if the images have
             moved.

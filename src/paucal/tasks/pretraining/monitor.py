@@ -1,4 +1,4 @@
-"""The monitor: nearest neighbours on labelled images while a backbone is trained without labels."""
+"""Monitor of pre-training: the accuracy of a nearest-neighbour classifier on labelled images."""
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -26,11 +26,12 @@ from paucal.runner.images import decode_images
 from paucal.settings.groups import DataSettings
 from paucal.types import UserError
 
+# A function of the model and its device that returns scores by name.
 Monitor = Callable[[nn.Module, torch.device], Mapping[str, float]]
 
 MAX_IMAGES = 5000
 QUERY_EVERY = 4  # one image in four is a query, the others are possible neighbours
-NAME = "val_knn"
+NAME = "val_knn"  # of the score
 
 
 def knn_monitor(
@@ -47,12 +48,13 @@ def knn_monitor(
     """Open labelled images and return a function that scores a timm model on a device by weighted nearest neighbours.
 
     Each test image is classified by its 20 nearest training images (`protocols.knn`); the score is the accuracy.
-    Nothing is trained, and no image is augmented. Images that come without a split are split once, by the seed. With
-    several processes, each reads its share of the images, and all get the score: {"val_knn": accuracy}, NaN if features
-    are not finite.
+    Nothing is trained, and no image is augmented. Images without a declared split are split once, by the seed. With
+    several processes, each process reads a part of the images. Every process returns {"val_knn": accuracy}; the
+    accuracy is NaN if features are not finite.
 
     Of a larger set, only `max_images` images are used: three quarters as neighbours and one quarter as queries, with
-    the classes as balanced as possible. If the training runs on a CPU, no workers are started for cached batches.
+    the classes as balanced as possible. `device` is the training device: on a CPU, batches that fit in the cache are
+    read without worker processes.
     """
     if max_images < QUERY_EVERY:
         raise UserError(f"--monitor-images is {max_images}; expected at least {QUERY_EVERY}, better some thousands.")
@@ -68,19 +70,19 @@ def knn_monitor(
         workers=workers,
         device=device,
     )
-    readers: list[_PooledFeatures] = []
+    feature_models: list[_PooledFeatures] = []  # at most one, for the model of the last call
 
-    def score(module: nn.Module, device: torch.device) -> Mapping[str, float]:
-        if not readers or readers[0].backbone.model is not module:
-            readers[:] = [_PooledFeatures(module, preprocess.image_size)]
-        features = predict_all(readers[0], batches, device)
+    def score(model: nn.Module, device: torch.device) -> Mapping[str, float]:
+        if not feature_models or feature_models[0].backbone.model is not model:
+            feature_models[:] = [_PooledFeatures(model, preprocess.image_size)]
+        features = predict_all(feature_models[0], batches, device)
         return {NAME: _accuracy(features, bank, queries, len(images.classes))}
 
     return score
 
 
 class _PooledFeatures(nn.Module):
-    """Returns pooled features instead of logits, so that predictions can be gathered as for a classifier."""
+    """Returns pooled features in place of logits, so that `predict_all` can gather them from all processes."""
 
     def __init__(self, model: nn.Module, image_size: Size) -> None:
         super().__init__()
@@ -94,7 +96,7 @@ class _PooledFeatures(nn.Module):
 def _open_monitor_images(
     settings: DataSettings, max_images: int, seed: int, reading: Reading
 ) -> tuple[ImageSet, NDArray[np.int64], NDArray[np.int64]]:
-    """Return the images, the positions of the neighbours, and the positions of the queries."""
+    """Return the images, and the positions of the neighbours and of the queries among them."""
     with _explain_missing_labels():
         images = open_images(settings.data, root=settings.data_root)
         if not images.labelled:
@@ -104,7 +106,7 @@ def _open_monitor_images(
     except UserError as problem:
         raise UserError(f"--monitor: {problem}") from problem
     with _explain_missing_labels():
-        # Validation images are neighbours too, since nothing is selected here.
+        # No validation images are split off: nothing is selected by them, so they serve as neighbours.
         data = evaluation_data(images, make_split(images, seed, val_fraction=0.0))
     queries = balanced_sample(data.labels, data.parts["test"], max(1, max_images // QUERY_EVERY), seed)
     return images, balanced_sample(data.labels, data.parts["train"], max_images - len(queries), seed), queries
@@ -119,10 +121,10 @@ def _explain_missing_labels() -> Iterator[None]:
 
 
 def _accuracy(predicted: Predictions, bank: NDArray[np.int64], queries: NDArray[np.int64], n_classes: int) -> float:
-    features, place = predicted.logits, {index: row for row, index in enumerate(predicted.ids.tolist())}
+    features, row_of = predicted.logits, {index: row for row, index in enumerate(predicted.ids.tolist())}
     if not torch.isfinite(features).all():
         return float("nan")
-    train, test = (torch.tensor([place[int(index)] for index in part]) for part in (bank, queries))
+    train, test = (torch.tensor([row_of[int(index)] for index in positions]) for positions in (bank, queries))
     votes = knn_scores(features[train], predicted.labels[train], features[test], n_classes, [HEADLINE])
-    scores = next(iter(votes.values()))  # votes of the 20 nearest, or of all if there are fewer
+    scores = next(iter(votes.values()))  # votes of the 20 nearest neighbours, or of all if there are fewer
     return float(hits(scores, predicted.labels[test]).mean())

@@ -18,10 +18,12 @@ from paucal.types import UserError
 from paucal.wording import percent
 
 MAX_ROLLBACKS = 2
-HEALTHY = "healthy.ckpt"
-START = "monitor.json"
-ROLLBACKS = "rollbacks"
-WORSE, WORSE_EPOCHS = 0.01, 2  # loss of accuracy, and epochs in a row, that stop a run from trained weights
+HEALTHY_CHECKPOINT = "healthy.ckpt"
+START_SCORE_FILE = "monitor.json"
+ROLLBACKS_KEY = "rollbacks"  # in the run's config file
+# A run from trained weights stops if the monitor's accuracy is lower than at the start by more than this,
+# for so many epochs in a row.
+MAX_ACCURACY_LOSS, MAX_WORSE_EPOCHS = 0.01, 2
 
 
 Judge = Callable[[Sequence[Mapping[str, float]], int | None], Verdict | None]
@@ -41,14 +43,14 @@ class CollapseWatcher:
     counts as healthy only if it shows no symptom by itself.
 
     Args:
-        on_collapse: Reaction of the run to a verdict; here it only changes the messages.
-        judge: Returns the verdict after some epochs; its second argument is the number of consecutive epochs that must
-            show a symptom, None for the default.
+        on_collapse: Reaction of the run to a verdict. This class only prints it; `StageWatch` acts on it.
+        judge: Function that returns the verdict, given the metrics of all epochs so far and the number of consecutive
+            epochs that must show a symptom (None for the default).
         say: Function that prints a line.
 
     Attributes:
         verdict: Verdict on the newest epoch; None if it is healthy.
-        healthy_epoch: Newest epoch without a symptom; None before the first.
+        healthy_epoch: Newest epoch without a symptom; None if there was none yet.
     """
 
     def __init__(self, on_collapse: OnCollapse, judge: Judge, say: Callable[[str], None]) -> None:
@@ -62,18 +64,18 @@ class CollapseWatcher:
         self.healthy_epoch: float | None = None
 
     def look(self, row: Mapping[str, float], silent: bool = False) -> Verdict | None:
-        """Assess the run after an epoch; print nothing if `silent`, as for the epochs before a run was resumed."""
+        """Assess the run after an epoch with the metrics `row`, and print a change of the verdict unless `silent`."""
         previous, self._rows = self.verdict, [*self._rows, dict(row)]
         self.verdict = self._judge(self._rows, None)
         epoch = row.get("epoch", float(len(self._rows)))
         if self.verdict is None and not self.suspicious:
             self.healthy_epoch = epoch
-        kinds = [None if verdict is None else verdict.kind for verdict in (previous, self.verdict)]
-        if kinds[0] != kinds[1]:
+        previous_kind, kind = (None if verdict is None else verdict.kind for verdict in (previous, self.verdict))
+        if kind != previous_kind:
             sentence = "the signs of collapse are gone." if self.verdict is None else self.verdict.sentence
-            self._history.append({"epoch": epoch, "kind": kinds[1], "sentence": sentence})
+            self._history.append({"epoch": epoch, "kind": kind, "sentence": sentence})
             if not silent:
-                self._report_change(epoch, kinds[0])
+                self._report_change(epoch, previous_kind)
         return self.verdict
 
     @property
@@ -82,15 +84,15 @@ class CollapseWatcher:
         return self._judge(self._rows, 1) is not None
 
     def history(self) -> list[dict[str, Any]]:
-        """Return the changes of the verdict as "epoch", "kind" (None: healthy again) and "sentence"."""
+        """Return a dict per change of the verdict, with "epoch", "kind" (None: healthy again) and "sentence"."""
         return [dict(entry) for entry in self._history]
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state for a checkpoint, with the rows of all epochs."""
+        """Return the state for a checkpoint, with the metrics of all epochs."""
         return {"rows": self._rows, "history": self._history, "healthy_epoch": self.healthy_epoch}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore the state of a checkpoint, and assess its newest epoch again."""
+        """Restore the state from a checkpoint, and assess its newest epoch again."""
         self._rows = [dict(row) for row in state["rows"]]
         self._history = [dict(entry) for entry in state["history"]]
         self.healthy_epoch = state["healthy_epoch"]
@@ -106,7 +108,7 @@ class CollapseWatcher:
 
 
 class StageWatch(Watcher[PretrainingSetup]):
-    """Watches a stage of a run for collapse and for the last epoch of the stage."""
+    """Watches one stage of a run: stops it if it collapses, if it makes trained weights worse, or at its last epoch."""
 
     scores_start = True
 
@@ -121,20 +123,22 @@ class StageWatch(Watcher[PretrainingSetup]):
 
         self.watcher = CollapseWatcher(settings.on_collapse, judge, console.say)
         self._verdict: Verdict | None = None
-        self._changes = False
-        self._scores: tuple[float | None, float | None] = None, None  # at the start and after the newest epoch
-        self._worse = 0  # consecutive epochs, up to now, that score below the initial weights
-        for row in checkpoint_rows(run.last):  # epochs in later rows of `metrics.csv` are repeated
+        self._stage_ends = False
+        # The monitor's scores at the start of the run and after the newest epoch.
+        self._scores: tuple[float | None, float | None] = None, None
+        self._worse_epochs = 0  # newest epochs in a row that score below the initial weights
+        # The rows are read from the checkpoint, since `metrics.csv` may have later epochs, which will be repeated.
+        for row in checkpoint_rows(run.last):
             self.watcher.look(row, silent=True)
             self._count_worse(row)
 
     def on_start(self, scores: Mapping[str, float]) -> None:
         """Store the monitor's score of the weights at the start of the run."""
-        self.run.write_json(START, {NAME: scores[NAME]})
+        self.run.write_json(START_SCORE_FILE, {NAME: scores[NAME]})
 
     def load_start_score(self) -> float | None:
         """Return the monitor's score of the weights at the start of the run; None if it was not measured."""
-        return self.run.read_json(START).get(NAME) if (self.run.path / START).exists() else None
+        return self.run.read_json(START_SCORE_FILE).get(NAME) if (self.run.path / START_SCORE_FILE).exists() else None
 
     def on_epoch(self, epoch: int, epochs: int, row: Mapping[str, float]) -> bool:
         """Print the results of an epoch; return whether the run has to stop here."""
@@ -143,21 +147,22 @@ class StageWatch(Watcher[PretrainingSetup]):
         self._verdict = self.watcher.look(row)
         is_healthy = self._verdict is None and not self.watcher.suspicious
         if is_healthy and settings.on_collapse == "rollback" and self.run.last.exists():
-            link_or_copy(self.run.last, self.run.last.with_name(HEALTHY))  # saved before this epoch, which is healthy
-        self._changes = epoch == self.method.next_stage_epoch(settings) and epoch < epochs
+            # The checkpoint is from before this epoch, which is healthy.
+            link_or_copy(self.run.last, self.run.last.with_name(HEALTHY_CHECKPOINT))
+        self._stage_ends = epoch == self.method.next_stage_epoch(settings) and epoch < epochs
         collapsed = self._verdict is not None and settings.on_collapse != "warn" and epoch < epochs
         self._scores = self._count_worse(row), row.get(NAME)
-        return collapsed or self._changes or (self._worse >= WORSE_EPOCHS and epoch < epochs)
+        return collapsed or self._stage_ends or (self._worse_epochs >= MAX_WORSE_EPOCHS and epoch < epochs)
 
     @property
     def should_restart(self) -> bool:
         """Whether the run should continue after `advance_stage`."""
-        return self._changes or self._can_roll_back()
+        return self._stage_ends or self._can_roll_back()
 
     @property
     def rollbacks(self) -> list[dict[str, Any]]:
-        """Verdict of each rollback to a healthy state, as "epoch", "kind" and "sentence"."""
-        return list(self.run.read_yaml(self.run.config.name).get(ROLLBACKS, []))
+        """The verdict that caused each rollback, as a dict with "epoch", "kind" and "sentence"."""
+        return list(self.run.read_yaml(self.run.config.name).get(ROLLBACKS_KEY, []))
 
     def history(self) -> list[dict[str, Any]]:
         """Return the changes of the verdict, including those before rollbacks; see `CollapseWatcher.history`."""
@@ -171,60 +176,65 @@ class StageWatch(Watcher[PretrainingSetup]):
             self.console.say(self.method.stage_news)
 
     def stop_message(self) -> list[str]:
-        """Return why the run was stopped, and what to do."""
+        """Return lines that say why the run was stopped and what to do; none if the run was not stopped."""
         start, newest = self._scores
-        if self._worse >= WORSE_EPOCHS and start is not None and newest is not None:
+        if self._worse_epochs >= MAX_WORSE_EPOCHS and start is not None and newest is not None:
             return [
                 "stopped, because training makes the weights worse: nearest neighbours classify "
                 f"{percent(newest)} of the monitor's images correctly, down from {percent(start)} at the start.",
-                "Use the weights that it started from, or start again with a lower --lr or a larger --freeze.",
+                "Use the weights that the run started from, or start again with a lower --lr or a larger --freeze.",
             ]
         if self._verdict is None or self.setup.settings.on_collapse == "warn":
             return []
         return [f"stopped because of {self._verdict.sentence}", self._verdict.advice]
 
     def _count_worse(self, row: Mapping[str, float]) -> float | None:
-        """Count epochs that score below the trained weights the run starts from, and return the score of those weights.
+        """Update the count of epochs in a row that score below the trained weights that the run started from.
 
-        Return None if the weights were not scored.
+        Returns the score of those weights; None if they were not scored.
         """
         start = self.load_start_score() if begins_settled(self.setup) else None
-        is_worse = start is not None and row.get(NAME, start) < start - WORSE
-        self._worse = self._worse + 1 if is_worse else 0
+        is_worse = start is not None and row.get(NAME, start) < start - MAX_ACCURACY_LOSS
+        self._worse_epochs = self._worse_epochs + 1 if is_worse else 0
         return start
 
     def _can_roll_back(self) -> bool:
         settings = self.setup.settings
         collapsed = self._verdict is not None and settings.on_collapse == "rollback"
-        return collapsed and len(self.rollbacks) < MAX_ROLLBACKS and self.run.last.with_name(HEALTHY).exists()
+        return (
+            collapsed and len(self.rollbacks) < MAX_ROLLBACKS and self.run.last.with_name(HEALTHY_CHECKPOINT).exists()
+        )
 
     def _roll_back(self) -> None:
-        """Restore the last healthy state, with settings that counteract the collapse."""
+        """Restore the last healthy checkpoint, and store settings that counteract the collapse."""
         verdict = self._verdict
         assert verdict is not None
         settings, origin = self.setup.settings, dict(self.setup.origin)
-        link_or_copy(self.run.last.with_name(HEALTHY), self.run.last)
+        link_or_copy(self.run.last.with_name(HEALTHY_CHECKPOINT), self.run.last)
         rows = self.run.read_rows()
         entry = {"epoch": rows[-1]["epoch"], "kind": verdict.kind, "sentence": verdict.sentence}
         reason = f"rollback {len(self.rollbacks) + 1}, after {verdict.kind}"
         changes = self.method.settings_after_collapse(settings, verdict.kind)
         store_changes(self.run, replace(settings, **changes), origin | dict.fromkeys(changes, reason))
         config = self.run.read_yaml(self.run.config.name)
-        self.run.write_yaml(self.run.config.name, {**config, ROLLBACKS: [*self.rollbacks, entry]})
-        # Rows after the healthy state must not affect later verdicts.
+        self.run.write_yaml(self.run.config.name, {**config, ROLLBACKS_KEY: [*self.rollbacks, entry]})
+        # The metrics of epochs after the healthy checkpoint must not affect later verdicts.
         self.run.write_rows(checkpoint_rows(self.run.last))
         values = ", ".join(f"{name.replace('_', ' ')} {value:.5g}" for name, value in changes.items())
         self.console.say(f"{reason}: back to the last healthy state, with {values}")
 
 
 def begins_settled(setup: PretrainingSetup) -> bool:
-    """Return whether symptoms count from the first epoch: for pretrained weights, unless the assessed heads are new."""
+    """Return whether the run is expected to be healthy from its first step.
+
+    It is if it starts from sufficiently trained weights and the method's health metrics do not depend on new heads.
+    """
     start = setup.start
     return start is not None and not start.undertrained and method_of(setup.settings).settled_start
 
 
 def health_scale(setup: PretrainingSetup) -> HealthScale:
-    """Return the reference scale for the health of a run."""
+    """Return the sizes of the run that its limits of healthy metrics depend on."""
     settings, plan = setup.settings, setup.plan
     warmup = round(settings.warmup_epochs * plan.steps_per_epoch)
     dim = setup.objective.backbones()[0].dim

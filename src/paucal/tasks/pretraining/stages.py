@@ -1,8 +1,8 @@
-"""The change from one stage of a run to the next, whose objective has more parameters.
+"""Change of a pre-training run from one stage to the next, whose objective has more parameters.
 
 EsViT (section 4.1, figure 4) may add the region task to a run of the view task, at epoch 200 of 300. The published code
-then silently loses the optimizer state, since the sizes of its groups change. Here moments are matched by the names of
-their parameters, and only those of the new head start at zero.
+then silently loses the optimizer state, since the sizes of the parameter groups change. Here the optimizer's moments
+are matched by the names of their parameters, and only the moments of the new head start at zero.
 """
 
 from typing import Any
@@ -16,36 +16,36 @@ from paucal.runs.weights import load_checkpoint
 from paucal.training import checkpoint_rows
 from paucal.training.optimizers import parameter_groups
 
-PREFIX = "objective."
+OBJECTIVE_PREFIX = "objective."  # of the objective's parameters in the checkpoint's state dict
 
 
 def epochs_done(run: RunFolder | None) -> int:
-    """Return the number of epochs in the saved state of a run; 0 for a new run."""
+    """Return the number of epochs that the run's checkpoint was trained for; 0 for a new run."""
     return len(checkpoint_rows(run.last)) if run else 0
 
 
 def lacks_parameters(run: RunFolder, objective: nn.Module) -> bool:
-    """Return whether a run's saved state has fewer parameters than an objective."""
+    """Return whether parameters of an objective are missing in the run's checkpoint; False without a checkpoint."""
     if not run.last.exists():
         return False
     saved_state = load_checkpoint(run.last)["state_dict"]
-    return any(PREFIX + name not in saved_state for name in objective.state_dict())
+    return any(OBJECTIVE_PREFIX + name not in saved_state for name in objective.state_dict())
 
 
 def add_parameters(run: RunFolder, objective: Objective) -> None:
-    """Rewrite a run's saved state so that an objective with more parameters can resume from it.
+    """Rewrite a run's checkpoint so that an objective with more parameters can resume from it.
 
-    Stored parameters and their moments are kept; missing ones are taken from the objective.
+    Stored parameters and their moments are kept; missing parameters are taken from the objective.
     """
     state = load_checkpoint(run.last)
-    parameters = {PREFIX + name: value for name, value in objective.state_dict().items()}
+    parameters = {OBJECTIVE_PREFIX + name: value for name, value in objective.state_dict().items()}
     state["state_dict"] = {name: state["state_dict"].get(name, value) for name, value in parameters.items()}
     state["optimizer_states"] = [_renumber(optimizer_state, objective) for optimizer_state in state["optimizer_states"]]
     write_atomically(run.last, lambda file: torch.save(state, file))
 
 
 def _renumber(optimizer_state: dict[str, Any], objective: Objective) -> dict[str, Any]:
-    """Renumber an optimizer's stored moments by the parameter groups of an objective."""
+    """Return the optimizer state with its moments numbered as in the parameter groups of an objective."""
     numbers = [number for group in optimizer_state["param_groups"] for number in group["params"]]
     names = [name for group in optimizer_state["param_groups"] for name in group["names"]]
     moments = {
@@ -58,7 +58,7 @@ def _renumber(optimizer_state: dict[str, Any], objective: Objective) -> dict[str
     for group in parameter_groups(objective, objective.parameter_group, objective.decays_tables):
         first = sum(len(earlier["params"]) for earlier in groups)
         indices = list(range(first, first + len(group["names"])))
-        state |= {place: moments[name] for place, name in zip(indices, group["names"], strict=True) if name in moments}
+        state |= {index: moments[name] for index, name in zip(indices, group["names"], strict=True) if name in moments}
         old_group = old_groups.get((group["label"], group["decayed"]), optimizer_state["param_groups"][0])
         groups.append({**old_group, **{key: group[key] for key in ("names", "label", "decayed")}, "params": indices})
     return {**optimizer_state, "state": state, "param_groups": groups}
