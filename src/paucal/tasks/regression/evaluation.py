@@ -1,4 +1,4 @@
-"""Predicted numbers of a set of images, and the files of an evaluation."""
+"""Evaluation of a regression: predicted numbers, their scores, and the files, plot and table of both."""
 
 import json
 from dataclasses import asdict
@@ -43,15 +43,24 @@ def evaluate_numbers(
     progress: Any,
     groups: NDArray[np.int64] | None = None,
 ) -> tuple[RegressionReport, NumberPredictions]:
-    """Return the scores of a model on the images at (N,) positions, and what it predicts for them.
+    """Return the scores of a model on some images of a set, and its predictions for them.
 
-    The loader yields these images in order; `groups` has the group of each image of the set.
+    Args:
+        model: Model that predicts numbers.
+        loader: Batches of these images, in the order of `part`.
+        truth: (N,) true numbers.
+        part: (N,) positions of the images in the set.
+        seed: Seed of the bootstrap.
+        progress: Function that is called with the number of predicted images and their total.
+        groups: Group of each image of the set; None if images are independent.
     """
     card = card_of(model)
     numbers = card.read(predict_in_order(model.module, loader, part, model.device, progress)[:, 0].double().numpy())
-    graded, ends = card.grades is not None, (numbers.low, numbers.high)
+    has_grades, bounds = card.grades is not None, (numbers.low, numbers.high)
     part_groups = None if groups is None else groups[part]
-    report = regression_report(truth, numbers.predicted, ends, card.mean, INTERVAL_LEVEL, seed, graded, part_groups)
+    report = regression_report(
+        truth, numbers.predicted, bounds, card.mean, INTERVAL_LEVEL, seed, has_grades, part_groups
+    )
     return report, numbers
 
 
@@ -73,8 +82,8 @@ def write_scores(
         score["value"] = score["value"] if np.isfinite(score["value"]) else None
     write_text(folder / "metrics.json", json.dumps(content, indent=2) + "\n")
     rows = [
-        [images.keys[int(place)], *(f"{value:.9g}" for value in values)]
-        for place, *values in zip(part, truth, *numbers, strict=True)
+        [images.keys[int(index)], *(f"{value:.9g}" for value in values)]
+        for index, *values in zip(part, truth, *numbers, strict=True)
     ]
     write_text(folder / "predictions.csv", csv_text(["key", "target", "predicted", "low", "high"], *rows))
     band = half_width if "kappa" not in report.scores else np.inf
@@ -82,31 +91,32 @@ def write_scores(
 
 
 def predicted_figure(truth: Array, predicted: Array, half_width: float) -> Figure:
-    """Draw each image as a point, the line of perfect predictions, and the band of prediction intervals if finite.
+    """Draw predicted against true numbers, the line of perfect predictions, and a band of prediction intervals.
 
-    Equal points are drawn as one point, whose area shows their number.
+    Each image is a point; coinciding points are drawn as one point, whose area shows their number. The band is not
+    drawn if `half_width` is infinite.
     """
     figure = Figure(figsize=(5.5, 5.0), layout="constrained")
     axes = figure.subplots()
     low, high = min(truth.min(), predicted.min()), max(truth.max(), predicted.max())
     margin = 0.05 * (high - low or 1.0)
-    ends = np.array([low - margin, high + margin])
+    limits = np.array([low - margin, high + margin])
     if np.isfinite(half_width):
         axes.fill_between(
-            ends, ends - half_width, ends + half_width, color="tab:blue", alpha=0.12, lw=0, label="90 % interval"
+            limits, limits - half_width, limits + half_width, color="tab:blue", alpha=0.12, lw=0, label="90 % interval"
         )
-    axes.plot(ends, ends, color="grey", lw=1, label="predicted = true")
+    axes.plot(limits, limits, color="grey", lw=1, label="predicted = true")
     points, counts = np.unique(np.stack([truth, predicted]), axis=1, return_counts=True)
     axes.scatter(*points, s=14 * counts, alpha=0.7, color="tab:blue", label="test image")
-    axes.set(xlabel="true", ylabel="predicted", xlim=ends, ylim=ends)
+    axes.set(xlabel="true", ylabel="predicted", xlim=limits, ylim=limits)
     axes.legend(loc="upper left", frameon=False)
     return figure
 
 
 def format_number(score: Score, name: str) -> tuple[str, str]:
-    """Return a score and its interval as text."""
+    """Return the score called `name` and its interval as texts; the interval is empty if it is unknown."""
     format_value = percent if name in ("coverage", "exact") else "{:.3g}".format
-    if not np.isfinite(score.value):  # the variance of images with equal numbers
+    if not np.isfinite(score.value):  # R² of images that all have the same number
         return UNDEFINED, ""
     if score.low is None or score.high is None:
         return format_value(score.value), ""
@@ -114,12 +124,12 @@ def format_number(score: Score, name: str) -> tuple[str, str]:
 
 
 def interval_words(interval: str, report: RegressionReport) -> str:
-    """Return the interval and the number of images as text; without an interval, the number alone."""
+    """Return the 95 % interval, unless it is empty, and the number of images as one text."""
     return (f"95 % interval {interval}, " if interval else "") + images_text(report.images, report.groups)
 
 
 def report_table(report: RegressionReport) -> Table:
-    """Return the scores as a table for the terminal, with the error of the mean below the first."""
+    """Return the scores as a table for the terminal; the MAE of always predicting the mean follows the model's."""
     scores = report.scores.items()
     lines = [Line(TITLES[name][0], *format_number(score, name), TITLES[name][1]) for name, score in scores]
     baseline = f"MAE of always predicting {report.mean:.4g}"

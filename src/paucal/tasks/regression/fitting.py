@@ -1,4 +1,4 @@
-"""Ridge regression on frozen features with its errors on unseen images, and grades read from such a regression."""
+"""Ridge regression on frozen features with cross-validated errors, and a model of grades on its outputs."""
 
 from dataclasses import dataclass
 
@@ -11,17 +11,23 @@ from sklearn.model_selection import KFold
 from paucal.metrics.regression import conformal_half_width
 from paucal.models.regression import INTERVAL_LEVEL, Grades
 
-STRENGTHS = (100.0, 1000.0, 10_000.0, 100_000.0)  # L2 penalties on standardised features and targets
-FOLDS = 10
-PULL = 1e-3  # penalty on the logarithms of the slope and of the gaps; it keeps grades without an image apart
+PENALTIES = (100.0, 1000.0, 10_000.0, 100_000.0)  # L2 penalties on standardised features and targets
+MAX_FOLDS = 10
+# Penalty on the squared logarithms of the slope and of the gaps between cuts of the grades; it keeps the cuts on both
+# sides of a grade without images apart.
+GRADES_PENALTY = 1e-3
 Array = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
 class FittedRidge:
-    """A linear function of features that are not standardised.
+    """A linear function of raw features, which are not standardised, with its cross-validated errors.
 
-    `residuals` are (N,) errors, each of a fit to the other folds, in the unit of the target, as the bias is.
+    Attributes:
+        weight: (D,) weights.
+        bias: Bias in the unit of the target.
+        strength: L2 penalty on standardised features and targets.
+        residuals: (N,) predictions minus targets of the training images, each by a fit to the other folds.
     """
 
     weight: Array
@@ -35,25 +41,25 @@ class FittedRidge:
 
 
 def fit_ridge(features: Array, targets: Array, seed: int = 0) -> FittedRidge:
-    """Fit (N,) targets to (N, D) features; the penalty with the least squared error on held-out folds is taken.
+    """Fit (N,) targets to (N, D) features with the penalty whose squared error on held-out folds is smallest.
 
-    The errors of the chosen penalty are also used for the prediction intervals. Choosing among only four penalties
-    hardly biases them, and a fit to nine tenths of the images is slightly less accurate than the final fit.
+    The held-out errors of this penalty are also used for the prediction intervals. A choice among only four penalties
+    hardly biases these errors; they are slightly too large, since each fit sees only nine tenths of the images.
     """
-    folds = list(KFold(min(FOLDS, len(targets)), shuffle=True, random_state=seed).split(features))
+    folds = list(KFold(min(MAX_FOLDS, len(targets)), shuffle=True, random_state=seed).split(features))
     residuals = {}
-    for strength in STRENGTHS:
+    for strength in PENALTIES:
         errors = np.empty(len(targets))
-        for rows, held_out in folds:
-            weight, bias = _fit_weights(features[rows], targets[rows], strength)
+        for fitted, held_out in folds:
+            weight, bias = _fit_weights(features[fitted], targets[fitted], strength)
             errors[held_out] = features[held_out] @ weight + bias - targets[held_out]
         residuals[strength] = errors
-    strength = min(STRENGTHS, key=lambda penalty: float((residuals[penalty] ** 2).mean()))
+    strength = min(PENALTIES, key=lambda penalty: float((residuals[penalty] ** 2).mean()))
     return FittedRidge(*_fit_weights(features, targets, strength), strength, residuals[strength])
 
 
 def _fit_weights(features: Array, targets: Array, strength: float) -> tuple[Array, float]:
-    """Return (D,) weights and a bias for raw features.
+    """Fit (N,) targets to (N, D) raw features; return (D,) weights and a bias.
 
     Features that hardly vary are not scaled up to unit deviation. Otherwise a feature that is zero in almost all images
     would spoil the prediction for the next image in which it is not zero.
@@ -68,20 +74,24 @@ def _fit_weights(features: Array, targets: Array, strength: float) -> tuple[Arra
 
 
 def fit_grades(outputs: Array, truth: Array, lowest: int, highest: int) -> tuple[Grades, float]:
-    """Return the grades by maximum likelihood, and the margin of their 90 % intervals; see `Grades.read`.
+    """Fit a model of grades by maximum likelihood; return it and the margin of its 90 % intervals.
 
-    `outputs` are of images that the regression was not fitted to.
+    Args:
+        outputs: (N,) outputs of the regression for images that it was not fitted to.
+        truth: (N,) true grades, whole numbers.
+        lowest: First grade.
+        highest: Last grade.
     """
     rows, index = np.arange(len(truth)), (truth - lowest).astype(np.int64)
 
-    def unpack(values: Array) -> Grades:
+    def unpack(values: Array) -> Grades:  # the logarithm of the slope, the first cut, and logarithms of the gaps
         cuts = values[1] + np.concatenate([[0.0], np.cumsum(np.exp(values[2:]))])
         return Grades(lowest, tuple(cuts.tolist()), float(np.exp(values[0])))
 
     def loss(values: Array) -> float:
-        shares = unpack(values).probabilities(outputs)[rows, index]
-        pull = PULL * (values[0] ** 2 + (values[2:] ** 2).sum())
-        return float(-np.log(np.maximum(shares, 1e-12)).mean() + pull)
+        likelihoods = unpack(values).probabilities(outputs)[rows, index]
+        penalty = GRADES_PENALTY * (values[0] ** 2 + (values[2:] ** 2).sum())
+        return float(-np.log(np.maximum(likelihoods, 1e-12)).mean() + penalty)
 
     start = np.concatenate([[0.0, lowest + 0.5], np.zeros(highest - lowest - 1)])
     grades = unpack(minimize(loss, start, bounds=[(-5, 5), (None, None), *[(-7, 5)] * (len(start) - 2)]).x)

@@ -1,4 +1,4 @@
-"""Images with numbers: a column of a table is the target."""
+"""Images and the number to predict for each, which is read from a column of a table."""
 
 import math
 from collections.abc import Sequence
@@ -22,65 +22,76 @@ from paucal.runs import RunFolder
 from paucal.types import UserError
 from paucal.wording import counted, shortened, was
 
-MIN_NUMBERED = 10  # images with a number
+MIN_NUMBERED = 10  # smallest number of images that have a target
 
 
 @dataclass(frozen=True, kw_only=True)
 class NumberedImages(SplitImages):
-    """Images with a (N,) float64 number each, and their split."""
+    """Images with their split and (N,) float64 targets."""
 
     targets: NDArray[np.float64]
 
 
 def with_numbers(images: ImageSet, column: str, fewest: int = MIN_NUMBERED) -> tuple[ImageSet, NDArray[np.float64]]:
-    """Return the images that have a number in a column, and the (N,) numbers."""
+    """Return the images that have a number in a column, and the (N,) numbers.
+
+    Raises a UserError if there is no such column, a cell is not a number, or fewer than `fewest` images have one.
+    """
     if column not in images.columns:
         column_names = ", ".join(map(repr, images.columns)) or "no table with further columns"
-        first = f" (only {MAX_COLUMNS} columns are read)" if len(images.columns) >= MAX_COLUMNS else ""
-        raise UserError(f"--target: {images.location} has no column {column!r}; it has {column_names}{first}.")
+        limit_note = f" (only {MAX_COLUMNS} columns are read)" if len(images.columns) >= MAX_COLUMNS else ""
+        raise UserError(f"--target: {images.location} has no column {column!r}; it has {column_names}{limit_note}.")
     cells = images.cells(column)
     numbered = [index for index, cell in enumerate(cells) if not is_missing(cell)]
     numbers = [_parse_number(cells[index], column, images.keys[index]) for index in numbered]
     if len(numbered) < fewest:
-        raise UserError(f"--target: {counted(len(numbered), 'image')} with a number in {column!r}, expected {fewest}.")
+        raise UserError(
+            f"--target: {counted(len(numbered), 'image')} with a number in {column!r}, expected at least {fewest}."
+        )
     n_without = len(cells) - len(numbered)
     note = f"{counted(n_without, 'row')} without a number in {column!r} {was(n_without)} left out" if n_without else ""
     return images.select(np.asarray(numbered, dtype=np.int64), note), np.asarray(numbers, dtype=np.float64)
 
 
 def describe_numbers(targets: NDArray[np.float64]) -> str:
-    """Return the range, the mean and the deviation of targets as text."""
+    """Return the range, the mean and the standard deviation of targets as text."""
     return f"{targets.min():g} to {targets.max():g}, mean {targets.mean():.4g}, deviation {targets.std():.3g}"
 
 
 def grades_note(targets: NDArray[np.float64], column: str) -> Sequence[str]:
-    """Return a note for targets that are a few consecutive whole numbers, which could be classes."""
+    """Return a note, in a list, if the targets are a few consecutive whole numbers; an empty list otherwise.
+
+    Such targets may better be learned as grades or as classes.
+    """
     values = np.unique(targets)
     if not are_grades(targets) or np.ptp(values) != len(values) - 1:
         return []
     return [
-        f"{column!r} has only the whole numbers {values[0]:g} to {values[-1]:g}, which are predicted as points of a "
-        f"scale; --ordinal predicts one of them, with a probability for each, and --label-column {column} in place of "
-        "--target learns them as classes without an order"
+        f"{column!r} has only the whole numbers {values[0]:g} to {values[-1]:g}, which are predicted as "
+        f"continuous numbers; --ordinal predicts one of them, with a probability for each, and --label-column {column} "
+        "in place of --target learns them as classes without an order"
     ]
 
 
 def are_grades(targets: NDArray[np.float64]) -> bool:
-    """Return whether targets are whole numbers of a scale that is short enough for grades."""
+    """Return whether targets are whole numbers that span two to `MAX_GRADES` grades."""
     return bool((targets == np.round(targets)).all() and 1 <= np.ptp(targets) < MAX_GRADES)
 
 
 def require_grades(targets: NDArray[np.float64], column: str) -> None:
-    """Refuse targets that are not grades."""
+    """Raise a UserError for targets that are not grades; see `are_grades`."""
     if not are_grades(targets):
         raise UserError(
             f"--ordinal: {column!r} has {counted(len(np.unique(targets)), 'value')} from {targets.min():g} to "
-            f"{targets.max():g}, expected two to {MAX_GRADES} whole numbers that follow each other: leave it out."
+            f"{targets.max():g}, expected two to {MAX_GRADES} consecutive whole numbers: leave --ordinal out."
         )
 
 
 def split_numbers(settings: TrainSettings, images: ImageSet, run: RunFolder | None) -> Split:
-    """Return the split: stored, given, or cut without validation images, since cross-validation does their work."""
+    """Return the split stored in the run, the one that `--split` gives, or a new one without validation images.
+
+    Cross-validation within the training images takes their place.
+    """
     if run is not None:
         return stored_split(run, images)
     if settings.split is not None:
@@ -88,7 +99,7 @@ def split_numbers(settings: TrainSettings, images: ImageSet, run: RunFolder | No
     shares = {**settings.given_fractions, "val_fraction": 0.0}
     split = make_split(images, settings.seed, group_by=settings.group_by, fold=settings.fold, **shares)
     parts = np.where(split.parts == "val", "train", split.parts)
-    # Images with numbers have no classes to cut by.
+    # Images with numbers have no classes, so `make_split` has cut at random.
     description = split.description.replace("cut per class", "cut at random").replace("cut by class", "cut at random")
     return Split(parts, description, split.groups)
 
@@ -108,7 +119,7 @@ def _parse_number(cell: str, column: str, key: str) -> float:
 
 @dataclass(frozen=True)
 class RegressionSetup(RunSetup[TrainSettings]):
-    """Everything that a regression needs; nothing has been written yet."""
+    """All that a regression needs, assembled before any file is written."""
 
     data: NumberedImages
     card: RegressionCard

@@ -1,4 +1,4 @@
-"""`paucal train --target`: a number for each image, by ridge regression on frozen features."""
+"""`paucal train --target`: predict a number for each image by ridge regression on frozen features."""
 
 import shlex
 import time
@@ -71,8 +71,8 @@ from paucal.training import Optimization, Outcome, Plan
 from paucal.types import UserError
 from paucal.wording import counted
 
-# Settings that a regression has; the others are those of training a network.
-USED = (
+# Settings that --target supports; all other settings are for the training of a network.
+SUPPORTED_SETTINGS = (
     *("data", "data_root", "download", "on_bad_image", "image_column", "channels", "target", "model", "init"),
     *("img_size", "normalise", "resize", "device", "workers", "seed", "output", "overwrite", "logger", "epochs"),
     *("test_fraction", "group_by", "fold", "split", "precision", "ordinal", "print_config"),
@@ -87,7 +87,7 @@ if TYPE_CHECKING:
 class RegressionResult(EvaluatedRun):
     """A finished run of `paucal train --target`; its `report` has the test scores with intervals.
 
-    Its `metrics` are "mae", "rmse", "r2" and "coverage", with `ordinal` also "exact" and "kappa".
+    Its `metrics` are "mae", "rmse", "r2" and "coverage"; with `ordinal` also "exact" and "kappa".
     """
 
     report: RegressionReport
@@ -110,10 +110,10 @@ class RegressionResult(EvaluatedRun):
 def _fit_best(
     network: nn.Module, size: tuple[int, int], features: Array, targets: Array, seed: int
 ) -> tuple[nn.Module, FittedRidge, bool]:
-    """Return the network with the fitted ridge regression, the regression, and whether it reads the last stages too.
+    """Fit a ridge regression, and return the network with its weights, the fit, and whether it uses stage maps.
 
-    The (N, D) features begin with the last features; pooled maps of the last stages follow if the network has maps.
-    Cross-validation within the training images decides which are used.
+    The (N, D) features begin with the inputs of the network's classifier; pooled maps of the last stages follow if the
+    network has maps. Cross-validation within the training images decides whether the maps are used.
     """
     classifier = linear_classifier(network)
     assert classifier is not None
@@ -164,15 +164,15 @@ def _next_steps(run: RunFolder) -> list[str]:
 
 
 class RegressionJob(Job[TrainSettings, RegressionSetup, RegressionResult]):
-    """A regression on frozen features of trained weights."""
+    """The job of `paucal train --target`, which fits a regression to frozen features."""
 
     verb = "train"
     settings_type = TrainSettings
     reads = ("data", "data_root", "init", "split")
 
     def check(self, settings: TrainSettings, given: Mapping[str, str]) -> tuple[TrainSettings, dict[str, str]]:
-        """Refuse settings without effect."""
-        unused = [name for name in given if name not in USED]
+        """Refuse settings that a regression does not use."""
+        unused = [name for name in given if name not in SUPPORTED_SETTINGS]
         if unused or settings.epochs not in (None, 0):
             name = unused[0] if unused else "epochs"
             raise UserError(
@@ -189,7 +189,7 @@ class RegressionJob(Job[TrainSettings, RegressionSetup, RegressionResult]):
     def assemble(
         self, settings: TrainSettings, given: Mapping[str, str], bars: Bars, run: RunFolder | None = None
     ) -> RegressionSetup:
-        """Open the images and their numbers, choose the weights and build the network."""
+        """Open the images and their numbers, choose the pretrained weights, and build the network."""
         assert settings.target is not None
         column: str = settings.target
         with bars("looking through images") as advance:
@@ -199,9 +199,8 @@ class RegressionJob(Job[TrainSettings, RegressionSetup, RegressionResult]):
         data = NumberedImages(images, split_numbers(settings, images, run), targets=targets)
         remarks: list[str] = []
         if run is None and may_choose_start(settings, given):
-            side = max(
-                data.facts().median_side, MIN_SIDE
-            )  # tiny images are enlarged, since only the regression is trained
+            # A regression needs pretrained weights even for tiny images, which are enlarged for them.
+            side = max(data.facts().median_side, MIN_SIDE)
             settings, given, choice = choose_start(settings, given, side)
             remarks = [choice.remark] if choice.remark else []
         start = find_start(settings, run)
@@ -210,7 +209,10 @@ class RegressionJob(Job[TrainSettings, RegressionSetup, RegressionResult]):
         facts = replace(data.facts(), n_classes=1, start=start.facts)
         settings, reasons = resolve_training(settings, facts)
         if run is None and "resize" not in given:
-            settings, reasons["resize"] = replace(settings, resize="squash"), "a number is of the whole image"
+            settings, reasons["resize"] = (
+                replace(settings, resize="squash"),
+                "the number describes the whole image, so nothing may be cropped",
+            )
         reading = reading_for(settings.img_size, first_reading(settings, images))
         with bars("reading images") as advance:
             images = decode_images(images, settings, reading, advance)
@@ -219,12 +221,12 @@ class RegressionJob(Job[TrainSettings, RegressionSetup, RegressionResult]):
             data = NumberedImages(images, split_numbers(settings, images, run), targets=targets)
         data = replace(data, images=images)
         objective, spec, notes = _build_network(settings, images.reading.channels)
-        tested = start.input(settings.model) if start.input is not None else None
-        statistics = normalisation(settings, data, tested)
+        weights_input = start.input(settings.model) if start.input is not None else None
+        statistics = normalisation(settings, data, weights_input)
         preprocess = Preprocessing(
             spec.image_size,
             1.0,
-            (tested or input_of_timm(settings.model)).interpolation,
+            (weights_input or input_of_timm(settings.model)).interpolation,
             statistics.mean,
             statistics.std,
             images.reading.value_range,
@@ -275,23 +277,23 @@ class RegressionJob(Job[TrainSettings, RegressionSetup, RegressionResult]):
         start_time, settings, data = time.monotonic(), setup.settings, setup.data
         network, train = setup.objective.deployable().to(settings.device), data.part("train")
         size = setup.card.backbone.image_size
-        staged = bool(last_stage_maps(network, size))
-        inputs = StageClassifierInputs(network, size) if staged else ClassifierInputs(network)
+        has_maps = bool(last_stage_maps(network, size))
+        inputs = StageClassifierInputs(network, size) if has_maps else ClassifierInputs(network)
         try:
             with console.progress("features") as advance:
                 loader = eval_loader(data, train, setup.card.preprocessing, settings)
                 features = predict_in_order(inputs, loader, train, settings.device, advance).double().numpy()
         finally:
             inputs.close()
-        network, fitted, staged = _fit_best(network.cpu(), size, features, data.targets[train], settings.seed)
+        network, fitted, reads_stages = _fit_best(network.cpu(), size, features, data.targets[train], settings.seed)
         truth, grades = data.targets[train], None
         if settings.ordinal:
-            ends = int(data.targets.min()), int(data.targets.max())
-            grades, half_width = fit_grades(truth + fitted.residuals, truth, *ends)
+            lowest, highest = int(data.targets.min()), int(data.targets.max())
+            grades, half_width = fit_grades(truth + fitted.residuals, truth, lowest, highest)
         else:
             half_width = conformal_half_width(fitted.residuals, INTERVAL_LEVEL)
         statistics = {"mean": float(truth.mean()), "deviation": float(truth.std()) or 1.0}
-        card = replace(setup.card, half_width=half_width, **statistics, grades=grades, reads_stages=staged)
+        card = replace(setup.card, half_width=half_width, **statistics, grades=grades, reads_stages=reads_stages)
         save_trained(run, network, card)
         model, part = load_regressor(run, settings.device), data.part("test")
         truth, groups = data.targets[part], data.split.groups

@@ -1,4 +1,4 @@
-"""The network of a regression, and how a trained one is loaded."""
+"""The network of a regression, and the function that loads a trained regression."""
 
 import os
 
@@ -15,7 +15,7 @@ from paucal.types import Batch, LossTerms, Progress
 
 
 class FrozenNetwork(Objective):
-    """A network that is not trained; the regression is put into its classifier of one output."""
+    """A network that is not trained; its classifier with one output gets the weights of the fitted regression."""
 
     def __init__(self, backbone: FeatureBackbone) -> None:
         super().__init__()
@@ -30,7 +30,7 @@ class FrozenNetwork(Objective):
         return self.backbone.model
 
     def backbones(self) -> list[FeatureBackbone]:
-        """Return the backbone."""
+        """Return the only backbone, in a list."""
         return [self.backbone]
 
 
@@ -38,7 +38,7 @@ def load_regressor(run: str | os.PathLike[str] | RunFolder, device: torch.device
     """Load the model of a run with `--target`; its `probabilities` are (N, 1) numbers in the unit of the target.
 
     Raises:
-        UserError: There is no such run, or its model is for another task.
+        UserError: The run does not exist, or its model is for another task.
     """
     return TrainedModel(*load_saved(run, RegressionCard, device))
 
