@@ -111,7 +111,7 @@ def test_predict__says_what_it_takes(images, message, trained):
 def test_predict__of_a_url_says_to_fetch_it(trained, capsys):
     for url in ("http://host/a.png", "https://host/photos/b.jpeg", "s3://bucket/c.tif"):
         message = failure(capsys, "predict", trained / "run", url)
-        assert message.endswith(f"files, and {url!r} is a URL: fetch it first, and give the file.")
+        assert message.endswith(f"files, but {url!r} is a URL: fetch it first, and give the file.")
 
 
 def test_model__that_is_no_path_is_one_sentence(trained):

@@ -117,7 +117,7 @@ class Columns:
         (
             pa.table({"a": ["1.png"], "b": ["x"]}),
             None,
-            r"no column of the table is known to hold paths or images \('a', 'b'\)",
+            r"none of the table's columns has a usual name for paths or images \('a', 'b'\)",
         ),
         (pa.table({"a": ["1.png"]}), "c", "no column 'c'; it has 'a'"),
         (pa.table({"path": [1.5]}), None, "image 1 is of type float, expected paths, PIL images"),

@@ -1,4 +1,4 @@
-"""DataFrames of boxes or mask paths as DATA, stored as tables that `paucal detect` and `segment` read."""
+"""Let `paucal.detect` and `paucal.segment` take DataFrames of boxes or mask paths, by storing them as CSV files."""
 
 import os
 from collections.abc import Mapping
@@ -24,11 +24,11 @@ IMAGE_COLUMN, CLASS_COLUMN, MASK_COLUMN = "filename", "class", "mask"
 
 
 def takes_annotations(function: F) -> F:
-    """Let a function take a DataFrame of boxes or masks as DATA, its first argument or `data`.
+    """Decorate a function so that DATA, its first argument or `data`, may be a DataFrame of boxes or masks.
 
-    The function itself gets the path of a stored table. `image`, `label` (the class of a box) and `mask` (the path of a
-    mask) name its columns; the columns of box edges have the usual names. Other tables are stored as
-    `takes_frames` does.
+    The function receives the path of a CSV file with the table. The settings `image`, `label` (class of a box) and
+    `mask` (path of a mask) name columns; box coordinates are found by their usual column names. A table without boxes
+    or masks is stored as `takes_frames` stores it.
     """
     return with_stored_data(function, _store_frame)
 
@@ -55,20 +55,20 @@ def _store_frame(data: Any, settings: Mapping[str, Any]) -> tuple[Any, dict[str,
         ]
     if named_columns["label"] is not None:
         table[CLASS_COLUMN] = columns[named_columns["label"]]
-    stored = (image, mask, named_columns["label"])
-    further_columns = {name: cells for name, cells in columns.items() if name not in stored}
-    # The table readers may prefer other columns, so name the stored columns explicitly.
-    usual = {*table, *IMAGE_COLUMNS, *MASK_COLUMNS}
+    stored_columns = (image, mask, named_columns["label"])
+    further_columns = {name: cells for name, cells in columns.items() if name not in stored_columns}
+    # Leave out further columns with these names, since the reader of the CSV file might prefer them.
+    reserved_names = {*table, *IMAGE_COLUMNS, *MASK_COLUMNS}
     table_columns = {
         name: [_numbers_as_text(cell) for cell in cells]
         for name, cells in further_columns.items()
-        if plain_column(name) not in usual
+        if plain_column(name) not in reserved_names
     }
     return str(store_table({**table, **table_columns})), other_settings
 
 
 def _numbers_as_text(cell: Any) -> Any:
-    """Return a list of numbers, such as a box, as text with spaces between them; anything else as it is."""
+    """Return a list of numbers, such as a box, as text separated by spaces; return other values unchanged."""
     return " ".join(map(str, cell)) if isinstance(cell, list | tuple | np.ndarray) else cell
 
 

@@ -1,4 +1,4 @@
-"""The start time of a command and of a run, and forecasts of when work will end."""
+"""Record when a command and a run started, and forecast when work will end."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -7,25 +7,25 @@ from contextvars import ContextVar
 
 from paucal.wording import duration
 
-MAX_TIMING_SECONDS = 3.0  # seconds after which no more steps are timed
-MIN_FORECAST_SECONDS = 60.0  # seconds; shorter work is not announced
+MAX_TIMING_SECONDS = 3.0  # enough time to estimate the speed of the work
+MIN_FORECAST_SECONDS = 60.0  # no forecast is printed if less time remains
 _command_start: ContextVar[float | None] = ContextVar("command", default=None)
 _run_start: ContextVar[float | None] = ContextVar("start", default=None)
 
 
 def begin_command() -> None:
-    """Record that a command starts now; called before anything slow is imported."""
+    """Record that a command starts now; call this before importing anything slow."""
     _command_start.set(time.monotonic())
 
 
 def command_start() -> float | None:
-    """Return `time.monotonic()` of the command's start; None in a Python program."""
+    """Return the `time.monotonic()` at which the command started; None if Python code called paucal."""
     return _command_start.get()
 
 
 @contextmanager
 def count_time_from(start: float | None) -> Iterator[None]:
-    """Count the time of a run inside the block from a value of `time.monotonic()`; None for now."""
+    """Within the block, count the run's duration from `start`, a value of `time.monotonic()`; None means now."""
     token = _run_start.set(time.monotonic() if start is None else start)
     try:
         yield
@@ -34,25 +34,25 @@ def count_time_from(start: float | None) -> Iterator[None]:
 
 
 def start_time() -> float:
-    """Return the `time.monotonic()` from which the duration of the run is counted; outside a run, the current one."""
+    """Return the `time.monotonic()` from which the run's duration is counted; outside a run, return the current one."""
     start = _run_start.get()
     return time.monotonic() if start is None else start
 
 
 def precise_duration(seconds: float) -> str:
-    """Return a duration as text, below ten seconds with a decimal."""
+    """Return a duration as text, with one decimal below ten seconds."""
     return f"{seconds:.1f} s" if seconds < 10 else duration(seconds)
 
 
 def end_time_text(seconds: float) -> str:
-    """Return the time of day in `seconds` seconds as text, with the weekday if it is not today."""
+    """Return the time of day `seconds` from now as text, with the weekday if that is not today."""
     now, end_time = time.localtime(), time.localtime(time.time() + seconds)
     is_same_day = (now.tm_year, now.tm_yday) == (end_time.tm_year, end_time.tm_yday)
     return time.strftime("%H:%M" if is_same_day else "%H:%M on %A", end_time)
 
 
 class WorkForecast:
-    """Prints how long countable work will take, if over a minute."""
+    """Prints once how long the remaining work will take, if more than a minute."""
 
     def __init__(self, title: str, say: Callable[[str], None]) -> None:
         self._title, self._say = title, say
@@ -60,7 +60,7 @@ class WorkForecast:
         self._announced = False
 
     def __call__(self, done: int, total: int) -> None:
-        """Update the progress; the time before the first call, such as the start of processes, does not count."""
+        """Update the counts of items; the time before the first call, such as starting processes, is not counted."""
         now = time.monotonic()
         if self._first is None:
             self._first = (done, now)

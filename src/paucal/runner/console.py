@@ -1,4 +1,4 @@
-"""Consoles: messages, tables and progress of a run, on the terminal and in its log."""
+"""Consoles print the messages, tables and progress of a run to the terminal, and log them."""
 
 import logging
 import math
@@ -22,11 +22,11 @@ if TYPE_CHECKING:
     from lightning.pytorch import Callback
 
 log = logging.getLogger("paucal")
-EPOCH_LINES = 30  # maximum number of lines for the epochs of a run
+EPOCH_LINES = 30  # maximum number of epochs that are printed in a run
 
 
 class Console:
-    """Prints to the terminal, and to the run's log once it is open."""
+    """Prints to the terminal, and to the run's log file once that is open."""
 
     def __init__(self, terminal: Terminal | None = None) -> None:
         self.terminal = terminal or PlainConsole()
@@ -40,19 +40,19 @@ class Console:
         self.note(text)
 
     def note(self, text: str) -> None:
-        """Log a line without printing it."""
+        """Log a line without printing it; the line waits until the log file is open."""
         if self._handler is None:
             self._early.append(showable(text))
         else:
             log.info(showable(text))
 
     def show(self, renderable: Any) -> None:
-        """Print a table."""
+        """Print a table or another object of rich, without logging it."""
         self.terminal.print(renderable)
 
     @contextmanager
     def logging_to(self, path: Path) -> Iterator[None]:
-        """Log the earlier lines, and those inside the block, to a file with times."""
+        """Write all lines until the end of the block, also those from before it, to a log file with timestamps."""
         handler = _LogFile(path, encoding="utf-8", errors="backslashreplace")
         handler.setFormatter(logging.Formatter("%(asctime)s %(message)s"))
         log.addHandler(handler)
@@ -72,14 +72,14 @@ class Console:
 
     @contextmanager
     def progress(self, title: str) -> Iterator[Callable[[int, int], None]]:
-        """Show a progress bar, and print when long work will end; yields a function of (done, total)."""
-        expect = WorkForecast(title, self.say)
+        """Show a progress bar, and print when long work will end; yield a function to call with (done, total)."""
+        forecast = WorkForecast(title, self.say)
         with self.bar(transient=True) as bar:
             task = bar.add_task(title, total=None, news="")
 
             def advance(done: int, total: int) -> None:
                 bar.update(task, completed=done, total=total)
-                expect(done, total)
+                forecast(done, total)
 
             yield advance
 
@@ -90,7 +90,7 @@ class Console:
         return [TrainingForecast(self.say), TrainingBar(self.bar(transient=True))]
 
     def on_epoch(self, epoch: int, epochs: int, row: Mapping[str, float]) -> None:
-        """Print the results of an epoch; in a long run only every nth, but all are logged."""
+        """Log the results of an epoch, and print them; a long run prints only every nth epoch."""
         text = epoch_line(epoch, epochs, row)
         if epoch % math.ceil(epochs / EPOCH_LINES) == 0 or epoch in (1, epochs):
             self.say(text)
@@ -98,7 +98,7 @@ class Console:
             self.note(text)
 
     def show_settings(self, settings: object, origins: Mapping[str, str], remarks: Sequence[str]) -> None:
-        """Print every setting that was given or chosen with its reason, then the remarks."""
+        """Print the settings that are not defaults, each with the reason for its value, then the remarks."""
         table = Table(title="settings", title_justify="left", box=None, padding=(0, 2, 0, 0))
         for heading in ("setting", "value", "why"):
             table.add_column(heading, overflow="fold")
@@ -112,7 +112,7 @@ class Console:
             self.say(f"note: {remark}")
 
     def bar(self, transient: bool) -> Progress:
-        """Return a progress bar, which shows nothing where the output is not a terminal."""
+        """Return a progress bar, which is invisible if the output is not a terminal."""
         return Progress(
             TextColumn("{task.description}"),
             BarColumn(bar_width=24),
@@ -129,7 +129,7 @@ class _LogFile(logging.FileHandler):
     """A log file that ignores write errors, such as a full disk."""
 
     def handleError(self, record: logging.LogRecord) -> None:
-        """Skip the line; logging would print a traceback."""
+        """Drop the line; the base class would print a traceback."""
 
     def close(self) -> None:
         """Close the file, ignoring write errors."""
@@ -138,14 +138,14 @@ class _LogFile(logging.FileHandler):
 
 
 class SilentConsole(Console):
-    """Prints nothing but a progress bar in a notebook; the run's log has everything."""
+    """Prints nothing except a progress bar in a notebook; messages go only to the run's log file."""
 
     def __init__(self) -> None:
         super().__init__(PlainConsole(file=sys.stderr, quiet=True))
         self._output = CELL_OUTPUT
 
     def bar(self, transient: bool) -> Progress:
-        """Return a progress bar, which is shown only in a notebook."""
+        """Return a progress bar, which is visible only in a notebook."""
         return NotebookProgress(self._output) if in_notebook() else super().bar(transient)
 
 
@@ -158,29 +158,29 @@ class LoggedConsole(SilentConsole):
 
     @contextmanager
     def progress(self, title: str) -> Iterator[Callable[[int, int], None]]:
-        """Show a progress bar in a notebook, and log nothing."""
+        """Show a progress bar in a notebook, without a forecast."""
         with self.bar(transient=True) as bar:
             task = bar.add_task(title, total=None, news="")
             yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
 class RecordingConsole(SilentConsole):
-    """Prints nothing, and keeps the messages in `said` for the result of the call."""
+    """Prints nothing; collects the messages in `said`, so that the caller can return them."""
 
     def __init__(self) -> None:
         super().__init__()
         self.said: list[str] = []
 
     def say(self, text: str) -> None:
-        """Keep a message."""
+        """Append a message to `said`."""
         self.said.append(text)
 
 
 class NullConsole(SilentConsole):
-    """Neither prints nor logs, for all processes but the first."""
+    """Neither prints nor logs; used by all processes but the first."""
 
     def bar(self, transient: bool) -> Progress:
-        """Return a progress bar that is never shown."""
+        """Return an invisible progress bar."""
         return Console.bar(self, transient)
 
     @contextmanager
@@ -189,14 +189,14 @@ class NullConsole(SilentConsole):
         yield
 
     def callbacks(self) -> Sequence["Callback"]:
-        """Show nothing."""
+        """Return no callbacks: only the first process shows progress."""
         return []
 
 
 def epoch_line(epoch: int, epochs: int, row: Mapping[str, float]) -> str:
-    """Return a line with the losses, scores and time of an epoch."""
-    losses = [f"{n.removeprefix('train_')} {v:.3f}" for n, v in row.items() if n.startswith("train_")]
-    scores = [f"{n.removeprefix('val_')} {v:.3f}" for n, v in row.items() if n.startswith("val_")]
+    """Return a line with the losses, validation scores and seconds of an epoch."""
+    losses = [f"{name.removeprefix('train_')} {loss:.3f}" for name, loss in row.items() if name.startswith("train_")]
+    scores = [f"{name.removeprefix('val_')} {score:.3f}" for name, score in row.items() if name.startswith("val_")]
     width = len(str(epochs))
     parts = [f"epoch {epoch:>{width}}/{epochs}", f"train: {', '.join(losses)}"]
     parts += [f"val: {', '.join(scores)}"] if scores else []

@@ -1,4 +1,4 @@
-"""The detector of images unlike a run's training images, fitted once and stored with the run."""
+"""Detect images that differ from a run's training images; the detector is fitted once and stored in the run folder."""
 
 import hashlib
 from contextlib import suppress
@@ -25,23 +25,23 @@ from paucal.runs.files import write_atomically
 from paucal.types import UserError
 
 FILE_NAME = "familiar.safetensors"
-MAX_TRAIN_IMAGES, MAX_HELD_OUT_IMAGES = 2000, 500  # images, evenly spread
-MAX_BYTES = 256 << 20
+MAX_TRAIN_IMAGES, MAX_HELD_OUT_IMAGES = 2000, 500  # evenly spaced if the run has more
+MAX_BYTES = 256 << 20  # larger stored detectors are not read
 BATCH_SIZE = 32
 
 
 def familiarity_of(run: RunFolder, model: TrainedModel, console: Console) -> Familiarity | None:
-    """Return the run's detector of images that differ from its training images; None, with a note, if it has none.
+    """Return a detector of images that differ from the run's training images; None, with a note, if none can be fitted.
 
-    The detector is fitted once and then read from the run folder.
+    The detector is read from the run folder; if it is not stored there, it is fitted and stored.
     """
     if linear_classifier(model.module) is None:
         console.say("note: this model has no linear classifier, so pictures are not compared with the training images")
         return None
     key = _weights_key(run)
-    stored_test = _read_stored(run.path / FILE_NAME, key)
-    if stored_test is not None:
-        return stored_test
+    stored_detector = _read_stored(run.path / FILE_NAME, key)
+    if stored_detector is not None:
+        return stored_detector
     try:
         familiarity = _fit_to_run(run, model, console)
     except (UserError, OSError) as problem:
@@ -53,7 +53,7 @@ def familiarity_of(run: RunFolder, model: TrainedModel, console: Console) -> Fam
 
 
 def features_of(reader: ClassifierInputs, model: TrainedModel, batch: Tensor) -> Tensor:
-    """Return the (B, D) float32 features of prepared images, on the CPU."""
+    """Return the classifier inputs of preprocessed images: (B, D) float32 features, on the CPU."""
     with torch.inference_mode():
         return reader(batch.to(model.device)).float().cpu()
 
@@ -79,13 +79,13 @@ def _fit_to_run(run: RunFolder, model: TrainedModel, console: Console) -> Famili
 
 
 def _weights_key(run: RunFolder) -> str:
-    """Return a hash of the weights to which the stored features belong."""
+    """Return a hash of the run's weights, which shows whether stored features still belong to them."""
     with run.weights.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _read_stored(path: Path, key: str) -> Familiarity | None:
-    """Return the stored detector; None if it is missing, damaged or of other weights, and must be computed again."""
+    """Return the stored detector; None if it is missing, damaged, or belongs to other weights."""
     try:
         if require_regular(path).stat().st_size > MAX_BYTES:
             return None
@@ -101,7 +101,7 @@ def _read_stored(path: Path, key: str) -> Familiarity | None:
 
 
 def _store(path: Path, familiarity: Familiarity, key: str) -> None:
-    """Store the detector in the run, if the run folder can be written to."""
+    """Store the detector in the run folder, or do nothing if the folder cannot be written to."""
     tensors = {"features": familiarity.features.contiguous(), "limit": torch.tensor([familiarity.limit])}
     content = safetensors.torch.save(tensors, metadata={"weights": key})
     with suppress(OSError):

@@ -1,7 +1,7 @@
-"""DataFrames as DATA: tables of pandas, Polars, Arrow and others, stored as files that runs keep.
+"""Let functions take DataFrames (of pandas, Polars, Arrow and others) as DATA, by storing them as files.
 
-A table of paths becomes CSV and a table of pictures Parquet, which are then opened like any other file of these kinds.
-The file is named by a digest of its content, so that the same table is the same data in every process.
+A table of paths is stored as CSV and a table of pictures as Parquet; the file is then opened like a file of the user.
+It is named by a digest of its content, so that all processes find the same file.
 """
 
 import hashlib
@@ -58,31 +58,32 @@ Data = str | os.PathLike[str] | Frame
 
 
 def is_frame(value: object) -> TypeGuard[Frame]:
-    """Return whether a value is a table of a library for data frames."""
+    """Return whether a value is a DataFrame of any supported library."""
     return hasattr(value, "__arrow_c_stream__") or hasattr(value, "__dataframe__")
 
 
 def takes_frames(function: F) -> F:
-    """Let a function take a DataFrame as DATA, its first argument or `data`, with columns named by `image` and `label`.
+    """Decorate a function so that DATA, its first argument or `data`, may be a DataFrame.
 
-    The function itself gets the path of a stored table, and the settings that name its columns.
+    The settings `image` and `label` name columns. The function receives the path of the stored table, and the two
+    settings as `image_column` and `label_column`.
     """
     return with_stored_data(function, without_frame)
 
 
 def with_stored_data(function: F, store: Callable[[Any, Mapping[str, Any]], tuple[Any, dict[str, Any]]]) -> F:
-    """Return a function that gets DATA and its settings as `store` returns them."""
+    """Return a function that passes DATA and its settings through `store` before it calls `function`."""
 
     @wraps(function)
-    def call(*given: Any, **settings: Any) -> Any:
-        data, settings = store(given[0] if given else settings.pop("data", None), settings)
-        return function(data, *given[1:], **settings) if given or data is not None else function(**settings)
+    def call(*args: Any, **settings: Any) -> Any:
+        data, settings = store(args[0] if args else settings.pop("data", None), settings)
+        return function(data, *args[1:], **settings) if args or data is not None else function(**settings)
 
     return call  # type: ignore[return-value]
 
 
 def without_frame(data: Any, settings: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
-    """Return DATA as a path, and settings that name its columns; both unchanged if DATA is not a DataFrame."""
+    """Store a DataFrame; return its path, and settings that name its columns. Other DATA is returned unchanged."""
     if not is_frame(data):
         return data, dict(settings)
     columns = {"image_column": settings.get("image"), "label_column": settings.get("label")}
@@ -95,8 +96,8 @@ def without_frame(data: Any, settings: Mapping[str, Any]) -> tuple[Any, dict[str
 def store_frame(frame: Any, image: str | None = None, root: str | os.PathLike[str] | None = None) -> dict[str, str]:
     """Store a table in the cache; return the settings `data`, `image_column` and, for paths, `data_root`.
 
-    The column of paths, pictures or encoded bytes is by default the first with a usual name, such as "path"; the paths
-    are relative to the root or the working directory.
+    `image` names the column of paths, pictures or encoded bytes; None means the first with a usual name, such as
+    "path". Paths are relative to `root`, or to the working directory if it is None.
     """
     return store_columns(columns_of(frame), image, root)
 
@@ -104,7 +105,7 @@ def store_frame(frame: Any, image: str | None = None, root: str | os.PathLike[st
 def store_columns(
     columns: Mapping[str, Sequence[Any]], image: str | None = None, root: str | os.PathLike[str] | None = None
 ) -> dict[str, str]:
-    """Store a table given as the values of each column; see `store_frame`."""
+    """Store a table, given as a mapping from column names to values, as `store_frame` does."""
     image = find_image_column(columns, image)
     values, other_columns = columns[image], {name: cells for name, cells in columns.items() if name != image}
     if all(isinstance(value, str | os.PathLike) for value in values):
@@ -113,12 +114,12 @@ def store_columns(
     pictures = pa.array([{"bytes": encode_image(value, row)} for row, value in enumerate(values, start=1)])
     texts = {name: pa.array([_parquet_cell(cell) for cell in cells]) for name, cells in other_columns.items()}
     buffer = io.BytesIO()
-    pq.write_table(pa.table({image: pictures, **texts}), buffer, compression="none")  # images are compressed
+    pq.write_table(pa.table({image: pictures, **texts}), buffer, compression="none")  # images are already compressed
     return {"data": str(_store_file(buffer.getvalue(), "parquet")), "image_column": image}
 
 
 def store_table(columns: Mapping[str, Sequence[Any]]) -> Path:
-    """Store columns of plain values as a CSV file in the cache, and return the file."""
+    """Store columns of text, numbers or lists as a CSV file in the cache, and return its path."""
     rows = zip(*([_csv_cell(cell) for cell in cells] for cells in columns.values()), strict=True)
     return _store_file(csv_text(columns, *rows).encode(errors="surrogateescape"), "csv")
 
@@ -126,7 +127,7 @@ def store_table(columns: Mapping[str, Sequence[Any]]) -> Path:
 def images_of_frame(
     frame: Any, image: str | None = None, root: str | os.PathLike[str] | None = None
 ) -> list[str | ImageInMemory]:
-    """Return the paths or pictures of a table's rows; see `store_frame`."""
+    """Return the path or picture in each row of a table; the arguments are those of `store_frame`."""
     columns, pictures = columns_of(frame), []
     for row, value in enumerate(columns[find_image_column(columns, image)], start=1):
         if isinstance(value, str | os.PathLike):
@@ -147,21 +148,22 @@ def columns_of(frame: Any) -> dict[str, list[Any]]:
             str(name): column.to_pylist() for name, column in zip(table.column_names, table.columns, strict=True)
         }
         names = table.column_names
-    except (pa.ArrowException, TypeError, AttributeError, ValueError):  # objects, such as pictures: only in pandas
+    except (pa.ArrowException, TypeError, AttributeError, ValueError):  # a pandas table of objects such as pictures
         columns = {str(name): list(frame[name]) for name in getattr(frame, "columns", ())}
     if len(columns) < len(names):
         raise UserError(
             f"the table has several columns with the same name ({', '.join(map(repr, names))}): rename one."
         )
     if not columns or not next(iter(columns.values())):
-        raise UserError("the table has no rows: give one with a row for each image.")
+        raise UserError("the table has no rows: give a table with a row for each image.")
     return columns
 
 
 def encode_image(value: Any, row: int) -> bytes:
-    """Return an image as bytes of a file: its own, or a lossless PNG or TIFF; the row is for the message.
+    """Return the bytes of an image file: encoded bytes as they are, other images as lossless PNG or TIFF.
 
-    It is a picture, an array of uint8, encoded bytes, or a mapping with "bytes" as in data sets of Hugging Face.
+    The value is a PIL image, an array of uint8, encoded bytes, or a mapping with "bytes" as in Hugging Face datasets.
+    `row` is the number that error messages show.
     """
     if isinstance(value, dict):
         value = value.get("bytes")
@@ -177,7 +179,7 @@ def encode_image(value: Any, row: int) -> bytes:
             "width) or (height, width, channels) of uint8."
         )
     buffer = io.BytesIO()
-    if value.mode in ("I", "F"):  # PNG has no such values, and a conversion would clip them to 255
+    if value.mode in ("I", "F"):  # PNG cannot store these values, and a conversion would clip them to 255
         value.save(buffer, "TIFF")
         return buffer.getvalue()
     storable = value if value.mode in ("1", "L", "LA", "P", "RGB", "RGBA", "I;16") else value.convert("RGB")
@@ -186,16 +188,16 @@ def encode_image(value: Any, row: int) -> bytes:
 
 
 def read_table(file: Path) -> pa.Table:
-    """Read a CSV file of predictions; names stay text even if they look like numbers."""
-    names = dict.fromkeys(("key", "label", "labels", "predicted"), pa.string())
+    """Read a CSV file of predictions; keys and class names stay text even if they look like numbers."""
+    text_columns = dict.fromkeys(("key", "label", "labels", "predicted"), pa.string())
     try:
-        return csv.read_csv(file, convert_options=csv.ConvertOptions(column_types=names))
+        return csv.read_csv(file, convert_options=csv.ConvertOptions(column_types=text_columns))
     except (OSError, pa.ArrowException) as problem:
         raise UserError(f"{str(file)!r} cannot be read ({first_line(problem)}): run 'paucal eval'.") from None
 
 
 def to_pandas(table: pa.Table) -> "DataFrame":
-    """Return a table as a DataFrame of pandas."""
+    """Convert an Arrow table to a pandas DataFrame."""
     try:
         return table.to_pandas()
     except ImportError:
@@ -206,7 +208,7 @@ def to_pandas(table: pa.Table) -> "DataFrame":
 
 
 def keep_frame(run: RunFolder, setup: A) -> A:
-    """Copy the table of a DataFrame into the run folder, so that the run can be repeated, and return the new setup."""
+    """Copy a stored DataFrame into the run folder, so that the run can be repeated, and return the new setup."""
     if setup.settings.data is None:  # segmentation may have --images instead
         return setup
     path = Path(setup.settings.data)
@@ -236,24 +238,26 @@ def _store_file(content: bytes, suffix: str) -> Path:
 
 
 def find_image_column(columns: Mapping[str, Sequence[Any]], given: str | None) -> str:
-    """Return the column of images: the given one, or the first with a usual name."""
+    """Return the name of the image column: `given`, or the first with a usual name."""
     column_names = ", ".join(map(repr, list(columns)[:12]))
     if given is not None:
         if given not in columns:
             raise UserError(f"image: the table has no column {given!r}; it has {column_names}.")
         return given
-    usual = [name for name in columns if re.sub(r"[\s-]+", "_", name.strip().lower()) in IMAGE_COLUMNS]
-    if not usual:
-        raise UserError(f"no column of the table is known to hold paths or images ({column_names}): name it by image=.")
-    return min(usual, key=lambda name: IMAGE_COLUMNS.index(re.sub(r"[\s-]+", "_", name.strip().lower())))
+    usual_columns = [name for name in columns if re.sub(r"[\s-]+", "_", name.strip().lower()) in IMAGE_COLUMNS]
+    if not usual_columns:
+        raise UserError(
+            f"none of the table's columns has a usual name for paths or images ({column_names}): name it by image=."
+        )
+    return min(usual_columns, key=lambda name: IMAGE_COLUMNS.index(re.sub(r"[\s-]+", "_", name.strip().lower())))
 
 
 def _below_one_folder(paths: Sequence[str], root: str | os.PathLike[str] | None) -> tuple[list[str], str]:
-    """Return paths with forward slashes, and the folder that they are relative to."""
+    """Return paths relative to one folder, with forward slashes, and that folder."""
     if root is not None:
         return list(paths), os.fspath(root)
     if any(re.match(r"[A-Za-z][A-Za-z0-9+.-]+://", path) for path in paths):
-        return list(paths), os.getcwd()  # the table reader refuses URLs and says what to do
+        return list(paths), os.getcwd()  # the reader of the table refuses URLs, with advice
     absolute = [os.path.abspath(os.path.expanduser(path)) for path in paths]
     try:
         folder = os.path.commonpath([os.path.dirname(path) for path in absolute])
@@ -274,5 +278,5 @@ def _csv_cell(value: Any) -> str:
 
 
 def _parquet_cell(value: Any) -> str | list[str]:
-    """Return a value of a further column in Parquet, where negative numbers would be missing labels."""
+    """Return a value as text for a column of Parquet, where negative numbers would count as missing labels."""
     return [_csv_cell(entry) for entry in value] if isinstance(value, list | tuple | np.ndarray) else _csv_cell(value)

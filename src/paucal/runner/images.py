@@ -1,4 +1,4 @@
-"""The images of a run: opened, checked, decoded, split, and read by loaders."""
+"""Open, decode and preprocess the images of a run, and read them in loaders."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields, replace
@@ -48,7 +48,7 @@ D = TypeVar("D", bound=DataSettings)
 
 @dataclass(frozen=True)
 class SplitImages:
-    """Readable images with their split, and with label maps for methods that need them."""
+    """The images of a run with their split, and with label maps for methods that need them."""
 
     images: ImageSet
     split: Split
@@ -56,11 +56,11 @@ class SplitImages:
 
     @property
     def primary_metric(self) -> PrimaryMetric:
-        """The metric that selects models on these images."""
+        """The metric by which models are selected on these images."""
         return primary_metric(self.images.multi_hot is not None)
 
     def part(self, name: str) -> NDArray[np.int64]:
-        """Return the indices of "train", "val" or "test"."""
+        """Return the indices of the images in a split: "train", "val" or "test"."""
         return self.split.indices(name)
 
     def counts(self) -> dict[str, int]:
@@ -68,7 +68,7 @@ class SplitImages:
         return {name: len(self.part(name)) for name in ("train", "val", "test")}
 
     def facts(self) -> DataAndMachine:
-        """Return the facts for the automatic settings."""
+        """Return the facts on data and machine from which settings are chosen automatically."""
         sizes = self.images.sample_sizes()
         device, bf16 = best_device()
         return DataAndMachine(
@@ -89,15 +89,15 @@ class SplitImages:
 
 
 def pin_data(settings: D, paths: Iterable[str] = ()) -> D:
-    """Return settings with absolute paths; `paths` names further settings that may be paths."""
+    """Return settings with absolute paths; `paths` are names of further settings whose values may be paths."""
     changes = {}
     if is_named(settings.data, settings.data_root):
-        # With a root, a name remains a name even if a folder is called the same.
+        # With a stored root, the name still means the published data set if a folder of that name is created later.
         changes["data_root"] = str(data_root(settings.data_root))
     elif (
         settings.data != BUILT_IN
         and not is_remote(settings.data)
-        and all(Path(place).expanduser().exists() for place in split_location(settings.data))
+        and all(Path(path).expanduser().exists() for path in split_location(settings.data))
     ):
         changes["data"] = SEPARATOR.join(map(_absolute_path, split_location(settings.data)))
     if settings.data_root is not None:
@@ -115,17 +115,20 @@ def _absolute_path(path: str) -> str:
 
 
 def reading_for(image_size: Sequence[int] | None, like: Reading = WHOLE) -> Reading:
-    """Return the options for decoding images for an image size, or whole images if it is None."""
+    """Return decoding options for an image size (height, width); for None, images are decoded in full size.
+
+    The other options, such as the channels, are those of `like`.
+    """
     return replace(like, side=None if image_size is None else side_for(image_size))
 
 
 def first_reading(settings: DataSettings, images: ImageSet, stored: Reading | None = None) -> Reading:
-    """Return how to read images: as a resumed run does, or with the channels of the settings or the images' headers."""
+    """Return the stored decoding options of a resumed run, or options with the channels of the settings or images."""
     return stored or Reading(channels=settings.channels or count_channels(images))
 
 
 def with_run_reading(images: ImageSet, settings: DataSettings) -> ImageSet:
-    """Return images that will be read with the channels and value ranges of a run; none is decoded now."""
+    """Return images that will be decoded with the channels and value ranges of a run, without decoding them now."""
     if images.stream is not None:  # reading a sample could download many shards
         return images
     reading, _ = with_value_ranges(first_reading(settings, images), images)
@@ -135,14 +138,14 @@ def with_run_reading(images: ImageSet, settings: DataSettings) -> ImageSet:
 def load_images(
     settings: DataSettings, advance: Advance | None = None, labelled: bool = True, reading: Reading = WHOLE
 ) -> ImageSet:
-    """Open the images and decode each once; images without labels may be nested to any depth."""
+    """Open the images and decode each of them once; folders of images without labels may be nested to any depth."""
     return decode_images(find_images(settings, labelled, advance), settings, reading, advance)
 
 
 def decode_images(
     images: ImageSet, settings: DataSettings, reading: Reading, advance: Advance | None = None
 ) -> ImageSet:
-    """Decode each image of a set once; decoded images are cached if there is space."""
+    """Decode each image once, and cache the decoded images if there is space."""
     return prepare_images(without_decoded_copies(images), reading, on_bad=settings.on_bad_image, progress=advance)[0]
 
 
@@ -166,7 +169,7 @@ def find_images(settings: DataSettings, labelled: bool = True, advance: Advance 
 
 
 def with_label_maps(data: SplitImages, labels: str | None, method: str, advance: Advance | None = None) -> SplitImages:
-    """Open the label maps of the training images."""
+    """Return the data with the label maps of its training images, opened from the folder `labels`."""
     if labels is None:
         raise UserError(f"--method {method} learns from label maps: make them with 'paucal label' and give --labels.")
     maps = LabelMaps(Path(labels).expanduser())
@@ -174,11 +177,11 @@ def with_label_maps(data: SplitImages, labels: str | None, method: str, advance:
     trained_keys = set(maps.facts.trained_on)
     leaked = {part: sum(images.keys[i] in trained_keys for i in split.indices(part)) for part in ("val", "test")}
     if any(leaked.values()):
-        select = "" if leaked["test"] else ", or keep no images for validation (--val-fraction 0)"
+        advice = "" if leaked["test"] else ", or keep no images for validation (--val-fraction 0)"
         raise UserError(
             f"--labels: the teacher was trained on {sum(leaked.values())} of the images that this run keeps for "
             "validation and test, so it knows their labels: use the teacher's --seed and split, or another teacher"
-            f"{select}."
+            f"{advice}."
         )
     return replace(data, label_maps=maps.rows(images, data.part("train"), advance))
 
@@ -197,12 +200,12 @@ def open_again(
     images = load_images(data_settings, advance, labelled=target is None, reading=reading)
     if target is None:
         return images
-    cells = images.columns.get(str(target), ())  # rows without a number were left out
+    cells = images.columns.get(str(target), ())  # the run left out rows without a number
     return images.select(np.asarray([row for row, cell in enumerate(cells) if not is_missing(cell)], dtype=np.int64))
 
 
 def stored_preprocessing(run: RunFolder | None) -> Preprocessing | None:
-    """Return the preprocessing of a resumed run; None if not stored yet."""
+    """Return the preprocessing of a resumed run; None if it is not stored yet."""
     card = stored_card(run)
     return None if card is None else card.preprocessing
 
@@ -214,9 +217,9 @@ def stored_reading(run: RunFolder | None) -> Reading | None:
 
 
 def normalisation(settings: JobSettings, data: SplitImages, start: ImageInput | None = None) -> Normalisation:
-    """Return mean and standard deviation: of the training images, of ImageNet, or of the pretrained weights.
+    """Return the mean and standard deviation of the training images, of ImageNet, or of the pretrained weights.
 
-    Images with other than three channels always use their own.
+    Images that do not have three channels always use the values of the training images.
     """
     if settings.normalise == "computed" or data.images.reading.channels != RGB:
         return compute_normalisation(data.images, data.part("train"))
@@ -236,7 +239,7 @@ def step_loader(
     balanced: bool = False,
     into_batch: Callable[[list[Any]], Any] = collate,
 ) -> TrainLoader:
-    """Return the training loader of this process, starting at a forward pass."""
+    """Return the training loader of this process, starting at the forward pass with index `start`."""
     train, stream = data.part("train"), data.images.stream
     sampler = StepSampler(
         train,
@@ -260,7 +263,7 @@ def step_loader(
 def eval_loader(
     data: SplitImages, indices: NDArray[np.int64], preprocess: Preprocessing, settings: JobSettings
 ) -> DataLoader:
-    """Return a loader of some images in order, preprocessed as for the deployed model."""
+    """Return a loader of the images with the given indices, in order, preprocessed as for the deployed model."""
     return make_eval_loader(
         data.images,
         indices,

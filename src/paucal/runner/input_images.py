@@ -1,4 +1,4 @@
-"""Input images of verbs such as predict: from paths, folders, patterns and pictures in memory, in order."""
+"""Read the input images of verbs such as predict, in order: paths, folders, patterns and pictures in memory."""
 
 import glob
 import os
@@ -29,7 +29,7 @@ NamedImage = tuple[str | None, Image.Image]
 
 @dataclass(frozen=True)
 class MemoryImage:
-    """A single picture in memory, used instead of a set of images."""
+    """A picture in memory, used in place of an `ImageSet`."""
 
     picture: ImageInMemory
 
@@ -40,7 +40,7 @@ class MemoryImage:
 def open_sources(
     sources: Sequence[str | ImageInMemory], console: Console, reading: Reading
 ) -> list[ImageSet | MemoryImage]:
-    """Open images, folders (to any depth), Parquet files, patterns and pictures, in the order given; print notes."""
+    """Open images, folders (to any depth), Parquet files, patterns and pictures in order, and print notes on them."""
     image_sets: list[ImageSet | MemoryImage] = []
     for source in sources:
         image_sets += _open_path(source, console) if isinstance(source, str) else [MemoryImage(source)]
@@ -51,7 +51,10 @@ def open_sources(
 
 
 class InputImages:
-    """The pictures of some sources, one after the other, by their position among all, read as the model's images."""
+    """The pictures of all sources as one sequence, decoded with the model's options.
+
+    Methods take the position of a picture in this sequence.
+    """
 
     def __init__(self, sources: Sequence[ImageSet | MemoryImage], reading: Reading) -> None:
         self._sources, self._reading = sources, reading
@@ -70,7 +73,7 @@ class InputImages:
         return None if isinstance(images, MemoryImage) else path_of_image(images, images.keys[index])
 
     def stamp(self, position: int) -> str:
-        """Return size and time of a picture's file; "" if unknown without reading it."""
+        """Return size and modification time of a picture's file as text; "" if the picture has no file of its own."""
         number, index = self._source_and_index(position)
         images = self._sources[number]
         if isinstance(images, MemoryImage):
@@ -80,7 +83,7 @@ class InputImages:
         return "" if stamp is None else f"{stamp.size} {stamp.changed}"
 
     def read(self, position: int) -> Image.Image:
-        """Return a picture, read as the model's images are; raises `UnreadableImage` if it cannot be decoded."""
+        """Return a decoded picture; raise `UnreadableImage` if it cannot be decoded."""
         number, index = self._source_and_index(position)
         store, images = self._stores[number], self._sources[number]
         if isinstance(images, MemoryImage):
@@ -92,7 +95,10 @@ class InputImages:
         return store.read(index)
 
     def read_or_skip(self, position: int, on_bad: str, console: Console) -> Image.Image | UnreadableImage:
-        """Return a picture, or print and return the reason why it is skipped."""
+        """Return a decoded picture; if it cannot be decoded, print and return the reason, or refuse it.
+
+        `on_bad` is "skip" or "refuse".
+        """
         try:
             return self.read(position)
         except UnreadableImage as problem:
@@ -102,7 +108,7 @@ class InputImages:
             return problem
 
     def _source_and_index(self, position: int) -> tuple[int, int]:
-        """Return the number of a picture's source, and its position there."""
+        """Return the index of a picture's source, and the picture's index in that source."""
         number = bisect_right(self._ends, position)
         return number, position - (self._ends[number - 1] if number else 0)
 
@@ -110,7 +116,10 @@ class InputImages:
 def read_all(
     sources: Sequence[ImageSet | MemoryImage], reading: Reading, on_bad: str, console: Console
 ) -> Iterator[NamedImage]:
-    """Yield (path, picture), one at a time; the path of a picture in memory is None. `on_bad` is "refuse" or "skip"."""
+    """Yield the (path, picture) of each readable image; pictures in memory have None as path.
+
+    `on_bad` is "refuse" or "skip".
+    """
     pictures = InputImages(sources, reading)
     for position in range(len(pictures)):
         picture = pictures.read_or_skip(position, on_bad, console)
@@ -119,7 +128,7 @@ def read_all(
 
 
 def _open_path(path: str, console: Console) -> Iterator[ImageSet]:
-    """Open a path, or all matches of a pattern."""
+    """Yield the images at a path or URL, or those at each match of a pattern."""
     if is_remote(path):
         yield _open_remote(path)
         return
@@ -142,24 +151,24 @@ def _open_path(path: str, console: Console) -> Iterator[ImageSet]:
 
 
 def _open_remote(url: str) -> ImageSet:
-    """Open shards or Parquet at a URL."""
-    fetch = f"single images are read from files, and {url!r} is a URL: fetch it first, and give the file."
+    """Open shards or a Parquet file at a URL."""
+    advice = f"single images must be files, but {url!r} is a URL: fetch it first, and give the file."
     if urlsplit(url).path.lower().endswith(IMAGE_SUFFIXES):
-        raise UserError(fetch)
+        raise UserError(advice)
     try:
         return open_images(url, labelled=False)
     except UserError as problem:
-        raise UserError(f"{problem} ({fetch})") from problem
+        raise UserError(f"{problem} ({advice})") from problem
 
 
 def _has_images(path: Path) -> bool:
-    """Return whether a match of a pattern is an image, Parquet, or a folder with images somewhere inside."""
+    """Return whether a path is an image, a Parquet file, or a folder that contains one at any depth."""
     if path.is_dir():
         return any(_has_images(Path(folder, name)) for folder, _, names in os.walk(path) for name in names)
     return path.name.lower().endswith((*IMAGE_SUFFIXES, ".parquet"))
 
 
 def path_of_image(images: ImageSet, key: str) -> str:
-    """Return the path of an image of a set."""
+    """Return the path of the image with a key."""
     root = Path(images.location)
     return str(root / key) if root.is_dir() else str(root if root.name == key else root.parent / key)

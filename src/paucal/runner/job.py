@@ -1,4 +1,4 @@
-"""The interface of every verb that trains; `life` has the steps that are the same for all."""
+"""The interface that every verb that trains implements; `life` calls its methods in order."""
 
 import time
 from abc import ABC, abstractmethod
@@ -28,7 +28,7 @@ from paucal.wording import counted
 
 @dataclass(frozen=True)
 class FinishedRun:
-    """A finished run, which can be used as the path of its folder."""
+    """A finished run; it can be passed wherever the path of its folder is expected."""
 
     folder: Path
 
@@ -47,12 +47,12 @@ class FinishedRun:
 
     @property
     def test_scores(self) -> Mapping[str, float]:
-        """The scores on the test images; empty without any."""
+        """The scores on the test images, by name; empty without test images."""
         return {}
 
     @property
     def run(self) -> Path:
-        """The run folder, under its former name."""
+        """The run folder; the former name of `folder`."""
         return self.folder
 
 
@@ -63,14 +63,14 @@ class _Values(Protocol):
 
 @dataclass(frozen=True)
 class EvaluatedRun(FinishedRun):
-    """A finished run with a report: the scores on its test images with intervals."""
+    """A finished run with a report, which has the test scores with confidence intervals."""
 
     report: _Values
     seconds: float
 
     @property
     def metrics(self) -> dict[str, float]:
-        """The test scores as plain numbers, by name."""
+        """The test scores without intervals, by name."""
         return self.report.values
 
     @property
@@ -86,12 +86,12 @@ Bars = Callable[[str], AbstractContextManager[Advance]]
 
 @dataclass(frozen=True)
 class RunSetup(Generic[S]):
-    """The parts of a run, before anything is written.
+    """Everything that a run trains with, assembled before anything is written.
 
     Attributes:
         remarks: Sentences to print before the run starts.
         start: Report on the loaded weights; None for random weights.
-        planned_at: `time.monotonic()` at which the length was planned, or the run was opened.
+        planned_at: `time.monotonic()` at which the length was planned, or else at which the setup was assembled.
     """
 
     settings: S
@@ -106,7 +106,7 @@ class RunSetup(Generic[S]):
 
     @property
     def weights_text(self) -> str:
-        """Number of deployed parameters and of parameters in training heads, as text."""
+        """The number of parameters of the deployed model, and of heads that are only used in training, as text."""
         trained = {id(p): p for p in self.objective.backbones()[-1].model.parameters()}
         in_heads = sum(p.numel() for p in self.objective.parameters() if p.requires_grad and id(p) not in trained)
         heads = f" and {in_heads / 1e6:.2f} M in training heads" if in_heads > 0 else ""
@@ -114,23 +114,23 @@ class RunSetup(Generic[S]):
 
     @property
     def parameters(self) -> int:
-        """Number of parameters of the deployed model."""
+        """The number of parameters of the deployed model."""
         return sum(p.numel() for p in self.objective.deployable().parameters())
 
     @property
     def grid_text(self) -> str:
-        """Last grid of the deployed backbone, as text."""
+        """The rows and columns of the backbone's last feature map, as text."""
         rows, columns = self.objective.backbones()[0].grid
         return f"{rows}x{columns}"
 
     def describe(self) -> str:
-        """Return one line with name, parameters, image size and grid."""
+        """Return one line with the model's name, parameters, image size and last feature map."""
         spec = self.card.backbone
         height, width = spec.image_size
         return f"{spec.name}, {self.weights_text}, images {height}x{width}, grid {self.grid_text}"
 
     def summarise(self, outcome: Outcome) -> dict[str, Any]:
-        """Return the entries of `summary.json` that the runs of all tasks have, for the page and for `paucal runs`."""
+        """Return the entries of `summary.json` that runs of all tasks have; the report and `paucal runs` show them."""
         return {
             "model": self.card.backbone.name,
             "split": self.data.split.description,
@@ -149,7 +149,7 @@ A = TypeVar("A", bound=RunSetup[Any])
 class Watcher(Generic[A]):
     """Watches a run while it trains, and may stop or restart it; by default it only prints each epoch.
 
-    `scores_start` says whether to score the weights at the start of the run.
+    If `scores_start` is true, the initial weights are scored before the first step.
     """
 
     scores_start = False
@@ -158,7 +158,7 @@ class Watcher(Generic[A]):
         self.setup, self.console = setup, console
 
     def on_start(self, scores: Mapping[str, float]) -> None:
-        """Receive the scores of the weights at the start of the run."""
+        """Receive the validation scores of the initial weights."""
 
     def on_epoch(self, epoch: int, epochs: int, row: Mapping[str, float]) -> bool | None:
         """Print the results of an epoch; return True to save and stop the run."""
@@ -166,22 +166,22 @@ class Watcher(Generic[A]):
 
     @property
     def should_restart(self) -> bool:
-        """Whether the stopped run continues after `advance_stage`; only the first process knows."""
+        """Whether the stopped run continues after `advance_stage`; valid only on the first process."""
         return False
 
     def advance_stage(self) -> None:
         """Change the stored settings or state before the run continues; called on the first process only."""
 
     def stop_message(self) -> list[str]:
-        """Return the lines to print when the run stays stopped."""
+        """Return the lines to print when the run does not continue."""
         return []
 
 
 class Job(ABC, Generic[S, A, R]):
-    """One kind of run: methods that it must define, and defaults that most kinds share.
+    """The methods of a verb that trains: abstract ones that each verb defines, and defaults.
 
     Attributes:
-        reads: Names of the settings that name files or folders to read.
+        reads: Names of the settings whose values are files or folders to read.
     """
 
     verb: ClassVar[str]
@@ -190,7 +190,10 @@ class Job(ABC, Generic[S, A, R]):
 
     @abstractmethod
     def check(self, settings: S, given: Mapping[str, str]) -> tuple[S, dict[str, str]]:
-        """Fill in the recipe and refuse settings that contradict each other, without reading any file."""
+        """Fill in the settings of the recipe and refuse contradictory settings, without reading any file.
+
+        Return the settings and their origins; `given` has the origin of each setting that the user gave.
+        """
 
     def pin(self, settings: S) -> S:
         """Return settings with absolute paths."""
@@ -200,7 +203,8 @@ class Job(ABC, Generic[S, A, R]):
     def assemble(self, settings: S, given: Mapping[str, str], bars: Bars, run: RunFolder | None = None) -> A:
         """Open the images, choose the settings that were not given and build the objective; train and write nothing.
 
-        `given` has the origin of each setting that was given; `bars` shows a progress bar; `run` is a run to resume.
+        `given` has the origin of each setting that the user gave; `bars` opens a progress bar with a title; `run` is
+        the run to resume.
         """
 
     def announce(self, setup: A, console: Console) -> None:
@@ -210,22 +214,22 @@ class Job(ABC, Generic[S, A, R]):
         console.show_settings(setup.settings, setup.origin, setup.remarks)
 
     def describe_data(self, setup: A) -> list[str]:
-        """Return lines on the images and their split."""
+        """Return lines that describe the images and their split."""
         counts = setup.data.counts()
-        parts = f"{counts['train']} to train, {counts['val']} to validate, {counts['test']} to test"
-        return [f"data: {self.describe_images(setup)}; {parts}", f"split: {setup.data.split.description}"]
+        split_text = f"{counts['train']} to train, {counts['val']} to validate, {counts['test']} to test"
+        return [f"data: {self.describe_images(setup)}; {split_text}", f"split: {setup.data.split.description}"]
 
     def describe_images(self, setup: A) -> str:
-        """Return the name of the data with the numbers of images and classes."""
+        """Return the name of the data, and its numbers of images and classes, as text."""
         classes = counted(len(setup.card.classes), "class", "classes")
         return f"{setup.data.images.name}, {counted(len(setup.data.images), 'image')}, {classes}"
 
     def describe_model(self, setup: A) -> str:
-        """Return the model and its training method, as one line."""
+        """Return one line that describes the model."""
         return setup.describe()
 
     def write_beginning(self, run: RunFolder, setup: A) -> None:
-        """Write the files of a new run, and draw the images as the network will see them in training."""
+        """Write files at the start of a run; by default, a picture of the first training batch."""
         picture = self.draw_batch(replace(setup, settings=replace(setup.settings, workers=0)))
         write_atomically(run.plots / "train_batch.png", lambda file: picture.save(file, "PNG"))
 
@@ -234,11 +238,14 @@ class Job(ABC, Generic[S, A, R]):
         """Draw images of the first training batch as the network will see them."""
 
     def needs_planning(self, setup: A) -> bool:
-        """Return whether measurements have to decide the length of the run; the same on all processes."""
+        """Return whether the length of the run must be planned from measurements; equal on all processes."""
         return False
 
     def plan(self, run: RunFolder, setup: A, console: Console) -> bool:
-        """Choose the length on the first process and store it in the run; return False if a signal stopped it."""
+        """Plan the length of the run and store it; return False if a signal stopped the planning.
+
+        It is called on the first process only.
+        """
         return True
 
     @contextmanager
@@ -248,23 +255,23 @@ class Job(ABC, Generic[S, A, R]):
 
     @abstractmethod
     def loader(self, setup: A, start: int) -> TrainLoader:
-        """Return the training loader of this process, starting at a forward pass."""
+        """Return the training loader of this process, starting at the forward pass with index `start`."""
 
     @abstractmethod
     def optimization(self, setup: A) -> Optimization:
-        """Return the optimizer and its schedule."""
+        """Return the optimizer and its learning rate schedule."""
 
     def validation(self, setup: A) -> Watch | None:
-        """Return the validation after each epoch; None to keep the newest weights."""
+        """Return the validation to run after each epoch; without one, the weights of the last epoch are kept."""
         return None
 
     def watcher(self, run: RunFolder, setup: A, console: Console) -> Watcher[A]:
-        """Return the watcher of the run."""
+        """Return the watcher that is called during training."""
         return Watcher(setup, console)
 
     @abstractmethod
     def conclude(self, run: RunFolder, setup: A, outcome: Outcome, watcher: Any, console: Console) -> R:
-        """Evaluate the model, draw, write the results and print them."""
+        """Evaluate the trained model, draw plots, and write and print the results."""
 
 
 AnyJob = Job[Any, Any, Any]

@@ -192,7 +192,7 @@ def test_on__is_refused_in_one_sentence(here, capsys, monkeypatch, verb):
     assert "--print-script needs --output" in failure("--print-script", "slurm")
     assert "expected NAME=VALUE" in failure("--on", "slurm", "--slurm", "gpu")
     assert "use it with --on slurm" in failure("--on", "ray", "--slurm", "a=1")
-    assert "is object storage, and --on needs" in failure("--on", "ray", "--output", "s3://bucket/run")
+    assert "is on object storage, but --on needs" in failure("--on", "ray", "--output", "s3://bucket/run")
     assert "expected one of 'slurm', 'ray'" in failure("--on", "moon")
     Path("config.yaml").write_text("on: ray\n")  # the started command would read it again
     assert "unknown key 'on'" in failure("--config", "config.yaml")

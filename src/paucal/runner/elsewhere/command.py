@@ -1,4 +1,4 @@
-"""The command of a run, started on other machines again and again until the run has ended."""
+"""The command that other machines call to begin a run, and call again to resume it until the run has ended."""
 
 import ctypes
 import os
@@ -16,7 +16,7 @@ from paucal.runs.folder import is_taken, next_numbered, open_run
 from paucal.runs.lock import is_locked
 from paucal.types import UserError
 
-# Flags that are not passed to the started command, and whether they take several words.
+# Flags that are left out of the command on other machines; True if a flag takes several values.
 _CLUSTER_FLAGS = {
     "--on": False,
     "--slurm": True,
@@ -25,20 +25,20 @@ _CLUSTER_FLAGS = {
     "--out": False,
     "--resume": False,
 }
-_PROCESS_FLAGS = {"--devices": False, "--nodes": False}  # set by the program that starts the processes
-LOGS_SUFFIX = ".jobs"  # suffix of the folder with the logs, beside the run
-_PR_SET_PDEATHSIG = 1  # PR_SET_PDEATHSIG
+_PROCESS_FLAGS = {"--devices": False, "--nodes": False}  # also left out: the launcher sets them
+LOGS_SUFFIX = ".jobs"  # added to the path of the run folder, for the folder with the logs
+_PR_SET_PDEATHSIG = 1  # option of Linux's prctl: the signal to send when the parent process ends
 
 
 @dataclass(frozen=True)
 class Command:
-    """A command of paucal that starts one run, or resumes it if it was started before.
+    """A command of paucal that begins a run, or resumes it if it has saved a state.
 
     Attributes:
-        words: Its arguments, without the machines and the run folder.
-        run: Full path of the run folder, which all machines see.
-        folder: Folder in which it is called.
-        resumes: Whether the run exists already and is only resumed.
+        words: Arguments without the verb, the run folder and the flags that choose machines.
+        run: Absolute path of the run folder, which must be on a disk that all machines share.
+        folder: Working directory of the command.
+        resumes: Whether the user asked to resume an existing run.
     """
 
     verb: str
@@ -49,11 +49,11 @@ class Command:
 
     @property
     def logs(self) -> Path:
-        """Folder of the logs of all starts."""
+        """Folder with the logs of all processes of this command."""
         return Path(self.run + LOGS_SUFFIX)
 
     def arguments(self) -> list[str]:
-        """Return the arguments of the next start: a run with a saved state is resumed, else it begins again."""
+        """Return the arguments for the next call: they resume a run with a checkpoint, and otherwise begin it."""
         is_resumed = self.resumes or RunFolder(Path(self.run)).last.exists()
         return self.resume_words() if is_resumed else self.begin_words()
 
@@ -62,13 +62,14 @@ class Command:
         return [self.verb, "--resume", self.run, *(self.words if self.resumes else ())]
 
     def begin_words(self) -> list[str]:
-        """Return the verb and the arguments that begin the run, also after a start that saved no state."""
-        return [self.verb, "--output", self.run, "--overwrite", *self.words]  # the words may end with `-- DATA`
+        """Return the verb and the arguments that begin the run, also after a call that saved no checkpoint."""
+        # `words` come last, since they may end with `-- DATA`.
+        return [self.verb, "--output", self.run, "--overwrite", *self.words]
 
     def start(self, environment: Mapping[str, str] | None = None, log: str | None = None) -> "subprocess.Popen[bytes]":
-        """Start the command in a process that ends with this one; `environment` adds to its variables.
+        """Start the command in a process that is killed if this one dies; `environment` adds environment variables.
 
-        Its output goes to the file `log` in `logs`, or where that of this process goes.
+        The output is appended to the file `log` in the folder `logs`; without `log`, it is not redirected.
         """
         self.logs.mkdir(parents=True, exist_ok=True)
         command = [sys.executable, "-m", "paucal.cli.main", *self.arguments()]
@@ -80,11 +81,11 @@ class Command:
 
 
 def command_of(verb: str, argv: Sequence[str], output: str | None, resumed: str | None) -> Command:
-    """Return the command for other machines, and reserve its run folder."""
-    for place in (output, resumed):
-        if place is not None and is_remote(place):
+    """Return the command for other machines, with a new run folder if neither `output` nor `resumed` names one."""
+    for location in (output, resumed):
+        if location is not None and is_remote(location):
             raise UserError(
-                f"{place!r} is object storage, and --on needs a run folder on a disk that all machines share."
+                f"{location!r} is on object storage, but --on needs a run folder on a disk that all machines share."
             )
     arguments = tuple(without_flags(argv, _CLUSTER_FLAGS | _PROCESS_FLAGS))
     working_folder = os.getcwd()
@@ -102,36 +103,36 @@ def command_of(verb: str, argv: Sequence[str], output: str | None, resumed: str 
 
 
 def _has_saved_nothing(path: Path) -> bool:
-    """Return whether a run was killed before it saved anything, so that it may begin again."""
+    """Return whether a run ended before it saved a checkpoint or results, so that it may begin again."""
     run = RunFolder(path)
     return run.config.is_file() and not (run.last.exists() or run.card.exists() or run.finished or is_locked(path))
 
 
 def without_flags(argv: Sequence[str], flags: Mapping[str, bool]) -> list[str]:
-    """Return arguments without some flags, which take several words or not, and without their values.
+    """Return command-line arguments without some flags and their values; `flags` tells which take several values.
 
     Example:
         >>> without_flags(["photos", "--on", "slurm", "--slurm", "a=1", "b=2", "--epochs", "3"], _CLUSTER_FLAGS)
         ['photos', '--epochs', '3']
     """
-    remaining, skipped = [], 0
+    remaining, values_to_skip = [], 0
     for position, argument in enumerate(argv):
         name, equals, _ = argument.partition("=")
-        if argument == "--":  # no flags follow
+        if argument == "--":  # the remaining arguments are no flags
             return [*remaining, *argv[position:]]
         if argument.startswith("-"):
-            skipped = 0
+            values_to_skip = 0
             if (name := name.replace("_", "-")) in flags:
-                skipped = 0 if equals else sys.maxsize if flags[name] else 1
+                values_to_skip = 0 if equals else sys.maxsize if flags[name] else 1
                 continue
-        if skipped:
-            skipped -= 1
+        if values_to_skip:
+            values_to_skip -= 1
             continue
         remaining.append(argument)
     return remaining
 
 
 def _end_with_parent() -> None:
-    """Let the system kill a child whose parent was killed, so that no process of a lost job continues."""
+    """Ask Linux to kill this process when its parent dies, so that no process of a lost job continues."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""The packages that start processes on clusters, and the resources requested from them."""
+"""Check and import submitit and Ray, which start processes on clusters, and parse what is requested from them."""
 
 import importlib
 import importlib.util
@@ -9,20 +9,21 @@ from typing import Any
 
 from paucal.types import UserError
 
-PACKAGE_BY_CLUSTER = {"slurm": "submitit", "ray": "ray"}  # by the value of --on, which is also the name of the extra
+# Package that starts the processes, by the value of --on, which is also the name of paucal's extra.
+PACKAGE_BY_CLUSTER = {"slurm": "submitit", "ray": "ray"}
 
 
 def require_package(on: str) -> None:
-    """Check for a package without importing it: Ray reads its settings on import."""
+    """Check that the package for --on is installed, without importing it: Ray reads its settings on import."""
     spec = importlib.util.find_spec(PACKAGE_BY_CLUSTER[on])
-    if spec is None or spec.origin is None:  # a folder of that name has no origin
+    if spec is None or spec.origin is None:  # a mere folder of that name has no origin
         raise UserError(
             f'--on {on} needs the package {PACKAGE_BY_CLUSTER[on]}, which is not installed: pip install "paucal[{on}]".'
         )
 
 
 def import_package(on: str) -> Any:
-    """Import the package that submits runs elsewhere, and return it."""
+    """Import and return the package for a value of --on."""
     require_package(on)
     try:
         return importlib.import_module(PACKAGE_BY_CLUSTER[on])
@@ -35,16 +36,16 @@ def import_package(on: str) -> Any:
 
 
 def require_sbatch() -> None:
-    """Check that jobs can be submitted from here."""
+    """Check that SLURM's `sbatch` is installed on this machine."""
     if shutil.which("sbatch") is None:
         raise UserError(
-            "--on slurm: there is no SLURM on this machine (no sbatch): call it where jobs are submitted, or leave out "
-            "--on slurm to use this machine."
+            "--on slurm: there is no SLURM on this machine (no sbatch): run this command on a login node, or leave "
+            "out --on slurm to use this machine."
         )
 
 
 def slurm_options(words: Sequence[str] | None) -> dict[str, str | int]:
-    """Parse options of the form NAME=VALUE; values that are numbers are converted.
+    """Parse options of the form NAME=VALUE; whole numbers become integers.
 
     Example:
         >>> slurm_options(["slurm_partition=gpu", "gpus_per_node=1"])
@@ -61,14 +62,14 @@ def slurm_options(words: Sequence[str] | None) -> dict[str, str | int]:
 
 
 def connect_to_ray(ray: Any) -> bool:
-    """Connect to the cluster at RAY_ADDRESS, or start one here; return False if Ray is connected already."""
+    """Connect to the cluster at RAY_ADDRESS, or start one here; return False if Ray was already connected."""
     if ray.is_initialized():
         return False
     address = os.environ.get("RAY_ADDRESS")
     quiet: dict[str, Any] = {"include_dashboard": False, "log_to_driver": False}
     try:
         ray.init(address=address, logging_level="error", **({} if address else quiet))
-    except Exception as problem:  # Ray raises many types of errors, also Exception itself
+    except Exception as problem:  # Ray raises many types of exceptions, also Exception itself
         reason = " ".join(str(problem).split())[-300:]
         text = "the cluster cannot be reached" if address else "no cluster could be started on this machine"
         advice = "check RAY_ADDRESS" if address else "try again when the machine is less busy, or leave out --on ray"
@@ -77,14 +78,14 @@ def connect_to_ray(ray: Any) -> bool:
 
 
 def import_ray() -> Any:
-    """Return Ray; see `import_package`."""
+    """Import and return Ray."""
     # Under `uv run`, Ray would create a new environment for its workers, without the extras.
     os.environ.setdefault("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")
     return import_package("ray")
 
 
 def task_resources(cluster: Mapping[str, float], threads: int, device: str | None) -> dict[str, int]:
-    """Return the resources of each Ray task; the cluster's may differ from this machine's.
+    """Return the CPUs and GPUs of each Ray task, given those of the cluster; without a device, a GPU if it has any.
 
     Example:
         >>> task_resources({"CPU": 64.0, "GPU": 8.0}, 4, None), task_resources({"CPU": 2.0}, 4, "cpu")

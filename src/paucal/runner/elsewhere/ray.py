@@ -1,4 +1,4 @@
-"""Runs on a Ray cluster: Ray Train starts the processes, and restarts all of them if one is lost."""
+"""Train on a Ray cluster: Ray Train starts the processes, and restarts all of them if one is lost."""
 
 import os
 import socket
@@ -15,19 +15,19 @@ from paucal.runs import RunFolder
 from paucal.runs.lock import DEAD_AFTER, RENEWAL_INTERVAL, is_locked
 from paucal.types import UserError
 
-MAX_FAILURES = 20  # restarts after failures within one call
-CODE_FILE = "code"  # file of the logs with the last exit code of the first process
-_FAILED_CODE = 2  # exit code for invalid data or settings, and for a process whose partner was lost
+MAX_FAILURES = 20  # restarts before Ray Train gives up
+CODE_FILE = "code"  # file in the log folder with the last exit code of the first process
+_FAILED_CODE = 2  # exit code for invalid data or settings, and when another process of the run was lost
 
 
 def train_on_ray(command: Command, processes: int, device: str | None, threads: int | None = None) -> bool:
     """Train on the cluster at RAY_ADDRESS, or on this machine; return whether the run has finished.
 
-    The run folder must be on a shared disk. `device` None means the best device of the cluster; `threads` is the number
-    of CPUs per process, None for an equal share of the cluster's CPUs.
+    The run folder must be on a shared disk. If `device` is None, GPUs are used if the cluster has any. `threads` is the
+    number of CPUs per process; None means an equal share of the cluster's CPUs.
     """
     ray = import_ray()
-    from ray.train import FailureConfig, RunConfig, ScalingConfig  # imported here, as Ray is
+    from ray.train import FailureConfig, RunConfig, ScalingConfig  # imported here, since Ray is optional
     from ray.train.torch import TorchConfig, TorchTrainer
 
     owns_cluster = connect_to_ray(ray)
@@ -37,10 +37,11 @@ def train_on_ray(command: Command, processes: int, device: str | None, threads: 
         if (needed := processes * count) > (available := cluster.get(kind, 0)):
             print(f"{needed} {kind}s are needed, but the cluster has {available:.0f}: waiting for more", flush=True)
     resources = {"CPU": per_task["num_cpus"], **({"GPU": 1} if per_task["num_gpus"] else {})}
-    caches = {name: value for name, value in os.environ.items() if name.startswith(("PAUCAL_", "HF_HUB_"))}
+    variables = {name: value for name, value in os.environ.items() if name.startswith(("PAUCAL_", "HF_HUB_"))}
+    variables["OMP_NUM_THREADS"] = str(per_task["num_cpus"])
     trainer = TorchTrainer(
         work,
-        train_loop_config={"command": command, "environment": caches | {"OMP_NUM_THREADS": str(per_task["num_cpus"])}},
+        train_loop_config={"command": command, "environment": variables},
         scaling_config=ScalingConfig(
             num_workers=processes, use_gpu=bool(per_task["num_gpus"]), resources_per_worker=resources
         ),
@@ -51,7 +52,7 @@ def train_on_ray(command: Command, processes: int, device: str | None, threads: 
     )
     try:
         trainer.fit()
-    except Exception as problem:  # Ray has many types of errors
+    except Exception as problem:  # Ray raises many types of exceptions
         reason = " ".join(str(problem).split())[-300:]
         raise UserError(f"--on ray: the run failed ({reason}); the logs are in {command.logs}.") from problem
     finally:
@@ -65,27 +66,27 @@ def train_on_ray(command: Command, processes: int, device: str | None, threads: 
 
 
 def work(config: dict[str, Any]) -> None:
-    """Run one process of a run in a worker of Ray, as torchrun would.
+    """Run one process of a run in a Ray worker, with the environment variables that torchrun would set.
 
     Raises:
-        RuntimeError: The process failed, so that Ray starts all of them again.
+        RuntimeError: The process failed; Ray then restarts all processes.
     """
-    import ray  # imported here, since it is an extra
+    import ray  # imported here, since Ray is optional
     from ray.train import get_context
 
     command: Command = config["command"]
     context = get_context()
     rank, world = context.get_world_rank(), context.get_world_size()
     environment = dict(config["environment"])
-    if gpus := ray.get_gpu_ids():  # Ray shows all GPUs of a machine to each worker on it
+    if gpus := ray.get_gpu_ids():  # Ray Train makes all GPUs of a machine visible to each of its workers
         environment["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, gpus))
     if world > 1:
         address: list[Any] = [_free_address() if rank == 0 else None]
-        dist.broadcast_object_list(address)  # in the process group of Ray; the run opens its own
-        numbers = {
+        dist.broadcast_object_list(address)  # through Ray's process group; the run creates another
+        rank_variables = {
             "RANK": rank,
             "WORLD_SIZE": world,
-            # Each process counts as a separate machine, since a restart may place them differently.
+            # Each process counts as a separate machine, since Ray may move processes when it restarts them.
             "LOCAL_RANK": 0,
             "LOCAL_WORLD_SIZE": 1,
             "GROUP_RANK": rank,
@@ -93,9 +94,9 @@ def work(config: dict[str, Any]) -> None:
             "MASTER_PORT": address[0][1],
             "TORCHELASTIC_RUN_ID": "ray",
         }
-        environment |= {name: str(value) for name, value in numbers.items()}
+        environment |= {name: str(value) for name, value in rank_variables.items()}
     if rank == 0:
-        # Wait until the lock of a process on a lost machine expires.
+        # A process on a lost machine cannot release the lock of the run; wait until it expires.
         end = time.monotonic() + DEAD_AFTER + RENEWAL_INTERVAL
         while is_locked(Path(command.run)) and time.monotonic() < end:
             time.sleep(1.0)

@@ -1,4 +1,4 @@
-"""Scripts for a run on a cluster: a batch script for SLURM, and a RayJob for KubeRay (`ray.io/v1`)."""
+"""Write scripts that train on a cluster: a batch script for SLURM, and a RayJob (`ray.io/v1`) for KubeRay."""
 
 import hashlib
 import re
@@ -13,12 +13,13 @@ from paucal.runner.elsewhere.command import Command
 from paucal.runs.folder import SUMMARY_FILE
 from paucal.types import UserError
 
-STOP_SIGNAL = "USR1@120"  # two minutes before the limit: the step ends, and its state is saved
-# Options that have other names in sbatch than in submitit.
+STOP_SIGNAL = "USR1@120"  # sent two minutes before the time limit, so that the run saves its state
+# Names of options in sbatch, by their names in submitit, where the two differ.
 _SBATCH_NAMES = {"timeout-min": "time", "mem-gb": "mem", "tasks-per-node": "ntasks-per-node", "name": "job-name"}
 
-_CPUS_PER_PROCESS, _POD_MEMORY = 4, "16Gi"  # requested for each process
+_CPUS_PER_PROCESS, _POD_MEMORY = 4, "16Gi"  # CPUs per process and memory per pod, as requested
 _IMAGE = "rayproject/ray:latest"
+# Lines of the RayJob that the user must change, and what to put there.
 _LINES_TO_CHANGE = {
     f"image: {_IMAGE}": "an image with Python, paucal[ray] and packages for the data",
     "claimName: shared": "a volume with the images and the runs, writable from all machines",
@@ -27,9 +28,9 @@ _LINES_TO_CHANGE = {
 
 
 def slurm_script(command: Command, devices: int, nodes: int, on_gpu: bool, options: Mapping[str, str | int]) -> str:
-    """Return a batch script that starts or resumes a run, and is requeued if the run was stopped.
+    """Return a batch script that begins or resumes a run, and requeues its job if the run was stopped.
 
-    `options` are further options of sbatch, by their names in submitit or in sbatch.
+    `options` are additional options, named as in sbatch or in submitit.
     """
     if re.search(r"[\x00-\x1f\x7f\\]", command.run):
         raise UserError(
@@ -51,14 +52,15 @@ def slurm_script(command: Command, devices: int, nodes: int, on_gpu: bool, optio
         settings[_SBATCH_NAMES.get(option, option)] = f"{value}G" if option == "mem-gb" else value
     lines = ["#!/bin/bash", *(f"#SBATCH --{name}={shlex.quote(str(value))}" for name, value in settings.items())]
     lines += ["#SBATCH --requeue", "", f"cd {shlex.quote(command.folder)} || exit 1"]
-    lines += [f"[ -e {shlex.quote(f'{command.run}/{SUMMARY_FILE}')} ] && exit 0"]  # some runs end without a checkpoint
+    # A finished run may have no checkpoint, and must not begin again.
+    lines += [f"[ -e {shlex.quote(f'{command.run}/{SUMMARY_FILE}')} ] && exit 0"]
     lines += _begin_or_resume(command, ["srun", "paucal", *command.begin_words()], ["srun", "paucal"])
     lines += ["code=$?", '[ "$code" = 130 ] && scontrol requeue "$SLURM_JOB_ID"', 'exit "$code"']
     return "\n".join(lines) + "\n"
 
 
 def kuberay_job(command: Command, devices: int, nodes: int, on_gpu: bool) -> str:
-    """Return a RayJob that starts or resumes a run on its own cluster; lines to change are marked."""
+    """Return the YAML of a RayJob that begins or resumes a run on a new cluster; comments mark lines to change."""
     if not Path(command.run).is_relative_to(command.folder):
         raise UserError(
             f"--output: {command.run!r} is not below the current folder, which the machines of the cluster mount: "
@@ -75,12 +77,13 @@ def kuberay_job(command: Command, devices: int, nodes: int, on_gpu: bool) -> str
         "rayStartParams": {},
         "template": _pod_template("machine", amounts, command.folder),
     }
-    head = {  # no process of the run is placed on it
+    head = {  # no CPUs, so that no process of the run is placed on it
         "rayStartParams": {"num-cpus": "0"},
         "template": _pod_template("head", {"cpu": "2", "memory": _POD_MEMORY}, command.folder),
     }
     on_ray = ["--on", "ray", "--devices", str(devices), "--nodes", str(nodes)]
-    begin = ["paucal", command.verb, "--output", command.run, *on_ray, *command.words]  # they may end with `-- DATA`
+    # `words` come last, since they may end with `-- DATA`.
+    begin = ["paucal", command.verb, "--output", command.run, *on_ray, *command.words]
     lines = [f"cd {shlex.quote(command.folder)} || exit 1"]
     lines += [f"[ -e {shlex.quote(f'{command.run}/{SUMMARY_FILE}')} ] && exit 0"]
     lines += _begin_or_resume(command, begin, ["paucal"], on_ray)
@@ -89,7 +92,7 @@ def kuberay_job(command: Command, devices: int, nodes: int, on_gpu: bool) -> str
         "kind": "RayJob",
         "metadata": {"name": _job_name(command)},
         "spec": {
-            "entrypoint": shlex.join(["bash", "-c", "; ".join(lines)]),  # KubeRay splits and rejoins the words
+            "entrypoint": shlex.join(["bash", "-c", "; ".join(lines)]),  # KubeRay splits it into words and joins them
             "shutdownAfterJobFinishes": True,
             "ttlSecondsAfterFinished": 600,
             "rayClusterSpec": {"headGroupSpec": head, "workerGroupSpecs": [machines]},
@@ -109,12 +112,15 @@ def _job_name(command: Command) -> str:
 
 
 def _begin_or_resume(command: Command, begin: list[str], program: list[str], last: Sequence[str] = ()) -> list[str]:
-    """Return lines of a shell script that resume a run with a saved state, or else begin it."""
-    go_on = shlex.join([*program, *command.resume_words(), *last])
+    """Return lines of a shell script that resume the run if it has a checkpoint, and otherwise begin it.
+
+    `begin` has the words that begin it; `program` and `last` are put around the arguments that resume it.
+    """
+    resume_line = shlex.join([*program, *command.resume_words(), *last])
     if command.resumes:
-        return [go_on]
+        return [resume_line]
     checkpoint = shlex.quote(f"{command.run}/checkpoints/last.ckpt")
-    return [f"if [ -e {checkpoint} ]", f"then {go_on}", f"else {shlex.join(begin)}", "fi"]
+    return [f"if [ -e {checkpoint} ]", f"then {resume_line}", f"else {shlex.join(begin)}", "fi"]
 
 
 def _pod_template(name: str, amounts: Mapping[str, Any], folder: str) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Runs as jobs of SLURM, through submitit: a job that is preempted saves its state and is requeued."""
+"""Submit runs as SLURM jobs, through submitit: a preempted job saves its state and is requeued."""
 
 import signal
 import subprocess
@@ -13,12 +13,12 @@ from paucal.runs import RunFolder
 from paucal.types import UserError
 from paucal.wording import counted
 
-STOPPED_CODE = 130  # exit code of a run that a signal or its time limit has stopped
-_MAX_TIMEOUTS = 1000  # time limits that a job may reach before submitit gives up; its default is 3
+STOPPED_CODE = 130  # exit code of a run that was stopped by a signal or its time limit
+_MAX_TIMEOUTS = 1000  # submitit gives up after a job has timed out this often; its default is 3
 
 
 class RequeuedCommand:
-    """The function that submitit calls in each task of a job; its state is saved before the job is requeued."""
+    """The callable that submitit runs in each task of a job; the run saves its state before the job is requeued."""
 
     def __init__(self, command: Command) -> None:
         self.command = command
@@ -31,7 +31,7 @@ class RequeuedCommand:
         Raises:
             RuntimeError: The command failed.
         """
-        if RunFolder(Path(self.command.run)).finished:  # some runs end without a checkpoint, and would start again
+        if RunFolder(Path(self.command.run)).finished:  # it may have no checkpoint, and would start again
             return 0
         self._process = self.command.start()
         # submitit's signal handler interrupts this wait and calls `checkpoint`, which waits as well. A thread can be
@@ -45,7 +45,7 @@ class RequeuedCommand:
         return code
 
     def checkpoint(self) -> Any:
-        """Let the run save its state, and return the job to requeue."""
+        """Stop the run so that it saves its state, and return the job that submitit requeues."""
         if self._process is not None and self._end is not None:
             self._process.send_signal(signal.SIGTERM)
             self._end.join()
@@ -60,16 +60,16 @@ def submit(
 ) -> Any:
     """Submit a run with `devices` processes on each of `nodes` machines, and return submitit's job.
 
-    `options` are named as in submitit; `cluster` may be submitit's "local" for a process on this machine.
+    `options` are those of submitit. With `cluster="local"`, submitit starts the processes on this machine.
     """
     submitit = import_package("slurm")
     if cluster == "slurm":
         require_sbatch()
     executor = submitit.AutoExecutor(folder=command.logs, cluster=cluster, slurm_max_num_timeout=_MAX_TIMEOUTS)
-    usual: dict[str, Any] = {"name": f"paucal-{command.verb}", "timeout_min": 24 * 60}
-    usual |= {"nodes": nodes, "tasks_per_node": devices, **({"gpus_per_node": devices} if on_gpu else {})}
+    parameters: dict[str, Any] = {"name": f"paucal-{command.verb}", "timeout_min": 24 * 60}
+    parameters |= {"nodes": nodes, "tasks_per_node": devices, **({"gpus_per_node": devices} if on_gpu else {})}
     try:
-        executor.update_parameters(**usual | dict(options))
+        executor.update_parameters(**parameters | dict(options))
         return executor.submit(RequeuedCommand(command))
     except (NameError, TypeError, ValueError, AssertionError, RuntimeError) as problem:
         reason = " ".join(str(problem).split()) or type(problem).__name__
@@ -77,7 +77,7 @@ def submit(
 
 
 def describe(job: Any, command: Command) -> str:
-    """Return a line on the submitted job and its folders."""
+    """Return a sentence on the submitted job, with the paths of the run and its logs."""
     return (
         f"submitted job {job.job_id} ({counted(job.num_tasks, 'process', 'processes')}), which is requeued when "
         f"it is preempted or reaches its limit; the run will be in {command.run}, the logs are in {command.logs}"
