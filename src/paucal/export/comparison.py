@@ -64,14 +64,14 @@ class Classifier:
         self.card, self.network = model.card, model.module.eval()
         self._transform = model.card.preprocessing.transform()
 
-    def prepare(self, image: Image.Image, pixels: bool) -> Tensor:
-        """Return an image as the input of a graph, a batch of one: pixels if the graph includes the preprocessing."""
-        return torch.from_numpy(np.array(image))[None] if pixels else self._transform(image)[0][None]
+    def prepare(self, image: Image.Image, with_preprocessing: bool) -> Tensor:
+        """Return an image as the input of a graph, a batch of one; its pixels if the graph preprocesses them."""
+        return torch.from_numpy(np.array(image))[None] if with_preprocessing else self._transform(image)[0][None]
 
-    def predict(self, network: nn.Module, prepared: Tensor, pixels: bool) -> Tensor:
+    def predict(self, network: nn.Module, prepared: Tensor, with_preprocessing: bool) -> Tensor:
         """Return the (K,) probabilities of a prepared image."""
         output = network(prepared)
-        return (output if pixels else self.card.probabilities(output))[0]
+        return (output if with_preprocessing else self.card.probabilities(output))[0]
 
     def compare(self, original: Tensor, exported: Tensor, label: Tensor | None) -> Difference:
         """Return the differences between the probabilities of two models for one image."""
@@ -129,7 +129,7 @@ def compare_objects(original: Tensor, exported: Tensor) -> Difference:
 def compare_all(
     subject: Any,
     network: nn.Module,
-    pixels: bool,
+    with_preprocessing: bool,
     images: Sequence[Image.Image],
     labels: Sequence[Tensor] | None,
     progress: Callable[[int, int], None] = lambda n_done, total: None,
@@ -141,7 +141,7 @@ def compare_all(
     Args:
         subject: The original, such as a `Classifier`.
         network: Exported model.
-        pixels: Whether the export includes the preprocessing.
+        with_preprocessing: Whether the export includes the preprocessing.
         images: Upright images.
         labels: Label of each image; None if unknown.
         progress: Function called with (images done, total images).
@@ -155,13 +155,13 @@ def compare_all(
     with torch.inference_mode():
         for number in range(len(images) + 1):  # number 0 is the warm-up, with the first image
             predictions: list[Tensor] = []
-            for predicting_subject, model, as_pixels, inputs, milliseconds in (
+            for predicting_subject, model, graph_preprocesses, inputs, milliseconds in (
                 (subject, subject.network, False, images, times[0]),
-                (exported_subject, network, pixels, exported_images, times[1]),
+                (exported_subject, network, with_preprocessing, exported_images, times[1]),
             ):
-                prepared = predicting_subject.prepare(inputs[max(number - 1, 0)], as_pixels)
+                prepared = predicting_subject.prepare(inputs[max(number - 1, 0)], graph_preprocesses)
                 start = clock()
-                predictions.append(predicting_subject.predict(model, prepared, as_pixels))
+                predictions.append(predicting_subject.predict(model, prepared, graph_preprocesses))
                 milliseconds.append(1000 * (clock() - start))
             if number:
                 label = None if labels is None else labels[number - 1]

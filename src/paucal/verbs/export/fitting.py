@@ -295,13 +295,13 @@ def _evaluate_file(
 ) -> tuple[Comparison, str]:
     """Compare a file with the run's model on test images; return the comparison and a description of the images."""
     pictures = compared_images(settings.data, settings.images, subject, console)
-    student, pixels = None, reads_pixels(candidate.format, settings)
+    student, with_preprocessing = None, reads_pixels(candidate.format, settings)
     if candidate.subject is not subject:
         own_pictures = compared_images(settings.data, settings.images, candidate.subject, console).pictures
         student = candidate.subject, own_pictures
     with one_thread(), console.progress(f"evaluating {candidate.name}") as advance:
         compared = pictures.pictures, pictures.labels, advance, student, process_time
-        comparison = compare_all(subject, candidate.network(), pixels, *compared)
+        comparison = compare_all(subject, candidate.network(), with_preprocessing, *compared)
     return replace(comparison, size=candidate.comparison.size), pictures.what
 
 
@@ -312,7 +312,7 @@ def _time_again(
 
     Other programs on the machine can only slow a file down, and a trained student must not be rejected because of them.
     """
-    subject, pixels = candidate.subject, reads_pixels(candidate.format, settings)
+    subject, with_preprocessing = candidate.subject, reads_pixels(candidate.format, settings)
     for _ in range(MAX_EXTRA_TIMINGS):
         if (
             not 1 < limits.excess(comparison) <= MAX_RETIMED_EXCESS
@@ -321,7 +321,9 @@ def _time_again(
             break
         pictures = compared_images(settings.data, TIMED_IMAGES, subject, console, VALIDATION_PARTS).pictures
         with one_thread():
-            second_timing = compare_all(subject, candidate.network(), pixels, pictures, None, clock=process_time)
+            second_timing = compare_all(
+                subject, candidate.network(), with_preprocessing, pictures, None, clock=process_time
+            )
         original, exported = comparison.milliseconds
         comparison = replace(comparison, milliseconds=(original, min(exported, second_timing.milliseconds[1])))
     return comparison

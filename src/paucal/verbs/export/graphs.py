@@ -111,8 +111,8 @@ class GraphWriter:
         web = None if self.settings.onnxruntime_web is None else named_path(self.settings.onnxruntime_web)
         if "html" in formats:
             runtime_files(web)
-        for pixels in {reads_pixels(name, self.settings) for name in formats}:
-            self.sources[pixels] = Source(self.subject.graph(pixels), self.subject.card, web)
+        for with_preprocessing in {reads_pixels(name, self.settings) for name in formats}:
+            self.sources[with_preprocessing] = Source(self.subject.graph(with_preprocessing), self.subject.card, web)
         if pictures is not None:
             self.pictures = pictures
             return
@@ -168,10 +168,13 @@ class GraphWriter:
 
     def compare(self, name: str, path: Path) -> Comparison:
         """Compare a file with the model on the pictures."""
-        pictures, labels, pixels = self.pictures.pictures, self.pictures.labels, reads_pixels(name, self.settings)
+        pictures, labels = self.pictures.pictures, self.pictures.labels
+        with_preprocessing = reads_pixels(name, self.settings)
         with self.console.progress(f"comparing {path.name}") as advance:
             network = GRAPHS[name].run(path)
-            comparison = compare_all(self.subject, network, pixels, pictures, labels, advance, clock=self.clock)
+            comparison = compare_all(
+                self.subject, network, with_preprocessing, pictures, labels, advance, clock=self.clock
+            )
         return replace(comparison, size=_folder_size(path.parent))
 
     def _difference(self, comparison: Comparison) -> str:

@@ -32,7 +32,7 @@ from paucal.tasks.segmentation.settings import SegmentSettings
 from paucal.tasks.segmentation.windows import pixel_probabilities
 from paucal.types import UserError
 
-MAX_EQUAL_DEVIATION = 0.1  # standard deviations of the target by which numbers that count as equal may differ
+MAX_EQUAL_DEVIATION = 0.1  # numbers count as equal up to this difference, in standard deviations of the target
 # Images, split, and a function from the position of an image to its label; None without labels.
 Labelled = tuple[ImageSet, Split, Callable[[int], Tensor] | None]
 
@@ -61,9 +61,9 @@ class ClassifierSubject(Classifier):
         """Return the model, or refuse a model of another task."""
         return model.require_classifier()
 
-    def graph(self, pixels: bool) -> Graph:
-        """Return the graph to export; with `pixels`, it includes the preprocessing."""
-        return graph_of(self.model, pixels)
+    def graph(self, with_preprocessing: bool) -> Graph:
+        """Return the graph to export, with or without its preprocessing."""
+        return graph_of(self.model, with_preprocessing)
 
     def calibrate(self, image: Image.Image) -> Tensor:
         """Return an image as a calibration input of the graph."""
@@ -112,20 +112,20 @@ class SegmenterSubject:
         self.options = replace(model.window_options(), batch=1, whole=False)
         self._statistics = Normalisation(model.card.preprocessing.mean, model.card.preprocessing.std)
 
-    def graph(self, pixels: bool) -> Graph:
+    def graph(self, with_preprocessing: bool) -> Graph:
         """Return the graph to export, from a window of an image to the logits of its pixels."""
-        if pixels:
+        if with_preprocessing:
             raise UserError("--with-preprocessing is for classifiers, but a segmenter reads windows: leave it out.")
         example = torch.zeros(BATCH_SIZE, self.card.backbone.in_chans, *self.card.preprocessing.image_size)
         return Graph(self.network, example, {0: "batch"}, "images", "logits")
 
-    def prepare(self, image: Image.Image, pixels: bool) -> Tensor:
+    def prepare(self, image: Image.Image, with_preprocessing: bool) -> Tensor:
         """Return an image as a normalised (C, H, W) tensor."""
         return self._statistics.apply(image)
 
-    def predict(self, network: nn.Module, given: Tensor, pixels: bool) -> Tensor:
+    def predict(self, network: nn.Module, prepared: Tensor, with_preprocessing: bool) -> Tensor:
         """Return the (K, H, W) probabilities of a prepared image."""
-        return pixel_probabilities(network, given, self.options)
+        return pixel_probabilities(network, prepared, self.options)
 
     def compare(self, original: Tensor, exported: Tensor, label: Tensor | None) -> Difference:
         """Return how the probabilities of the model and of the exported file for the pixels of an image differ."""
@@ -157,23 +157,23 @@ class DetectorSubject:
         self.reading = replace(card.preprocessing.reading, side=None)
         self._view = evaluation_view(card.resize_to, card.preprocessing.mean, card.preprocessing.std)
 
-    def graph(self, pixels: bool) -> Graph:
+    def graph(self, with_preprocessing: bool) -> Graph:
         """Return the graph to export, from an image of any size to its objects."""
-        if pixels:
+        if with_preprocessing:
             raise UserError("--with-preprocessing is for classifiers, but this model is a detector: leave it out.")
         height, width = self.card.resize_to
         # A padded image with different sides, so that tracing does not assume equal sides or no padding.
         example = torch.zeros(1, self.card.backbone.in_chans, height - 5, width + 27)
         return Graph(self.network, example, {2: "height", 3: "width"}, "images", "objects")
 
-    def prepare(self, image: Image.Image, pixels: bool) -> Tensor:
+    def prepare(self, image: Image.Image, with_preprocessing: bool) -> Tensor:
         """Return an image as `paucal predict` resizes and normalises it."""
         view = self._view(tv_tensors.Image(image), without_boxes((image.height, image.width)))[0]
         return view.as_subclass(Tensor)[None]
 
-    def predict(self, network: nn.Module, given: Tensor, pixels: bool) -> Tensor:
+    def predict(self, network: nn.Module, prepared: Tensor, with_preprocessing: bool) -> Tensor:
         """Return the table of the objects of a prepared image; see `OneImageDetector`."""
-        return network(given)
+        return network(prepared)
 
     def compare(self, original: Tensor, exported: Tensor, label: Tensor | None) -> Difference:
         """Return how the objects that the model and the exported file detect in an image differ."""
