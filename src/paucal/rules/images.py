@@ -1,4 +1,7 @@
-"""Rules that choose the augmentation of training images; published values are those of the DrLoc paper."""
+"""Rules that choose the augmentation of training images; published values are those of the DrLoc paper.
+
+`time` is the time budget of the run as in `--time`, such as "15m"; None without one.
+"""
 
 from collections.abc import Sequence
 

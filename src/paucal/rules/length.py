@@ -1,6 +1,7 @@
 """Rules that choose the length of a run, the batch size and the learning rate.
 
-Published values ("the paper") are those of the DrLoc paper.
+Published values ("the paper") are those of the DrLoc paper. `time` is the time budget of the run as in `--time`, such
+as "15m"; None without one.
 """
 
 import math

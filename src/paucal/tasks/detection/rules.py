@@ -12,8 +12,8 @@ from paucal.wording import counted
 
 PAPER_REASON = "as published"
 CPU_REASON = "on a CPU: a smaller detector learns more in the same time"
-CPU_SIDE = 416
-PAPER_SIDES = (800, 1333)
+CPU_SIDE = 416  # pixels
+PAPER_SIDES = (800, 1333)  # limits of the shorter and of the longer side in pixels
 MIN_NORM_BATCH = 16  # minimum batch with which batch norms update their pretrained statistics
 DEFAULT_STEPS = 3000  # default length on an accelerator, enough for a few hundred images
 MIN_EPOCHS, MAX_EPOCHS = 12, 200  # 12 is the papers' "1x" schedule for 118,000 images
@@ -37,7 +37,7 @@ class BoxFacts(DataAndMachine):
 
 
 def model(facts: DataAndMachine) -> Choice:
-    """Take the model of the initial weights, or else a small network on a CPU and the papers' network on a GPU."""
+    """Choose the model of the initial weights, or else a small network on a CPU and the papers' network on a GPU."""
     if start_model := model_of_start(facts):
         return start_model
     if facts.device == "cpu":
@@ -46,7 +46,7 @@ def model(facts: DataAndMachine) -> Choice:
 
 
 def img_size(facts: BoxFacts, device: str | None) -> Choice:
-    """Take the size of the images, up to what the machine can train on."""
+    """Choose the size of the images on a CPU, up to `CPU_SIDE`; else the papers' sides."""
     if device == "cpu":
         side = min(CPU_SIDE, facts.longer)
         return [
@@ -65,14 +65,14 @@ def masks(facts: BoxFacts) -> Choice:
 
 
 def finest(device: str | None, img_size: Sequence[int] | None) -> Choice:
-    """Take the papers' stride of 4, but 8 on a CPU, since the finest feature map takes most of the time."""
+    """Choose the papers' stride of 4, but 8 on a CPU, since the finest feature map takes most of the time."""
     return (
         (8, "on a CPU, a feature map of stride 4 would take most of the time") if device == "cpu" else (4, PAPER_REASON)
     )
 
 
 def anchor(facts: BoxFacts, finest: int, img_size: Sequence[int]) -> Choice:
-    """Take the papers' 8 strides, or half of that if small objects are smaller than these anchors."""
+    """Choose the papers' 8 strides as the side of an anchor, or 4 if small objects are smaller than these anchors."""
     side = facts.small * max(img_size)
     if side < 0.75 * 8 * finest:
         return 4, f"small objects have {side:.0f} pixels in the network's input"
@@ -80,22 +80,22 @@ def anchor(facts: BoxFacts, finest: int, img_size: Sequence[int]) -> Choice:
 
 
 def pyramid_channels(device: str | None) -> Choice:
-    """Take the papers' 256 channels, and fewer on a CPU."""
+    """Choose the papers' 256 channels, or fewer on a CPU."""
     return (128, CPU_REASON) if device == "cpu" else (256, PAPER_REASON)
 
 
 def head_dim(device: str | None) -> Choice:
-    """Take the papers' width of 1024, and less on a CPU."""
+    """Choose the papers' width of 1024, or less on a CPU."""
     return (256, CPU_REASON) if device == "cpu" else (1024, PAPER_REASON)
 
 
 def regions(device: str | None) -> Choice:
-    """Take the papers' 512 regions, and fewer on a CPU."""
+    """Choose the papers' 512 regions, or fewer on a CPU."""
     return (128, CPU_REASON) if device == "cpu" else (512, PAPER_REASON)
 
 
 def proposals(device: str | None) -> Choice:
-    """Take torchvision's 2000 proposals, and fewer on a CPU."""
+    """Choose torchvision's 2000 proposals, or fewer on a CPU."""
     return (500, CPU_REASON) if device == "cpu" else (2000, "torchvision's")
 
 
@@ -107,14 +107,14 @@ def time(epochs: int | None, steps: int | None, device: str | None) -> Choice:
 
 
 def batch_size(facts: DataAndMachine, device: str | None) -> Choice:
-    """Take at most 4 on a CPU, to fit many steps in the time, and up to the papers' 16 on an accelerator."""
+    """Choose at most 4 images on a CPU, to fit many steps in the time, and up to the papers' 16 on an accelerator."""
     if device == "cpu":
         return min(4, facts.n_train), "on a CPU: many small steps"
     return max(1, min(16, facts.n_train // 8)), "the papers' 16, or an eighth of the training images"
 
 
 def epochs(facts: DataAndMachine, time: str | None, steps: int | None, batch_size: int) -> Choice:
-    """Take as many epochs as about 3000 steps have, unless the time or the steps set the length."""
+    """Choose as many epochs as about 3000 steps make, unless the time or the number of steps is given."""
     if time is not None or steps is not None:
         return None, ""
     count = max(MIN_EPOCHS, min(MAX_EPOCHS, round(DEFAULT_STEPS * batch_size / max(facts.n_train, 1))))
@@ -122,7 +122,7 @@ def epochs(facts: DataAndMachine, time: str | None, steps: int | None, batch_siz
 
 
 def lr(init: str | None, batch_size: int) -> Choice:
-    """Take four times the papers' AdamW rate, for short runs; scale it by the root of batches below 16 images."""
+    """Choose four times the papers' AdamW rate, for short runs; scale it by the root of batches below 16 images."""
     peak = 4e-4 * (min(batch_size, 16) / 16) ** 0.5
     return round(peak, 6), "four times the papers' 1e-4, for short runs; scaled by the root of the batch"
 
@@ -181,7 +181,7 @@ def jitter() -> Choice:
 
 
 def normalise(facts: DataAndMachine) -> Choice:
-    """Take the normalisation of the initial weights."""
+    """Choose the mean and standard deviation that suit the initial weights; from scratch, those of ImageNet."""
     return normalise_like_start(facts) or ("imagenet", "the usual mean and deviation of photographs")
 
 

@@ -124,7 +124,7 @@ def _build_network(
 def _preprocessing(
     settings: SegmentSettings, data: SegmentationData, start_input: ImageInput | None, run: RunFolder | None
 ) -> Preprocessing:
-    """Return the preprocessing stored by a run, or else one with the normalisation of the pretrained weights."""
+    """Return the preprocessing stored by a run, or else one with the mean and deviation that suit the weights."""
     if stored := stored_card(run, SegmentationCard):
         return stored.preprocessing
     statistics = normalisation(settings, data, start_input or input_of_timm(settings.model))

@@ -16,7 +16,7 @@ CELL_PIXELS = 32  # side of a cell of the deepest feature map; sides of crops ar
 
 
 def model(facts: DataAndMachine) -> Choice:
-    """Take the model of the pretrained weights, else a small network on a CPU and the papers' backbone on a GPU."""
+    """Choose the model of the pretrained weights, else a small network on a CPU and the papers' backbone on a GPU."""
     if start_model := model_of_start(facts):
         return start_model
     if facts.device == "cpu":
@@ -25,7 +25,7 @@ def model(facts: DataAndMachine) -> Choice:
 
 
 def img_size(facts: DataAndMachine) -> Choice:
-    """Take the papers' 512 pixels on a GPU and 256 on a CPU, up to the images' own size."""
+    """Choose the papers' 512 pixels on a GPU and 256 on a CPU, up to the images' own size."""
     side, reason = crop_side(facts.device, facts.median_side)
     return [side], reason
 
@@ -40,14 +40,14 @@ def crop_side(device: str, median_side: int) -> tuple[int, str]:
 
 
 def batch_size(facts: DataAndMachine) -> Choice:
-    """Take the papers' 16 on a GPU and 4 on a CPU, since more steps are better than larger batches."""
+    """Choose the papers' 16 crops on a GPU and 4 on a CPU, where more steps are better than larger batches."""
     if facts.device == "cpu":
         return 4, "many small steps: on a CPU a crop takes the same time in any batch"
     return 16, "the papers' batch"
 
 
 def width(facts: DataAndMachine) -> Choice:
-    """Take the papers' 512 channels on a GPU with many images, else fewer."""
+    """Choose the papers' 512 channels on a GPU with many images, else fewer."""
     if facts.device == "cpu":
         return 64, "a wider head would take most of a CPU's time"
     if facts.n_train <= SOME_IMAGES:
@@ -56,14 +56,14 @@ def width(facts: DataAndMachine) -> Choice:
 
 
 def auxiliary_width(width: int) -> Choice:
-    """Take the width of the head, up to the papers' 256 channels."""
+    """Choose the width of the head, up to the papers' 256 channels."""
     if width > AUXILIARY_WIDTH:
         return AUXILIARY_WIDTH, "the papers' width"
     return width, "that of the head"
 
 
 def crops(facts: DataAndMachine, batch_size: int, accumulate: int) -> Choice:
-    """Take enough crops per image for at least `MIN_STEPS` steps per epoch, so that validation takes little time."""
+    """Choose enough crops per image for at least `MIN_STEPS` steps per epoch, so that validation takes little time."""
     needed_crops = -(-MIN_STEPS * batch_size * accumulate // max(facts.n_train, 1))
     count = max(1, min(MAX_CROPS, needed_crops))
     return count, f"about {MIN_STEPS} steps between two validations" if count > 1 else "once an epoch"
@@ -79,12 +79,12 @@ def time(facts: DataAndMachine, recipe: str | None, epochs: int | None) -> Choic
 
 
 def lr(facts: DataAndMachine) -> Choice:
-    """Take a learning rate for a newly initialised head; for a pretrained backbone see `backbone_lr`."""
+    """Choose a learning rate for a newly initialised head; for a pretrained backbone see `backbone_lr`."""
     return 1e-3, "best in trials of a fresh head on few images"
 
 
 def backbone_lr(facts: DataAndMachine) -> Choice:
-    """Take a tenth of the head's learning rate for a pretrained backbone."""
+    """Choose a tenth of the head's learning rate for a pretrained backbone."""
     if facts.start is None:
         return 1.0, "the backbone has random weights, like the head"
     if facts.start.undertrained:
@@ -93,7 +93,7 @@ def backbone_lr(facts: DataAndMachine) -> Choice:
 
 
 def min_lr(lr: float) -> Choice:
-    """Take a hundredth of the peak learning rate."""
+    """Choose a hundredth of the peak learning rate."""
     return lr / 100, "a hundredth of the peak"
 
 
@@ -108,7 +108,7 @@ def freeze(facts: DataAndMachine) -> Choice:
 
 
 def scale(facts: DataAndMachine) -> Choice:
-    """Take the papers' scales from half to double, and a narrower range for few images."""
+    """Choose the papers' range of scale factors from half to double, and a narrower one for few images."""
     if facts.n_train <= FEW_IMAGES:
         few = counted(facts.n_train, "training image")
         return [0.7, 1.4], f"{few}: objects in the test images are likely to have similar sizes"
@@ -116,7 +116,7 @@ def scale(facts: DataAndMachine) -> Choice:
 
 
 def colour(facts: DataAndMachine) -> Choice:
-    """Take light changes of colour."""
+    """Choose weak random changes of brightness, contrast and saturation."""
     return 0.2, "light, for few labels and few steps"
 
 
