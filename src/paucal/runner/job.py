@@ -192,7 +192,8 @@ class Job(ABC, Generic[S, A, R]):
     def check(self, settings: S, given: Mapping[str, str]) -> tuple[S, dict[str, str]]:
         """Fill in the settings of the recipe and refuse contradictory settings, without reading any file.
 
-        Return the settings and their origins; `given` has the origin of each setting that the user gave.
+        `given` has the origin of each setting that the user gave. Return the settings, and the origin of each that was
+        given or comes from the recipe ("recipe NAME").
         """
 
     def pin(self, settings: S) -> S:

@@ -60,7 +60,7 @@ class Stopped:
     verb: str = "train"
 
     def __str__(self) -> str:
-        # Before the first step, the length may not be planned yet.
+        # Before the first step, the length of the run may not be planned yet.
         position = f"stopped after step {self.step} of {self.total_steps}" if self.step else "stopped before step 1"
         return f"{position}; resume with: paucal {self.verb} --resume {shlex.quote(RunFolder(self.run).place)}"
 

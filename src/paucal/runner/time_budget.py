@@ -106,9 +106,9 @@ class PlannedLength:
     """The length of a run that was planned from its time budget.
 
     Attributes:
-        settings: Settings that set the length, by name.
+        settings: Settings that set the length of the run, by name.
         reasons: Reason for each of them.
-        text: Description of the length.
+        text: Description of the length of the run.
         seconds: Expected seconds from the first step to the last file.
         most_steps: Number of optimizer steps after which further steps would not help.
     """
@@ -138,7 +138,7 @@ class TimedJob(Job[S, A, R]):
         return setup.settings.time is not None and getattr(setup.settings, self.length_setting) is None
 
     def plan(self, run: RunFolder, setup: A, console: Console) -> bool:
-        """Time a few steps, and store the length that fits in the time."""
+        """Time a few steps, and store the length of a run that fits in the time."""
         settings, counts = setup.settings, setup.data.counts()
         console.say("timing a few steps on this machine")
         with memory_advice(setup.plan):

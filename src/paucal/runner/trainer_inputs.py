@@ -125,7 +125,7 @@ def check_rates(settings: JobSettings) -> None:
 
 
 def check_length(settings: JobSettings, n_train: int) -> list[str]:
-    """Return warnings about lengths that may give poor results."""
+    """Return warnings about a batch larger than the training set, few steps per epoch, or a warm-up of all epochs."""
     remarks = []
     batch = settings.effective_batch
     steps = steps_per_epoch(n_train, batch)

@@ -38,7 +38,7 @@ class TrainingJob(Job[TrainSettings, TrainingSetup, Result]):
     reads = ("data", "data_root", "init", "classes", "unlabelled", *sorted(paths_of_methods()))
 
     def check(self, settings: TrainSettings, given: Mapping[str, str]) -> tuple[TrainSettings, dict[str, str]]:
-        """Fill in the recipe and refuse settings that contradict each other."""
+        """Fill in the values of the recipe, and refuse settings that contradict each other."""
         settings = without_none_init(settings)
         if settings.target is not None:
             raise UserError("--target is not supported for comparisons and folds: run 'paucal train' once per --seed.")

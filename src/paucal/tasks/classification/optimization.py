@@ -44,7 +44,7 @@ def optimization(settings: TrainSettings, plan: Plan) -> Optimization:
 
 
 def check_plan(settings: TrainSettings, n_train: int) -> list[str]:
-    """Return warnings about settings that have no effect, and about a length that may give poor results."""
+    """Return warnings about `--sync-bn` without effect, and those of `check_length`."""
     useless_sync = settings.sync_bn and settings.processes == 1
     return [
         *(["--sync-bn has no effect on a single device"] if useless_sync else []),

@@ -98,7 +98,7 @@ class DetectionJob(TimedJob[DetectSettings, DetectionSetup, DetectResult]):
     length_setting = "steps"
 
     def check(self, settings: DetectSettings, given: Mapping[str, str]) -> tuple[DetectSettings, dict[str, str]]:
-        """Fill in the recipe and refuse invalid settings."""
+        """Fill in the values of the recipe, and refuse invalid settings."""
         settings = without_none_init(settings)
         timed = settings.time is not None or settings.steps is not None
         settings, origin = fill_in(settings, given, RECIPES, settings.recipe, LENGTH_SETTINGS if timed else ())

@@ -76,7 +76,7 @@ class SegmentationJob(TimedJob[SegmentSettings, SegmentationSetup, SegmentResult
     length_setting = "epochs"
 
     def check(self, settings: SegmentSettings, given: Mapping[str, str]) -> tuple[SegmentSettings, dict[str, str]]:
-        """Fill in the recipe and refuse settings that contradict each other."""
+        """Fill in the values of the recipe, and refuse settings that contradict each other."""
         settings = without_none_init(settings)
         settings, origin = fill_in(settings, given, RECIPES, settings.recipe, ())
         require_start(RECIPES, settings.recipe, settings.init)

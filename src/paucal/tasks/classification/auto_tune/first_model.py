@@ -187,7 +187,8 @@ def time_frozen_network(state: TuneState) -> None:
         start_time = time.perf_counter()
         frozen_features(setup.objective.deployable(), setup.data, sample, setup.card.preprocessing, setup.settings)
         state.image_seconds = (time.perf_counter() - start_time) / len(sample)
-    if state.record.probe is not None:  # a resumed run keeps its precision, for heads at other image sizes
+    # A resumed run keeps its precision, since it may compute features again for heads at other image sizes.
+    if state.record.probe is not None:
         details = state.record.probe.details
         measurements = {name: details[key] for name, key in PRECISION_KEYS.items() if key in details}  # new in records
         state.precision = replace(EXPLICIT_CHOICES[details.get("arithmetic", "32-true")], **measurements)
