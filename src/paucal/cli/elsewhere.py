@@ -84,6 +84,7 @@ def _make_script(cluster: str, command: "Command", machines: _Machines) -> str:
 
 
 def _start_job(cluster: str, command: "Command", machines: _Machines) -> int:
+    """Run the command on Ray until it ends, or submit it to SLURM; return the exit code."""
     from paucal.runner.elsewhere import ray, slurm
 
     if cluster == "ray":

@@ -110,6 +110,7 @@ def _exit_code(arguments: list[str]) -> int:
 
 
 def _dispatch(arguments: list[str]) -> int:
+    """Run a verb, or print the help or the version; return the exit code."""
     if not arguments or arguments[0] in ("-h", "--help", "help"):
         width = max(map(len, VERB_SUMMARIES))
         group_texts = [

@@ -37,6 +37,7 @@ def run(argv: Sequence[str]) -> int:
 
 
 def _fetch_run(argv: Sequence[str]) -> int:
+    """Copy a run from a URL to a new folder, and return the exit code."""
     parser = VerbParser("runs fetch", FETCH_DESCRIPTION)
     parser.add_argument("url", help="URL of the run, as given to --output")
     parser.add_argument("folder", help="new folder")
@@ -55,6 +56,7 @@ def _fetch_run(argv: Sequence[str]) -> int:
 
 
 def _verify_run(argv: Sequence[str]) -> int:
+    """Print the findings about a run, and return the exit code: 1 if images were lost or repeated."""
     parser = VerbParser("runs verify", VERIFY_DESCRIPTION)
     parser.add_argument("run", help="run folder")
     values, _ = parse(parser, list(argv))

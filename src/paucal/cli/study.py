@@ -45,6 +45,7 @@ def run(argv: Sequence[str]) -> int:
 
 
 def _list_studies(surplus: str | None) -> int:
+    """Print all studies and return the exit code; `surplus` is a word after "list", which is refused."""
     if surplus is not None:
         raise UserError(f"unknown word {surplus!r} after 'list'; to see one study use 'paucal study show {surplus}'.")
     from paucal.studies.listing import list_studies
@@ -54,6 +55,7 @@ def _list_studies(surplus: str | None) -> int:
 
 
 def _show_study(name: str | None) -> int:
+    """Print the published numbers of a study, and return the exit code."""
     if name is None:
         raise UserError("'paucal study show' needs the NAME of a study: 'paucal study list' lists all.")
     from paucal.studies.listing import show
