@@ -171,7 +171,7 @@ def _pool_cells(grid: Size, cells: Tensor, down: int, right: int) -> tuple[Size,
 _ATTN_DROP, _SOFTMAX = AttentionLayout("attn_drop"), AttentionLayout("softmax")
 _SOFTMAX_POOLS = AttentionLayout("softmax", pools="queries")
 _SWIN, _MAXVIT, _UNSHIFTED = (AttentionLayout(find_groups=find) for find in (_swin, _maxvit, _plain_windows))
-# By the class of the attention layer, or of the block around it if the block has the attributes of the windows
+# Keys are classes of attention layers, or of the blocks around them if the size of the windows is stored in the block.
 TIMM_LAYOUTS: Mapping[type[nn.Module], AttentionLayout] = {
     Attention2d: _SOFTMAX_POOLS,
     Attention2dDownsample: _SOFTMAX_POOLS,

@@ -100,7 +100,7 @@ class PixelInput(nn.Module):
         return (image + self.bar_colour + 0.5).floor().clamp(0, MAX_LEVEL) - self.bar_colour
 
     def _interpolation_weights(self, size: Side, resized: Side, length: Side, padded: Side) -> Tensor:
-        """Return the (size, length) weights of the rows of an image in the rows of the view.
+        """Return the (size, length) weights of the image rows in each row of the view; used for columns too.
 
         Args:
             size: Number of rows of the view, which is in the middle of the resized image.

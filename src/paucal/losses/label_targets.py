@@ -59,19 +59,19 @@ class SparseTargets:
         return replace(self, named=named, other=self.other * factor + shift)
 
 
-def compact_maps(values: Tensor, slots: Tensor, named: int) -> Tensor:
+def compact_maps(values: Tensor, slots: Tensor, n_named: int) -> Tensor:
     """Return one map of logits per named class, from the top k logits of each cell.
 
     Args:
         values: (B, k, H, W) logits.
         slots: (B, k, H, W) int64 index of each logit's class in the image's list of named classes.
-        named: Number of named classes U, padding included.
+        n_named: Number of named classes U, padding included.
 
     Returns:
         (B, U, H, W) float32 logits; 0 where a class is not among the top k of the cell.
     """
     batch, _, height, width = values.shape
-    maps = values.new_zeros(batch, named, height, width, dtype=torch.float32)
+    maps = values.new_zeros(batch, n_named, height, width, dtype=torch.float32)
     return maps.scatter_add(1, slots, values.float())
 
 

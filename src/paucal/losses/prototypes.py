@@ -182,10 +182,10 @@ def _factor_dtype(device_type: str) -> torch.dtype:
     return torch.get_autocast_dtype(device_type) if rounds else torch.float32
 
 
-def _image_chunks(student: Tensor, teacher: Tensor, prototypes: Tensor, chunk: int) -> list[slice]:
-    """Divide a batch into slices of images with at most `chunk` scores per network, but at least one image."""
+def _image_chunks(student: Tensor, teacher: Tensor, prototypes: Tensor, max_scores: int) -> list[slice]:
+    """Divide a batch into slices of images with at most `max_scores` scores per network, but at least one image."""
     image_scores = max(student.shape[1], teacher.shape[1]) * len(prototypes)
-    count = max(1, chunk // image_scores)
+    count = max(1, max_scores // image_scores)
     return [slice(start, start + count) for start in range(0, len(student), count)]
 
 

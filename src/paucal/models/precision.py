@@ -22,7 +22,7 @@ from paucal.runs import write_text
 
 # All must hold for bfloat16.
 MIN_SPEEDUP = 1.3  # time with float32, divided by time with bfloat16
-MIN_COSINE = 0.999  # between the outputs of both
+MIN_COSINE = 0.999  # cosine similarity of the outputs with float32 and with bfloat16
 MIN_TOTAL_SECONDS = 10.0  # of all forward passes in float32
 MIN_IMAGE_SECONDS = 0.005  # of a forward pass in float32, per image
 # A measurement times up to this many rounds with these images; no round begins after `MAX_SECONDS`.

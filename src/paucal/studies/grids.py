@@ -55,7 +55,7 @@ def prepare_grids(call: Call) -> list[Grid]:
         settings = [_arm_settings(call, run, shared, images) for run in runs]
         arms = [Arm(run.name, None, None, values, run.against) for run, values in zip(runs, settings, strict=True)]
         if small is not None and kind == "train" and any(row.maps for row in study.rows_at(small)):
-            # All rows use the teacher's split, even if only some rows are requested.
+            # All rows use the split of the teacher that made the label maps, even if only some rows are requested.
             arms = _with_maps(call, arms, [run.row.maps for run in runs], small, shared)
         feature_timer = (
             _make_feature_timer(call, runs, len(images)) if kind == "frozen" and images is not None else None

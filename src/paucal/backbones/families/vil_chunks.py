@@ -6,6 +6,7 @@ keys of each chunk are gathered by their indices, so nothing is padded. An axis 
 cells attend to each other anyway, is not divided, so no key is masked or occurs twice.
 """
 
+from collections.abc import Callable
 from functools import lru_cache
 from typing import Literal, NamedTuple, get_args
 
@@ -129,14 +130,23 @@ def _build_axis(length: int, window: int, mode: Mode, all_slots: bool, device: t
     return _Axis(queries, keys, is_valid, offsets, shifts is None or is_even)
 
 
-def _join_axes(rows: Tensor, columns: Tensor, join) -> Tensor:
-    """Return `join` of each entry for rows (a, b, ...) with each for columns (A, B, ...), as (a, A, b * B, ...)."""
+def _join_axes(rows: Tensor, columns: Tensor, combine: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
+    """Combine each entry for the rows of the grid with each entry for the columns.
+
+    Args:
+        rows: (a, b, ...) entries of the rows.
+        columns: (A, B, ...) entries of the columns, with as many dimensions.
+        combine: Elementwise function, such as `torch.add`.
+
+    Returns:
+        The (a, A, b * B, ...) results.
+    """
     for dim in range(rows.ndim):
         rows, columns = rows.unsqueeze(2 * dim + 1), columns.unsqueeze(2 * dim)
-    joined = join(rows, columns)
-    for dim in range(2, joined.ndim // 2 + 1):
-        joined = joined.flatten(dim, dim + 1)
-    return joined
+    combined = combine(rows, columns)
+    for dim in range(2, combined.ndim // 2 + 1):
+        combined = combined.flatten(dim, dim + 1)
+    return combined
 
 
 def _rows_by_cell(rows: _Axis, columns: _Axis, height: int, width: int) -> Tensor:

@@ -322,13 +322,13 @@ def encode_brush(mask: NDArray[np.bool_]) -> list[int]:
 
 
 class _BitReader:
-    """Reads numbers of any number of bits from bytes, the highest bit first."""
+    """Reads unsigned integers of any width in bits from bytes, the highest bit first."""
 
     def __init__(self, content: bytes) -> None:
         self._content, self._position = content, 0
 
     def read(self, count: int) -> int:
-        """Return the number in the next `count` bits."""
+        """Return the integer in the next `count` bits."""
         start, end = self._position, self._position + count
         self._position = end
         if end > 8 * len(self._content):

@@ -139,7 +139,10 @@ def paste_on_page(
 
 
 def is_deep(image: Image.Image) -> bool:
-    """Return whether an image opened by Pillow has more than 8 bits per channel; False for colours after decoding."""
+    """Return whether an image opened by Pillow has more than 8 bits per channel.
+
+    False for a colour image that Pillow has already decoded, since it decodes colours to 8 bits.
+    """
     return image.mode == "F" or image.mode.startswith("I") or _deep_colours(image)
 
 

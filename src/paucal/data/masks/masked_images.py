@@ -32,7 +32,7 @@ MAX_ASPECT_ERROR = 0.02  # relative difference in aspect ratio of a mask and its
 STRAY_VALUES, TURNED_IMAGES, INVERTED, RESIZED = "stray-values", "turned-images", "perhaps-inverted", "perhaps-resized"
 MIN_STEPS = 10  # fewer pixels with a value between their neighbours' values do not prove interpolation
 PIXELS_PER_STRAY = 10_000  # a stray value has at most one pixel in this many
-# Masks may be inverted if a class covers at most the first share of the image in some, at least the second in others.
+# Masks may be inverted if a class covers at most the first share of some images, and at least the second of others.
 SMALL_COVER, LARGE_COVER = 0.35, 0.65
 MIN_GROUP_SHARE = 0.25  # of the masks, in each of these two groups
 

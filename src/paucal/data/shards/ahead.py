@@ -38,7 +38,7 @@ class ShardsAhead:
         begin = index // order.window * order.window
         if order is not self._order:
             self._order, self._n_requested = order, int(np.searchsorted(order.ends, begin, side="right"))
-        # Numbers of shards that are needed until the end of this window, and of the next.
+        # How many shards of the order are needed until the end of this window, and until the end of the next.
         n_for_window, n_for_next = 1 + np.searchsorted(order.ends, [begin + order.window, begin + 2 * order.window])
         n_wanted = max(self._n_requested, n_for_window + SHARDS_AHEAD, n_for_next)
         requested, self._n_requested = order.shard_images[self._n_requested : n_wanted], n_wanted

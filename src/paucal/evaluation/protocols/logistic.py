@@ -80,7 +80,7 @@ class SearchResult:
 
     @property
     def strength(self) -> float:
-        """The best lambda."""
+        """Factor lambda of the L2 penalty at the best position."""
         return strength_at(self.best)
 
 
@@ -129,7 +129,7 @@ def fit_logistic(
         labels: (N,) labels in [0, K), where classes may be missing; or (N, K) labels 1, 0 or -1 (image ignored for that
             class), for which one regression is fitted per class.
         n_classes: Number of classes K.
-        strength: Lambda.
+        strength: Factor lambda of the L2 penalty lambda / 2 * |W|^2.
         solver: Backend and stopping rule.
     """
     require_finite(features, "training images")
@@ -176,7 +176,7 @@ def fit_softmax(features: Tensor, labels: Tensor, strength: float, solver: Solve
     Args:
         features: (N, D) features.
         labels: (N,) labels that include every class in [0, K), or (N, K) class probabilities; on any device.
-        strength: Lambda.
+        strength: Factor lambda of the L2 penalty lambda / 2 * |W|^2.
         solver: Stopping rule.
 
     Returns:
@@ -199,7 +199,7 @@ def fit_independent(features: Tensor, labels: Tensor, strength: float, solver: S
     Args:
         features: (N, D) features.
         labels: (N, K) labels 1, 0 or -1 (image ignored for that class).
-        strength: Lambda.
+        strength: Factor lambda of the L2 penalty lambda / 2 * |W|^2.
         solver: Stopping rule.
 
     Returns:

@@ -77,8 +77,8 @@ def curves_figure(findings: Findings) -> Figure | None:
         # Curves are averaged over the range that all of them cover.
         low, high = max(x[0] for x, _ in tables), min(x[-1] for x, _ in tables)
         grid = np.linspace(low, high, max(2, max(len(x) for x, _ in tables)))
-        mean = grid, np.mean([np.interp(grid, x, y) for x, y in tables], axis=0)
-        axes.plot(*mean, color=colour, lw=2.4, label=shorten(arm.name, MAX_NAME), marker=_marker(np.unique(mean[0])))
+        mean = np.mean([np.interp(grid, x, y) for x, y in tables], axis=0)
+        axes.plot(grid, mean, color=colour, lw=2.4, label=shorten(arm.name, MAX_NAME), marker=_marker(np.unique(grid)))
     axes.set_xlabel("epoch" if x_column == "epoch" else "seconds of training")
     axes.set_ylabel("validation accuracy in percent")
     if x_column == "epoch":

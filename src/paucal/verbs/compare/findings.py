@@ -147,10 +147,11 @@ def read_findings(grid: Grid) -> Findings:
         for name in next(iter(seed_outcomes.values())).scores if seed_outcomes else ():
             by_seed = [outcome.scores[name] for outcome in seed_outcomes.values() if name in outcome.scores]
             scores[name] = score_over_seeds(by_seed)
-        baseline, gain = baseline_of(arm, grid.arms), ("", None)
+        baseline, baseline_name, gain = baseline_of(arm, grid.arms), "", None
         if baseline is not None:
-            gain = names[baseline], gain_over(seed_outcomes, outcomes[baseline])
-        arms.append(ArmOutcome(arm, names[arm], seed_outcomes, len(grid.seeds), scores, *gain, rates.get(arm)))
+            baseline_name, gain = names[baseline], gain_over(seed_outcomes, outcomes[baseline])
+        n_seeds, rate = len(grid.seeds), rates.get(arm)
+        arms.append(ArmOutcome(arm, names[arm], seed_outcomes, n_seeds, scores, baseline_name, gain, rate))
     return Findings(grid, arms, states, unreadable)
 
 
