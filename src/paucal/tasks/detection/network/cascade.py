@@ -1,12 +1,12 @@
-"""Cascade R-CNN's heads, which torchvision lacks: three heads in a row, with rising overlaps required for hits.
+"""Cascade R-CNN's heads, which torchvision lacks: three heads in a row, with rising IoU thresholds.
 
-Cai and Vasconcelos, CVPR 2018, section 4; overlaps, loss weights and weights of box targets as in the reference
+Cai and Vasconcelos, CVPR 2018, section 4; IoU thresholds, loss weights and weights of box targets as in the reference
 code. Each head refines the boxes for the next head, and no gradient flows between heads.
 
 With masks it is Cascade Mask R-CNN (Cai and Vasconcelos, TPAMI 2021, section 5), in the variant with mask layers in
-each of the three heads (figure 6d), as in the published detectors with Swin Transformers: the masks of each head learn
-from its own hits, with the weight of its other losses, and predictions average the mask probabilities of the three
-heads at the last boxes.
+each of the three heads (figure 6d), as in the published detectors with Swin Transformers. The mask layers of a head
+learn from the regions that pass its IoU threshold, with the loss weight of the head. In inference, all three predict
+masks within the final boxes, and their probabilities are averaged.
 """
 
 from collections.abc import Callable, Mapping
@@ -19,21 +19,24 @@ from torchvision.ops import box_iou
 from paucal.tasks.detection.network.options import CascadeAverage
 from paucal.tasks.detection.network.region_heads import RegionHeads, Targets, mean_masks
 
-IOUS = (0.5, 0.6, 0.7)
-BOX_WEIGHTS = ((10.0, 10.0, 5.0, 5.0), (20.0, 20.0, 10.0, 10.0), (30.0, 30.0, 15.0, 15.0))
+IOU_THRESHOLDS = (0.5, 0.6, 0.7)
+BOX_TARGET_WEIGHTS = ((10.0, 10.0, 5.0, 5.0), (20.0, 20.0, 10.0, 10.0), (30.0, 30.0, 15.0, 15.0))
 LOSS_WEIGHTS = (1.0, 0.5, 0.25)
-SAME = 1 - 1e-6  # overlap from which a region counts as the object's own box
+SAME_BOX_IOU = 1 - 1e-6  # from this IoU on, a region is taken for a true box
 
 
 class CascadeHeads(nn.Module):
     """Three heads that classify and refine regions one after the other.
 
-    In training, each head learns from the regions that the previous one has refined, and from the objects' own boxes.
-    Predictions average the probabilities or the logits of the three heads, and take the boxes of the last. With
-    corrections per class, the next head gets the box for the object's class; for background, for the likeliest class.
+    In training, each head learns from the regions that the previous head has refined, and from the true boxes. In
+    inference, the class scores are averaged over the three heads, and the boxes are those of the last head. If heads
+    correct a box once per class, the next head gets the box of the object's class in training, and of the likeliest
+    class for background regions and in inference.
 
     Args:
-        make_head: Function that builds a head from the smallest overlap of a hit and the weights of its box targets.
+        make_head: Function that builds a head from its IoU threshold and the weights of its box targets.
+        classes: Number of classes without the background.
+        average: Whether probabilities or logits are averaged over the heads.
     """
 
     def __init__(
@@ -44,11 +47,11 @@ class CascadeHeads(nn.Module):
     ) -> None:
         super().__init__()
         self.classes, self.average = classes, average
-        self.stages = nn.ModuleList(map(make_head, IOUS, BOX_WEIGHTS))
+        self.stages = nn.ModuleList(map(make_head, IOU_THRESHOLDS, BOX_TARGET_WEIGHTS))
 
     @property
     def heads(self) -> list[RegionHeads]:
-        """The three heads."""
+        """The three heads in order."""
         return [stage for stage in self.stages if isinstance(stage, RegionHeads)]
 
     def loss_weights(self) -> dict[str, float]:
@@ -67,7 +70,7 @@ class CascadeHeads(nn.Module):
         sizes: list[tuple[int, int]],
         targets: Targets | None = None,
     ) -> tuple[Targets, dict[str, Tensor]]:
-        """Return the detections or, given targets, the losses; arguments as in torchvision's heads."""
+        """Return (detections, {}) or, given targets, ([], losses); arguments as in torchvision's `RoIHeads`."""
         if targets is not None:
             return [], self._losses(features, proposals, sizes, targets)
         logits, deltas = self.heads[0].predict(features, proposals, sizes)
@@ -77,15 +80,18 @@ class CascadeHeads(nn.Module):
             logits, deltas = head.predict(features, proposals, sizes)
             all_logits.append(logits)
         last = self.heads[-1]
-        per_class = deltas if deltas.shape[1] > 4 else deltas.repeat(1, self.classes + 1)  # as torchvision expects
-        boxes, scores, labels = last.postprocess_detections(self.mean_logits(all_logits), per_class, proposals, sizes)
+        # torchvision expects corrections per class.
+        class_deltas = deltas if deltas.shape[1] > 4 else deltas.repeat(1, self.classes + 1)
+        boxes, scores, labels = last.postprocess_detections(
+            self.mean_logits(all_logits), class_deltas, proposals, sizes
+        )
         fields = {"boxes": boxes, "scores": scores, "labels": labels}
         if last.has_mask():
             fields["masks"] = mean_masks([head.mask_logits(features, boxes, sizes) for head in self.heads], labels)
         return [dict(zip(fields, image_fields, strict=True)) for image_fields in zip(*fields.values(), strict=True)], {}
 
     def mean_logits(self, logits: list[Tensor]) -> Tensor:
-        """Return logits whose softmax is the average, since torchvision takes the softmax itself."""
+        """Return (N, K + 1) logits that average those of the heads, or whose softmax averages their probabilities."""
         if self.average == "logits":
             return torch.stack(logits).mean(0)
         return torch.stack([head_logits.softmax(-1) for head_logits in logits]).mean(0).clamp_min(1e-12).log()
@@ -112,7 +118,7 @@ def likeliest_class(logits: Tensor) -> Tensor:
 
 
 def _are_proposals(regions: Tensor, objects: Tensor) -> Tensor:
-    """Return (N,) bool, False for an object's own box: the next head adds these boxes itself."""
+    """Return (N,) bool: False for regions that are true boxes, which the next head adds itself."""
     if not len(objects):
         return torch.ones(len(regions), dtype=torch.bool, device=regions.device)
-    return box_iou(regions, objects).amax(1) < SAME
+    return box_iou(regions, objects).amax(1) < SAME_BOX_IOU

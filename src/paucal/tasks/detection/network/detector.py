@@ -1,7 +1,7 @@
-"""Faster R-CNN on any backbone: torchvision's parts behind a feature pyramid of the backbone's maps.
+"""Faster R-CNN on any backbone: torchvision's heads on a feature pyramid of the backbone's maps.
 
-Ren et al., NeurIPS 2015; the pyramid of Lin et al., CVPR 2017, with group norms (Wu and He, ECCV 2018), which let it
-train from scratch on few images in small batches. With masks it is Mask R-CNN (He et al., ICCV 2017).
+Ren et al., NeurIPS 2015; the pyramid of Lin et al., CVPR 2017, with group norms (Wu and He, ECCV 2018), which allow
+training from scratch on few images in small batches. A detector with masks is Mask R-CNN (He et al., ICCV 2017).
 """
 
 from collections import OrderedDict
@@ -31,14 +31,15 @@ from paucal.tasks.detection.network.region_heads import (
 )
 from paucal.types import UserError
 
-GROUPS = 32
-HIT, POSITIVE_SHARE, NMS = 0.5, 0.25, 0.5
+MAX_NORM_GROUPS = 32
+HIT_IOU, POSITIVE_SHARE, NMS_IOU = 0.5, 0.25, 0.5
 CASCADE_BETA = 1.0  # beta of smooth L1, as in the paper of Cascade R-CNN
-LOSS_NAMES = {"loss_objectness": "object", "loss_rpn_box_reg": "proposal"}  # our names of torchvision's losses
+# Names of losses in torchvision: names in the metrics of a run.
+LOSS_NAMES = {"loss_objectness": "object", "loss_rpn_box_reg": "proposal"}
 
 
 class Detector(nn.Module):
-    """A two-stage detector.
+    """A two-stage detector: feature maps, a pyramid, a proposal network, and heads that classify the proposals.
 
     Example:
         >>> import torch
@@ -51,7 +52,11 @@ class Detector(nn.Module):
     def __init__(self, stages: StageMaps, classes: int, options: DetectorOptions) -> None:
         super().__init__()
         self.stages, self.options = stages, options
-        norms = {"group": partial(nn.GroupNorm, min(GROUPS, options.channels)), "batch": nn.BatchNorm2d, "none": None}
+        norms = {
+            "group": partial(nn.GroupNorm, min(MAX_NORM_GROUPS, options.channels)),
+            "batch": nn.BatchNorm2d,
+            "none": None,
+        }
         channels, extra, norm = list(stages.channels), LastLevelMaxPool(), norms[options.pyramid_norm]
         self.pyramid = FeaturePyramidNetwork(channels, options.channels, extra_blocks=extra, norm_layer=norm)
         self.proposals = ProposalNetwork(stages, options)
@@ -66,7 +71,7 @@ class Detector(nn.Module):
 
         Returns:
             Per image "boxes" (N, 4), corners in pixels, "scores" (N,) and "labels" (N,) int64, from 0; with masks also
-            "masks" (N, 1, 28, 28), the probability that cells of the box belong to the object.
+            "masks" (N, 1, 28, 28), the probability for each cell of the box that it belongs to the object.
         """
         detections, _ = self._run(images, sizes, None)
         return [{**detected, "labels": detected["labels"] - 1} for detected in detections]  # 0 was the background
@@ -88,7 +93,7 @@ class Detector(nn.Module):
             boxes: (N, 4) corners per image; (0, 4) for an image without objects.
             labels: (N,) int64 from 0, per image.
             masks: (N, H, W) uint8 of 0 and 1, per image; for a detector that predicts masks.
-            maps: Maps of the backbone for these images, if they are known already.
+            maps: Feature maps of these images, if the backbone has computed them already.
         """
         targets = [{"boxes": corners, "labels": label + 1} for corners, label in zip(boxes, labels, strict=True)]
         if self.options.masks and masks is not None:
@@ -96,7 +101,7 @@ class Detector(nn.Module):
         return self._run(images, sizes, targets, maps)[1]
 
     def loss_weights(self) -> dict[str, float]:
-        """Return the weights of losses by name; losses without an entry have weight 1."""
+        """Return loss weights by name of the loss; losses without an entry have weight 1."""
         heads = self.heads
         return heads.loss_weights() if isinstance(heads, CascadeHeads) else {"box": heads.box_weight}
 
@@ -118,31 +123,37 @@ class Detector(nn.Module):
         return detections, {LOSS_NAMES.get(str(name), str(name)): value for name, value in losses.items()}
 
 
-STRIDE, CHANNELS = 32, (160, 960)
-STAGES = 7
+MOBILENET_STRIDE, MOBILENET_CHANNELS = 32, (160, 960)
+MOBILENET_STAGES = 7
 
 
 class LastBlocks(StageMaps):
     """The maps of torchvision's MobileNet detectors: outputs of two late blocks, both with a stride of 32 pixels.
 
-    They are the first block of the last stage of 160 channels of timm's MobileNetV3-Large, and its last layer of 960.
+    In timm's MobileNetV3-Large they are the first block with 160 channels, and the last block, with 960 channels.
     """
 
     def __init__(self, backbone: FeatureBackbone) -> None:
         nn.Module.__init__(self)
         self.backbone = backbone
         blocks: Any = getattr(backbone.model, "blocks", ())
-        if len(blocks) != STAGES or getattr(blocks[-1][-1], "conv", nn.Identity()).out_channels != CHANNELS[1]:
-            raise UserError("--maps last-blocks reads mobilenetv3_large_100: give this --model, or leave it out.")
+        if (
+            len(blocks) != MOBILENET_STAGES
+            or getattr(blocks[-1][-1], "conv", nn.Identity()).out_channels != MOBILENET_CHANNELS[1]
+        ):
+            raise UserError(
+                "--maps last-blocks is only for mobilenetv3_large_100: give --model mobilenetv3_large_100, or leave "
+                "--maps out."
+            )
         backbone.model.conv_head = nn.Identity()  # unused, and missing in the published detectors
-        self.strides, self.channels = (STRIDE, STRIDE), CHANNELS
+        self.strides, self.channels = (MOBILENET_STRIDE, MOBILENET_STRIDE), MOBILENET_CHANNELS
         self.levels = nn.ModuleList([nn.Identity(), nn.Identity()])
-        self.multiple, self.fixed_size = STRIDE, None
-        self._single, self._shrink = False, 1.0
+        self.multiple, self.fixed_size = MOBILENET_STRIDE, None
+        self._has_single_grid, self._image_scale = False, 1.0
         self._freeze_unused()
 
     def grids(self, images: Tensor) -> list[Tensor]:
-        """Return the outputs of the two blocks for a batch."""
+        """Return the outputs of the two blocks for a batch of images."""
         model: Any = self.backbone.model
         hidden = model.bn1(model.conv_stem(self._pad_images(images)))
         *earlier_stages, last, final = model.blocks
@@ -152,7 +163,7 @@ class LastBlocks(StageMaps):
         return [grid, final(last[1:](grid))]
 
     def maps_of(self, grids: Sequence[Tensor], size: tuple[int, int]) -> list[Tensor]:
-        """Return the maps as they are."""
+        """Return the grids unchanged, since they are the maps."""
         return list(grids)
 
 
@@ -165,12 +176,14 @@ def build_detector(
         return Detector(LastBlocks(spec.build(drop_path_rate=drop_path_rate)), classes, options)
     stages = stage_maps(spec, drop_path_rate, options.finest)
     if not stages.strides:
-        raise UserError(f"{spec.name} has no map of a stride from {options.finest} pixels up: choose another model.")
+        raise UserError(
+            f"{spec.name} has no feature map with a stride of {options.finest} pixels or more: choose another model."
+        )
     return Detector(stages, classes, options)
 
 
 def _build_heads(stages: StageMaps, classes: int, options: DetectorOptions) -> CascadeHeads | RegionHeads:
-    """Return one head, or three in a row that share the pooling, which has no weights."""
+    """Return one head, or the three heads of a cascade, which share the pooling because it has no weights."""
     aligned = options.pooling == "aligned"
     pool, mask_pool = (make_pooling(stages.strides, cells, aligned) for cells in (BOX_CELLS, MASK_CELLS))
     shared = options.cascade and options.cascade_boxes == "shared"
@@ -190,7 +203,7 @@ def _build_heads(stages: StageMaps, classes: int, options: DetectorOptions) -> C
             positive_fraction=POSITIVE_SHARE,
             bbox_reg_weights=weights,
             score_thresh=options.least_score,
-            nms_thresh=NMS,
+            nms_thresh=NMS_IOU,
             detections_per_img=options.most,
             **(make_mask_branch() if options.masks else {}),
             hit=hit,
@@ -201,4 +214,4 @@ def _build_heads(stages: StageMaps, classes: int, options: DetectorOptions) -> C
 
     if options.cascade:
         return CascadeHeads(make_head, classes, options.cascade_average)
-    return make_head(HIT, None)
+    return make_head(HIT_IOU, None)

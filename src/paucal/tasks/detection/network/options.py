@@ -1,6 +1,6 @@
-"""The table of region heads, and the options of a detector.
+"""Options of a detector, and the kinds of region heads.
 
-The module is light to import, since the help of settings lists the choices.
+The module does not import torch, since help texts of the command line list its choices.
 """
 
 from collections.abc import Callable, Mapping
@@ -22,9 +22,9 @@ Maps = Literal["strides", "last-blocks"]
 AnchorSides = Literal["one", "five"]
 CascadeBoxes = Literal["shared", "per-class"]
 CascadeAverage = Literal["probabilities", "logits"]
-CONVOLUTIONS = 4
-LARGEST, MAX_LAYERS = 100_000, 8
-# Every stored detector has these. Options added later take their default if they are missing.
+HEAD_CONVOLUTIONS = 4
+MAX_OPTION, MAX_PROPOSAL_LAYERS = 100_000, 8
+# Options that every stored detector has. Options of later versions take their default if they are missing.
 FIRST_OPTIONS = frozenset(
     ("channels", "head_dim", "finest", "anchor", "regions", "proposals", "cascade", "least_score", "most", "masks")
 )
@@ -32,10 +32,11 @@ FIRST_OPTIONS = frozenset(
 
 @dataclass(frozen=True)
 class RegionHead:
-    """The layers of a head, between the pooled cells of a region and its features.
+    """A kind of region head: the layers that compute features of a region from its pooled cells.
 
     Attributes:
-        build: Function that builds the layers from the channels and the side in cells of a region, and the number of
+        words: Description for help texts.
+        build: Function that builds the layers, given the channels of a region, its side in cells, and the number of
             features. It imports torch itself.
     """
 
@@ -53,7 +54,7 @@ def _four_convolutions(channels: int, cells: int, dim: int) -> "nn.Module":
     from torch import nn
     from torchvision.models.detection.faster_rcnn import FastRCNNConvFCHead
 
-    return FastRCNNConvFCHead((channels, cells, cells), [channels] * CONVOLUTIONS, [dim], nn.BatchNorm2d)
+    return FastRCNNConvFCHead((channels, cells, cells), [channels] * HEAD_CONVOLUTIONS, [dim], nn.BatchNorm2d)
 
 
 HEADS: Mapping[str, RegionHead] = {
@@ -67,25 +68,35 @@ class DetectorOptions:
     """The structure of a detector, its losses, and the limits on its predictions.
 
     Attributes:
-        finest: Stride in pixels of the finest map.
-        anchor: Side of the anchors over the stride of their map.
+        channels: Channels of the pyramid.
+        head_dim: Features of a region in a head.
+        finest: Smallest stride of a map in pixels.
+        anchor: Side of the anchors, as a multiple of the stride of their map.
         regions: Regions per image that the heads learn from.
-        proposals: Regions per image that are proposed in training; half as many for predictions.
+        proposals: Most proposals per image in training. In inference, also at most half of `candidates`.
         cascade: Whether three heads follow each other (Cascade R-CNN).
-        masks: Whether the detector also predicts the pixels of each object (Mask R-CNN).
+        least_score: Score that a prediction must exceed.
+        most: Most predicted objects per image.
+        masks: Whether the detector also predicts a mask of each object (Mask R-CNN).
         head: Layers of a head, by their name in `HEADS`.
-        cascade_boxes: Whether a head of the cascade corrects a box once, or once for each class.
+        cascade_boxes: Whether a head of the cascade predicts one box correction, or one for each class.
         cascade_average: Quantity that the cascade averages over its heads: probabilities, or logits.
         box_loss: Loss of the heads' boxes: smooth L1, L1, or GIoU of the corrected boxes with weight 10.
-        candidates: Regions of each map that are compared before proposals are chosen; 0 for as many as `proposals`.
-        matching: Boxes that are assigned to an object in addition to those that overlap it enough. "torchvision": the
-            anchor with the largest overlap, but assigned to the object that this anchor overlaps most. "anchors": the
-            anchor with the largest overlap, if at least 0.3, assigned to this object. "regions": also the region with
-            the largest overlap, if that is enough for a hit.
-        pooling: How a region is read from a map: at 2x2 points of each of its cells, or exactly aligned, at
-            more points for larger cells.
+        proposal_loss: Loss of the proposals' boxes.
+        candidates: Regions per map with the highest scores, among which non-maximum suppression chooses the proposals;
+            half as many in inference. 0 for as many as `proposals`.
+        matching: Boxes that are assigned to an object in addition to those with enough IoU. "torchvision": the anchor
+            with the largest IoU, but assigned to the object that this anchor overlaps most. "anchors": the anchor with
+            the largest IoU, if that is at least 0.3. "regions": also the proposal with the largest IoU, if that reaches
+            the threshold of the head.
+        pooling: How a region is pooled from a map. "sampled": at 2x2 points per cell. "aligned": without a shift of
+            half a cell, at more points for larger regions.
+        pyramid_norm: Normalisation in the pyramid.
+        proposal_layers: Convolutions of the proposal network.
+        mask_norm: Normalisation in the mask head.
         maps: Maps of the backbone: one of each stride, or the two of torchvision's MobileNet detectors.
-        anchor_sides: Sides of the anchors of a cell: one that grows with the stride, or 32 to 512 pixels on every map.
+        anchor_sides: Sides of the anchors of a cell: one, which is `anchor` times the stride, or five, from 32 to 512
+            pixels on every map.
     """
 
     channels: int = 256
@@ -113,14 +124,14 @@ class DetectorOptions:
     anchor_sides: AnchorSides = "one"
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain values for a model's card."""
+        """Return the options as JSON values, for a model's card."""
         return asdict(self)
 
     @classmethod
     def from_dict(cls, stored: Any) -> Self:
         """Read the result of `to_dict` of this version or an older one, from an untrusted file.
 
-        Options that the older version did not have take their default, with which its detectors were trained.
+        Options that the older version did not have take their defaults, which are what its detectors were trained with.
         """
         if not isinstance(stored, dict):
             raise UserError("model.json has no options of its detector: restore it or train again.")
@@ -135,8 +146,8 @@ class DetectorOptions:
         hints = get_type_hints(cls)
         for name, value in stored.items():
             choices = HEADS if name == "head" else get_args(hints[name])
-            is_typed = type(value) is type(defaults[name])
-            largest = MAX_LAYERS if name == "proposal_layers" else LARGEST
-            if not is_typed or not (value in choices if choices else 0 <= value <= largest):
+            has_type = type(value) is type(defaults[name])
+            maximum = MAX_PROPOSAL_LAYERS if name == "proposal_layers" else MAX_OPTION
+            if not has_type or not (value in choices if choices else 0 <= value <= maximum):
                 raise UserError(f"model.json gives a detector {name} {value!r}: restore it or train again.")
         return cls(**stored)

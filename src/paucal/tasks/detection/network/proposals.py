@@ -1,4 +1,4 @@
-"""The proposal network: torchvision's, with a choice of losses and of the anchors that learn an object."""
+"""torchvision's proposal network, with a choice of the box loss and of how anchors are assigned to objects."""
 
 import torch
 from torch import Tensor
@@ -10,23 +10,23 @@ from torchvision.models.detection.rpn import RegionProposalNetwork, RPNHead
 from paucal.backbones.stage_maps import StageMaps
 from paucal.tasks.detection.network.options import DetectorOptions
 
-RATIOS = (0.5, 1.0, 2.0)
-FIVE_SIDES = (32, 64, 128, 256, 512)  # pixels
-HIT, MISS, SAMPLES, POSITIVE_SHARE, NMS = 0.7, 0.3, 256, 0.5, 0.7
-BETAS = {"smooth-l1": 1 / 9, "l1": 0.0}  # difference at which smooth L1 becomes linear
+ASPECT_RATIOS = (0.5, 1.0, 2.0)
+FIVE_SIDES = (32, 64, 128, 256, 512)  # sides of anchors in pixels
+HIT_IOU, MISS_IOU, SAMPLED_ANCHORS, POSITIVE_SHARE, NMS_IOU = 0.7, 0.3, 256, 0.5, 0.7
+BETAS = {"smooth-l1": 1 / 9, "l1": 0.0}  # difference of corrections at which smooth L1 becomes linear
 
 
 class ObjectMatcher(Matcher):
-    """torchvision's matcher, which also assigns to each object the regions with the largest overlap with it.
+    """torchvision's matcher, which in addition assigns to each object its best regions, which overlap it most.
 
-    Differs from torchvision's own "low-quality matches", which assign such a region to the object that it overlaps
-    most; this may be another object. Here it learns the object that it was chosen for (the last of several), as in the
-    published code.
+    torchvision's "low-quality matches" assign such a region to the object that the region overlaps most, which may be
+    another object. This matcher assigns it to the object whose best region it is (the last object, if it is the best of
+    several), as in the published code.
 
     Args:
-        hit: Smallest overlap at which a region is assigned to an object.
-        miss: Overlap below which a region is background.
-        least: Smallest overlap at which an object gets the regions that overlap it most.
+        hit: Smallest IoU at which a region is assigned to an object.
+        miss: IoU below which a region is background.
+        least: Smallest IoU at which the best regions of an object are assigned to it.
         with_objects: Whether the last regions are the objects' true boxes, which are not assigned to other objects.
     """
 
@@ -35,23 +35,23 @@ class ObjectMatcher(Matcher):
         self.least, self.with_objects = least, with_objects
 
     def __call__(self, match_quality_matrix: Tensor) -> Tensor:
-        """Return (N,) int64, the object of each region, negative for none, given (objects, N) overlaps."""
+        """Return the (N,) int64 index of each region's object, negative for none, from an (objects, N) IoU matrix."""
         matches = super().__call__(match_quality_matrix)
-        count = match_quality_matrix.shape[1] - (len(match_quality_matrix) if self.with_objects else 0)
-        overlaps = match_quality_matrix[:, :count]
-        if not count:
+        n_proposals = match_quality_matrix.shape[1] - (len(match_quality_matrix) if self.with_objects else 0)
+        overlaps = match_quality_matrix[:, :n_proposals]
+        if not n_proposals:
             return matches
         for index, (row, best) in enumerate(zip(overlaps, overlaps.amax(1), strict=True)):
             is_best = (row == best) & (best >= self.least)
-            matches[:count] = torch.where(is_best, index, matches[:count])
+            matches[:n_proposals] = torch.where(is_best, index, matches[:n_proposals])
         return matches
 
 
 class ProposalHead(RPNHead):
-    """torchvision's layers with float32 results, since boxes in half precision are off by pixels."""
+    """torchvision's proposal layers with float32 outputs, since boxes in half precision are off by pixels."""
 
     def forward(self, x: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
-        """Return logits and box corrections of the anchors of each map."""
+        """Return the objectness logits and the box corrections of the anchors, both as one tensor per map."""
         logits, corrections = super().forward(x)
         return [grid.float() for grid in logits], [grid.float() for grid in corrections]
 
@@ -63,24 +63,24 @@ class ProposalNetwork(RegionProposalNetwork):
         strides = [*stages.strides, 2 * stages.strides[-1]]
         single_sides = tuple((options.anchor * stride,) for stride in strides)
         sides = single_sides if options.anchor_sides == "one" else (FIVE_SIDES,) * len(strides)
-        anchors = AnchorGenerator(sides, (RATIOS,) * len(strides))
+        anchors = AnchorGenerator(sides, (ASPECT_RATIOS,) * len(strides))
         candidates = options.candidates or options.proposals
-        compared = {"training": candidates, "testing": max(candidates // 2, options.most)}
+        n_candidates = {"training": candidates, "testing": max(candidates // 2, options.most)}
         n_kept = {"training": options.proposals, "testing": max(min(options.proposals, candidates // 2), options.most)}
         super().__init__(
             anchors,
             ProposalHead(options.channels, anchors.num_anchors_per_location()[0], options.proposal_layers),
-            fg_iou_thresh=HIT,
-            bg_iou_thresh=MISS,
-            batch_size_per_image=SAMPLES,
+            fg_iou_thresh=HIT_IOU,
+            bg_iou_thresh=MISS_IOU,
+            batch_size_per_image=SAMPLED_ANCHORS,
             positive_fraction=POSITIVE_SHARE,
-            pre_nms_top_n=compared,
+            pre_nms_top_n=n_candidates,
             post_nms_top_n=n_kept,
-            nms_thresh=NMS,
+            nms_thresh=NMS_IOU,
         )
         self._beta = BETAS[options.proposal_loss]
         if options.matching != "torchvision":
-            self.proposal_matcher = ObjectMatcher(HIT, MISS, MISS)
+            self.proposal_matcher = ObjectMatcher(HIT_IOU, MISS_IOU, MISS_IOU)
 
     def compute_loss(
         self, objectness: Tensor, pred_bbox_deltas: Tensor, labels: list[Tensor], regression_targets: list[Tensor]

@@ -20,23 +20,23 @@ from torchvision.ops.poolers import LevelMapper
 from paucal.tasks.detection.network.options import BoxLoss, MaskNorm, Matching
 from paucal.tasks.detection.network.proposals import ObjectMatcher
 
-BOX_CELLS, MASK_CELLS = 7, 14  # per side of a region; predicted masks have twice as many
-USUAL_SIDE, USUAL_LEVEL = 224, 4  # a region of 224 pixels is read at a stride of 2^4
-POINTS = 2  # per side of a cell
-MASK_LAYERS = 4
-GIOU_WEIGHT = 10.0
+BOX_CELLS, MASK_CELLS = 7, 14  # cells per side of a pooled region; predicted masks have twice MASK_CELLS per side
+USUAL_SIDE, USUAL_LEVEL = 224, 4  # a region with sides of 224 pixels is pooled from the map of stride 2^4
+POINTS = 2  # sampling points per side of a cell
+MASK_LAYERS = 4  # convolutions before the upsampling
+GIOU_WEIGHT = 10.0  # of the box loss
 Targets = list[dict[str, Tensor]]
 
 
 class AlignedPooling(nn.Module):
-    """Reads regions without a shift of half a cell; a cell is read at as many points as it covers cells of the map.
+    """Pools regions without a shift of half a cell; a larger region is sampled at more points per cell.
 
-    These are `aligned` and the adaptive sampling of the published code, which torchvision's `MultiScaleRoIAlign`
-    does not offer.
+    These are `aligned=True` and the adaptive sampling of torchvision's `roi_align`, which the published code uses and
+    `MultiScaleRoIAlign` does not offer.
 
     Args:
         strides: Stride of each map in pixels; growing powers of two.
-        cells: Cells per side of a region.
+        cells: Cells per side of a pooled region.
     """
 
     def __init__(self, strides: Sequence[int], cells: int) -> None:
@@ -46,12 +46,12 @@ class AlignedPooling(nn.Module):
         self._level_of = LevelMapper(first, last, USUAL_SIDE, USUAL_LEVEL)
 
     def forward(self, features: Mapping[str, Tensor], boxes: list[Tensor], sizes: Sequence[tuple[int, int]]) -> Tensor:
-        """Return (regions, channels, cells, cells) of all images; arguments as in torchvision's pooling.
+        """Return the (N, channels, cells, cells) pooled regions of all images, in the order of `boxes`.
 
         Args:
-            features: (B, channels, H, W) maps by their number.
+            features: (B, channels, H, W) maps, by level from "0".
             boxes: (N_i, 4) corners in pixels per image.
-            sizes: Unused, since the strides are known.
+            sizes: Unused; torchvision's pooling has this argument.
         """
         images = torch.cat([torch.full_like(corners[:, :1], image) for image, corners in enumerate(boxes)])
         regions, levels = torch.cat([images, torch.cat(boxes)], dim=1), self._level_of(boxes)
@@ -65,7 +65,7 @@ class AlignedPooling(nn.Module):
 
 
 def make_pooling(strides: Sequence[int], cells: int, aligned: bool) -> nn.Module:
-    """Return aligned pooling, or torchvision's with 2x2 points per cell."""
+    """Return `AlignedPooling`, or torchvision's `MultiScaleRoIAlign` with 2x2 points per cell."""
     if aligned:
         return AlignedPooling(strides, cells)
     return MultiScaleRoIAlign([str(level) for level in range(len(strides))], cells, POINTS)
@@ -76,10 +76,10 @@ class HeadOutput(NamedTuple):
 
     Attributes:
         losses: Losses by name: "class", "box" and, with mask layers, "mask".
-        regions: (N_i, 4) corners per image of the sampled regions.
-        labels: (N,) int64 of all images, 0 for the background.
-        logits: (N, K + 1), the background first.
-        deltas: (N, 4) or (N, 4 (K + 1)) corrections of the boxes.
+        regions: (N_i, 4) corners of the sampled regions, per image.
+        labels: (N,) int64 classes of the regions of all images, 0 for the background.
+        logits: (N, K + 1) class logits, the background first.
+        deltas: (N, 4) or (N, 4 (K + 1)) predicted box corrections.
     """
 
     losses: dict[str, Tensor]
@@ -90,13 +90,16 @@ class HeadOutput(NamedTuple):
 
 
 class RegionHeads(RoIHeads):
-    """torchvision's heads with the chosen losses.
+    """torchvision's `RoIHeads` with the chosen box loss and matching.
+
+    A hit is a region that is assigned to an object; the other regions are background.
 
     Args:
-        layers: Pooling, head and predictor of boxes.
-        hit: Smallest overlap at which a region is a hit.
+        layers: Box pooling, box head and box predictor.
+        hit: Smallest IoU with an object at which a region is a hit.
+        box_loss: Loss of the box corrections of hits.
         beta: Difference of corrections at which smooth L1 becomes linear.
-        matching: Regions that are assigned to an object; see `DetectorOptions`.
+        matching: Rule that assigns regions to objects; see `DetectorOptions`.
         settings: Further arguments of torchvision's `RoIHeads`.
     """
 
@@ -126,7 +129,7 @@ class RegionHeads(RoIHeads):
         image_shapes: list[tuple[int, int]],
         targets: Targets | None = None,
     ) -> tuple[list[dict[str, Tensor]], dict[str, Tensor]]:
-        """Return torchvision's detections or, given targets, the losses."""
+        """Return (detections, {}) as torchvision does or, given targets, ([], losses)."""
         if targets is None:
             return super().forward(features, proposals, image_shapes)
         return [], self.compute_losses(features, proposals, image_shapes, targets).losses
@@ -134,7 +137,7 @@ class RegionHeads(RoIHeads):
     def compute_losses(
         self, features: Mapping[str, Tensor], proposals: list[Tensor], sizes: list[tuple[int, int]], targets: Targets
     ) -> HeadOutput:
-        """Return the losses of sampled proposals and of the objects' own boxes; arguments as in `forward`."""
+        """Return losses and predictions for sampled proposals and true boxes; arguments as in `forward`."""
         regions, matched, sampled_labels, box_targets = self.select_training_samples(proposals, targets)
         labels = torch.cat(sampled_labels)
         logits, deltas = self.predict(features, regions, sizes)
@@ -147,7 +150,10 @@ class RegionHeads(RoIHeads):
     def predict(
         self, features: Mapping[str, Tensor], regions: list[Tensor], sizes: list[tuple[int, int]]
     ) -> tuple[Tensor, Tensor]:
-        """Return logits and corrections of regions in float32, since boxes in half precision are off by pixels."""
+        """Return the class logits and box corrections of regions, as in `HeadOutput`.
+
+        They are float32, since boxes in half precision are off by pixels.
+        """
         cells = self.box_roi_pool(dict(features), regions, sizes)
         logits, deltas = self.box_predictor(self.box_head(cells))
         return logits.float(), deltas.float()
@@ -155,22 +161,22 @@ class RegionHeads(RoIHeads):
     def refine(
         self, deltas: Tensor, classes: Tensor, regions: Sequence[Tensor], sizes: Sequence[tuple[int, int]]
     ) -> list[Tensor]:
-        """Return the regions with this head's corrections, cut at the edges of their images, without a gradient.
+        """Return the regions with this head's corrections, clipped to their images and without a gradient.
 
         Args:
             deltas: (N, 4) or (N, 4 (K + 1)) corrections of the regions of all images.
-            classes: (N,) int64, class whose correction each region takes.
+            classes: (N,) int64, class whose correction is applied to each region.
             regions: (N_i, 4) corners per image.
             sizes: (height, width) of each image.
         """
         boxes = self.box_coder.decode_single(select_class(deltas.detach(), classes), torch.cat(list(regions)))
-        split = boxes.split([len(corners) for corners in regions])
-        return [clip_boxes_to_image(corners, size) for corners, size in zip(split, sizes, strict=True)]
+        image_boxes = boxes.split([len(corners) for corners in regions])
+        return [clip_boxes_to_image(corners, size) for corners, size in zip(image_boxes, sizes, strict=True)]
 
     def mask_logits(
         self, features: Mapping[str, Tensor], regions: list[Tensor], sizes: list[tuple[int, int]]
     ) -> Tensor:
-        """Return (N, K + 1, 28, 28) logits of the masks of the regions of all images."""
+        """Return (N, K + 1, 28, 28) mask logits for the regions of all images."""
         cells = self.mask_roi_pool(dict(features), regions, sizes)  # type: ignore[misc]
         return self.mask_predictor(self.mask_head(cells))  # type: ignore[misc]
 
@@ -183,13 +189,13 @@ class RegionHeads(RoIHeads):
         sizes: list[tuple[int, int]],
         targets: Sequence[Mapping[str, Tensor]],
     ) -> Tensor:
-        """Return torchvision's mask loss of the hits: the mean cross-entropy of their cells.
+        """Return torchvision's mask loss: the mean binary cross-entropy over the mask cells of all hits.
 
         Args:
-            features: Maps by name.
+            features: Pyramid maps by name.
             regions: (N_i, 4) corners per image.
-            matched: (N_i,) int64 per image, the object of each region.
-            labels: (N_i,) int64 per image, 0 for the background.
+            matched: (N_i,) int64 per image, index of the object that each region is assigned to.
+            labels: (N_i,) int64 classes of the regions per image, 0 for the background.
             sizes: (height, width) of each image.
             targets: "masks" (M_i, H, W) and "labels" (M_i,) from 1, per image.
         """
@@ -201,7 +207,7 @@ class RegionHeads(RoIHeads):
         return maskrcnn_loss(logits, hit_regions, masks, classes, hit_objects)
 
     def _box_loss(self, deltas: Tensor, labels: Tensor, targets: Tensor, regions: Tensor) -> Tensor:
-        """Return the loss of the (N, 4) corrections of hits, divided by the number of all regions."""
+        """Return the summed loss of the (N, 4) corrections over the hits, divided by N."""
         hits = labels > 0
         if self.box_loss == "giou":
             predicted_boxes, target_boxes = (
@@ -214,23 +220,23 @@ class RegionHeads(RoIHeads):
 
 
 class SharedPredictor(nn.Module):
-    """The class of a region, and one correction of its box for all classes."""
+    """Predicts the class of a region, and one box correction that is shared by all classes."""
 
     def __init__(self, dim: int, classes: int) -> None:
         super().__init__()
         self.classify, self.correct = nn.Linear(dim, classes + 1), nn.Linear(dim, 4)
 
     def forward(self, regions: Tensor) -> tuple[Tensor, Tensor]:
-        """Return (N, K + 1) logits and (N, 4) corrections."""
+        """Return (N, K + 1) logits and (N, 4) box corrections of regions with (N, dim) features."""
         return self.classify(regions), self.correct(regions)
 
 
 def select_class(deltas: Tensor, classes: Tensor) -> Tensor:
-    """Return the (N, 4) corrections of each region's class.
+    """Return the (N, 4) box corrections that belong to each region's class.
 
     Args:
-        deltas: (N, 4) for all classes, or (N, 4 (K + 1)), the background first.
-        classes: (N,) int64.
+        deltas: (N, 4) corrections shared by all classes, or (N, 4 (K + 1)) per class, the background first.
+        classes: (N,) int64 class of each region.
 
     Example:
         >>> select_class(torch.arange(16.0).view(2, 8), torch.tensor([1, 0])).tolist()
@@ -242,12 +248,12 @@ def select_class(deltas: Tensor, classes: Tensor) -> Tensor:
 
 
 def mask_layers(channels: int, classes: int, norm: MaskNorm = "none") -> tuple[nn.Module, nn.Module]:
-    """Return the layers between the cells of a region and its masks, one per class and one for the background.
+    """Return the convolutions of a mask head, and the predictor of one mask per class and one for the background.
 
     Args:
         channels: Channels of the pyramid and of all layers; 256 as published.
-        classes: Number of classes of objects.
-        norm: Norm after each convolution.
+        classes: Number of classes without the background.
+        norm: Normalisation after each convolution.
     """
     norm_layer = nn.BatchNorm2d if norm == "batch" else None
     layers = MaskRCNNHeads(channels, [channels] * MASK_LAYERS, 1, norm_layer)
@@ -257,9 +263,11 @@ def mask_layers(channels: int, classes: int, norm: MaskNorm = "none") -> tuple[n
 def mean_masks(stages: Sequence[Tensor], labels: Sequence[Tensor]) -> list[Tensor]:
     """Return the (N_i, 1, 28, 28) mask probabilities of each image's objects, averaged over several heads.
 
-    Each head has (N, K + 1, 28, 28) logits; labels are (N_i,) from 1.
+    Args:
+        stages: (N, K + 1, 28, 28) mask logits of each head.
+        labels: (N_i,) int64 classes of the objects per image, from 1.
     """
-    shares = torch.stack([logits.sigmoid() for logits in stages]).mean(0)
+    probabilities = torch.stack([logits.sigmoid() for logits in stages]).mean(0)
     all_labels = torch.cat(list(labels))
-    class_masks = shares[torch.arange(len(all_labels), device=all_labels.device), all_labels][:, None]
+    class_masks = probabilities[torch.arange(len(all_labels), device=all_labels.device), all_labels][:, None]
     return list(class_masks.split([len(image_labels) for image_labels in labels]))
