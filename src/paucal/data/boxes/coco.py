@@ -51,8 +51,8 @@ def read(tree: Tree, files: Sequence[str]) -> AnnotationSet:
     box_files = files
     if any(_starts_with(file, INSTANCES) for file in files):
         box_files = [file for file in files if not _starts_with(file, *OTHER_TASKS)]
-    names = ImageNames(tree.images, tree)
-    contents, notes = _remove_repetitions([_FileReader(tree, file, names).read() for file in box_files])
+    finder = ImageNames(tree.images, tree)
+    contents, notes = _remove_repetitions([_FileReader(tree, file, finder).read() for file in box_files])
     images: dict[str, AnnotatedImage] = {}
     for content in contents:
         for image in content.images:
@@ -101,8 +101,8 @@ def _remove_repetitions(contents: Sequence[AnnotationSet]) -> tuple[list[Annotat
 class _FileReader:
     """Reads one JSON file, and refuses an invalid one with a message."""
 
-    def __init__(self, tree: Tree, file: str, names: ImageNames) -> None:
-        self._tree, self._file, self._names = tree, file, names
+    def __init__(self, tree: Tree, file: str, finder: ImageNames) -> None:
+        self._tree, self._file, self._finder = tree, file, finder
         self._shown_path = tree.shown_path(file)
         self._part = part_of_file(file)
 
@@ -186,7 +186,7 @@ class _FileReader:
                     f"{self._shown_path!r} has two images with the id {number!r}: give each image a different id."
                 )
             images[number] = AnnotatedImage("", size=_stated_size(row), declared=self._part, source=self._file)
-        keys = self._names.find_images([row["file_name"] for row in rows], self._file, self._part)
+        keys = self._finder.find_images([row["file_name"] for row in rows], self._file, self._part)
         for row, key, image in zip(rows, keys, images.values(), strict=True):
             if key is None:
                 name = row["file_name"]

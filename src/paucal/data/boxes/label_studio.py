@@ -71,7 +71,7 @@ def read(tree: Tree, files: Sequence[str]) -> AnnotationSet:
 
     If an image has several annotations, the one marked as ground truth is read, or else the last one.
     """
-    names = ImageNames(tree.images, tree)
+    finder = ImageNames(tree.images, tree)
     images: dict[str, AnnotatedImage] = {}
     special_cases: Counter[str] = Counter()
     unread: Counter[str] = Counter()
@@ -81,7 +81,7 @@ def read(tree: Tree, files: Sequence[str]) -> AnnotationSet:
         notes += file_notes
         shown_path = tree.shown_path(file)
         tasks = list(_read_tasks(content, shown_path, special_cases))
-        keys = _find_images(tasks, names, tree, file)
+        keys = _find_images(tasks, finder, tree, file)
         store = tree.store(keys)
         for number, (task, key) in enumerate(zip(tasks, keys, strict=True)):
             sizes = [size for value in task.values if (size := _stated_size(value))]
@@ -170,16 +170,16 @@ def _short_values(row: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
             yield {"choices": [value]}
 
 
-def _find_images(tasks: Sequence[_Task], names: ImageNames, tree: Tree, file: str) -> list[str]:
+def _find_images(tasks: Sequence[_Task], finder: ImageNames, tree: Tree, file: str) -> list[str]:
     """Return the key of the image of each task, by its path or URL, or else by the name of the uploaded file."""
     part = part_of_file(file)
     paths = [_LOCAL_FILE_URL.sub("", task.image) for task in tasks]
     # URLs may be percent-encoded, but a file with exactly the name in the URL is preferred.
-    keys_of_paths = names.find_images(paths, file, part)
+    keys_of_paths = finder.find_images(paths, file, part)
     decoded = [path if key is not None else unquote(path) for path, key in zip(paths, keys_of_paths, strict=True)]
     keys: list[str] = []
-    for task, key in zip(tasks, names.find_images(decoded, file, part), strict=True):
-        image = key or next(iter(names.find_images([task.uploaded], file, part)), None)
+    for task, key in zip(tasks, finder.find_images(decoded, file, part), strict=True):
+        image = key or next(iter(finder.find_images([task.uploaded], file, part)), None)
         if image is None:
             raise MissingImage(
                 f"{tree.shown_path(file)!r} describes {task.image[:120]!r}, but there is no such image in "

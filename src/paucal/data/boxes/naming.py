@@ -251,15 +251,15 @@ def assign_images(tree: Tree, stated_names: Mapping[str, Sequence[str]]) -> tupl
         tree: Files of the data set.
         stated_names: Names of its image in each annotation file, the likeliest first.
     """
-    names = ImageNames(tree.images, tree)
-    image_of = ((file, names.find_described_image(file, image_names)) for file, image_names in stated_names.items())
+    finder = ImageNames(tree.images, tree)
+    image_of = ((file, finder.find_described_image(file, image_names)) for file, image_names in stated_names.items())
     keys = {file: key for file, key in image_of if key is not None}
     files_of: dict[str, list[str]] = {}
     for file, key in keys.items():
         files_of.setdefault(key, []).append(file)
     corrected = []
     for file in [file for files in files_of.values() if len(files) > 1 for file in files]:
-        image_by_stem = names.find_described_image(file, ())
+        image_by_stem = finder.find_described_image(file, ())
         if image_by_stem is not None and image_by_stem not in keys.values():
             keys[file] = image_by_stem
             corrected.append(file)

@@ -49,13 +49,13 @@ def _parts_of_folders(images: Sequence[AnnotatedImage]) -> dict[str, str]:
 
 def _parts_of_lists(images: Sequence[AnnotatedImage], tree: Tree) -> tuple[dict[str, str], list[str]]:
     """Return the part of each image that a list file names, by key, and notes on lines that name no image."""
-    names = _ListedNames(images, tree)
+    finder = _ListedNames(images, tree)
     parts: dict[str, str] = {}
     notes: list[str] = []
     for file in _find_lists(tree):
         lines, file_notes = tree.lines(file)
         notes += file_notes
-        keys = [names.find(line, file) for line in lines]
+        keys = [finder.find(line, file) for line in lines]
         unmatched = [line for line, key in zip(lines, keys, strict=True) if key is None]
         if lines and len(unmatched) == len(lines):
             shown_path, first = tree.shown_path(file), lines[0][:80]

@@ -120,12 +120,12 @@ def find(tree: Tree, files: Sequence[str]) -> list[str]:
 
 def read(tree: Tree, files: Sequence[str]) -> AnnotationSet:
     """Read the tables of a data set; each may be for one part (train, val or test)."""
-    names = ImageNames(tree.images, tree)
+    finder = ImageNames(tree.images, tree)
     images: dict[str, AnnotatedImage] = {}
     notes: list[str] = []
     for file in files:
         rows, form, row_notes = _read_rows(tree, file)
-        keys = _row_keys(tree, names, file, rows)
+        keys = _row_keys(tree, finder, file, rows)
         file_images: dict[str, AnnotatedImage] = {}
         size_of = _size_reader(tree, keys)
         boxes = [(row.box, key) for row, key in zip(rows, keys, strict=True) if row.box is not None]
@@ -373,10 +373,10 @@ def _is_invalid(edge: str) -> bool:
     return parse_number(edge) is None and edge.lower() not in ("", "none", "null", "na", "n/a", "<na>")
 
 
-def _row_keys(tree: Tree, names: ImageNames, file: str, rows: Sequence[_Row]) -> list[str]:
+def _row_keys(tree: Tree, finder: ImageNames, file: str, rows: Sequence[_Row]) -> list[str]:
     """Return the key of the image of each row; the name in the row may lack a suffix."""
     unique = list(dict.fromkeys(row.image for row in rows))
-    keys = dict(zip(unique, names.find_images(unique, file, part_of_file(file)), strict=True))
+    keys = dict(zip(unique, finder.find_images(unique, file, part_of_file(file)), strict=True))
     for row in rows:
         if keys[row.image] is None:
             raise MissingImage(

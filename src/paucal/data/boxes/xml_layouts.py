@@ -74,11 +74,11 @@ def read_cvat(tree: Tree, files: Sequence[str]) -> AnnotationSet:
     images: dict[str, AnnotatedImage] = {}
     notes: list[str] = []
     unread: Counter[str] = Counter()
-    names = ImageNames(tree.images, tree)
+    finder = ImageNames(tree.images, tree)
     for file in files:
         content, file_notes = parse_xml(tree, file)
         notes += file_notes
-        for image in _cvat_images(content, tree, file, names, unread):
+        for image in _cvat_images(content, tree, file, finder, unread):
             add_image(images, image, tree.shown)
     return AnnotationSet.with_numbered_classes(images.values(), tree.shown, [*notes, *unread_shapes_notes(unread)])
 
@@ -191,7 +191,7 @@ def _voc_size(content: ElementTree.Element, shown_path: str) -> tuple[int, int] 
 
 
 def _cvat_images(
-    content: ElementTree.Element, tree: Tree, file: str, names: ImageNames, unread: Counter[str]
+    content: ElementTree.Element, tree: Tree, file: str, finder: ImageNames, unread: Counter[str]
 ) -> list[AnnotatedImage]:
     """Return the images in a CVAT file; shapes without a box are counted by type in `unread`."""
     shown_path = tree.shown_path(file)
@@ -204,9 +204,11 @@ def _cvat_images(
     part = part_of_file(file)
     stated_names = [item.get("name", "") for item in items]
     # The export of a CVAT project has a folder of images for each subset.
-    keys = names.find_images([f"{item.get('subset', '')}/{item.get('name', '')}" for item in items], file, part)
+    keys = finder.find_images([f"{item.get('subset', '')}/{item.get('name', '')}" for item in items], file, part)
     if missing := [number for number, key in enumerate(keys) if key is None]:
-        for number, key in zip(missing, names.find_images([stated_names[n] for n in missing], file, part), strict=True):
+        for number, key in zip(
+            missing, finder.find_images([stated_names[n] for n in missing], file, part), strict=True
+        ):
             keys[number] = key
     images = []
     for item, key in zip(items, keys, strict=True):

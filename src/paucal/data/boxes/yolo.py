@@ -188,7 +188,7 @@ def _names_of_yaml(value: Any, tree: Tree, shown_path: str) -> dict[int, str] | 
         names[int(number)] = plain_name(str(name))
     if not names:
         raise UserError(
-            f"{shown_path!r} has no names of classes, expected a list, or numbers with their names: add them."
+            f"{shown_path!r} has no names of classes: add a list of names, or a mapping from class numbers to names."
         )
     return _check_names(names, shown_path)
 
@@ -217,7 +217,7 @@ def _check_names(names: Mapping[int, str], shown_path: str) -> dict[int, str]:
     return unique_class_names(names)
 
 
-def _images_by_part(config: Config, tree: Tree, names: ImageNames) -> tuple[dict[str, str], list[str]]:
+def _images_by_part(config: Config, tree: Tree, finder: ImageNames) -> tuple[dict[str, str], list[str]]:
     """Return the part of each image, by key, that the YAML file names, and notes."""
     parts: dict[str, str] = {}
     notes: list[str] = []
@@ -225,7 +225,7 @@ def _images_by_part(config: Config, tree: Tree, names: ImageNames) -> tuple[dict
     for part in ("train", "val", "test"):
         keys: set[str] = set()
         for value in config.parts.get(part, ()):
-            images = _images_at(value, config, tree, names, part, notes)
+            images = _images_at(value, config, tree, finder, part, notes)
             if images is None and part == "train":
                 raise MissingImage(
                     f"{config.shown_path!r} gives {value!r} as images of train, and there are none in {tree.shown!r}: "
@@ -250,7 +250,7 @@ def _images_by_part(config: Config, tree: Tree, names: ImageNames) -> tuple[dict
 
 
 def _images_at(
-    value: str, config: Config, tree: Tree, names: ImageNames, part: str, notes: list[str]
+    value: str, config: Config, tree: Tree, finder: ImageNames, part: str, notes: list[str]
 ) -> set[str] | None:
     """Return the keys of the images of an entry in the YAML file; None if there are none.
 
@@ -258,7 +258,7 @@ def _images_at(
         value: Path of a folder of images or of a list file.
         config: Contents of the YAML file.
         tree: Files of the data set.
-        names: Finder of images by name.
+        finder: Finder of images by name.
         part: Part that the entry is for.
         notes: Notes, to which one on missing images is appended.
     """
@@ -275,7 +275,7 @@ def _images_at(
         name = normalise_name("/".join(full_path[index:]) or ".")
         if name in files:
             lines = tree.lines(files[name])[0]
-            image_keys = names.find_images(lines, files[name], part)
+            image_keys = finder.find_images(lines, files[name], part)
             missing = [line for line, key in zip(lines, image_keys, strict=True) if key is None]
             if 0 < len(missing) < len(lines):
                 text = f"{counted(len(missing), 'line')} of {files[name]} without an image"
