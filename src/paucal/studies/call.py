@@ -100,7 +100,9 @@ def require_runnable(study: Study, settings: StudySettings) -> None:
     if only_full and settings.scale != "full":
         raise UserError(f"--{only_full[0]} belongs to --scale full: leave it out at {settings.scale}.")
     if settings.init is not None and len(settings.init) > 1 and not study.starts:
-        raise UserError(f"--init: all runs of {study.name} start from the same weights: give one.")
+        raise UserError(
+            f"--init has several values, but all runs of {study.name} start from the same weights: give one value."
+        )
     if study.kind in ("detect", "segment") and (settings.data_root is not None or settings.download):
         name = "data-root" if settings.data_root is not None else "download"
         raise UserError(

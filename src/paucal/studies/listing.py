@@ -90,7 +90,7 @@ def describe_status(study: Study, data_sets: Mapping[str, DataSet]) -> str:
     if any(column.metric in TIMED for column in study.columns):
         return "runnable (timed on this device, nothing is trained)"
     if study.kind == "count":
-        return "runnable (counted, nothing is trained)"
+        return "runnable (parameters and operations are counted, nothing is trained)"
     if study.kind == "facts":
         return "reference table; nothing to run"
     if study.kind in ("pictures", "command"):

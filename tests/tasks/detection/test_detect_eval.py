@@ -79,7 +79,7 @@ def test_eval__refuses_images_without_an_object(finished: Path, tmp_path: Path):
     write_coco(tmp_path / "set" / "train", 3, seed=5)
     file = write_coco(tmp_path / "set" / "test", 3, seed=6)
     file.write_text(json.dumps({**json.loads(file.read_text()), "annotations": []}))
-    with pytest.raises(UserError, match="no object to count is in 3 images to evaluate, so there is no score"):
+    with pytest.raises(UserError, match="the detector cannot be scored, since there is no object in 3 images"):
         paucal.evaluate(finished, tmp_path / "set", output=str(tmp_path / "no"))
 
 

@@ -283,14 +283,14 @@ def test_parts_without_an_object__select_no_state_and_give_no_score(tmp_path: Pa
     assert data.counts() == {"train": 6, "val": 0, "test": 3}
     words = "3 validation images without an object left out, since they cannot select a model"
     assert data.split.description.endswith(words)
-    with pytest.raises(UserError, match="the detector cannot be scored, since no object counts in 3 test images"):
+    with pytest.raises(UserError, match="the detector cannot be scored, since there is no object in 3 test images"):
         parts_without("test")
 
 
 def test_fraction_that_leaves_no_test_image__is_refused(tmp_path: Path):
     write_coco(tmp_path / "set", 6)
     settings = without_none_init(DetectSettings(str(tmp_path / "set"), epochs=1, test_fraction=0.01, **TINY))
-    with pytest.raises(UserError, match="no object to count is in 0 test images, so the detector could not be scored"):
+    with pytest.raises(UserError, match="the detector cannot be scored, since there is no object in 0 test images"):
         assemble(settings, {**GIVEN, "epochs": "flag"}, SilentConsole().progress)
 
 

@@ -137,8 +137,8 @@ def assemble(
         load_report = load_published(objective.detector, settings, boxed.classes, bars)
     else:
         load_report = load_start(start, settings.model, objective, ())
-    first = read_first(run)
-    if run is not None and first is not None:
+    first_detector = read_first(run)
+    if run is not None and first_detector is not None:
         load_layers(run, objective.deployable())
     remarks += [*boxed.images.notes, *(load_report.lines() if load_report else ()), *notes, *_warnings(data)]
     return DetectionSetup(
@@ -151,7 +151,7 @@ def assemble(
         tuple(remarks),
         load_report,
         images=boxed,
-        first=first,
+        first=first_detector,
     )
 
 
@@ -177,8 +177,8 @@ def _require_objects(split: Split, boxed: BoxedImages) -> Split:
     test, val = split.indices("test"), split.indices("val")
     if not boxed.count_boxes(test):
         raise UserError(
-            f"the detector cannot be scored, since no object counts in {counted(len(test), 'test image')}: give test "
-            "images with boxes, or a larger --test-fraction."
+            f"the detector cannot be scored, since there is no object in {counted(len(test), 'test image')} (crowds "
+            "and difficult objects do not count): give test images with boxes, or a larger --test-fraction."
         )
     if not len(val) or boxed.count_boxes(val):
         return split

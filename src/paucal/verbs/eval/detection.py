@@ -83,8 +83,8 @@ def _open_images(
     chosen = choose_images(run, boxed.images, settings.part, target)
     if not boxed.count_boxes(chosen.positions):
         raise UserError(
-            f"no object to count is in {counted(len(chosen.positions), 'image')} to evaluate, so there is no score: "
-            "give images with boxes."
+            f"the detector cannot be scored, since there is no object in {counted(len(chosen.positions), 'image')} "
+            "(crowds and difficult objects do not count): give images with boxes."
         )
     say_notes(console, boxed.images, card.preprocessing.reading, chosen)
     return boxed, chosen.positions

@@ -215,9 +215,10 @@ def _check_subject(formats: Sequence[str], settings: ExportSettings, subject: Su
             raise UserError(f"--format {unsuitable} is for classifiers{advice[unsuitable]}.")
     elif "hub" in formats and subject.card.reads_stages:
         raise UserError(
-            "--format hub is for classifiers that timm can build, and this one reads several stages, for 'paucal.load' "
-            f"alone: give 'paucal train DATA --init {shlex.quote(subject.run.place)}', which tunes its weights with a "
-            "classifier that timm has, and export that run."
+            "--format hub is for classifiers that timm can build, but this one reads several stages, and only "
+            "'paucal.load' can build such a classifier: give 'paucal train DATA --init "
+            f"{shlex.quote(subject.run.place)}', which tunes its weights with a classifier that timm has, and export "
+            "that run."
         )
 
 

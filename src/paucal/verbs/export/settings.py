@@ -44,7 +44,7 @@ class ExportSettings:
     output: str | None = option("folder for the files (default: the next free in exports/)", group=_GROUP)
     data: str | None = option("images to compare with, instead of the run's test images", None, group=_COMPARED)
     push: str | None = option("hub: OWNER/NAME to upload the folder to; a new repository is private", group=_GROUP)
-    data_licence: str | None = option("hub: licence of the training images, for the page", group=_GROUP)
+    data_licence: str | None = option("hub: licence of the training images, to state in README.md", group=_GROUP)
     images: int = option("largest number of images to compare with", 200, group=_COMPARED, low=1, high=MAX_COUNT)
     max_size: str | None = option(
         "largest size of the file, such as 5MB: the best file within the limits is written, of this model or of "

@@ -111,8 +111,10 @@ def _select_images(state: TuneState, first: FittedHead) -> tuple[ImageSet, Tenso
         return images, features
     is_similar = _resembles_training(first, features, classifier_width(setup.objective.deployable()))
     if not is_similar.all():
-        count = counted(int((~is_similar).sum()), "image")
-        console.say(f"left out: {count} without labels, not like the training images")
+        n_unlike = int((~is_similar).sum())
+        verb = "is" if n_unlike == 1 else "are"
+        count = counted(n_unlike, "image")
+        console.say(f"left out: {count} without labels that {verb} not like the training images")
     return images.select(np.flatnonzero(is_similar.numpy())), features[is_similar]
 
 
