@@ -162,8 +162,11 @@ def _hiera(call: Call, weights: Tensor, image_size: Size) -> AttentionGroups:
 
 
 def _pool_cells(grid: Size, cells: Tensor, down: int, right: int) -> tuple[Size, Tensor]:
-    """Return the coarser grid, and each token's index in it, after the tokens of these cells are pooled."""
-    first_cells = cells[: len(cells) // (down * right)]  # a cell of each pooled token
+    """Return the grid after `down` x `right` cells are pooled into one, and the index in it of each pooled token.
+
+    `cells` has the index in `grid` of each token before the pooling.
+    """
+    first_cells = cells[: len(cells) // (down * right)]  # the first cell of each pooled token
     coarse = (grid[0] // down, grid[1] // right)
     return coarse, first_cells // grid[1] // down * coarse[1] + first_cells % grid[1] // right
 

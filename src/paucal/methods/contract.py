@@ -32,8 +32,8 @@ class Entry:
         check: Raises a UserError for settings that contradict each other.
         advice: End of the error message "FLAG has no effect ..." for a flag of this entry in a run without it.
             "{flag}", the run's "{method}" and the entry's "{name}" are replaced by their values.
-        superseded: Returns the names of recipe settings that do not apply because of settings that the user has given,
-            from the settings and the origins of the given ones.
+        superseded: Function of the settings, and of the origin of each setting that the user has given; it returns the
+            names of the settings that are not taken from the recipe, since they do not apply with the given ones.
     """
 
     name: str

@@ -302,10 +302,11 @@ def measure_of(name: MetricName, scores: Tensor, labels: Tensor) -> Measure:
 
 
 class PixelScores:
-    """Measures of predicted masks, computed from the sum of the images' confusion matrices of labelled pixels.
+    """Measures of predicted masks, computed from a confusion matrix that is summed over the images.
 
     Args:
-        confusions: N confusion matrices (K, K), one per image, in pixels; rows are labels, columns predictions.
+        confusions: N (K, K) confusion matrices, one per image, which count its labelled pixels; rows are labels,
+            columns predictions.
     """
 
     def __init__(self, confusions: Sequence[NDArray[np.int64]]) -> None:

@@ -135,7 +135,7 @@ def decide_precision(speed: float, exact: Tensor, rounded: Tensor, classes: bool
         speed: Speed of bfloat16 as a multiple of the speed of float32.
         exact: (B, D) outputs with float32.
         rounded: (B, D) outputs with bfloat16.
-        classes: Whether the outputs are logits, not features.
+        classes: Whether the outputs are logits, whose predicted classes must be equal; False for features.
     """
     if speed < MIN_SPEEDUP:
         reason = f"float32: bfloat16 is {speed:.1f} times as fast here, less than {MIN_SPEEDUP}"

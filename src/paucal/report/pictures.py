@@ -86,7 +86,10 @@ class Picture:
 
 
 def pictures(files: RunFiles) -> dict[str, Picture]:
-    """Return a run's pictures by name: the files in `plots/`, and missing figures that its tables are drawn as."""
+    """Return a run's pictures by name.
+
+    They are the files in `plots/`, the figures of frozen features, and figures of the run's tables without a file.
+    """
     plots = [path for path in sorted(files.run.plots.glob("*.png")) if path.is_file()]
     plot_files = {path.stem: path for path in plots} | frozen_pictures(files.run)
     content = {name: _read_picture(path) for name, path in plot_files.items()}

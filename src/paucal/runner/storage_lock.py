@@ -36,8 +36,8 @@ _PROTOCOLS_WITH_FOLDERS = {
 
 def write_in_folder(storage: Any, path: str, write: Callable[[str], None]) -> None:
     """Write a file, creating its folder only on storage that has folders; elsewhere that would create a bucket."""
-    protocol = storage.protocol if isinstance(storage.protocol, tuple) else (storage.protocol,)
-    if _PROTOCOLS_WITH_FOLDERS & {*protocol}:
+    protocols = storage.protocol if isinstance(storage.protocol, tuple) else (storage.protocol,)
+    if _PROTOCOLS_WITH_FOLDERS & {*protocols}:
         storage.makedirs(path.rpartition("/")[0], exist_ok=True)
     write(path)
 

@@ -84,16 +84,16 @@ def describe_sources(study: Study, points: Sequence[Point], folders: Mapping[str
 
     `folders` are the folders that were searched for measured accuracies, by the name of the study that measures them.
     """
-    accuracy = next(column for column in study.columns if column.name == study.draws["accuracy"])
+    accuracy_column = next(column for column in study.columns if column.name == study.draws["accuracy"])
     timed = [point.name for point in points if "throughput" not in point.quoted]
     measured_names = [point.name for point in points if "accuracy" not in point.quoted]
-    folder = folders[accuracy.study]
+    folder = folders[accuracy_column.study]
     if measured_names:
         text = (
             f"Accuracies with a star were measured in {folder}: {', '.join(measured_names)}; all others are the "
-            f"published ones of {accuracy.study}."
+            f"published ones of {accuracy_column.study}."
         )
     else:
-        text = f"All accuracies are the published ones of {accuracy.study}: {folder} has no measured ones."
+        text = f"All accuracies are the published ones of {accuracy_column.study}: {folder} has no measured ones."
     times = f"Filled circles on the left were timed here: {', '.join(timed) or 'none'}; all other times are published."
     return [text, times]

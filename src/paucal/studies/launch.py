@@ -142,7 +142,7 @@ def _write_results(call: Call, starts: Sequence[Grid], grids: Sequence[Grid], al
     study, runs, small, folder = call.study, call.runs, call.small, call.folder
     all_runs = plan_all_runs(study, call.settings.scale, data_sets(), call.settings.columns)
     all_runs = on_given_images(all_runs, call.settings)
-    # Earlier calls may have stored grids on other images.
+    # Earlier calls may have stored grids of runs on other data sets.
     other_data = dict.fromkeys(run.data for run in all_runs if run.data not in {grid.folder.name for grid in grids})
     earlier_grids = [read_grid(folder / name) for name in other_data if is_grid(folder / name)]
     lines, findings = find_lines(study, runs, [*grids, *earlier_grids], all_runs)

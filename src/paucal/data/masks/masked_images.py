@@ -95,7 +95,7 @@ class MaskedImages:
     Attributes:
         images: N images; each row of `multi_hot` marks the classes that occur in an image.
         masks: Store of the class numbers of each image's pixels.
-        coding: Value of each class; class numbers if each class has its own mask files.
+        coding: Mask value of each class; its class number if each class has its own mask files, which are joined.
         pixels: (N, K) int64 number of pixels of each class in each image.
         findings: Possible mistakes in the masks.
     """

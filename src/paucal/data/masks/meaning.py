@@ -42,8 +42,9 @@ class MaskMeaning(NamedTuple):
     """The classes of a set of masks.
 
     Attributes:
-        coding: Value of each class in masks of the set; class numbers if each class has its own files.
-        file_coding: Coding of the mask files; 0 and 1 or 255 if each class has its own files.
+        coding: Mask value of each class; its class number if each class has its own mask files, which are joined.
+        file_coding: Coding of the mask files before they are joined; if each class has its own files, their values are
+            0, and 1 or 255.
         named: Class names; None to name the classes after their values.
         notes: Sentences for the user.
         numbers: Class number that each mask file of each image marks; None if the values in the files give the classes.

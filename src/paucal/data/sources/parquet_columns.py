@@ -91,7 +91,7 @@ def features_of(schema: pa.Schema) -> Features:
     if not isinstance(features, dict):
         return {}
     for name, value in features.items():
-        if isinstance(value, list) and len(value) == 1:  # a list column, as older versions describe it
+        if isinstance(value, list) and len(value) == 1:  # a list column, as older versions of `datasets` describe it
             features[name] = value[0]
         elif isinstance(value, dict) and isinstance(value.get("feature"), dict):  # `Sequence` or `List`
             features[name] = value["feature"]

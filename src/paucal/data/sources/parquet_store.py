@@ -198,9 +198,9 @@ class ParquetStore(RowStore):
     """Rows of memory-mapped Parquet files, read one row group at a time.
 
     A row group is the smallest block of a Parquet file that can be read. The last used row groups are cached in memory,
-    with encoded images, up to 1 GiB in each process (512 MiB for a set of 200,000 images or more). Forked data loader
-    workers share the row groups that the parent process had cached. A file on object storage is downloaded as a whole
-    when its first image is needed.
+    up to 1 GiB in each process (512 MiB for a set of 200,000 images or more); their images stay encoded. Forked data
+    loader workers share the row groups that the parent process had cached. A file on object storage is downloaded as a
+    whole when its first image is needed.
     """
 
     def _begin(self) -> None:

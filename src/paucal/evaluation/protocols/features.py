@@ -120,7 +120,8 @@ class FeatureReader(nn.Module):
         for kind in self.kinds:
             if kind.levels == "pooled":
                 features.append(last.pooled)
-            elif kind.levels == "class+mean" and kind.count == 1:  # works even if blocks have no class token yet
+            elif kind.levels == "class+mean" and kind.count == 1:
+                # `last` has a class token even if the model adds it after the blocks.
                 features.append(torch.cat([last.pooled, last.grids[-1].mean((2, 3))], 1))
             elif kind.levels == "stages":
                 features.append(self._stage_features(kind, stages[0].grids, last.pooled))

@@ -158,7 +158,7 @@ def train_first(
     if not outcome.finished:
         return None
     ap, ap50 = (None if watch is None else outcome.rows[-1][name] for name in ("val_ap", "val_ap50"))
-    first = FirstDetector(outcome.step, ap, ap50, time.monotonic() - start_time())
-    first.write(run)
+    first_detector = FirstDetector(outcome.step, ap, ap50, time.monotonic() - start_time())
+    first_detector.write(run)
     shutil.rmtree(folder.path, ignore_errors=True)
-    return first
+    return first_detector

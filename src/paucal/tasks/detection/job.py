@@ -90,7 +90,7 @@ class StepPlan:
 
 
 class DetectionJob(TimedJob[DetectSettings, DetectionSetup, DetectResult]):
-    """Training of a detector."""
+    """Training of a detector with `paucal detect`."""
 
     verb = "detect"
     settings_type = DetectSettings
@@ -135,13 +135,15 @@ class DetectionJob(TimedJob[DetectSettings, DetectionSetup, DetectResult]):
         if setup.settings.heads_steps and setup.first is None:
             console.say(f"first detector: {counted(setup.settings.heads_steps, 'step')} with a frozen backbone")
             with memory_advice(setup.plan):
-                first = train_first(run, setup, self.validation(setup), console)
-            if first is None:
+                first_detector = train_first(run, setup, self.validation(setup), console)
+            if first_detector is None:
                 return False
-            setup = replace(setup, first=first)
+            setup = replace(setup, first=first_detector)
             load_layers(run, setup.objective.deployable())
-            score = "" if first.score is None else f"AP {first.score:.3f} on the validation images; "
-            console.say(f"first detector after {duration(first.seconds)}: {score}it is ready for use in {run.path}")
+            ap = first_detector.score
+            ap_text = "" if ap is None else f"AP {ap:.3f} on the validation images; "
+            seconds_text = duration(first_detector.seconds)
+            console.say(f"first detector after {seconds_text}: {ap_text}it is ready for use in {run.path}")
         return super().plan(run, setup, console) if super().needs_planning(setup) else True
 
     def _plan_first(self, run: RunFolder, setup: DetectionSetup, console: Console) -> DetectionSetup:

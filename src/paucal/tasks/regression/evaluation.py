@@ -86,8 +86,9 @@ def write_scores(
         for index, *values in zip(part, truth, *numbers, strict=True)
     ]
     write_text(folder / "predictions.csv", csv_text(["key", "target", "predicted", "low", "high"], *rows))
-    band = half_width if "kappa" not in report.scores else np.inf
-    save_figure(plots / "predicted.png", predicted_figure(truth, numbers.predicted, band))
+    # The intervals of grades differ in width, so the figure gets no band.
+    band_half_width = np.inf if "kappa" in report.scores else half_width
+    save_figure(plots / "predicted.png", predicted_figure(truth, numbers.predicted, band_half_width))
 
 
 def predicted_figure(truth: Array, predicted: Array, half_width: float) -> Figure:

@@ -34,10 +34,10 @@ def count_pixels(
 
     `on_image` is called with the position and the (K, H, W) probabilities of each image of this process.
     """
-    statistics, pixel_counts = Normalisation(preprocessing.mean, preprocessing.std), []
+    normalisation, pixel_counts = Normalisation(preprocessing.mean, preprocessing.std), []
     with evaluation_mode(network):
         for index in map(int, list(indices)[rank() :: world_size()]):
-            image = statistics.apply(data.images.store.read(index)).to(device)
+            image = normalisation.apply(data.images.store.read(index)).to(device)
             probabilities = pixel_probabilities(network, image, options)
             pixel_counts.append(tally(index, probabilities, torch.from_numpy(data.masks.read(index)), IGNORED))
             on_image(index, probabilities)

@@ -68,7 +68,7 @@ FINISH_SECONDS = 8.0  # on an idle core, for the start of training, the pictures
 
 
 class SegmentationJob(TimedJob[SegmentSettings, SegmentationSetup, SegmentResult]):
-    """Training of a segmentation model."""
+    """Training of a segmentation model with `paucal segment`."""
 
     verb = "segment"
     settings_type = SegmentSettings
@@ -275,7 +275,10 @@ def _refuse_unsupported(settings: SegmentSettings) -> None:
 
 
 def check_factors(name: str, values: list[float] | None, exact: int | None = None) -> None:
-    """Raise a UserError for scale factors that are out of range, too many, or out of order."""
+    """Raise a UserError for scale factors that are out of range or too many.
+
+    If `exact` is given, there must be exactly that many factors, the smallest first.
+    """
     if values is None:
         return
     low, high = SCALE_RANGE

@@ -144,11 +144,11 @@ class SegmentationModel:
         Raises:
             UserError: The probabilities would not fit in memory.
         """
-        statistics = Normalisation(self.card.preprocessing.mean, self.card.preprocessing.std)
-        pixels = statistics.apply(convert_image(image, self.reading)).to(self.device)
-        size = (pixels.shape[-2], pixels.shape[-1])
+        normalisation = Normalisation(self.card.preprocessing.mean, self.card.preprocessing.std)
+        normalised = normalisation.apply(convert_image(image, self.reading)).to(self.device)
+        size = (normalised.shape[-2], normalised.shape[-1])
         _require_memory(len(self.classes), *size, max(scales) * fitting_scale(size, self.card.resize_to))
-        return pixel_probabilities(self.network, pixels, self.window_options(scales, mirror)).cpu()
+        return pixel_probabilities(self.network, normalised, self.window_options(scales, mirror)).cpu()
 
     def mask(
         self, image: Image.Image | np.ndarray, scales: tuple[float, ...] = (1.0,), mirror: bool = False
@@ -161,7 +161,8 @@ def load_segmenter(run: str | os.PathLike[str] | RunFolder, device: torch.device
     """Load the best model of a run of `paucal segment`.
 
     Raises:
-        UserError: There is no such run, another command made it, it has no saved model yet, or its files do not fit.
+        UserError: There is no such run, another command made it, it has no saved model yet, or its
+            weights do not fit its `model.json`.
 
     Example:
         >>> model = load_segmenter("runs/1")  # doctest: +SKIP

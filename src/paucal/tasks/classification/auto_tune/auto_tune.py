@@ -28,7 +28,7 @@ from paucal.wording import counted, duration
 
 # A longer run continues after COSINE_EPOCHS at a constant rate, so that its first epochs are those of a shorter run.
 MAX_EPOCHS, COSINE_EPOCHS = 60, 20
-CONSTANT_RATE = 0.1  # learning rate after the cosine, over the peak rate
+CONSTANT_RATE = 0.1  # learning rate after the cosine, as a share of the peak rate
 WARMUP_SHARE = 0.1  # of COSINE_EPOCHS
 MAX_SCRATCH_EPOCHS = 300
 REPORT_SECONDS = 6.0  # time reserved for the pictures and the report page at the end, on an idle core

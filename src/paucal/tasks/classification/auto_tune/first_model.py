@@ -48,7 +48,7 @@ PRECISION_KEYS = {
 TRAINING_COST = 2.0  # cost of training on an image, in forward passes
 # Limits of the comparison of candidates: users wait for the first model, and tuning needs the time.
 MAX_RACE_SHARE, MAX_RACE_SECONDS, MAX_RACE_IMAGES = 0.05, 60.0, 300
-NEXT_TIME_RATIO = 1.5  # assumed time of the next candidate, over that of the last one
+NEXT_TIME_RATIO = 1.5  # assumed time of the next candidate, as a multiple of the last one's time
 
 
 def frozen_features(

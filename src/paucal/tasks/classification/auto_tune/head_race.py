@@ -36,7 +36,8 @@ MAX_REPEATED = 300  # with more images, the cross-validation is not repeated
 # as accurate as heads chosen on all images, in a third of the time.
 MAX_RACED = 1000
 Folds = list[tuple[Tensor, Tensor]]  # per fold, the rows to fit on and the held-out rows
-TEMPERATURES = torch.logspace(-2, 1, 61, dtype=torch.float64)  # candidates, over the standard deviation of the logits
+# Temperatures to try, as multiples of the standard deviation of the logits.
+TEMPERATURES = torch.logspace(-2, 1, 61, dtype=torch.float64)
 
 
 @dataclass(frozen=True)

@@ -96,7 +96,7 @@ class TuneState:
     def final_eval_seconds(self, pixel_ratio: float = 1.0) -> float:
         """Return the seconds of the evaluations after training.
 
-        `pixel_ratio` is the number of pixels of an image, over that of an image of the probe.
+        `pixel_ratio` is the number of pixels of an image, divided by the number of pixels of an image of the probe.
         """
         test = pixel_ratio * self.image_seconds * len(self.setup.data.part("test"))
         mirrored, refit = 2 if self.setup.settings.hflip else 0, 0.0

@@ -217,7 +217,7 @@ def fit_heads(
 
 def find_divisor(logits: Tensor, confidence: float) -> float:
     """Return the divisor of (N, K) logits at which the mean confidence (largest probability) is `confidence`."""
-    low, high = -8.0, 8.0  # natural logarithms of the divisor, over the logits' standard deviation
+    low, high = -8.0, 8.0  # limits of log(divisor / standard deviation of the logits)
     start = math.log(float(logits[logits.isfinite()].std().clamp(min=1e-12)))
     for _ in range(30):
         middle = (low + high) / 2

@@ -55,8 +55,8 @@ class AlignedPooling(nn.Module):
         """
         images = torch.cat([torch.full_like(corners[:, :1], image) for image, corners in enumerate(boxes)])
         regions, levels = torch.cat([images, torch.cat(boxes)], dim=1), self._level_of(boxes)
-        first = features["0"]
-        pooled = first.new_zeros(len(regions), first.shape[1], self.cells, self.cells)
+        first_map = features["0"]
+        pooled = first_map.new_zeros(len(regions), first_map.shape[1], self.cells, self.cells)
         for level, stride in enumerate(self.strides):
             level_rows = torch.where(levels == level)[0]
             level_regions = roi_align(features[str(level)], regions[level_rows], self.cells, 1 / stride, aligned=True)
