@@ -14,7 +14,8 @@ from paucal.tasks.classification.loaders import train_loader
 from paucal.training import CosineWarmup, LaggingEpochs, Optimization, Plan, largest_batch
 from paucal.types import Batch, UserError
 
-WARMUP_START = 1e-3  # learning rate at the start of the warm-up, over the peak; DrLoc's code has 1e-6 over 1e-3
+# Learning rate at the start of the warm-up, as a share of the peak. DrLoc's code starts at 1e-6 for a peak of 1e-3.
+WARMUP_START = 1e-3
 
 
 def training_plan(settings: TrainSettings, n_train: int, n_classes: int) -> Plan:

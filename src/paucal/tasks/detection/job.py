@@ -48,7 +48,7 @@ from paucal.types import UserError
 from paucal.wording import counted, duration
 
 MISSED_COLUMN = "val_missed"  # share of missed objects; decides between equal AP
-WARMUP_START = 1e-3  # learning rate at the first step of the published warm-up, over the peak
+WARMUP_START = 1e-3  # learning rate at the first step of the published warm-up, as a share of the peak
 TIMED_STEPS = 4  # after one warm-up step
 TIMED_IMAGES = 4  # images whose evaluation is timed
 MAX_EVALUATION_SHARE = 0.15  # share of the time for validation

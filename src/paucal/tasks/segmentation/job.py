@@ -59,11 +59,11 @@ from paucal.wording import counted, duration
 # Settings of other tasks that are not supported for images with masks.
 UNSUPPORTED_SETTINGS = ("data_root", "download", "image_column", "channels")
 LOSS_COLUMN = "val_loss"
-WARMUP_START = 1e-6  # learning rate at the first step of the warm-up, over the peak, as in the papers' code
+WARMUP_START = 1e-6  # learning rate at the first step of the warm-up, as a share of the peak, as in the papers' code
 SCALE_RANGE = (0.05, 20.0)  # of the factors by which images are scaled
 TIMED_STEPS = 6  # after one warm-up step
 MIN_EPOCHS = 10  # of a run with a time budget, if the time allows
-MAX_LENGTH_RATIO = 10  # steps of a run that is faster than planned, over the planned steps
+MAX_LENGTH_RATIO = 10  # most steps of a run that is faster than planned, as a multiple of the planned steps
 FINISH_SECONDS = 8.0  # on an idle core, for the start of training, the pictures and the report
 
 
