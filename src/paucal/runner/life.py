@@ -1,4 +1,4 @@
-"""The steps of a run, the same for every job: open or resume, assemble, announce, fit, conclude."""
+"""Execute a run: begin or resume it, assemble and announce its setup, train, and conclude."""
 
 import json
 import os
@@ -75,8 +75,8 @@ def begin(
 ) -> R | Stopped:
     """Start a run; return the result, or the point at which the run was stopped.
 
-    Settings left open are None; `given` has the origin of each that was given. The run's time counts from `start`, a
-    value of `time.monotonic()`, or from now.
+    Settings that the user did not give are None; `given` has the origin of each that was given. The run's duration is
+    counted from `start`, a value of `time.monotonic()`; None means now.
     """
     join_processes()
     if not is_first():
@@ -95,14 +95,14 @@ def begin(
         setups.append(setup)
         require_guard(setup.settings.workers)
         job.announce(setup, console)
-        run = writing.begin(setup.settings.output, setup.settings.overwrite)
+        run = writer.begin(setup.settings.output, setup.settings.overwrite)
         setups[0] = keep_frame(run, setup)
         _write_start(job, run, setups[0])
         return run.path
 
-    with ExitStack() as storage, count_time_from(start), own_threads(), RunWriter(console) as writing:
+    with ExitStack() as storage, count_time_from(start), own_threads(), RunWriter(console) as writer:
         run = RunFolder(broadcast_path(create))
-        return _execute_run(job, run, setups[0], console, [*all_callbacks, *writing.callbacks()])
+        return _execute_run(job, run, setups[0], console, [*all_callbacks, *writer.callbacks()])
 
 
 def resume(
@@ -114,8 +114,7 @@ def resume(
 ) -> R | Stopped:
     """Resume the run in a folder, or the newest run in a folder of runs, from its newest saved state.
 
-    Only settings in `CHANGEABLE`, which do not change the result, and the paths of images and other inputs that have
-    moved may change.
+    `changes` may have the settings in `CHANGEABLE`, and the new paths of images and other inputs that have moved.
     """
     join_processes()
     if not is_first():
@@ -132,7 +131,7 @@ def resume(
             local_path = copy.folder
         run, settings, origin = reopen(local_path, changes or {}, job)
         old_settings = stored_settings(run, job.settings_type, job.verb)[0]
-        writing.lock_existing(run)
+        writer.lock_existing(run)
         setup = _reassemble(job, run, settings, origin, console)
         setups.append(setup)
         if settings.processes != old_settings.processes and job.needs_planning(setup):
@@ -148,9 +147,9 @@ def resume(
             store_changes(run, settings, origin)
         return run.path
 
-    with ExitStack() as storage, count_time_from(None), own_threads(), RunWriter(console) as writing:
+    with ExitStack() as storage, count_time_from(None), own_threads(), RunWriter(console) as writer:
         run = RunFolder(broadcast_path(reopen_run))
-        return _execute_run(job, run, setups[0], console, [*all_callbacks, *writing.callbacks()])
+        return _execute_run(job, run, setups[0], console, [*all_callbacks, *writer.callbacks()])
 
 
 def run_quietly(
@@ -180,7 +179,7 @@ def run_quietly(
 
 
 def show_config(job: Job[S, A, Any], settings: S, given: Mapping[str, str]) -> str:
-    """Return all settings as YAML for `--config`, each with its reason, without training or writing anything."""
+    """Return all settings as YAML for `--config`, each with its origin as a comment; train and write nothing."""
     setup = _check_and_assemble(job, replace(settings, output=None), given, SilentConsole())
     values = dict(vars(setup.settings))
     if values["init"] is None and setup.origin.get("init", "default") != "default":
@@ -202,7 +201,7 @@ def _check_and_assemble(job: Job[S, A, Any], settings: S, given: Mapping[str, st
 
 
 def _reassemble(job: Job[S, A, Any], run: RunFolder, settings: S, origin: Mapping[str, str], console: Console) -> A:
-    """Assemble an existing run at its current state."""
+    """Assemble the setup of an existing run from its folder."""
     return replace(job.assemble(settings, origin, console.progress, run), origin=origin)
 
 
@@ -212,7 +211,7 @@ def _reassemble_stored(job: Job[S, A, Any], run: RunFolder, console: Console) ->
 
 
 def _join_run(job: Job[S, A, R], callbacks: Sequence[Callback]) -> R | Stopped:
-    """Join the run that the first process opened."""
+    """Execute the run that the first process has opened, as another process."""
     run, console = RunFolder(receive_path()), NullConsole()
     return _execute_run(job, run, _reassemble_stored(job, run, console), console, callbacks)
 
@@ -231,10 +230,14 @@ def _execute_run(
     job: Job[S, A, R], run: RunFolder, setup: A, console: Console, callbacks: Sequence[Callback]
 ) -> R | Stopped:
     names = setup.settings.logger if is_first() else None
-    go_on = f"paucal {job.verb} --resume {shlex.quote(run.place)}"
+    resume_command = f"paucal {job.verb} --resume {shlex.quote(run.place)}"
     pass_run_to_children(run.path)
     try:
-        with explain_lost_processes(go_on), console.logging_to(run.log), Loggers(run, names, console) as loggers:
+        with (
+            explain_lost_processes(resume_command),
+            console.logging_to(run.log),
+            Loggers(run, names, console) as loggers,
+        ):
             if job.needs_planning(setup):
                 planned_setup = _plan_run(job, run, setup, console)
                 if planned_setup is None:
@@ -256,7 +259,8 @@ def _execute_run(
                     break
                 if outcome.interrupted:
                     run_on_rank_zero(watcher.advance_stage)
-                    outcome = replace(outcome, step=checkpoint_step(run.last))  # perhaps rolled back
+                    # Advancing may have restored an older checkpoint.
+                    outcome = replace(outcome, step=checkpoint_step(run.last))
                     break
                 loggers.forget_step()
                 setup = _next_stage(job, run, setup, watcher, console)
@@ -290,7 +294,7 @@ def _plan_run(job: Job[S, A, Any], run: RunFolder, setup: A, console: Console) -
 
 
 def _next_stage(job: Job[S, A, Any], run: RunFolder, setup: A, watcher: Watcher, console: Console) -> A:
-    """Advance a run to its next stage on the first process, and assemble it again on every process."""
+    """Advance a run to its next stage on the first process, and assemble its setup again on every process."""
     setups: list[A] = []
 
     def advance() -> None:
@@ -298,7 +302,7 @@ def _next_stage(job: Job[S, A, Any], run: RunFolder, setup: A, watcher: Watcher,
         setups.append(_reassemble_stored(job, run, console))
 
     run_on_rank_zero(advance)
-    # The other processes read the files of the first. The time limit applies to the whole command.
+    # The other processes read what the first has stored. The time limit applies to the whole command, so it stays.
     new_setup = setups[0] if setups else _reassemble_stored(job, run, console)
     return replace(new_setup, plan=replace(new_setup.plan, deadline=setup.plan.deadline))
 
@@ -312,7 +316,7 @@ def _fit_run(
     callbacks: Sequence[Callback],
     loggers: Loggers,
 ) -> Outcome:
-    if not setup.plan.total_steps:  # the probe is the final model
+    if not setup.plan.total_steps:  # nothing to train: the probe is the final model
         return Outcome(True, 0, [], {}, 0.0)
     with job.prepared(run, setup, console) as prepared:
         start = checkpoint_step(run.last) * prepared.plan.accumulate if run.last.exists() else 0

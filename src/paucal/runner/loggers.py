@@ -1,8 +1,8 @@
-"""The loggers of a run: settings at its start, a row per epoch, test scores at its end.
+"""Log a run to TensorBoard, MLflow or wandb: settings at its start, a row per epoch, test scores at its end.
 
 Each logger is an optional package, used through its Lightning logger and imported only then. Loggers write into the run
-folder, unless their own environment variables name another place. The run's own `metrics.csv` is written in any case:
-a logger that fails is dropped, and the run continues.
+folder, unless a logger's environment variables set another location. `metrics.csv` is written without them: a logger
+that fails is dropped, and the run continues.
 """
 
 import math
@@ -25,20 +25,20 @@ from paucal.training.keeper import OnEpoch
 from paucal.types import UserError
 from paucal.wording import shortened
 
-DEFAULT_PROJECT = "paucal"  # default project name
+DEFAULT_PROJECT = "paucal"  # name of the wandb project and the MLflow experiment
 STATUSES = ("success", "failed", "stopped")
 _ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
-RECORD_FILE = "loggers.json"
-MAX_SHOWN = 200  # characters of an error message
+RECORD_FILE = "loggers.json"  # ids of the loggers and last logged step, in the run folder
+MAX_ERROR_CHARACTERS = 200  # longer error messages of a logger are shortened
 
 
 @dataclass(frozen=True)
 class LoggerFunctions:
-    """The functions with which runs use a logger.
+    """The functions that open, use and close one type of logger.
 
     Attributes:
-        open: Opens the logger of a run, given the id that the logger has for the run; None for a new run.
-        score: Logs the settings, the final scores (perhaps none) and the optimizer step.
+        open: Opens the logger of a run, given the logger's id for a resumed run, or None for a new one.
+        score: Logs the final scores, which may be empty, with the settings and the optimizer step.
         close: Closes the logger with one of `STATUSES`.
         place: Returns the path or URL of the logs.
     """
@@ -53,7 +53,7 @@ def check_loggers(names: Sequence[str] | None) -> None:
     """Refuse loggers whose packages are not installed."""
     for name in names or ():
         spec = find_spec(name)
-        if spec is None or spec.origin is None:  # a folder of that name, as some loggers create, has no origin
+        if spec is None or spec.origin is None:  # some loggers create a folder of that name, which has no origin
             raise UserError(
                 f"--logger {name} needs the package {name}, which is not installed: pip install "
                 f'"paucal[{name}]", or leave {name} out.'
@@ -61,7 +61,7 @@ def check_loggers(names: Sequence[str] | None) -> None:
 
 
 def checked_id(value: object) -> str | None:
-    """Return the id that a logger has for a run, as stored with the run; None if it is invalid."""
+    """Return the stored id by which a logger identifies a run; None if the value is invalid."""
     return value if isinstance(value, str) and _ID.fullmatch(value) else None
 
 
@@ -74,17 +74,17 @@ def _open_tensorboard(run: RunFolder, run_id: str | None) -> Logger:
     return TensorBoardLogger(path, name="", version="tensorboard", default_hp_metric=False)
 
 
-def _open_mlflow(run: RunFolder, known_id: str | None) -> Logger:
+def _open_mlflow(run: RunFolder, run_id: str | None) -> Logger:
     from lightning.pytorch.loggers import MLFlowLogger
 
-    elsewhere = os.environ.get("MLFLOW_TRACKING_URI")
+    server = os.environ.get("MLFLOW_TRACKING_URI")
     folder = run.path.resolve()
     logger = MLFlowLogger(
         os.environ.get("MLFLOW_EXPERIMENT_NAME", DEFAULT_PROJECT),
         run_name=run.path.name,
-        tracking_uri=elsewhere or f"sqlite:///{folder / 'mlflow.db'}",  # the file store is deprecated
-        artifact_location=None if elsewhere else (folder / "mlartifacts").as_uri(),
-        run_id=known_id,
+        tracking_uri=server or f"sqlite:///{folder / 'mlflow.db'}",  # MLflow has deprecated its file store
+        artifact_location=None if server else (folder / "mlartifacts").as_uri(),
+        run_id=run_id,
     )
     logger.experiment.set_terminated(logger.run_id, "RUNNING")  # a resumed run is still marked as ended
     return logger
@@ -93,11 +93,11 @@ def _open_mlflow(run: RunFolder, known_id: str | None) -> Logger:
 def _open_wandb(run: RunFolder, run_id: str | None) -> Logger:
     from lightning.pytorch.loggers import WandbLogger
 
-    # Otherwise it would overwrite the progress bar; the run has its own log.
-    quiet = import_module("wandb").Settings(console="off")
+    # Do not capture the console: that would overwrite the progress bar, and the run has its own log.
+    settings = import_module("wandb").Settings(console="off")
     project = os.environ.get("WANDB_PROJECT", DEFAULT_PROJECT)
-    name, number = run.path.name, run_id or uuid.uuid4().hex[:8]
-    return WandbLogger(name=name, save_dir=run.path.resolve(), project=project, id=number, settings=quiet)
+    name, wandb_id = run.path.name, run_id or uuid.uuid4().hex[:8]
+    return WandbLogger(name=name, save_dir=run.path.resolve(), project=project, id=wandb_id, settings=settings)
 
 
 def _score_beside_settings(logger: Any, settings: Mapping[str, Any], scores: dict[str, float], step: int) -> None:
@@ -153,7 +153,7 @@ class Loggers:
         self._new: list[str] = []
         self._logged_step = 0
         self._settings: dict[str, Any] = {}
-        self._ending = "stopped"
+        self._status = "stopped"
 
     def __enter__(self) -> "Loggers":
         if self._names:
@@ -169,10 +169,10 @@ class Loggers:
     def __exit__(
         self, kind: type[BaseException] | None, problem: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._close_all("failed" if problem is not None else self._ending)
+        self._close_all("failed" if problem is not None else self._status)
 
     def describe(self, settings: JobSettings) -> None:
-        """Log the resolved settings in the loggers that are new to the run."""
+        """Log the resolved settings to each logger that this run uses for the first time."""
         self._settings = {name: value for name, value in asdict(settings).items() if value is not None}
         for name in self._new:  # some loggers do not allow changing a setting
             self._call_or_drop(name, lambda logger: logger.log_hyperparams(dict(self._settings)))
@@ -200,17 +200,16 @@ class Loggers:
         self._write_record()
 
     def forget_step(self) -> None:
-        """Log all following rows, since the run may restart from an earlier step."""
+        """Log all later rows, also of steps that were logged before, since the run may go back to an earlier step."""
         self._logged_step = 0
 
     def finish(self, scores: Mapping[str, float], step: int) -> None:
-        """Log the test scores of the finished run."""
+        """Log the finite test scores of the finished run."""
         finite = {f"test_{name}": float(value) for name, value in scores.items() if math.isfinite(value)}
         for name in list(self._open):
-            self._call_or_drop(
-                name, lambda logger, kind=LOGGER_FUNCTIONS[name]: kind.score(logger, self._settings, finite, step)
-            )
-        self._ending = "success"
+            score = LOGGER_FUNCTIONS[name].score
+            self._call_or_drop(name, lambda logger, score=score: score(logger, self._settings, finite, step))
+        self._status = "success"
 
     def _read_record(self) -> None:
         if not (self._run.path / RECORD_FILE).exists():
@@ -244,25 +243,25 @@ class Loggers:
             action(self._open[name])
         except Exception as problem:  # any exception, since no logger may end the run
             del self._open[name]
-            text = shortened(" ".join(str(problem).split()), MAX_SHOWN)
+            text = shortened(" ".join(str(problem).split()), MAX_ERROR_CHARACTERS)
             self._console.say(f"note: {name} failed ({text}); the run continues, and metrics.csv has all values")
 
     def _close_all(self, status: str) -> None:
         for name in list(self._open):
-            self._call_or_drop(name, lambda logger, kind=LOGGER_FUNCTIONS[name]: kind.close(logger, status))
+            self._call_or_drop(name, lambda logger, functions=LOGGER_FUNCTIONS[name]: functions.close(logger, status))
         self._open = {}
 
 
 def _open_logger(name: str, run: RunFolder, run_id: str | None) -> tuple[Logger, str]:
     """Open a logger; return it and the location of its logs."""
-    kind = LOGGER_FUNCTIONS[name]
+    functions = LOGGER_FUNCTIONS[name]
     try:
-        logger = kind.open(run, run_id)
-        return logger, kind.place(logger)
+        logger = functions.open(run, run_id)
+        return logger, functions.place(logger)
     except UserError:
         raise
     except Exception as problem:  # any exception of the logger, its database or the network
-        text = shortened(" ".join(str(problem).split()), MAX_SHOWN)
+        text = shortened(" ".join(str(problem).split()), MAX_ERROR_CHARACTERS)
         raise UserError(
             f"--logger {name} cannot be started ({type(problem).__name__}: {text}): fix it, or leave {name} out."
         ) from problem

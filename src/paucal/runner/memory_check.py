@@ -15,17 +15,19 @@ from paucal.types import UserError
 from paucal.wording import counted
 
 GIB = 2**30
-MEMORY_FACTORS = {"adamw": 4, "sgd": 3, "lars": 3}  # memory of weights, gradients and moments, relative to the weights
-SMALL_STEP_PIXELS = 16 * 224 * 224  # pixels of a step that fits in any memory
+# Memory of weights, gradients and optimizer state, as a multiple of the weights.
+MEMORY_FACTORS = {"adamw": 4, "sgd": 3, "lars": 3}
+SMALL_STEP_PIXELS = 16 * 224 * 224  # forward passes with at most as many pixels are not checked
 MAX_STEP_IMAGES = 1 << 20  # images of an optimizer step
 CHANNELS = 3
 
 
 def check_memory(settings: JobSettings, spec: BackboneSpec, views: float = 1.0) -> list[str]:
-    """Refuse a run whose steps cannot fit in the memory, and return a remark if it needs much.
+    """Refuse a run whose steps cannot fit in the memory; return a remark if they need more than half of it.
 
-    The estimate is a lower bound: weights with their optimizer, and the activations of a forward pass. No model is
-    built for it. `views` are the pixels of all views of an image, as a multiple of the backbone's image size.
+    The estimate is a lower bound, computed without building the model: weights, gradients and optimizer state, and the
+    activations of a forward pass. `views` is the number of pixels in all views of an image, divided by that in an image
+    of the backbone's size.
     """
     check_step_size(settings.effective_batch)
     batch_size = 1 if settings.batch_size == "auto" else settings.images_per_pass
@@ -36,29 +38,30 @@ def check_memory(settings: JobSettings, spec: BackboneSpec, views: float = 1.0) 
     cost = image_cost(spec.name, spec.image_size, {**spec.arguments, **arguments})
     if cost is None:
         return []
-    shrink = 1 if settings.precision == "32-true" else 2
-    copies = MEMORY_FACTORS[getattr(settings, "optimizer", "adamw")]
-    weights, image = copies * FLOAT_BYTES * cost.parameters, round(views * cost.activation_bytes / shrink)
-    local = 1 if settings.device == "cuda" else settings.devices
+    activation_divisor = 1 if settings.precision == "32-true" else 2
+    weight_factor = MEMORY_FACTORS[getattr(settings, "optimizer", "adamw")]
+    weight_bytes = weight_factor * FLOAT_BYTES * cost.parameters
+    image_bytes = round(views * cost.activation_bytes / activation_divisor)
+    local_processes = 1 if settings.device == "cuda" else settings.devices
     on_gpu = settings.device == "cuda" and torch.cuda.is_available()
-    available = (torch.cuda.mem_get_info()[1] if on_gpu else available_memory()) // local
-    needed_bytes = weights + batch_size * image
+    available = (torch.cuda.mem_get_info()[1] if on_gpu else available_memory()) // local_processes
+    needed_bytes = weight_bytes + batch_size * image_bytes
     if needed_bytes <= available // 2:
         return []
     height, width = spec.image_size
     step = f"a step of {counted(batch_size, 'image')} of {height}x{width} pixels"
     text = f"{step} needs at least {needed_bytes / GIB:.3g} GiB of memory with {spec.name}"
-    available_text = f"{available / GIB:.3g} GiB{' for each process' if local > 1 else ''}"
+    available_text = f"{available / GIB:.3g} GiB{' for each process' if local_processes > 1 else ''}"
     if needed_bytes <= available:
         return [f"{text}, of {available_text}"]
-    largest_batch = (available - weights) // max(image, 1)
+    largest_batch = (available - weight_bytes) // max(image_bytes, 1)
     advice = f"give --batch-size {largest_batch} or less, or lower" if largest_batch >= 1 else "lower"
     raise UserError(f"{text}, but this machine has {available_text}: {advice} --img-size, or choose a smaller --model.")
 
 
 @contextmanager
 def explain_memory_errors() -> Iterator[None]:
-    """Turn an out-of-memory error while building networks into a UserError; heads are not estimated beforehand."""
+    """Turn an out-of-memory error while building networks into a UserError: `check_memory` does not count the heads."""
     try:
         yield
     except (MemoryError, RuntimeError) as problem:
@@ -71,7 +74,7 @@ def explain_memory_errors() -> Iterator[None]:
 
 
 def check_batch_memory(batch_size: int, image_size: Size) -> None:
-    """Refuse an evaluation batch that cannot fit in the memory."""
+    """Refuse an evaluation batch whose images alone do not fit in the free memory."""
     height, width = image_size
     image_bytes = CHANNELS * height * width * FLOAT_BYTES
     free_bytes = available_memory()

@@ -1,4 +1,4 @@
-"""A progress bar for Jupyter without widgets: one output of the cell, replaced in place."""
+"""A progress bar for Jupyter without widgets: an output of the cell that is replaced in place."""
 
 import sys
 import time
@@ -17,7 +17,7 @@ def in_notebook() -> bool:
 
 
 class NotebookProgress(Progress):
-    """A progress bar in the output of a notebook's cell; it is empty once the work is done."""
+    """A progress bar in the output of a notebook's cell; it disappears when the work is done."""
 
     def __init__(self, output: "NotebookOutput") -> None:
         super().__init__(auto_refresh=False)
@@ -32,7 +32,7 @@ class NotebookProgress(Progress):
         self._output.show("", "")
 
     def update(self, task_id: TaskID, **changes: Any) -> None:
-        """Change a task, and redraw the bar if the last drawing is old enough."""
+        """Change a task; redraw the bar if it is finished, or if `REFRESH_SECONDS` have passed since the last time."""
         super().update(task_id, **changes)
         task = self._tasks[task_id]
         if task.finished or time.monotonic() - self._shown_at >= REFRESH_SECONDS:
@@ -48,20 +48,20 @@ class NotebookProgress(Progress):
             if status := task.fields.get("news"):
                 text = f"{text}  {status}"
             lines.append(text)
-            share = f' value="{done}" max="{int(total)}"' if total else ""
-            bars.append(f"<div><progress{share}></progress> {escape(text)}</div>")
+            attributes = f' value="{done}" max="{int(total)}"' if total else ""
+            bars.append(f"<div><progress{attributes}></progress> {escape(text)}</div>")
         self._output.show("\n".join(lines), "".join(bars))
 
 
 class NotebookOutput:
-    """The output of a notebook's cell that shows progress: one per execution of the cell, replaced in place."""
+    """The output that shows progress in a notebook's cell: a new one per execution of a cell, replaced in place."""
 
     def __init__(self) -> None:
         self._handle: Any = None
         self._execution: int | None = None
 
     def show(self, text: str, html: str) -> None:
-        """Replace the content; nothing is shown before the first content."""
+        """Replace the content of the output; no output is created as long as the text is empty."""
         from IPython import get_ipython  # type: ignore[import-not-found]
         from IPython.display import display  # installed in any notebook  # type: ignore[import-not-found]
 

@@ -1,4 +1,4 @@
-"""Check a folder for results: it must be writable, hold nothing else, and lie outside the images."""
+"""Check before any work that results can be written: to a writable, unused path outside the images."""
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
@@ -26,7 +26,7 @@ S = TypeVar("S", bound=JobSettings)
 def resolve_output(settings: S, reads: Iterable[str], console: Console) -> S:
     """Check the output folder of a run before any work is done, and return the settings with its absolute path.
 
-    If an interrupted command left the previous run set aside, that run is moved back first.
+    If an interrupted command had moved the previous run aside, that run is moved back first.
     """
     read_paths = {flag(name): str(value) for name in reads if (value := getattr(settings, name)) is not None}
     for name, value in read_paths.items():
@@ -42,7 +42,7 @@ def resolve_output(settings: S, reads: Iterable[str], console: Console) -> S:
     if not _is_taken(path):
         check_folder_writable(path)
     elif not settings.overwrite:
-        create_run(path)  # raises with advice
+        create_run(path)  # raises an error with advice
     else:
         require_replaceable(path)
         check_folder_writable(path)
@@ -61,7 +61,7 @@ def refuse_inside_images(
 ) -> None:
     """Refuse results inside a folder of images, where they would later be read as images or as a class.
 
-    `flag` gave the path of the results; `images` has the locations of images by flag.
+    `images` maps flags to locations of images; `flag` is the flag that gave the path of the results.
     """
     for name, location in images.items():
         if location is None or location == BUILT_IN or is_named(location, root):
@@ -77,9 +77,9 @@ def refuse_inside_images(
 def check_results(
     folder: Path, images: Mapping[str, str | None], root: str | None = None, more: Sequence[str] = ()
 ) -> None:
-    """Refuse a folder for evaluation results that is not writable or has files that would be overwritten.
+    """Refuse a folder for evaluation results that is not writable, or whose files from elsewhere would be overwritten.
 
-    `images` are locations by flag, and `more` are further files that this evaluation writes.
+    `images` maps flags to locations of images; `more` are names of further files that this evaluation writes.
     """
     refuse_inside_images(folder, images, root)
     check_folder_writable(folder)
@@ -96,14 +96,14 @@ def check_results(
 
 
 def check_new_file(text: str, images: Mapping[str, str | None], root: str | None, flag: str) -> Path:
-    """Return the path of a picture to write, which must be new, writable, and outside of the images."""
+    """Return the path of a picture to write; refuse one that exists, is not writable, or is inside the images."""
     path = named_path(text, flag)
     refuse_inside_images(path, images, root, flag)
     check_file_writable(path, flag)
     return path
 
 
-# Files that evaluations write. One of the main files (SCORE_FILES) identifies a folder of results.
+# Names of the files that evaluations write, as (main files, other files); a main file shows who wrote the others.
 SCORE_FILES = ("metrics.json", "segmentation.json")
 RESULT_FILES = (
     (
@@ -116,7 +116,7 @@ RESULT_FILES = (
     ),
     (("results.json",), ("table.csv",)),
 )
-# Entries of the main files; older scores of classifiers have other formats, handled by their reader.
+# Keys by which a main file is recognised; `read_report` also recognises older formats of metrics.json.
 REQUIRED_KEYS = {
     "metrics.json": {"images", "scores", "intervals", "per_class"},
     "segmentation.json": {"images", "mean_iou", "confusion"},
@@ -151,7 +151,7 @@ def _is_taken(path: Path) -> bool:
 def check_new_folder(
     text: str, images: Mapping[str, str | None], root: str | None = None, flag: str = "--output"
 ) -> Path:
-    """Return the path of a folder to fill, which is missing or empty, writable, and outside the images."""
+    """Return the path of a folder to fill; refuse one that is not empty, is not writable, or is inside the images."""
     path = named_path(text, flag)
     if path.exists() and (not path.is_dir() or any(path.iterdir())):
         raise UserError(f"{flag}: {str(path)!r} is not empty: give a new or an empty folder.")

@@ -1,4 +1,4 @@
-"""The console that all verbs use for the terminal."""
+"""The rich console with which all verbs print to the terminal."""
 
 import os
 from typing import IO, Any
@@ -36,6 +36,6 @@ class PlainConsole(Console):
 def redirect_to_null(stream: IO[str]) -> None:
     """Redirect a stream whose reader has closed to the null device."""
     closed_descriptors.add(stream.fileno())
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, stream.fileno())
-    os.close(nowhere)
+    null_descriptor = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null_descriptor, stream.fileno())
+    os.close(null_descriptor)

@@ -1,4 +1,4 @@
-"""Choosing the precision of a trained model: as requested, or the faster one on this machine."""
+"""Choose the precision with which a trained model runs: as requested, or the faster one on this machine."""
 
 from collections.abc import Sequence
 
@@ -22,7 +22,7 @@ from paucal.runner.input_images import InputImages
 def choose_for_images(
     model: TrainedModel, asked: str | None, pictures: InputImages, console: Console
 ) -> PrecisionChoice:
-    """Return the requested precision, or else measure on the first pictures which one is faster, and print it."""
+    """Return the precision `asked`; if it is None, measure which one is faster on the first pictures, and print it."""
     if asked is not None:
         return EXPLICIT_CHOICES[asked]
     sample: list[Image.Image] = []
@@ -38,7 +38,7 @@ def choose_for_images(
 def choose_on_sample(
     model: TrainedModel, few: Sequence[Image.Image], count: int | None, console: Console
 ) -> PrecisionChoice:
-    """Return the precision that measurements on a few of `count` pictures prefer; float32 without pictures."""
+    """Return the precision that is faster on the pictures `few`, of `count` in total; float32 if `few` is empty."""
     classifies = type(model.card) is ModelCard  # regressions have no classes to compare
     if not few or model.device.type != "cpu" or not classifies:
         return FLOAT32

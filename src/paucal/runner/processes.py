@@ -1,8 +1,9 @@
-"""Several processes that train one run: ranks, process group, and the path of the run.
+"""Coordinate the processes that train one run: ranks, process group, and the path of the run folder.
 
-If a launcher (torchrun, SLURM) starts all processes at once, they join here before anything is written. If Lightning
-starts the others when training begins, an environment variable names the run folder. In both cases only the first
-process reads the flags and creates the folder, and the others read its settings, so that they cannot differ.
+If a launcher (torchrun, SLURM) starts all processes at once, they form a process group before anything is written. If
+Lightning starts the other processes when training begins, an environment variable passes them the path of the run. In
+both cases only the first process reads the flags and creates the folder, and the others read the stored settings, so
+that all processes have equal settings.
 """
 
 import os
@@ -23,16 +24,12 @@ from paucal.types import UserError
 T = TypeVar("T")
 
 RUN_VARIABLE = "PAUCAL_RUN"
-_EXCHANGE_PHRASES = (
-    "gloo",
-    "nccl",
-    "connection closed by peer",
-    "connection reset by peer",
-)  # found in torch's messages
+# Phrases by which torch's messages about failed communication between processes are recognised.
+_EXCHANGE_PHRASES = ("gloo", "nccl", "connection closed by peer", "connection reset by peer")
 
 
 def launcher() -> ClusterEnvironment | None:
-    """Return the launcher of this process; None if the process runs alone or under Lightning."""
+    """Return the environment of the launcher; None if this process runs alone or was started by Lightning."""
     for kind in (TorchElasticEnvironment, SLURMEnvironment):
         if kind.detect():
             environment = kind()
@@ -59,9 +56,9 @@ def is_first() -> bool:
 
 
 def join_processes() -> None:
-    """Initialise the process group of a launcher; do nothing without one.
+    """Initialise the process group if a launcher started this process; otherwise do nothing.
 
-    Both backends are opened: gloo gathers results on the CPU, nccl gradients on GPUs.
+    With GPUs, it has two backends: gloo gathers results on the CPU, and nccl gradients on GPUs.
     """
     environment = launcher()
     if environment is None or dist.is_initialized():
@@ -78,7 +75,7 @@ def join_processes() -> None:
 def broadcast_path(make: Callable[[], Path]) -> Path:
     """Create the run folder on the first process and send its path to the others.
 
-    The others are also told if it fails, so that they end instead of waiting.
+    If that fails, the others are notified, so that they exit instead of waiting.
     """
     if launcher() is None:
         return make()
@@ -140,10 +137,10 @@ def run_on_rank_zero(act: Callable[[], None]) -> None:
 
 @contextmanager
 def explain_lost_processes(resume: str) -> Iterator[None]:
-    """Turn a failed exchange between processes into a UserError with advice.
+    """Turn errors of communication between processes into a UserError, which advises the command `resume`.
 
-    A closed connection is noticed at once; a process that hangs, after torch's timeout (half an hour on the CPU, ten
-    minutes on GPUs).
+    A closed connection causes an error at once; a process that hangs causes one after torch's timeout (half an hour on
+    the CPU, ten minutes on GPUs).
     """
     try:
         yield

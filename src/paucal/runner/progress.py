@@ -1,4 +1,4 @@
-"""Lightning callbacks that show the progress of training: a bar of steps, and when training will end."""
+"""Lightning callbacks that show the progress of training: a bar of steps, and a forecast of the end."""
 
 import time
 from collections.abc import Callable
@@ -10,7 +10,7 @@ from rich.progress import Progress
 from paucal.runner.clock import MAX_TIMING_SECONDS, MIN_FORECAST_SECONDS, end_time_text
 from paucal.wording import duration
 
-REFRESH_STEPS = 10  # steps between updates of the bar; reading the loss waits for the device
+REFRESH_STEPS = 10  # steps between updates of the bar: each update reads the loss, which waits for the device
 WARMUP_STEPS, TIMED_STEPS = 2, 5
 
 
@@ -18,7 +18,7 @@ class TrainingBar(Callback):
     """A progress bar of steps with the newest losses.
 
     Args:
-        bar: Bar that is not started yet; a disabled one stays invisible.
+        bar: Progress bar that is not started yet; if it is disabled, it stays invisible.
     """
 
     def __init__(self, bar: Progress) -> None:
@@ -32,7 +32,7 @@ class TrainingBar(Callback):
             self._bar.start()
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-        """Move the bar."""
+        """Update the step and the loss that the bar shows."""
         if not self._bar.task_ids or trainer.global_step % REFRESH_STEPS:
             return
         epoch = trainer.global_step // pl_module.plan.steps_per_epoch
@@ -51,7 +51,7 @@ class TrainingBar(Callback):
 
 
 class TrainingForecast(Callback):
-    """Prints how long training will take, if over a minute, without validation and the final report."""
+    """Prints once how long the remaining steps will take, without validation and report, if more than a minute."""
 
     def __init__(self, say: Callable[[str], None]) -> None:
         self._say = say

@@ -48,7 +48,7 @@ J = TypeVar("J", bound=JobSettings)
 
 
 class RunWriter:
-    """Locks the folder of a run for the process with rank 0, and replaces an old run; a context manager."""
+    """Context manager that locks a run folder, and keeps a replaced run until the new one has saved a valid state."""
 
     def __init__(self, console: Console) -> None:
         self.console = console
@@ -57,7 +57,7 @@ class RunWriter:
         self._replaced = False
 
     def begin(self, output: str | None, overwrite: bool) -> RunFolder:
-        """Create the folder of a new run, and set aside the run that it replaces."""
+        """Create and lock the folder of a new run, and set aside the run that it replaces."""
         if output is not None and overwrite and is_taken(Path(output)):
             self._set_aside(Path(output))
         run = create_run(None if output is None else Path(output))
@@ -120,7 +120,7 @@ class RunWriter:
 
     def _set_aside(self, path: Path) -> None:
         require_replaceable(path)
-        # No other process can replace or resume it now.
+        # Lock the old run, so that no other process replaces or resumes it meanwhile.
         lock = RunLock(path)
         lock.acquire()
         try:
@@ -144,7 +144,7 @@ class RunLockCallback(Callback):
         self.writing = writing
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: Any, batch: Any, batch_idx: int) -> None:
-        """Check that this process still holds the lock."""
+        """Raise a UserError if another process has taken over the lock."""
         self.writing.check()
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
@@ -170,26 +170,27 @@ def process_shape(changes: Mapping[str, Any], settings: JobSettings) -> tuple[in
 
 
 def with_processes(settings: J, devices: int, nodes: int) -> tuple[J, dict[str, str]]:
-    """Return settings for another number of processes with the same images per optimizer step, and the reasons.
+    """Return settings for another number of processes, and the reasons; a step still takes the same images.
 
-    A step takes the next images of an order that depends on (seed, epoch) alone, so only the division of its images
-    among processes changes. A process takes at most as many images per forward pass as before, since more might not fit
-    in its memory. It takes more passes per step instead.
+    The order of the images depends only on seed and epoch, so only the division of a step's images among processes
+    changes. A process takes at most as many images per forward pass as before, since more might not fit in its memory;
+    it takes more forward passes per step instead.
     """
     batch, processes = settings.effective_batch, devices * nodes
-    share, remainder = divmod(batch, processes)
-    if remainder or not share:
+    images_per_process, remainder = divmod(batch, processes)
+    if remainder or not images_per_process:
         divisors = [n for n in range(1, batch + 1) if batch % n == 0]
         nearest = sorted(sorted(divisors, key=lambda n: abs(n - processes))[:2])
         raise UserError(
             f"{counted(processes, 'process', 'processes')} cannot share the {counted(batch, 'image')} of a step of "
             f"this run equally: resume it with {' or '.join(map(str, nearest))}."
         )
-    size = max(n for n in range(1, min(share, settings.images_per_pass) + 1) if share % n == 0)
+    max_batch_size = min(images_per_process, settings.images_per_pass)
+    batch_size = max(n for n in range(1, max_batch_size + 1) if images_per_process % n == 0)
     text = f"{counted(processes, 'process shares', 'processes share')} the {batch} images of a step"
     strategy = "auto" if processes == 1 else settings.strategy if settings.strategy == "fsdp" else "ddp"
     new_settings: dict[str, Any] = {"devices": devices, "nodes": nodes, "strategy": strategy}
-    new_settings |= {"batch_size": size, "accumulate": share // size}
+    new_settings |= {"batch_size": batch_size, "accumulate": images_per_process // batch_size}
     return replace(settings, **new_settings), dict.fromkeys(new_settings, f"resumed: {text}")
 
 
@@ -210,8 +211,8 @@ def reopen(path: str | Path, changes: Mapping[str, Any], job: "AnyJob") -> tuple
     if set(changes) & set(input_names(job)):
         pinned = job.pin(replace(settings, init=None, **changes))
         settings = replace(pinned, init=settings.init)
-    direct = set(CHANGEABLE) - {"devices", "nodes"}
-    settings = replace(settings, **{name: value for name, value in changes.items() if name in direct})
+    direct_names = set(CHANGEABLE) - {"devices", "nodes"}
+    settings = replace(settings, **{name: value for name, value in changes.items() if name in direct_names})
     check_ranges(settings)
     _require_inputs(run, settings, job)
     origin = {**origin, **dict.fromkeys(changes, "flag of --resume")}
@@ -223,18 +224,18 @@ def reopen(path: str | Path, changes: Mapping[str, Any], job: "AnyJob") -> tuple
 
 
 def input_names(job: "AnyJob") -> tuple[str, ...]:
-    """Return the settings that name the inputs a run reads until its end; these may move before it is resumed."""
+    """Return the names of settings for inputs that a run reads until its end; these may move before it is resumed."""
     return tuple(name for name in job.reads if name not in ("init", "split"))
 
 
 def _require_inputs(run: RunFolder, settings: Any, job: "AnyJob") -> None:
     """Refuse to resume a run whose stored inputs are missing, and explain how to give their new location."""
     for name in input_names(job):
-        for place in split_location(getattr(settings, name) or ""):
-            if os.path.isabs(place) and not os.path.exists(place):  # names of published sets are relative
+        for path in split_location(getattr(settings, name) or ""):
+            if os.path.isabs(path) and not os.path.exists(path):  # relative values are names of published data sets
                 new_location = "DATA" if name == "data" else f"{flag(name)} PLACE"
                 raise UserError(
-                    f"{place!r} of the run {str(run.path)!r} does not exist: give its new location, as in 'paucal "
+                    f"{path!r} of the run {str(run.path)!r} does not exist: give its new location, as in 'paucal "
                     f"{job.verb} --resume {shlex.quote(str(run.path))} {new_location}'."
                 )
 
@@ -246,14 +247,14 @@ def store_changes(run: RunFolder, settings: Any, origin: Mapping[str, str]) -> N
 
 
 def stored_split(run: RunFolder, images: ImageSet) -> Split:
-    """Return the stored split of a run with its description."""
+    """Return the stored split of a run, with the description from its config."""
     split = read_split(run.split, images)
     description = run.read_yaml(run.config.name).get("split")
     return Split(split.strings, str(description), split.groups) if description else split
 
 
 def typed_settings(values: Any, kind: type[S]) -> S:
-    """Build settings from the values of a file; raises a TypeError for an unknown name or a value of another type."""
+    """Build settings from the values of a file; raise a TypeError for an unknown name or a value of another type."""
     if not isinstance(values, dict):
         raise TypeError("not a mapping of settings")
     known_fields, hints, values_by_name = setting_fields(kind), setting_types(kind), {}
@@ -270,13 +271,13 @@ def typed_settings(values: Any, kind: type[S]) -> S:
 
 
 def stored_settings(run: RunFolder, kind: type[S], verb: str) -> tuple[S, dict[str, str]]:
-    """Return the settings of a run and the origin of each."""
+    """Return the stored settings of a run, and the origin of each by name."""
     config = run.read_yaml(run.config.name)
     if run.verb != verb:
         raise UserError(f"the run {str(run.path)!r} was made by 'paucal {run.verb}': use 'paucal {run.verb} --resume'.")
     try:
-        current = {name: today for name, (today, _) in earlier_names(kind).items()}
-        origin = {current.get(name, str(name)): str(text) for name, text in dict(config["origin"]).items()}
+        current_names = {name: current_name for name, (current_name, _) in earlier_names(kind).items()}
+        origin = {current_names.get(name, str(name)): str(text) for name, text in dict(config["origin"]).items()}
         values = config["settings"]
         return typed_settings(run.with_kept_frame(values) if isinstance(values, dict) else values, kind), origin
     except KeyError as problem:

@@ -1,4 +1,4 @@
-"""Copying a run folder to a consistent state while the run continues to write."""
+"""Copy a run folder consistently while the run continues to write to it."""
 
 import os
 import shutil
@@ -11,16 +11,16 @@ from paucal.runs.folder import CONFIG_FILE
 from paucal.runs.lock import LOCK
 
 _MAX_TRIES = 20  # attempts to copy a run that is being written
-FileStamp = tuple[int, int, int]  # size, time of change and number of a file
+FileStamp = tuple[int, int, int]  # size in bytes, modification time in ns, and inode number of a file
 
 
 def take_snapshot(folder: Path, target: Path) -> dict[str, FileStamp]:
-    """Fill a folder with a consistent copy of a run's files, as if its process had been killed at one moment.
+    """Replace the folder `target` by a consistent copy of a run's files, as if the run had been killed at one moment.
 
-    Checkpoints are linked, since they are replaced and never changed; other files may grow, and are copied.
+    Checkpoints are hard-linked, since runs replace them and never change them; other files may grow, and are copied.
 
     Returns:
-        The stamp of each file.
+        The stamp of each file, by relative path.
     """
     for _ in range(_MAX_TRIES):
         shutil.rmtree(target)
