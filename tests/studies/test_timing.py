@@ -109,7 +109,7 @@ def test_times__of_rows_that_are_named(monkeypatch):
     assert list(time_models(STUDY, StudySettings(device="cpu", rows=["deep"]), RecordingConsole()).speeds) == ["deep"]
     with pytest.raises(UserError, match=r"--rows: timed has no row 'told': plain; deep; again; broken\."):
         time_models(STUDY, StudySettings(device="cpu", rows=["told"]), RecordingConsole())
-    with pytest.raises(UserError, match="the device is 'tpu'"):
+    with pytest.raises(UserError, match="the device 'tpu' cannot be used on this machine"):
         time_models(STUDY, StudySettings(device="tpu"), RecordingConsole())
 
 
