@@ -10,9 +10,16 @@ from paucal.tasks.segmentation.network import segmentation_network
 def segmenter_cost(
     spec: BackboneSpec, classes: int, width: int = 512, auxiliary: int | None = 256
 ) -> dict[str, PartCost]:
-    """Return the costs of UPerNet's "backbone", "head" and "auxiliary" head, which is used only in training.
+    """Return the costs of UPerNet's "backbone", "head" and "auxiliary" head.
 
-    The image size is that of the backbone; the widths are channels within the heads, None without the auxiliary one.
+    The multiply-adds are for one image of the spec's size; those of the auxiliary head are 0, since only training uses
+    it.
+
+    Args:
+        spec: Backbone, with the image size.
+        classes: Number of classes.
+        width: Channels of the head.
+        auxiliary: Channels of the auxiliary head; None for a network without it.
     """
     with meta_device():
         network = segmentation_network(spec, classes, width).eval()

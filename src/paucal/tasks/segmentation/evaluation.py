@@ -1,4 +1,4 @@
-"""Evaluation of a segmentation network: count the pixels of images by label and prediction."""
+"""Evaluation of a segmentation network: confusion counts of each image's pixels, and predicted masks."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -28,11 +28,19 @@ def count_pixels(
     device: torch.device | str,
     on_image: Callable[[int, Tensor], None] = lambda index, probabilities: None,
 ) -> list[Tally]:
-    """Count the pixels of images by label and prediction; the images are divided among all processes.
+    """Count the pixels of each image by label and prediction.
 
-    Every process returns the counts of all images.
+    The images are divided among all processes, and every process returns the counts of all images.
 
-    `on_image` is called with the position and the (K, H, W) probabilities of each image of this process.
+    Args:
+        network: Segmentation network on `device`, in any mode.
+        data: Images with masks.
+        indices: Positions of the images to evaluate.
+        preprocessing: Preprocessing of the model, for its mean and standard deviation.
+        options: Inference options.
+        device: Device of the network.
+        on_image: Function that is called for each image of this process, with its position and its (K, H, W)
+            probabilities.
     """
     normalisation, pixel_counts = Normalisation(preprocessing.mean, preprocessing.std), []
     with evaluation_mode(network):
@@ -45,7 +53,7 @@ def count_pixels(
         return pixel_counts
     gathered: list[list[Tally]] = [[] for _ in range(world_size())]
     dist.all_gather_object(gathered, pixel_counts)
-    return [row for rows in gathered for row in rows]
+    return [counts for process_counts in gathered for counts in process_counts]
 
 
 def count_and_write_masks(
@@ -56,7 +64,10 @@ def count_and_write_masks(
     folder: Path,
     advance: Callable[[int, int], None],
 ) -> list[Tally]:
-    """Count pixels as `count_pixels` does, and also write the predicted masks into a folder."""
+    """Count pixels as `count_pixels` does, and write the predicted masks to a folder.
+
+    `advance` is called after each mask, with the number of written masks and the number of all images.
+    """
     mask_files: list[Path] = []
 
     def write(index: int, probabilities: Tensor) -> None:

@@ -1,4 +1,4 @@
-"""A segmentation model: its card in `model.json`, the network built from the card, and masks of new images."""
+"""A segmentation model: its card, which is stored in `model.json`, its network, and its masks of new images."""
 
 import os
 from collections.abc import Mapping
@@ -27,13 +27,13 @@ from paucal.tasks.segmentation.network import SegmentationNetwork, segmentation_
 from paucal.tasks.segmentation.windows import WindowOptions, fitting_scale, pixel_probabilities
 from paucal.types import UserError
 
-MAX_WIDTH = 4096
-COPIES = 5  # copies of an image's probabilities that are in memory at the same time
+MAX_WIDTH = 4096  # channels of the head
+PROBABILITY_COPIES = 5  # tensors of the size of an image's probabilities that are in memory at the same time
 
 
 @dataclass(frozen=True)
 class Head:
-    """The head of a model: its number of channels, and its dropout probability in training."""
+    """The size of a segmentation head: its channels, and its dropout probability in training."""
 
     width: int
     dropout: float
@@ -42,7 +42,7 @@ class Head:
         if type(self.width) is not int or not 1 <= self.width <= MAX_WIDTH or not 0 <= float(self.dropout) < 1:
             raise UserError(
                 f"model.json has a head of width {self.width!r} and dropout {self.dropout!r}, expected 1 to "
-                f"{MAX_WIDTH} channels and a share below 1: restore it."
+                f"{MAX_WIDTH} channels and a dropout from 0 to below 1: restore the file."
             )
 
 
@@ -51,10 +51,11 @@ class SegmentationCard(ModelCard):
     """The card of a model that classifies every pixel.
 
     Attributes:
-        coding: Meaning of the values in its training masks; predicted masks have the same values.
-        overlap: Share of a window that the next window covers again.
+        head: Size of the network's head.
+        coding: Class of each value in the training masks; predicted masks have the same values.
+        overlap: Overlap of consecutive windows, as a share of a window.
         whole: Whether the network sees a whole image at once instead of windows.
-        resize_to: Shorter and longer side in pixels that resized images fit in; None for their own size.
+        resize_to: Maximum shorter and longer side in pixels, to which images are resized; None to keep their size.
     """
 
     task: ClassVar[str] = SEGMENTATION
@@ -72,7 +73,7 @@ class SegmentationCard(ModelCard):
         return segmentation_network(spec, len(self.classes), self.head.width, self.head.dropout, drop_path_rate)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the card as JSON values."""
+        """Return the card as JSON values, as they are stored in `model.json`."""
         return {
             "task": self.task,
             "format": CARD_FORMAT,
@@ -91,12 +92,13 @@ class SegmentationCard(ModelCard):
         masks, overlap = stored["masks"], stored["overlap"]
         coding = MaskCoding(masks["kind"], tuple(masks["values"]), masks["ignore"])
         if not isinstance(overlap, float | int) or not 0 <= overlap <= 0.9:
-            raise UserError(f"model.json has windows that overlap by {overlap!r}, expected 0 to 0.9: restore it.")
-        is_whole, sides = stored.get("whole", False), stored.get("resize_to")  # missing in older cards
+            raise UserError(f"model.json has windows that overlap by {overlap!r}, expected 0 to 0.9: restore the file.")
+        # Both fields are missing in older cards.
+        is_whole, sides = stored.get("whole", False), stored.get("resize_to")
         if type(is_whole) is not bool or not (sides is None or _are_sides(sides)):
             raise UserError(
-                f"model.json has whole {is_whole!r} and resize_to {sides!r}, expected true or false and two sides up "
-                f"to {MAX_SIDE}: restore it."
+                f"model.json has whole {is_whole!r} and resize_to {sides!r}, expected true or false, and null or two "
+                f"sides from 8 to {MAX_SIDE} pixels: restore the file."
             )
         return coding.count, {
             "head": Head(stored["head"]["width"], stored["head"]["dropout"]),
@@ -109,7 +111,7 @@ class SegmentationCard(ModelCard):
 
 @dataclass(frozen=True)
 class SegmentationModel:
-    """A trained model, ready to segment images."""
+    """A trained model that segments images: its network in evaluation mode, its card, and its device."""
 
     network: nn.Module
     card: SegmentationCard
@@ -122,11 +124,11 @@ class SegmentationModel:
 
     @property
     def reading(self) -> Reading:
-        """Options to read images at their size, with the value range of the training images."""
+        """Options to read images at their original size, with the value range of the training images."""
         return replace(self.card.preprocessing.reading, side=None)
 
     def window_options(self, scales: tuple[float, ...] = (1.0,), mirror: bool = False) -> WindowOptions:
-        """Return the inference options of the run, with other scales and mirroring."""
+        """Return the inference options of the run with the given scales and mirroring."""
         card = self.card
         size = card.preprocessing.image_size
         return WindowOptions(size, card.overlap, scales, mirror, whole=card.whole, resize_to=card.resize_to)
@@ -134,12 +136,12 @@ class SegmentationModel:
     def probabilities(
         self, image: Image.Image | np.ndarray, scales: tuple[float, ...] = (1.0,), mirror: bool = False
     ) -> torch.Tensor:
-        """Return the (K, H, W) float32 probabilities of the pixels of an image of any size, on the CPU.
+        """Return the (K, H, W) float32 class probabilities of an image of any size, on the CPU.
 
         Args:
             image: PIL image, or array (H, W) or (H, W, 3).
-            scales: Factors on the image's sides; probabilities are averaged over them.
-            mirror: Whether the mirror image is averaged too.
+            scales: Factors on the image's sides, over which probabilities are averaged.
+            mirror: Whether to average also over the mirror image.
 
         Raises:
             UserError: The probabilities would not fit in memory.
@@ -153,7 +155,7 @@ class SegmentationModel:
     def mask(
         self, image: Image.Image | np.ndarray, scales: tuple[float, ...] = (1.0,), mirror: bool = False
     ) -> NDArray[np.uint8]:
-        """Return the (H, W) class numbers of an image's pixels; see `probabilities`."""
+        """Return the (H, W) most probable classes of an image's pixels; arguments as in `probabilities`."""
         return self.probabilities(image, scales, mirror).argmax(0).numpy().astype(np.uint8)
 
 
@@ -161,8 +163,8 @@ def load_segmenter(run: str | os.PathLike[str] | RunFolder, device: torch.device
     """Load the best model of a run of `paucal segment`.
 
     Raises:
-        UserError: There is no such run, another command made it, it has no saved model yet, or its
-            weights do not fit its `model.json`.
+        UserError: The run does not exist, is of another command, has no saved model yet, or its weights do not fit
+            its `model.json`.
 
     Example:
         >>> model = load_segmenter("runs/1")  # doctest: +SKIP
@@ -174,7 +176,10 @@ def load_segmenter(run: str | os.PathLike[str] | RunFolder, device: torch.device
 
 def _require_memory(classes: int, height: int, width: int, scale: float = 1.0) -> None:
     """Raise a UserError for an image whose probabilities would not fit in memory."""
-    needed_bytes, free_bytes = round(4 * COPIES * classes * height * width * max(scale, 1.0) ** 2), available_memory()
+    needed_bytes, free_bytes = (
+        round(4 * PROBABILITY_COPIES * classes * height * width * max(scale, 1.0) ** 2),
+        available_memory(),
+    )
     if needed_bytes > free_bytes:
         raise UserError(
             f"an image of {height}x{width} pixels with {classes} classes needs {needed_bytes / 2**30:.3g} GiB, and "

@@ -12,19 +12,22 @@ from paucal.tasks.segmentation.crops import MASK
 from paucal.tasks.segmentation.network import SegmentationNetwork
 from paucal.types import Batch, DataRequest, LossTerms, Progress
 
-PREFIX = "network.maps.backbone.model."  # of the names of the backbone's parameters
+BACKBONE_PREFIX = "network.maps.backbone.model."  # before the backbone's parameter names in the objective
 
 
 class PixelObjective(TunedObjective):
-    """Trains a segmentation network.
+    """Pixel-wise cross-entropy of a segmentation network and its auxiliary head.
 
     Args:
-        auxiliary: Weight of the auxiliary head's loss; 0 for no such head.
+        network: Network to train.
+        auxiliary: Weight of the auxiliary head's loss; 0 to train without this head.
+        tuning: Options for fine-tuning the backbone, such as frozen stages; None for the defaults.
         backbone_lr: Factor on the backbone's learning rate.
-        auxiliary_width: Channels within the auxiliary head.
+        auxiliary_width: Channels of the auxiliary head.
+        dropout: Dropout probability in the auxiliary head.
     """
 
-    # A map that is pooled to 1x1 has one value per image and channel, so batch norms need several images.
+    # A feature map that is pooled to 1x1 has one value per image and channel, so batch norms need several images.
     data_request = DataRequest(label_maps=True, mixing=False, labels=False, smallest_batch=2)
 
     def __init__(
@@ -40,28 +43,28 @@ class PixelObjective(TunedObjective):
         self.network = network
         self.auxiliary = network.auxiliary_head(auxiliary_width, dropout) if auxiliary > 0 else None
         self.weight = auxiliary
-        self.tuner = BackboneTuner(network.maps.backbone.model, tuning or FineTuning(), PREFIX, backbone_lr)
+        self.tuner = BackboneTuner(network.maps.backbone.model, tuning or FineTuning(), BACKBONE_PREFIX, backbone_lr)
 
     def forward(self, batch: Batch, progress: Progress) -> LossTerms:
-        """Return the losses "pixels" and "auxiliary" of a batch, whose label maps are the masks."""
+        """Return the losses "pixels" and "auxiliary" of a batch, whose masks are in its label maps."""
         self.tuner.set_modes(progress)
         images, mask = batch.views[0], (batch.label_maps or {})[MASK]
         maps = self.network.maps(images)
         logits = self.network.to_pixels(self.network.head(maps), images)
-        values, weights = {"pixels": pixel_loss(logits, mask, IGNORED)}, {}
+        losses, weights = {"pixels": pixel_loss(logits, mask, IGNORED)}, {}
         if self.auxiliary is not None:
-            coarse = self.network.to_pixels(self.auxiliary(maps[self.network.auxiliary_level]), images)
-            values["auxiliary"], weights["auxiliary"] = pixel_loss(coarse, mask, IGNORED), self.weight
-        return LossTerms(values, weights)
+            auxiliary_logits = self.network.to_pixels(self.auxiliary(maps[self.network.auxiliary_level]), images)
+            losses["auxiliary"], weights["auxiliary"] = pixel_loss(auxiliary_logits, mask, IGNORED), self.weight
+        return LossTerms(losses, weights)
 
     def deployable(self) -> nn.Module:
         """Return the network without the auxiliary head."""
         return self.network
 
     def backbones(self) -> Sequence[FeatureBackbone]:
-        """Return the backbone."""
+        """Return the only backbone, in a list."""
         return [self.network.maps.backbone]
 
     def compilable(self) -> Sequence[nn.Module]:
-        """Return the head; the backbone is not compiled, since its own `forward` is not used."""
+        """Return the head; the backbone is not compiled, since the network does not call its `forward`."""
         return [self.network.head]

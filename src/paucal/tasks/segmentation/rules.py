@@ -1,4 +1,4 @@
-"""Rules that choose the automatic settings of `paucal segment` by the images, the machine and the initial weights."""
+"""Rules that choose settings of `paucal segment` from the images, the machine and the initial weights."""
 
 from paucal.rules import machine, resolve
 from paucal.rules.facts import DataAndMachine, describe_undertrained
@@ -8,8 +8,8 @@ from paucal.rules.resolve import Choice
 from paucal.wording import counted
 
 CPU_MODEL, GPU_MODEL = "tf_efficientnet_lite0", "swin_tiny_patch4_window7_224"
-FEW_IMAGES, SOME_IMAGES = 100, 500  # training images
-MIN_STEPS = 40  # optimizer steps per epoch, since each epoch ends with a validation
+FEW_IMAGES, SOME_IMAGES = 100, 500  # maximum numbers of training images
+MIN_STEPS = 40  # optimizer steps per epoch; each epoch ends with a validation
 MAX_CROPS = 64  # per image and epoch
 AUXILIARY_WIDTH = 256  # channels, as in the papers
 CELL_PIXELS = 32  # side of a cell of the deepest feature map; sides of crops are multiples of it
@@ -25,14 +25,17 @@ def model(facts: DataAndMachine) -> Choice:
 
 
 def img_size(facts: DataAndMachine) -> Choice:
-    """Choose the papers' 512 pixels on a GPU and 256 on a CPU, up to the images' own size."""
+    """Choose the papers' 512 pixels on a GPU and 256 on a CPU, or less for smaller images; see `crop_side`."""
     side, reason = crop_side(facts.device, facts.median_side)
     return [side], reason
 
 
 def crop_side(device: str, median_side: int) -> tuple[int, str]:
-    """Return the side of the crops in pixels, and the reason."""
-    default_side, reason = (512, "the papers' crop") if device != "cpu" else (256, "small crops for a CPU")
+    """Return the side of the crops in pixels, and the reason.
+
+    `median_side` is the median of the images' shorter sides in pixels.
+    """
+    default_side, reason = (512, "the papers' crop size") if device != "cpu" else (256, "small crops for a CPU")
     padded_side = -(-median_side // CELL_PIXELS) * CELL_PIXELS
     if padded_side < default_side:
         return max(CELL_PIXELS, padded_side), f"the images' shorter side is {median_side} pixels (median)"
@@ -42,12 +45,12 @@ def crop_side(device: str, median_side: int) -> tuple[int, str]:
 def batch_size(facts: DataAndMachine) -> Choice:
     """Choose the papers' 16 crops on a GPU and 4 on a CPU, where more steps are better than larger batches."""
     if facts.device == "cpu":
-        return 4, "many small steps: on a CPU a crop takes the same time in any batch"
-    return 16, "the papers' batch"
+        return 4, "many small steps: on a CPU the time per crop does not depend on the batch size"
+    return 16, "the papers' batch size"
 
 
 def width(facts: DataAndMachine) -> Choice:
-    """Choose the papers' 512 channels on a GPU with many images, else fewer."""
+    """Choose the head's channels: the papers' 512 on a GPU with many images, else fewer."""
     if facts.device == "cpu":
         return 64, "a wider head would take most of a CPU's time"
     if facts.n_train <= SOME_IMAGES:
@@ -56,21 +59,21 @@ def width(facts: DataAndMachine) -> Choice:
 
 
 def auxiliary_width(width: int) -> Choice:
-    """Choose the width of the head, up to the papers' 256 channels."""
+    """Choose the width of the head, but at most the papers' 256 channels."""
     if width > AUXILIARY_WIDTH:
         return AUXILIARY_WIDTH, "the papers' width"
-    return width, "that of the head"
+    return width, "the width of the head"
 
 
 def crops(facts: DataAndMachine, batch_size: int, accumulate: int) -> Choice:
     """Choose enough crops per image for at least `MIN_STEPS` steps per epoch, so that validation takes little time."""
     needed_crops = -(-MIN_STEPS * batch_size * accumulate // max(facts.n_train, 1))
     count = max(1, min(MAX_CROPS, needed_crops))
-    return count, f"about {MIN_STEPS} steps between two validations" if count > 1 else "once an epoch"
+    return count, f"about {MIN_STEPS} steps between two validations" if count > 1 else "each image once per epoch"
 
 
 def time(facts: DataAndMachine, recipe: str | None, epochs: int | None) -> Choice:
-    """Limit the time, unless the user gave the epochs or a recipe."""
+    """Choose the time of the whole command; no limit if the user gave the epochs or a recipe."""
     if epochs is not None or recipe is not None:
         return None, ""
     if facts.device == "cuda":
@@ -80,11 +83,11 @@ def time(facts: DataAndMachine, recipe: str | None, epochs: int | None) -> Choic
 
 def lr(facts: DataAndMachine) -> Choice:
     """Choose a learning rate for a newly initialised head; for a pretrained backbone see `backbone_lr`."""
-    return 1e-3, "best in trials of a fresh head on few images"
+    return 1e-3, "best in trials of a newly initialised head on few images"
 
 
 def backbone_lr(facts: DataAndMachine) -> Choice:
-    """Choose a tenth of the head's learning rate for a pretrained backbone."""
+    """Choose the factor on the backbone's learning rate: a tenth for a pretrained backbone, else 1."""
     if facts.start is None:
         return 1.0, "the backbone has random weights, like the head"
     if facts.start.undertrained:
@@ -102,22 +105,22 @@ def freeze(facts: DataAndMachine) -> Choice:
     if facts.start is not None and facts.start.undertrained:
         return "none", describe_undertrained(facts.start)
     if facts.start is not None and facts.n_train <= SOME_IMAGES:
-        few = counted(facts.n_train, "training image")
-        return "stem", f"{few}, and {facts.start.where} already detects edges and colours"
-    return "none", "enough images to train all of it" if facts.start is not None else "the weights are random"
+        images = counted(facts.n_train, "training image")
+        return "stem", f"{images}, and {facts.start.where} already detects edges and colours"
+    return "none", "enough images to train the whole backbone" if facts.start is not None else "the weights are random"
 
 
 def scale(facts: DataAndMachine) -> Choice:
-    """Choose the papers' range of scale factors from half to double, and a narrower one for few images."""
+    """Choose the range of random scale factors: the papers' 0.5 to 2, and 0.7 to 1.4 for few images."""
     if facts.n_train <= FEW_IMAGES:
-        few = counted(facts.n_train, "training image")
-        return [0.7, 1.4], f"{few}: objects in the test images are likely to have similar sizes"
+        images = counted(facts.n_train, "training image")
+        return [0.7, 1.4], f"{images}: objects in the test images are likely to have similar sizes"
     return [0.5, 2.0], "the papers' range"
 
 
 def colour(facts: DataAndMachine) -> Choice:
     """Choose weak random changes of brightness, contrast and saturation."""
-    return 0.2, "light, for few labels and few steps"
+    return 0.2, "weak, for few labels and few steps"
 
 
 RULES = resolve.rules_by_name(
