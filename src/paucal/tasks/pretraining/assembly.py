@@ -47,7 +47,7 @@ from paucal.tasks.pretraining.stages import epochs_done
 from paucal.types import UserError, height_and_width
 from paucal.wording import counted
 
-ESVIT_PREFIX = "esvit_"  # before timm's name of a Swin: the variant that EsViT builds
+ESVIT_PREFIX = "esvit_"  # prefix to timm's name of a Swin for the variant that EsViT builds
 
 
 @dataclass(frozen=True)

@@ -31,7 +31,7 @@ Monitor = Callable[[nn.Module, torch.device], Mapping[str, float]]
 
 MAX_IMAGES = 5000
 QUERY_EVERY = 4  # one image in four is a query, the others are possible neighbours
-NAME = "val_knn"  # of the score
+NAME = "val_knn"  # name of the score in the metrics
 
 
 def knn_monitor(
@@ -57,7 +57,9 @@ def knn_monitor(
     read without worker processes.
     """
     if max_images < QUERY_EVERY:
-        raise UserError(f"--monitor-images is {max_images}; expected at least {QUERY_EVERY}, better some thousands.")
+        raise UserError(
+            f"--monitor-images is {max_images}; expected at least {QUERY_EVERY}, preferably some thousands."
+        )
     settings = DataSettings(location, data_root, on_bad_image=on_bad_image)
     images, bank, queries = _open_monitor_images(settings, max_images, seed, preprocess.reading)
     indices, batch_size = np.concatenate([bank, queries]), inference_batch_size(preprocess.image_size, device)

@@ -20,7 +20,7 @@ from paucal.wording import percent
 MAX_ROLLBACKS = 2
 HEALTHY_CHECKPOINT = "healthy.ckpt"
 START_SCORE_FILE = "monitor.json"
-ROLLBACKS_KEY = "rollbacks"  # in the run's config file
+ROLLBACKS_KEY = "rollbacks"  # key in the run's config file
 # A run from trained weights stops if the monitor's accuracy is lower than at the start by more than this,
 # for so many epochs in a row.
 MAX_ACCURACY_LOSS, MAX_WORSE_EPOCHS = 0.01, 2

@@ -1,8 +1,8 @@
 """Change of a pre-training run from one stage to the next, whose objective has more parameters.
 
-EsViT (section 4.1, figure 4) may add the region task to a run of the view task, at epoch 200 of 300. The published code
-then silently loses the optimizer state, since the sizes of the parameter groups change. Here the optimizer's moments
-are matched by the names of their parameters, and only the moments of the new head start at zero.
+EsViT (section 4.1, figure 4) may add its region task to a run that began with the view task alone, at epoch 200 of 300.
+The published code then silently loses the optimizer state, since the sizes of the parameter groups change. Here the
+optimizer's moments are matched by the names of their parameters, and only the moments of the new head start at zero.
 """
 
 from typing import Any
@@ -16,7 +16,7 @@ from paucal.runs.weights import load_checkpoint
 from paucal.training import checkpoint_rows
 from paucal.training.optimizers import parameter_groups
 
-OBJECTIVE_PREFIX = "objective."  # of the objective's parameters in the checkpoint's state dict
+OBJECTIVE_PREFIX = "objective."  # prefix of parameter names in the checkpoint's state dict
 
 
 def epochs_done(run: RunFolder | None) -> int:

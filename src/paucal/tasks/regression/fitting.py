@@ -84,7 +84,8 @@ def fit_grades(outputs: Array, truth: Array, lowest: int, highest: int) -> tuple
     """
     rows, index = np.arange(len(truth)), (truth - lowest).astype(np.int64)
 
-    def unpack(values: Array) -> Grades:  # the logarithm of the slope, the first cut, and logarithms of the gaps
+    # The values are the logarithm of the slope, the first cut, and the logarithms of the gaps between cuts.
+    def unpack(values: Array) -> Grades:
         cuts = values[1] + np.concatenate([[0.0], np.cumsum(np.exp(values[2:]))])
         return Grades(lowest, tuple(cuts.tolist()), float(np.exp(values[0])))
 

@@ -38,7 +38,7 @@ def with_numbers(images: ImageSet, column: str, fewest: int = MIN_NUMBERED) -> t
     Raises a UserError if there is no such column, a cell is not a number, or fewer than `fewest` images have one.
     """
     if column not in images.columns:
-        column_names = ", ".join(map(repr, images.columns)) or "no table with further columns"
+        column_names = ", ".join(map(repr, images.columns)) or "no further columns"
         limit_note = f" (only {MAX_COLUMNS} columns are read)" if len(images.columns) >= MAX_COLUMNS else ""
         raise UserError(f"--target: {images.location} has no column {column!r}; it has {column_names}{limit_note}.")
     cells = images.cells(column)

@@ -12,7 +12,7 @@ from paucal.tasks.segmentation.crops import MASK
 from paucal.tasks.segmentation.network import SegmentationNetwork
 from paucal.types import Batch, DataRequest, LossTerms, Progress
 
-BACKBONE_PREFIX = "network.maps.backbone.model."  # before the backbone's parameter names in the objective
+BACKBONE_PREFIX = "network.maps.backbone.model."  # prefix of the backbone's parameter names in the objective
 
 
 class PixelObjective(TunedObjective):

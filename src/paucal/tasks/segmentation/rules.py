@@ -8,7 +8,8 @@ from paucal.rules.resolve import Choice
 from paucal.wording import counted
 
 CPU_MODEL, GPU_MODEL = "tf_efficientnet_lite0", "swin_tiny_patch4_window7_224"
-FEW_IMAGES, SOME_IMAGES = 100, 500  # maximum numbers of training images
+# Some settings are more cautious up to these numbers of training images.
+FEW_IMAGES, SOME_IMAGES = 100, 500
 MIN_STEPS = 40  # optimizer steps per epoch; each epoch ends with a validation
 MAX_CROPS = 64  # per image and epoch
 AUXILIARY_WIDTH = 256  # channels, as in the papers

@@ -55,7 +55,7 @@ class CascadeHeads(nn.Module):
         return [stage for stage in self.stages if isinstance(stage, RegionHeads)]
 
     def loss_weights(self) -> dict[str, float]:
-        """Return the weight of each loss by its name."""
+        """Return loss weights by name of the loss, which ends with the number of the head, such as "box_2"."""
         names = ("class", "box", "mask") if self.heads[0].has_mask() else ("class", "box")
         return {
             f"{name}_{number}": weight * (head.box_weight if name == "box" else 1.0)
@@ -91,7 +91,7 @@ class CascadeHeads(nn.Module):
         return [dict(zip(fields, image_fields, strict=True)) for image_fields in zip(*fields.values(), strict=True)], {}
 
     def mean_logits(self, logits: list[Tensor]) -> Tensor:
-        """Return (N, K + 1) logits that average those of the heads, or whose softmax averages their probabilities."""
+        """Return the heads' (N, K + 1) mean logits or, if probabilities are averaged, the logarithms of their mean."""
         if self.average == "logits":
             return torch.stack(logits).mean(0)
         return torch.stack([head_logits.softmax(-1) for head_logits in logits]).mean(0).clamp_min(1e-12).log()

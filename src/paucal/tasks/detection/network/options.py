@@ -73,10 +73,10 @@ class DetectorOptions:
         finest: Smallest stride of a map in pixels.
         anchor: Side of the anchors, as a multiple of the stride of their map.
         regions: Regions per image that the heads learn from.
-        proposals: Most proposals per image in training. In inference, also at most half of `candidates`.
+        proposals: Maximum number of proposals per image; in inference also at most half of `candidates`.
         cascade: Whether three heads follow each other (Cascade R-CNN).
         least_score: Score that a prediction must exceed.
-        most: Most predicted objects per image.
+        most: Maximum number of predicted objects per image.
         masks: Whether the detector also predicts a mask of each object (Mask R-CNN).
         head: Layers of a head, by their name in `HEADS`.
         cascade_boxes: Whether a head of the cascade predicts one box correction, or one for each class.

@@ -24,7 +24,7 @@ BOX_CELLS, MASK_CELLS = 7, 14  # cells per side of a pooled region; predicted ma
 USUAL_SIDE, USUAL_LEVEL = 224, 4  # a region with sides of 224 pixels is pooled from the map of stride 2^4
 POINTS = 2  # sampling points per side of a cell
 MASK_LAYERS = 4  # convolutions before the upsampling
-GIOU_WEIGHT = 10.0  # of the box loss
+GIOU_WEIGHT = 10.0  # weight of the box loss
 Targets = list[dict[str, Tensor]]
 
 
