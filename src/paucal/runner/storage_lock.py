@@ -21,21 +21,12 @@ from paucal.types import UserError
 from paucal.wording import first_line
 
 _HELD_TOKENS: set[str] = set()  # tokens of the locks of this process
-_PROTOCOLS_WITH_FOLDERS = {
-    "file",
-    "local",
-    "memory",
-    "sftp",
-    "ssh",
-    "smb",
-    "hdfs",
-    "webhdfs",
-    "ftp",
-}  # protocols of fsspec
+# Protocols of fsspec for storage that has folders.
+_PROTOCOLS_WITH_FOLDERS = {"file", "local", "memory", "sftp", "ssh", "smb", "hdfs", "webhdfs", "ftp"}
 
 
 def write_in_folder(storage: Any, path: str, write: Callable[[str], None]) -> None:
-    """Write a file, creating its folder only on storage that has folders; elsewhere that would create a bucket."""
+    """Create the folder of a path, except on storage that has buckets instead; then call `write` with the path."""
     protocols = storage.protocol if isinstance(storage.protocol, tuple) else (storage.protocol,)
     if _PROTOCOLS_WITH_FOLDERS & {*protocols}:
         storage.makedirs(path.rpartition("/")[0], exist_ok=True)
@@ -43,15 +34,21 @@ def write_in_folder(storage: Any, path: str, write: Callable[[str], None]) -> No
 
 
 class StorageLock:
-    """An exclusive lock on object storage."""
+    """An exclusive lock on object storage.
+
+    Args:
+        storage: fsspec file system.
+        path: Path of the lock's object, without its suffix.
+        what: Description of what is locked, for messages.
+    """
 
     def __init__(self, storage: Any, path: str, what: str) -> None:
         self.what = what
         self.lost = False
         self._storage, self._base, self._path = storage, path, f"{path}.json"
         since = time.strftime("%Y-%m-%d %H:%M:%S")
-        self._mine = {"token": uuid.uuid4().hex, "pid": os.getpid(), "host": socket.gethostname(), "since": since}
-        self._mine |= {"space": pid_namespace(), "beats": 0}
+        self._content = {"token": uuid.uuid4().hex, "pid": os.getpid(), "host": socket.gethostname(), "since": since}
+        self._content |= {"space": pid_namespace(), "beats": 0}
         self._ended = threading.Event()
 
     @contextmanager
@@ -63,7 +60,7 @@ class StorageLock:
             raise
         except Exception as problem:  # each storage library has its own exceptions
             raise UserError(f"{self.what} cannot be written ({first_line(problem)}): check the address.") from problem
-        _HELD_TOKENS.add(self._mine["token"])
+        _HELD_TOKENS.add(self._content["token"])
         thread = threading.Thread(target=self._renew_until_end, name="storage lock", daemon=True)
         thread.start()
         try:
@@ -71,9 +68,9 @@ class StorageLock:
         finally:
             self._ended.set()
             thread.join()
-            _HELD_TOKENS.discard(self._mine["token"])
-            with suppress(Exception):  # the lock expires after a minute
-                if self._token(self._path) == self._mine["token"]:
+            _HELD_TOKENS.discard(self._content["token"])
+            with suppress(Exception):  # otherwise the lock expires after a minute
+                if self._token(self._path) == self._content["token"]:
                     self._storage.rm_file(self._path)
 
     def check(self) -> None:
@@ -85,21 +82,21 @@ class StorageLock:
             )
 
     def confirm(self) -> None:
-        """Read the storage, and raise a UserError if another process has taken over the lock."""
-        self.lost = self.lost or self._token(self._path) not in (self._mine["token"], None)
+        """Read the lock from the storage, and raise a UserError if another process has taken it over."""
+        self.lost = self.lost or self._token(self._path) not in (self._content["token"], None)
         self.check()
 
     def _renew_until_end(self) -> None:
         while not self._ended.wait(RENEWAL_INTERVAL) and not self.lost:
             with suppress(Exception):  # the storage may be briefly unavailable
-                if self._token(self._path) not in (self._mine["token"], None):
+                if self._token(self._path) not in (self._content["token"], None):
                     self.lost = True
                     return
-                self._mine["beats"] += 1
+                self._content["beats"] += 1
                 self._storage.pipe_file(self._path, self._lock_content())
 
     def _acquire(self, path: str) -> None:
-        """Create the object unless a living process holds it; only one process may replace a dead holder."""
+        """Create the lock's object, or replace that of a dead process; a second lock lets only one process do so."""
         while not self._create_lock(path):
             holder = self._read_lock(path)
             if holder is None:  # it was just released
@@ -110,13 +107,13 @@ class StorageLock:
                     f"{self.what} is being written by {holder_text}: wait for it or stop it first; a process that was "
                     f"killed counts as ended after {DEAD_AFTER:.0f} seconds."
                 )
-            mark = f"{self._base}-after-{holder.get('token')}.json"
-            self._acquire(mark)
-            is_dead_one = self._token(path) == holder.get("token")
-            if is_dead_one:
+            takeover_path = f"{self._base}-after-{holder.get('token')}.json"
+            self._acquire(takeover_path)
+            is_unchanged = self._token(path) == holder.get("token")
+            if is_unchanged:
                 retry(lambda: self._storage.pipe_file(path, self._lock_content()))
-            self._storage.rm_file(mark)
-            if is_dead_one:
+            self._storage.rm_file(takeover_path)
+            if is_unchanged:
                 return
 
     def _create_lock(self, path: str) -> bool:
@@ -128,7 +125,7 @@ class StorageLock:
         except Exception:  # some storage has its own error for an object that exists
             if self._read_lock(path) is None:
                 raise
-        return self._token(path) == self._mine["token"]
+        return self._token(path) == self._content["token"]
 
     def _is_holder_alive(self, path: str, holder: dict[str, Any]) -> bool:
         """Return whether a holder is alive; if necessary, wait for its next renewal."""
@@ -162,4 +159,4 @@ class StorageLock:
         return holder if isinstance(holder, dict) else None if content is None else {}
 
     def _lock_content(self) -> bytes:
-        return json.dumps(self._mine).encode()
+        return json.dumps(self._content).encode()

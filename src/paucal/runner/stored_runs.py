@@ -1,9 +1,9 @@
 """Runs on object storage: written to a local folder, and copied to the storage whenever a state was saved.
 
-The storage has an object for each content, named by its digest, and two manifests that list the objects of the run's
-files. As storage has no rename, the manifests are written alternately, each after its objects; the complete manifest
-with the highest number is valid. So whenever the writer is killed, a reader finds a complete run, the newest or the
-previous one.
+The storage has an object for each distinct file content, named by its digest, and two manifests that list the objects
+of the run's files. Since object storage cannot rename, the manifests are overwritten in turn, each after its objects;
+the complete manifest with the highest number is valid. So even if the writer is killed, a reader finds a complete run,
+the newest or the previous one.
 """
 
 import hashlib
@@ -36,16 +36,14 @@ from paucal.types import UserError
 from paucal.wording import first_line
 
 MANIFEST_NAMES, OBJECTS_FOLDER, LOCK_NAME = ("manifest-0.json", "manifest-1.json"), "objects", "lock"
-_MAX_MANIFEST = 64 << 20  # bytes
-# Marks a local copy whose newest state could not be uploaded; holds the number of the last uploaded manifest.
+_MAX_MANIFEST_BYTES = 64 << 20
+# File beside a local copy whose newest state could not be uploaded; it has the number of the last uploaded manifest.
 UNSENT_FILE = "unsent.json"
-_CHECK_SECONDS, _MAX_PAUSE_SECONDS = (
-    1.0,
-    300.0,
-)  # seconds between two checks for a new state, and longest pause after failures
-_ABANDONED_AFTER = 24 * 3600.0  # seconds after which partial uploads of a killed process are removed
-_SCRATCH_PREFIX = "tmp-"  # prefix of folders that are being sent
-Manifest = dict[str, tuple[str, int]]  # digest and size of each file
+# Time between two checks for a new state, and longest pause after failed uploads.
+_CHECK_SECONDS, _MAX_PAUSE_SECONDS = 1.0, 300.0
+_ABANDONED_AFTER = 24 * 3600.0  # seconds after which the temporary folder of a killed process is removed
+_SCRATCH_PREFIX = "tmp-"  # prefix of temporary folders
+Manifest = dict[str, tuple[str, int]]  # digest and size in bytes of each file, by relative path
 
 
 class StoredRun:
@@ -55,9 +53,9 @@ class StoredRun:
         self.url = url.rstrip("/")
         self._storage, root = open_storage(self.url)
         self._root = root.rstrip("/")
-        self._kept: Manifest = {}  # files of the newest manifest
+        self._newest_manifest: Manifest = {}  # as last fetched or published
         self._number = 0  # number of the newest manifest; 0 without one
-        self._known: dict[str, tuple[FileStamp, str]] = {}  # stamp and digest of each file when last read
+        self._uploaded: dict[str, tuple[FileStamp, str]] = {}  # stamp and digest of each file at its last upload
 
     @property
     def number(self) -> int:
@@ -74,7 +72,7 @@ class StoredRun:
         return StorageLock(self._storage, self.path(LOCK_NAME), f"the run {self.url!r}")
 
     def manifest(self) -> Manifest | None:
-        """Return the digest and the size of each file; None if there is no run."""
+        """Return the files of the newest complete manifest; None if there is no run."""
         manifests = [self._read_manifest(name) for name in MANIFEST_NAMES]
         complete = [manifest for manifest in manifests if manifest]
         if not complete:
@@ -87,7 +85,7 @@ class StoredRun:
     def _read_manifest(self, name: str) -> tuple[int, Manifest] | tuple[()] | None:
         """Return the number and the files of a manifest; an empty tuple if it is damaged, None if it does not exist."""
         try:
-            content = retry(lambda: self._storage.cat_file(self.path(name), end=_MAX_MANIFEST))
+            content = retry(lambda: self._storage.cat_file(self.path(name), end=_MAX_MANIFEST_BYTES))
         except FileNotFoundError:
             return None
         except Exception as problem:  # each storage backend raises its own exceptions
@@ -116,7 +114,7 @@ class StoredRun:
             return RunFolder(scratch).settings
 
     def fetch(self, folder: Path) -> None:
-        """Make a local folder equal to the run."""
+        """Download the run into a local folder, and remove other files from the folder."""
         manifest = self.manifest()
         if manifest is None:
             raise UserError(f"there is no run at {self.url!r}: expected the --output of an earlier call.")
@@ -129,7 +127,7 @@ class StoredRun:
             target = folder / name
             if not (target.is_file() and target.stat().st_size == size and content_digest(target) == digest):
                 self._fetch_file(name, digest, target)
-        self._kept = manifest
+        self._newest_manifest = manifest
 
     def _fetch_file(self, name: str, digest: str, target: Path) -> None:
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -148,9 +146,9 @@ class StoredRun:
             temporary.unlink(missing_ok=True)
 
     def publish(self, folder: Path, confirm: Callable[[], None] = lambda: None) -> None:
-        """Copy the changed files of a folder, then a manifest; remove objects that the last two manifests do not list.
+        """Upload changed files of a folder, then a manifest; remove objects that the last two manifests do not list.
 
-        The folder may be written at the same time; `confirm` raises an error if this process may no longer write.
+        The run may write to the folder meanwhile; `confirm` raises an error if this process has lost the lock.
         """
         if not self._number:
             self.manifest()  # reads the last number
@@ -162,8 +160,8 @@ class StoredRun:
             content = {"number": number, "files": manifest, "check": _manifest_digest(number, manifest)}
             name, text = MANIFEST_NAMES[number % 2], json.dumps(content).encode()
             retry(lambda: self._storage.pipe_file(self.path(name), text))
-        listed_digests = {digest for digest, _ in (*manifest.values(), *self._kept.values())}
-        self._kept, self._number = manifest, number
+        listed_digests = {digest for digest, _ in (*manifest.values(), *self._newest_manifest.values())}
+        self._newest_manifest, self._number = manifest, number
         confirm()
         with suppress(Exception):  # the run is complete; credentials may not allow removal
             for path in self._storage.ls(self.path(OBJECTS_FOLDER), detail=False, refresh=True):
@@ -171,21 +169,21 @@ class StoredRun:
                     self._storage.rm_file(path)
 
     def _publish_file(self, name: str, copy: Path, stamp: FileStamp) -> tuple[str, int]:
-        stamp_and_digest = self._known.get(name)
+        stamp_and_digest = self._uploaded.get(name)
         if stamp_and_digest is None or stamp_and_digest[0] != stamp:
             digest = content_digest(copy)
-            if all(digest != other for other, _ in self._kept.values()):
+            if all(digest != other for other, _ in self._newest_manifest.values()):
                 write_in_folder(
                     self._storage,
                     self.path(f"{OBJECTS_FOLDER}/{digest}"),
                     lambda path: retry(lambda: self._storage.put_file(str(copy), path)),
                 )
-            stamp_and_digest = self._known[name] = stamp, digest
+            stamp_and_digest = self._uploaded[name] = stamp, digest
         return stamp_and_digest[1], copy.stat().st_size
 
 
 class StoredCopy(Callback):
-    """Copies a run to storage in a thread, whenever a state was saved and at the end."""
+    """Copies a run to storage in a thread, whenever the run has saved a state, and once more at its end."""
 
     def __init__(self, stored: StoredRun, lock: StorageLock, folder: Path, console: Console) -> None:
         self.folder = folder
@@ -246,9 +244,9 @@ class StoredCopy(Callback):
 
 @contextmanager
 def written_to_storage(url: str, is_resumed: bool, console: Console) -> Iterator[StoredCopy]:
-    """Lock a run on storage and copy its folder on this machine there, within the block and at its end.
+    """Lock a run on storage; copy its local folder to the storage during the block and at its end.
 
-    A resumed run is fetched first; another must not exist yet.
+    A resumed run is downloaded first; a new run must not exist on the storage yet.
     """
     stored_run = StoredRun(url)
     local_home = local_copies_folder() / hashlib.blake2b(stored_run.url.encode(), digest_size=16).hexdigest()
@@ -283,7 +281,7 @@ def _unsent_number(local_home: Path) -> int | None:
 
 
 def _put_aside(local_home: Path, console: Console) -> None:
-    """Move away a folder whose newest state could not be sent, before another replaces it."""
+    """Move away a local copy whose newest state was not uploaded, so that it is not overwritten."""
     if _unsent_number(local_home) is not None and (local_home / "run").exists():
         target = local_home / f"unsent-{time.time_ns()}"
         (local_home / "run").rename(target)
@@ -300,7 +298,7 @@ def require_one_machine(overwrite: bool = False) -> None:
 
 
 def local_copies_folder() -> Path:
-    """Return the folder of this machine's copies of runs on storage."""
+    """Return the folder for local copies of runs on storage."""
     cache = usable_folder()
     if cache is None:
         raise UserError(
@@ -315,20 +313,20 @@ def local_copies_folder() -> Path:
 def _temporary_folder() -> Iterator[Path]:
     """Yield a temporary folder beside the copies of runs; also remove the folders that killed processes left."""
     path = local_copies_folder()
-    for left in path.glob(f"{_SCRATCH_PREFIX}*"):
+    for leftover in path.glob(f"{_SCRATCH_PREFIX}*"):
         with suppress(OSError):
-            if time.time() - left.stat().st_mtime > _ABANDONED_AFTER:
-                shutil.rmtree(left)
+            if time.time() - leftover.stat().st_mtime > _ABANDONED_AFTER:
+                shutil.rmtree(leftover)
     with tempfile.TemporaryDirectory(dir=path, prefix=_SCRATCH_PREFIX) as scratch:
         yield Path(scratch)
 
 
 def _manifest_digest(number: int, manifest: Manifest) -> str:
-    """Return the digest by which a complete manifest is recognised."""
+    """Return a digest of a manifest, which shows whether it was written completely."""
     return hashlib.blake2b(repr((number, sorted(manifest.items()))).encode(), digest_size=16).hexdigest()
 
 
 def content_digest(file: Path) -> str:
-    """Return the digest of a file's content."""
+    """Return the digest of a file's content, as hexadecimal text."""
     with file.open("rb") as source:
         return hashlib.file_digest(source, lambda: hashlib.blake2b(digest_size=32)).hexdigest()

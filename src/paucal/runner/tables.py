@@ -10,9 +10,10 @@ from paucal.types import UserError
 
 TableFormat = Literal["csv", "json"]
 FORMATS: dict[str, TableFormat] = {".csv": "csv", ".json": "json"}
+# Names of file contents for messages, by file extension.
 UNSUPPORTED_FORMATS = {
     **dict.fromkeys((".xlsx", ".xls", ".xlsm", ".xlsb", ".ods", ".numbers"), "a spreadsheet"),
-    **dict.fromkeys((".parquet", ".pq", ".arrow", ".feather", ".orc", ".avro"), "a file of columns"),
+    **dict.fromkeys((".parquet", ".pq", ".arrow", ".feather", ".orc", ".avro"), "a columnar file"),
     **dict.fromkeys((".tsv", ".tab"), "a table with tabs"),
     **dict.fromkeys((".jsonl", ".ndjson"), "lines of JSON"),
     **dict.fromkeys((".yaml", ".yml", ".toml", ".xml"), "another format"),
@@ -27,16 +28,16 @@ UNSUPPORTED_FORMATS = {
 def resolve_table(text: str, form: TableFormat | None = None) -> tuple[Path, TableFormat]:
     """Return the path and the format of an output table: `form`, else the format of the file extension, else CSV."""
     path = named_path(text)
-    ending = path.suffix.lower()
-    if ending in UNSUPPORTED_FORMATS:
+    extension = path.suffix.lower()
+    if extension in UNSUPPORTED_FORMATS:
         raise UserError(
-            f"--output: {text[:120]!r} is the name of {UNSUPPORTED_FORMATS[ending]}; tables are written as .csv or "
+            f"--output: {text[:120]!r} is the name of {UNSUPPORTED_FORMATS[extension]}; tables are written as .csv or "
             ".json: use one of these extensions."
         )
-    form_of_ending = FORMATS.get(ending)
-    if form is not None and form_of_ending not in (None, form):
-        raise UserError(f"--output: {text[:120]!r} ends in {ending}, but --format is {form}: give one of the two.")
+    format_of_extension = FORMATS.get(extension)
+    if form is not None and format_of_extension not in (None, form):
+        raise UserError(f"--output: {text[:120]!r} ends in {extension}, but --format is {form}: give one of the two.")
     if not path.parent.exists():
         raise UserError(f"there is no folder for {text[:120]!r}: create it, or choose another --output.")
     check_file_writable(path)
-    return path, form or form_of_ending or "csv"
+    return path, form or format_of_extension or "csv"

@@ -1,6 +1,6 @@
-"""The time budget of a run: its parts are timed on this machine, and its length is planned, stored and announced.
+"""Plan the length of a run from its time budget: time a few steps on this machine, then store and print the plan.
 
-Once a run trains, `paucal.training.clock` corrects the planned length. A resumed run reads the stored one.
+During training, `paucal.training.clock` corrects the planned length. A resumed run reads the stored plan.
 """
 
 import math
@@ -32,8 +32,8 @@ from paucal.wording import counted, duration
 
 UNIT_SECONDS = {"d": 86400, "h": 3600, "m": 60, "s": 1}
 TIME_PLAN_FILE = "time_plan.json"
-TIMED_SECONDS = 15.0  # seconds after which no more steps are timed
-OVERHEAD_FACTOR = 1.08  # factor for optimizer, moving average and records, which timed steps leave out
+TIMED_SECONDS = 15.0  # no further steps are timed after this many seconds
+OVERHEAD_FACTOR = 1.08  # accounts for optimizer, moving average and records, which are not timed
 
 
 def parse_duration(text: str, name: str = "--time-limit") -> float:
@@ -60,7 +60,8 @@ def keep_one_length(settings: Any, origin: Mapping[str, str]) -> Any:
     """Return settings in which only one of time and epochs decides the length of the run.
 
     Flags take precedence over a config, and a config over a recipe; within a config the epochs take precedence, since
-    they were planned from the config's time. Lengths from the source of the dropped epochs are dropped too.
+    they were planned from the config's time. Together with the epochs, other lengths of the same origin, such as the
+    warm-up, are dropped.
     """
     if settings.time is not None:
         parse_duration(settings.time, "--time")
@@ -78,7 +79,7 @@ def keep_one_length(settings: Any, origin: Mapping[str, str]) -> Any:
 
 @dataclass(frozen=True)
 class Pace:
-    """Measured times in seconds.
+    """Measured durations of the parts of a run, in seconds.
 
     Attributes:
         step: An optimizer step.
@@ -121,24 +122,24 @@ class PlannedLength:
 
 
 class TimedJob(Job[S, A, R]):
-    """A kind of run whose length, `length_setting`, can follow from `--time`, by timing a few steps and evaluations."""
+    """A job that can plan the length of its runs, the setting `length_setting`, from `--time`."""
 
     length_setting: ClassVar[str]
 
     @abstractmethod
     def measure(self, setup: A, threads: bool = False) -> Pace:
-        """Time a few steps and evaluations, with the best number of threads if `threads`, and restore the objective."""
+        """Time a few steps and evaluations, and restore the objective; if `threads`, choose the number of threads."""
 
     @abstractmethod
     def fit_length(self, setup: A, pace: Pace, left: float) -> PlannedLength:
-        """Return the length of a run that ends within the remaining seconds."""
+        """Return the length of a run that takes `left` seconds from now on."""
 
     def needs_planning(self, setup: A) -> bool:
-        """Return whether the run has a time and no length yet."""
+        """Return whether the run has a time budget, but no planned length yet."""
         return setup.settings.time is not None and getattr(setup.settings, self.length_setting) is None
 
     def plan(self, run: RunFolder, setup: A, console: Console) -> bool:
-        """Time a few steps, and store the length of a run that fits in the time."""
+        """Time a few steps, and store the length of a run that fits in the time budget."""
         settings, counts = setup.settings, setup.data.counts()
         console.say("timing a few steps on this machine")
         with memory_advice(setup.plan):
@@ -189,7 +190,7 @@ def seconds_per_step(
     accumulate: int = 1,
     threads: bool = False,
 ) -> float:
-    """Return the seconds of an optimizer step: reading, forward and backward passes, and `OVERHEAD_FACTOR`.
+    """Return the seconds of an optimizer step: reading, forward and backward passes, times `OVERHEAD_FACTOR`.
 
     Call it within `trial_steps`, which moves the objective to the device. The first batch is a warm-up and not timed.
     With `threads`, the number of CPU threads is chosen during the warm-up if other programs use the same cores.
@@ -219,7 +220,7 @@ def seconds_per_step(
 
 
 def store_length(run: RunFolder, time_plan: TimePlan | None, text: str, seconds: float, console: Console) -> None:
-    """Store the time plan of a run, if its length was planned for a time, and print when it ends."""
+    """Store the time plan of a run, unless it is None, and print the length of the run and when it will end."""
     console.say(f"plan: {text}; about {duration(seconds)} from now, until {end_time_text(seconds)}")
     if time_plan is not None:
         store_time_plan(run, time_plan)
@@ -231,7 +232,7 @@ def store_time_plan(run: RunFolder, plan: TimePlan) -> None:
 
 
 def add_time_plan(run: RunFolder, plan: Plan, planned_at: float) -> Plan:
-    """Return a plan with the stored time plan of its run, if any; the time since `planned_at` counts as spent."""
+    """Add the stored time plan of a run to its plan, if there is one; the time since `planned_at` counts as spent."""
     path = run.path / TIME_PLAN_FILE
     if not path.is_file():
         return plan

@@ -1,4 +1,4 @@
-"""The trainer's plan and hardware, from the settings."""
+"""Derive the trainer's plan and hardware from the settings of a run, and check them."""
 
 import time
 from typing import TypeVar
@@ -20,7 +20,7 @@ from paucal.types import UserError
 from paucal.wording import counted
 
 M = TypeVar("M", bound=nn.Module)
-MIN_STEPS_PER_EPOCH = 5  # per epoch
+MIN_STEPS_PER_EPOCH = 5  # fewer cause a remark
 
 
 def trainer_plan(settings: JobSettings, n_train: int, mixing: Mixing | None = None, n_classes: int = 0) -> Plan:
@@ -39,7 +39,7 @@ def trainer_plan(settings: JobSettings, n_train: int, mixing: Mixing | None = No
 
 
 def hardware(settings: JobSettings) -> Hardware:
-    """Return the hardware to train on."""
+    """Return the hardware to train on, after checking that it is available."""
     device = settings.device
     if device not in DEVICES:
         raise UserError(f"--device is {device!r}, expected one of {', '.join(DEVICES)}.")
@@ -102,7 +102,7 @@ def check_sync_bn(settings: JobSettings) -> None:
 
 
 def with_synced_norms(settings: JobSettings, module: M) -> M:
-    """Return a module with synchronised batch norms, if requested for several processes."""
+    """Return the module, with synchronised batch norms if these are requested for several processes."""
     if not getattr(settings, "sync_bn", False) or settings.processes == 1:
         return module
     check_sync_bn(settings)
