@@ -229,7 +229,7 @@ def test_eval__mistakes_are_one_sentence(trained, capsys, tmp_path):
         (["vit_mini", photos, "--pretrained"], "timm publishes no weights of vit_mini"),
         (["vit_mini", photos, "--img-size", "0"], "--img-size is '0', expected one side or height and width"),
         (["vit_mini", photos, "--bootstrap", "1"], "--bootstrap is 1, expected a number between 2 and"),
-        (["vit_mini", photos, "--device", "tpu9"], "the device is 'tpu9'"),
+        (["vit_mini", photos, "--device", "tpu9"], "the device 'tpu9' cannot be used"),
         (["vit_mini", photos, "--device", "meta"], "the device 'meta' cannot be used on this machine"),
         (["vit_mini", photos, "--cache", "x", "--no-cache"], "give one of them"),
         (["vit_mini", "table9", "--data-root", tmp_path / "nowhere"], "none of the data sets was found"),

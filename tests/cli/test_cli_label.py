@@ -93,7 +93,7 @@ def test_label__refuses_what_is_no_teacher(labelled, tmp_path, capsys):
         (["--img-size", "0"], "--img-size is '0', expected one side or height and width"),
         (["--img-size", "32", "32", "32"], "--img-size is '32 32 32'"),
         (["--picture", tmp_path / "maps.jpg"], "must end in .png: give another name"),
-        (["--device", "tpu9"], "the device is 'tpu9'"),
+        (["--device", "tpu9"], "the device 'tpu9' cannot be used"),
     ):
         assert expected in failure(capsys, "label", photos, "--teacher", labelled / "teacher", *output, *words)
     assert not (tmp_path / "maps").exists()

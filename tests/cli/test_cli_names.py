@@ -84,7 +84,7 @@ def test_devices__that_are_not_there_are_one_sentence(trained, capsys, verb):
     assert main([verb, str(trained / "run"), *words, "--device", "cuda:99"]) == 2
     lines = capsys.readouterr().err.strip().splitlines()
     assert len(lines) == 1
-    assert "the device is 'cuda:99'" in lines[0]
+    assert "the device 'cuda:99' cannot be used" in lines[0]
 
 
 def test_eval__of_a_folder_called_test_leaves_the_runs_own_test_alone(trained, tmp_path):
