@@ -8,7 +8,7 @@ from paucal.settings.options import EarlierName, option
 from paucal.settings.parts import FractionSettings, SyncBatchNormSettings
 from paucal.tasks.detection.network.options import (
     HEADS,
-    MAX_LAYERS,
+    MAX_PROPOSAL_LAYERS,
     AnchorSides,
     BoxLoss,
     CascadeAverage,
@@ -50,7 +50,9 @@ class DetectorSettings:
         high=10_000,
     )
     pyramid_norm: PyramidNorm = option("norm after each convolution of the feature pyramid", "group", group="detector")
-    proposal_layers: int = option("convolutions of the proposal network", 1, group="detector", low=1, high=MAX_LAYERS)
+    proposal_layers: int = option(
+        "convolutions of the proposal network", 1, group="detector", low=1, high=MAX_PROPOSAL_LAYERS
+    )
     maps: Maps = option(
         "feature maps of the backbone: one per stride, or the two that torchvision's MobileNet detectors use",
         "strides",
