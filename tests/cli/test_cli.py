@@ -61,7 +61,7 @@ def test_help__shows_what_can_be_given(capsys, verb):
                 "--output PATH",
                 "--time DURATION",
                 "YAML file of settings",
-                "chosen: from the images and the machine",
+                "'chosen': chosen from the images and the machine",
             ),
         ),
         "predict": ("usage: paucal predict RUN PATHS [PATHS ...] [--flags]", "(default: chosen)"),

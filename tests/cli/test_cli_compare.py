@@ -121,7 +121,7 @@ def test_compare__resamples_the_groups_that_its_runs_store(tmp_path, capsys):
         (["--arms", "light: --method drloc --drloc-wait 1"], "did you mean --drloc-weight"),
         (["--slurm", "a=1"], "use it with --on slurm"),
         (["--seeds", "-1"], "--seeds"),
-        (["--resume", "nowhere"], "leave DATA and its settings out"),
+        (["--resume", "nowhere"], "leave DATA and settings of runs out"),
         (["--val-fraction", "0", "--lrs", "0.1", "0.01"], "--lrs needs validation images"),
     ],
 )

@@ -180,7 +180,7 @@ def test_report__shows_what_the_model_saw_in_its_mistakes(trained: Path) -> None
         (["--explain-class", "class9"], "has no class 'class9'"),
         (["--method", "gradcam"], "--method is 'gradcam' (did you mean grad-cam?)"),
         (["--show", "attention", "--layer", "9"], "expected all, a number from 1 to 1, or one of blocks.0.attn"),
-        (["--show", "attention", "--token", "9,9"], "lies outside the grid"),
+        (["--show", "attention", "--token", "9,9"], "is outside the grid"),
         (["--show", "attention", "--token", "class"], "the layer has no token 'class'"),
         (["--show", "head-tokens"], "has no head tokens"),
         (["--top", "0"], "--top"),

@@ -223,7 +223,7 @@ def test_eval__mistakes_are_one_sentence(trained, capsys, tmp_path):
         (["vit_mini"], "give DATA to evaluate 'vit_mini' on"),
         (["vit_minni", photos], "'vit_minni' is neither a run folder, nor a weights file, nor a timm model"),
         ([run, photos, "--img-size", "32"], "the image size of"),
-        (["vit_mini", photos, "--compare", run, "--features", "blocks:9"], "the last 9 blocks, but vit_mini has"),
+        (["vit_mini", photos, "--compare", run, "--features", "blocks:9"], "the last 9 blocks, but only 6 of vit_mini"),
         (["vit_mini", photos, "--features", "tokens"], "expected auto or pooled, or last blocks"),
         (["vit_mini", photos, "--max-images", "2"], "--max-images is 2, but photos has 3 classes"),
         (["vit_mini", photos, "--pretrained"], "timm publishes no weights of vit_mini"),

@@ -110,7 +110,7 @@ def test_os_errors__come_with_advice_that_fits(tmp_path, capsys, monkeypatch):
     (tmp_path / "loop").symlink_to("loop")
 
     for number, advice in {
-        errno.ELOOP: "remove the link that leads to itself",
+        errno.ELOOP: "remove the symbolic link that leads to itself",
         errno.ENAMETOOLONG: "give a shorter name",
         errno.ENOSPC: "free some space, then",
         errno.EACCES: "check the permissions, then",
@@ -249,14 +249,14 @@ def test_messages__keep_colons_and_brackets(capsys, tmp_path, monkeypatch):
         (lambda card: card["backbone"].update(in_chans=10**9), "number of image channels"),
         (
             lambda card: card["backbone"].update(image_size=[10**9, 10**9]),
-            "for a model of (1000000000, 1000000000)",
+            "a model for (1000000000, 1000000000)",
         ),
-        (lambda card: card["backbone"].update(arguments={"depth": 10**9}), "is more than 1,000"),
-        (lambda card: card["backbone"].update(arguments={"embed_dim": 10**9}), "is more than 1,048,576"),
+        (lambda card: card["backbone"].update(arguments={"depth": 10**9}), "is above the limit of 1,000"),
+        (lambda card: card["backbone"].update(arguments={"embed_dim": 10**9}), "is above the limit of 1,048,576"),
         (lambda card: card["backbone"].update(arguments=[1]), "model.json"),
         (lambda card: card["backbone"].update(name=7), "model.json"),
         (lambda card: card["backbone"].update(name="\x1b[31m"), r"\x1b[31m"),
-        (lambda card: card.update(backbone=[]), "A stored backbone"),
+        (lambda card: card.update(backbone=[]), "the stored description of a backbone"),
         (lambda card: card.update(classes={"a": 1}), "must name the 3 classes"),
         (lambda card: card.update(preprocessing=[1]), "model.json"),
         (lambda card: card["preprocessing"].update(mean="abc"), "has mean 'abc', expected a number for each channel"),

@@ -274,4 +274,4 @@ def test_eval__counts_several_right_answers(labelled, tmp_path, capsys):
     (tmp_path / "real.json").write_text(json.dumps([*right, [0]]))
     words = ["eval", teacher, labelled / "photos", *words[2:]]
     message = failure(capsys, *words, "--output", tmp_path / "more")
-    assert "answers for 7 images, and 6 are evaluated" in message  # the run has learned from the others
+    assert "labels for 7 images, but 6 are evaluated" in message  # the run has learned from the others

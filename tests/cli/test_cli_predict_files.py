@@ -78,7 +78,7 @@ def test_answers__are_written_as_labels(trained, many, tmp_path, capsys):
     words = failure(
         capsys, "predict", trained / "run", "--watch", many, "--to", "csv", "--output", tmp_path / "watched"
     )
-    assert "--watch: leave one out" in words
+    assert "--watch: leave it out" in words
     assert not (tmp_path / "watched").exists()
 
 

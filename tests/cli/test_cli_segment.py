@@ -129,7 +129,7 @@ def test_predict__writes_masks_in_the_coding_of_the_training_and_pictures(segmen
         assert set(np.unique(mask)) <= {0, 1, 2}
         assert np.asarray(Image.open(out / f"overlays/b/{number:02d}.png")).shape == (33, 50, 3)
     assert "is not empty" in failure(capsys, "predict", segmented / "run", new / "a", "--output", out)
-    assert "give --output, a new folder" in failure(capsys, "predict", segmented / "run", new / "a")
+    assert "give a new folder for them with --output" in failure(capsys, "predict", segmented / "run", new / "a")
     inside = failure(capsys, "predict", segmented / "run", new / "a", "--output", new / "a" / "x")
     assert "lies within the images" in inside
     for name in ("a.json", "a.csv", "a.png"):

@@ -83,7 +83,7 @@ def test_cache__shows_fetched_shards_and_removes_them(photos, monkeypatch, capsy
     assert [images.store.size(n) for n in range(4)] == [(8, 8)] * 4
     assert len(list((photos.parent / "kept").rglob("*.tar"))) == 2
     assert main(["cache"]) == 0
-    assert "shards: 0 MiB of fetched ones and of indices" in capsys.readouterr().out
+    assert "shards: 0 MiB of downloaded shards and indices" in capsys.readouterr().out
     assert main(["cache", "--clear"]) == 0
     assert "MiB of shards" in capsys.readouterr().out
     assert list((photos.parent / "kept").rglob("*.tar")) == []

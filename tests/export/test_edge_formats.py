@@ -164,7 +164,7 @@ def test_html__classifies_in_a_browser_without_a_network(run, picture, tmp_path)
     ("flags", "words"),
     [
         (["--format", "html"], "--onnxruntime-web FOLDER"),
-        (["--format", "html", "--onnxruntime-web", "."], "lacks ort.wasm.min.js"),
+        (["--format", "html", "--onnxruntime-web", "."], "does not contain ort.wasm.min.js"),
         (["--format", "coreml", "--with-preprocessing"], "fixed sizes"),
     ],
 )

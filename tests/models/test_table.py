@@ -52,7 +52,7 @@ def test_table__comes_back_as_written(tmp_path):
 
 
 def test_table__of_other_columns_is_refused():
-    with pytest.raises(UserError, match=r"has the columns \['model', 'parameters'\], expected"):
+    with pytest.raises(UserError, match=r"has columns \['model', 'parameters'\], expected"):
         list(read_table(["# a remark", "model,parameters", "a,1"]))
 
 

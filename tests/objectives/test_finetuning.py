@@ -222,7 +222,7 @@ def test_tuning__and_a_copied_objective_are_independent():
 
 
 def test_nonsense__is_refused():
-    with pytest.raises(UserError, match="--freeze is 3 and vit_mini has 2 stages or blocks"):
+    with pytest.raises(UserError, match="--freeze is 3, but vit_mini has 2 stages or blocks"):
         objective(FineTuning(freeze=3))
     with pytest.raises(ValueError, match="layer_decay"):
         FineTuning(layer_decay=0)

@@ -197,7 +197,7 @@ def test_bad_fine_tuning__is_refused_in_one_sentence(base, capsys):
         (["--init-head", "fresh"], "--init-head applies to the classifier of --init"),
         ([*run, "--freeze", "backbone", "--freeze-epochs", "1"], "--freeze backbone lasts for the whole run"),
         ([*run, "--freeze-epochs", "1"], "--freeze-epochs 1 leaves no epoch of 1 for the backbone"),
-        ([*run, "--freeze", "9"], "--freeze is 9 and vit_mini has 1 stage or block:"),
+        ([*run, "--freeze", "9"], "--freeze is 9, but vit_mini has 1 stage or block:"),
         ([*run, "--layer-decay", "2"], "--layer-decay is 2.0, expected a number between 0.01 and 1"),
         ([*run, "--freeze", "everything"], "--freeze: "),
     ):

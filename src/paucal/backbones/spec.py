@@ -113,8 +113,8 @@ class BackboneSpec:
         missing = sorted({"name", "num_classes"} - set(stored))
         if unknown or missing:
             raise UserError(
-                f"the stored description of a backbone has unknown entries {unknown} and misses the entries {missing}; "
-                "store it again."
+                f"the stored description of a backbone has the unknown entries {unknown} and lacks the entries "
+                f"{missing}: store it again."
             )
         return cls(**stored)
 

@@ -181,7 +181,7 @@ def test_drop_path__grows_linearly() -> None:
         ({"aggregate": "cells"}, "aggregate is 'cells'; it must be one of 'cls', 'all', 'none', None"),
         ({"daff": 1}, "daff is 1; it must be one of True, False"),
         ({"num_heads": 5}, "num_heads is 5; embed_dim, which is 192, must be a multiple of it"),
-        ({"img_size": (32, 32, 3)}, "img_size is .* give a side, or .height, width., in whole pixels"),
+        ({"img_size": (32, 32, 3)}, "img_size is .* expected one side, or .height, width., in whole pixels"),
         ({"global_pool": "max"}, "global_pool is 'max', but Dhvt only supports 'token', 'avg', ''"),
     ],
 )

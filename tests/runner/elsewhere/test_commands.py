@@ -188,10 +188,10 @@ def test_on__is_refused_in_one_sentence(here, capsys, monkeypatch, verb):
     assert "there is no SLURM on this machine" in failure("--on", "slurm")
     for flag in ("--on", "--print-script"):
         assert f"--time-limit is not supported with {flag} slurm: " in failure("--time-limit", "8h", flag, "slurm")
-    assert "use it with --on slurm" in failure("--slurm", "a=1")
+    assert "give --on slurm" in failure("--slurm", "a=1")
     assert "--print-script needs --output" in failure("--print-script", "slurm")
     assert "expected NAME=VALUE" in failure("--on", "slurm", "--slurm", "gpu")
-    assert "use it with --on slurm" in failure("--on", "ray", "--slurm", "a=1")
+    assert "give --on slurm" in failure("--on", "ray", "--slurm", "a=1")
     assert "is on object storage, but --on needs" in failure("--on", "ray", "--output", "s3://bucket/run")
     assert "expected one of 'slurm', 'ray'" in failure("--on", "moon")
     Path("config.yaml").write_text("on: ray\n")  # the started command would read it again

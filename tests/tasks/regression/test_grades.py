@@ -98,7 +98,7 @@ def test_cards__come_back_and_damaged_grades_are_refused():
     for name, value in (("cuts", [2.5, 1.5]), ("slope", 0), ("slope", math.nan), ("lowest", "1"), ("cuts", [])):
         stored = card.to_dict()
         stored["grades"][name] = value
-        with pytest.raises(UserError, match="ascending cuts and a slope above 0"):
+        with pytest.raises(UserError, match="ascending cuts and a positive slope"):
             RegressionCard.from_dict(stored)
     stored = card.to_dict()
     del stored["grades"]["slope"]

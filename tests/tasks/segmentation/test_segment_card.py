@@ -56,7 +56,7 @@ def test_older_cards__open_with_windows_on_images_of_their_own_size():
         (("head", "width"), "8", "head of width"),
         (("classes",), ["a"], "must name the 2 classes"),
         (("classes",), ["a"] * 10**4, "must name the 2 classes"),
-        (("masks", "values"), [0, 0], "different ones"),
+        (("masks", "values"), [0, 0], "different values"),
         (("masks", "values"), [-1, 0], "from 0"),
         (("masks", "kind"), "odd", "kind 'odd'"),
         (("overlap",), 1.0, "overlap by 1.0"),

@@ -161,7 +161,7 @@ def test_classify__holds_a_bounded_number_of_pictures(monkeypatch: pytest.Monkey
         return {"name": name}
 
     answerer = PicturePredictor(deployed(), None)
-    monkeypatch.setattr(answerer, "answer", slow)
+    monkeypatch.setattr(answerer, "predict", slow)
     with client(answerer, max_waiting=4) as page, ThreadPoolExecutor(100) as pool:
         asked = [pool.submit(ask, page, picture()) for _ in range(100)]
         while sum(one.done() for one in asked) < 96:

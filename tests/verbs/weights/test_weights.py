@@ -176,7 +176,7 @@ def test_archive__that_is_damaged_or_hostile_is_refused(file, tmp_path, capsys):
     assert "damaged" in refused(capsys, "add", bad)
     with zipfile.ZipFile(archive) as opened:
         card = json.loads(opened.read(CARD_ENTRY))
-    assert "checksum" in refused(capsys, "add", rewritten(archive, bad, LICENCE_ENTRY=b"Anything is allowed."))
+    assert "checksum" in refused(capsys, "add", rewritten(archive, bad, LICENCE=b"Anything is allowed."))
     assert "compressed" in refused(capsys, "add", rewritten(archive, bad, zipfile.ZIP_DEFLATED))
     changes = (
         {"licence": ""},

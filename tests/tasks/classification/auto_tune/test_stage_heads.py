@@ -169,5 +169,5 @@ def test_card__of_a_network_without_stages_is_refused(run):
     assert ModelCard.from_dict(stored).reads_stages
     assert not ModelCard.from_dict({**stored, "reads_stages": "yes"}).reads_stages
     stored["backbone"] = {**stored["backbone"], "num_classes": 0}
-    with pytest.raises(UserError, match="no linear classifier"):
+    with pytest.raises(UserError, match="needs a model with a linear classifier and stages of timm"):
         ModelCard.from_dict({**stored, "classes": []}).build()
