@@ -128,7 +128,7 @@ def test_test_images__of_the_data_are_left_out(pictures, tmp_path):
     rows = table(stopped.run / "split.csv")
     assert all((row["split"] == "unused") == row["key"].startswith("test/") for row in rows)
     assert sum(row["split"] == "unused" for row in rows) == 8
-    assert "8 images of the data's own test part are left out" in (stopped.run / "train.log").read_text()
+    assert "8 images of the declared test part are left out" in (stopped.run / "train.log").read_text()
 
 
 @pytest.mark.parametrize("verb", ["eval", "predict"])

@@ -40,9 +40,7 @@ def stop_soon(data: Path, tmp_path: Path):
 def test_val_folder__beside_a_train_folder_is_left_out_as_it_is_tested_with(pictures, tmp_path):
     run = stop_soon(lay_out(pictures, tmp_path / "data", in_parts("val")), tmp_path)
     assert left_out(run) == {in_parts("val")(number) for number in range(0, 24, 3)}
-    words = (
-        "images: data, 16 to learn from (the 8 images of the data's own val part, reserved for testing, are left out"
-    )
+    words = "images: data, 16 to learn from (the 8 images of the declared val part, reserved for testing, are left out"
     assert words in " ".join((run / "train.log").read_text().split())
 
 

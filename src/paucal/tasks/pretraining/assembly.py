@@ -195,7 +195,7 @@ def _split_images(images: ImageSet) -> Split:
     n_held_out, text = int(held_out.sum()), "all images are used"
     if n_held_out:
         verb = "is" if n_held_out == 1 else "are"
-        text = f"the {counted(n_held_out, 'image')} of the data's own {part} part{reason} {verb} left out"
+        text = f"the {counted(n_held_out, 'image')} of the declared {part} part{reason} {verb} left out"
     return Split(parts, f"{text}; labels are not used")
 
 

@@ -26,7 +26,7 @@ Array = NDArray[np.float64]
 UNDEFINED = "undefined"
 TITLES = {
     "exact": ("grades exactly right", "share of images"),
-    "kappa": ("quadratic weighted kappa", "agreement beyond chance, 1 at best; far misses count more"),
+    "kappa": ("quadratic weighted kappa", "agreement beyond chance, 1 at best; larger misses count more"),
     "mae": ("mean absolute error (MAE)", "how far a prediction is off, on average, in the unit of the target"),
     "rmse": ("root mean squared error (RMSE)", "the same, with large errors counting more"),
     "r2": ("R²", "share of the variance that is explained; 0 for always predicting the mean"),

@@ -158,8 +158,8 @@ def _summary(
 def _next_steps(run: RunFolder) -> list[str]:
     path = shlex.quote(str(run.path))
     return [
-        f"paucal predict {path} new_images/     # numbers of new images, with 90 % intervals",
-        f"paucal eval {path} more.csv     # the same scores on other images",
+        f"paucal predict {path} new_images/     # predict numbers for new images, with 90 % intervals",
+        f"paucal eval {path} more.csv     # evaluate it on other images",
     ]
 
 

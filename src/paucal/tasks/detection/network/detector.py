@@ -74,7 +74,8 @@ class Detector(nn.Module):
             "masks" (N, 1, 28, 28), the probability for each cell of the box that it belongs to the object.
         """
         detections, _ = self._run(images, sizes, None)
-        return [{**detected, "labels": detected["labels"] - 1} for detected in detections]  # 0 was the background
+        # In torchvision, class 0 is the background.
+        return [{**detected, "labels": detected["labels"] - 1} for detected in detections]
 
     def losses(
         self,
