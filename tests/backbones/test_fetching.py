@@ -25,7 +25,7 @@ def nowhere(tmp_path, monkeypatch):
 @pytest.mark.parametrize("fetch", [read_timm, lambda name: BackboneSpec(name, 0, pretrained=True).build()])
 def test_fetching__without_a_network_ends_soon_and_without_noise(fetch, capfd, caplog):
     begin = time.monotonic()
-    with pytest.raises(UserError, match=r"weights of resnet10t could not be fetched \(http://127.0.0.1:9 cannot be"):
+    with pytest.raises(UserError, match=r"weights of resnet10t could not be downloaded \(http://127.0.0.1:9 cannot be"):
         fetch("resnet10t")
     assert time.monotonic() - begin < 20  # the hub's client alone tries for 45 seconds and more
     assert capfd.readouterr() == ("", "")

@@ -101,7 +101,7 @@ def create_model(name: str, **arguments: Any) -> nn.Module:
         with quiet_logs():
             return timm.create_model(name, **arguments)
     except ConnectionError as error:
-        raise UserError(f"the published weights of {name} could not be fetched ({error}).") from error
+        raise UserError(f"the published weights of {name} could not be downloaded ({error}).") from error
     except TypeError as error:
         raise UserError(_explain_type_error(name, arguments, error)) from error
     except (ArithmeticError, AssertionError, AttributeError, LookupError, OSError, RuntimeError, ValueError) as error:

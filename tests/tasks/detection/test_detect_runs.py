@@ -218,7 +218,7 @@ BAD = {
     "no data": ({"data": ""}, "DATA is missing"),
     "two lengths": ({"steps": 5, "epochs": 3}, "--epochs and --steps all set the length"),
     "a recipe": ({"recipe": "dhvt"}, "'dhvt' is unknown, expected one of detector-coco-1x"),
-    "compiled": ({"compile": True}, "--compile has no meaning"),
+    "compiled": ({"compile": True}, "--compile is not supported for detection"),
     "a batch to be tried": ({"batch_size": "auto"}, "--batch-size auto"),
     "no time": ({"time": "soon"}, "--time is 'soon'"),
     "a size out of range": ({"img_size": [5]}, "--img-size"),

@@ -187,7 +187,7 @@ def test_archive__that_is_damaged_or_hostile_is_refused(file, tmp_path, capsys):
     )
     for change in changes:
         said = refused(capsys, "add", rewritten(archive, bad, card=json.dumps({**card, **change}).encode()))
-        assert "card that is invalid" in said
+        assert "has an invalid card" in said
     odd = json.dumps({**card, "input": {"mean": "x"}}).encode()
     assert "has mean 'x'" in refused(capsys, "add", rewritten(archive, bad, card=odd))
     mit = json.dumps({**card, "licence": "MIT"}).encode()
