@@ -47,7 +47,7 @@ def test_model_alone__predicts_explains_and_is_judged_as_its_run(alone, trained,
 def test_model_alone__is_exported_and_served(alone, tmp_path, capsys):
     assert call("export", alone, "--format", "safetensors", "pt2", "--output", tmp_path / "out") == 0
     said = " ".join(capsys.readouterr().out.split())
-    assert "on 16 images of noise (give others with --data) the same class for 100" in said
+    assert "on 16 images of noise (give real ones with --data) the same class for 100" in said
     assert load_model(tmp_path / "out").classes == load_model(alone).classes
     assert task_of(alone) == CLASSIFICATION
     words = ["--format", "onnx", "--int8", "--output", tmp_path / "small"]

@@ -183,8 +183,5 @@ def test_tables_parquet_and_shards__are_classes_to_verbs_for_boxes_and_masks(tmp
 def test_shard__says_how_images_with_boxes_are_written(tmp_path: Path, capsys):
     boxes = write_yolo(tmp_path / "boxes")
     words = failure(capsys, "shard", boxes, tmp_path / "out")
-    assert (
-        "as YOLO's text files, but shards only hold classes of images: --unlabelled writes images without labels"
-        in words
-    )
+    assert "as YOLO's text files, but shards can only contain images with classes: --unlabelled writes images" in words
     assert paucal.shard(boxes, output=str(tmp_path / "out"), unlabelled=True).images == 6

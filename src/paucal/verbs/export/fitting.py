@@ -52,7 +52,7 @@ class Limits:
     milliseconds: float | None
 
     def excess(self, comparison: Comparison) -> float:
-        """Return the size or the time of a file as a multiple of its limit, the larger of the two; 1 or less fits."""
+        """Return the larger of size and time, each as a multiple of its limit; at most 1 is within the limits."""
         size = 0.0 if self.size is None else comparison.size / self.size
         return max(size, 0.0 if self.milliseconds is None else comparison.milliseconds[1] / self.milliseconds)
 
@@ -97,15 +97,15 @@ def describe(comparison: Comparison) -> str:
 
 @dataclass(frozen=True)
 class Candidate:
-    """A file of a model.
+    """An exported file, compared with its model.
 
     Attributes:
-        subject: Model.
+        subject: Model that was exported.
         format: Name of the format.
-        int8: Whether it is the format's file of 8 bits.
-        folder: Folder of the file and its companions.
+        int8: Whether the file has weights and activations of 8 bits.
+        folder: Folder that contains the file, and others that it needs.
         comparison: Comparison with the model on validation images.
-        model: Name of the model for messages; "" for the run's own.
+        model: Name of a student for messages; "" for the run's own model.
     """
 
     subject: Subject
@@ -121,31 +121,31 @@ class Candidate:
         return file_name(self.format, self.int8)
 
     def network(self) -> nn.Module:
-        """Return the file's network."""
+        """Load the file, and return it as a module."""
         return GRAPHS[self.format].run(self.folder / self.name)
 
     @property
     def title(self) -> str:
-        """Description of the file and its model."""
+        """The name of the file, with that of its student."""
         return f"{self.name} of {self.model}" if self.model else self.name
 
     @property
     def quality(self) -> tuple[float, float]:
-        """Accuracy, and agreement with the model, by which files are ranked in this order."""
+        """(accuracy, agreement with the model), by which files are ranked; the accuracy is 0 if it is unknown."""
         return (0.0 if self.comparison.accuracy is None else self.comparison.accuracy[1], self.comparison.agreement)
 
 
 def formats_to_fit(settings: ExportSettings, subject: Subject) -> list[str]:
-    """Return the formats to choose among: those of --format, or all installed ones that also have files of 8 bits."""
-    usual = [name for name, entry in GRAPHS.items() if entry.quantise and entry.installed]
+    """Return the formats to choose among: those of --format, or all installed ones that have 8-bit files."""
+    default_formats = [name for name, entry in GRAPHS.items() if entry.quantise and entry.installed]
     if isinstance(subject, DetectorSubject) or settings.with_preprocessing:
-        usual = [name for name in usual if GRAPHS[name].pixels is None]
-    formats = list(settings.format or usual or ["onnx"])
+        default_formats = [name for name in default_formats if GRAPHS[name].pixels is None]
+    formats = list(settings.format or default_formats or ["onnx"])
     for name in formats:
         if name not in GRAPHS or not GRAPHS[name].runs_here:
             raise UserError(
-                f"--max-size and --max-ms choose among files that run on this machine, but files of --format {name} do "
-                "not: leave it out."
+                f"--max-size and --max-ms choose among files that run on this machine, but files of --format {name} "
+                "cannot run here: leave it out."
             )
     return formats
 
@@ -169,13 +169,13 @@ def best_within(
             else:
                 title, time = str(student), settings.time or TRAINING_TIME
                 console.say(f"{title} fits: it learns from the run's model and labels for {time}")
-                learned = teach(subject, student, time, work / STUDENT, console)
-                student_candidates = _write_files(learned, formats, settings, work / "files", console)
+                trained_student = teach(subject, student, time, work / STUDENT, console)
+                student_candidates = _write_files(trained_student, formats, settings, work / "files", console)
                 files = [replace(candidate, model=title) for candidate in student_candidates]
                 candidates += files
                 best = _keep_best(files, subject, limits, settings, console)
         else:
-            console.say(f"note: no smaller model can learn, since {subject.run.path} has no training images at hand")
+            console.say(f"note: no smaller model can be trained: the training images of {subject.run.path} are missing")
     if best is None:
         raise UserError(_nothing_fits(candidates, limits))
     return best
@@ -184,7 +184,7 @@ def best_within(
 def _keep_best(
     files: Sequence[Candidate], subject: Subject, limits: Limits, settings: ExportSettings, console: Console
 ) -> tuple[Candidate, Comparison] | None:
-    """Return the best file that is within the limits on test images too, with its comparison there, if there is one."""
+    """Return the best file within the limits and its comparison on test images; None if no file is within them."""
 
     def fits(candidate: Candidate) -> bool:
         return limits.excess(_time_again(candidate, candidate.comparison, limits, settings, console)) <= 1
@@ -205,7 +205,7 @@ def _keep_best(
 def _write_files(
     subject: Subject, formats: Sequence[str], settings: ExportSettings, work_folder: Path, console: Console
 ) -> Iterator[Candidate]:
-    """Write files of a model in all formats, and yield those that agree with the model."""
+    """Write files of a model in all formats, and yield those whose predictions agree with the model's."""
     writer = GraphWriter(subject, settings, console, process_time)
     with one_thread():
         writer.open(formats, VALIDATION_PARTS)
@@ -229,14 +229,14 @@ def _measure_students(
     work_folder: Path,
     console: Console,
 ) -> Iterator[tuple[Student, list[Candidate]]]:
-    """Yield students with the files of their untrained networks; the last student has a file within the limits."""
+    """Yield students and the files of their untrained networks, until a student has a file within the limits."""
     pictures = compared_images(settings.data, TIMED_IMAGES, teacher, console)
-    milliseconds_per_pixel: dict[str, float] = {}  # in the fastest file of each network, by name
+    milliseconds_per_pixel: dict[str, float] = {}  # of the fastest file of each network, by its name
     unsuitable: set[str] = set()  # networks whose files are too large or cannot be written
     for choice in possible_students(teacher):
         name, side = choice.name, choice.side
-        expected = milliseconds_per_pixel.get(name, 0.0) * side**2
-        if name in unsuitable or (limits.milliseconds is not None and expected > 1.2 * limits.milliseconds):
+        expected_ms = milliseconds_per_pixel.get(name, 0.0) * side**2
+        if name in unsuitable or (limits.milliseconds is not None and expected_ms > 1.2 * limits.milliseconds):
             continue
         student = build_untrained(teacher, choice, console)
         writer, files = GraphWriter(student, settings, console, process_time), []
@@ -274,9 +274,9 @@ def _fit_easily(limits: Limits, files: Sequence[Candidate]) -> bool:
 
 def _list_files(subject: Subject, formats: Sequence[str], settings: ExportSettings) -> list[tuple[str, bool]]:
     """Return (format, whether it has 8 bits) for each file to write, those of full precision first."""
-    bits_8 = not settings.with_preprocessing and not isinstance(subject, DetectorSubject)
-    files_of_8_bits = [(name, True) for name in formats if bits_8 and GRAPHS[name].quantise]
-    return [*((name, False) for name in formats), *files_of_8_bits]
+    has_int8_files = not settings.with_preprocessing and not isinstance(subject, DetectorSubject)
+    int8_files = [(name, True) for name in formats if has_int8_files and GRAPHS[name].quantise]
+    return [*((name, False) for name in formats), *int8_files]
 
 
 def _nothing_fits(candidates: Sequence[Candidate], limits: Limits) -> str:

@@ -1,4 +1,4 @@
-"""The graphs of an export: each file is written, run on real images, and kept only if it agrees with the model."""
+"""Export graphs: write each file, run it on real images, and keep it only if it agrees with the model."""
 
 import shutil
 import tempfile
@@ -39,7 +39,7 @@ COMPARISON_TEXTS = {
     "pixels": ("the same class for {} of the pixels", "pixels right"),
     "objects": ("the same objects for {} of both models' objects", "accuracy"),
 }
-MAX_NOISE_PICTURES = 16  # on which files are compared with the model if there are no images
+MAX_NOISE_PICTURES = 16  # pictures of noise on which files are compared with the model if there are no images
 CALIBRATION_IMAGES = 100  # number of training images from which the ranges of 8-bit activations are measured
 # Splits whose images are used for comparisons: the first that is not empty.
 TEST_PARTS, VALIDATION_PARTS = ("test", "val", "train"), ("val", "train")
@@ -47,12 +47,12 @@ TEST_PARTS, VALIDATION_PARTS = ("test", "val", "train"), ("val", "train")
 
 def reads_pixels(name: str, settings: ExportSettings) -> bool:
     """Return whether the graph of a format includes the preprocessing."""
-    always = GRAPHS[name].pixels
-    return settings.with_preprocessing if always is None else always
+    always_or_never = GRAPHS[name].pixels
+    return settings.with_preprocessing if always_or_never is None else always_or_never
 
 
 def file_name(name: str, int8: bool) -> str:
-    """Return the name of the main file of a format; `int8` for its file of 8 bits."""
+    """Return the name of the main file of a format; if `int8`, of its 8-bit file."""
     return f"model{'.int8' if int8 else ''}{GRAPHS[name].suffix}"
 
 
@@ -68,7 +68,7 @@ def staged(folder: Path) -> Iterator[Path]:
 
 @dataclass(frozen=True, eq=False)
 class Pictures:
-    """Images to compare files on, upright and in the format that the model reads.
+    """Images on which files are compared with the model, upright and with the channels that the model reads.
 
     Attributes:
         pictures: Pictures of any sizes.
@@ -105,8 +105,8 @@ class GraphWriter:
     def open(self, formats: Sequence[str], parts: Sequence[str] = TEST_PARTS, pictures: Pictures | None = None) -> None:
         """Prepare the graphs, and read the images on which the files are compared, unless `pictures` are given.
 
-        The images are those of the first of `parts` that is not empty. Images of --data are used instead of test
-        images, and instead of others only if the images of the run are missing.
+        The images are those of the first of `parts` that is not empty. Images of --data replace test images; they
+        replace validation images only if the images of the run are missing.
         """
         web = None if self.settings.onnxruntime_web is None else named_path(self.settings.onnxruntime_web)
         if "html" in formats:
@@ -123,7 +123,7 @@ class GraphWriter:
         self.console.say(f"exporting the graph of {self.subject.card.backbone.name}, which takes up to a minute")
 
     def write(self, name: str, int8: bool, folder: Path) -> Comparison | None:
-        """Write a format into a folder, and return its comparison with the model; None if it cannot run here.
+        """Write a file into a folder, and return its comparison with the model; None if it cannot run on this machine.
 
         Raises:
             UserError: The network cannot be written in this format, or the file's predictions differ from the model's.
@@ -153,7 +153,7 @@ class GraphWriter:
         return comparison
 
     def measure(self, name: str, int8: bool, folder: Path) -> Comparison:
-        """Write a format into a folder, and return its comparison with the model, even if they differ."""
+        """Write a file into a folder, and return its comparison with the model, even if their outputs differ."""
         path = folder / file_name(name, int8)
         self._write_graph(name, int8, path)
         return self.compare(name, path)
@@ -212,18 +212,18 @@ def _require_agreement(name: str, comparison: Comparison, minimum: float, advice
 def compared_images(
     data: str | None, max_images: int, subject: Subject, console: Console, parts: Sequence[str] = TEST_PARTS
 ) -> Pictures:
-    """Return images to compare files on: those at `data`, or of the first of `parts` of the run that is not empty."""
+    """Return images for comparing files: those at `data`, or else of the first of the splits `parts` with images."""
     if data is not None:
         named_pictures = read_all(open_sources([data], console, subject.reading), subject.reading, "refuse", console)
         pictures = [picture for _, picture in islice(named_pictures, max_images)]
         if not pictures:
-            raise UserError(f"--data: {data!r} contains no images: give images for comparing the files.")
+            raise UserError(f"--data: {data!r} contains no images: give images on which to compare the files.")
         return Pictures(pictures, None, f"images of {data}")
     if not subject.run.config.exists():
         return Pictures(
             _noise_pictures(subject, min(max_images, MAX_NOISE_PICTURES)),
             None,
-            "images of noise (give others with --data)",
+            "images of noise (give real ones with --data)",
         )
     images, split, label = subject.images
     part = next((name for name in parts if len(split.indices(name))), "train")
@@ -255,7 +255,7 @@ def calibrating_inputs(subject: Subject) -> Iterator[NDArray[np.float32]]:
 
 
 def _noise_pictures(subject: Subject, count: int) -> list[Image.Image]:
-    """Return pictures of random pixels, in the format in which the model reads images."""
+    """Return pictures of random pixels, with the size and channels that the model reads."""
     generator, preprocess = np.random.default_rng(0), subject.card.preprocessing
     shape = (*preprocess.image_size, preprocess.channels)
     return [convert_image(generator.integers(0, 256, shape, dtype=np.uint8), subject.reading) for _ in range(count)]

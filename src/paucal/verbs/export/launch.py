@@ -1,4 +1,4 @@
-"""`paucal.export_model`: files that other programs can run, each compared with the original model."""
+"""`paucal.export_model`: write files that other programs can run, and compare each with the original model."""
 
 import json
 import os
@@ -41,7 +41,7 @@ from paucal.verbs.export.settings import ExportSettings
 from paucal.verbs.export.subjects import ClassifierSubject, DetectorSubject, Subject, open_subject
 
 DEFAULT = Path("exports")
-NO_START_LICENCE = "none: nothing was taken over"  # licence of initial weights that are random
+NO_START_LICENCE = "none: nothing was taken over"  # stands for the licence of weights that were random
 REPORTS = {
     "images": write_report,
     "objects": write_detection_report,
@@ -168,8 +168,8 @@ def _choose_formats(settings: ExportSettings, subject: Subject) -> Sequence[str]
         )
     if not formats:
         has_weights = subject.unit == ClassifierSubject.unit and not settings.mirror
-        usual = ("safetensors", "pt2", "onnx") if has_weights else ("pt2", "onnx")
-        formats = [name for name in usual if name not in GRAPHS or GRAPHS[name].installed or settings.int8]
+        default_formats = ("safetensors", "pt2", "onnx") if has_weights else ("pt2", "onnx")
+        formats = [name for name in default_formats if name not in GRAPHS or GRAPHS[name].installed or settings.int8]
     _check_settings(formats, settings)
     _check_subject(formats, settings, subject)
     for name in formats:
@@ -184,8 +184,8 @@ def _fixed_size(formats: Sequence[str]) -> list[str]:
 
 def _check_settings(formats: Sequence[str], settings: ExportSettings) -> None:
     if settings.int8 and not any(name in GRAPHS and GRAPHS[name].quantise for name in formats):
-        able = [name for name, entry in GRAPHS.items() if entry.quantise]
-        raise UserError(f"--int8 writes a second file in 8 bits: give --format {' or '.join(able)} with it.")
+        int8_formats = [name for name, entry in GRAPHS.items() if entry.quantise]
+        raise UserError(f"--int8 writes a second file in 8 bits: give --format {' or '.join(int8_formats)} with it.")
     if settings.with_preprocessing and (fixed_size := _fixed_size(formats)):
         raise UserError(
             f"--with-preprocessing needs files for images of any size, but {fixed_size[0]} files have fixed sizes: "
@@ -254,9 +254,9 @@ def _export_record(comparisons: Mapping[str, Comparison]) -> dict[str, Any]:
 
 
 def licence_of_start(run: RunFolder) -> str | None:
-    """Return the licence of the published weights that a run started from, if necessary through earlier runs.
+    """Return the licence of the published weights that a run or its ancestors started from.
 
-    `NO_START_LICENCE` for random weights; None if unknown: the start is a weights file, or an earlier run is missing.
+    `NO_START_LICENCE` means random weights; None means unknown: they came from a file, or an earlier run is missing.
     """
     for ancestor in with_ancestors(run):
         if not ancestor.config.is_file():
@@ -278,7 +278,7 @@ def _model_page(run: RunFolder, model: TrainedModel, settings: ExportSettings, f
     licence = licence_of_start(run)
     hub = None
     if for_hub:
-        data = Path(str(facts.get("data", "images"))).name  # only the name, without folders of this machine
+        data = Path(str(facts.get("data", "images"))).name  # without the folders of this machine
         facts |= {"data": data}
         hub = HubFacts(None if licence == NO_START_LICENCE else licence, data, settings.data_licence, report)
     return model_page(model.card, str(start or "random weights"), licence, facts, report, hub)

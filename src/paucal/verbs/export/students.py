@@ -1,4 +1,4 @@
-"""Smaller models (students) to distil from a run's model, if none of its files is within the limits of an export."""
+"""Distil a run's model into smaller ones (students), if none of its files is within the limits of an export."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -13,6 +13,7 @@ from paucal.models.card import ModelCard
 from paucal.models.trained import TrainedModel
 from paucal.models.weights.local import ready_weights
 from paucal.models.weights.store import AddedWeights
+from paucal.models.weights.table import PretrainedWeights
 from paucal.runner.console import Console
 from paucal.runner.life import Stopped, begin
 from paucal.runner.run_folder import typed_settings
@@ -43,7 +44,7 @@ class Student:
 
 
 class _ProgressConsole(Console):
-    """Shows only progress bars; the run's log has the messages."""
+    """Shows only progress bars; messages are only logged."""
 
     def say(self, text: str) -> None:
         """Log a line."""
@@ -56,16 +57,20 @@ class _ProgressConsole(Console):
 def possible_students(teacher: ClassifierSubject) -> Iterator[Student]:
     """Yield students, the best first.
 
-    These are the smallest network with weights on this machine and then a network without weights, each with decreasing
+    First the smallest network whose weights are on this machine, then a network without weights, each with decreasing
     input sizes.
     """
     available = list(ready_weights("cpu"))
     teacher_spec, longer_side = teacher.card.backbone, max(teacher.card.backbone.image_size)
     if available:
-        name = min(available, key=lambda w: w.size / 1e6 if isinstance(w, AddedWeights) else w.megabytes).name
+        name = min(available, key=_megabytes).name
         is_same_model = name.partition(".")[0] == teacher_spec.name.partition(".")[0]
         yield from (Student(name, side, True) for side in SIDES if not (is_same_model and side >= longer_side))
     yield from (Student(UNTRAINED_STUDENT, side, False) for side in SIDES if side <= max(longer_side, SIDES[-1]))
+
+
+def _megabytes(weights: AddedWeights | PretrainedWeights) -> float:
+    return weights.size / 1e6 if isinstance(weights, AddedWeights) else weights.megabytes
 
 
 def build_untrained(teacher: ClassifierSubject, student: Student, console: Console) -> ClassifierSubject:
@@ -77,16 +82,16 @@ def build_untrained(teacher: ClassifierSubject, student: Student, console: Conso
     card = ModelCard(spec, teacher_card.classes, replace(teacher_card.preprocessing, image_size=size))
     model = TrainedModel(network, card, torch.device("cpu"))
     subject = ClassifierSubject(teacher.run, console, teacher.mirror, model)
-    subject.images = teacher.images  # to open them only once
+    subject.images = teacher.images  # so that they are opened only once
     return subject
 
 
 def teach(teacher: ClassifierSubject, student: Student, time: str, folder: Path, console: Console) -> ClassifierSubject:
     """Train a student on the run's training images with its labels and probabilities, for a time such as "15m"."""
     run_settings = teacher.run.settings
-    images = {word: run_settings[word] for word in IMAGE_SETTINGS if run_settings.get(word) is not None}
-    given: dict[str, Any] = {
-        **images,
+    image_settings = {name: run_settings[name] for name in IMAGE_SETTINGS if run_settings.get(name) is not None}
+    settings: dict[str, Any] = {
+        **image_settings,
         "split": str(teacher.run.split),
         "model": student.name,
         "img_size": [student.side, student.side],
@@ -99,7 +104,7 @@ def teach(teacher: ClassifierSubject, student: Student, time: str, folder: Path,
         **({} if student.pretrained else {"init": "none"}),
     }
     result = begin(
-        TrainingJob(), typed_settings(given, TrainSettings), dict.fromkeys(given, "given"), _ProgressConsole()
+        TrainingJob(), typed_settings(settings, TrainSettings), dict.fromkeys(settings, "given"), _ProgressConsole()
     )
     if isinstance(result, Stopped):
         raise KeyboardInterrupt

@@ -1,4 +1,4 @@
-"""What an export does differently for each task: the graph, predictions for images, and the images of the run."""
+"""Adapt the export to each task: the graph, its predictions for images, and the images of the run."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -33,7 +33,7 @@ from paucal.tasks.segmentation.windows import pixel_probabilities
 from paucal.types import UserError
 
 MAX_EQUAL_DEVIATION = 0.1  # numbers count as equal up to this difference, in standard deviations of the target
-# Images, split, and a function from the position of an image to its label; None without labels.
+# (images, split, function that returns the label of the image at a position, or None without labels).
 Labelled = tuple[ImageSet, Split, Callable[[int], Tensor] | None]
 
 
@@ -58,7 +58,7 @@ class ClassifierSubject(Classifier):
         self.run, self.console, self.reading = run, console, self.card.preprocessing.reading
 
     def require(self, model: TrainedModel) -> TrainedModel:
-        """Return the model, or refuse a model of another task."""
+        """Return the model, or raise a UserError if it is not a classifier."""
         return model.require_classifier()
 
     def graph(self, with_preprocessing: bool) -> Graph:
@@ -71,7 +71,7 @@ class ClassifierSubject(Classifier):
 
     @cached_property
     def images(self) -> Labelled:
-        """The images of the run."""
+        """The images, the split and the labels of the run."""
         with self.console.progress("reading images") as advance:
             images = open_again(self.run, advance, reading=self.reading)
         label = None if self.card.is_multi_label else lambda row: torch.tensor(int(images.labels[row]))
@@ -79,12 +79,12 @@ class ClassifierSubject(Classifier):
 
 
 class NumberSubject(ClassifierSubject):
-    """A regression model to export; the arguments are the same as for `ClassifierSubject`."""
+    """A regression model to export; the arguments are those of `ClassifierSubject`."""
 
     unit = "numbers"
 
     def require(self, model: TrainedModel) -> TrainedModel:
-        """Return the model."""
+        """Return the model, whose task `open_subject` has checked."""
         return model
 
     def compare(self, original: Tensor, exported: Tensor, label: Tensor | None) -> Difference:
@@ -95,13 +95,13 @@ class NumberSubject(ClassifierSubject):
 
     @cached_property
     def images(self) -> Labelled:
-        """The images of the run, without their numbers."""
+        """The images and the split of the run, without labels."""
         images, split, _ = super().images
         return images, split, None
 
 
 class SegmenterSubject:
-    """A segmentation network to export, applied to windows that cover the image; arguments as `ClassifierSubject`."""
+    """A segmentation network to export, which is applied to windows that cover the image."""
 
     unit = "pixels"
 
@@ -139,14 +139,14 @@ class SegmenterSubject:
 
     @cached_property
     def images(self) -> Labelled:
-        """The images and masks of the run."""
+        """The images, the split and the masks of the run."""
         settings = typed_settings(self.run.settings, SegmentSettings)
         data = open_segmentation_data(settings, self.console.progress, self.run)
         return data.images, data.split, lambda row: torch.from_numpy(data.masks.read(row)).long()
 
 
 class DetectorSubject:
-    """A detector to export, which returns a table of the objects in an image; arguments as `ClassifierSubject`."""
+    """A detector to export, which returns a table of the objects in an image."""
 
     unit = "objects"
 
@@ -185,7 +185,7 @@ class DetectorSubject:
 
     @cached_property
     def images(self) -> Labelled:
-        """The images of the run; their boxes are not needed."""
+        """The images and the split of the run, without boxes."""
         location = self.run.settings.get("data")
         if not isinstance(location, str):
             raise UserError(f"{str(self.run.path)!r} does not name the images it was trained on: give --data.")
@@ -198,7 +198,7 @@ SUBJECTS = {SEGMENTATION: SegmenterSubject, DETECTION: DetectorSubject, REGRESSI
 
 
 def open_subject(run: RunFolder, console: Console, mirror: bool = False) -> Subject:
-    """Load the model of a run; the arguments are as for `ClassifierSubject`."""
+    """Load the model of a run for export; the arguments are those of `ClassifierSubject`."""
     task = task_of(run.path)
     kind = SUBJECTS.get(task, ClassifierSubject)
     if issubclass(kind, ClassifierSubject):

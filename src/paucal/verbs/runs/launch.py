@@ -1,4 +1,4 @@
-"""`paucal.list_runs`: list runs with their scores, and the runs that can be deleted; nothing is deleted."""
+"""`paucal.list_runs`: list runs with their scores, and those that can be deleted, without deleting any."""
 
 import json
 import os
@@ -23,14 +23,16 @@ from paucal.verbs.runs.rows import list_runs as runs_below
 from paucal.verbs.runs.settings import RunsSettings
 from paucal.wording import counted, duration, percent
 
-SHOWN = ("state", "method", "model", "data", "seed", "epochs", "val", "test", "time", "size", "changed")
-WIDEST = 10_000  # characters of a line, when the output is not a terminal
-SPARED = ("changed", "size", "time", "seed", "epochs", "method", "data")  # columns to leave out in a narrow terminal
-ERRORS = {"val": "cross_validated_mae", "test": "test_mae"}  # keys in the summary of a run that predicts numbers
-NUMBERS = ("val", "test", "size", "seed", "epochs")  # right-aligned columns
-LONG_AGO = 30 * 86400.0  # seconds after which a stopped run will probably not be resumed
-JUST_NOW = 600.0  # seconds for which a started run may still be running on another machine
-_OWN = ("output", "overwrite", "time_limit", "hang_after", "workers", "device")  # settings without effect on the model
+DEFAULT_COLUMNS = ("state", "method", "model", "data", "seed", "epochs", "val", "test", "time", "size", "changed")
+MAX_TABLE_WIDTH = 10_000  # characters, to measure the full width of a table
+# Left out in this order if the terminal is too narrow.
+OPTIONAL_COLUMNS = ("changed", "size", "time", "seed", "epochs", "method", "data")
+ERROR_KEYS = {"val": "cross_validated_mae", "test": "test_mae"}  # keys of a regression's errors in its summary
+NUMBER_COLUMNS = ("val", "test", "size", "seed", "epochs")  # right-aligned columns
+LONG_AGO = 30 * 86400.0  # seconds; a run that stopped earlier will probably not be resumed
+JUST_NOW = 600.0  # seconds; a run that started later may still be running on another machine
+# Settings without effect on the model.
+_NEUTRAL_SETTINGS = ("output", "overwrite", "time_limit", "hang_after", "workers", "device")
 
 
 @shows_settings(RunsSettings)
@@ -54,7 +56,7 @@ def list_runs(folder: str | os.PathLike[str] = RUNS_FOLDER, **settings: Any) -> 
 
 
 def chosen_runs(folder: Path, settings: RunsSettings) -> list[ListedRun]:
-    """Return the runs that the settings select, and write them to a file if one is given."""
+    """Return the runs that the settings select, and write them to `--output` if it is given."""
     path = None if settings.output is None else resolve_table(settings.output)[0]
     if path is not None and path.suffix.lower() not in FORMATS:
         raise UserError(f"--output: {settings.output!r} must end in .csv or .json: give another name.")
@@ -77,16 +79,20 @@ def show(runs: Sequence[ListedRun], folder: Path, settings: RunsSettings, consol
         console.say(f"no such runs below {folder}")
         return
     added_columns = settings.added_columns
-    varying = [name for name in SHOWN if name in ("state", "test") or len({str(run.value(name)) for run in runs}) > 1]
-    names = list(dict.fromkeys([*(varying if len(runs) > 1 else SHOWN), *added_columns]))
-    table, left_out = _fitting_table(runs, names, [name for name in SPARED if name not in added_columns], console)
+    varying = [
+        name for name in DEFAULT_COLUMNS if name in ("state", "test") or len({str(run.value(name)) for run in runs}) > 1
+    ]
+    names = list(dict.fromkeys([*(varying if len(runs) > 1 else DEFAULT_COLUMNS), *added_columns]))
+    optional_columns = [name for name in OPTIONAL_COLUMNS if name not in added_columns]
+    table, left_out = _fitting_table(runs, names, optional_columns, console)
     console.show(table)
     if left_out:
         console.say(
             f"columns left out: {', '.join(left_out)}; to see them, widen the terminal, or give --columns or --output"
         )
-    if shared := [name for name in SHOWN if name not in names and runs[0].value(name) is not None]:
-        console.say(f"the same for all: {', '.join(f'{name} {_format_value(runs[0], name)}' for name in shared)}")
+    if shared_columns := [name for name in DEFAULT_COLUMNS if name not in names and runs[0].value(name) is not None]:
+        values = ", ".join(f"{name} {_format_value(runs[0], name)}" for name in shared_columns)
+        console.say(f"the same for all: {values}")
     for run in runs:
         if run.problem:
             console.say(f"{run.name} cannot be read: {run.problem}")
@@ -94,15 +100,15 @@ def show(runs: Sequence[ListedRun], folder: Path, settings: RunsSettings, consol
 
 
 def _fitting_table(
-    runs: Sequence[ListedRun], names: Sequence[str], spared: Sequence[str], console: Console
+    runs: Sequence[ListedRun], names: Sequence[str], optional: Sequence[str], console: Console
 ) -> tuple[Table, list[str]]:
-    """Return a table that fits the terminal, and the names of the columns left out, which are among `spared`."""
+    """Return a table that fits the terminal, and the names of the columns that were left out, from `optional`."""
     left_out: list[str] = []
-    unbounded = console.terminal.options.update(width=WIDEST)
+    unbounded = console.terminal.options.update(width=MAX_TABLE_WIDTH)
     while True:
         table = _runs_table(runs, [name for name in names if name not in left_out])
         is_too_wide = Measurement.get(console.terminal, unbounded, table).maximum > console.terminal.width
-        dropped = next((name for name in spared if name in names and name not in left_out), None)
+        dropped = next((name for name in optional if name in names and name not in left_out), None)
         if not is_too_wide or dropped is None:
             return table, left_out
         left_out.append(dropped)
@@ -111,7 +117,7 @@ def _fitting_table(
 def _runs_table(runs: Sequence[ListedRun], names: Sequence[str]) -> Table:
     table = Table(box=None, padding=(0, 2, 0, 0))
     for name in ("run", *names):
-        table.add_column(name, justify="right" if name in NUMBERS else "left", no_wrap=True)
+        table.add_column(name, justify="right" if name in NUMBER_COLUMNS else "left", no_wrap=True)
     for run in runs:
         table.add_row(run.name, *(_format_value(run, name) for name in names))
     return table
@@ -129,8 +135,9 @@ def _show_deletable(runs: Sequence[ListedRun], console: Console) -> None:
 
 def _format_value(run: ListedRun, name: str) -> str:
     value = run.value(name)
-    if value is None and ERRORS.get(name) in run.summary:  # no `value`, since errors do not sort with accuracies
-        return f"MAE {run.summary[ERRORS[name]]:.3g}"
+    # Errors are not returned by `run.value`, since they cannot be sorted together with accuracies.
+    if value is None and ERROR_KEYS.get(name) in run.summary:
+        return f"MAE {run.summary[ERROR_KEYS[name]]:.3g}"
     if value is None:
         return "-"
     if name in ("val", "test") and isinstance(value, int | float):
@@ -153,7 +160,7 @@ def _format_size(n_bytes: float) -> str:
 
 
 def _write_list(path: Path, runs: Sequence[ListedRun], columns: Sequence[str]) -> None:
-    names = list(dict.fromkeys(["run", *SHOWN, *columns, "deletable"]))
+    names = list(dict.fromkeys(["run", *DEFAULT_COLUMNS, *columns, "deletable"]))
     rows = [{name: run.value(name) for name in names} for run in runs]
     if path.suffix.lower() == ".json":
         write_text(path, json.dumps(rows, indent=1, ensure_ascii=False, default=str) + "\n")
@@ -191,12 +198,12 @@ def _needed_folders(runs: Sequence[ListedRun]) -> set[Path]:
     """Return the run folders that other runs name in their settings, such as initial models and teachers."""
     named_paths: set[Path] = set()
     for name, value in (item for run in runs for item in run.settings.items()):
-        if name not in _OWN and isinstance(value, str) and value not in PUBLISHED_WEIGHTS and "/" in value:
+        if name not in _NEUTRAL_SETTINGS and isinstance(value, str) and value not in PUBLISHED_WEIGHTS and "/" in value:
             named_paths |= {Path(value), *Path(value).parents}
     return {run.path.resolve() for run in runs} & named_paths
 
 
 def _settings_key(run: ListedRun) -> str:
-    """Return a key that is equal for runs with the same verb and settings, except those in `_OWN`."""
-    compared = sorted((str(name), repr(value)) for name, value in run.settings.items() if name not in _OWN)
+    """Return a key that is equal for runs with the same verb and settings, except those in `_NEUTRAL_SETTINGS`."""
+    compared = sorted((str(name), repr(value)) for name, value in run.settings.items() if name not in _NEUTRAL_SETTINGS)
     return repr([run.verb, compared])

@@ -16,17 +16,17 @@ from paucal.runs.lock import is_locked
 from paucal.types import UserError
 from paucal.wording import did_you_mean
 
-# Keys of the summary with the validation score and the test score of a run: the first that exists is shown. A run of
-# `paucal pretrain` has scores of its frozen features.
-VALIDATED = (
+# Keys in a run's summary for its validation score and its test score; the first that exists is shown. For a run of
+# `paucal pretrain`, they are scores of classifiers on its frozen features.
+VAL_SCORE_KEYS = (
     *("kept_val_top1", "best_val_top1", "kept_val_map", "best_val_map"),
     *("best_val_mean_iou", "best_val_ap", "knn_end"),
 )
-TESTED = (
+TEST_SCORE_KEYS = (
     *("test_top1", "cross_validated_top1", "test_map", "cross_validated_map"),
     *("test_mean_iou", "test_ap", "judged_linear", "judged_knn"),
 )
-DEPTH = 5  # levels of subfolders that are searched for runs; those of a comparison are three levels down
+MAX_DEPTH = 5  # levels of subfolders that are searched for runs; the runs of a comparison are three levels down
 _CONDITION = re.compile(r"([A-Za-z_][A-Za-z0-9_-]*)\s*(!=|>=|<=|=|>|<)\s*(.+)", re.DOTALL)
 HEADINGS = ("run", "state", "verb", "method", "val", "test", "time", "size", "changed", "deletable")
 
@@ -66,8 +66,8 @@ class ListedRun:
             "state": self.state,
             "verb": self.verb,
             "method": self.settings.get("method"),
-            "val": _first_value(self.summary, *VALIDATED),
-            "test": _first_value(self.summary, *TESTED),
+            "val": _first_value(self.summary, *VAL_SCORE_KEYS),
+            "test": _first_value(self.summary, *TEST_SCORE_KEYS),
             "time": self.summary.get("seconds"),
             "size": self.size,
             "changed": self.changed,
@@ -82,7 +82,7 @@ def list_runs(root: Path) -> list[ListedRun]:
     """Return all runs below a folder, the oldest first; if the folder is a run itself, only this run."""
     if not root.is_dir():
         raise UserError(f"there is no folder {str(root)!r}: give a folder that contains runs.")
-    runs = [_list_run(path, root) for path in _folders(root, DEPTH)]
+    runs = [_list_run(path, root) for path in _folders(root, MAX_DEPTH)]
     return sorted(runs, key=lambda run: (run.changed, run.name))
 
 
@@ -94,7 +94,7 @@ def _folders(path: Path, depth: int) -> Iterator[Path]:
         return
     try:
         children = sorted(child for child in path.iterdir() if child.is_dir() and not child.is_symlink())
-    except OSError:  # no permission to read it
+    except OSError:  # for example, no permission to read the folder
         return
     for child in children:
         if child.suffix != ASIDE_SUFFIX:
@@ -147,7 +147,7 @@ def _first_value(values: Mapping[str, Any], *names: str) -> Any:
     return next((values[name] for name in names if values.get(name) is not None), None)
 
 
-_ORDER: dict[str, Callable[[Any, Any], bool]] = {
+_COMPARISONS: dict[str, Callable[[Any, Any], bool]] = {
     ">": operator.gt,
     "<": operator.lt,
     ">=": operator.ge,
@@ -198,7 +198,7 @@ def _parse_condition(condition: str, runs: Sequence[ListedRun]) -> Callable[[Lis
     except ValueError:
         text = f"--where: {condition[:80]!r} compares with {expected[:40]!r}, but > and < need a number."
         raise UserError(text) from None
-    return lambda run: _is_number(value := run.value(name)) and _ORDER[sign](value, bound)
+    return lambda run: _is_number(value := run.value(name)) and _COMPARISONS[sign](value, bound)
 
 
 def _equals(value: Any, expected: str) -> bool:

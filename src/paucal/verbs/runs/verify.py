@@ -1,4 +1,4 @@
-"""`paucal.verify_run`: check with the ledger of a run that each pass used each training image once, and no others."""
+"""`paucal.verify_run`: check from its ledger that each pass of a run used each training image once, and no others."""
 
 import os
 from collections.abc import Iterator
@@ -84,10 +84,11 @@ def verify_run(run: str | os.PathLike[str]) -> Verdict:
     starts = {record.start.number: record.start for record in records}
     valid = list(kept_records(records, starts))
     steps_made = len({record.step for record in valid})
-    last = _saved_steps(folder, max(record.step for record in valid) + 1)
-    unsaved = len({record.step for record in valid if record.step >= last})
-    valid = sorted((record for record in valid if record.step < last), key=lambda record: record.step)
-    return _verdict(folder, valid, starts, last, len({(r.start.number, r.step) for r in records}) - steps_made, unsaved)
+    saved_steps = _saved_steps(folder, max(record.step for record in valid) + 1)
+    unsaved = len({record.step for record in valid if record.step >= saved_steps})
+    valid = sorted((record for record in valid if record.step < saved_steps), key=lambda record: record.step)
+    repeated = len({(record.start.number, record.step) for record in records}) - steps_made
+    return _verdict(folder, valid, starts, saved_steps, repeated, unsaved)
 
 
 def kept_records(records: list[Record], starts: dict[int, Start]) -> Iterator[Record]:
@@ -101,7 +102,7 @@ def kept_records(records: list[Record], starts: dict[int, Start]) -> Iterator[Re
 
 def _saved_steps(folder: RunFolder, steps_made: int) -> int:
     """Return the number of steps that contribute to the model: up to the latest checkpoint, or all if finished."""
-    from paucal.training import checkpoint_step  # imported only here, since it takes seconds
+    from paucal.training import checkpoint_step  # imported here, since the import takes seconds
 
     if folder.finished:
         return steps_made
@@ -109,7 +110,7 @@ def _saved_steps(folder: RunFolder, steps_made: int) -> int:
 
 
 def _verdict(
-    folder: RunFolder, records: list[Record], starts: dict[int, Start], last: int, repeated: int, unsaved: int
+    folder: RunFolder, records: list[Record], starts: dict[int, Start], saved_steps: int, repeated: int, unsaved: int
 ) -> Verdict:
     settings = folder.read_yaml(folder.config.name).get("settings") or {}
     rows = read_rows(folder.split)
@@ -130,12 +131,12 @@ def _verdict(
         if not balanced:
             n_surplus += int(np.maximum(np.unique(images, return_counts=True)[1] - max_uses, 0).sum())
     return Verdict(
-        steps=last,
+        steps=saved_steps,
         draws=draws,
-        passes=last // per_pass,
+        passes=saved_steps // per_pass,
         images=len(train),
         left_over=max(0, len(train) - batch * per_pass // repeats),
-        missing=batch * last - draws,
+        missing=batch * saved_steps - draws,
         doubled=n_surplus,
         held_out=n_held_out,
         unknown=n_unknown,

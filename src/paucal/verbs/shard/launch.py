@@ -28,8 +28,8 @@ from paucal.verbs.shard.settings import ShardSettings
 from paucal.wording import counted, duration, was
 
 MIB = 2**20
-_SAMPLE = 64  # number of images whose size is measured to estimate the size of the set
-_TAR_OVERHEAD = 2560  # bytes that an image and its label take in a tar file in addition to their own, at most
+_SIZE_SAMPLE = 64  # number of images whose size is measured to estimate the size of the set
+_TAR_OVERHEAD = 2560  # maximum bytes of tar headers and padding for an image and its label
 
 
 @dataclass(frozen=True)
@@ -132,11 +132,11 @@ def _open_images(settings: ShardSettings) -> ImageSet:
         images = find_images(replace(settings, classes=None), labelled=False)
     except UserError:
         path = Path(settings.data).expanduser()
-        kinds_found = recognise(path) if path.exists() and not settings.unlabelled else {}
-        if not kinds_found or "train" in kinds_found:
+        contents = recognise(path) if path.exists() and not settings.unlabelled else {}
+        if not contents or "train" in contents:
             raise
         raise UserError(
-            f"{settings.data} has {' and '.join(kinds_found.values())}, but shards only hold classes of images: "
+            f"{settings.data} has {' and '.join(contents.values())}, but shards can only contain images with classes: "
             "--unlabelled writes images without labels, for paucal pretrain and paucal predict."
         ) from None
     return images if settings.classes is None else choose_classes(images, settings.classes)
@@ -145,7 +145,7 @@ def _open_images(settings: ShardSettings) -> ImageSet:
 def _require_disk_space(images: ImageSet, folder: Path) -> None:
     """Refuse a set that does not fit on the disk, by an estimate of its size from a sample of the images."""
     sizes = []
-    for position in images.sample(_SAMPLE).tolist():
+    for position in images.sample(_SIZE_SAMPLE).tolist():
         store, row = locate(images.store, position)
         if isinstance(store, EncodedStore):
             try:

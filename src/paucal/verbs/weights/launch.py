@@ -38,7 +38,7 @@ from paucal.verbs.weights.settings import WeightsSettings
 from paucal.wording import did_you_mean
 
 MAX_DIFFERENCE = 0.01  # relative error of the outputs with 16 bits; weights with a larger error keep 32 bits
-OF_FILE = ("model", "licence", "licence_text", "source", "mean", "std")  # settings that describe a weights file
+FILE_SETTINGS = ("model", "licence", "licence_text", "source", "mean", "std")  # settings that describe a weights file
 
 
 @shows_settings(WeightsSettings)
@@ -96,7 +96,7 @@ def remove_weights(name: str) -> int:
 
 
 def add_file(file: str, settings: WeightsSettings, console: Console) -> AddedWeights:
-    """Check weights by loading them into their model, store them, and print which runs use them; see `add_weights`."""
+    """Check weights by loading them into their model, store them, and print what uses them; see `add_weights`."""
     check_ranges(settings)
     if settings.output is not None:
         raise UserError("--output is for 'paucal weights pack': leave it out.")
@@ -137,10 +137,10 @@ def pack(what: str, settings: WeightsSettings, console: Console) -> Path:
 
 
 def _check_named(name: str, settings: WeightsSettings) -> CheckedWeights:
-    given = [key for key in OF_FILE if key != "licence_text" and getattr(settings, key) is not None]
-    if given:
+    unusable = [key for key in FILE_SETTINGS if key != "licence_text" and getattr(settings, key) is not None]
+    if unusable:
         raise UserError(
-            f"--{given[0]} is for weights in a file, but {name!r} is the name of published weights: leave it out."
+            f"--{unusable[0]} is for weights in a file, but {name!r} is the name of published weights: leave it out."
         )
     licence = checked_licence(name, licence_of(name) or "not stated")
     text, weights = _licence_text(settings), read_timm(name, init=False)
@@ -156,7 +156,7 @@ def _check_file(path: Path, settings: WeightsSettings, console: Console) -> Chec
     if not path.is_file():
         raise UserError(f"there is no file {str(path)!r}: give an archive of 'paucal weights pack', or a weights file.")
     if is_archive(path):
-        unusable = next((name for name in OF_FILE if getattr(settings, name) is not None), None)
+        unusable = next((name for name in FILE_SETTINGS if getattr(settings, name) is not None), None)
         if unusable is not None:
             raise UserError(f"the archive {path.name} has its own card: leave --{unusable.replace('_', '-')} out.")
         return read_archive(path)
@@ -173,7 +173,7 @@ def _check_file(path: Path, settings: WeightsSettings, console: Console) -> Chec
 
 
 def _image_input(settings: WeightsSettings, model: str) -> ImageInput | None:
-    """Return timm's preprocessing for a model with --mean and --std; None if these are not given."""
+    """Return timm's preprocessing for a model, with --mean and --std instead of timm's; None without these flags."""
     if settings.mean is None and settings.std is None:
         return None
     if settings.mean is None or settings.std is None or len(settings.mean) != 3 or len(settings.std) != 3:
@@ -196,7 +196,7 @@ def _licence_text(settings: WeightsSettings) -> str:
 
 
 def _apache_text() -> str:
-    """Return the text of Apache-2.0, which is the licence of paucal itself."""
+    """Return the text of Apache-2.0, from the package of paucal, which has this licence."""
     for file in distribution("paucal").files or ():
         if file.name == "LICENSE":
             return file.read_text()
@@ -204,7 +204,7 @@ def _apache_text() -> str:
 
 
 def _halve_if_equal(weights: CheckedWeights, console: Console) -> CheckedWeights:
-    """Return the weights with 16 bits if the outputs agree with those of the original weights, otherwise unchanged."""
+    """Return the weights with 16 bits if the model's outputs hardly change, otherwise the original weights."""
     half_weights = to_half_precision(weights)
     if all(value.dtype == weights.state[name].dtype for name, value in half_weights.state.items()):
         return weights
