@@ -74,7 +74,8 @@ def checked_licence(name: str, licence: str) -> str:
     timm_licence = config.license if config is not None and "." in name else None
     if timm_licence and timm_licence.lower() != "unknown" and timm_licence.lower() != licence.lower():
         raise UserError(
-            f"--licence is {licence!r}, but timm states {timm_licence!r} as the licence of {name}: give that one."
+            f"the licence of {name} is given as {licence!r}, but timm states {timm_licence!r}: give that one with "
+            "--licence, or use an archive that states it."
         )
     return licence
 
