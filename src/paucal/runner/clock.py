@@ -67,7 +67,8 @@ class WorkForecast:
         counted, seconds = done - self._first[0], now - self._first[1]
         if self._announced or seconds < MAX_TIMING_SECONDS or counted < 1:
             return
-        left = (total - done) * seconds / counted
-        if left > MIN_FORECAST_SECONDS:
+        seconds_left = (total - done) * seconds / counted
+        if seconds_left > MIN_FORECAST_SECONDS:
             self._announced = True
-            self._say(f"time: {self._title} takes about {duration(left)} from now, until {end_time_text(left)}")
+            end_time = end_time_text(seconds_left)
+            self._say(f"time: {self._title} takes about {duration(seconds_left)} from now, until {end_time}")

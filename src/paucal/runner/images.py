@@ -194,8 +194,8 @@ def open_again(
     if "data" not in run_settings:
         raise UserError(f"{str(run.config)!r} does not name its data; give DATA.")
     names = {item.name for item in fields(LabelledDataSettings)} & run_settings.keys()
-    stored = {name: run_settings[name] for name in names}
-    data_settings = LabelledDataSettings(**{**stored, "data": str(run_settings["data"]), "download": download})
+    stored_settings = {name: run_settings[name] for name in names}
+    data_settings = LabelledDataSettings(**{**stored_settings, "data": str(run_settings["data"]), "download": download})
     target = run_settings.get("target")
     images = load_images(data_settings, advance, labelled=target is None, reading=reading)
     if target is None:
@@ -212,8 +212,8 @@ def stored_preprocessing(run: RunFolder | None) -> Preprocessing | None:
 
 def stored_reading(run: RunFolder | None) -> Reading | None:
     """Return the options with which a resumed run decodes its images; None if they are not stored yet."""
-    stored = stored_preprocessing(run)
-    return None if stored is None else stored.reading
+    preprocessing = stored_preprocessing(run)
+    return None if preprocessing is None else preprocessing.reading
 
 
 def normalisation(settings: JobSettings, data: SplitImages, start: ImageInput | None = None) -> Normalisation:

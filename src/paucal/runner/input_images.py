@@ -169,6 +169,6 @@ def _has_images(path: Path) -> bool:
 
 
 def path_of_image(images: ImageSet, key: str) -> str:
-    """Return the path of the image with a key."""
+    """Return the path of the image that has a key in the set."""
     root = Path(images.location)
     return str(root / key) if root.is_dir() else str(root if root.name == key else root.parent / key)

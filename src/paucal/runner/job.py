@@ -75,7 +75,7 @@ class EvaluatedRun(FinishedRun):
 
     @property
     def test_scores(self) -> dict[str, float]:
-        """The same as `metrics`."""
+        """The test scores by name, as in `metrics`."""
         return self.metrics
 
 
@@ -107,8 +107,8 @@ class RunSetup(Generic[S]):
     @property
     def weights_text(self) -> str:
         """The number of parameters of the deployed model, and of heads that are only used in training, as text."""
-        trained = {id(p): p for p in self.objective.backbones()[-1].model.parameters()}
-        in_heads = sum(p.numel() for p in self.objective.parameters() if p.requires_grad and id(p) not in trained)
+        deployed_ids = {id(p) for p in self.objective.backbones()[-1].model.parameters()}
+        in_heads = sum(p.numel() for p in self.objective.parameters() if p.requires_grad and id(p) not in deployed_ids)
         heads = f" and {in_heads / 1e6:.2f} M in training heads" if in_heads > 0 else ""
         return f"{self.parameters / 1e6:.2f} M parameters{heads}"
 

@@ -114,7 +114,7 @@ def resume(
 ) -> R | Stopped:
     """Resume the run in a folder, or the newest run in a folder of runs, from its newest saved state.
 
-    `changes` may have the settings in `CHANGEABLE`, and the new paths of images and other inputs that have moved.
+    `changes` may contain the settings in `CHANGEABLE`, and the new paths of images and other inputs that have moved.
     """
     join_processes()
     if not is_first():
@@ -160,12 +160,12 @@ def run_quietly(
     settings: Mapping[str, Any],
 ) -> R:
     """Run a job from Python, without printing; a stopped run raises a UserError."""
-    name, given = f"paucal.{job.verb}", settings if data is None else {**settings, "data": data}
+    name, arguments = f"paucal.{job.verb}", settings if data is None else {**settings, "data": data}
     callback_list = [] if callbacks is None else [callbacks] if isinstance(callbacks, Callback) else list(callbacks)
     for callback in callback_list:
         if not isinstance(callback, Callback):
             raise TypeError(f"{name}: callbacks has a {type(callback).__name__}, expected lightning.pytorch.Callback.")
-    typed_settings, names = from_python(job.settings_type, given, name, job.verb), given_names(given)
+    typed_settings, names = from_python(job.settings_type, arguments, name, job.verb), given_names(arguments)
     note_late_import()
     with kept_memory():
         if resumed is None:

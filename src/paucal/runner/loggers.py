@@ -229,11 +229,11 @@ class Loggers:
         if self._new:
             self._logged_step = 0  # a new logger has no row yet
         for name in self._names:
-            logger, place = _open_logger(name, self._run, self._ids.get(name))
+            logger, location = _open_logger(name, self._run, self._ids.get(name))
             self._open[name] = logger
             self._ids[name] = str(logger.version)
             self._write_record()
-            self._console.say(f"{name}: logging to {place}")
+            self._console.say(f"{name}: logging to {location}")
 
     def _call_or_drop(self, name: str, action: Callable[[Any], None]) -> None:
         """Call a function with a logger, and drop the logger if that fails."""

@@ -18,7 +18,7 @@ GIB = 2**30
 # Memory of weights, gradients and optimizer state, as a multiple of the weights.
 MEMORY_FACTORS = {"adamw": 4, "sgd": 3, "lars": 3}
 SMALL_STEP_PIXELS = 16 * 224 * 224  # forward passes with at most as many pixels are not checked
-MAX_STEP_IMAGES = 1 << 20  # images of an optimizer step
+MAX_STEP_IMAGES = 1 << 20  # images per optimizer step
 CHANNELS = 3
 
 

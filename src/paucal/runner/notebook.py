@@ -73,4 +73,4 @@ class NotebookOutput:
             self._handle, self._execution = display(content, raw=True, display_id=True), execution
 
 
-CELL_OUTPUT = NotebookOutput()  # shared by all calls in a cell
+CELL_OUTPUT = NotebookOutput()  # shared by all progress bars in a cell

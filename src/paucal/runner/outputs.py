@@ -103,7 +103,7 @@ def check_new_file(text: str, images: Mapping[str, str | None], root: str | None
     return path
 
 
-# Names of the files that evaluations write, as (main files, other files); a main file shows who wrote the others.
+# Names of the files that evaluations write: (main files, other files). A main file identifies a folder of results.
 SCORE_FILES = ("metrics.json", "segmentation.json")
 RESULT_FILES = (
     (

@@ -30,9 +30,9 @@ _EXCHANGE_PHRASES = ("gloo", "nccl", "connection closed by peer", "connection re
 
 def launcher() -> ClusterEnvironment | None:
     """Return the environment of the launcher; None if this process runs alone or was started by Lightning."""
-    for kind in (TorchElasticEnvironment, SLURMEnvironment):
-        if kind.detect():
-            environment = kind()
+    for environment_type in (TorchElasticEnvironment, SLURMEnvironment):
+        if environment_type.detect():
+            environment = environment_type()
             return environment if environment.world_size() > 1 else None
     return None
 
@@ -43,8 +43,8 @@ def launched_shape() -> tuple[int, int] | None:
     if environment is None:
         return None
     world = environment.world_size()
-    local = int(os.environ.get("LOCAL_WORLD_SIZE") or os.environ.get("SLURM_NTASKS_PER_NODE") or world)
-    return local, world // local
+    local_processes = int(os.environ.get("LOCAL_WORLD_SIZE") or os.environ.get("SLURM_NTASKS_PER_NODE") or world)
+    return local_processes, world // local_processes
 
 
 def is_first() -> bool:

@@ -70,6 +70,7 @@ class TrainingForecast(Callback):
         if steps < TIMED_STEPS and (steps < 1 or seconds < MAX_TIMING_SECONDS):
             return
         self._announced = True
-        left = (pl_module.plan.last_step - trainer.global_step) * seconds / steps
-        if left > MIN_FORECAST_SECONDS:
-            self._say(f"time: about {duration(left)} of training from now, until {end_time_text(left)}")
+        seconds_left = (pl_module.plan.last_step - trainer.global_step) * seconds / steps
+        if seconds_left > MIN_FORECAST_SECONDS:
+            end_time = end_time_text(seconds_left)
+            self._say(f"time: about {duration(seconds_left)} of training from now, until {end_time}")

@@ -157,7 +157,7 @@ def is_valid_state(trainer: Trainer, module: Any) -> bool:
     """Return whether the weights are finite and at most half of the steps were skipped."""
     if 2 * float(module.meters.skipped) > trainer.global_step:
         return False
-    # Sharded weights are checked locally: the other processes do not take part.
+    # Of sharded weights, only the local shard is checked, since the other processes do not call this function.
     pieces = (p.to_local() if hasattr(p, "to_local") else p for p in module.parameters())
     return all(bool(torch.isfinite(piece.detach()).all()) for piece in pieces)
 

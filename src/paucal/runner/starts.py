@@ -181,7 +181,7 @@ def images_seen(run: RunFolder) -> int | None:
             if init in (None, NONE):
                 return total
     except (UserError, OSError, KeyError, TypeError, ValueError, AttributeError, OverflowError):
-        pass  # missing, or written by another program
+        pass  # a file is missing, or another program wrote it
     return None
 
 

@@ -20,7 +20,7 @@ from paucal.runs.lock import DEAD_AFTER, RENEWAL_INTERVAL, is_running, pid_names
 from paucal.types import UserError
 from paucal.wording import first_line
 
-_HELD_TOKENS: set[str] = set()  # tokens of the locks of this process
+_HELD_TOKENS: set[str] = set()  # tokens of the locks that this process holds
 # Protocols of fsspec for storage that has folders.
 _PROTOCOLS_WITH_FOLDERS = {"file", "local", "memory", "sftp", "ssh", "smb", "hdfs", "webhdfs", "ftp"}
 
@@ -99,7 +99,7 @@ class StorageLock:
         """Create the lock's object, or replace that of a dead process; a second lock lets only one process do so."""
         while not self._create_lock(path):
             holder = self._read_lock(path)
-            if holder is None:  # it was just released
+            if holder is None:  # the lock was just released
                 continue
             if self._is_holder_alive(path, holder):
                 holder_text = f"process {holder.get('pid')} on {holder.get('host')}, since {holder.get('since')}"
@@ -117,12 +117,12 @@ class StorageLock:
                 return
 
     def _create_lock(self, path: str) -> bool:
-        if self._read_lock(path) is not None:  # some storage lacks conditional requests
+        if self._read_lock(path) is not None:  # necessary on storage without conditional requests
             return False
         try:
             content = self._lock_content()
             write_in_folder(self._storage, path, lambda path: self._storage.pipe_file(path, content, mode="create"))
-        except Exception:  # some storage has its own error for an object that exists
+        except Exception:  # the exception for an object that exists depends on the storage
             if self._read_lock(path) is None:
                 raise
         return self._token(path) == self._content["token"]

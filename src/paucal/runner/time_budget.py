@@ -108,7 +108,7 @@ class PlannedLength:
 
     Attributes:
         settings: Settings that set the length of the run, by name.
-        reasons: Reason for each of them.
+        reasons: Reason for each of these settings, by name.
         text: Description of the length of the run.
         seconds: Expected seconds from the first step to the last file.
         most_steps: Number of optimizer steps after which further steps would not help.
@@ -201,7 +201,7 @@ def seconds_per_step(
         with torch.autocast(device.type, dtype, enabled=precision not in (None, "32-true")):
             terms = objective(batch, Progress(0, 1, 1))
         terms.total.backward()
-        terms.total.item()  # waits for asynchronous devices
+        terms.total.item()  # waits for the device, which computes asynchronously
 
     times: list[float] = []
     begin = time.perf_counter()

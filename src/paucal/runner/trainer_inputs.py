@@ -20,7 +20,7 @@ from paucal.types import UserError
 from paucal.wording import counted
 
 M = TypeVar("M", bound=nn.Module)
-MIN_STEPS_PER_EPOCH = 5  # fewer cause a remark
+MIN_STEPS_PER_EPOCH = 5  # with fewer steps, a remark is printed
 
 
 def trainer_plan(settings: JobSettings, n_train: int, mixing: Mixing | None = None, n_classes: int = 0) -> Plan:

@@ -118,7 +118,7 @@ def without_flags(argv: Sequence[str], flags: Mapping[str, bool]) -> list[str]:
     remaining, values_to_skip = [], 0
     for position, argument in enumerate(argv):
         name, equals, _ = argument.partition("=")
-        if argument == "--":  # the remaining arguments are no flags
+        if argument == "--":  # the remaining arguments are not flags
             return [*remaining, *argv[position:]]
         if argument.startswith("-"):
             values_to_skip = 0

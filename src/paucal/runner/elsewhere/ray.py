@@ -33,9 +33,9 @@ def train_on_ray(command: Command, processes: int, device: str | None, threads: 
     owns_cluster = connect_to_ray(ray)
     cluster = ray.cluster_resources()
     per_task = task_resources(cluster, threads or max(1, int(cluster.get("CPU", 1)) // processes), device)
-    for kind, count in (("CPU", per_task["num_cpus"]), ("GPU", per_task["num_gpus"])):
-        if (needed := processes * count) > (available := cluster.get(kind, 0)):
-            print(f"{needed} {kind}s are needed, but the cluster has {available:.0f}: waiting for more", flush=True)
+    for resource, count in (("CPU", per_task["num_cpus"]), ("GPU", per_task["num_gpus"])):
+        if (needed := processes * count) > (available := cluster.get(resource, 0)):
+            print(f"{needed} {resource}s are needed, but the cluster has {available:.0f}: waiting for more", flush=True)
     resources = {"CPU": per_task["num_cpus"], **({"GPU": 1} if per_task["num_gpus"] else {})}
     variables = {name: value for name, value in os.environ.items() if name.startswith(("PAUCAL_", "HF_HUB_"))}
     variables["OMP_NUM_THREADS"] = str(per_task["num_cpus"])

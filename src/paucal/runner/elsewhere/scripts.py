@@ -17,7 +17,7 @@ STOP_SIGNAL = "USR1@120"  # sent two minutes before the time limit, so that the 
 # Names of options in sbatch, by their names in submitit, where the two differ.
 _SBATCH_NAMES = {"timeout-min": "time", "mem-gb": "mem", "tasks-per-node": "ntasks-per-node", "name": "job-name"}
 
-_CPUS_PER_PROCESS, _POD_MEMORY = 4, "16Gi"  # CPUs per process and memory per pod, as requested
+_CPUS_PER_PROCESS, _POD_MEMORY = 4, "16Gi"  # CPUs per process and memory per pod to request
 _IMAGE = "rayproject/ray:latest"
 # Lines of the RayJob that the user must change, and what to put there.
 _LINES_TO_CHANGE = {

@@ -31,7 +31,7 @@ class RequeuedCommand:
         Raises:
             RuntimeError: The command failed.
         """
-        if RunFolder(Path(self.command.run)).finished:  # it may have no checkpoint, and would start again
+        if RunFolder(Path(self.command.run)).finished:  # a finished run may have no checkpoint, and would start again
             return 0
         self._process = self.command.start()
         # submitit's signal handler interrupts this wait and calls `checkpoint`, which waits as well. A thread can be

@@ -103,7 +103,7 @@ class Candidate:
         subject: Model that was exported.
         format: Name of the format.
         int8: Whether the file has weights and activations of 8 bits.
-        folder: Folder that contains the file, and others that it needs.
+        folder: Folder with the file and the files that it needs.
         comparison: Comparison with the model on validation images.
         model: Name of a student for messages; "" for the run's own model.
     """
@@ -126,7 +126,7 @@ class Candidate:
 
     @property
     def title(self) -> str:
-        """The name of the file, with that of its student."""
+        """The name of the file, and of the student if it contains one."""
         return f"{self.name} of {self.model}" if self.model else self.name
 
     @property

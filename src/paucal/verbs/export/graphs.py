@@ -29,7 +29,7 @@ from paucal.wording import counted, percent
 
 # Tolerance of probabilities for graphs that include the preprocessing, since these round a few pixels differently.
 PIXELS_TOLERANCE = 0.05
-# Factors on the tolerance of models with thousands of outputs per image, whose largest difference must be within it.
+# Multipliers of the tolerance for models with many outputs per image, since their largest difference must be within it.
 TOLERANCE_FACTORS = {"pixels": 5, "objects": 5}
 MIN_AGREEMENT, MIN_INT8_AGREEMENT = 0.95, 0.75  # share of predictions in which a file must agree with the model
 # Texts for the agreement and for the accuracy, by the `unit` of the model.
@@ -149,7 +149,7 @@ class GraphWriter:
                     "use another --format."
                 )
             _require_agreement(path.name, comparison, MIN_AGREEMENT, "use another --format")
-        self.console.say(self._sentence(path.name, comparison))
+        self.console.say(self._describe(path.name, comparison))
         return comparison
 
     def measure(self, name: str, int8: bool, folder: Path) -> Comparison:
@@ -182,7 +182,7 @@ class GraphWriter:
             return f"a number differs by {comparison.largest:.2g} of the target's deviations"
         return f"a probability differs by {comparison.largest:.2g}"
 
-    def _sentence(self, name: str, comparison: Comparison) -> str:
+    def _describe(self, name: str, comparison: Comparison) -> str:
         model_ms, file_ms = comparison.milliseconds
         agreement_text, accuracy_text = COMPARISON_TEXTS[self.subject.unit]
         scores = (

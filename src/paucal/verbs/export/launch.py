@@ -41,8 +41,8 @@ from paucal.verbs.export.settings import ExportSettings
 from paucal.verbs.export.subjects import ClassifierSubject, DetectorSubject, Subject, open_subject
 
 DEFAULT = Path("exports")
-NO_START_LICENCE = "none: nothing was taken over"  # stands for the licence of weights that were random
-REPORTS = {
+NO_START_LICENCE = "none: nothing was taken over"  # shown as the licence if the initial weights were random
+REPORT_WRITERS = {
     "images": write_report,
     "objects": write_detection_report,
     "pixels": write_segmentation_report,
@@ -242,7 +242,7 @@ def _add_to_report(run: RunFolder, subject: Subject, comparisons: Mapping[str, A
         return
     earlier_comparisons = run.read_json(EXPORTS) if (run.path / EXPORTS).is_file() else {}
     run.write_json(EXPORTS, {**earlier_comparisons, **comparisons})
-    REPORTS[subject.unit](run.path)
+    REPORT_WRITERS[subject.unit](run.path)
 
 
 def _export_record(comparisons: Mapping[str, Comparison]) -> dict[str, Any]:

@@ -200,11 +200,11 @@ SUBJECTS = {SEGMENTATION: SegmenterSubject, DETECTION: DetectorSubject, REGRESSI
 def open_subject(run: RunFolder, console: Console, mirror: bool = False) -> Subject:
     """Load the model of a run for export; the arguments are those of `ClassifierSubject`."""
     task = task_of(run.path)
-    kind = SUBJECTS.get(task, ClassifierSubject)
-    if issubclass(kind, ClassifierSubject):
-        return kind(run, console, mirror)
+    subject_type = SUBJECTS.get(task, ClassifierSubject)
+    if issubclass(subject_type, ClassifierSubject):
+        return subject_type(run, console, mirror)
     if mirror:
         raise UserError(
             f"--mirror averages the predictions of a classifier, but {run.path} is for {task}: leave it out."
         )
-    return kind(run, console)
+    return subject_type(run, console)

@@ -76,7 +76,7 @@ def chosen_runs(folder: Path, settings: RunsSettings) -> list[ListedRun]:
 def show(runs: Sequence[ListedRun], folder: Path, settings: RunsSettings, console: Console) -> None:
     """Show runs as a table, followed by the runs that can be deleted."""
     if not runs:
-        console.say(f"no such runs below {folder}")
+        console.say(f"no matching runs below {folder}")
         return
     added_columns = settings.added_columns
     varying = [

@@ -156,9 +156,10 @@ _COMPARISONS: dict[str, Callable[[Any, Any], bool]] = {
 
 
 def matching(runs: Sequence[ListedRun], conditions: Sequence[str]) -> list[ListedRun]:
-    """Return the runs that meet all conditions, such as "method=drloc"; a run without the value does not meet it.
+    """Return the runs that meet all conditions, such as "method=drloc".
 
-    A condition is NAME, one of = != > < >= <=, and VALUE, which may have wildcards after = and !=.
+    A condition is NAME, one of = != > < >= <=, and VALUE, which may have wildcards after = and !=. A missing value
+    equals "none", and is neither above nor below any number.
     """
     for condition in conditions:
         test = _parse_condition(condition, runs)

@@ -1,4 +1,4 @@
-"""`paucal.verify_run`: check from its ledger that each pass of a run used each training image once, and no others."""
+"""`paucal.verify_run`: check with a run's ledger that each pass used each training image once, and no other images."""
 
 import os
 from collections.abc import Iterator
@@ -117,8 +117,8 @@ def _verdict(
     hashes = image_hashes(row["key"] for row in rows)
     is_train = np.asarray([row["split"] == "train" for row in rows])
     train, other_hashes = hashes[is_train], hashes[~is_train]
-    first = next(iter(starts.values()))
-    batch, per_pass = first.batch, first.steps_per_pass
+    first_start = next(iter(starts.values()))
+    batch, per_pass = first_start.batch, first_start.steps_per_pass
     balanced = settings.get("sampling") == "balanced"
     repeats = int(settings.get("repeats") or 1)
     max_uses = repeats * -(-batch * per_pass // (len(train) * repeats)) if len(train) < batch else repeats

@@ -130,7 +130,7 @@ def pack(what: str, settings: WeightsSettings, console: Console) -> Path:
     if not path.name.endswith(".zip"):
         raise UserError(f"--output: {str(path)!r} must end in .zip: give another name.")
     check_file_writable(path)
-    weights = _halve_if_equal(weights, console)
+    weights = _halve_precision_if_accurate(weights, console)
     write_atomically(path, lambda stream: write_archive(stream, weights))
     console.say(f"wrote {path} ({path.stat().st_size / 1e6:.1f} MB): 'paucal weights add' reads it on another machine")
     return path
@@ -203,7 +203,7 @@ def _apache_text() -> str:
     return ""
 
 
-def _halve_if_equal(weights: CheckedWeights, console: Console) -> CheckedWeights:
+def _halve_precision_if_accurate(weights: CheckedWeights, console: Console) -> CheckedWeights:
     """Return the weights with 16 bits if the model's outputs hardly change, otherwise the original weights."""
     half_weights = to_half_precision(weights)
     if all(value.dtype == weights.state[name].dtype for name, value in half_weights.state.items()):
