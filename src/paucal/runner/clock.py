@@ -56,15 +56,15 @@ class WorkForecast:
 
     def __init__(self, title: str, say: Callable[[str], None]) -> None:
         self._title, self._say = title, say
-        self._first: tuple[int, float] | None = None
+        self._timing_start: tuple[int, float] | None = None
         self._announced = False
 
     def __call__(self, done: int, total: int) -> None:
         """Update the counts of items; the time before the first call, such as starting processes, is not counted."""
         now = time.monotonic()
-        if self._first is None:
-            self._first = (done, now)
-        counted, seconds = done - self._first[0], now - self._first[1]
+        if self._timing_start is None:
+            self._timing_start = (done, now)
+        counted, seconds = done - self._timing_start[0], now - self._timing_start[1]
         if self._announced or seconds < MAX_TIMING_SECONDS or counted < 1:
             return
         seconds_left = (total - done) * seconds / counted

@@ -30,7 +30,7 @@ class Console:
 
     def __init__(self, terminal: Terminal | None = None) -> None:
         self.terminal = terminal or PlainConsole()
-        self._early: list[str] = []
+        self._waiting_lines: list[str] = []
         self._handler: logging.Handler | None = None
 
     def say(self, text: str) -> None:
@@ -42,7 +42,7 @@ class Console:
     def note(self, text: str) -> None:
         """Log a line without printing it; the line waits until the log file is open."""
         if self._handler is None:
-            self._early.append(showable(text))
+            self._waiting_lines.append(showable(text))
         else:
             log.info(showable(text))
 
@@ -59,9 +59,9 @@ class Console:
         level, log.level, propagate = log.level, logging.INFO, log.propagate
         log.propagate = False  # otherwise a notebook would also print each line
         self._handler = handler
-        for text in self._early:
+        for text in self._waiting_lines:
             log.info(text)
-        self._early.clear()
+        self._waiting_lines.clear()
         try:
             yield
         finally:

@@ -258,12 +258,12 @@ def _below_one_folder(paths: Sequence[str], root: str | os.PathLike[str] | None)
         return list(paths), os.fspath(root)
     if any(re.match(r"[A-Za-z][A-Za-z0-9+.-]+://", path) for path in paths):
         return list(paths), os.getcwd()  # the reader of the table refuses URLs, with advice
-    absolute = [os.path.abspath(os.path.expanduser(path)) for path in paths]
+    absolute_paths = [os.path.abspath(os.path.expanduser(path)) for path in paths]
     try:
-        folder = os.path.commonpath([os.path.dirname(path) for path in absolute])
+        folder = os.path.commonpath([os.path.dirname(path) for path in absolute_paths])
     except ValueError:
         raise UserError("the images of the table are on several drives: put them on one.") from None
-    return [os.path.relpath(path, folder).replace(os.sep, "/") for path in absolute], folder
+    return [os.path.relpath(path, folder).replace(os.sep, "/") for path in absolute_paths], folder
 
 
 def _csv_cell(value: Any) -> str:

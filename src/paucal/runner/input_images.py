@@ -58,13 +58,13 @@ class InputImages:
 
     def __init__(self, sources: Sequence[ImageSet | MemoryImage], reading: Reading) -> None:
         self._sources, self._reading = sources, reading
-        self._ends = list(accumulate(map(len, sources)))
+        self._end_positions = list(accumulate(map(len, sources)))
         self._stores = [
             None if isinstance(source, MemoryImage) else ConvertedStore(source.store, reading) for source in sources
         ]
 
     def __len__(self) -> int:
-        return self._ends[-1] if self._ends else 0
+        return self._end_positions[-1] if self._end_positions else 0
 
     def name(self, position: int) -> str | None:
         """Return the path of a picture; None for a picture in memory."""
@@ -109,8 +109,8 @@ class InputImages:
 
     def _source_and_index(self, position: int) -> tuple[int, int]:
         """Return the index of a picture's source, and the picture's index in that source."""
-        number = bisect_right(self._ends, position)
-        return number, position - (self._ends[number - 1] if number else 0)
+        number = bisect_right(self._end_positions, position)
+        return number, position - (self._end_positions[number - 1] if number else 0)
 
 
 def read_all(

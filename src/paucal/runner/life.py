@@ -88,9 +88,9 @@ def begin(
         local_settings = settings
         if settings.output is not None and is_remote(settings.output):
             require_one_machine(settings.overwrite)
-            copy = storage.enter_context(written_to_storage(settings.output, False, console))
-            all_callbacks.append(copy)
-            local_settings = replace(settings, output=str(copy.folder))
+            stored_copy = exit_stack.enter_context(written_to_storage(settings.output, False, console))
+            all_callbacks.append(stored_copy)
+            local_settings = replace(settings, output=str(stored_copy.folder))
         setup = _check_and_assemble(job, local_settings, given, console)
         setups.append(setup)
         require_guard(setup.settings.workers)
@@ -100,7 +100,7 @@ def begin(
         _write_start(job, run, setups[0])
         return run.path
 
-    with ExitStack() as storage, count_time_from(start), own_threads(), RunWriter(console) as writer:
+    with ExitStack() as exit_stack, count_time_from(start), own_threads(), RunWriter(console) as writer:
         run = RunFolder(broadcast_path(create))
         return _execute_run(job, run, setups[0], console, [*all_callbacks, *writer.callbacks()])
 
@@ -126,9 +126,9 @@ def resume(
         local_path = path
         if is_remote(path):
             require_one_machine()
-            copy = storage.enter_context(written_to_storage(str(path), True, console))
-            all_callbacks.append(copy)
-            local_path = copy.folder
+            stored_copy = exit_stack.enter_context(written_to_storage(str(path), True, console))
+            all_callbacks.append(stored_copy)
+            local_path = stored_copy.folder
         run, settings, origin = reopen(local_path, changes or {}, job)
         old_settings = stored_settings(run, job.settings_type, job.verb)[0]
         writer.lock_existing(run)
@@ -147,7 +147,7 @@ def resume(
             store_changes(run, settings, origin)
         return run.path
 
-    with ExitStack() as storage, count_time_from(None), own_threads(), RunWriter(console) as writer:
+    with ExitStack() as exit_stack, count_time_from(None), own_threads(), RunWriter(console) as writer:
         run = RunFolder(broadcast_path(reopen_run))
         return _execute_run(job, run, setups[0], console, [*all_callbacks, *writer.callbacks()])
 
@@ -229,14 +229,14 @@ def _write_start(job: Job[S, A, Any], run: RunFolder, setup: A) -> None:
 def _execute_run(
     job: Job[S, A, R], run: RunFolder, setup: A, console: Console, callbacks: Sequence[Callback]
 ) -> R | Stopped:
-    names = setup.settings.logger if is_first() else None
+    logger_names = setup.settings.logger if is_first() else None
     resume_command = f"paucal {job.verb} --resume {shlex.quote(run.place)}"
     pass_run_to_children(run.path)
     try:
         with (
             explain_lost_processes(resume_command),
             console.logging_to(run.log),
-            Loggers(run, names, console) as loggers,
+            Loggers(run, logger_names, console) as loggers,
         ):
             if job.needs_planning(setup):
                 planned_setup = _plan_run(job, run, setup, console)

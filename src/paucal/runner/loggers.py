@@ -148,9 +148,9 @@ class Loggers:
 
     def __init__(self, run: RunFolder, names: Sequence[str] | None, console: Console) -> None:
         self._run, self._names, self._console = run, list(dict.fromkeys(names or ())), console
-        self._open: dict[str, Logger] = {}
+        self._open_loggers: dict[str, Logger] = {}
         self._ids: dict[str, str] = {}
-        self._new: list[str] = []
+        self._new_loggers: list[str] = []
         self._logged_step = 0
         self._settings: dict[str, Any] = {}
         self._status = "stopped"
@@ -174,13 +174,13 @@ class Loggers:
     def describe(self, settings: JobSettings) -> None:
         """Log the resolved settings to each logger that this run uses for the first time."""
         self._settings = {name: value for name, value in asdict(settings).items() if value is not None}
-        for name in self._new:  # some loggers do not allow changing a setting
+        for name in self._new_loggers:  # some loggers do not allow changing a setting
             self._call_or_drop(name, lambda logger: logger.log_hyperparams(dict(self._settings)))
-        self._new = []
+        self._new_loggers = []
 
     def log_before(self, on_epoch: OnEpoch) -> OnEpoch:
         """Return a function that logs an epoch's row and then calls `on_epoch`."""
-        if not self._open:
+        if not self._open_loggers:
             return on_epoch
 
         def log_and_call(epoch: int, epochs: int, row: Mapping[str, float]) -> bool | None:
@@ -194,7 +194,7 @@ class Loggers:
         step = int(row["step"])
         if step <= self._logged_step:
             return
-        for name in list(self._open):
+        for name in list(self._open_loggers):
             self._call_or_drop(name, lambda logger: _log(logger, {k: v for k, v in row.items() if k != "step"}, step))
         self._logged_step = step
         self._write_record()
@@ -206,7 +206,7 @@ class Loggers:
     def finish(self, scores: Mapping[str, float], step: int) -> None:
         """Log the finite test scores of the finished run."""
         finite = {f"test_{name}": float(value) for name, value in scores.items() if math.isfinite(value)}
-        for name in list(self._open):
+        for name in list(self._open_loggers):
             score = LOGGER_FUNCTIONS[name].score
             self._call_or_drop(name, lambda logger, score=score: score(logger, self._settings, finite, step))
         self._status = "success"
@@ -225,31 +225,31 @@ class Loggers:
         self._run.write_json(RECORD_FILE, {"ids": self._ids, "step": self._logged_step})
 
     def _open_all(self) -> None:
-        self._new = [name for name in self._names if name not in self._ids]
-        if self._new:
+        self._new_loggers = [name for name in self._names if name not in self._ids]
+        if self._new_loggers:
             self._logged_step = 0  # a new logger has no row yet
         for name in self._names:
             logger, location = _open_logger(name, self._run, self._ids.get(name))
-            self._open[name] = logger
+            self._open_loggers[name] = logger
             self._ids[name] = str(logger.version)
             self._write_record()
             self._console.say(f"{name}: logging to {location}")
 
     def _call_or_drop(self, name: str, action: Callable[[Any], None]) -> None:
         """Call a function with a logger, and drop the logger if that fails."""
-        if name not in self._open:
+        if name not in self._open_loggers:
             return
         try:
-            action(self._open[name])
+            action(self._open_loggers[name])
         except Exception as problem:  # any exception, since no logger may end the run
-            del self._open[name]
+            del self._open_loggers[name]
             text = shortened(" ".join(str(problem).split()), MAX_ERROR_CHARACTERS)
             self._console.say(f"note: {name} failed ({text}); the run continues, and metrics.csv has all values")
 
     def _close_all(self, status: str) -> None:
-        for name in list(self._open):
+        for name in list(self._open_loggers):
             self._call_or_drop(name, lambda logger, functions=LOGGER_FUNCTIONS[name]: functions.close(logger, status))
-        self._open = {}
+        self._open_loggers = {}
 
 
 def _open_logger(name: str, run: RunFolder, run_id: str | None) -> tuple[Logger, str]:

@@ -44,17 +44,17 @@ def check_memory(settings: JobSettings, spec: BackboneSpec, views: float = 1.0) 
     image_bytes = round(views * cost.activation_bytes / activation_divisor)
     local_processes = 1 if settings.device == "cuda" else settings.devices
     on_gpu = settings.device == "cuda" and torch.cuda.is_available()
-    available = (torch.cuda.mem_get_info()[1] if on_gpu else available_memory()) // local_processes
+    available_bytes = (torch.cuda.mem_get_info()[1] if on_gpu else available_memory()) // local_processes
     needed_bytes = weight_bytes + batch_size * image_bytes
-    if needed_bytes <= available // 2:
+    if needed_bytes <= available_bytes // 2:
         return []
     height, width = spec.image_size
     step = f"a step of {counted(batch_size, 'image')} of {height}x{width} pixels"
     text = f"{step} needs at least {needed_bytes / GIB:.3g} GiB of memory with {spec.name}"
-    available_text = f"{available / GIB:.3g} GiB{' for each process' if local_processes > 1 else ''}"
-    if needed_bytes <= available:
+    available_text = f"{available_bytes / GIB:.3g} GiB{' for each process' if local_processes > 1 else ''}"
+    if needed_bytes <= available_bytes:
         return [f"{text}, of {available_text}"]
-    largest_batch = (available - weight_bytes) // max(image_bytes, 1)
+    largest_batch = (available_bytes - weight_bytes) // max(image_bytes, 1)
     advice = f"give --batch-size {largest_batch} or less, or lower" if largest_batch >= 1 else "lower"
     raise UserError(f"{text}, but this machine has {available_text}: {advice} --img-size, or choose a smaller --model.")
 

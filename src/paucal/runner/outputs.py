@@ -66,7 +66,7 @@ def refuse_inside_images(
     for name, location in images.items():
         if location is None or location == BUILT_IN or is_named(location, root):
             continue
-        for folder in (named_path(place, name) for place in split_location(location)):
+        for folder in (named_path(path_text, name) for path_text in split_location(location)):
             if folder.is_dir() and _resolve_links(path).is_relative_to(_resolve_links(folder)):
                 raise UserError(
                     f"{flag}: {str(path)!r} lies within the images of {str(folder)!r}, where it would be read as an "
@@ -87,10 +87,10 @@ def check_results(
         names = (*main_files, *other_files, *(more if main_files == SCORE_FILES else ()))
         existing = [name for name in names if os.path.lexists(folder / name)]
         main_existing = [name for name in main_files if name in existing]
-        foreign = [name for name in main_existing if not _is_result(RunFolder(folder), name)]
-        if foreign or (existing and not main_existing):
+        foreign_files = [name for name in main_existing if not _is_result(RunFolder(folder), name)]
+        if foreign_files or (existing and not main_existing):
             raise UserError(
-                f"--output: {str(folder / (foreign or existing)[0])!r} would be replaced, but was not written by "
+                f"--output: {str(folder / (foreign_files or existing)[0])!r} would be replaced, but was not written by "
                 "an evaluation of paucal: choose another folder."
             )
 

@@ -42,9 +42,9 @@ def launched_shape() -> tuple[int, int] | None:
     environment = launcher()
     if environment is None:
         return None
-    world = environment.world_size()
-    local_processes = int(os.environ.get("LOCAL_WORLD_SIZE") or os.environ.get("SLURM_NTASKS_PER_NODE") or world)
-    return local_processes, world // local_processes
+    world_size = environment.world_size()
+    local_processes = int(os.environ.get("LOCAL_WORLD_SIZE") or os.environ.get("SLURM_NTASKS_PER_NODE") or world_size)
+    return local_processes, world_size // local_processes
 
 
 def is_first() -> bool:

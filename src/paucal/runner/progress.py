@@ -55,18 +55,18 @@ class TrainingForecast(Callback):
 
     def __init__(self, say: Callable[[str], None]) -> None:
         self._say = say
-        self._first: tuple[int, float] | None = None
+        self._timing_start: tuple[int, float] | None = None
         self._announced = False
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         """Time a few steps, then print the forecast once."""
         if self._announced or not trainer.is_global_zero:
             return
-        if self._first is None:
+        if self._timing_start is None:
             if trainer.global_step >= WARMUP_STEPS:
-                self._first = (trainer.global_step, time.monotonic())
+                self._timing_start = (trainer.global_step, time.monotonic())
             return
-        steps, seconds = trainer.global_step - self._first[0], time.monotonic() - self._first[1]
+        steps, seconds = trainer.global_step - self._timing_start[0], time.monotonic() - self._timing_start[1]
         if steps < TIMED_STEPS and (steps < 1 or seconds < MAX_TIMING_SECONDS):
             return
         self._announced = True

@@ -124,12 +124,12 @@ class RunWriter:
         lock = RunLock(path)
         lock.acquire()
         try:
-            aside = set_aside(path)
+            aside_folder = set_aside(path)
             self._run, self._replaced = RunFolder(path), True
-            lock.folder, lock.path = aside, aside / lock.path.name
+            lock.folder, lock.path = aside_folder, aside_folder / lock.path.name
         finally:
             lock.release()
-        self.console.say(f"the old run is kept in {aside} until the new one has saved its first state")
+        self.console.say(f"the old run is kept in {aside_folder} until the new one has saved its first state")
 
     def _keep_lock(self, run: RunFolder) -> None:
         lock = RunLock(run.path)
@@ -138,19 +138,19 @@ class RunWriter:
 
 
 class RunLockCallback(Callback):
-    """Stops a run that has lost its lock, and removes the replaced run once this one has a valid state."""
+    """Stops a run that has lost its lock, and removes the run that it replaced once it has saved a valid state."""
 
-    def __init__(self, writing: RunWriter) -> None:
-        self.writing = writing
+    def __init__(self, writer: RunWriter) -> None:
+        self.writer = writer
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: Any, batch: Any, batch_idx: int) -> None:
         """Raise a UserError if another process has taken over the lock."""
-        self.writing.check()
+        self.writer.check()
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-        """Remove the replaced run once this one has a valid state."""
-        if self.writing.keeps_replaced and self.writing.has_state and is_valid_state(trainer, pl_module):
-            self.writing.discard_replaced()
+        """Remove the replaced run once this run has saved a valid state."""
+        if self.writer.keeps_replaced and self.writer.has_state and is_valid_state(trainer, pl_module):
+            self.writer.discard_replaced()
 
 
 def is_valid_state(trainer: Trainer, module: Any) -> bool:
@@ -158,8 +158,8 @@ def is_valid_state(trainer: Trainer, module: Any) -> bool:
     if 2 * float(module.meters.skipped) > trainer.global_step:
         return False
     # Of sharded weights, only the local shard is checked, since the other processes do not call this function.
-    pieces = (p.to_local() if hasattr(p, "to_local") else p for p in module.parameters())
-    return all(bool(torch.isfinite(piece.detach()).all()) for piece in pieces)
+    local_weights = (p.to_local() if hasattr(p, "to_local") else p for p in module.parameters())
+    return all(bool(torch.isfinite(weights.detach()).all()) for weights in local_weights)
 
 
 def process_shape(changes: Mapping[str, Any], settings: JobSettings) -> tuple[int, int]:
@@ -253,11 +253,11 @@ def stored_split(run: RunFolder, images: ImageSet) -> Split:
     return Split(split.strings, str(description), split.groups) if description else split
 
 
-def typed_settings(values: Any, kind: type[S]) -> S:
+def typed_settings(values: Any, settings_type: type[S]) -> S:
     """Build settings from the values of a file; raise a TypeError for an unknown name or a value of another type."""
     if not isinstance(values, dict):
         raise TypeError("not a mapping of settings")
-    known_fields, hints, values_by_name = setting_fields(kind), setting_types(kind), {}
+    known_fields, hints, values_by_name = setting_fields(settings_type), setting_types(settings_type), {}
     for name, value in values.items():
         if name not in hints:
             raise TypeError(f"there is no setting {brief(name)}")
@@ -267,19 +267,20 @@ def typed_settings(values: Any, kind: type[S]) -> S:
             values_by_name[name] = None if value is None else convert_setting(name, value, hints[name], "")
         except UserError as problem:
             raise TypeError(f"{name} cannot be {brief(value)}") from problem
-    return kind(**with_current_names(values_by_name, kind))
+    return settings_type(**with_current_names(values_by_name, settings_type))
 
 
-def stored_settings(run: RunFolder, kind: type[S], verb: str) -> tuple[S, dict[str, str]]:
+def stored_settings(run: RunFolder, settings_type: type[S], verb: str) -> tuple[S, dict[str, str]]:
     """Return the stored settings of a run, and the origin of each by name."""
     config = run.read_yaml(run.config.name)
     if run.verb != verb:
         raise UserError(f"the run {str(run.path)!r} was made by 'paucal {run.verb}': use 'paucal {run.verb} --resume'.")
     try:
-        current_names = {name: current_name for name, (current_name, _) in earlier_names(kind).items()}
+        current_names = {name: current_name for name, (current_name, _) in earlier_names(settings_type).items()}
         origin = {current_names.get(name, str(name)): str(text) for name, text in dict(config["origin"]).items()}
         values = config["settings"]
-        return typed_settings(run.with_kept_frame(values) if isinstance(values, dict) else values, kind), origin
+        values = run.with_kept_frame(values) if isinstance(values, dict) else values
+        return typed_settings(values, settings_type), origin
     except KeyError as problem:
         raise UserError(f"{str(run.config)!r} is damaged (it lacks {problem}): restore it or train again.") from problem
     except (TypeError, ValueError) as problem:

@@ -283,7 +283,7 @@ def _licence_note(licence: str) -> str:
 def _choose_any(device: str) -> WeightsChoice:
     available = ready_weights(device)
     if available:
-        descriptions = "; ".join(f"{weights.describe()} (from a {place})" for weights, place in available.items())
+        descriptions = "; ".join(f"{weights.describe()} (from a {location})" for weights, location in available.items())
         names = tuple(weights.name for weights in available)
         return WeightsChoice(names, f"pretrained weights on this machine: {descriptions}")
     problem = ""

@@ -134,8 +134,8 @@ class StorageLock:
                 return holder.get("token") in _HELD_TOKENS
             if not is_running(holder["pid"]):
                 return False
-        end = time.monotonic() + DEAD_AFTER
-        while time.monotonic() < end:
+        deadline = time.monotonic() + DEAD_AFTER
+        while time.monotonic() < deadline:
             if (current := self._read_lock(path)) != holder:
                 return current is not None
             time.sleep(RENEWAL_INTERVAL / 10)

@@ -54,13 +54,13 @@ class StoredRun:
         self._storage, root = open_storage(self.url)
         self._root = root.rstrip("/")
         self._newest_manifest: Manifest = {}  # as last fetched or published
-        self._number = 0  # number of the newest manifest; 0 without one
+        self._manifest_number = 0  # number of the newest manifest; 0 without one
         self._uploaded: dict[str, tuple[FileStamp, str]] = {}  # stamp and digest of each file at its last upload
 
     @property
     def number(self) -> int:
         """Number of the newest manifest that was read or written."""
-        return self._number
+        return self._manifest_number
 
     def path(self, name: str) -> str:
         """Return the full path of an object."""
@@ -74,12 +74,12 @@ class StoredRun:
     def manifest(self) -> Manifest | None:
         """Return the files of the newest complete manifest; None if there is no run."""
         manifests = [self._read_manifest(name) for name in MANIFEST_NAMES]
-        complete = [manifest for manifest in manifests if manifest]
-        if not complete:
+        complete_manifests = [manifest for manifest in manifests if manifest]
+        if not complete_manifests:
             if None not in manifests:
                 raise UserError(f"both manifests of the run {self.url!r} are damaged: restore one, or train again.")
             return None
-        self._number, files = max(complete, key=lambda manifest: manifest[0])
+        self._manifest_number, files = max(complete_manifests, key=lambda manifest: manifest[0])
         return files
 
     def _read_manifest(self, name: str) -> tuple[int, Manifest] | tuple[()] | None:
@@ -150,18 +150,18 @@ class StoredRun:
 
         The run may write to the folder meanwhile; `confirm` raises an error if this process has lost the lock.
         """
-        if not self._number:
+        if not self._manifest_number:
             self.manifest()  # reads the last number
         with _temporary_folder() as scratch:
             stamps = take_snapshot(folder, scratch)
             manifest = {name: self._publish_file(name, scratch / name, stamp) for name, stamp in stamps.items()}
             confirm()
-            number = self._number + 1
+            number = self._manifest_number + 1
             content = {"number": number, "files": manifest, "check": _manifest_digest(number, manifest)}
             name, text = MANIFEST_NAMES[number % 2], json.dumps(content).encode()
             retry(lambda: self._storage.pipe_file(self.path(name), text))
         listed_digests = {digest for digest, _ in (*manifest.values(), *self._newest_manifest.values())}
-        self._newest_manifest, self._number = manifest, number
+        self._newest_manifest, self._manifest_number = manifest, number
         confirm()
         with suppress(Exception):  # the run is complete; credentials may not allow removal
             for path in self._storage.ls(self.path(OBJECTS_FOLDER), detail=False, refresh=True):
@@ -187,7 +187,7 @@ class StoredCopy(Callback):
 
     def __init__(self, stored: StoredRun, lock: StorageLock, folder: Path, console: Console) -> None:
         self.folder = folder
-        self._stored, self._lock, self._console = stored, lock, console
+        self._stored_run, self._lock, self._console = stored, lock, console
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._copy_until_end, name="copy of the run", daemon=True)
         self._state = self._saved_state()
@@ -208,11 +208,11 @@ class StoredCopy(Callback):
         if self._lock.lost or not RunFolder(self.folder).config.exists():
             return
         try:
-            self._stored.publish(self.folder, self._lock.confirm)
+            self._stored_run.publish(self.folder, self._lock.confirm)
         except Exception as failure:  # each storage backend raises its own exceptions
-            write_text(self.folder.parent / UNSENT_FILE, json.dumps({"number": self._stored.number}) + "\n")
+            write_text(self.folder.parent / UNSENT_FILE, json.dumps({"number": self._stored_run.number}) + "\n")
             message = (
-                f"the newest state cannot be copied to {self._stored.url!r} ({first_line(failure)}): it is in "
+                f"the newest state cannot be copied to {self._stored_run.url!r} ({first_line(failure)}): it is in "
                 f"{str(self.folder)!r}; the next call with this URL on this machine copies it."
             )
             if problem is None:
@@ -226,12 +226,12 @@ class StoredCopy(Callback):
             if state == self._state or self._lock.lost:
                 continue
             try:
-                self._stored.publish(self.folder, self._lock.confirm)
+                self._stored_run.publish(self.folder, self._lock.confirm)
                 self._state, pause, last_reason = state, _CHECK_SECONDS, ""
             except Exception as problem:  # each storage backend raises its own exceptions
                 pause, reason = min(2 * pause, _MAX_PAUSE_SECONDS), first_line(problem)
                 if reason != last_reason:
-                    self._console.say(f"note: the state is not yet copied to {self._stored.url}: {reason}")
+                    self._console.say(f"note: the state is not yet copied to {self._stored_run.url}: {reason}")
                 last_reason = reason
 
     def _saved_state(self) -> list[tuple[str, int]]:

@@ -47,8 +47,8 @@ def parse_duration(text: str, name: str = "--time-limit") -> float:
         parts = re.findall(r"(\d+(?:\.\d+)?)([dhms])", text)
         seconds = sum(float(number) * UNIT_SECONDS[unit] for number, unit in parts)
     elif re.fullmatch(r"\d+:\d{2}:\d{2}", text):
-        hours, minutes, last_part = map(int, text.split(":"))
-        seconds = float(3600 * hours + 60 * minutes + last_part)
+        hours, minutes, seconds_part = map(int, text.split(":"))
+        seconds = float(3600 * hours + 60 * minutes + seconds_part)
     else:
         seconds = 0.0
     if seconds <= 0:
@@ -98,7 +98,7 @@ class Pace:
         return counts["val"] * self.val_image
 
     def ending(self, counts: Mapping[str, int]) -> float:
-        """Return the seconds between the last step and the last file, given the number of images in each split."""
+        """Return the seconds from the last step until all results are written, given the number of images per split."""
         return counts["test"] * self.test_image + self.closing
 
 
@@ -215,8 +215,8 @@ def seconds_per_step(
         begin = now
         if sum(times[1:]) > TIMED_SECONDS:
             break
-    timed = times[1:] or times
-    return OVERHEAD_FACTOR * accumulate * sum(timed) / len(timed)
+    timed_seconds = times[1:] or times
+    return OVERHEAD_FACTOR * accumulate * sum(timed_seconds) / len(timed_seconds)
 
 
 def store_length(run: RunFolder, time_plan: TimePlan | None, text: str, seconds: float, console: Console) -> None:

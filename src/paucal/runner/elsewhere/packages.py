@@ -66,9 +66,9 @@ def connect_to_ray(ray: Any) -> bool:
     if ray.is_initialized():
         return False
     address = os.environ.get("RAY_ADDRESS")
-    quiet: dict[str, Any] = {"include_dashboard": False, "log_to_driver": False}
+    quiet_options: dict[str, Any] = {"include_dashboard": False, "log_to_driver": False}
     try:
-        ray.init(address=address, logging_level="error", **({} if address else quiet))
+        ray.init(address=address, logging_level="error", **({} if address else quiet_options))
     except Exception as problem:  # Ray raises many types of exceptions, also Exception itself
         reason = " ".join(str(problem).split())[-300:]
         text = "the cluster cannot be reached" if address else "no cluster could be started on this machine"

@@ -76,16 +76,16 @@ def work(config: dict[str, Any]) -> None:
 
     command: Command = config["command"]
     context = get_context()
-    rank, world = context.get_world_rank(), context.get_world_size()
+    rank, world_size = context.get_world_rank(), context.get_world_size()
     environment = dict(config["environment"])
     if gpus := ray.get_gpu_ids():  # Ray Train makes all GPUs of a machine visible to each of its workers
         environment["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, gpus))
-    if world > 1:
+    if world_size > 1:
         address: list[Any] = [_free_address() if rank == 0 else None]
         dist.broadcast_object_list(address)  # through Ray's process group; the run creates another
         rank_variables = {
             "RANK": rank,
-            "WORLD_SIZE": world,
+            "WORLD_SIZE": world_size,
             # Each process counts as a separate machine, since Ray may move processes when it restarts them.
             "LOCAL_RANK": 0,
             "LOCAL_WORLD_SIZE": 1,
@@ -97,8 +97,8 @@ def work(config: dict[str, Any]) -> None:
         environment |= {name: str(value) for name, value in rank_variables.items()}
     if rank == 0:
         # A process on a lost machine cannot release the lock of the run; wait until it expires.
-        end = time.monotonic() + DEAD_AFTER + RENEWAL_INTERVAL
-        while is_locked(Path(command.run)) and time.monotonic() < end:
+        deadline = time.monotonic() + DEAD_AFTER + RENEWAL_INTERVAL
+        while is_locked(Path(command.run)) and time.monotonic() < deadline:
             time.sleep(1.0)
     code = command.start(environment, f"{rank}.log").wait()
     if rank == 0:

@@ -66,7 +66,7 @@ def kuberay_job(command: Command, devices: int, nodes: int, on_gpu: bool) -> str
             f"--output: {command.run!r} is not below the current folder, which the machines of the cluster mount: "
             "choose another, or run this command in the folder that they share."
         )
-    amounts = {
+    resources = {
         "cpu": str(_CPUS_PER_PROCESS * devices),
         "memory": _POD_MEMORY,
         **({"nvidia.com/gpu": devices} if on_gpu else {}),
@@ -75,7 +75,7 @@ def kuberay_job(command: Command, devices: int, nodes: int, on_gpu: bool) -> str
         "groupName": "machines",
         **dict.fromkeys(("replicas", "minReplicas", "maxReplicas"), nodes),
         "rayStartParams": {},
-        "template": _pod_template("machine", amounts, command.folder),
+        "template": _pod_template("machine", resources, command.folder),
     }
     head = {  # no CPUs, so that no process of the run is placed on it
         "rayStartParams": {"num-cpus": "0"},
@@ -111,23 +111,23 @@ def _job_name(command: Command) -> str:
     return "-".join(part for part in ("paucal", command.verb, slug, digest) if part)
 
 
-def _begin_or_resume(command: Command, begin: list[str], program: list[str], last: Sequence[str] = ()) -> list[str]:
+def _begin_or_resume(command: Command, begin: list[str], program: list[str], suffix: Sequence[str] = ()) -> list[str]:
     """Return lines of a shell script that resume the run if it has a checkpoint, and otherwise begin it.
 
-    `begin` has the words that begin it; `program` and `last` are put around the arguments that resume it.
+    `begin` has the words that begin it; `program` and `suffix` are put around the arguments that resume it.
     """
-    resume_line = shlex.join([*program, *command.resume_words(), *last])
+    resume_line = shlex.join([*program, *command.resume_words(), *suffix])
     if command.resumes:
         return [resume_line]
     checkpoint = shlex.quote(f"{command.run}/checkpoints/last.ckpt")
     return [f"if [ -e {checkpoint} ]", f"then {resume_line}", f"else {shlex.join(begin)}", "fi"]
 
 
-def _pod_template(name: str, amounts: Mapping[str, Any], folder: str) -> dict[str, Any]:
+def _pod_template(name: str, resources: Mapping[str, Any], folder: str) -> dict[str, Any]:
     container = {
         "name": name,
         "image": _IMAGE,
-        "resources": {"limits": dict(amounts), "requests": dict(amounts)},
+        "resources": {"limits": dict(resources), "requests": dict(resources)},
         "volumeMounts": [{"name": "shared", "mountPath": folder}],
     }
     volume = {"name": "shared", "persistentVolumeClaim": {"claimName": "shared"}}

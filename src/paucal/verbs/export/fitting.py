@@ -177,7 +177,7 @@ def best_within(
         else:
             console.say(f"note: no smaller model can be trained: the training images of {subject.run.path} are missing")
     if best is None:
-        raise UserError(_nothing_fits(candidates, limits))
+        raise UserError(_no_file_message(candidates, limits))
     return best
 
 
@@ -279,7 +279,7 @@ def _list_files(subject: Subject, formats: Sequence[str], settings: ExportSettin
     return [*((name, False) for name in formats), *int8_files]
 
 
-def _nothing_fits(candidates: Sequence[Candidate], limits: Limits) -> str:
+def _no_file_message(candidates: Sequence[Candidate], limits: Limits) -> str:
     if not candidates:
         return f"no file agrees with this model, so none is within {limits}: use another --format."
     closest = min(candidates, key=lambda candidate: limits.excess(candidate.comparison))
@@ -300,8 +300,8 @@ def _evaluate_file(
         own_pictures = compared_images(settings.data, settings.images, candidate.subject, console).pictures
         student = candidate.subject, own_pictures
     with one_thread(), console.progress(f"evaluating {candidate.name}") as advance:
-        compared = pictures.pictures, pictures.labels, advance, student, process_time
-        comparison = compare_all(subject, candidate.network(), with_preprocessing, *compared)
+        arguments = pictures.pictures, pictures.labels, advance, student, process_time
+        comparison = compare_all(subject, candidate.network(), with_preprocessing, *arguments)
     return replace(comparison, size=candidate.comparison.size), pictures.what
 
 

@@ -47,8 +47,8 @@ TEST_PARTS, VALIDATION_PARTS = ("test", "val", "train"), ("val", "train")
 
 def reads_pixels(name: str, settings: ExportSettings) -> bool:
     """Return whether the graph of a format includes the preprocessing."""
-    always_or_never = GRAPHS[name].pixels
-    return settings.with_preprocessing if always_or_never is None else always_or_never
+    fixed_choice = GRAPHS[name].pixels
+    return settings.with_preprocessing if fixed_choice is None else fixed_choice
 
 
 def file_name(name: str, int8: bool) -> str:
@@ -108,11 +108,12 @@ class GraphWriter:
         The images are those of the first of `parts` that is not empty. Images of --data replace test images; they
         replace validation images only if the images of the run are missing.
         """
-        web = None if self.settings.onnxruntime_web is None else named_path(self.settings.onnxruntime_web)
+        web_folder = None if self.settings.onnxruntime_web is None else named_path(self.settings.onnxruntime_web)
         if "html" in formats:
-            runtime_files(web)
+            runtime_files(web_folder)
         for with_preprocessing in {reads_pixels(name, self.settings) for name in formats}:
-            self.sources[with_preprocessing] = Source(self.subject.graph(with_preprocessing), self.subject.card, web)
+            graph = self.subject.graph(with_preprocessing)
+            self.sources[with_preprocessing] = Source(graph, self.subject.card, web_folder)
         if pictures is not None:
             self.pictures = pictures
             return

@@ -109,7 +109,7 @@ def _export_formats(folder: RunFolder, subject: Subject, settings: ExportSetting
     output = choose_output_folder(settings.output, [] if settings.data is None else [settings.data], DEFAULT)
     paths: list[Path] = []
     comparisons: dict[str, Comparison] = {}
-    refused: list[str] = []
+    refusals: list[str] = []
     writer = GraphWriter(subject, settings, console)
     if graphs := [name for name in formats if name in GRAPHS]:
         writer.open(graphs)  # before anything is written, since it refuses invalid settings
@@ -121,7 +121,7 @@ def _export_formats(folder: RunFolder, subject: Subject, settings: ExportSetting
                 comparison = writer.write(name, int8, staging)
                 files = sorted(path.name for path in staging.iterdir())
         except UserError as problem:
-            refused.append(str(problem))
+            refusals.append(str(problem))
             continue
         paths += [output / file for file in files]
         if comparison is not None:
@@ -135,8 +135,8 @@ def _export_formats(folder: RunFolder, subject: Subject, settings: ExportSetting
         _add_to_report(folder, subject, record["comparisons"])
     if paths:
         console.say(f"wrote {', '.join(path.name for path in paths)} to {output}")
-    if refused:
-        raise UserError(" ".join(dict.fromkeys(refused)))
+    if refusals:
+        raise UserError(" ".join(dict.fromkeys(refusals)))
     return Export(output, tuple(paths), comparisons)
 
 

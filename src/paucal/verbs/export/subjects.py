@@ -162,7 +162,7 @@ class DetectorSubject:
         if with_preprocessing:
             raise UserError("--with-preprocessing is for classifiers, but this model is a detector: leave it out.")
         height, width = self.card.resize_to
-        # A padded image with different sides, so that tracing does not assume equal sides or no padding.
+        # An example with unequal sides that needs padding: otherwise, tracing would assume equal sides and no padding.
         example = torch.zeros(1, self.card.backbone.in_chans, height - 5, width + 27)
         return Graph(self.network, example, {2: "height", 3: "width"}, "images", "objects")
 

@@ -79,10 +79,10 @@ def show(runs: Sequence[ListedRun], folder: Path, settings: RunsSettings, consol
         console.say(f"no matching runs below {folder}")
         return
     added_columns = settings.added_columns
-    varying = [
+    varying_columns = [
         name for name in DEFAULT_COLUMNS if name in ("state", "test") or len({str(run.value(name)) for run in runs}) > 1
     ]
-    names = list(dict.fromkeys([*(varying if len(runs) > 1 else DEFAULT_COLUMNS), *added_columns]))
+    names = list(dict.fromkeys([*(varying_columns if len(runs) > 1 else DEFAULT_COLUMNS), *added_columns]))
     optional_columns = [name for name in OPTIONAL_COLUMNS if name not in added_columns]
     table, left_out = _fitting_table(runs, names, optional_columns, console)
     console.show(table)
@@ -104,10 +104,10 @@ def _fitting_table(
 ) -> tuple[Table, list[str]]:
     """Return a table that fits the terminal, and the names of the columns that were left out, from `optional`."""
     left_out: list[str] = []
-    unbounded = console.terminal.options.update(width=MAX_TABLE_WIDTH)
+    unbounded_options = console.terminal.options.update(width=MAX_TABLE_WIDTH)
     while True:
         table = _runs_table(runs, [name for name in names if name not in left_out])
-        is_too_wide = Measurement.get(console.terminal, unbounded, table).maximum > console.terminal.width
+        is_too_wide = Measurement.get(console.terminal, unbounded_options, table).maximum > console.terminal.width
         dropped = next((name for name in optional if name in names and name not in left_out), None)
         if not is_too_wide or dropped is None:
             return table, left_out
@@ -172,9 +172,10 @@ def with_leftovers(runs: Sequence[ListedRun], now: float | None = None) -> list[
     """Return the runs with `deletable` filled in; a run that another one needs is not deletable."""
     now = time.time() if now is None else now
     needed_folders = _needed_folders(runs)
-    newest = {_settings_key(run): run for run in sorted(runs, key=lambda run: run.changed) if run.state == "finished"}
+    finished = sorted((run for run in runs if run.state == "finished"), key=lambda run: run.changed)
+    newest_by_key = {_settings_key(run): run for run in finished}
     return [
-        replace(run, deletable=_deletion_reason(run, newest.get(_settings_key(run)), needed_folders, now))
+        replace(run, deletable=_deletion_reason(run, newest_by_key.get(_settings_key(run)), needed_folders, now))
         for run in runs
     ]
 
@@ -182,8 +183,8 @@ def with_leftovers(runs: Sequence[ListedRun], now: float | None = None) -> list[
 def _deletion_reason(run: ListedRun, newest_equal: ListedRun | None, needed_folders: set[Path], now: float) -> str:
     # A run of a comparison is kept, since the comparison would train it again.
     path = run.path.resolve()
-    is_cell = len(path.parents) > 2 and is_grid(path.parents[2])
-    if run.state == "running" or path in needed_folders or is_cell or run.problem:
+    is_comparison_run = len(path.parents) > 2 and is_grid(path.parents[2])
+    if run.state == "running" or path in needed_folders or is_comparison_run or run.problem:
         return ""
     if run.state == "begun":
         return "nothing was saved" if now - run.changed > JUST_NOW else ""
@@ -205,5 +206,5 @@ def _needed_folders(runs: Sequence[ListedRun]) -> set[Path]:
 
 def _settings_key(run: ListedRun) -> str:
     """Return a key that is equal for runs with the same verb and settings, except those in `_NEUTRAL_SETTINGS`."""
-    compared = sorted((str(name), repr(value)) for name, value in run.settings.items() if name not in _NEUTRAL_SETTINGS)
-    return repr([run.verb, compared])
+    compared = {name: value for name, value in run.settings.items() if name not in _NEUTRAL_SETTINGS}
+    return repr([run.verb, sorted((str(name), repr(value)) for name, value in compared.items())])

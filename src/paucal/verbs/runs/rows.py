@@ -187,10 +187,10 @@ def require_known(name: str, runs: Sequence[ListedRun], flag: str) -> None:
 
 
 def _parse_condition(condition: str, runs: Sequence[ListedRun]) -> Callable[[ListedRun], bool]:
-    parts = _CONDITION.fullmatch(condition.strip())
-    if parts is None:
+    match = _CONDITION.fullmatch(condition.strip())
+    if match is None:
         raise UserError(f"--where: expected conditions such as 'method=drloc' or 'test>0.9', got {condition[:80]!r}.")
-    name, sign, expected = parts[1].replace("-", "_"), parts[2], parts[3].strip()
+    name, sign, expected = match[1].replace("-", "_"), match[2], match[3].strip()
     require_known(name, runs, "--where")
     if sign in ("=", "!="):
         return lambda run: _equals(run.value(name), expected) == (sign == "=")

@@ -82,22 +82,22 @@ def verify_run(run: str | os.PathLike[str]) -> Verdict:
     if not records or min(record.start.step for record in records) > 0:
         raise UserError(f"{str(folder.path)!r} has no {LEDGER_FOLDER} from its first step on: train with --ledger.")
     starts = {record.start.number: record.start for record in records}
-    valid = list(kept_records(records, starts))
-    steps_made = len({record.step for record in valid})
-    saved_steps = _saved_steps(folder, max(record.step for record in valid) + 1)
-    unsaved = len({record.step for record in valid if record.step >= saved_steps})
-    valid = sorted((record for record in valid if record.step < saved_steps), key=lambda record: record.step)
+    kept = list(kept_records(records, starts))
+    steps_made = len({record.step for record in kept})
+    saved_steps = _saved_steps(folder, max(record.step for record in kept) + 1)
+    unsaved = len({record.step for record in kept if record.step >= saved_steps})
+    kept = sorted((record for record in kept if record.step < saved_steps), key=lambda record: record.step)
     repeated = len({(record.start.number, record.step) for record in records}) - steps_made
-    return _verdict(folder, valid, starts, saved_steps, repeated, unsaved)
+    return _verdict(folder, kept, starts, saved_steps, repeated, unsaved)
 
 
 def kept_records(records: list[Record], starts: dict[int, Start]) -> Iterator[Record]:
     """Return the records of steps, without those that a later start of the run repeated."""
-    first_repeated, earliest = {}, np.iinfo(np.int64).max
+    first_repeated_step, earliest_step = {}, np.iinfo(np.int64).max
     for number in sorted(starts, reverse=True):
-        first_repeated[number] = earliest
-        earliest = min(earliest, starts[number].step)
-    return (record for record in records if record.step < first_repeated[record.start.number])
+        first_repeated_step[number] = earliest_step
+        earliest_step = min(earliest_step, starts[number].step)
+    return (record for record in records if record.step < first_repeated_step[record.start.number])
 
 
 def _saved_steps(folder: RunFolder, steps_made: int) -> int:
@@ -116,12 +116,12 @@ def _verdict(
     rows = read_rows(folder.split)
     hashes = image_hashes(row["key"] for row in rows)
     is_train = np.asarray([row["split"] == "train" for row in rows])
-    train, other_hashes = hashes[is_train], hashes[~is_train]
+    train_hashes, other_hashes = hashes[is_train], hashes[~is_train]
     first_start = next(iter(starts.values()))
     batch, per_pass = first_start.batch, first_start.steps_per_pass
     balanced = settings.get("sampling") == "balanced"
     repeats = int(settings.get("repeats") or 1)
-    max_uses = repeats * -(-batch * per_pass // (len(train) * repeats)) if len(train) < batch else repeats
+    max_uses = repeats * -(-batch * per_pass // (len(train_hashes) * repeats)) if len(train_hashes) < batch else repeats
     draws = n_surplus = n_held_out = n_unknown = 0
     for _, group in groupby(records, key=lambda record: record.step // per_pass):
         images = np.concatenate([record.hashes for record in group])
@@ -134,8 +134,8 @@ def _verdict(
         steps=saved_steps,
         draws=draws,
         passes=saved_steps // per_pass,
-        images=len(train),
-        left_over=max(0, len(train) - batch * per_pass // repeats),
+        images=len(train_hashes),
+        left_over=max(0, len(train_hashes) - batch * per_pass // repeats),
         missing=batch * saved_steps - draws,
         doubled=n_surplus,
         held_out=n_held_out,

@@ -211,9 +211,9 @@ def _halve_precision_if_accurate(weights: CheckedWeights, console: Console) -> C
     full_outputs, half_outputs = outputs(weights, weights.state), outputs(weights, half_weights.state)
     difference = float(((half_outputs - full_outputs).norm(dim=1) / full_outputs.norm(dim=1).clamp(min=1e-12)).max())
     same_classes = not weights.classes or bool((full_outputs.argmax(1) == half_outputs.argmax(1)).all())
-    agree = bool(torch.isfinite(half_outputs).all()) and difference <= MAX_DIFFERENCE and same_classes
-    verdict = "stored with 16 bits" if agree else "kept with 32 bits"
+    is_accurate = bool(torch.isfinite(half_outputs).all()) and difference <= MAX_DIFFERENCE and same_classes
+    verdict = "stored with 16 bits" if is_accurate else "kept with 32 bits"
     console.say(
         f"with 16 bits the outputs for {len(full_outputs)} crops of photographs differ by {difference:.2g}: {verdict}"
     )
-    return half_weights if agree else weights
+    return half_weights if is_accurate else weights

@@ -70,8 +70,8 @@ def _permitted_use(device: str, licence: str) -> str:
 
 def _in_hub_cache() -> dict[str, int]:
     """Return the sizes in bytes of timm's weights in the cache of huggingface_hub, by name of the weights."""
-    home = os.environ.get("HF_HOME") or os.path.join(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "huggingface")
-    folder = Path(os.environ.get("HF_HUB_CACHE") or os.path.join(home, "hub")).expanduser()
+    hub_home = os.environ.get("HF_HOME") or os.path.join(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "huggingface")
+    folder = Path(os.environ.get("HF_HUB_CACHE") or os.path.join(hub_home, "hub")).expanduser()
     weights = {}
     for repository in sorted(folder.glob("models--timm--*")):
         files = [path for name in HUB_FILES for path in repository.glob(f"snapshots/*/{name}") if path.is_file()]
