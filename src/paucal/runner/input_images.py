@@ -68,14 +68,14 @@ class InputImages:
 
     def name(self, position: int) -> str | None:
         """Return the path of a picture; None for a picture in memory."""
-        number, index = self._source_and_index(position)
-        images = self._sources[number]
+        source_index, index = self._source_and_index(position)
+        images = self._sources[source_index]
         return None if isinstance(images, MemoryImage) else path_of_image(images, images.keys[index])
 
     def stamp(self, position: int) -> str:
         """Return size and modification time of a picture's file as text; "" if the picture has no file of its own."""
-        number, index = self._source_and_index(position)
-        images = self._sources[number]
+        source_index, index = self._source_and_index(position)
+        images = self._sources[source_index]
         if isinstance(images, MemoryImage):
             return ""
         store, row = locate(images.store, index)
@@ -84,8 +84,8 @@ class InputImages:
 
     def read(self, position: int) -> Image.Image:
         """Return a decoded picture; raise `UnreadableImage` if it cannot be decoded."""
-        number, index = self._source_and_index(position)
-        store, images = self._stores[number], self._sources[number]
+        source_index, index = self._source_and_index(position)
+        store, images = self._stores[source_index], self._sources[source_index]
         if isinstance(images, MemoryImage):
             try:
                 return convert_image(images.picture, self._reading)
@@ -109,8 +109,9 @@ class InputImages:
 
     def _source_and_index(self, position: int) -> tuple[int, int]:
         """Return the index of a picture's source, and the picture's index in that source."""
-        number = bisect_right(self._end_positions, position)
-        return number, position - (self._end_positions[number - 1] if number else 0)
+        source_index = bisect_right(self._end_positions, position)
+        start = self._end_positions[source_index - 1] if source_index else 0
+        return source_index, position - start
 
 
 def read_all(

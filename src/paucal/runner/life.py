@@ -136,9 +136,9 @@ def resume(
         setups.append(setup)
         if settings.processes != old_settings.processes and job.needs_planning(setup):
             raise UserError(
-                f"{str(run.path)!r} was stopped before the length of its training was chosen, and "
-                f"{counted(old_settings.processes, 'process', 'processes')} had started it: resume it with the same "
-                "number first."
+                f"{str(run.path)!r} was stopped before the length of its training was chosen, with "
+                f"{counted(old_settings.processes, 'process', 'processes')}: resume it with the same number of "
+                "processes first."
             )
         if set(changes or {}) & set(input_names(job)):
             require_same_images(run.split, setup.data.images)

@@ -26,8 +26,8 @@ def check_memory(settings: JobSettings, spec: BackboneSpec, views: float = 1.0) 
     """Refuse a run whose steps cannot fit in the memory; return a remark if they need more than half of it.
 
     The estimate is a lower bound, computed without building the model: weights, gradients and optimizer state, and the
-    activations of a forward pass. `views` is the number of pixels in all views of an image, divided by that in an image
-    of the backbone's size.
+    activations of a forward pass. `views` is the number of pixels in all views of an image, relative to an image of the
+    backbone's size.
     """
     check_step_size(settings.effective_batch)
     batch_size = 1 if settings.batch_size == "auto" else settings.images_per_pass

@@ -201,7 +201,7 @@ def reopen(path: str | Path, changes: Mapping[str, Any], job: "AnyJob") -> tuple
     if refused:
         raise UserError(
             f"--resume uses the settings stored in the run; leave out {', '.join(map(flag, refused))} "
-            f"(only {', '.join(map(flag, CHANGEABLE))} may change, and where files have moved "
+            f"(only {', '.join(map(flag, CHANGEABLE))} may change, and if files have moved, "
             f"{', '.join(map(flag, input_names(job)))})."
         )
     run = open_run(path)

@@ -23,7 +23,7 @@ class RequeuedCommand:
     def __init__(self, command: Command) -> None:
         self.command = command
         self._process: subprocess.Popen[bytes] | None = None
-        self._end: threading.Thread | None = None
+        self._wait_thread: threading.Thread | None = None
 
     def __call__(self) -> int:
         """Start or resume the run; return 0 if it has finished, 130 if it was stopped.
@@ -36,9 +36,9 @@ class RequeuedCommand:
         self._process = self.command.start()
         # submitit's signal handler interrupts this wait and calls `checkpoint`, which waits as well. A thread can be
         # joined twice; a process waited for twice in one thread would block.
-        self._end = threading.Thread(target=self._process.wait, daemon=True)
-        self._end.start()
-        self._end.join()
+        self._wait_thread = threading.Thread(target=self._process.wait, daemon=True)
+        self._wait_thread.start()
+        self._wait_thread.join()
         code = self._process.returncode
         if code not in (0, STOPPED_CODE):
             raise RuntimeError(f"paucal {self.command.verb} ended with exit code {code}; its output says why")
@@ -46,13 +46,13 @@ class RequeuedCommand:
 
     def checkpoint(self) -> Any:
         """Stop the run so that it saves its state, and return the job that submitit requeues."""
-        if self._process is not None and self._end is not None:
+        if self._process is not None and self._wait_thread is not None:
             self._process.send_signal(signal.SIGTERM)
-            self._end.join()
+            self._wait_thread.join()
         return import_package("slurm").helpers.DelayedSubmission(RequeuedCommand(self.command))
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "_process": None, "_end": None}
+        return {**vars(self), "_process": None, "_wait_thread": None}
 
 
 def submit(

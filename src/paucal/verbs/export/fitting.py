@@ -273,7 +273,7 @@ def _fit_easily(limits: Limits, files: Sequence[Candidate]) -> bool:
 
 
 def _list_files(subject: Subject, formats: Sequence[str], settings: ExportSettings) -> list[tuple[str, bool]]:
-    """Return (format, whether it has 8 bits) for each file to write, those of full precision first."""
+    """Return (format, whether it is an 8-bit file) for each file to write, full-precision files first."""
     has_int8_files = not settings.with_preprocessing and not isinstance(subject, DetectorSubject)
     int8_files = [(name, True) for name in formats if has_int8_files and GRAPHS[name].quantise]
     return [*((name, False) for name in formats), *int8_files]

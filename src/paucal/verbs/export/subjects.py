@@ -88,7 +88,7 @@ class NumberSubject(ClassifierSubject):
         return model
 
     def compare(self, original: Tensor, exported: Tensor, label: Tensor | None) -> Difference:
-        """Return how two numbers differ, in standard deviations of the target."""
+        """Return the difference between two predicted numbers, in standard deviations of the target."""
         assert isinstance(self.card, RegressionCard)
         largest = float((original - exported).abs().nan_to_num(torch.inf).max()) / self.card.deviation
         return Difference(largest, float(largest <= MAX_EQUAL_DEVIATION), None)
@@ -128,7 +128,7 @@ class SegmenterSubject:
         return pixel_probabilities(network, prepared, self.options)
 
     def compare(self, original: Tensor, exported: Tensor, label: Tensor | None) -> Difference:
-        """Return how the probabilities of the model and of the exported file for the pixels of an image differ."""
+        """Return the difference between the pixel probabilities of the model and of the exported file for an image."""
         return compare(original, exported, label, None)
 
     def calibrate(self, image: Image.Image) -> Tensor:
@@ -176,7 +176,7 @@ class DetectorSubject:
         return network(prepared)
 
     def compare(self, original: Tensor, exported: Tensor, label: Tensor | None) -> Difference:
-        """Return how the objects that the model and the exported file detect in an image differ."""
+        """Return the difference between the objects that the model and the exported file detect in an image."""
         return compare_objects(original, exported)
 
     def calibrate(self, image: Image.Image) -> Tensor:

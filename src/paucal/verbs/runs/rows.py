@@ -137,7 +137,7 @@ def _disk_usage(path: Path) -> tuple[int, float]:
         for file in files:
             try:
                 status = os.lstat(os.path.join(folder, file))
-            except OSError:  # it was just removed
+            except OSError:  # the file was just removed
                 continue
             size, changed = size + status.st_size, max(changed, status.st_mtime)
     return size, changed

@@ -85,10 +85,10 @@ def verify_run(run: str | os.PathLike[str]) -> Verdict:
     kept = list(kept_records(records, starts))
     steps_made = len({record.step for record in kept})
     saved_steps = _saved_steps(folder, max(record.step for record in kept) + 1)
-    unsaved = len({record.step for record in kept if record.step >= saved_steps})
+    unsaved_steps = len({record.step for record in kept if record.step >= saved_steps})
     kept = sorted((record for record in kept if record.step < saved_steps), key=lambda record: record.step)
-    repeated = len({(record.start.number, record.step) for record in records}) - steps_made
-    return _verdict(folder, kept, starts, saved_steps, repeated, unsaved)
+    repeated_steps = len({(record.start.number, record.step) for record in records}) - steps_made
+    return _verdict(folder, kept, starts, saved_steps, repeated_steps, unsaved_steps)
 
 
 def kept_records(records: list[Record], starts: dict[int, Start]) -> Iterator[Record]:
