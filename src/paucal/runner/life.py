@@ -73,7 +73,7 @@ def begin(
     callbacks: Sequence[Callback] = (),
     start: float | None = None,
 ) -> R | Stopped:
-    """Start a run; return the result, or the point at which the run was stopped.
+    """Start a run; return its result, or a `Stopped` with the step at which it was stopped.
 
     Settings that the user did not give are None; `given` has the origin of each that was given. The run's duration is
     counted from `start`, a value of `time.monotonic()`; None means now.
@@ -211,7 +211,7 @@ def _reassemble_stored(job: Job[S, A, Any], run: RunFolder, console: Console) ->
 
 
 def _join_run(job: Job[S, A, R], callbacks: Sequence[Callback]) -> R | Stopped:
-    """Execute the run that the first process has opened, as another process."""
+    """Execute, on another process, the run that the first process has opened."""
     run, console = RunFolder(receive_path()), NullConsole()
     return _execute_run(job, run, _reassemble_stored(job, run, console), console, callbacks)
 

@@ -77,7 +77,7 @@ def refuse_inside_images(
 def check_results(
     folder: Path, images: Mapping[str, str | None], root: str | None = None, more: Sequence[str] = ()
 ) -> None:
-    """Refuse a folder for evaluation results that is not writable, or whose files from elsewhere would be overwritten.
+    """Refuse a folder for results that is not writable, or that has files with their names from another program.
 
     `images` maps flags to locations of images; `more` are names of further files that this evaluation writes.
     """

@@ -58,7 +58,7 @@ def is_first() -> bool:
 def join_processes() -> None:
     """Initialise the process group if a launcher started this process; otherwise do nothing.
 
-    With GPUs, it has two backends: gloo gathers results on the CPU, and nccl gradients on GPUs.
+    With GPUs, the group has two backends: gloo gathers results on the CPU, and nccl gradients on GPUs.
     """
     environment = launcher()
     if environment is None or dist.is_initialized():

@@ -138,7 +138,7 @@ class RunWriter:
 
 
 class RunLockCallback(Callback):
-    """Stops a run that has lost its lock, and removes the run that it replaced once it has saved a valid state."""
+    """Stops a run that has lost its lock, and removes the replaced run once this run has saved a valid state."""
 
     def __init__(self, writer: RunWriter) -> None:
         self.writer = writer

@@ -232,7 +232,7 @@ def store_time_plan(run: RunFolder, plan: TimePlan) -> None:
 
 
 def add_time_plan(run: RunFolder, plan: Plan, planned_at: float) -> Plan:
-    """Add the stored time plan of a run to its plan, if there is one; the time since `planned_at` counts as spent."""
+    """Return the plan with the stored time plan of its run, if any; the time since `planned_at` counts as spent."""
     path = run.path / TIME_PLAN_FILE
     if not path.is_file():
         return plan

@@ -60,7 +60,7 @@ def submit(
 ) -> Any:
     """Submit a run with `devices` processes on each of `nodes` machines, and return submitit's job.
 
-    `options` are those of submitit. With `cluster="local"`, submitit starts the processes on this machine.
+    `options` are named as in submitit. With `cluster="local"`, submitit starts the processes on this machine.
     """
     submitit = import_package("slurm")
     if cluster == "slurm":
@@ -77,7 +77,7 @@ def submit(
 
 
 def describe(job: Any, command: Command) -> str:
-    """Return a sentence on the submitted job, with the paths of the run and its logs."""
+    """Return a sentence about the submitted job, with the paths of the run and its logs."""
     return (
         f"submitted job {job.job_id} ({counted(job.num_tasks, 'process', 'processes')}), which is requeued when "
         f"it is preempted or reaches its limit; the run will be in {command.run}, the logs are in {command.logs}"

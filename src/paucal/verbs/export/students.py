@@ -87,7 +87,7 @@ def build_untrained(teacher: ClassifierSubject, student: Student, console: Conso
 
 
 def teach(teacher: ClassifierSubject, student: Student, time: str, folder: Path, console: Console) -> ClassifierSubject:
-    """Train a student on the run's training images with its labels and probabilities, for a time such as "15m"."""
+    """Train a student on the run's images, their labels and the teacher's probabilities, for a time such as "15m"."""
     run_settings = teacher.run.settings
     image_settings = {name: run_settings[name] for name in IMAGE_SETTINGS if run_settings.get(name) is not None}
     settings: dict[str, Any] = {

@@ -115,7 +115,7 @@ def _list_run(path: Path, root: Path) -> ListedRun:
 
 
 def _frozen_scores(path: Path) -> dict[str, float]:
-    """Return the scores of a run's frozen features, if it is a run of a study, from the file beside it."""
+    """Return the scores of a run's frozen features, which a study stores beside the run folder; empty without them."""
     if not (path.parent / SCORES_FILE).is_file():
         return {}
     scores = read_scores(path.parent).items()

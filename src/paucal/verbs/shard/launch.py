@@ -143,7 +143,7 @@ def _open_images(settings: ShardSettings) -> ImageSet:
 
 
 def _require_disk_space(images: ImageSet, folder: Path) -> None:
-    """Refuse a set that does not fit on the disk, by an estimate of its size from a sample of the images."""
+    """Refuse images that do not fit on the disk; their size is estimated from a sample of them."""
     sizes = []
     for position in images.sample(_SIZE_SAMPLE).tolist():
         store, row = locate(images.store, position)

@@ -78,7 +78,7 @@ def remove_weights(name: str) -> int:
     """Remove weights that were added to this machine, and return the number of bytes freed.
 
     Raises:
-        UserError: No such weights were added.
+        UserError: No weights of this name were added.
     """
     card = find_added(name)
     if card is None:
@@ -173,7 +173,7 @@ def _check_file(path: Path, settings: WeightsSettings, console: Console) -> Chec
 
 
 def _image_input(settings: WeightsSettings, model: str) -> ImageInput | None:
-    """Return timm's preprocessing for a model, with --mean and --std instead of timm's; None without these flags."""
+    """Return timm's preprocessing for a model, but with --mean and --std; None if these flags are not given."""
     if settings.mean is None and settings.std is None:
         return None
     if settings.mean is None or settings.std is None or len(settings.mean) != 3 or len(settings.std) != 3:
@@ -196,7 +196,7 @@ def _licence_text(settings: WeightsSettings) -> str:
 
 
 def _apache_text() -> str:
-    """Return the text of Apache-2.0, from the package of paucal, which has this licence."""
+    """Return the text of Apache-2.0, which is the licence file in the package of paucal."""
     for file in distribution("paucal").files or ():
         if file.name == "LICENSE":
             return file.read_text()
