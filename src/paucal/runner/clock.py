@@ -7,7 +7,7 @@ from contextvars import ContextVar
 
 from paucal.wording import duration
 
-MAX_TIMING_SECONDS = 3.0  # enough time to estimate the speed of the work
+MAX_TIMING_SECONDS = 3.0  # seconds of measurement after which a forecast is made
 MIN_FORECAST_SECONDS = 60.0  # no forecast is printed if less time remains
 _command_start: ContextVar[float | None] = ContextVar("command", default=None)
 _run_start: ContextVar[float | None] = ContextVar("start", default=None)

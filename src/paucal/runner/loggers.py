@@ -205,10 +205,10 @@ class Loggers:
 
     def finish(self, scores: Mapping[str, float], step: int) -> None:
         """Log the finite test scores of the finished run."""
-        finite = {f"test_{name}": float(value) for name, value in scores.items() if math.isfinite(value)}
+        finite_scores = {f"test_{name}": float(value) for name, value in scores.items() if math.isfinite(value)}
         for name in list(self._open_loggers):
             score = LOGGER_FUNCTIONS[name].score
-            self._call_or_drop(name, lambda logger, score=score: score(logger, self._settings, finite, step))
+            self._call_or_drop(name, lambda logger, score=score: score(logger, self._settings, finite_scores, step))
         self._status = "success"
 
     def _read_record(self) -> None:

@@ -112,7 +112,7 @@ class RunWriter:
         if problem is None:
             self.discard_replaced()
             return
-        if self._lock is None and self._run.path.exists():  # another process locked it first
+        if self._lock is None and self._run.path.exists():  # another process locked the folder first
             self.console.say(f"the old run is in {aside_path(self._run.path)}")
             return
         restore_replaced_run(self._run.path)

@@ -53,8 +53,9 @@ class Limits:
 
     def excess(self, comparison: Comparison) -> float:
         """Return the larger of size and time, each as a multiple of its limit; at most 1 is within the limits."""
-        size = 0.0 if self.size is None else comparison.size / self.size
-        return max(size, 0.0 if self.milliseconds is None else comparison.milliseconds[1] / self.milliseconds)
+        size_ratio = 0.0 if self.size is None else comparison.size / self.size
+        time_ratio = 0.0 if self.milliseconds is None else comparison.milliseconds[1] / self.milliseconds
+        return max(size_ratio, time_ratio)
 
     def __str__(self) -> str:
         size = None if self.size is None else f"{self.size / 1e6:g} MB"

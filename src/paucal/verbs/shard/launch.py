@@ -143,7 +143,7 @@ def _open_images(settings: ShardSettings) -> ImageSet:
 
 
 def _require_disk_space(images: ImageSet, folder: Path) -> None:
-    """Refuse images that do not fit on the disk; their size is estimated from a sample of them."""
+    """Refuse images that do not fit on the disk, given the file sizes of a sample of the images."""
     sizes = []
     for position in images.sample(_SIZE_SAMPLE).tolist():
         store, row = locate(images.store, position)
