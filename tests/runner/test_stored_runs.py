@@ -180,7 +180,7 @@ def test_lock__is_held_by_one_and_taken_over_from_the_dead(storage, monkeypatch)
 
 
 def test_lock__is_taken_over_where_the_number_of_the_dead_is_in_use(storage, monkeypatch):
-    path, mine = "/bucket/runs/a/lock.json", StoredRun(URL).lock._mine
+    path, mine = "/bucket/runs/a/lock.json", StoredRun(URL).lock._content
     for pid in (os.getpid(), os.getppid()):
         storage.pipe_file(path, json.dumps({**mine, "token": "dead", "pid": pid}).encode())
         with StoredRun(URL).lock.held():

@@ -289,7 +289,8 @@ ADVICE = {
     "dimensional collapse": "Use larger batches and more local crops, lower the learning rate and the weight decay, "
     "and check that the images are not nearly identical; if only the view loss is used, add the region loss.",
     "divergence": "Lower the learning rate and warm it up longer, clip gradients (3.0 per tensor is published), keep "
-    "the last layer weight-normalised and freeze it for longer, and use bfloat16 or float32 instead of float16.",
+    "the lengths of the prototypes fixed and freeze the last layer for longer, and use bfloat16 or float32 instead of "
+    "float16.",
 }
 
 

@@ -113,7 +113,7 @@ def compare_objects(original: Tensor, exported: Tensor) -> Difference:
 
     Args:
         original: (N, 6 or more) objects of the original with the columns left, top, right, bottom, score and class.
-        exported: Objects of the exported model in the same columns; rows with NaN are ignored.
+        exported: Objects of the exported model in the same columns; rows whose score is NaN are ignored.
     """
     first, second = (table[table[:, 4] >= MIN_SCORE] for table in (original, exported.nan_to_num(-1.0)))
     if not len(first) or not len(second):

@@ -200,9 +200,10 @@ def _unlabelled_images(images: ImageSet, source: str, settings: NextSettings, co
                 console.say(f"left out: {counted(int(is_copy.sum()), 'image')} that {verb} like {original}")
         images = images.select(np.flatnonzero(~copies_of_run & ~copies_of_others))
     if not len(images):
+        advice = "" if is_seen.all() else ", or --copies keep"  # which does not keep images that the run has labels for
         raise UserError(
             f"there is nothing to label: all images of {settings.data} are labelled, or look like labelled ones. Give "
-            "other images, or --copies keep."
+            f"other images{advice}."
         )
     return images
 
