@@ -34,7 +34,7 @@ def printed(width: int, **settings) -> str:
 def test_show__leaves_out_columns_rather_than_break_names_and_numbers():
     wide, narrow = printed(200), printed(26)
     assert "seed" in wide.splitlines()[0]
-    assert "no room" not in wide
+    assert "columns left out" not in wide
     assert "columns left out: seed" in narrow
     assert all(name in narrow for name in ("one", "two", "finished"))
 

@@ -157,7 +157,7 @@ class Block:
 
     Attributes:
         names: Paths of the N pictures; None for a picture in memory.
-        stamps: Stamps of the N pictures, which show whether a file has changed; see `Pictures.stamp`.
+        stamps: Stamps of the N pictures, which show whether a file has changed; see `InputImages.stamp`.
         problems: Reasons why pictures could not be read; None for each of the M readable pictures.
         shares: (M, K) float32 probabilities of the readable pictures.
         features: (M, D) float32 inputs of the classifier; None if not requested.

@@ -208,7 +208,7 @@ async def read_body(request: Request, max_bytes: int, content_types: tuple[str, 
     except ClientDisconnect:
         raise RefusedRequest(400, f"the {noun} did not arrive.") from None
     if not content:
-        raise RefusedRequest(422, f"the {noun} is empty: send it again.")
+        raise RefusedRequest(422, f"the {noun} is empty: send another one.")
     return bytes(content)
 
 

@@ -70,7 +70,7 @@ def frozen_features(
         preprocess: Preprocessing of the network.
         settings: Settings of the run.
         progress: Called with the numbers of finished and of all images; None for no progress bar.
-        staged: Whether to append the pooled feature maps of the last stages, see `StagedInputs`.
+        staged: Whether to append the pooled feature maps of the last stages, see `StageClassifierInputs`.
         autocast: Dtype for autocast; None to compute in float32.
     """
     device, model = settings.device, model.to(settings.device)
