@@ -115,7 +115,8 @@ def read_onnx(path: Path) -> TrainedModel:
     network = OnnxNetwork(path.read_bytes())
     if KEY not in network.metadata:
         raise UserError(
-            f"{str(path)!r} was not written by paucal export, as its metadata contains no model card: export it again."
+            f"{str(path)!r} was not written by paucal export, as its metadata contains no model card: give a file of "
+            "'paucal export', or the run."
         )
     try:
         card = card_from_dict(json.loads(network.metadata[KEY]))

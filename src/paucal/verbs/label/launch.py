@@ -72,7 +72,7 @@ class Labeled:
         images: Number of maps.
         facts: Teacher, classes, and grid size of the maps.
         check: Accuracy of the teacher on labelled images; None if the images have no labels. For published maps,
-            `check.whole` is 0, since they have no prediction for the whole image.
+            `check.image_accuracy` is 0, since they have no prediction for the whole image.
         said: Lines that the command line prints.
     """
 
