@@ -80,7 +80,7 @@ class LearnedImages:
 
     @cached_property
     def by_digest(self) -> dict[str, str]:
-        """Split of the images with each stored digest; "train" if equal images are in several splits."""
+        """Split by stored digest; if equal images are in several splits, the first of train, val and test."""
         ranked = sorted((self.rows or {}).values(), key=lambda row: -PARTS.index(row.part))
         return {row.digest: row.part for row in ranked if row.digest}
 

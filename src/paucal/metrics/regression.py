@@ -59,7 +59,7 @@ class QuadraticKappa:
 
 
 def _is_varied(weights: Weights, *values: Values) -> NDArray[np.bool_]:
-    """Return (D,) booleans: whether the numbers in a draw differ; their variance could be above 0 only by rounding."""
+    """Return (D,) booleans: whether the numbers in a draw differ; rounding can give equal ones a variance."""
     drawn = weights > 0
     highest = np.max([np.where(drawn, numbers, -np.inf).max(1) for numbers in values], axis=0)
     lowest = np.min([np.where(drawn, numbers, np.inf).min(1) for numbers in values], axis=0)
