@@ -48,8 +48,8 @@ def find_named(name: str, setting: str = "", *, files: bool = False) -> RunFolde
     near_text = ", ".join(nearest_names(name))
     raise UserError(
         f"{setting and f'{setting}: '}{name!r} is neither a run folder{', nor a weights file,' if files else ''} nor a "
-        f"timm model{f' (similar: {near_text})' if near_text else ''}: give a run such as runs/1, or a model that "
-        "'paucal models' lists."
+        f"timm model{f' (similar: {near_text})' if near_text else ''}: give a run such as runs/1,"
+        f"{' a weights file,' if files else ''} or a model that 'paucal models' lists."
     )
 
 

@@ -97,7 +97,7 @@ def read_timm(name: str, init: bool = True) -> StartWeights:
 
 
 def _added_classes(card: AddedWeights) -> tuple[str, ...] | None:
-    """Return the class names of added weights; None if their name has no tag with classes in timm."""
+    """Return the class names of added weights; None unless timm lists as many classes for the tag in their name."""
     names = imagenet_classes(card.name) if "." in card.name else None
     return names if names is not None and len(names) == card.classes else None
 

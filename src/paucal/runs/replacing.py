@@ -59,7 +59,7 @@ def require_replaceable(path: Path) -> None:
         )
     if foreign := sorted(_foreign_names(path)):
         raise UserError(
-            f"--overwrite would remove {foreign[0]!r} in {str(path)!r}, which paucal did not write: move it elsewhere, "
+            f"--overwrite would remove {foreign[0]!r} in {str(path)!r}, which is not part of a run: move it elsewhere, "
             "or choose another --output."
         )
     if aside_path(path).exists():  # `finish_replacement` would have moved a replaced run back
@@ -117,7 +117,7 @@ def restore_replaced_run(path: Path) -> None:
     if path.exists():
         if foreign := sorted(_foreign_names(path)):
             raise UserError(
-                f"{str(path)!r} contains {foreign[0]!r}, which paucal did not write, so the old run in {str(aside)!r} "
+                f"{str(path)!r} contains {foreign[0]!r}, which is not part of a run, so the old run in {str(aside)!r} "
                 "cannot be moved back: move one of the two elsewhere."
             )
         shutil.rmtree(path)

@@ -110,7 +110,8 @@ def _joint_means(values: dict[str, Tensor]) -> dict[str, Tensor]:
 class FiniteWatch(Callback):
     """Checks every `CHECK_STEPS` steps whether steps were skipped, and warns with the names of the non-finite losses.
 
-    If all steps since the last check were skipped, `RunKeeper` saves a checkpoint and ends the run.
+    If all `CHECK_STEPS` steps since the last check were skipped, or all steps of a shorter run, `RunKeeper` saves a
+    checkpoint and ends the run.
 
     Attributes:
         stop_message: Message with which the run ends; None if it may continue.

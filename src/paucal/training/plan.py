@@ -111,7 +111,7 @@ class Plan:
         seed: Seed for all random numbers.
         mixing: Mixup and CutMix; None for no mixing.
         n_classes: Number of classes, needed for mixing.
-        save_every: Optimizer steps between two checkpoints.
+        save_every: Maximum number of optimizer steps between two checkpoints.
         save_seconds: Age of the newest checkpoint, in seconds, from which another is saved at the end of an epoch.
         deadline: `time.monotonic()` after which the run is stopped and saved; None for no limit.
         hardware: Hardware and precision.
