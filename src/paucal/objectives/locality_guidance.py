@@ -31,7 +31,7 @@ class LocalityGuidance(GuidedTerm):
         channels: Number of channels of the images.
 
     Raises:
-        ValueError: the backbone has fewer blocks than the guide has stages.
+        ValueError: the backbone has fewer blocks than stages of the guide are compared.
     """
 
     request = FeatureRequest("blocks")

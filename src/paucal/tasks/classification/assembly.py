@@ -303,8 +303,8 @@ def _decode_at_size(
     images = data.images
     base_reading = images.reading if images.reading.side else first_reading(settings, images, stored_reading(run))
     reading = reading_for(settings.img_size, base_reading)
-    current_side, min_cells = images.reading.side or 0, reading.side or 0
-    if current_side == min_cells or (opened_data is not None and current_side > min_cells):
+    current_side, needed_side = images.reading.side or 0, reading.side or 0
+    if current_side == needed_side or (opened_data is not None and current_side > needed_side):
         return data, False
     with bars("reading images") as advance:
         images = decode_images(images, settings, reading, advance)
