@@ -10,7 +10,7 @@ from paucal.types import UserError
 if TYPE_CHECKING:
     from paucal.runner.elsewhere.command import Command
 
-_ONLY_SLURM = "--slurm is for SLURM jobs: give --on slurm or --print-script slurm too."
+_ONLY_SLURM = "--slurm is for SLURM jobs: give --on slurm or --print-script slurm, or leave it out."
 
 
 def run_elsewhere(verb: str, values: Namespace, argv: Sequence[str]) -> int | None:
