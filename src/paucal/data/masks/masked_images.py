@@ -218,8 +218,8 @@ def _measure_files(
             values |= facts[-1].values
             if len(values) > MAX_VALUES:
                 raise UserError(
-                    f"the masks have more than {MAX_VALUES:,} different values (up to {path.name}): they are "
-                    "photographs, or in a lossy format; give masks with one value for each class."
+                    f"the masks have more than {MAX_VALUES:,} different values ({path.name} is one of "
+                    "them): they are photographs, or in a lossy format; give masks with one value for each class."
                 )
         if orientation.is_ambiguous and read_orientation(paths[0], paths[0].name).value == 1:
             ambiguous.append(index)
