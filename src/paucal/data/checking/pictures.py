@@ -140,7 +140,7 @@ def _mode_findings(survey: Survey) -> Iterator[Finding]:
         yield Finding("modes", "note", text, "make sure that no class has a mode of its own", unusual)
     if n_deep := sum(count for mode, count in counts.items() if mode.startswith(_DEEP_MODES)):
         text = f"{counted(n_deep, 'image has', 'images have')} more than 8 bits per channel"
-        yield Finding("deep", "note", text, "see docs/pixels.md for how their value range is chosen")
+        yield Finding("deep", "note", text, "see pixels.md in the documentation for how their value range is chosen")
 
 
 def _copy_advice(checked: CheckedSet) -> str:
