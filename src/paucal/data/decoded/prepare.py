@@ -86,9 +86,9 @@ def prepare_images(
     converted_set = replace(image_set, store=ConvertedStore(image_set.store, reading), reading=reading)
     encoded = all(isinstance(locate(image_set.store, index)[0], EncodedStore) for index in range(len(image_set)))
     folder = usable_folder() if encoded else None
-    if folder is not None and estimate_bytes(converted_set) <= (free_space := free_bytes(folder)):
+    if folder is not None and estimate_bytes(converted_set) <= (max_bytes := free_bytes(folder)):
         try:
-            return _PreparationPass(image_set, converted_set, folder, free_space, workers, progress).run(on_bad)
+            return _PreparationPass(image_set, converted_set, folder, max_bytes, workers, progress).run(on_bad)
         except (FullError, OSError):  # the disk is full, or has less free space than reported
             pass
     return cache_images(converted_set, on_bad=on_bad, workers=workers, progress=progress)
