@@ -262,7 +262,7 @@ def cover_and_centre(
 def cover_size(image: Image.Image, size: Size) -> Size:
     """Return the smallest (height, width) with the image's aspect ratio that covers a size.
 
-    The longer side is rounded down, as torchvision does when it resizes the shorter side.
+    The side that may exceed the size is rounded down, as torchvision does when it resizes the shorter side.
     """
     height, width = size
     if image.width * height <= image.height * width:
