@@ -200,7 +200,7 @@ def _check_frozen_stages(
 
 
 def max_views(folder: Path, images: int, n_bytes: int) -> int:
-    """Return how many views of `n_bytes` per image fit in a quarter of the free memory and half of the disk space."""
+    """Return how many views of `n_bytes` per image fit in a quarter of the free memory and in half of the free disk."""
     free_space = min(int(MAX_MEMORY_SHARE * available_memory()), free_bytes(folder))
     return free_space // max(1, images * n_bytes)
 

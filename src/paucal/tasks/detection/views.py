@@ -104,7 +104,7 @@ def make_crop(size: Sequence[int]) -> Callable[..., Any]:
 
 
 def _random_resize(size: Sequence[int], scales: Sequence[float]) -> v2.Transform:
-    """Return a transform that resizes to a maximum shorter side times a random scale, and keeps the aspect ratio."""
+    """Return a transform that resizes to a random scale of the shorter side, up to the longer; it keeps the ratio."""
     shorter, longer = min(size), max(size)
     return v2.RandomShortestSize([round(scale * shorter) for scale in scales], longer, antialias=True)
 

@@ -88,7 +88,7 @@ FROZEN_SHARE = 0.6  # share of the stages that are frozen if only the last stage
 
 
 def presets_for(model: nn.Module) -> Sequence[TuningPreset]:
-    """Return the presets for a network, in ascending order of how much they may change it."""
+    """Return the presets for a network; the first is the most careful one, used if there are no trials."""
     has_batch_norm = any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in model.modules())
     partial_preset, *full_presets = WITH_BATCH_NORM if has_batch_norm else WITHOUT_BATCH_NORM
     try:
