@@ -41,7 +41,9 @@ class TrainingJob(Job[TrainSettings, TrainingSetup, Result]):
         """Fill in the values of the recipe, and refuse settings that contradict each other."""
         settings = without_none_init(settings)
         if settings.target is not None:
-            raise UserError("--target is not supported for comparisons and folds: run 'paucal train' once per --seed.")
+            raise UserError(
+                "--target is not supported for comparisons and folds: run 'paucal train' once per --seed or --fold."
+            )
         if settings.ordinal:
             raise UserError("--ordinal says that the numbers of --target are grades: give --target, or leave it out.")
         if settings.folds is not None:
