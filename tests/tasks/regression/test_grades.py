@@ -108,7 +108,7 @@ def test_cards__come_back_and_damaged_grades_are_refused():
 
 @pytest.mark.parametrize("values", [[1.0, 2.5], [0.0, 12.0], [3.0, 3.0]])
 def test_numbers_that_are_no_grades__are_refused(values: list[float]):
-    with pytest.raises(UserError, match=r"--ordinal: 'age' has .* expected two to 12 whole numbers"):
+    with pytest.raises(UserError, match=r"--ordinal: 'age' has .* expected two to 12 consecutive whole numbers"):
         require_grades(np.array(values), "age")
 
 
