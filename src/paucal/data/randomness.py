@@ -43,7 +43,7 @@ def reseed(*numbers: int) -> None:
 
 @contextmanager
 def preserve_generators() -> Iterator[None]:
-    """Restore the generators that `reseed` seeds when the block ends; takes about 120 microseconds."""
+    """Save the generators that `reseed` seeds, and restore them after the block; takes about 120 microseconds."""
     python_state, numpy_state = random.getstate(), np.random.get_state()
     torch_state = torch.default_generator.get_state()
     try:

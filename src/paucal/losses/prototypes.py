@@ -192,9 +192,9 @@ def _image_chunks(student: Tensor, teacher: Tensor, prototypes: Tensor, max_scor
 def _sum_targets(
     teacher: Tensor, prototypes: Tensor, rows: Tensor, weights: Tensor, sharpness: Sharpness
 ) -> tuple[Tensor, Tensor]:
-    """Return the weighted sum of the targets of each student row (b * R, K), and the sum of its weights (b * R, 1).
+    """Return for each student row the weighted sum of its targets, (b * R, K), and the sum of the weights, (b * R, 1).
 
-    b is the number of images in the chunk.
+    The chunk has b images with R student rows each; K is the number of prototypes.
     """
     n_images, rows_per_image = teacher.shape[0], teacher.shape[1]
     scores = product(teacher.flatten(0, 1), prototypes.T)
@@ -213,8 +213,8 @@ def _summed_cross_entropy(
 ) -> tuple[Tensor, Tensor]:
     """Return the summed cross-entropy and, with `with_gradient`, its gradient.
 
-    The gradient, (b * R, K), is with respect to the scores after division by the temperature. Without it, the second
-    tensor has no meaning.
+    The gradient, (b * R, K), is with respect to the scores after division by the temperature. Without `with_gradient`,
+    the second tensor has no meaning.
     """
     scores = product(student, prototypes.T).div_(temperature)
     normaliser = scores.logsumexp(1, keepdim=True)

@@ -273,7 +273,7 @@ def written_to_storage(url: str, is_resumed: bool, console: Console) -> Iterator
 
 
 def _unsent_number(local_home: Path) -> int | None:
-    """Return the number of the last manifest in the storage before a failed upload; None if no upload has failed."""
+    """Return the number of the last manifest that was uploaded before an upload failed; None if none has failed."""
     try:
         return int(parse_json((local_home / UNSENT_FILE).read_bytes())["number"])
     except (OSError, ValueError, KeyError, TypeError):

@@ -62,7 +62,7 @@ class LocalShardFolder:
         return require_regular(path) if path.exists() else None
 
     def local_path(self, shard: Shard) -> Path:
-        """Return the path of a shard."""
+        """Return the path of a shard, without checking that the file exists."""
         return self.root / shard.name
 
     def fetch_ahead(self, shard: Shard) -> None:

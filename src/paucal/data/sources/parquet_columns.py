@@ -16,7 +16,7 @@ from paucal.data.sources.source import SourceOptions
 from paucal.types import NoLabelsError, UserError
 from paucal.wording import first_line
 
-Features = dict[str, dict[str, Any]]
+Features = dict[str, dict[str, Any]]  # Hugging Face's description of each column, by the column's name
 _NO_LIST = -1  # list length that stands for a missing list
 _MAX_EXACT_INTEGER = 2**53  # float64 represents all smaller integers exactly
 

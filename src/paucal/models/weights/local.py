@@ -19,7 +19,7 @@ from paucal.models.weights.store import AddedWeights, file_digest, find_added, l
 from paucal.models.weights.table import Package, PretrainedWeights
 from paucal.types import UserError
 
-ADDED = "file that you added"  # a location in messages
+ADDED = "file that you added"  # the location of added weights, as messages show it
 
 
 def find_added_weights(model: str) -> AddedWeights | None:

@@ -216,7 +216,7 @@ def _open_set(settings: CheckSettings) -> tuple[ImageSet, list[Finding]]:
 
 
 def _with_target(settings: CheckSettings, column: str) -> tuple[ImageSet, list[Finding]]:
-    """Open a table like `paucal train --target`, with findings that describe its numbers."""
+    """Open a table as `paucal train --target COLUMN` does, with findings that describe the numbers in the column."""
     location = {"image_column": settings.image_column, "root": settings.data_root, "download": settings.download}
     images, targets = with_numbers(open_images(settings.data, labelled=False, **location), column)
     summary = f"{column!r} has {describe_numbers(targets)}, which paucal train --target {shlex.quote(column)} predicts"

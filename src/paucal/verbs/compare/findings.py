@@ -257,7 +257,10 @@ def scores_of(cell: Cell) -> Scores:
 
 
 def _score_numbers(score: Mapping[str, Any]) -> dict[str, float]:
-    """Return the numbers of a stored score as "trained", "low" and "high"; without a complete interval, "trained"."""
+    """Return a stored score as in `scores_of`: its value as "trained", and the ends of its interval.
+
+    If an end is missing, "low" and "high" are both left out.
+    """
     names = {"value": "trained", "low": "low", "high": "high"}
     values = {names[key]: value for key, value in score.items() if key in names}
     numbers = {key: float(v) for key, v in values.items() if isinstance(v, int | float) and not isinstance(v, bool)}

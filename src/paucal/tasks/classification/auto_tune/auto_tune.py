@@ -52,7 +52,7 @@ def auto_tune(run: RunFolder, setup: TrainingSetup, console: Console) -> bool:
 
 
 def _train_directly(state: TuneState) -> None:
-    """Choose the number of epochs of a run without a probe: from random weights, or without a linear classifier."""
+    """Choose the number of epochs of a run that fits no probe: one with random weights or no linear classifier."""
     setup, budget = state.setup, state.record.budget
     if setup.settings.epochs == 0:
         raise UserError(

@@ -85,7 +85,10 @@ class CostEstimate:
 
 
 def equalise_trials(costs: Sequence[CostEstimate], per_epoch: int) -> list[CostEstimate]:
-    """Return the costs with steps for trials of equal duration: the shortest planned trial, and at most an epoch."""
+    """Return the costs with numbers of steps that make all trials equally long.
+
+    Each lasts as long as the shortest planned trial, but no longer than an epoch of the slowest preset.
+    """
     seconds = min(
         max(cost.epoch_seconds for cost in costs), *(cost.steps * cost.epoch_seconds / per_epoch for cost in costs)
     )
