@@ -134,7 +134,7 @@ def decode_text(content: bytes, name: str, declared: str | None = None) -> Decod
             text = content.decode(encoding).lstrip(_BOM)
         except (UnicodeError, LookupError):
             continue
-        if text or encoding == "utf-8":  # bytes that only look like a mark leave no text
+        if text or encoding == "utf-8":  # a file of only a UTF-16 or UTF-32 mark is not taken for an empty text
             return DecodedText(text, encoding, "")
     text = content.removeprefix(codecs.BOM_UTF8).decode("cp1252", errors="replace")
     text = text if marked in (None, "utf-8") else ""

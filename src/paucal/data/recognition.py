@@ -83,7 +83,7 @@ def refuse_masks(images: ImageSet) -> None:
 
 def refuse_structure(path: Path, names: tuple[str, ...]) -> None:
     """Refuse folders such as `images` and `labels` as classes; the message describes them and what each verb reads."""
-    are_folders = bool(names) and all(os.path.isdir(path / name) for name in names)  # False for an empty list
+    are_folders = bool(names) and all(os.path.isdir(path / name) for name in names)
     if not are_folders or not {name.lower() for name in names} <= set(STRUCTURE):
         return
     reads = "; ".join(f"`paucal {kind.verb}` reads {kind.reads}" for kind in KINDS)

@@ -225,7 +225,13 @@ class AveragePrecision:
     def _area_of_class(
         self, ordered: Weights, starts: NDArray[np.int64], positive: NDArray[np.bool_]
     ) -> NDArray[np.float64]:
-        """Return the (D,) areas under the precision-recall curves, for weights in descending order of the scores."""
+        """Return the (D,) areas under the precision-recall curves of one class.
+
+        Args:
+            ordered: (D, N) weights of the images labelled for the class, ordered by descending score.
+            starts: Position of the first image of each group of equal scores.
+            positive: (N,) whether the images belong to the class, in the same order.
+        """
         if not len(starts):
             return np.full(len(ordered), np.nan)
         n_correct = np.add.reduceat(ordered * positive, starts, axis=1).cumsum(1)
@@ -262,7 +268,7 @@ def precision_at(
 
 
 def _rank_by_score(scores: NDArray[np.float64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return the indices that sort scores in descending order, and the position of the first of each equal scores."""
+    """Return the indices that sort scores in descending order, and the first position of each group of equal scores."""
     order = np.argsort(-scores, kind="stable")
     ordered = scores[order]
     starts = np.flatnonzero(np.r_[True, ordered[1:] != ordered[:-1]]) if len(ordered) else np.zeros(0, dtype=np.int64)

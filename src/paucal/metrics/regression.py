@@ -1,4 +1,7 @@
-"""Scores of a regression as measures (see `paucal.metrics.measures`), and conformal prediction intervals."""
+"""Scores of a regression as measures (see `paucal.metrics.measures`), and conformal prediction intervals.
+
+Weights are (D, N): how often each of N test images counts in each of D resampled sets.
+"""
 
 import math
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Functions for the reports of all tasks: reading of stored scores, which are untrusted, and scores as text."""
+"""Functions for the reports of all tasks: they read stored scores, which are untrusted, and format scores as text."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar

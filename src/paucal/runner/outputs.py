@@ -103,8 +103,8 @@ def check_new_file(text: str, images: Mapping[str, str | None], root: str | None
     return path
 
 
-# Names of the files that evaluations write: (main files, other files). A main file identifies a folder of results.
 SCORE_FILES = ("metrics.json", "segmentation.json")
+# Names of the files that evaluations write: (main files, other files). A main file identifies a folder of results.
 RESULT_FILES = (
     (
         SCORE_FILES,

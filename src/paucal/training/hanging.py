@@ -11,7 +11,8 @@ from torch.distributed import distributed_c10d
 class HangLimit(Callback):
     """Limits the wait for other processes during training.
 
-    There is no such limit after training, when the other processes wait for the first one, which may work for long.
+    After training torch's default limit applies again, since the other processes then wait for the first one, which may
+    work for long.
     """
 
     def __init__(self, seconds: float) -> None:

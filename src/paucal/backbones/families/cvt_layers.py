@@ -140,7 +140,7 @@ class CvtBackbone(StagedBackbone):
     Args:
         stem_padding: Padding of the first convolution, which is 7x7 with stride 4.
         make_norm: Function that builds the norm for a number of channels.
-        make_block: Function that builds a block from the number of its stage and its number in the stage.
+        make_block: Function that builds a block from the index of its stage and its index in the stage, both from 0.
         class_token: Whether the last stage has a class token.
         classifying: Arguments `num_classes`, `global_pool` and `drop_rate` of `StagedBackbone`.
     """

@@ -311,8 +311,8 @@ class Daff(FeedForward):
     """The dynamic aggregation feed-forward (the supplement's section 1.1).
 
     It has a 1x1, a depth-wise 3x3 and a 1x1 convolution, each with a norm, and a residual connection around the second.
-    The class token bypasses these: it is multiplied by the output of two linear layers on the mean output cell, without
-    a sigmoid, so at first the block adds almost nothing to it.
+    The class token bypasses these: it is multiplied by the output of two linear layers on the mean of the output cells.
+    There is no sigmoid, so this factor is near 0 at first, and the block then adds almost nothing to the class token.
 
     The biases of the convolutions before a batch norm have no effect in training, and their gradients are 0 up to
     rounding.

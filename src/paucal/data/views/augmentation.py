@@ -33,7 +33,9 @@ _MAX_TRANSLATION = 0.45  # of RandAugment in timm, as a share of the shorter sid
 # Numbers (a, b, c, d, e, f) that map a point (x, y) of the result to a point of the source, in pixels:
 # source x = a x + b y + c, source y = d x + e y + f.
 Affine = tuple[float, float, float, float, float, float]
-ALPHA_RANGE = (1e-3, 1e3)  # beyond it, all float32 shares round to 0 or 1, or to one half
+# Range of the parameter of mixup's and CutMix's Beta distribution. Beyond it, nearly all shares drawn to mix two images
+# are close to 0 or 1, or to one half.
+ALPHA_RANGE = (1e-3, 1e3)
 
 
 @dataclass(frozen=True)

@@ -59,8 +59,8 @@ def follow_back(start: Flow, layers: Sequence[AttentionMap], keep: float = 1.0, 
     """Trace shares back from the last tokens of a network to the tokens of its first layer.
 
     In each layer, a token keeps its share times `keep`, by the residual connection, and passes on its share times
-    `move` to the tokens that it attends to. A token that is not a query keeps its whole share (cells, if only the class
-    token attends).
+    `move` to the tokens that it attends to. A token that is not a query keeps its whole share; where only the class
+    token attends, these are the cells.
     """
     flow = start
     for step in reversed(_group_steps(layers)):

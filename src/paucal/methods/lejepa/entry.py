@@ -23,7 +23,7 @@ from paucal.types import Crops
 AUTHORS = "the authors' value"
 # Batch size and learning rate of the authors' minimal example, a ViT-S with 8-pixel patches.
 EXAMPLE_BATCH, EXAMPLE_RATE = 256, 2e-3
-README_RATE = 5e-4  # for other backbones
+README_RATE = 5e-4  # learning rate in the authors' README, for backbones that are not small
 NARROW_CHANNELS = 256  # a backbone with fewer channels counts as small
 PAPER_HIDDEN = 2048  # width of the projector
 LOCAL_SIDE = 98  # pixels of the authors' local crops, seven patches of 14
@@ -36,7 +36,11 @@ def lr(
     img_size: Sequence[int] | None,
     effective_batch: int,
 ) -> Choice:
-    """The minimal example's rate for small backbones, else the README's, times the square root of the batch ratio."""
+    """The rate in the authors' minimal example for a small backbone, else the one in their README.
+
+    It is multiplied by the square root of the batch size relative to `EXAMPLE_BATCH`. Runs that start from trained
+    weights have a rate of their own, see `continued_rate`.
+    """
     if continued.starts_trained(facts):
         return continued.continued_rate(effective_batch)
     is_narrow = backbone_shape(model, model_args, img_size).dim < NARROW_CHANNELS
@@ -51,7 +55,7 @@ def min_lr(lr: float) -> Choice:
 
 
 def warmup_epochs(epochs: int | None) -> Choice:
-    """One epoch, as in the minimal example; less in a very short run."""
+    """One epoch, as in the authors' minimal example; less in a very short run."""
     return min(1.0, 0.1 * (epochs or 1)), "one epoch, and at most a tenth of the run"
 
 
@@ -86,14 +90,14 @@ def local_size(
 
 
 def local_crops(local_size: Sequence[int] | None, device: str | None) -> Choice:
-    """The README's six; four on a CPU."""
+    """Six, as in the authors' README; four on a CPU."""
     if local_size:
         return [6 // len(local_size)] * len(local_size), "six in all, as in the authors' README"
     return ([4], "four on a CPU; the README has six") if device == "cpu" else ([6], AUTHORS)
 
 
 def drop_path(model: str | None) -> Choice:
-    """The minimal example's rate; none for small backbones."""
+    """The rate in the authors' minimal example; 0 for models with a name that ends in "_mini"."""
     name = model or ""
     return (0.0, "a small backbone") if name.endswith("_mini") else (0.1, AUTHORS)
 

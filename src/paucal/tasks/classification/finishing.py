@@ -60,7 +60,7 @@ class Finish:
 
 
 def make_watch(setup: TrainingSetup) -> Watch:
-    """Return the function that scores epochs on the validation images, with its metrics; the run must have some."""
+    """Return how epochs are scored and the best one is chosen; the run must have validation images."""
     tune_record, settings = setup.tune_record, setup.settings
     floor = None if tune_record is None else tune_record.floor
     scores = validation(setup.data, setup.card.preprocessing, settings)

@@ -69,7 +69,7 @@ def augmentation(settings: TrainSettings) -> Augmentation:
     policy = settings.rand_augment
     min_scale = (
         settings.crop_scale if settings.crop == "random-resized" else 1.0
-    )  # the scale range of random resized crops
+    )  # smallest area of a crop, as a share of the image
     assert min_scale is not None  # chosen by an automatic rule if not given
     return Augmentation(
         crop=settings.crop,

@@ -78,7 +78,7 @@ def write_report(findings: Findings) -> Path:
 
 
 def command_of(cell: Cell) -> str:
-    """Return the command that repeats a cell's run; the run with its initial weights, if any, must exist first."""
+    """Return the command that repeats a cell's run; if this starts from another run's weights, that run must exist."""
     start, values = start_of(cell), verb_settings(cell.settings)
     data, output = values.pop("data", None), cell.run.path
     arguments = ["paucal", cell.verb]

@@ -63,7 +63,7 @@ def write_yolo(content: Content, folder: Path) -> None:
             lines.append(" ".join([str(names.index(obj.name)), *(f"{value:.8f}" for value in values)]) + "\n")
         save_text(folder / item.relative_path("labels", ".txt"), "".join(lines))
     parts = {part or "train": f"images/{part}".rstrip("/") for part in content.parts}
-    if content.parts == [""]:  # other programs require "val"; their validation scores mean nothing here
+    if content.parts == [""]:  # other programs require "val": here the training images, so its scores mean nothing
         parts["val"] = parts["train"]
     # Without a key "path", other programs look for the images in the folder of this file.
     config = {**parts, "names": dict(enumerate(names))}

@@ -21,7 +21,7 @@ from paucal.verbs.serve.picture_predictor import PicturePredictor
 MAX_WAITING = 16  # pictures in memory at the same time
 MAX_LABEL_BYTES = 10_000  # of a request of the labelling page
 MAX_REQUEST_SECONDS = 30.0  # in which the body of a request must arrive
-MAX_NAME_LENGTH = 200  # characters
+MAX_NAME_LENGTH = 200  # characters of a picture's name
 # Accepted content types, which pages of other sites cannot send without a CORS preflight, which is never granted.
 PICTURE_TYPES, JSON_TYPES = ("image/", "application/octet-stream"), ("application/json",)
 PAGE_FILES = {"/": "page.html", "/page.css": "page.css", "/page.js": "page.js"}

@@ -172,8 +172,9 @@ def best_trial(trials: Sequence[TuneStep], images: int, image_sizes: Sequence[Se
 
     - A trial with smaller images than the default counts only if its accuracy is higher by two standard errors of the
       difference, because smaller images often give the higher score after few steps and the worse model in the end.
-      (In three comparisons, the last stages at 224 pixels scored two to seven of 81 images less than all layers at 128
-      pixels, but after all epochs two to three points more; docs/lab, ways to tune.)
+      (In three comparisons on 81 images, trials of the last stages at 224 pixels were right on two to seven images
+      fewer than trials of all layers at 128 pixels. After all epochs they were better by two to three points; docs/lab,
+      ways to tune.)
     - Of the counted trials, those with an accuracy within a standard error of the highest are tied.
     - Of the tied trials with the image size of the first one, the first wins, unless the lowest mean loss on the
       validation images is lower by more than a standard error of the paired differences.
