@@ -188,7 +188,9 @@ def test_label__converts_published_maps_that_can_be_trained_with(labelled, tmp_p
     short.write_text("class0\nclass1\n")
     message = failure(capsys, *words, "--published-classes", short)
     assert "has a class 'class2' that is not among the 2 names" in message
-    assert "the mean of the teacher's map is correct for 0.0 % of the images" in failure(capsys, *words)
+    assert "the class with the highest mean in the teacher's map is correct for 0.0 % of the images" in failure(
+        capsys, *words
+    )
     assert not (tmp_path / "maps").exists()
     assert call(*words, "--published-classes", names) == 0
     assert "correct for 100.0 % of" in capsys.readouterr().out

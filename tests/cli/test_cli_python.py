@@ -177,7 +177,7 @@ def test_label__gives_the_maps_of_the_command(labelled, tmp_path, capsys):
     assert (made.folder, made.images, made.facts.grid, made.facts.top) == (tmp_path / "maps", 36, (8, 8), 3)
     assert made.check is not None
     whole = f"it is correct for {percent(made.check.image_accuracy)} of {made.check.images} labelled images"
-    cells = f"the mean of its maps for {percent(made.check.map_accuracy)}"
+    cells = f"the class with the highest mean in its map for {percent(made.check.map_accuracy)}"
     assert made.said[0] == f"teacher: {labelled / 'teacher'}; {whole}, {cells}"
 
 

@@ -256,7 +256,7 @@ def written_to_storage(url: str, is_resumed: bool, console: Console) -> Iterator
         exists = stored_run.manifest() is not None
         if not is_resumed and exists:
             raise UserError(f"--output: {url!r} exists already: resume it with --resume {url}, or choose another.")
-        if is_resumed and _unsent_number(local_home) == stored_run.number and folder.exists():
+        if is_resumed and _last_sent_number(local_home) == stored_run.number and folder.exists():
             console.say(f"copying the newest state of {stored_run.url} from this machine")
             stored_run.publish(folder, lock.confirm)
         elif is_resumed:
@@ -272,7 +272,7 @@ def written_to_storage(url: str, is_resumed: bool, console: Console) -> Iterator
     console.say(f"the run is in {stored_run.url}")
 
 
-def _unsent_number(local_home: Path) -> int | None:
+def _last_sent_number(local_home: Path) -> int | None:
     """Return the number of the last manifest that was uploaded before an upload failed; None if none has failed."""
     try:
         return int(parse_json((local_home / UNSENT_FILE).read_bytes())["number"])
@@ -282,7 +282,7 @@ def _unsent_number(local_home: Path) -> int | None:
 
 def _put_aside(local_home: Path, console: Console) -> None:
     """Move away a local copy whose newest state was not uploaded, so that it is not overwritten."""
-    if _unsent_number(local_home) is not None and (local_home / "run").exists():
+    if _last_sent_number(local_home) is not None and (local_home / "run").exists():
         target = local_home / f"unsent-{time.time_ns()}"
         (local_home / "run").rename(target)
         console.say(f"a state that could not be sent to the storage is kept in {target}")

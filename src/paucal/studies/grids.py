@@ -196,7 +196,7 @@ def _train_teacher(call: Call, selection: Mapping[str, Any], small: Scale, share
     if teacher is None:
         raise UserError("this scale has no teacher for label maps: use --scale full with --labels.")
     epochs = counted(teacher.epochs, "epoch")
-    console.say(f"label maps: first train the teacher {teacher.name} on these images for {epochs}")
+    console.say(f"label maps: training their teacher {teacher.name} on these images for {epochs}")
     settings = {
         "init": "none",
         **{name: value for name, value in small.set.items() if name not in SELECTION_SETTINGS},

@@ -146,7 +146,7 @@ BAD_FILES = {
     "empty": ("", "cannot be read"),
     "no JSON": ("{", "cannot be read"),
     "a list": ("[]", "lacks 'images', 'annotations' or 'categories'"),
-    "nothing in it": (json.dumps({"images": [], "annotations": [], "categories": []}), "has annotations of no image"),
+    "nothing in it": (json.dumps({"images": [], "annotations": [], "categories": []}), "has no annotated image"),
     "no box": (json.dumps({**coco([("0.png", (96, 64), [])], {"red": 1})}), "has no box in 1 image"),
     "no file": (json.dumps(coco([("9.png", (96, 64), [])], {"red": 1})), "there is no such image"),
     "out of it": (json.dumps({**coco([], {"red": 1}), "images": named("../secret.png")}), "a path out of its folder"),

@@ -238,6 +238,6 @@ def stream_images(
         raise UserError(
             f"{len(problems)} of {counted(len(sampled), 'image')} that were tested cannot be read "
             f"({image_set.keys[int(sampled[first])]}); {problems[first]}; make the shards again, or leave such images "
-            "out with --on-bad-image skip, which decodes all of them first."
+            "out with --on-bad-image skip, which first decodes every image of the set."
         )
     return converted_set, []

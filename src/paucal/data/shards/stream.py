@@ -119,14 +119,14 @@ class StreamOrder:
         stream, self._generator = self._stream, np.random.default_rng(self._seed)
         n_shards, n_blocks = (int(numbers.max(initial=-1)) + 1 for numbers in (stream.shards, stream.blocks))
         shard_ranks, block_ranks = self._generator.permutation(n_shards), self._generator.permutation(n_blocks)
-        runs = np.lexsort((block_ranks[stream.blocks], shard_ranks[stream.shards]))
-        lengths = np.diff(stream.ends, prepend=0)[runs]
+        run_order = np.lexsort((block_ranks[stream.blocks], shard_ranks[stream.shards]))
+        lengths = np.diff(stream.ends, prepend=0)[run_order]
         self._run_ends = np.cumsum(lengths)
         # For each run: position of an image in the stream, minus its index in the order before windows are shuffled.
-        self._offsets = stream.ends[runs] - self._run_ends
-        last = np.flatnonzero(np.append(np.diff(stream.shards[runs]), 1)[: len(runs)])
-        self.shards, self.ends = stream.shards[runs[last]], self._run_ends[last]
-        self.shard_images = stream.ends[runs[last]] - 1
+        self._offsets = stream.ends[run_order] - self._run_ends
+        last = np.flatnonzero(np.append(np.diff(stream.shards[run_order]), 1)[: len(run_order)])
+        self.shards, self.ends = stream.shards[run_order[last]], self._run_ends[last]
+        self.shard_images = stream.ends[run_order[last]] - 1
         self._n_drawn, self._last_window = 0, np.zeros(0, dtype=np.int64)  # windows drawn, and positions in the last
 
     def __len__(self) -> int:

@@ -118,7 +118,10 @@ def momentum(facts: DataAndMachine, epochs: int | None, effective_batch: int) ->
         return round(
             for_short_run, 6
         ), f"a run of {counted(steps, 'step')}: the teacher averages over {averaged} of them"
-    reason = f"EsViT's {PAPER_MOMENTUM} for {PAPER_BATCH} images, the same over images for {effective_batch}"
+    reason = (
+        f"EsViT's {PAPER_MOMENTUM} at batch {PAPER_BATCH}, "
+        f"adjusted so that at batch {effective_batch} the teacher averages over as many images"
+    )
     return round(scaled, 6), reason
 
 

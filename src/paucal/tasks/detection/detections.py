@@ -123,13 +123,13 @@ def read_detections(file: Path) -> pa.Table:
         keys = {image["id"]: image["file_name"] for image in content["images"]}
         names = {category["id"]: category["name"] for category in content["categories"]}
         objects = content["annotations"]
-        sides = np.asarray([entry["bbox"] for entry in objects], dtype=np.float64).reshape(-1, 4)
+        boxes = np.asarray([entry["bbox"] for entry in objects], dtype=np.float64).reshape(-1, 4)
         return pa.table(
             {
                 "key": pa.array([keys[entry["image_id"]] for entry in objects], pa.string()),
                 "class": pa.array([names[entry["category_id"]] for entry in objects], pa.string()),
                 "score": pa.array([entry["score"] for entry in objects], pa.float64()),
-                **dict(zip(EDGES, [sides[:, 0], sides[:, 1], *(sides[:, :2] + sides[:, 2:]).T], strict=True)),
+                **dict(zip(EDGES, [boxes[:, 0], boxes[:, 1], *(boxes[:, :2] + boxes[:, 2:]).T], strict=True)),
             }
         )
     except (OSError, ValueError, KeyError, TypeError) as problem:
@@ -138,11 +138,11 @@ def read_detections(file: Path) -> pa.Table:
 
 def _annotation(detections: Detections, index: int, category_ids: Sequence[int]) -> dict[str, Any]:
     left, top, right, bottom = detections.boxes[index].tolist()
-    sides = [left, top, right - left, bottom - top]
+    box = [left, top, right - left, bottom - top]
     content = {
         "category_id": category_ids[int(detections.labels[index])],
-        "bbox": [round(value, 2) for value in sides],
-        "area": round(sides[2] * sides[3], 2),
+        "bbox": [round(value, 2) for value in box],
+        "area": round(box[2] * box[3], 2),
         "iscrowd": 0,
         "score": round(float(detections.scores[index]), 5),
     }

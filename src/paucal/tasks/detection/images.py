@@ -106,7 +106,7 @@ def check_annotations(tree: Tree, annotations: AnnotationSet) -> BoxedImages:
     """
     annotated, numbers = annotations.images, annotations.numbers
     if not annotated:
-        raise UserError(f"{tree.shown!r} has annotations of no image: give a folder with images and their boxes.")
+        raise UserError(f"{tree.shown!r} has no annotated image: give a folder with images and their boxes.")
     for image in annotated:
         if not tree.is_inside(image.key):
             raise UserError(

@@ -140,7 +140,8 @@ class SegmentationJob(TimedJob[SegmentSettings, SegmentationSetup, SegmentResult
             needed_seconds = parse_duration(settings.time, "--time") - training_seconds + epoch_seconds
             raise UserError(
                 f"--time {settings.time} is too short: reading, one epoch and the test take about "
-                f"{duration(needed_seconds)} on this machine; give more, fewer --crops or a smaller --img-size."
+                f"{duration(needed_seconds)} on this machine; give a longer --time, fewer --crops or a "
+                "smaller --img-size."
             )
         values: dict[str, Any] = {"epochs": epochs}
         reasons = {

@@ -169,7 +169,8 @@ def label_images(images: ImageSet, settings: LabelSettings, output: Path, consol
         check = _test_teacher(images, teacher, trained_keys, device, batch_size)
         console.say(
             f"teacher: {teacher.name}; it is correct for {percent(check.image_accuracy)} of "
-            f"{counted(check.images, 'labelled image')}, the mean of its maps for {percent(check.map_accuracy)}"
+            f"{counted(check.images, 'labelled image')}, the class with the highest mean in its map for "
+            f"{percent(check.map_accuracy)}"
         )
         require_accuracy(check, settings.min_accuracy, console)
     else:
@@ -253,9 +254,9 @@ def require_accuracy(check: TeacherCheck, min_accuracy: float, console: Console)
     """Refuse maps whose accuracy is below `min_accuracy`; print a note if it is far below that on whole images."""
     if check.map_accuracy < min_accuracy:
         raise UserError(
-            f"the mean of the teacher's map is correct for {percent(check.map_accuracy)} of the images, below "
-            f"--min-accuracy {min_accuracy:g}, so the maps would be mostly wrong: train a better teacher, or lower "
-            "--min-accuracy."
+            "the class with the highest mean in the teacher's map is correct for "
+            f"{percent(check.map_accuracy)} of the images, below --min-accuracy {min_accuracy:g}, so the maps would be "
+            "mostly wrong: train a better teacher, or lower --min-accuracy."
         )
     if check.map_accuracy < MIN_RELATIVE_CELL_ACCURACY * check.image_accuracy:
         console.say(

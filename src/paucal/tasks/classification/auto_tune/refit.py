@@ -81,9 +81,9 @@ def refit_head(
 
     features, unlabelled_features = read(data, rows, "features of the tuned network"), None
     if unlabelled is not None:
-        unlabelled_set = as_training_split(unlabelled)
+        unlabelled_data = as_training_split(unlabelled)
         title = "tuned features of images without labels"
-        unlabelled_features = read(unlabelled_set, unlabelled_set.part("train"), title)
+        unlabelled_features = read(unlabelled_data, unlabelled_data.part("train"), title)
     row_labels, count, n_classes = labels[rows], len(train), len(card.classes)
     last = features[:, : classifier_width(network)]
     truth, groups = row_labels[count:], data.split.groups
