@@ -7,6 +7,7 @@ from paucal.metrics.intervals import (
     Score,
     cross_validated,
     images_needed,
+    independent_images,
     percentile,
     share_of_hits,
     two_sided,
@@ -126,3 +127,9 @@ def test_intervals__draws_without_a_score_do_not_count():
     for make in (percentile, two_sided):
         assert make(0.5, np.concatenate([draws, lacking])) == make(0.5, draws)
         assert make(0.5, lacking) == Score(0.5, None, None)
+
+
+def test_independent_images__of_a_cross_validation_as_a_page_computes_them():
+    assert independent_images(60, folds=5) == pytest.approx(60 / (1 + 5 / 4))
+    score = wilson_share(53 / 60, independent_images(60, folds=5))
+    assert (round(score.low, 2), round(score.high, 2)) == (0.71, 0.96)

@@ -81,12 +81,22 @@ def share_of_hits(hits: NDArray[np.bool_], level: float = 0.95, groups: NDArray[
         return Score(share)
     if share in (0.0, 1.0):
         return wilson(round(share * n_groups), n_groups, level)
-    return wilson_share(share, _effective_images(hits.astype(np.float64), level, groups), level)
+    return wilson_share(share, effective_images(hits.astype(np.float64), level, groups), level)
 
 
-def _effective_images(shares: NDArray[np.float64], level: float, groups: NDArray[np.int64]) -> float:
-    """Return the effective number of independent images for (N,) images in two or more groups, see `share_of_hits`."""
+def effective_images(
+    shares: NDArray[np.float64], level: float = 0.95, groups: NDArray[np.int64] | None = None
+) -> float:
+    """Return the effective number of independent images, see `share_of_hits`.
+
+    Args:
+        shares: (N,) share of the predictions for each image that are correct.
+        level: Probability that the interval covers the truth.
+        groups: (N,) numbers of two or more groups; None for independent images, whose number is returned.
+    """
     count, share = len(shares), float(shares.mean())
+    if groups is None:
+        return count
     group_sums = np.bincount(_renumber(groups), shares - share)
     n_groups = len(group_sums)
     if share in (0.0, 1.0):
@@ -129,14 +139,15 @@ def cross_validated(
         groups: (N,) numbers of two or more groups, none of which was split between folds, see `share_of_hits`; None for
             independent images.
     """
-    return wilson_share(float(hits.mean()), independent_images(hits, folds, level, groups), level)
+    images = effective_images(hits.mean(0), level, groups)
+    return wilson_share(float(hits.mean()), independent_images(images, folds), level)
 
 
-def independent_images(
-    hits: NDArray[np.bool_], folds: int, level: float = 0.95, groups: NDArray[np.int64] | None = None
-) -> float:
-    """Return the effective number of independent test images of a cross-validation, see `cross_validated`."""
-    images = hits.shape[1] if groups is None else _effective_images(hits.mean(0), level, groups)
+def independent_images(images: float, folds: int) -> float:
+    """Return the number of independent test images that tell as much as the images of a cross-validation.
+
+    See `cross_validated`.
+    """
     return images / (1 + folds / (folds - 1))
 
 

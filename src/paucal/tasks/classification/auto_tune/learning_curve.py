@@ -16,7 +16,7 @@ from paucal.data.randomness import derive_seed
 from paucal.evaluation.plots import BLUE, ORANGE, save_figure
 from paucal.evaluation.protocols.classifier import can_fold_groups
 from paucal.evaluation.protocols.few_labels import draw_few
-from paucal.metrics.intervals import Score, cross_validated, independent_images, wilson_share
+from paucal.metrics.intervals import Score, cross_validated, effective_images, independent_images, wilson_share
 from paucal.runs import RunFolder
 from paucal.tasks.classification.auto_tune.head_race import repeated_folds
 from paucal.tasks.classification.auto_tune.probe import (
@@ -112,7 +112,7 @@ def learning_curve(
     )
     if len(points) < SLOPE_POINTS:
         return LearningCurve(points, model_size)
-    count = round(independent_images(hits[-1], folds, groups=group_numbers))
+    count = round(independent_images(effective_images(hits[-1].mean(0), groups=group_numbers), folds))
     return LearningCurve(points, model_size, *_forecast(fit_sizes, hits.mean(1), model_size, count, seed))
 
 
