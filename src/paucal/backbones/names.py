@@ -53,7 +53,7 @@ def require_name(name: str) -> None:
 
 
 def timm_config(name: str) -> PretrainedCfg | None:
-    """Return timm's configuration of a model's published weights; None if there are none."""
+    """Return timm's configuration of a model's published weights; None for a model without published weights."""
     try:
         return timm.get_pretrained_cfg(name, allow_unregistered=True)
     except RuntimeError:

@@ -46,7 +46,7 @@ class StageMaps(nn.Module):
     Attributes:
         strides: Stride of each map in pixels, powers of two in increasing order.
         channels: Number of channels of each map.
-        multiple: Number of pixels of which the sides of images are padded to a multiple.
+        multiple: Number of pixels; the sides of images are padded to a multiple of it.
         fixed_size: (height, width) in pixels to which all images are padded, if the model runs at this size only; else
             None.
 

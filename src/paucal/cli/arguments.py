@@ -53,7 +53,7 @@ class PlainHelp(HelpFormatter):
         super().__init__(prog, max_help_position=34, width=110)
 
     def add_usage(self, usage: Any, actions: Iterable[Action], groups: Any, prefix: Any = None) -> None:
-        """Add a usage line without the flags, of which there are up to a hundred."""
+        """Add a usage line without the flags: there may be a hundred."""
         usages = [_usage_of(action) for action in actions if not action.option_strings]
         super().add_usage(" ".join(("%(prog)s", *usages, "[--flags]")), [], [], prefix)
 

@@ -27,7 +27,7 @@ class StepSampler(Sampler[list[SampleKey]]):
     """Yields the sample keys of each forward pass of a run, from any pass on.
 
     An epoch is a permutation of the images that depends on (seed, epoch); for streamed images it keeps neighbours
-    close (`shards.stream`). A step takes the next `world` x `batch_size` images, of which each process gets
+    close (`shards.stream`). A step takes the next `world` x `batch_size` images; each process gets
     `batch_size`, so two processes see the same images as one with twice the batch size. A smaller set is repeated, with
     new augmentation, to fill the batch.
 

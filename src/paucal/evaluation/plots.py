@@ -250,7 +250,7 @@ class Disagreement:
 
 
 def surest_disagreements(predictions: Predictions, n: int) -> list[Disagreement]:
-    """Return up to `n` disagreements, one per image, those of which the model is most confident first."""
+    """Return up to `n` disagreements, one per image, the most confident predictions first."""
     distance = (predictions.probabilities - predictions.labels).abs().masked_fill(predictions.labels < 0, 0.0)
     confidence, label = distance.max(1)
     order = confidence.argsort(descending=True, stable=True)[:n]

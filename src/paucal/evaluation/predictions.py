@@ -89,7 +89,7 @@ def predict_all(
 
     Args:
         model: Model that returns (B, K) logits for (B, C, H, W) images; its training mode is restored afterwards.
-        loader: Batches, of which the first view is used.
+        loader: Batches; only their first view is used.
         device: Device of the model.
         autocast: Lower precision for the forward pass, such as `torch.bfloat16`; None for the precision of the weights.
         progress: Function called after each batch with the number of images that this process has done so far.

@@ -84,8 +84,7 @@ def compare(original: Tensor, exported: Tensor, label: Tensor | None, thresholds
     Args:
         original: (K,) probabilities of an image, or (K, H, W) probabilities of its pixels.
         exported: Probabilities of the exported model, of the same shape; NaN counts as a wrong prediction.
-        label: Class in [0, K), or (H, W) classes of the pixels, of which ignored pixels are not counted; None if
-            unknown.
+        label: Class in [0, K), or (H, W) classes of the pixels; ignored pixels are not counted; None if unknown.
         thresholds: (K,) thresholds of a model for several labels; None for one label.
     """
     finite_exported = exported.nan_to_num(-1.0)

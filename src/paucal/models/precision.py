@@ -88,7 +88,7 @@ def choose_precision(
 
     Args:
         run: Function from (B, C, H, W) images to (B, D) logits or features.
-        images: (N, C, H, W) inputs of the network, of which the first few are used.
+        images: (N, C, H, W) inputs of the network; only the first few are used.
         key: Name of the architecture, under which the measured speed is cached.
         count: Total number of images for which the choice is made; None if unknown.
         classes: Whether the outputs are logits, whose predicted classes must be equal; False for features.

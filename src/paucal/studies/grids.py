@@ -145,7 +145,7 @@ def _shorten(run: PlannedRun, small: Scale, images: int) -> dict[str, Any]:
 def _make_feature_timer(call: Call, runs: Sequence[PlannedRun], images: int) -> Callable[[Mapping[str, Any]], float]:
     """Return a function that estimates, from a row's settings, how many seconds its evaluation takes.
 
-    It times a few images. `images` is the number of images of which features are computed.
+    It times a few images. `images` is the number of images whose features are computed.
     """
     models, small = dict[str, tuple[Architecture, int]](), call.small
     for model in (call.study.models[run.row.model] for run in runs):

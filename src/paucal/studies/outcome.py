@@ -34,7 +34,7 @@ class Line:
         published: Published value.
         deviation: Published standard deviation.
         gain: Published gain over the row's baseline; None without a baseline.
-        measured: Measured number; None if there is none.
+        measured: Measured number; None if nothing was measured.
         why: Reason why `measured` is None.
     """
 

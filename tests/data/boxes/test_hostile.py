@@ -155,7 +155,7 @@ PATHS = (coco_path, voc_path, cvat_path, labelme_path, studio_path, table_path, 
 def test_paths_out_of_the_set__are_refused_in_a_sentence(tmp_path: Path, make: Callable[[Path, str], None], name: str):
     Image.new("RGB", (96, 64)).save(tmp_path / "secret.png")
     make(tmp_path / "set", name.format(tmp_path))
-    with pytest.raises(UserError, match=r"no such image|there are none in") as refusal:
+    with pytest.raises(UserError, match="no such image") as refusal:
         open_boxed(tmp_path / "set")
     assert "\n" not in str(refusal.value)
 

@@ -125,7 +125,7 @@ class Sope(nn.Module):
         patch_size: Side of a cell in pixels.
         in_chans: Number of channels of the images.
         embed_dim: Number of channels of the tokens.
-        parts: Options, of which the affine layers and the norm are used.
+        parts: Options of the variant; only those for the affine layers and the norm are used.
     """
 
     def __init__(

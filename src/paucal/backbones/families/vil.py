@@ -40,7 +40,7 @@ _NOT_DECAYED = ("cls_token", "pos_embed", "relative_position_bias", "relative_po
 
 
 class VisionLongformer(StagedBackbone):
-    """A backbone with stages, of which the first have sparse attention; the mean of the last cells is classified.
+    """A backbone with stages: the first ones have sparse attention, and the mean of the last cells is classified.
 
     Each stage has global tokens, which are dropped after the stage. With `global_pool="token"`, a global token of the
     last stage is classified instead of the mean. Some parameters only affect the final values of dropped global tokens

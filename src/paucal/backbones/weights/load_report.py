@@ -1,4 +1,4 @@
-"""A report of which tensors of a file were loaded into a model, adapted or left out."""
+"""A report on the tensors of a file: loaded into a model, adapted to it, or left out."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field

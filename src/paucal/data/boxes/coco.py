@@ -33,7 +33,7 @@ INSTANCES = "instances"  # first word of the names of COCO's files of boxes
 HEAD_BYTES = 1 << 16  # bytes at the start of a file that are searched for the entries below
 ENTRIES = ("images", "annotations", "categories")
 SEGMENTS = "segments_info"  # entry of panoptic files, which paucal segment reads
-# First words of the names of COCO's files for other tasks, some of which have boxes too.
+# First words of the names of COCO's files for other tasks; some of these files have boxes too.
 OTHER_TASKS = ("captions", "person_keypoints", "image_info", "panoptic", "stuff")
 
 

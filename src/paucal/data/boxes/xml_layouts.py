@@ -100,7 +100,7 @@ CVAT = Layout(
 
 
 def _root_name(tree: Tree, file: str) -> str:
-    """Return the name of the outermost element of an XML file; "" if there is none near the start of the file."""
+    """Return the name of the outermost element of an XML file; "" if the start of the file has no element."""
     root = _ROOT.search(ascii_bytes(tree.peek(file, HEAD_BYTES)))
     return root[1].decode() if root else ""
 

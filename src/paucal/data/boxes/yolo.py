@@ -228,7 +228,7 @@ def _images_by_part(config: Config, tree: Tree, finder: ImageNames) -> tuple[dic
             images = _images_at(value, config, tree, finder, part, notes)
             if images is None and part == "train":
                 raise MissingImage(
-                    f"{config.shown_path!r} gives {value!r} as images of train, and there are none in {tree.shown!r}: "
+                    f"{config.shown_path!r} gives {value!r} as images of train, but {tree.shown!r} has no such images: "
                     "correct it."
                 )
             if images is None:
@@ -252,7 +252,7 @@ def _images_by_part(config: Config, tree: Tree, finder: ImageNames) -> tuple[dic
 def _images_at(
     value: str, config: Config, tree: Tree, finder: ImageNames, part: str, notes: list[str]
 ) -> set[str] | None:
-    """Return the keys of the images of an entry in the YAML file; None if there are none.
+    """Return the keys of the images of an entry in the YAML file; None if the entry leads to no image.
 
     Args:
         value: Path of a folder of images or of a list file.
@@ -298,7 +298,7 @@ def _label_files(tree: Tree, files: Sequence[str]) -> list[str]:
 
 
 def _labels_without_image(tree: Tree, keys: Mapping[str, str]) -> list[str]:
-    """Return a note on label files without an image, empty if there are none.
+    """Return a note on label files without an image; empty if every label file has its image.
 
     Text files that are neither empty nor begin with an object are taken for other files.
     """

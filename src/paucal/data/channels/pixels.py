@@ -194,7 +194,7 @@ def _scale_to_8_bits(values: NDArray[np.generic]) -> NDArray[np.uint8]:
 
 
 def _deep_colours(image: Image.Image) -> bool:
-    """Return whether this is a 16-bit colour image, of which Pillow would drop bits or mix up the planes (TIFF)."""
+    """Return whether this is a 16-bit colour image: Pillow would drop its bits, or mix up its planes (TIFF)."""
     tiles, colours = getattr(image, "tile", None), image.mode in ("RGB", "RGBA", "RGBX", "LA")
     if not colours or not tiles or getattr(image, "fp", None) is None:
         return False

@@ -66,7 +66,7 @@ def _storage_error(
 
 
 def _refuse_palettes(files: Sequence[FileFacts]) -> None:
-    """Refuse palettes of which two give the same index different colours."""
+    """Refuse palettes if two of them give the same index different colours."""
     first: dict[int, tuple[int, FileFacts]] = {}
     for file in files:
         for value, colour in (file.palette or {}).items():

@@ -126,7 +126,7 @@ def _restrict_to_lists(entry: NamedSet, images: ImageSet, root: Path) -> ImageSe
     """Return the images in the lists of an official partition, with their parts.
 
     If the lists are missing, all images are returned, with a note. torchvision reads all images of SUN397 and none of
-    its ten official partitions, of which papers use the first.
+    its ten official partitions; papers use the first.
     """
     lists = entry.lists
     if lists is None:

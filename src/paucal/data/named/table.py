@@ -76,7 +76,7 @@ class NamedSet:
         lists: List files of an official partition; None if torchvision knows the parts, or there are none.
         homes: Folders in which the paths of `unpacked` and `one_of` may be, relative to the root; "" for the root
             itself.
-        one_of: Folders of which at least one must exist, besides all of `unpacked`; empty for no such condition.
+        one_of: Folders; at least one must exist, besides all of `unpacked`; empty for no such condition.
         labelled: Whether labels can be read.
     """
 

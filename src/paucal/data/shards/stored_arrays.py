@@ -1,4 +1,4 @@
-"""Arrays and strings in a file, of which slices are read when needed."""
+"""Arrays and strings in a file; slices of them are read when needed."""
 
 import os
 import struct

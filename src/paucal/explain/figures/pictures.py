@@ -54,7 +54,7 @@ def panels(
     Args:
         rows: Number of rows of panels.
         columns: Number of columns of panels.
-        shape: (height, width) of the pictures in pixels, of which only the aspect ratio matters.
+        shape: (height, width) of the pictures in pixels; only the aspect ratio matters.
         extra: Additional height of the figure in inches.
         scale: Factor of the size of the panels.
     """

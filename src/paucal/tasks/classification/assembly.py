@@ -177,7 +177,7 @@ def _open_tune_record(
 ) -> TuneRecord | None:
     """Return the auto-tuning record: stored by `run`, or new; None for a run without auto-tuning.
 
-    `in_memory` is False for streamed images, of which no probe is fitted.
+    `in_memory` is False for streamed images; no probe is fitted to these.
     """
     if run is not None:
         return read_record(run)

@@ -129,9 +129,9 @@ def weights_at_hand() -> PretrainedWeights | AddedWeights | None:
 
 
 def open_reader(settings: CheckSettings, side: int) -> FeatureReader:
-    """Return a reader of features of --model, or of weights on this machine, or if there are none of plain pixels.
+    """Return a reader of the features of --model, or else of weights on this machine.
 
-    `side` is the median of the images' shorter sides in pixels.
+    Without any weights, plain pixels are the features. `side` is the median of the images' shorter sides in pixels.
     """
     check_size(settings.img_size)
     name = settings.model or getattr(weights_at_hand(), "name", None)

@@ -94,7 +94,7 @@ def detect_objects(
         run: Run of `paucal detect`.
         sources: Files, folders, patterns, PIL images and arrays (H, W) or (H, W, 3); one or several of them; or a
             DataFrame with a row for each image.
-        settings: Settings of prediction, of which detectors use `device` and `on_bad_image`.
+        settings: Settings of prediction; detectors use only `device` and `on_bad_image`.
         console: Console for skipped images and progress.
         drawn: Whether to draw the objects on copies of the images.
         image: Column of a DataFrame with the paths or PIL images; None for the first column with a usual name, such
