@@ -19,6 +19,7 @@ from torch import Tensor
 
 from paucal.data.decoded.cache_folder import features_folder
 from paucal.runs import write_text
+from paucal.wording import counted
 
 # All must hold for bfloat16.
 MIN_SPEEDUP = 1.3  # time with float32, divided by time with bfloat16
@@ -145,7 +146,9 @@ def decide_precision(speed: float, exact: Tensor, rounded: Tensor, classes: bool
         return PrecisionChoice(None, f"float32: the outputs of bfloat16 differ (cosine {cosine:.4f})", measured=True)
     if classes and not torch.equal(exact.argmax(1), rounded.argmax(1)):
         return PrecisionChoice(None, "float32: bfloat16 changes the class of some images", measured=True)
-    reason = f"bfloat16: {speed:.1f} times as fast as float32 here, with the same predictions"
+    agreement = "the same classes" if classes else "nearly the same outputs"
+    tested = counted(len(exact), "tested image")
+    reason = f"bfloat16: {speed:.1f} times as fast as float32 here, with {agreement} for {tested}"
     return PrecisionChoice(torch.bfloat16, reason, speed, measured=True)
 
 

@@ -4,10 +4,13 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
 from paucal.evaluation.calibration import MIN_IMAGES, Calibration
 from paucal.methods.training_settings import TrainSettings
 from paucal.runs import RunFolder
-from paucal.tasks.classification.conclusion import calibration_line, next_steps
+from paucal.tasks.classification import conclusion
+from paucal.tasks.classification.conclusion import calibration_line, kept_text, next_steps
 
 
 def line(temperature: float, images: int) -> str:
@@ -22,6 +25,19 @@ def test_calibration_line__says_what_the_temperature_did_or_why_there_is_none():
     assert line(1.0, MIN_IMAGES - 1).endswith(f"{MIN_IMAGES - 1} validation images are too few to fit a temperature")
     assert line(1.0, MIN_IMAGES).endswith(f"{MIN_IMAGES} validation images show no need for a temperature")
     assert line(1.0, 1).endswith("1 validation image is too few to fit a temperature")
+
+
+@pytest.mark.parametrize(("size", "end"), [((128, 128), ""), ((224, 160), "; it takes images of 224x160 pixels")])
+def test_kept_text__names_the_image_size_if_tuning_went_on_to_another(monkeypatch, size, end):
+    def of_size(size: tuple[int, int]) -> Any:
+        return SimpleNamespace(backbone=SimpleNamespace(image_size=size))
+
+    monkeypatch.setattr(conclusion, "describe_kept_model", lambda *_: "the probe")
+    monkeypatch.setattr(conclusion, "read_card", lambda _: of_size(size))
+    data = SimpleNamespace(part=lambda _: [0])
+    setup: Any = SimpleNamespace(card=of_size((128, 128)), data=data, tune_record=None)
+    kept: Any = None
+    assert kept_text(RunFolder(Path("runs/1")), setup, kept, kept) == f"the probe{end}"
 
 
 def test_next_steps__quote_the_folder_of_the_run():

@@ -186,10 +186,10 @@ def summary(run: RunFolder, setup: TrainingSetup, outcome: Outcome, evaluation: 
         f"{counted(len(card.classes), 'class', 'classes')}",
         "parts": per_class,
         "part_images": data.counts(),  # differs from the sums over classes if images may have several labels or none
-        "grid": setup.grid_text,
+        "grid": setup.grid_text if read_card(run).backbone.image_size == setup.card.backbone.image_size else None,
         "epochs": outcome.passes(setup.settings.epochs),
         "rungs": step_rows(setup.tune_record, outcome, finish, measure),
-        "kept": None if is_one_epoch else describe_kept_model(setup.tune_record, outcome, finish, _is_selected(setup)),
+        "kept": None if is_one_epoch else kept_text(run, setup, outcome, finish),
         f"kept_val_{measure.score}": kept_model_score(setup.tune_record, outcome, finish, measure),
         "averaged_epochs": list(finish.epochs),
         "calibration": None if evaluation.calibrated is None else asdict(evaluation.calibrated),
@@ -212,7 +212,6 @@ def closing_lines(
     is_multi_label = isinstance(report, MultiLabelReport)
     baseline_score = percent(report.chance) if is_multi_label else percent(report.majority.top1)
     baseline = "a random order" if is_multi_label else f"always predicting {report.majority.name!r}"
-    kept_text = describe_kept_model(setup.tune_record, outcome, evaluation.finish, _is_selected(setup))
     due_note = usual_metric_line(report, setup.data.images.name)
     return [
         "",
@@ -224,12 +223,21 @@ def closing_lines(
         *filter(None, [evaluation.finish.mirrored]),
         f"trained: {setup.describe()}, {setup.settings.method}, "
         f"epochs: {outcome.passes(setup.settings.epochs)}, "
-        f"{total_seconds(setup.tune_record, outcome):.0f} s; kept: {kept_text}",
+        f"{total_seconds(setup.tune_record, outcome):.0f} s; "
+        f"kept: {kept_text(run, setup, outcome, evaluation.finish)}",
         f"results are in {run.path}: {page.name} (open it in a browser), {run.weights.name}, "
         f"{'metrics.csv, ' if outcome.rows else ''}plots/",
         "try next:",
         *(f"  {step}" for step in next_steps(run, setup)),
     ]
+
+
+def kept_text(run: RunFolder, setup: TrainingSetup, outcome: Outcome, finish: Finish) -> str:
+    """Return which model was kept and why, with its image size if tuning went on to another one."""
+    text = describe_kept_model(setup.tune_record, outcome, finish, _is_selected(setup))
+    height, width = read_card(run).backbone.image_size
+    is_tuned_size = (height, width) == setup.card.backbone.image_size
+    return text if is_tuned_size else f"{text}; it takes images of {height}x{width} pixels"
 
 
 def read_curve_sentence(run: RunFolder) -> str | None:
