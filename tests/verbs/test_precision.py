@@ -89,12 +89,27 @@ def test_predict__of_few_pictures_or_on_a_processor_without_bfloat16_stays_as_it
     assert measured == []
 
 
-def test_eval__says_which_precision_it_measured(run, measured, capsys):
-    assert main(["eval", str(run), "--part", "val", "--output", str(run / "eval-val")]) == 0
+def test_eval__computes_the_images_of_the_run_as_training_does_and_others_as_measured(run, measured, tmp_path, capsys):
+    paucal.evaluate(run, output=tmp_path / "own")
+    paucal.evaluate(run, output=tmp_path / "rounded", precision="bf16-mixed")
+    assert measured == []
+    stored, again, rounded = (
+        json.loads((folder / "metrics.json").read_text())["scores"]["loss"]["value"]
+        for folder in (run / "evaluation" / "test", tmp_path / "own", tmp_path / "rounded")
+    )
+    assert again == pytest.approx(stored, abs=1e-6)
+    assert abs(rounded - stored) > 1e-5
+    draw = np.random.default_rng(0)
+    for number in range(12):
+        folder = tmp_path / "others" / str(number % 2)
+        folder.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(draw.integers(0, 256, (32, 32, 3), dtype=np.uint8)).save(folder / f"{number}.png")
+    command = ["eval", str(run), str(tmp_path / "others"), "--output", str(tmp_path / "report")]
+    assert main(command) == 0
+    assert measured == [(8, 12)]
     said = capsys.readouterr()
     assert "precision: bfloat16: 2.0 times as fast as float32 here" in said.out + said.err
-    assert len(measured) == 1
-    main(["eval", str(run), "--part", "val", "--output", str(run / "eval-val"), "--precision", "32-true"])
+    main([*command, "--precision", "32-true"])
     assert len(measured) == 1
 
 

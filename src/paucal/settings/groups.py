@@ -14,7 +14,7 @@ Precision = Literal["32-true", "bf16-mixed", "16-mixed"]
 ForwardPrecision = Literal["32-true", "bf16-mixed"]
 FORWARD_PRECISION_HELP = (
     "precision of a classifier; by default bfloat16 if this CPU is at least 1.3 times as fast with it and gives "
-    "the same predictions, else float32"
+    "the same predictions for the first few images, else float32"
 )
 Strategy = Literal["auto", "ddp", "fsdp"]
 Logger = Literal["tensorboard", "mlflow", "wandb"]

@@ -62,13 +62,18 @@ def evaluate_classifier(run: str, data: Sequence[str], settings: EvalSettings, c
     real_answers = None if settings.real_labels is None else read_real_labels(settings.real_labels, len(model.classes))
     results = []
     for target in data or [None]:
+        own_images = target is None or is_data_of_run(folder, target, settings)
         selection = _choose_images(folder, target, settings, model, console)
         images, chosen, _ = selection
         if target or settings.part in (None, "test"):
             for text in seen_unlabelled(folder, images, chosen.positions):
                 console.say(text)
         output = report_folder(folder, target, data, settings)
-        results.append(_evaluate_set(model, selection, real_answers, output, settings, console))
+        if own_images and settings.precision is None:  # as in training, so that the run's own numbers are repeated
+            in_float32 = replace(settings, precision="32-true")
+            results.append(_evaluate_set(model, selection, real_answers, output, in_float32, console))
+        else:
+            results.append(_evaluate_set(model, selection, real_answers, output, settings, console))
     return results
 
 

@@ -45,7 +45,9 @@ class ScoringSettings:
     batch_size: int | None = option("images per forward pass", group="evaluation", low=1, high=1 << 20, chosen=True)
     workers: int = option("processes that load images", 0, group="evaluation", low=0, high=64)
     device: str = option("cpu, cuda or mps", "cpu", group="evaluation")
-    precision: ForwardPrecision | None = option(FORWARD_PRECISION_HELP, group="evaluation", chosen=True)
+    precision: ForwardPrecision | None = option(
+        f"{FORWARD_PRECISION_HELP}; for the run's own images float32, as in training", group="evaluation", chosen=True
+    )
 
 
 @dataclass(frozen=True)
