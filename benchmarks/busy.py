@@ -225,9 +225,9 @@ def main() -> None:
     parser.add_argument("--name", default="busy_cpu", help="of the stored result")
     options = parser.parse_args()
     from measuring import ratio, spread, store, surroundings
-    from paucal.cores import usable_cores
+    from paucal.cores import count_usable_cores
 
-    others = options.others or max(1, usable_cores() // 2)
+    others = options.others or max(1, count_usable_cores() // 2)
     with tempfile.TemporaryDirectory() as work:
         found = in_turns(options.ways, make_run(Path(work)), options.tasks, options.repeats, others)
         if options.runs:
@@ -249,7 +249,7 @@ def main() -> None:
             for way, times in states["busy"].items()
         }
         rows[task] = row
-    settings = {"cores": usable_cores(), "others": others, "load_before": os.getloadavg()[0], **vars(options)}
+    settings = {"cores": count_usable_cores(), "others": others, "load_before": os.getloadavg()[0], **vars(options)}
     facts = {"threads_used": found["threads"], "settings": settings, "surroundings": surroundings("cpu")}
     store(options.name, {"rows": rows, **facts})
     for task, row in rows.items():

@@ -22,7 +22,7 @@ from PIL import Image, ImageDraw
 
 from busy import COMMAND, environment, load
 from measuring import store, surroundings
-from paucal.cores import usable_cores
+from paucal.cores import count_usable_cores
 from paucal.training.checkpoints import checkpoint_changes
 
 SIDE, IMAGES = 160, 240
@@ -108,13 +108,13 @@ def main() -> None:
     parser.add_argument("--others", type=int, help="programs beside it; by default as many as cores")
     parser.add_argument("--name", default="busy_clock", help="of the stored result")
     options = parser.parse_args()
-    others = options.others or usable_cores()
+    others = options.others or count_usable_cores()
     places = draw_images(options.work / "data")
     rows = []
     for number, verb in enumerate(options.verbs):
         rows.append(timed_run(verb, places[verb], options.work / f"{number}-{verb}", 60 * options.minutes, others))
         print(verb, rows[-1], flush=True)
-    settings = {"minutes": options.minutes, "others": others, "cores": usable_cores()}
+    settings = {"minutes": options.minutes, "others": others, "cores": count_usable_cores()}
     store(options.name, {"surroundings": surroundings("cpu"), "settings": settings, "rows": rows})
     if not all(row["in_time"] for row in rows):
         raise SystemExit("a run did not end in its time")

@@ -20,7 +20,7 @@ import training
 from device_state import Piece, Row, Session
 from measuring import interleaved, peak_memory, spread, synchronize
 from paucal.backbones import BackboneSpec
-from paucal.cores import usable_cores
+from paucal.cores import count_usable_cores
 from paucal.objectives import Supervised
 from paucal.training import largest_batch
 from paucal.types import Batch
@@ -181,7 +181,7 @@ def _trained(session: Session, name: str, side: int, model: str, arguments: list
     sizes = {"images": 64, "batch": 8, "epochs": 3, "turns": 1} if session.toy else {"images": 3000, "batch": 128}
     options = Namespace(
         **{"model": model, "model_args": arguments, "size": side, "epochs": 4, "turns": 2, **sizes},
-        workers=0 if session.toy else min(15, usable_cores() - 1),
+        workers=0 if session.toy else min(15, count_usable_cores() - 1),
         device=session.device,
         precision="bf16",
     )

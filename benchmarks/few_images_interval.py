@@ -38,7 +38,7 @@ def judged(found: dict[str, Tensor], per_class: int, seed: int) -> dict[str, Any
     right = (head.scores(values[draw.others]).argmax(1) == truth).double()
     alike = torch.stack([right[truth == label].mean() for label in range(draw.n_classes)]).mean()
     assert race.held_out is not None
-    score = cross_validated(race.held_out.hits.numpy(), folds=race.held_out.folds)
+    score = cross_validated(race.held_out.is_correct.numpy(), folds=race.held_out.folds)
     low, high = score.ends
     return {
         "per_class": per_class,

@@ -26,7 +26,7 @@ import paucal
 from esvit_gain import ARGUMENTS, MODEL, NEIGHBOURS, export, features
 from measuring import store, surroundings
 from paucal.evaluation.protocols.knn import knn_scores
-from paucal.evaluation.protocols.linear_probe import PUBLISHED, cached_batches, fit_probe, for_images
+from paucal.evaluation.protocols.linear_probe import PUBLISHED, cached_batches, fit_probe, limit_batch_size
 from paucal.models.trained import load_trained
 from paucal.runs import RunFolder
 
@@ -75,7 +75,7 @@ def judged(run: Path, data: Path) -> dict[str, float]:
     classes = int(labels.max()) + 1
     nearest = knn_scores(bank, labels, asked, classes, [NEIGHBOURS])[NEIGHBOURS].argmax(1)
     held = torch.from_numpy(np.random.default_rng(0).permutation(len(labels)) < len(labels) // 10)
-    settings = for_images(PUBLISHED, len(labels))
+    settings = limit_batch_size(PUBLISHED, len(labels))
     probe = fit_probe(
         cached_batches(bank[~held], labels[~held], settings),
         cached_batches(bank, labels, settings),

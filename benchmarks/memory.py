@@ -2,8 +2,8 @@
 
     python benchmarks/memory.py --repeats 7
 
-Rows are models, columns batches; times are milliseconds an image with glibc's usual ways and within `kept_memory`, in
-turns, and the ratio of paired calls. What `paucal` gives a network at a time is marked.
+Rows are models, columns batches; times are milliseconds an image with glibc's usual settings and within
+`keep_freed_memory`, in turns, and the ratio of paired calls. What `paucal` gives a network at a time is marked.
 """
 
 import argparse
@@ -18,7 +18,7 @@ import torch
 import paucal  # noqa: F401, for its models
 from measuring import interleaved, ratio, store, surroundings
 from paucal.data.loader import inference_batch_size
-from paucal.memory import kept_memory
+from paucal.memory import keep_freed_memory
 
 MODELS: dict[str, tuple[int, dict[str, Any]]] = {
     "tf_efficientnet_lite0": (224, {}),
@@ -27,7 +27,7 @@ MODELS: dict[str, tuple[int, dict[str, Any]]] = {
     "resnet10t": (64, {}),
     "dhvt_mini": (32, {"img_size": 32}),
 }
-WAYS = {"usual": nullcontext, "kept": kept_memory}
+WAYS = {"usual": nullcontext, "kept": keep_freed_memory}
 
 
 def main() -> None:

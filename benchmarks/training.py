@@ -34,7 +34,7 @@ from timm.utils.model_ema import ModelEmaV3
 
 import paucal
 from measuring import ratio, store, surroundings, synchronize
-from paucal.cores import usable_cores
+from paucal.cores import count_usable_cores
 from paucal.data.dataset import ViewDataset
 from paucal.data.decoded.in_memory import cache_images
 from paucal.data.loader import make_train_loader
@@ -52,7 +52,7 @@ DECAY = 0.99
 def export(source: str, count: int, folder: Path) -> None:
     """Write images as class folders: what both loops read."""
     images = open_images(source)
-    with ThreadPoolExecutor(usable_cores()) as pool:
+    with ThreadPoolExecutor(count_usable_cores()) as pool:
         saved = []
         for index in np.random.default_rng(0).permutation(len(images))[:count].tolist():
             target = folder / images.classes[images.labels[index]] / f"{index}.png"

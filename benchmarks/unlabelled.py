@@ -39,8 +39,8 @@ from paucal.evaluation.familiarity import fit_familiarity
 from paucal.tasks.classification.auto_tune.head_race import race_heads
 from paucal.tasks.classification.auto_tune.probe import Head, fit_head
 from paucal.tasks.classification.auto_tune.unlabelled_head import (
-    ALONE,
-    GAUSSIAN,
+    GAUSSIAN_HEAD,
+    LABELS_ALONE,
     fit_heads,
     make_base_fit,
     make_pool,
@@ -165,17 +165,19 @@ def measured(
         *(staged[pool][labelled], own_labels, classes, staged[pool][others]), make_base_fit(race, head, classes), seed
     )
     scores = {"last features alone": accuracy(head.scores(found["last"][judged]))}
-    scores[ALONE] = scores["last features alone"] if race.head is None else accuracy(race.head.scores(staged[judged]))
-    scores[STEP] = scores[ALONE]
+    scores[LABELS_ALONE] = (
+        scores["last features alone"] if race.head is None else accuracy(race.head.scores(staged[judged]))
+    )
+    scores[STEP] = scores[LABELS_ALONE]
     if step.weight is not None and step.bias is not None:
         scores[STEP] = accuracy(staged[judged] @ step.weight.T + step.bias)
     given, fit = (staged[pool][labelled], own_labels, classes), make_base_fit(race, head, classes)
     for name, (weight, bias) in fit_heads(*given, make_pool(staged[pool][others]), fit).items():
-        if name != ALONE:
+        if name != LABELS_ALONE:
             scores[f"{name}, always"] = accuracy(staged[judged] @ weight.T + bias)
     if strangers is not None:
         for name, more in planted(given[0], staged[pool][others], staged_features(strangers), last.shape[1]).items():
-            weight, bias = fit_heads(*given, make_pool(more), fit)[GAUSSIAN]
+            weight, bias = fit_heads(*given, make_pool(more), fit)[GAUSSIAN_HEAD]
             scores[name] = accuracy(staged[judged] @ weight.T + bias)
     if options.ways:
         scores |= soft_targets(found["last"].double(), labels, pool, judged, labelled, others, head)
@@ -224,7 +226,7 @@ def soft_targets(
 def commanded(source: str, work: Path, per_class: int, minutes: str, seed: int) -> dict[str, float]:
     """Return the test accuracy of the whole command with and without the other images, in percent."""
     scores = {}
-    for name, more in ((ALONE, None), (STEP, source)):
+    for name, more in ((LABELS_ALONE, None), (STEP, source)):
         run = work / f"{Path(source).name}-{per_class}-{seed}-{'with' if more else 'alone'}"
         if not (run / "summary.json").exists():
             given = ["--few-labels", str(per_class), "--time", minutes, "--seed", str(seed), "--output", str(run)]
@@ -276,10 +278,10 @@ def main() -> None:
     cells = []
     for per_class in options.per_class:
         own = [row["accuracy"] for row in rows if row["per_class"] == per_class]
-        for name in set(own[0]) - {ALONE}:
-            gains = [accuracy[name] - accuracy[ALONE] for accuracy in own]
+        for name in set(own[0]) - {LABELS_ALONE}:
+            gains = [accuracy[name] - accuracy[LABELS_ALONE] for accuracy in own]
             spread = statistics.stdev(gains) if len(gains) > 1 else 0.0
-            cell = {"per_class": per_class, "way": name, "alone": statistics.mean(one[ALONE] for one in own)}
+            cell = {"per_class": per_class, "way": name, "alone": statistics.mean(one[LABELS_ALONE] for one in own)}
             cells.append(cell | {"gain": statistics.mean(gains), "deviation": spread, "worst_seed": min(gains)})
             print(cells[-1])
     if options.name:

@@ -43,7 +43,7 @@ from paucal.losses.lejepa import unit_directions
 from paucal.losses.visreg import visreg_loss
 from paucal.tasks.classification.auto_tune.head_race import RaceResult, race_heads
 from paucal.tasks.classification.auto_tune.probe import fit_head
-from paucal.tasks.classification.auto_tune.unlabelled_head import GAUSSIAN, fit_heads, make_base_fit, make_pool
+from paucal.tasks.classification.auto_tune.unlabelled_head import GAUSSIAN_HEAD, fit_heads, make_base_fit, make_pool
 from unlabelled import staged_features
 
 FROZEN, VIEWS, BATCH = 4, 2, 32  # stages, stored views of each image, images of a step
@@ -105,7 +105,7 @@ class Stored:
         labels, classes = self.labels.repeat(VIEWS), self.targets.shape[1]
         head = fit_head(given, labels, classes, seed)
         weight, bias = fit_heads(given, labels, classes, make_pool(more), make_base_fit(RaceResult(), head, classes))[
-            GAUSSIAN
+            GAUSSIAN_HEAD
         ]
         return {"logistic": self.accuracy(head.scores(judged)), "Gaussian": self.accuracy(judged @ weight.T + bias)}
 
@@ -202,7 +202,7 @@ def stored_images(
     head = fit_head(last[given], labels[given], classes, seed)
     race = race_heads(last[given], staged[given], labels[given], classes, head.strength, seed)
     fit = make_base_fit(race, head, classes)
-    weight, bias = fit_heads(staged[given], labels[given], classes, make_pool(staged[more]), fit)[GAUSSIAN]
+    weight, bias = fit_heads(staged[given], labels[given], classes, make_pool(staged[more]), fit)[GAUSSIAN_HEAD]
     right = ((staged[judged] @ weight.T + bias).argmax(1) == labels[judged]).double().mean()
     images = open_images(options.source)
     places = [chosen_rows(images, part, 10_000) for part in ("train", "val", "test") if part in images.declared]

@@ -10,9 +10,9 @@ from PIL import Image
 REPLACED = (
     "paucal.evaluation.curves.Figure",
     "paucal.evaluation.plots.Figure",
-    "paucal.evaluation.plots._png_bytes",
+    "paucal.evaluation.plots._render_once",
     "paucal.tasks.classification.mistakes.mistakes_attribution_figure",
-    "paucal.verbs.explain.writing.as_bytes",
+    "paucal.verbs.explain.writing.figure_to_bytes",
 )
 
 

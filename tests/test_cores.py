@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paucal import cores
-from paucal.cores import choose_threads, cpu_quota, own_threads, usable_cores
+from paucal.cores import choose_threads, count_usable_cores, limited_threads, read_cpu_quota
 
 needs_binding = pytest.mark.skipif(
     not hasattr(os, "sched_setaffinity"), reason="processes are bound to cores on Linux alone"
@@ -21,10 +21,10 @@ needs_binding = pytest.mark.skipif(
 @needs_binding
 def test_usable_cores__are_those_the_process_is_bound_to():
     before = os.sched_getaffinity(0)
-    assert usable_cores() == min(len(before), math.ceil(min(cpu_quota(), 1e6)))
+    assert count_usable_cores() == min(len(before), math.ceil(min(read_cpu_quota(), 1e6)))
     try:
         os.sched_setaffinity(0, {min(before)})
-        assert usable_cores() == 1
+        assert count_usable_cores() == 1
     finally:
         os.sched_setaffinity(0, before)
 
@@ -76,11 +76,11 @@ V1 = "5:memory:/a\n4:cpu,cpuacct:/docker/1f\n1:name=systemd:/docker/1f\n0::/\n"
     ],
 )
 def test_quota__is_read_from_groups_of_both_versions(membership, limits, quota, tmp_path):
-    assert cpu_quota(*grouped(tmp_path, membership, limits)) == quota
+    assert read_cpu_quota(*grouped(tmp_path, membership, limits)) == quota
 
 
 def test_quota__is_none_where_there_are_no_groups(tmp_path):
-    assert cpu_quota(tmp_path / "cgroup", tmp_path) == math.inf
+    assert read_cpu_quota(tmp_path / "cgroup", tmp_path) == math.inf
 
 
 @settings(max_examples=60, deadline=None)
@@ -98,14 +98,14 @@ def test_quota__is_the_lowest_on_the_way_up(tmp_path_factory, limits, second):
     own = "/".join(names)
     text = f"0::/{own}\n" if second else f"3:cpu:/{own}\n0::/\n"
     expected = min((limit / 100_000 for limit in limits if limit is not None), default=math.inf)
-    assert cpu_quota(*grouped(tmp_path_factory.mktemp("groups"), text, files)) == expected
+    assert read_cpu_quota(*grouped(tmp_path_factory.mktemp("groups"), text, files)) == expected
 
 
 @pytest.mark.parametrize(("quota", "bound", "expected"), [(1.5, 64, 2), (0.3, 64, 1), (math.inf, 6, 6), (9.0, 4, 4)])
 def test_usable_cores__are_within_the_quota(quota, bound, expected, monkeypatch):
-    monkeypatch.setattr(cores, "cpu_quota", lambda: quota)
-    monkeypatch.setattr(cores, "_bound_cores", lambda: bound)
-    assert usable_cores() == expected
+    monkeypatch.setattr(cores, "read_cpu_quota", lambda: quota)
+    monkeypatch.setattr(cores, "_count_bound_cores", lambda: bound)
+    assert count_usable_cores() == expected
 
 
 @pytest.fixture
@@ -120,7 +120,7 @@ def before_torch(monkeypatch):
             if not loaded:
                 patch.delitem(sys.modules, "torch")
             cores.prepare_threads()
-            return os.environ, cores.threads_are_given(), cores._state["late"]
+            return os.environ, cores.is_thread_count_set(), cores._state["late"]
 
     return prepared
 
@@ -130,13 +130,13 @@ def before_torch(monkeypatch):
     [{"GOMP_SPINCOUNT": "7"}, {"KMP_BLOCKTIME": "200"}, {"OMP_WAIT_POLICY": "active"}, {"OMP_WAIT_POLICY": "passive"}],
 )
 def test_wait__that_the_user_has_set_stays(variables, before_torch, monkeypatch):
-    monkeypatch.setattr(cores, "usable_cores", cores._bound_cores)
+    monkeypatch.setattr(cores, "count_usable_cores", cores._count_bound_cores)
     assert before_torch(**variables) == (variables, False, False)
     assert before_torch(loaded=True, **variables) == (variables, False, False)
 
 
 def test_wait__is_short_where_nobody_has_set_it(before_torch, monkeypatch):
-    monkeypatch.setattr(cores, "usable_cores", cores._bound_cores)
+    monkeypatch.setattr(cores, "count_usable_cores", cores._count_bound_cores)
     short = {"GOMP_SPINCOUNT": "1000", "KMP_BLOCKTIME": "0"}
     assert before_torch() == (short, False, False)
     assert before_torch(OMP_NUM_THREADS="3") == ({**short, "OMP_NUM_THREADS": "3"}, True, False)
@@ -144,8 +144,8 @@ def test_wait__is_short_where_nobody_has_set_it(before_torch, monkeypatch):
 
 
 def test_threads__are_limited_to_a_quota_where_nobody_has_said_how_many(before_torch, monkeypatch):
-    monkeypatch.setattr(cores, "_bound_cores", lambda: 8)
-    monkeypatch.setattr(cores, "cpu_quota", lambda: 2.5)
+    monkeypatch.setattr(cores, "_count_bound_cores", lambda: 8)
+    monkeypatch.setattr(cores, "read_cpu_quota", lambda: 2.5)
     found, given, _ = before_torch()
     assert (found["OMP_NUM_THREADS"], given) == ("3", False)
     found, given, _ = before_torch(OMP_NUM_THREADS="5")
@@ -165,7 +165,7 @@ SHOWN = "import os; print(os.environ.get('GOMP_SPINCOUNT'), os.environ.get('KMP_
 
 def test_import__sets_the_wait_for_torch_and_for_processes_that_follow():
     child = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {SHOWN!r}])"
-    note = "from paucal.cores import note_late_import as note; torch.set_num_threads(2); note()"
+    note = "from paucal.cores import warn_of_late_import as note; torch.set_num_threads(2); note()"
     assert in_process(f"import paucal, torch; {note}; {child}") == (["1000", "0"], "")
 
 
@@ -173,12 +173,12 @@ def test_note__is_made_once_where_torch_was_there_before(monkeypatch, caplog, th
     torch.set_num_threads(2)
     monkeypatch.setitem(cores._state, "late", True)
     for _ in range(2):
-        cores.note_late_import()
+        cores.warn_of_late_import()
     assert [record.message for record in caplog.records] == [cores.LATE_IMPORT_WARNING]
     assert "GOMP_SPINCOUNT=1000 and KMP_BLOCKTIME=0" in cores.LATE_IMPORT_WARNING
     torch.set_num_threads(1)  # which wait for nobody
     monkeypatch.setitem(cores._state, "late", True)
-    cores.note_late_import()
+    cores.warn_of_late_import()
     assert len(caplog.records) == 1
 
 
@@ -187,7 +187,7 @@ def threads(monkeypatch):
     """Let the number of threads be free on a machine of eight cores; give it back afterwards."""
     before = torch.get_num_threads()
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    monkeypatch.setattr(cores, "usable_cores", lambda: 8)
+    monkeypatch.setattr(cores, "count_usable_cores", lambda: 8)
     yield
     torch.set_num_threads(before)
 
@@ -221,8 +221,8 @@ def test_threads__that_somebody_has_set_stay(threads, monkeypatch):
 
 def test_threads__are_no_more_than_cores_inside_the_block(threads, monkeypatch):
     torch.set_num_threads(4)
-    monkeypatch.setattr(cores, "usable_cores", lambda: 2)
-    with own_threads():
+    monkeypatch.setattr(cores, "count_usable_cores", lambda: 2)
+    with limited_threads():
         assert torch.get_num_threads() == 2
         torch.set_num_threads(1)
     assert torch.get_num_threads() == 4
@@ -237,8 +237,8 @@ def test_cores__are_shared_where_there_is_other_work_or_a_part_of_a_core(load, q
     monkeypatch.setattr(cores.os, "getloadavg", lambda: (load, 0, 0))
     monkeypatch.setattr(cores.os, "cpu_count", lambda: max(bound, 4) if bound == 4 else 6)
     monkeypatch.setattr(cores.time, "process_time", lambda: 6.0)
-    monkeypatch.setattr(cores, "cpu_quota", lambda: quota)
-    monkeypatch.setattr(cores, "_bound_cores", lambda: bound)
+    monkeypatch.setattr(cores, "read_cpu_quota", lambda: quota)
+    monkeypatch.setattr(cores, "_count_bound_cores", lambda: bound)
     assert cores.cores_are_shared() == shared
 
 
@@ -251,6 +251,6 @@ def test_slowdown__is_the_time_that_work_waits_for_a_core(monkeypatch):
 
     monkeypatch.setattr(cores.time, "thread_time", work)
     monkeypatch.setattr(cores.time, "perf_counter", lambda: now[0])
-    assert cores.slowdown() == pytest.approx(4.0, rel=0.2)
+    assert cores.measure_slowdown() == pytest.approx(4.0, rel=0.2)
     monkeypatch.setattr(cores.time, "perf_counter", lambda: now[1])
-    assert cores.slowdown() == pytest.approx(1.0, rel=0.2)
+    assert cores.measure_slowdown() == pytest.approx(1.0, rel=0.2)

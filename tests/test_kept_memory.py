@@ -10,7 +10,7 @@ from paucal.memory import _glibc_function
 PROGRAM = """
 import resource
 import torch
-from paucal.memory import kept_memory
+from paucal.memory import keep_freed_memory
 
 def faults(times=10):
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
@@ -24,9 +24,9 @@ def held():
 
 faults(1)
 plain, before = faults(), held()
-with kept_memory():
+with keep_freed_memory():
     first = faults(1)
-    with kept_memory():
+    with keep_freed_memory():
         pass
     kept = faults()
 print(plain, first, kept, held() - before, faults())

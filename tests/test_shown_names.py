@@ -11,7 +11,7 @@ import pytest
 
 import paucal
 from fuzz.flags import spellings_of
-from paucal.cli.main import VERB_SUMMARIES
+from paucal.cli.main import COMMAND_SUMMARIES
 from test_examples import PAGES, without_code
 
 INLINE = re.compile(r"`([^`\n]*(?:\n[^`\n]*)?)`")
@@ -35,7 +35,7 @@ def python_calls(code: str) -> Iterator[tuple[str, set[str]]]:
 
 @pytest.mark.parametrize("page", USER_PAGES, ids=lambda page: page.stem)
 def test_pages__name_commands_and_flags_that_there_are(page):
-    every = frozenset[str]().union(*(spellings_of(verb) for verb in VERB_SUMMARIES)).union(OF_OTHERS)
+    every = frozenset[str]().union(*(spellings_of(verb) for verb in COMMAND_SUMMARIES)).union(OF_OTHERS)
     for code in inline_code(page.read_text()):
         command = re.match(r"(?:uv run )?paucal ([a-z]+)\b(.*)", code)
         words = shlex.split(command[2] if command else "")

@@ -1,8 +1,8 @@
 """paucal trains vision transformers well when images are few.
 
-Importing it registers its backbones with timm; each public name is imported on first use. Before torch is imported,
-environment variables that it reads are set, unless the user has set them: how long threads spin before they sleep, and
-the number of threads in a container with a CPU quota (`paucal.cores`).
+Importing paucal registers its backbones with timm. Each public name is imported on first use. If torch has not been
+imported yet, `import paucal` sets environment variables that torch reads, unless the user has set them: how long
+threads spin before they sleep and, in a container with a CPU quota, the number of threads (`paucal.cores`).
 
 Example:
     >>> import torch, paucal
@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from paucal.cores import prepare_threads
 
-if TYPE_CHECKING:  # the names of `_MODULES`, for type checkers and editors; a test compares the two
+if TYPE_CHECKING:  # for type checkers and editors; a test checks that these names are those of `_MODULES`
     from paucal.estimators.classifier import ImageClassifier as ImageClassifier
     from paucal.estimators.embedder import ImageEmbedder as ImageEmbedder
     from paucal.estimators.regressor import ImageRegressor as ImageRegressor
@@ -68,7 +68,7 @@ if TYPE_CHECKING:  # the names of `_MODULES`, for type checkers and editors; a t
 
 __version__ = version("paucal")
 
-# Module of each public name, and its name there after ":" if it differs.
+# The module of each public name; if the name in that module differs, it follows after ":".
 _MODULES = {
     "Deployed": "paucal.models.trained:TrainedModel",
     "DrLoc": "paucal.objectives",
@@ -163,10 +163,10 @@ __all__ = [
 ]
 
 prepare_threads()
-_program = sys.argv[0] if sys.argv else ""  # "-m" while Python looks for the module of `python -m paucal`
+_program = sys.argv[0] if sys.argv else ""  # "-m" while Python is still locating the module for `python -m paucal`
 if Path(_program).stem != "paucal" and not (_program == "-m" and "paucal" in sys.orig_argv):
-    # Registers our backbones for timm.create_model. The command line imports them only when needed, since timm is
-    # slow to import and help should be fast.
+    # This import registers our backbones for timm.create_model. The command line imports timm only when needed, since
+    # timm is slow to import and `--help` should be fast.
     importlib.import_module("paucal.backbones")
 
 

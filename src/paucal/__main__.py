@@ -1,4 +1,4 @@
-"""`python -m paucal`: the command line, for environments whose programs are not on the PATH."""
+"""`python -m paucal` runs the command line, for environments where the `paucal` program is not on the PATH."""
 
 import sys
 

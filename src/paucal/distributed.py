@@ -13,21 +13,21 @@ def is_distributed() -> bool:
 
 
 def rank() -> int:
-    """Return the rank of this process, 0 if `torch.distributed` is not initialised."""
+    """Return the rank of this process; 0 if `torch.distributed` is not initialised."""
     return dist.get_rank() if is_distributed() else 0
 
 
 def world_size() -> int:
-    """Return the number of processes, 1 if `torch.distributed` is not initialised."""
+    """Return the number of processes; 1 if `torch.distributed` is not initialised."""
     return dist.get_world_size() if is_distributed() else 1
 
 
 @torch.no_grad()
 def all_reduce_mean(tensor: Tensor) -> Tensor:
-    """Return the mean of a tensor over all processes, detached from the graph.
+    """Return the element-wise mean of a tensor over all processes, detached from the graph.
 
-    Every process must call it, with a tensor of the same shape. It sums and divides, since torch's CPU backend has no
-    averaging reduction.
+    Every process must call this function, with a tensor of the same shape. The tensors are summed and divided, since
+    Gloo, torch's CPU backend, has no averaging reduction.
 
     Example:
         >>> all_reduce_mean(torch.tensor([1.0, 3.0]))
@@ -41,8 +41,8 @@ def all_reduce_mean(tensor: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def take_from_first(tensors: Iterable[Tensor]) -> None:
-    """Overwrite tensors with the tensors of process 0; every process must call it, with tensors of the same shapes."""
+def broadcast_tensors(tensors: Iterable[Tensor]) -> None:
+    """Overwrite tensors with those of process 0; every process must call this, with tensors of the same shapes."""
     if is_distributed():
         for tensor in tensors:
             dist.broadcast(tensor, src=0)

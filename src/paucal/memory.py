@@ -1,4 +1,4 @@
-"""Memory: what is free, the peak of this process, out-of-memory errors, and keeping freed memory."""
+"""Free memory, peak memory of this process, out-of-memory errors, and allocator settings that keep freed memory."""
 
 import ctypes
 import os
@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-# Text in out-of-memory errors without an exception class of their own. The last is from CUDA libraries
+# Parts of the messages of out-of-memory errors that are plain RuntimeErrors. The last part is from CUDA libraries
 # (CUBLAS_STATUS_ALLOC_FAILED).
 _OUT_OF_MEMORY_TEXTS = ("out of memory", "can't allocate memory", "not enough memory", "_status_alloc_failed")
 _MEMINFO = Path("/proc/meminfo")
@@ -15,32 +15,32 @@ _CGROUP = Path("/sys/fs/cgroup")
 _ASSUMED_MEMORY = 4 << 30  # bytes, on systems that do not report their memory
 
 _TRIM_THRESHOLD, _MMAP_MAX = -1, -4  # constants of glibc's malloc.h
-# glibc's default values (for the trim threshold, the maximum of its automatic adjustment).
+# glibc's default values; for the trim threshold, the largest value to which glibc adjusts it automatically.
 _DEFAULT_OPTIONS = {_MMAP_MAX: 65536, _TRIM_THRESHOLD: 64 << 20}
 _KEEPING_OPTIONS = {_MMAP_MAX: 0, _TRIM_THRESHOLD: 2**31 - 1}  # freed memory is never returned
-_state = {"is_keeping": False}  # whether `kept_memory` is active
+_state = {"is_keeping": False}  # whether `keep_freed_memory` is active
 _USER_VARIABLES = ("MALLOC_MMAP_MAX_", "MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "GLIBC_TUNABLES")
 
 
 def is_out_of_memory(problem: BaseException) -> bool:
     """Return whether an exception is an out-of-memory error."""
-    import torch  # imported late, since verbs that only print do not need it
+    import torch  # imported late, since commands that only print do not need torch
 
     if isinstance(problem, torch.OutOfMemoryError | MemoryError):
         return True
     return isinstance(problem, RuntimeError) and any(text in str(problem).lower() for text in _OUT_OF_MEMORY_TEXTS)
 
 
-def available_memory() -> int:
-    """Return the number of bytes of free memory, within the limit of the container if there is one."""
-    limits = [value for value in (_from_meminfo(), _from_cgroup()) if value is not None]
-    return min(limits) if limits else _from_sysconf()
+def read_available_memory() -> int:
+    """Return the number of bytes of free memory, within the memory limit of the container if there is one."""
+    limits = [value for value in (_read_meminfo(), _read_cgroup()) if value is not None]
+    return min(limits) if limits else _read_sysconf()
 
 
 def peak_memory(device: str) -> int | None:
     """Return the peak memory of this process in bytes: GPU memory for a CUDA device, else main memory.
 
-    None if the system does not report it (Windows).
+    Returns None on systems that do not report the peak (Windows).
     """
     import torch  # imported late, since free memory is also read without torch
 
@@ -55,13 +55,13 @@ def peak_memory(device: str) -> int | None:
 
 
 @contextmanager
-def kept_memory() -> Iterator[None]:
-    """Within this context, the process keeps freed memory for its next allocations; it is returned at the end.
+def keep_freed_memory() -> Iterator[None]:
+    """Within this context, the process keeps freed memory for later allocations; unused memory is returned at the end.
 
-    glibc returns every large block to the system when it is freed. A network on the CPU frees and allocates hundreds of
-    large blocks in each step, and the system clears every page again, which takes up to two thirds of the time of a
-    prediction. The context has no effect on other systems (macOS, Windows, musl), if the user has set an environment
-    variable of glibc's allocator, or inside another such context.
+    glibc returns every large block to the system as soon as the block is freed. A network on the CPU frees and
+    allocates hundreds of large blocks in each step, and the system clears every page again, which takes up to two
+    thirds of the time of a prediction. The context has no effect without glibc (macOS, Windows, musl), if the user has
+    set an environment variable of glibc's allocator, or inside another such context.
     """
     mallopt = (
         None
@@ -93,7 +93,7 @@ def _glibc_function(name: str) -> Callable[..., int] | None:
         return None
 
 
-def _from_meminfo() -> int | None:
+def _read_meminfo() -> int | None:
     try:
         lines = _MEMINFO.read_text().splitlines()
     except OSError:
@@ -102,7 +102,7 @@ def _from_meminfo() -> int | None:
     return sizes[0] if sizes else None
 
 
-def _from_cgroup() -> int | None:
+def _read_cgroup() -> int | None:
     try:
         limit = (_CGROUP / "memory.max").read_text().strip()
         used = int((_CGROUP / "memory.current").read_text())
@@ -114,7 +114,7 @@ def _from_cgroup() -> int | None:
     return max(int(limit) - used, 0) if limit.isdigit() else None
 
 
-def _from_sysconf() -> int:
+def _read_sysconf() -> int:
     """Return half of the physical memory in bytes, for systems that do not report free memory (macOS)."""
     try:
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2

@@ -1,7 +1,7 @@
-"""Reading of untrusted files so that they cannot block a program: only regular files, up to a size limit.
+"""Reading of untrusted files without the risk that a file blocks the program: only regular files, up to a size limit.
 
-Reading a pipe could wait forever, a device has no end, and a few hundred bytes of YAML with nested aliases can expand
-to gigabytes.
+Reading a pipe could wait forever, reading a device could never end, and a few hundred bytes of YAML with nested aliases
+can expand to gigabytes.
 """
 
 import codecs
@@ -16,16 +16,16 @@ import yaml
 
 from paucal.types import UserError
 
-_NOT_REGULAR = "{!r} is not a regular file (a folder, a pipe or a device): give a file."
+_NOT_REGULAR_MESSAGE = "{!r} is not a regular file (a folder, a pipe or a device): give a file."
 MAX_CONFIG_BYTES = 1 << 20
-MAX_YAML_DEPTH = 100  # nested collections
+MAX_YAML_DEPTH = 100  # levels of nested lists and mappings
 _BOM = "\ufeff"
-_BYTE_ORDER_MARKS = (  # UTF-32 comes first, since its little-endian mark begins with that of UTF-16
+_BYTE_ORDER_MARKS = (  # UTF-32 comes before UTF-16, since the UTF-32-LE mark begins with the UTF-16-LE mark
     *((codecs.BOM_UTF8, "utf-8"), (codecs.BOM_UTF32_LE, "utf-32-le"), (codecs.BOM_UTF32_BE, "utf-32-be")),
     *((codecs.BOM_UTF16_LE, "utf-16-le"), (codecs.BOM_UTF16_BE, "utf-16-be")),
 )
-# Character sequences that do not occur in western text, so that the bytes are not Windows-1252 after all. Comments
-# say which encodings produce them.
+# Character sequences that do not occur in western text. A file that contains one when decoded as Windows-1252 has
+# another encoding; the comments name encodings whose bytes produce each sequence.
 _ACCENTED, _SIGNS = "À-ÖØ-öø-ÿŠŽŒŸšžœƒ", "¡-©«-¬®-³µ-¶¸-¿×÷‚„†‡ˆ‰‹›“”˜¦"  # noqa: RUF001
 _NOT_WESTERN = re.compile(
     r"[^\x00-\xa0]{4}"  # Cyrillic, Greek, Chinese
@@ -37,13 +37,13 @@ _NOT_WESTERN = re.compile(
 )
 
 
-def named_path(text: str, flag: str = "--output") -> Path:
+def expand_user_path(text: str, flag: str = "--output") -> Path:
     """Return the path that a user gave for `flag`, with `~` replaced by the home folder."""
     if not text.strip():
         raise UserError(f"{flag} is empty: give a path, or leave {flag} out.")
     if "\0" in text:
         raise UserError(f"{flag} is {text[:80]!r}, but a path cannot contain a null byte: give another path.")
-    if flag in ("--output", "OUT") and "://" in text:  # otherwise it would become a folder called "s3:"
+    if flag in ("--output", "OUT") and "://" in text:  # otherwise a folder called "s3:" would be created
         raise UserError(f"{flag} is {text[:80]!r}, a URL, but this call writes to this machine: give a path.")
     expanded = os.path.expanduser(text)  # `Path.expanduser` raises an error for an unknown user
     if text.startswith("~") and expanded == text:
@@ -65,23 +65,23 @@ def read_bytes(path: Path, max_bytes: int) -> bytes:
     """Read a file of at most `max_bytes` bytes.
 
     Raises:
-        UserError: The file is not a regular file (a pipe or a device, for instance), or is larger.
-        OSError: The file does not exist, or cannot be read.
+        UserError: The file is not a regular file (a pipe or a device, for instance), or exceeds `max_bytes`.
+        OSError: The file does not exist or cannot be read.
     """
-    # Opening a pipe that nobody writes to would block without O_NONBLOCK; regular files ignore the flag.
+    # Without O_NONBLOCK, opening a pipe that nobody writes to would block. Regular files ignore this flag.
     descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
-        raise UserError(_NOT_REGULAR.format(str(path)))
+        raise UserError(_NOT_REGULAR_MESSAGE.format(str(path)))
     with os.fdopen(descriptor, "rb") as file:
         content = file.read(max_bytes + 1)
     if len(content) > max_bytes:
-        raise UserError(f"{str(path)!r} has more than {max_bytes:,} bytes, the limit for such files.")
+        raise UserError(f"{str(path)!r} is larger than {max_bytes:,} bytes, the limit for such files.")
     return content
 
 
 def read_text(path: Path, max_bytes: int, encoding: str = "utf-8", errors: str = "strict") -> str:
-    """Read a text file as `read_bytes` does; raise `UnicodeDecodeError` if it is not text in this encoding."""
+    """Read a text file of at most `max_bytes` bytes; raise `UnicodeDecodeError` if the encoding does not fit."""
     return read_bytes(path, max_bytes).decode(encoding, errors)
 
 
@@ -91,7 +91,7 @@ class DecodedText(NamedTuple):
     Attributes:
         text: Text without byte order marks.
         encoding: Name of the encoding, as Python spells it.
-        note: Sentence for the user on an assumed encoding; "" if the encoding was recognised.
+        note: Sentence that tells the user which encoding was assumed; "" if the encoding was recognised.
     """
 
     text: str
@@ -103,8 +103,8 @@ def read_decoded(path: Path, max_bytes: int) -> DecodedText:
     """Read a text file of at most `max_bytes` bytes in any encoding that `decode_text` recognises.
 
     Raises:
-        UserError: The file is not a regular file, is larger, or is not text in a known encoding.
-        OSError: The file does not exist, or cannot be read.
+        UserError: The file is not a regular file, exceeds `max_bytes`, or is not text in a known encoding.
+        OSError: The file does not exist or cannot be read.
     """
     return decode_text(read_bytes(path, max_bytes), str(path))
 
@@ -112,15 +112,15 @@ def read_decoded(path: Path, max_bytes: int) -> DecodedText:
 def decode_text(content: bytes, name: str, declared: str | None = None) -> DecodedText:
     r"""Decode the bytes of a text file that a user may have written with any program.
 
-    UTF-8, UTF-16 and UTF-32, with or without a byte order mark, are recognised. Other bytes are decoded as
-    Windows-1252, the western encoding that Excel writes, with a note; they are refused if the result is not western
-    text.
+    UTF-8, UTF-16 and UTF-32 are recognised, with or without a byte order mark. Any other content is decoded as
+    Windows-1252 (the western encoding that Excel writes), with a note for the user. It is refused if the decoded text
+    does not look western.
 
     Args:
         content: Content of the file.
         name: Name of the file for messages.
-        declared: Encoding that the file declares, as XML does; used if there is no byte order mark and Python supports
-            it.
+        declared: Encoding that the file itself declares, as XML files do. It is used if there is no byte order mark
+            and Python supports the encoding.
 
     Example:
         >>> decode_text("cat".encode("utf-16"), "labels.csv")
@@ -129,12 +129,12 @@ def decode_text(content: bytes, name: str, declared: str | None = None) -> Decod
         'Kätzchen'
     """
     marked = next((encoding for mark, encoding in _BYTE_ORDER_MARKS if content.startswith(mark)), None)
-    for encoding in filter(None, (marked,) if marked else (declared, _wide_encoding(content), "utf-8")):
+    for encoding in filter(None, (marked,) if marked else (declared, _detect_wide_encoding(content), "utf-8")):
         try:
             text = content.decode(encoding).lstrip(_BOM)
         except (UnicodeError, LookupError):
             continue
-        if text or encoding == "utf-8":  # a file of only a UTF-16 or UTF-32 mark is not taken for an empty text
+        if text or encoding == "utf-8":  # a file with only a UTF-16 or UTF-32 mark does not count as empty text
             return DecodedText(text, encoding, "")
     text = content.removeprefix(codecs.BOM_UTF8).decode("cp1252", errors="replace")
     text = text if marked in (None, "utf-8") else ""
@@ -149,10 +149,10 @@ def decode_text(content: bytes, name: str, declared: str | None = None) -> Decod
     return DecodedText(text, "cp1252", note)
 
 
-def _wide_encoding(content: bytes) -> str | None:
+def _detect_wide_encoding(content: bytes) -> str | None:
     """Return the encoding of UTF-16 or UTF-32 text without a byte order mark; None for other bytes.
 
-    Such text is recognised by the zero bytes beside each ASCII character, which other text lacks.
+    UTF-16 and UTF-32 have zero bytes beside each ASCII character; other text has no zero bytes.
     """
     zeros = [content[index::4].count(0) for index in range(4)]
     if not any(zeros) or len(content) % 2:
@@ -173,12 +173,12 @@ def _first_line_not_utf8(content: bytes) -> int:
 def require_regular(path: Path) -> Path:
     """Return a path unchanged; raise a UserError if it exists and is not a regular file."""
     if os.path.exists(path) and not is_regular(path):
-        raise UserError(_NOT_REGULAR.format(str(path)))
+        raise UserError(_NOT_REGULAR_MESSAGE.format(str(path)))
     return path
 
 
 def parse_yaml(text: str, as_text: bool = False) -> Any:
-    """Return the content of a YAML text, in plain types.
+    """Parse YAML text into dicts, lists and scalars.
 
     Args:
         text: YAML text.
@@ -186,7 +186,8 @@ def parse_yaml(text: str, as_text: bool = False) -> Any:
             `010`, `1:30` and `off` are text, numbers or booleans. Repeated keys are then refused.
 
     Raises:
-        ValueError: The text is not valid YAML, or has aliases or objects; the message says what is wrong and where.
+        ValueError: The text is not valid YAML, or contains aliases or Python objects. The message says what is wrong
+            and where.
     """
     try:
         _check_structure(text)
@@ -194,16 +195,16 @@ def parse_yaml(text: str, as_text: bool = False) -> Any:
     except yaml.MarkedYAMLError as problem:
         mark = problem.problem_mark
         position = f" at line {mark.line + 1}, column {mark.column + 1}" if mark else ""
-        raise ValueError(f"{_reason_of(problem)}{position}") from None
+        raise ValueError(f"{_describe_yaml_error(problem)}{position}") from None
     except Exception as problem:  # YAML's constructors raise many types for odd values, such as "!!int ''"
-        raise ValueError("a value in it is not valid YAML") from problem
+        raise ValueError("a value is not valid YAML") from problem
 
 
 def parse_json(text: str | bytes) -> Any:
-    """Return the content of a JSON text.
+    """Parse JSON text into dicts, lists and scalars.
 
     Raises:
-        ValueError: The text is not valid JSON; the message says where.
+        ValueError: The text is not valid JSON. The message names the line and column if possible.
     """
     try:
         return json.loads(text)
@@ -214,14 +215,14 @@ def parse_json(text: str | bytes) -> Any:
     except UnicodeDecodeError:
         raise ValueError("it is not text") from None
     except ValueError:
-        raise ValueError("a number in it is too long") from None
+        raise ValueError("a number has too many digits") from None
 
 
 class _RefusedYAML(yaml.MarkedYAMLError):
     """Valid YAML that is refused: an alias (which could expand to gigabytes), deep nesting, or a repeated key."""
 
 
-# libyaml's loader is ten times as fast, and is part of PyYAML's usual builds.
+# The loader of libyaml is ten times as fast as PyYAML's own, and is part of PyYAML's usual builds.
 _Loader: type = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
@@ -250,12 +251,12 @@ class _TextLoader(_Loader):
         keys = set()
         for key, _ in node.value:
             if key.value in keys:
-                raise _RefusedYAML(problem=f"it has {key.value!r} twice", problem_mark=key.start_mark)
+                raise _RefusedYAML(problem=f"the key {key.value!r} occurs twice", problem_mark=key.start_mark)
             keys.add(key.value)
         return super().construct_mapping(node, deep)
 
 
-def _reason_of(problem: yaml.MarkedYAMLError) -> str:
+def _describe_yaml_error(problem: yaml.MarkedYAMLError) -> str:
     if isinstance(problem, _RefusedYAML):
         return str(problem.problem)
     if isinstance(problem, yaml.constructor.ConstructorError):

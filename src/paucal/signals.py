@@ -1,4 +1,4 @@
-"""Signals that ask a program to stop, and their handling in a run and in loader processes."""
+"""Signals that ask a program to stop, and how a run and its loader processes handle these signals."""
 
 import os
 import signal
@@ -8,16 +8,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-_STOP_SIGNALS = ("SIGTERM", "SIGHUP")  # SIGHUP: the terminal closes; Windows lacks it
-# SLURM sends these before its time limit if `--signal` requests it.
+_STOP_SIGNALS = ("SIGTERM", "SIGHUP")  # SIGHUP means that the terminal was closed; Windows has no SIGHUP
+# SLURM sends one of these signals before a job's time limit if the job was submitted with `--signal`.
 _SLURM_SIGNALS = ("SIGUSR1", "SIGUSR2")
 
 
 def stop_signals() -> tuple[int, ...]:
-    """Return the signals, besides SIGINT, at which a run saves a checkpoint and ends.
+    """Return the numbers of the signals, besides SIGINT, at which a run saves a checkpoint and ends.
 
-    In a SLURM job, these include SIGUSR1 and SIGUSR2. A signal is left out if another program has already changed its
-    handling: `nohup` ignores SIGHUP; submitit ignores SIGTERM and requeues its job at SIGUSR2.
+    In a SLURM job, these include SIGUSR1 and SIGUSR2. A signal is left out if another program already handles it:
+    `nohup` ignores SIGHUP, and submitit ignores SIGTERM and requeues its job at SIGUSR2.
     """
     in_slurm = any(name.startswith("SLURM_") for name in os.environ)
     numbers = [*_signal_numbers(_STOP_SIGNALS), *(_signal_numbers(_SLURM_SIGNALS) if in_slurm else ())]
@@ -28,8 +28,8 @@ def stop_signals() -> tuple[int, ...]:
 def stop_signals_as_interrupt() -> Iterator[None]:
     """Within this context, `stop_signals` raise KeyboardInterrupt, so that files and locks are cleaned up.
 
-    During training, the run handles the signals itself, to save a checkpoint. Signals that another program handles stay
-    unchanged, as do processes with a local rank above 0.
+    During training, the run handles the signals itself in order to save a checkpoint. Signals that another program
+    handles are left alone. In processes with a local rank above 0, this context has no effect.
     """
     is_local_worker = int(os.environ.get("LOCAL_RANK") or 0) > 0
     if is_local_worker or threading.current_thread() is not threading.main_thread():
@@ -55,17 +55,17 @@ def ignore_stop_signals() -> None:
     """Ignore stop signals in a loader process, since its parent handles them.
 
     SLURM, systemd and a closing terminal send signals to all processes of a job at once. If a loader process ended
-    then, training would fail in the middle of a step. On Linux, which tells who sent a signal, a SIGTERM from the
-    parent still ends the loader process.
+    then, training would fail in the middle of a step. On Linux, where the sender of a signal is known, a SIGTERM from
+    the parent still ends the loader process.
     """
     for number in (signal.SIGINT, *_signal_numbers((*_STOP_SIGNALS[1:], *_SLURM_SIGNALS))):
         signal.signal(number, signal.SIG_IGN)
     if sys.platform == "linux":
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
-        threading.Thread(target=_end_with_parent, name="SIGTERM", daemon=True).start()
+        threading.Thread(target=_exit_on_parent_sigterm, name="SIGTERM", daemon=True).start()
 
 
-def _end_with_parent() -> None:
+def _exit_on_parent_sigterm() -> None:
     while signal.sigwaitinfo({signal.SIGTERM}).si_pid != os.getppid():
         pass
     os._exit(0)

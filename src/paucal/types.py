@@ -1,7 +1,7 @@
-"""The small dataclasses that all folders of paucal use.
+"""Small dataclasses that are used throughout paucal.
 
-In shapes, B is the batch size, D the number of feature channels, K the number of classes, and H, W the height and width
-of an image or a grid.
+In shapes, B is the batch size, D the number of feature channels, K the number of classes, and H and W are the height
+and width of an image or feature map.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal
 
-from paucal.wording import sentence
+from paucal.wording import one_line_message
 
 if TYPE_CHECKING:  # the command line imports this file, and must start quickly
     import torch
@@ -22,14 +22,14 @@ Level = Literal["last", "stages", "merged", "blocks"]
 
 @dataclass(frozen=True)
 class Progress:
-    """The progress of a run. Schedules depend on nothing else.
+    """The progress of a run; schedules of learning rates and weights are functions of this progress alone.
 
     Attributes:
         step: Optimizer steps completed so far.
         total_steps: Optimizer steps of the whole run.
         steps_per_epoch: Optimizer steps in one pass over the training images.
-        micro_step: Forward passes completed so far, from which the random seed of the next one is derived; differs from
-            `step` with gradient accumulation.
+        micro_step: Forward passes completed so far. The random seed of the next forward pass is derived from this
+            number. With gradient accumulation, it is larger than `step`.
     """
 
     step: int
@@ -39,7 +39,7 @@ class Progress:
 
     @property
     def epoch(self) -> int:
-        """Number of completed epochs, which is the index of the current one."""
+        """Number of completed epochs, which equals the index of the current epoch."""
         return self.step // self.steps_per_epoch
 
     def half_cosine(self, start: float, end: float) -> float:
@@ -64,13 +64,14 @@ class Batch:
 
     Attributes:
         ids: (B,) int64 position of each image in its image set.
-        views: One (B, C, H, W) tensor of C image channels per view; a single one for plain training.
-        labels: (B,) int64 class numbers, or (B, K) float shares after mixing; None if the objective needs no labels. If
-            images may have several labels, (B, K) float: 1, 0, NaN if unknown, or in between after mixing.
-        geometry: One (B, 2, 3) float tensor per view, or None. It maps a point (x, y, 1) of the view to the point of
-            the source image that it shows. Coordinates are normalised: the edges are at -1 and 1, and x points to the
-            right, as in `torch.nn.functional.affine_grid` with align_corners=False.
-        label_maps: Dense targets by name, each a tensor with B rows; None for none.
+        views: One (B, C, H, W) tensor per view, with C image channels. Plain training has a single view.
+        labels: (B,) int64 class numbers, or (B, K) float class probabilities after mixup or CutMix; None if the
+            objective needs no labels. If images may have several labels, (B, K) float: 1 for a label of the image, 0
+            for any other label, NaN for an unknown label, and a value from 0 to 1 after mixing.
+        geometry: One (B, 2, 3) float tensor per view, or None. Each 2 x 3 matrix maps a point (x, y, 1) of the view to
+            the corresponding point of the source image. Coordinates are normalised: the edges are at -1 and 1, and x
+            points to the right, as in `torch.nn.functional.affine_grid` with align_corners=False.
+        label_maps: Dense targets by name, each a tensor of length B in its first dimension; None if there are none.
     """
 
     ids: Tensor
@@ -87,8 +88,8 @@ class Batch:
 
         Args:
             device: Target device.
-            non_blocking: Whether the caller continues during the copy. It has an effect only on CUDA, where later
-                operations wait for the copy; on MPS they might read the values before they are copied.
+            non_blocking: Whether the caller continues during the copy. This has an effect only on CUDA, where later
+                operations wait for the copy. On MPS, later operations might read values that are not copied yet.
         """
         is_asynchronous = non_blocking and str(device).startswith("cuda")
         return self._map_tensors(lambda t: t.to(device, non_blocking=is_asynchronous))
@@ -113,9 +114,9 @@ class FeatureRequest:
     """The features that a backbone is asked to return.
 
     Attributes:
-        levels: "last" for the final feature map, "stages" for one map per stage, "merged" for one map per layer that
-            merges patches (Swin) and the final map, "blocks" for one map per block.
-        norm: True for the last map after the backbone's final norm (if it has one), False for the map before it.
+        levels: Feature maps to return: "last" for the final map, "stages" for one map per stage, "merged" for one map
+            per patch-merging layer (Swin) and the final map, "blocks" for one map per block.
+        norm: Whether the backbone's final norm (if there is one) is applied to the last map.
     """
 
     levels: Level = "last"
@@ -128,12 +129,12 @@ class Features:
 
     Attributes:
         grids: (B, D, H, W) feature maps, shallow to deep; class tokens and other prefix tokens are left out.
-        pooled: (B, D) class token if the family has one, else the mean over the last feature map.
+        pooled: (B, D) class token if the architecture has a class token, else the mean over the last feature map.
         logits: (B, K) logits; None if the backbone has no classifier.
-        token_logits: (B, H * W, K) logits of the patch tokens, if the backbone classifies them and they are requested;
-            `logits` are then computed from the class token alone.
-        distilled_logits: (B, K) logits of the distillation token, if the backbone returns them separately in training;
-            `logits` are then computed from the class token alone.
+        token_logits: (B, H * W, K) logits of the patch tokens, if they are requested and the backbone classifies patch
+            tokens; `logits` are then computed from the class token alone.
+        distilled_logits: (B, K) logits of the distillation token, if the backbone returns these logits separately
+            during training; `logits` are then computed from the class token alone.
     """
 
     grids: list[Tensor]
@@ -145,7 +146,7 @@ class Features:
 
 @dataclass
 class LossTerms:
-    """Unweighted losses and their weights, by name.
+    """Unweighted losses, and the weight of each loss in the total, by name.
 
     Example:
         >>> import torch
@@ -159,13 +160,13 @@ class LossTerms:
 
     @property
     def total(self) -> Tensor:
-        """The weighted sum of the losses, a scalar; a loss without a weight has the weight 1."""
+        """The weighted sum of the losses, a scalar tensor; the default weight of a loss is 1."""
         first, *others = [self.weights.get(name, 1.0) * value for name, value in self.values.items()]
         return sum(others, start=first)
 
 
 def height_and_width(img_size: int | Sequence[int]) -> tuple[int, int]:
-    """Return (height, width) in pixels of a size that is given as both sides, or as the side of a square.
+    """Return (height, width) in pixels for a size given as (height, width) or as the side of a square.
 
     Example:
         >>> height_and_width(32), height_and_width([32]), height_and_width([96, 64])
@@ -179,12 +180,13 @@ def height_and_width(img_size: int | Sequence[int]) -> tuple[int, int]:
 
 @dataclass(frozen=True)
 class Crops:
-    """A group of views with the same size and augmentation.
+    """A group of crops of each image that have the same size and augmentation.
 
     Attributes:
-        count: Number of views of each image.
+        count: Number of crops of each image.
         size: Side in pixels, or (height, width); None for the run's image size.
-        scale: Range of the share of the image's area that a crop covers; None for the setting of the run.
+        scale: Smallest and largest fraction of the image's area that a crop covers; None for the range in the run's
+            settings.
     """
 
     count: int = 1
@@ -203,11 +205,11 @@ class DataRequest:
 
     Attributes:
         views: Groups of crops, in the order of `Batch.views`.
-        geometry: Whether it needs `Batch.geometry`.
-        label_maps: Whether it needs `Batch.label_maps`.
-        mixing: Whether mixup and CutMix may be applied to its batches.
-        labels: Whether it needs labels.
-        smallest_batch: Minimum number of images per process and batch for which the loss is defined.
+        geometry: Whether the objective needs `Batch.geometry`.
+        label_maps: Whether the objective needs `Batch.label_maps`.
+        mixing: Whether mixup and CutMix may be applied to the batches.
+        labels: Whether the objective needs labels.
+        smallest_batch: Smallest number of images per process and batch for which the loss is defined.
     """
 
     views: Sequence[Crops] = (Crops(),)
@@ -220,7 +222,7 @@ class DataRequest:
 
 @dataclass(frozen=True)
 class GroupScale:
-    """Factors of the learning rate and the weight decay of a group of parameters."""
+    """Factors by which the learning rate and the weight decay of a parameter group are multiplied."""
 
     lr: float = 1.0
     weight_decay: float = 1.0
@@ -230,15 +232,15 @@ GroupScales = Mapping[str, GroupScale]
 
 
 class UserError(Exception):
-    """A mistake in the user's input. The message is one sentence: the value, what was expected and what to do.
+    """An error in the user's input. The message gives the invalid value, what was expected and what to do.
 
-    The command line prints the message and exits with code 2; in Python it is an ordinary exception. `wording.sentence`
-    makes the message a single line that is safe to print.
+    The command line prints the message and exits with code 2; in Python this is an ordinary exception. The constructor
+    turns the message into a single line that is safe to print (`wording.one_line_message`).
     """
 
     def __init__(self, message: str) -> None:
-        super().__init__(sentence(message))
+        super().__init__(one_line_message(message))
 
 
 class NoLabelsError(UserError):
-    """Images need labels, but neither have them nor a file layout that suggests labels."""
+    """A command needs labels, but the images have none, and their file layout suggests none."""

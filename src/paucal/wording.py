@@ -1,7 +1,7 @@
-"""Make untrusted text (names of files and classes, values, messages of libraries) safe to print; format numbers.
+"""Make untrusted text (file names, class names, values, messages of libraries) safe to print, and format numbers.
 
-All messages that are printed or raised pass through this module: a name can contain codes that move a terminal's cursor
-or change its colours, and a value can be as long as a file.
+All messages that are printed or raised pass through this module, because a name can contain codes that move a
+terminal's cursor or change its colours, and a value can be as long as a file.
 """
 
 import difflib
@@ -9,23 +9,23 @@ import re
 import unicodedata
 from collections.abc import Iterable, Sequence
 
-MAX_WORD_LENGTH, MAX_SENTENCE_LENGTH = 300, 1000  # characters; few paths are longer than a word may be
+MAX_WORD_LENGTH, MAX_SENTENCE_LENGTH = 300, 1000  # characters; a path counts as a word, and few are longer than 300
 _LONG_WORD = re.compile(rf"\S{{{MAX_WORD_LENGTH + 1},}}")
 _SURROGATE = re.compile("[\udc80-\udcff]")
 _LINE_BREAK = re.compile(r"\s*\n\s*")
 _LINE_BREAKS = "\n\t"
-# Unicode categories of control codes, characters that hide or reorder text, and line separators. Surrogates, which
-# stand for bytes that are not UTF-8, are kept, except for those that are control codes for an 8-bit terminal.
+# Unicode categories of control codes, of characters that hide or reorder text, and of line separators. Surrogates,
+# which stand for bytes that are not UTF-8, are kept unless the byte is a control code for an 8-bit terminal.
 _HIDDEN_CATEGORIES = ("Cc", "Cf", "Zl", "Zp")
 _RAW_CONTROLS = range(0xDC80, 0xDCA0)
 _JOINERS = "\u200c\u200d"  # joiners of scripts and emoji, which belong to names
 
 
-def showable(text: str) -> str:
+def escape_controls(text: str) -> str:
     r"""Return text with control characters replaced by escapes; line breaks and tabs are kept.
 
     Example:
-        >>> showable("cat\x1b[31m.png")
+        >>> escape_controls("cat\x1b[31m.png")
         'cat\\x1b[31m.png'
     """
     if text.isascii() and text.isprintable():
@@ -34,7 +34,7 @@ def showable(text: str) -> str:
 
 
 def counted(count: int, one: str, many: str = "") -> str:
-    """Return a number with its noun: `one` in the singular, `many` in the plural (default: `one` and "s").
+    """Return a number with its noun: `one` is the singular, `many` the plural (by default, `one` with an added "s").
 
     Example:
         >>> counted(1, "step"), counted(2000, "step"), counted(0, "class", "classes")
@@ -44,7 +44,7 @@ def counted(count: int, one: str, many: str = "") -> str:
 
 
 def images_text(images: int, groups: int | None, noun: str = "image") -> str:
-    """Return the number of images as text, with the number of their groups unless that is None.
+    """Return the number of images as text, followed by the number of groups unless `groups` is None.
 
     Example:
         >>> images_text(400, None), images_text(400, 37), images_text(1, 1, "test image")
@@ -53,26 +53,26 @@ def images_text(images: int, groups: int | None, noun: str = "image") -> str:
     return counted(images, noun) + ("" if groups is None else f" in {counted(groups, 'group')}")
 
 
-def was(count: int) -> str:
+def was_or_were(count: int) -> str:
     """Return "was" for a count of 1, else "were"."""
     return "was" if count == 1 else "were"
 
 
-def first_few(names: Sequence[str], count: int = 5) -> str:
-    """Return the first `count` names, separated by commas, and dots if there are more.
+def join_first_few(names: Sequence[str], count: int = 5) -> str:
+    """Return the first `count` names, separated by commas and followed by "..." if there are more names.
 
     Example:
-        >>> first_few(["cat", "dog", "elk"], 2), first_few(["cat"], 2)
+        >>> join_first_few(["cat", "dog", "elk"], 2), join_first_few(["cat"], 2)
         ('cat, dog, ...', 'cat')
     """
     return ", ".join(names[:count]) + (", ..." if len(names) > count else "")
 
 
-def shortened(text: str, length: int = MAX_SENTENCE_LENGTH) -> str:
-    """Return text of at most `length` characters; of longer text the beginning, three dots and the end.
+def shorten(text: str, length: int = MAX_SENTENCE_LENGTH) -> str:
+    """Return text shortened to at most `length` characters: the beginning, "..." and the end of longer text.
 
     Example:
-        >>> shortened("a" * 500, 20)
+        >>> shorten("a" * 500, 20)
         'aaaaaaaaaaaa ... aaa'
     """
     if len(text) <= length:
@@ -81,32 +81,32 @@ def shortened(text: str, length: int = MAX_SENTENCE_LENGTH) -> str:
     return f"{text[:begin]} ... {text[len(text) - (length - begin - 5) :]}"
 
 
-def brief(value: object) -> str:
-    """Return the `repr` of an untrusted value, shortened to 80 characters for a message."""
-    return shortened(repr(value), 80)
+def short_repr(value: object) -> str:
+    """Return the `repr` of an untrusted value, shortened to 80 characters, for a message."""
+    return shorten(repr(value), 80)
 
 
-def sentence(text: str) -> str:
+def one_line_message(text: str) -> str:
     r"""Return a message as one line, with control characters replaced by escapes and long text shortened.
 
     Example:
-        >>> sentence("expected a number,\n  got \x1b[1m")
+        >>> one_line_message("expected a number,\n  got \x1b[1m")
         'expected a number, got \\x1b[1m'
-        >>> sentence("no image: cat\udce3.png")  # a byte of a name that is not UTF-8
+        >>> one_line_message("no image: cat\udce3.png")  # a file name with a byte that is not UTF-8
         'no image: cat\\xe3.png'
     """
     line = _LINE_BREAK.sub(" ", text.strip())
-    line = _LONG_WORD.sub(lambda match: shortened(match[0], MAX_WORD_LENGTH // 2), line)
-    return _SURROGATE.sub(lambda match: f"\\x{ord(match[0]) - 0xDC00:02x}", showable(shortened(line)))
+    line = _LONG_WORD.sub(lambda match: shorten(match[0], MAX_WORD_LENGTH // 2), line)
+    return _SURROGATE.sub(lambda match: f"\\x{ord(match[0]) - 0xDC00:02x}", escape_controls(shorten(line)))
 
 
-def drawable(text: str) -> str:
-    """Return text with "?" for characters that Pillow's built-in font lacks."""
+def replace_undrawable(text: str) -> str:
+    """Return text with every character that Pillow's built-in font lacks replaced by "?"."""
     return text.encode("latin-1", errors="replace").decode("latin-1")
 
 
 def did_you_mean(word: str, names: Iterable[str]) -> str:
-    """Return the end of a sentence with up to two names similar to a mistyped one; "" if none is similar.
+    """Return " (did you mean ...?)" with up to two names similar to a mistyped word; "" if no name is similar.
 
     Example:
         >>> did_you_mean("epoch", ["epochs", "lr"])
@@ -117,11 +117,11 @@ def did_you_mean(word: str, names: Iterable[str]) -> str:
 
 
 def percent(share: float, form: str = ".1f") -> str:
-    """Return a share as a percentage.
+    """Return a fraction as text in percent.
 
     Args:
-        share: Share from 0 to 1.
-        form: Format specification of the number.
+        share: Fraction from 0 to 1.
+        form: Format specification for the number.
 
     Example:
         >>> percent(0.9123), percent(0.95, "g"), percent(0.4, ".0f")
@@ -140,11 +140,11 @@ def _escape(character: str) -> str:
     return character.encode("unicode_escape").decode("ascii")
 
 
-def duration(seconds: float) -> str:
-    """Return a duration as text, in seconds, minutes or hours.
+def format_duration(seconds: float) -> str:
+    """Return a duration as text, rounded to seconds, minutes or hours.
 
     Example:
-        >>> [duration(seconds) for seconds in (8, 59.7, 100, 1000, 9000)]
+        >>> [format_duration(seconds) for seconds in (8, 59.7, 100, 1000, 9000)]
         ['8 s', '1 min', '1 min 40 s', '17 min', '2 h 30 min']
     """
     seconds = round(seconds)
@@ -157,5 +157,5 @@ def duration(seconds: float) -> str:
 
 
 def first_line(problem: BaseException) -> str:
-    """Return the first line of an exception's message; the name of its type if the message is empty."""
+    """Return the first line of an exception's message, or the name of the exception's type if the message is empty."""
     return str(problem).split("\n")[0].strip() or type(problem).__name__

@@ -134,7 +134,7 @@ def test_esvit__gives_the_teacher_or_the_student_without_heads(tmp_path):
         assert report.classifier == "fresh, since the loaded weights have none"
         assert "written by microsoft/esvit" in str(report)
     with pytest.raises(
-        UserError, match=r"--init-network: the file checkpoint.pth has no network 'momentum'; it has student"
+        UserError, match=r"--init-network: the file checkpoint.pth has no network 'momentum'; it contains student"
     ):
         paucal.load_published(small_swin(), tmp_path / "checkpoint.pth", "momentum")
 
@@ -180,5 +180,5 @@ def test_code_in_a_file__does_not_run(tmp_path):
 def test_pick_network__names_what_is_there():
     tree = {"student": {"a": torch.zeros(1)}, "teacher": {"a": torch.ones(1)}}
     assert pick_network(tree, "student", "it")["student"]["a"].item() == 0
-    with pytest.raises(UserError, match="has one network without a name"):
+    with pytest.raises(UserError, match="contains one network without a name"):
         pick_network({"a": torch.zeros(1)}, "student", "it")

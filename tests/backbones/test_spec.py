@@ -75,7 +75,7 @@ def test_to_dict__survives_json() -> None:
         ({"arguments": {"pretrained_cfg_overlay": {"file": "a"}}}, "does not describe an architecture"),
         ({"arguments": {"num_classes": 3}}, "is set by another option"),
         ({"arguments": {"act_layer": torch.nn.ReLU}}, "must be of JSON types"),
-        ({"colour": 1}, "unknown entries ['colour']"),
+        ({"colour": 1}, "unknown fields ['colour']"),
     ],
 )
 def test_from_dict__refuses_what_is_wrong(entries: dict, says: str) -> None:

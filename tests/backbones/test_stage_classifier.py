@@ -108,7 +108,7 @@ def test_classifier__without_the_maps_of_its_images_says_so():
 
 
 def test_classifier__of_a_network_that_has_none_is_refused():
-    with pytest.raises(UserError, match="needs a model with a linear classifier"):
+    with pytest.raises(UserError, match="needs a linear classifier"):
         add_stage_classifier(timm.create_model("resnet18", num_classes=0), (SIDE, SIDE))
     assert last_stage_maps(nn.Sequential(nn.Linear(3, 3)), (SIDE, SIDE)) == ()
 

@@ -10,11 +10,11 @@ import timm
 import yaml
 
 from cli.calls import QUICK, table
-from paucal.cli.main import VERB_GROUPS, VERB_SUMMARIES, main
+from paucal.cli.main import COMMAND_GROUPS, COMMAND_SUMMARIES, main
 from paucal.methods import pretraining, training
 from paucal.methods.pretraining_settings import PretrainSettings
 from paucal.methods.training_settings import TrainSettings
-from paucal.settings.options import chosen_settings
+from paucal.settings.options import rule_chosen_names
 from paucal.tasks.segmentation import rules as segmentation
 from paucal.tasks.segmentation.settings import SegmentSettings
 
@@ -36,7 +36,7 @@ def test_module__runs_as_torchrun_starts_it():
 
 def test_help__needs_no_arguments(capsys):
     assert main([]) == 0
-    assert "paucal VERB" in capsys.readouterr().out
+    assert "paucal COMMAND" in capsys.readouterr().out
     assert main(["--version"]) == 0
     for verb in ("train", "eval", "predict", "models"):
         with pytest.raises(SystemExit) as stop:
@@ -45,7 +45,7 @@ def test_help__needs_no_arguments(capsys):
         assert f"paucal {verb}" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("verb", VERB_SUMMARIES)
+@pytest.mark.parametrize("verb", COMMAND_SUMMARIES)
 def test_help__shows_what_can_be_given(capsys, verb):
     with pytest.raises(SystemExit):
         main([verb, "--help"])
@@ -55,7 +55,7 @@ def test_help__shows_what_can_be_given(capsys, verb):
     shown = {
         "train": (
             *("--batch-size {auto,INT}", "--freeze {stem,backbone,weights,INT}", "{none,paper,reference,INT}"),
-            *("--lr FLOAT", "usage: paucal train [DATA] [--flags]", "and accumulates (default: chosen)"),
+            *("--lr FLOAT", "usage: paucal train [DATA] [--flags]", "and accumulates gradients (default: chosen)"),
             *(
                 "--config FILE",
                 "--output PATH",
@@ -65,22 +65,24 @@ def test_help__shows_what_can_be_given(capsys, verb):
             ),
         ),
         "predict": ("usage: paucal predict RUN PATHS [PATHS ...] [--flags]", "(default: chosen)"),
-        "eval": ("--protocol PROTOCOL [PROTOCOL ...]", "by default classification"),
+        "eval": ("--protocol PROTOCOL [PROTOCOL ...]", "(default: classification)"),
     }
     for words in shown.get(verb, ("show this help message and exit",)):
         assert words in text
 
 
 def test_overview__shows_every_verb_once():
-    assert sorted(name for names in VERB_GROUPS.values() for name in names) == sorted(VERB_SUMMARIES)
+    assert sorted(name for names in COMMAND_GROUPS.values() for name in names) == sorted(COMMAND_SUMMARIES)
 
 
 def test_chosen__are_the_settings_that_have_a_rule():
     of_methods = {name for entry in training.ENTRIES for name in entry.rules}
-    assert chosen_settings(TrainSettings) == set(training.SHARED_RULES) | of_methods
+    assert rule_chosen_names(TrainSettings) == set(training.SHARED_RULES) | of_methods
     of_methods = {name for entry in pretraining.METHODS.values() for name in entry.rules}
-    assert chosen_settings(SegmentSettings) == set(segmentation.RULES) | {"epochs", "warmup_epochs"}
-    assert chosen_settings(PretrainSettings) == set(pretraining.SHARED_RULES) | set(pretraining.LAST_RULES) | of_methods
+    assert rule_chosen_names(SegmentSettings) == set(segmentation.RULES) | {"epochs", "warmup_epochs"}
+    assert (
+        rule_chosen_names(PretrainSettings) == set(pretraining.SHARED_RULES) | set(pretraining.LAST_RULES) | of_methods
+    )
 
 
 def test_models__lists_ours_and_timms(capsys):

@@ -41,17 +41,17 @@ def test_model_alone__predicts_explains_and_is_judged_as_its_run(alone, trained,
     assert f"whether the model was trained on these images is unknown: {alone} has no split.csv" in said
     assert call("eval", alone, others, *KNN, "--output", tmp_path / "knn") == 0
     assert {row["images"] for row in table(tmp_path / "knn/table.csv")} == {"3"}
-    assert "does not name its data; give DATA" in failure(capsys, "eval", alone)
+    assert "does not name the run's data: give DATA" in failure(capsys, "eval", alone)
 
 
 def test_model_alone__is_exported_and_served(alone, tmp_path, capsys):
     assert call("export", alone, "--format", "safetensors", "pt2", "--output", tmp_path / "out") == 0
     said = " ".join(capsys.readouterr().out.split())
-    assert "on 16 images of noise (give real ones with --data) the same class for 100" in said
+    assert "on 16 noise images (give real images with --data) the same class for 100" in said
     assert load_model(tmp_path / "out").classes == load_model(alone).classes
     assert task_of(alone) == CLASSIFICATION
     words = ["--format", "onnx", "--int8", "--output", tmp_path / "small"]
-    assert "is only a model: give its run" in failure(capsys, "export", alone, *words)
+    assert "only contains a model: give the run that trained" in failure(capsys, "export", alone, *words)
 
 
 def test_model_alone__is_a_start_and_no_run_to_go_on_with(alone, tmp_path, capsys):
@@ -71,4 +71,4 @@ def test_segmenter_alone__is_judged_as_its_run(tmp_path, capsys):
     others = make_scenes(tmp_path / "others", 3, seed=4)
     found = [paucal.evaluate(model, others, output=tmp_path / "out").metrics for model in (alone, tmp_path / "run")]
     assert found[0] == found[1]
-    assert "does not name the images it was trained on: give DATA" in failure(capsys, "eval", alone)
+    assert "does not name its training images: give DATA" in failure(capsys, "eval", alone)

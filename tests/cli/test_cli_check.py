@@ -49,8 +49,8 @@ def test_check__takes_images_without_labels(tmp_path, capsys):
 
 
 def test_check__judges_labels_by_the_pixels_where_there_are_no_weights(monkeypatch):
-    monkeypatch.setattr("paucal.verbs.check.labels.weights_at_hand", lambda: None)
-    monkeypatch.setattr("paucal.verbs.check.launch.weights_at_hand", lambda: None)
+    monkeypatch.setattr("paucal.verbs.check.labels.find_local_weights", lambda: None)
+    monkeypatch.setattr("paucal.verbs.check.launch.find_local_weights", lambda: None)
     found = paucal.check("digits", labels=True)
     assert "plain pixels" in found.judged_by
     assert found.suspects is not None
@@ -85,9 +85,9 @@ def test_train__reports_what_a_check_finds_without_decoding(photos, tmp_path, ca
         (first.parent / f"copy{number}{first.suffix}").write_bytes(first.read_bytes())
     capsys.readouterr()
     assert call("train", photos, *QUICK, "--output", tmp_path / "run") == 0
-    assert "would fall into several parts" in " ".join(capsys.readouterr().out.split())
+    assert "would be in several splits" in " ".join(capsys.readouterr().out.split())
     found = json.loads((tmp_path / "run" / "check.json").read_text())["findings"]
     assert [one["name"] for one in found] == ["duplicates-across-parts", "rare-classes"]
     page = (tmp_path / "run" / "report.html").read_text()
     assert '<section id="check">' in page
-    assert "would fall into several parts" in page
+    assert "would be in several splits" in page

@@ -64,7 +64,7 @@ def test_compare__says_what_its_runs_say(photos, tmp_path, capsys, monkeypatch):
     assert "2 runs to compute with 1 worker, about" in said
     assert "2 of 2: drloc" in said
     assert "One seed cannot show" in said or "the predictions are the same" in said
-    assert "All runs trained for the same 2 epochs" in said
+    assert "All runs trained for 2 epochs; their training times differ" in said
     page = (out / "comparison.html").read_text()
     assert page.count("data:image/png;base64,") == 3
     assert "paucal compare" in page
@@ -77,7 +77,7 @@ def test_compare__says_what_its_runs_say(photos, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(packages.shutil, "which", lambda name: None)
     for words in (["--resume", out], [photos, *TINY, "--seeds", "0", "--output", out]):
         assert call("compare", *words, "--on", "slurm") == 0  # what is done is shown where no worker can be started
-    assert "no SLURM on this machine" in failure(
+    assert "SLURM is not installed on this machine" in failure(
         capsys, "compare", photos, *TINY, "--seeds", "1", "--output", out, "--on", "slurm"
     )
     capsys.readouterr()
@@ -110,8 +110,8 @@ def test_compare__resamples_the_groups_that_its_runs_store(tmp_path, capsys):
     [
         (["--methods", "supervised", "supervized"], "did you mean 'supervised'"),
         (["--methods", "drloc", "drloc"], "'drloc' is given twice"),
-        (["--labels", "maps/"], "expected shares of the training images such as 10%"),
-        (["--labels", "0%"], "expected shares"),
+        (["--labels", "maps/"], "expected fractions of the training images such as 10%"),
+        (["--labels", "0%"], "expected fractions"),
         (["--seed", "3"], "did you mean --seeds"),
         (
             ["--drloc-weight", "0.1", "--methods", "supervised"],
@@ -119,9 +119,9 @@ def test_compare__resamples_the_groups_that_its_runs_store(tmp_path, capsys):
         ),
         (["--arms", "light --method drloc"], "expected 'NAME: FLAGS of paucal train'"),
         (["--arms", "light: --method drloc --drloc-wait 1"], "did you mean --drloc-weight"),
-        (["--slurm", "a=1"], "use it with --on slurm"),
+        (["--slurm", "a=1"], "add --on slurm"),
         (["--seeds", "-1"], "--seeds"),
-        (["--resume", "nowhere"], "leave DATA and settings of runs out"),
+        (["--resume", "nowhere"], "remove DATA and the flags of 'paucal train'"),
         (["--val-fraction", "0", "--lrs", "0.1", "0.01"], "--lrs needs validation images"),
     ],
 )
@@ -163,7 +163,7 @@ def test_compare__of_nothing_is_refused(photos, tmp_path, capsys):
 
 def test_workers__without_slurm_or_ray_are_refused_with_advice(tmp_path, monkeypatch):
     monkeypatch.setattr(packages.shutil, "which", lambda name: None)
-    with pytest.raises(paucal.UserError, match="no SLURM on this machine"):
+    with pytest.raises(paucal.UserError, match="SLURM is not installed on this machine"):
         Slurm(tmp_path, 1)
 
     monkeypatch.setattr(packages.importlib.util, "find_spec", lambda name: None)
@@ -179,9 +179,9 @@ def test_workers__without_slurm_or_ray_are_refused_with_advice(tmp_path, monkeyp
 def test_workers__that_cannot_be_started_are_refused_before_anything_is_measured(tmp_path, monkeypatch, capsys, words):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(packages.shutil, "which", lambda name: None)
-    assert "no SLURM on this machine" in failure(capsys, *words, "--on", "slurm")
+    assert "SLURM is not installed on this machine" in failure(capsys, *words, "--on", "slurm")
     assert "expected NAME=VALUE" in failure(capsys, *words, "--on", "slurm", "--jobs", "0", "--slurm", "gpus")
-    assert "use it with --on slurm" in failure(capsys, *words, "--slurm", "gpus=1")
+    assert "add --on slurm" in failure(capsys, *words, "--slurm", "gpus=1")
     monkeypatch.setattr(packages.importlib.util, "find_spec", lambda name: None)
     assert 'pip install "paucal[ray]"' in failure(capsys, *words, "--on", "ray")
     assert not list(tmp_path.iterdir())

@@ -7,7 +7,7 @@ import pytest
 
 from cli.calls import call, failure
 from fuzz.flags import flag_names
-from paucal.cli.main import VERB_SUMMARIES
+from paucal.cli.main import COMMAND_SUMMARIES
 from paucal.recipes import table as recipes
 
 ASK = """
@@ -39,7 +39,7 @@ def complete(tmp_path_factory):
 
 
 def test_bash__completes_verbs_flags_and_values(complete, tmp_path):
-    assert complete("") == sorted(VERB_SUMMARIES)
+    assert complete("") == sorted(COMMAND_SUMMARIES)
     assert complete("pre") == ["predict", "pretrain"]
     for verb in ("train", "predict", "serve"):
         assert set(flag_names(verb)) <= set(complete(verb, "--"))

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cli.calls import failure
-from paucal.cli.arguments import parse_run
+from paucal.cli.arguments import parse_run_arguments
 from paucal.cli.config import read_config
 from paucal.methods.pretraining_settings import PretrainSettings
 from paucal.methods.training_settings import TrainSettings
@@ -88,7 +88,7 @@ def test_word__of_yaml_is_a_word_where_words_are_expected(tmp_path):
         ),
         ("model: [a, b]", "--model: expected text, got '[a, b]'"),
         ("batch_size: most", "--batch-size: expected a whole number"),
-        ("epochs: 3\nepochs: 4", "it has 'epochs' twice at line 2, column 1"),
+        ("epochs: 3\nepochs: 4", "the key 'epochs' occurs twice at line 2, column 1"),
         ("yes: 3", "unknown key 'yes' in the config"),
         ("? [a]\n: 3", "--config: 'c.yaml' cannot be read"),
         ("config: c.yaml", "unknown key 'config'"),
@@ -115,7 +115,7 @@ def test_flag__wins_over_a_config_and_the_last_config_over_the_first(tmp_path):
     (tmp_path / "first.yaml").write_text("epochs: 1\nlr: 0.1\nseed: 5")
     (tmp_path / "c.yaml").write_text("lr: 0.2\nmin_lr: 0.01")
     argv = ["--lr", "0.3", f"--config={tmp_path / 'first.yaml'}", "--config", str(tmp_path / "c.yaml")]
-    _, origin, found = parse_run("train", "", TrainSettings, argv)
+    _, origin, found = parse_run_arguments("train", "", TrainSettings, argv)
     assert found == {"epochs": 1, "lr": 0.3, "seed": 5, "min_lr": 0.01}
     assert origin == dict.fromkeys(("epochs", "seed", "min_lr"), "config") | {"lr": "flag"}
 
@@ -144,7 +144,7 @@ def test_config__of_any_values_says_what_flags_say(data, tmp_path_factory):
     values = {name: data.draw(of_kind(hints[name]), label=name) for name in names}
     false = {name: False for name, value in values.items() if value is False}  # no flag says so
     typed = [word for name, value in values.items() if name not in false for word in flag_words(name, value)]
-    expected = parse_run(verb, "", KINDS[verb], typed)[2] | false
+    expected = parse_run_arguments(verb, "", KINDS[verb], typed)[2] | false
     one = {name: value[0] if isinstance(value, list) and len(value) == 1 else value for name, value in values.items()}
     path = tmp_path_factory.mktemp("config") / "c.yaml"
     assert read(path, yaml.safe_dump(values), verb) == expected

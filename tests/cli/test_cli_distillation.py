@@ -25,7 +25,7 @@ def test_train__learns_from_a_run_of_the_same_split_and_no_other(
     stored = open_run(tmp_path / "run").settings
     assert stored["teacher"] == str((trained / "run").resolve())  # so that the run goes on from any folder
     message = failure(capsys, *words, *teacher, "--seed", "2", "--output", tmp_path / "leak")
-    assert "validation and test images of this run, so it knows their labels" in message
+    assert "validation and test images of this run, so that network knows their labels" in message
     assert "--add distillation needs a teacher" in failure(capsys, *words, "--output", tmp_path / "none")
 
 
@@ -41,8 +41,8 @@ def test_train__refuses_a_teacher_of_other_classes(
     ("name", "words"),
     [
         ("regnetz", "--teacher: 'regnetz' is neither a run folder nor a timm model (similar: "),
-        ("vit_mini", "--teacher vit_mini has no published weights for classes of ImageNet: give a run."),
-        ("vit_base_patch16_224.mae", "--teacher vit_base_patch16_224.mae has no published weights for classes of"),
+        ("vit_mini", "--teacher vit_mini has no published weights for ImageNet classes: give a run."),
+        ("vit_base_patch16_224.mae", "--teacher vit_base_patch16_224.mae has no published weights for ImageNet"),
     ],
 )
 def test_teacher__that_cannot_teach_is_refused(name: str, words: str) -> None:
@@ -59,7 +59,7 @@ def test_teacher__of_timm_is_fed_as_it_was_published() -> None:
 
 
 def test_flags__without_the_loss_are_refused() -> None:
-    with pytest.raises(UserError, match="--teacher has no effect without --add distillation: add it, or leave --teach"):
+    with pytest.raises(UserError, match="--teacher has no effect without --add distillation: give --add distillation"):
         check_used(TrainSettings(teacher="runs/1"), {"teacher": "flag"})
     assert TERM.paths == ("teacher",)
 

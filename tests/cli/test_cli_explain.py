@@ -15,7 +15,7 @@ from cli.calls import QUICK, failure, make_photos
 from paucal import explain
 from paucal.cli.main import main
 from paucal.explain.features import feature_colours
-from paucal.explain.figures.pictures import visible_part
+from paucal.explain.figures.pictures import visible_region
 from paucal.runs import RunFolder
 from paucal.types import UserError
 from paucal.verbs.explain.attention import features_figures
@@ -56,7 +56,7 @@ def test_features__have_the_same_colours_in_all_images_of_a_batch(trained: Path)
     for name in "012":
         picture = Image.open(trained / "photos" / "class0" / f"{name}.png").convert("RGB")
         view, geometry = transform(picture)
-        images.append(ExplainInput(f"{name}.png", visible_part(picture, geometry, size), view))
+        images.append(ExplainInput(f"{name}.png", visible_region(picture, geometry, size), view))
     drawn = dict(features_figures(model, images))
     together = feature_colours(model.module, torch.stack([one.view for one in images]))
     assert list(drawn) == ["0_features", "1_features", "2_features"]
@@ -105,7 +105,8 @@ def test_localization__of_a_run_without_validation_images_reads_the_last_state(
     call = ["explain", str(run), str(photos / "class0" / "0.png"), "--show", "localization"]
     assert main([*call, "--output", str(tmp_path / "out")]) == 0
     RunFolder(run).last.unlink()
-    assert "last.ckpt', which is missing: it was removed, or the run has trained no step." in failure(capsys, *call)
+    said = failure(capsys, *call)
+    assert "last.ckpt', which is missing: the file was removed, or the run has trained no step." in said
 
 
 def test_explain__shows_the_teachers_cells_beside_the_students(trained: Path, labelled: Path, tmp_path: Path) -> None:
@@ -136,7 +137,7 @@ def test_explain_class__takes_words_for_the_numbers_of_imagenet(trained: Path) -
     with pytest.raises(UserError, match=r"no class 'lofer' \(did you mean Loafer\?\); it has Loafer, crane"):
         class_numbers(model, ["lofer"])
     cranes = replace(model, card=replace(model.card, classes=("n02012849", "n03126707")))
-    with pytest.raises(UserError, match="'crane' may mean n02012849 and n03126707: give one of them"):
+    with pytest.raises(UserError, match="'crane' may mean n02012849 and n03126707: give one of these names"):
         class_numbers(cranes, ["crane"])
 
 
@@ -189,7 +190,7 @@ def test_report__shows_what_the_model_saw_in_its_mistakes(trained: Path) -> None
         (["--explain-class", "class0", "--show", "attention"], "--explain-class chooses the classes of the attr"),
         (["--layer", "1"], "--layer chooses the layers of the attention: add --show attention or head-tokens."),
         (["--token", "0,0"], "add --show attention or localization."),
-        (["--token", "class", "--show", "localization"], "the localization needs a cell: give ROW,COLUMN"),
+        (["--token", "class", "--show", "localization"], "the localization needs a patch: give ROW,COLUMN"),
         (["--teacher", "runs/9"], "--teacher draws a teacher's token labels: add --show tokens."),
         (["--show", "entropy", "--against", "runs/9"], "neither a run folder nor a timm model"),
     ],
@@ -207,7 +208,7 @@ def test_mistakes__attention_of_a_network_without_any(
     photo = str(next((labelled / "photos").rglob("*.png")))
     for view in ("attention", "rollout", "entropy", "head-tokens"):
         message = failure(capsys, "explain", labelled / "teacher", photo, "--show", view, "--output", tmp_path / "out")
-        assert "resnet10t has no attention that can be read" in message
+        assert "resnet10t has no attention weights to read" in message
     message = failure(capsys, "explain", labelled / "teacher", photo, "--method", "rollout")
     assert "--method rollout needs attention, which resnet10t lacks" in message
     assert not (tmp_path / "out").exists()
@@ -220,4 +221,4 @@ def test_mistakes__about_the_model_and_the_images(trained: Path, capsys: pytest.
     assert unpublished == "error: timm publishes no weights of vit_mini: give a run."
     assert "nothing.png" in failure(capsys, "explain", trained / "run", "nothing.png")
     three = [str(trained / "photos" / "class0" / f"{n}.png") for n in range(3)]
-    assert "but more are given" in failure(capsys, "explain", trained / "run", *three, "--show", "matches")
+    assert "but more were given" in failure(capsys, "explain", trained / "run", *three, "--show", "matches")

@@ -167,9 +167,9 @@ def test_load__refuses_an_onnx_whose_card_is_of_another_model(exported, tmp_path
     card["classes"], card["backbone"]["num_classes"] = card["classes"][:4], 4
     entry.value = json.dumps(card)
     path.write_bytes(content.SerializeToString())
-    with pytest.raises(UserError, match="4 classes: export it again"):
+    with pytest.raises(UserError, match="4 classes: export the model again"):
         paucal.load(path)
     del content.metadata_props[:]
     path.write_bytes(content.SerializeToString())
-    with pytest.raises(UserError, match="was not written by paucal"):
+    with pytest.raises(UserError, match="was not written by 'paucal export'"):
         paucal.load(path)

@@ -66,7 +66,7 @@ def test_split__of_a_run_is_used_again(photos, tmp_path, capsys):
     assert call("train", photos, *QUICK, "--seed", "9", "--split", first / "split.csv", "--output", second) == 0
     assert parts_of(second) == parts_of(first)
     again = ["train", photos, *QUICK, "--split", first / "split.csv"]
-    assert "leave --group-by" in failure(capsys, *again, "--group-by", "x")
+    assert "remove --group-by" in failure(capsys, *again, "--group-by", "x")
 
 
 @pytest.mark.parametrize("flags", [["--class-weights", "auto"], ["--sampling", "balanced"]])

@@ -57,7 +57,7 @@ def test_eval__of_a_run_on_its_own_images_has_the_floor_beside_it(trained, capsy
         *("table.csv", "results.json", "frozen_features.png", "correspondence.png")
     }
     page = (trained / "run" / "report.html").read_text()
-    assert f"added to the report of the run: {trained / 'run' / 'report.html'}" in printed
+    assert f"added the scores to the report of the run: {trained / 'run' / 'report.html'}" in printed
     assert page.count('<section id="frozen">') == 1
     assert page.count("few-labels 1 per class accuracy, %") == 1
 
@@ -163,7 +163,7 @@ def test_eval__of_the_sets_of_table_9_has_their_published_parts(capsys, tmp_path
     words = ["eval", "vit_mini", "table9", "--data-root", root, "--img-size", "16", "--protocol", "knn", *SHORT]
     assert main([*map(str, words), "--output", str(tmp_path / "first")]) == 0
     printed = " ".join(capsys.readouterr().out.split())
-    assert "has no test part: put Training_01.txt and Testing_01.txt of Partitions.zip" in printed
+    assert "has no test split: put Training_01.txt and Testing_01.txt from Partitions.zip" in printed
     for file, numbers in lists.items():
         (root / "SUN397" / file).write_text("".join(f"{lines[n]}\n" for lines in scenes for n in numbers))
     assert main([*map(str, words), "--output", str(tmp_path / "out")]) == 0
@@ -197,7 +197,7 @@ def test_eval__keeps_the_runs_own_parts_where_its_data_is_named(trained, capsys)
         capsys, "eval", "vit_mini", train, "--compare", trained / "run", "--protocol", "knn", "--img-size", "16",
         "--test-fraction", "0.5", *SHORT,
     )  # fmt: skip
-    assert "was trained on, or chosen by," in sentence
+    assert "was trained on, or selected by," in sentence
     assert "test images" in sentence
 
 
@@ -219,19 +219,19 @@ def test_eval__mistakes_are_one_sentence(trained, capsys, tmp_path):
     photos, run = trained / "photos", trained / "run"
     bare = make_parts(tmp_path / "bare", parts=("only",)) / "only"
     cases = [
-        (["vit_mini", bare], "has no test part: give a folder with train and test"),
+        (["vit_mini", bare], "has no test split: give a folder with train and test"),
         (["vit_mini"], "give DATA to evaluate 'vit_mini' on"),
         (["vit_minni", photos], "'vit_minni' is neither a run folder, nor a weights file, nor a timm model"),
         ([run, photos, "--img-size", "32"], "the image size of"),
         (["vit_mini", photos, "--compare", run, "--features", "blocks:9"], "the last 9 blocks, but only 6 of vit_mini"),
-        (["vit_mini", photos, "--features", "tokens"], "expected auto or pooled, or last blocks"),
+        (["vit_mini", photos, "--features", "tokens"], "expected auto or pooled, or a number of last blocks"),
         (["vit_mini", photos, "--max-images", "2"], "--max-images is 2, but photos has 3 classes"),
         (["vit_mini", photos, "--pretrained"], "timm publishes no weights of vit_mini"),
         (["vit_mini", photos, "--img-size", "0"], "--img-size is '0', expected one side or height and width"),
         (["vit_mini", photos, "--bootstrap", "1"], "--bootstrap is 1, expected a number between 2 and"),
         (["vit_mini", photos, "--device", "tpu9"], "the device 'tpu9' cannot be used"),
         (["vit_mini", photos, "--device", "meta"], "the device 'meta' cannot be used on this machine"),
-        (["vit_mini", photos, "--cache", "x", "--no-cache"], "give one of them"),
+        (["vit_mini", photos, "--cache", "x", "--no-cache"], "remove either one"),
         (["vit_mini", "table9", "--data-root", tmp_path / "nowhere"], "none of the data sets was found"),
     ]
     for words, expected in cases:

@@ -56,7 +56,7 @@ def test_config__that_is_a_bomb_a_pipe_or_endless_is_refused_at_once(tmp_path, c
         "bomb": "it repeats a value by an alias (*a), which is not supported",
         "pipe": "is not a regular file",
         "endless": "is not a regular file",
-        "large": "has more than 1,048,576 bytes",
+        "large": "is larger than 1,048,576 bytes",
     }.items():
         begin = time.monotonic()
         assert words in failure(capsys, verb, "--config", tmp_path / f"{name}.yaml")
@@ -122,14 +122,14 @@ def test_os_errors__come_with_advice_that_fits(tmp_path, capsys, monkeypatch):
 
 def test_data__given_twice_is_said(tmp_path, capsys):
     message = failure(capsys, "train", make_photos(tmp_path / "photos"), "--data", "nowhere")
-    assert "photos' and --data is 'nowhere': give one of them" in message
+    assert "photos' and --data is 'nowhere': remove DATA or --data" in message
 
 
 def test_data_root__that_is_missing_is_said(tmp_path, capsys):
     photos = make_photos(tmp_path / "photos")
     for verb in ("train", "pretrain"):
         message = failure(capsys, verb, photos, "--data-root", tmp_path / "gone")
-        assert "--data-root: there is no folder" in message
+        assert "--data-root: the folder" in message
 
 
 @pytest.mark.parametrize(
@@ -218,7 +218,7 @@ def test_folder__says_what_it_passes_over(tmp_path, capsys, trained):
 def test_parquet__without_a_label_column_is_told_what_can_be_done(tmp_path, capsys):
     pq.write_table(pa.table({"image": [b"x"], "kind": [1]}), tmp_path / "t.parquet")
     message = failure(capsys, "train", tmp_path / "t.parquet")
-    assert "call the column of the classes 'label'" in message
+    assert "Rename the column of the classes to 'label'" in message
     assert "label_column" not in message
 
 
@@ -315,7 +315,7 @@ def test_weights__of_another_type_are_called_that(trained, tmp_path, capsys):
         (lambda c: c["settings"].update(accumulate=None), "accumulate cannot be empty"),
         (lambda c: c["settings"].update(nonsense=1), "there is no setting 'nonsense'"),
         (lambda c: c["settings"].update({1: 1}), "there is no setting 1"),
-        (lambda c: c.pop("origin"), "it lacks 'origin'"),
+        (lambda c: c.pop("origin"), "'origin' is missing"),
         (lambda c: c.update(origin=3), "config.yaml"),
         (lambda c: c.update(origin=["a"]), "config.yaml"),
         (lambda c: c.update(settings=[1]), "config.yaml"),
@@ -371,11 +371,11 @@ def test_checkpoint__that_is_packed_or_a_pipe_is_refused(stopped, capsys):
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (lambda index: index.update(top=10**12), "cut short or mixed up"),
-        (lambda index: index.update(top="5"), "cut short or mixed up"),
-        (lambda index: index.update(grid=[10**9, 10**9]), "cut short or mixed up"),
+        (lambda index: index.update(top=10**12), "truncated or mixed up"),
+        (lambda index: index.update(top="5"), "truncated or mixed up"),
+        (lambda index: index.update(grid=[10**9, 10**9]), "truncated or mixed up"),
         (lambda index: index.update(grid=7), "index.json"),
-        (lambda index: index.update(grid=[[1], 2]), "cut short or mixed up"),
+        (lambda index: index.update(grid=[[1], 2]), "truncated or mixed up"),
         (lambda index: index["keys"].append("another"), "index.json"),
         (lambda index: index.update(classes=[[1], 2, 3]), "index.json"),
         (lambda index: index.update(trained_on=[["a"]]), "index.json"),

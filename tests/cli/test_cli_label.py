@@ -13,7 +13,7 @@ from PIL import Image
 
 from cli.calls import LVVIT, PLAIN, TEACHER, WIDE, call, failure, make_photos
 from paucal.data.maps.store import MapWriter
-from paucal.runs.lock import sole_writer
+from paucal.runs.lock import lock_folder
 from paucal.verbs.label import launch
 
 VIT = ["--model", "vit_mini", "--model-args", "depth=1", "embed_dim=32", "patch_size=2"]
@@ -130,7 +130,7 @@ def test_label__refuses_before_its_work_what_another_process_writes(labelled, tm
     maps = tmp_path / "maps"
     words = ["label", labelled / "photos", "--teacher", labelled / "teacher", "--output", maps]
     monkeypatch.setattr("paucal.verbs.label.launch.load_images", lambda *_: pytest.fail("images were read"))
-    with sole_writer(maps, "it"):
+    with lock_folder(maps, "it"):
         assert "is being written by process" in failure(capsys, *words)
         assert [file.name for file in maps.iterdir()] == ["lock.json"]
     monkeypatch.undo()
@@ -145,7 +145,7 @@ def test_label__ends_where_another_process_has_taken_over(labelled, tmp_path, ca
 
     def write_without_lock(*arguments):
         (maps / "lock.json").unlink()
-        monkeypatch.setattr("paucal.runs.lock.RENEWAL_INTERVAL", 0.0)  # look at every batch
+        monkeypatch.setattr("paucal.runs.lock.RENEWAL_SECONDS", 0.0)  # look at every batch
         whole(*arguments)
 
     monkeypatch.setattr(launch, "write_maps", write_without_lock)
@@ -198,8 +198,10 @@ def test_label__converts_published_maps_that_can_be_trained_with(labelled, tmp_p
     flags = [*VIT, "--method", "token-labeling", "--labels", tmp_path / "maps", "--output", run]
     assert call("train", labelled / "photos", *SHORT, *flags) == 0
     assert (run / "model.safetensors").exists()
-    assert "one of the two" in failure(capsys, *words, "--teacher", labelled / "teacher")
-    assert "one of the two" in failure(capsys, "label", labelled / "photos", "--output", tmp_path / "m")
+    assert "give either --teacher or --from-published" in failure(capsys, *words, "--teacher", labelled / "teacher")
+    assert "give either --teacher or --from-published" in failure(
+        capsys, "label", labelled / "photos", "--output", tmp_path / "m"
+    )
 
 
 def test_train__on_some_of_the_classes_learns_from_the_maps_of_all(labelled, tmp_path):
@@ -268,7 +270,7 @@ def test_eval__counts_several_right_answers(labelled, tmp_path, capsys):
     right[0], right[1] = [], [(right[1][0] + 1) % 3]
     (tmp_path / "real.json").write_text(json.dumps(right))
     assert call("eval", teacher, "--real-labels", tmp_path / "real.json", "--output", tmp_path / "out") == 0
-    assert "of 5 images (1 without any was left out)" in capsys.readouterr().out
+    assert "of 5 images (1 without a correct class was left out)" in capsys.readouterr().out
     stored = json.loads((tmp_path / "out" / "real_labels.json").read_text())
     assert stored["top1"]["value"] == pytest.approx(4 / 5)
     words = ["eval", teacher, "--real-labels", tmp_path / "real.json"]

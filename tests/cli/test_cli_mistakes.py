@@ -15,13 +15,13 @@ from paucal.types import UserError
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
-        (["trian"], "unknown verb 'trian' (did you mean train"),
+        (["trian"], "unknown command 'trian' (did you mean train"),
         (["train", "", ""], "unknown argument ''"),
         (["train", "--bacth-size", "3"], "unknown argument '--bacth-size' (did you mean --batch-size"),
         (["train", "--epochs", "many"], "--epochs: expected a whole number, got 'many'"),
         (["pretrain", "--epochs", "0"], "--epochs is 0, expected a number between 1 and 1,000,000"),
         (["train", "--epochs", "-1"], "--epochs is -1, expected a number between 0 and 1,000,000"),
-        (["train", "--epochs", "0"], "--epochs 0 keeps the linear probe of pretrained weights, and this run"),
+        (["train", "--epochs", "0"], "--epochs 0 keeps the linear probe of pretrained weights, but this run"),
         (["train", "--time", "soon"], "--time is 'soon', expected a time such as 10m"),
         (["train", "--time", "1m", "--epochs", "2"], "--time 1m and --epochs 2 both set the length of the run"),
         (["train", "--lr", "-1"], "--lr is -1.0, expected a number above 0"),
@@ -48,9 +48,9 @@ from paucal.types import UserError
         (["train", "--model", "vit_mini", "--model-args", "drop_path_rate=x"], "invalid combination of arguments"),
         (["train", "--mixup", "1e-320"], "--mixup is 1e-320, expected 0 for none or a number between 0.001 and 1000"),
         (["train", "--cutmix", "1e300"], "--cutmix is 1e+300, expected 0 for none or a number between 0.001 and 1000"),
-        (["train", "--rand-augment", "rand-m9-n99999999999"], "whose n is 1e+11; expected a number from 1 to 15"),
+        (["train", "--rand-augment", "rand-m9-n99999999999"], "in which n is 1e+11; expected a number from 1 to 15"),
         (["train", "--rand-augment", "rand-x"], "'x' is not valid"),
-        (["train", "--rand-augment", "rand-m99"], "whose m is 99; expected a number from 0 to 10"),
+        (["train", "--rand-augment", "rand-m99"], "in which m is 99; expected a number from 0 to 10"),
         (["train", "--min-lr", "0.1", "--lr", "0.01"], "--min-lr is 0.1, above --lr 0.01"),
         (["train", "--min-lr", "1"], "--min-lr is 1, above --lr "),
         (["train", "--warmup-epochs", "9", "--epochs", "3"], "--warmup-epochs is 9 and --epochs 3"),
@@ -61,7 +61,7 @@ from paucal.types import UserError
         (["train", "--drloc-pool", "99999999999"], "--drloc-pool is 99999999999, expected a number between 1 and 4096"),
         (["train", "--drloc-pool", "-1"], "--drloc-pool is -1, expected a number between 1 and 4096"),
         (["train", "--device", "tpu"], "--device is 'tpu', expected one of cpu, cuda, mps"),
-        (["train", "--fraction", "0.5", "--few-labels", "3"], "give one of them"),
+        (["train", "--fraction", "0.5", "--few-labels", "3"], "give only one of the two"),
         (["train", "--rand-augment", "strong"], "rand_augment is 'strong'"),
         (["train", "--config", "nowhere.yaml"], "'nowhere.yaml' does not exist"),
         (["train", "nowhere/"], "nowhere does not exist"),
@@ -167,15 +167,15 @@ def test_loss_options__without_the_loss_are_refused(capsys):
 
 
 def test_nodes__without_a_launcher_are_refused(capsys):
-    assert "--nodes is 2, but the other machines were not started" in failure(capsys, "train", *QUICK, "--nodes", "2")
+    assert "--nodes is 2, but the processes on the other machines" in failure(capsys, "train", *QUICK, "--nodes", "2")
 
 
 def test_strategy__that_does_not_fit_is_refused(trained, tmp_path, capsys):
     message = failure(capsys, "train", *QUICK, "--strategy", "fsdp")
-    assert "--strategy fsdp is for several devices, but this run has one" in message
+    assert "--strategy fsdp is for several devices, but this run uses one device" in message
     both = ["--strategy", "fsdp", "--devices", "2", "--precision", "16-mixed"]
     assert "is not supported for --strategy fsdp" in failure(capsys, "train", *QUICK, *both)
     run = tmp_path / "run"
     shutil.copytree(trained / "run", run)
     (run / "summary.json").unlink()
-    assert "leave out --strategy" in failure(capsys, "train", "--resume", run, "--strategy", "ddp")
+    assert "remove --strategy" in failure(capsys, "train", "--resume", run, "--strategy", "ddp")

@@ -83,7 +83,7 @@ def test_run__goes_on_where_its_images_have_moved(verb, make, tmp_path, monkeypa
     assert call(verb, *data, *CASES[verb][0], *STOP, "--output", "run") == 130
     before.rename(after)
     message = failure(capsys, verb, "--resume", "run")
-    assert f"of the run 'run' does not exist: give its new location, as in 'paucal {verb} --resume run " in message
+    assert f"of the run 'run' does not exist: give the new location, as in 'paucal {verb} --resume run " in message
     stored = yaml.safe_load(Path("run/config.yaml").read_text())
     moved = [word.replace(str(before), str(after)) for word in data]
     assert call(verb, "--resume", "run", *moved, *STOP) == 130
@@ -149,11 +149,13 @@ def test_images__of_equal_names_in_another_order_or_content_are_refused(tmp_path
 
     check(rows)
     check(rows, columns=4)
-    with pytest.raises(UserError, match=r"image 3 of .*photos is 'class0/2.png', but the run's is 'class0/3.png'"):
+    with pytest.raises(
+        UserError, match=r"image 3 of .*photos is 'class0/2.*, but image 3 of the run is 'class0/3.png'"
+    ):
         check([*rows[:2], rows[3], rows[2], *rows[4:]])
-    with pytest.raises(UserError, match=r"image 8 of .*photos is 'class1/3.png', but the run's is none"):
+    with pytest.raises(UserError, match=r"image 8 of .*photos is 'class1/3.png', but image 8 of the run is none"):
         check(rows[:-1])
-    with pytest.raises(UserError, match=r"image 9 of .*photos is 'none', but the run's is 'more.png'"):
+    with pytest.raises(UserError, match=r"image 9 of .*photos is 'none', but image 9 of the run is 'more.png'"):
         check([*rows, ["more.png", 0, "class0", "train", ""]])
     with pytest.raises(UserError, match=r"'class0/1.png' has another label in .*photos than in the run"):
         check([rows[0], [rows[1][0], 1, *rows[1][2:]], *rows[2:]])

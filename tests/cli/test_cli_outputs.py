@@ -16,7 +16,7 @@ from paucal.runner import life
 from paucal.runner.console import Console
 from paucal.runner.life import begin
 from paucal.runs.lock import RunLock
-from paucal.runs.replacing import aside_path, set_aside
+from paucal.runs.replacing import aside_path, move_aside
 from paucal.tasks.classification.job import TrainingJob
 from paucal.types import UserError
 
@@ -51,7 +51,7 @@ def test_overwrite__gives_the_old_run_back_when_the_new_one_fails(verb, problem,
     assert content(run) == before
     assert not aside_path(run).exists()
     said = capsys.readouterr().out
-    assert f"the old run is kept in {run}.replaced until the new one has saved its first state" in said
+    assert f"the old run is kept in {run}.replaced until the new run has saved its first state" in said
     assert f"restored the old run in {run}" in said
 
 
@@ -83,7 +83,7 @@ def test_overwrite__replaces_the_run_once_the_new_one_is_safe(trained, run):
 
 def test_overwrite__after_a_kill_the_next_call_gives_the_old_run_back(trained, run, capsys):
     before = content(run)
-    set_aside(run)
+    move_aside(run)
     (run / "checkpoints").mkdir(parents=True)
     (run / "config.yaml").write_text("new")
     message = failure(capsys, "train", trained / "photos", *QUICK, "--output", run)
@@ -203,9 +203,9 @@ def test_place__among_the_images_is_refused_by_every_verb(trained, tmp_path, mon
             ["eval", run, photos, "--output", inside],
             ["eval", run, trained / "photos", photos, "--protocol", "knn", "--output", inside],
         ):
-            assert "lies within the images of" in failure(capsys, *words), words
+            assert "is inside the images of" in failure(capsys, *words), words
     monkeypatch.chdir(photos)
-    assert "'runs' lies within the images" in failure(capsys, "train", ".", *QUICK)
+    assert "'runs' is inside the images" in failure(capsys, "train", ".", *QUICK)
     assert "is the name of an image" in failure(capsys, "predict", run, photos, "--output", photos / "class0" / "p.png")
     assert content(tmp_path) == before
 
@@ -217,7 +217,7 @@ def test_eval__replaces_its_own_results_only(trained, tmp_path, capsys):
         other.mkdir()
         (other / name).write_text('{"accuracy": 0.9}')
         message = failure(capsys, *words, other)
-        assert f"{name}' would be replaced, but was not written by an evaluation of paucal" in message
+        assert f"{name}' would be replaced, but was not written by an evaluation with paucal" in message
         assert (other / name).read_text() == '{"accuracy": 0.9}'
     (tmp_path / "results.json").write_text("{}")
     assert "results.json' would be replaced" in failure(capsys, *words, tmp_path, "--protocol", "knn")
@@ -330,7 +330,7 @@ def test_output__of_another_form_is_refused_before_the_work(ending, trained, tmp
 @pytest.mark.parametrize(("name", "form"), [("a.json", "csv"), ("a.csv", "json")])
 def test_output__that_contradicts_the_format_is_refused(name, form, trained, tmp_path, capsys):
     words = ["predict", trained / "run", trained / "photos", "--output", tmp_path / name, "--format", form]
-    assert f"ends in .{name[2:]}, but --format is {form}: give one of the two." in failure(capsys, *words)
+    assert f"ends in .{name[2:]}, but --format is {form}: change --output or --format." in failure(capsys, *words)
 
 
 def test_runs__are_written_as_the_name_says(trained, tmp_path):

@@ -98,7 +98,7 @@ def test_predict__takes_arrays_and_pictures_as_it_takes_files(trained):
         ([np.zeros((20, 24, 3), np.uint8), b"x"], "image 2 is of the type bytes"),
         (
             "https://host/a.JPG?size=large",
-            "'https://host/a.JPG?size=large' is a URL: fetch it first, and give the file.",
+            "'https://host/a.JPG?size=large' is a URL: download the image, and give the file.",
         ),
     ],
 )
@@ -111,7 +111,7 @@ def test_predict__says_what_it_takes(images, message, trained):
 def test_predict__of_a_url_says_to_fetch_it(trained, capsys):
     for url in ("http://host/a.png", "https://host/photos/b.jpeg", "s3://bucket/c.tif"):
         message = failure(capsys, "predict", trained / "run", url)
-        assert message.endswith(f"files, but {url!r} is a URL: fetch it first, and give the file.")
+        assert message.endswith(f"files, but {url!r} is a URL: download the image, and give the file.")
 
 
 def test_model__that_is_no_path_is_one_sentence(trained):

@@ -78,7 +78,7 @@ def test_answers__are_written_as_labels(trained, many, tmp_path, capsys):
     words = failure(
         capsys, "predict", trained / "run", "--watch", many, "--to", "csv", "--output", tmp_path / "watched"
     )
-    assert "--watch: leave it out" in words
+    assert "--watch: remove --to" in words
     assert not (tmp_path / "watched").exists()
 
 
@@ -166,7 +166,7 @@ def test_skipped_before__is_refused_where_skipping_is_no_longer_asked_for(traine
         assert call(*words, "--on-bad-image", "skip") == 130
     capsys.readouterr()
     assert call(*words) == 2
-    assert "leave it out with --on-bad-image skip" in capsys.readouterr().err
+    assert "skip the image with --on-bad-image skip" in capsys.readouterr().err
 
 
 def test_sheet__shows_each_class_from_the_surest_to_the_least_sure(trained, many, tmp_path, capsys):
@@ -195,7 +195,7 @@ def test_sheet__shows_each_class_from_the_surest_to_the_least_sure(trained, many
         capsys, "predict", trained / "run", many, "--sheet", tmp_path / "s.gif"
     )
     inside = failure(capsys, "predict", trained / "run", many, "--sheet", many / "s.png")
-    assert "lies within the images" in inside
+    assert "is inside the images" in inside
     assert "must end in .parquet" in failure(capsys, "predict", trained / "run", many, "--features", tmp_path / "f.csv")
 
 

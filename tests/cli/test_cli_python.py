@@ -70,7 +70,7 @@ def test_resume__goes_on_with_a_stopped_run(trained, tmp_path):
     folder, weights = tmp_path / "run", "model.safetensors"
     with pytest.raises(UserError, match=f"stopped after step .*resume with: paucal train --resume {folder}"):
         paucal.train(trained / "photos", epochs=2, output=folder, time_limit="0.01s", **TINY)
-    with pytest.raises(UserError, match="leave out --seed"):
+    with pytest.raises(UserError, match="remove --seed"):
         paucal.train(resume=folder, seed=4)
     run = paucal.train(resume=folder, time_limit="1h")
     assert (run.folder / weights).read_bytes() == (trained / "run" / weights).read_bytes()
@@ -152,7 +152,7 @@ def test_predict__takes_a_loaded_model_and_pictures(trained):
     assert (of_file.path, of_picture.path) == (str(path), None)
     assert of_file.probabilities == of_picture.probabilities
     assert paucal.predict(model, Image.open(path))[0].predicted == of_file.predicted
-    with pytest.raises(UserError, match="but the model is already loaded on cpu: leave --device out"):
+    with pytest.raises(UserError, match="but the model is already loaded on cpu: remove --device"):
         paucal.predict(model, path, device="cpu")
     with pytest.raises(UserError, match="there are no images to classify"):
         paucal.predict(model, [])
@@ -176,7 +176,7 @@ def test_label__gives_the_maps_of_the_command(labelled, tmp_path, capsys):
         assert np.array_equal(np.load(tmp_path / "maps" / name), np.load(labelled / "maps" / name)), name
     assert (made.folder, made.images, made.facts.grid, made.facts.top) == (tmp_path / "maps", 36, (8, 8), 3)
     assert made.check is not None
-    whole = f"it is correct for {percent(made.check.image_accuracy)} of {made.check.images} labelled images"
+    whole = f"the teacher is correct for {percent(made.check.image_accuracy)} of {made.check.images} labelled images"
     cells = f"the class with the highest mean in its map for {percent(made.check.map_accuracy)}"
     assert made.said[0] == f"teacher: {labelled / 'teacher'}; {whole}, {cells}"
 

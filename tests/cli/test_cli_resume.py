@@ -10,7 +10,7 @@ from paucal.cli.main import main
 
 def test_resume__of_a_finished_run_is_refused(trained, capsys):
     assert "is finished" in failure(capsys, "train", "--resume", trained / "run")
-    assert "leave out --lr" in failure(capsys, "train", "--resume", trained / "run", "--lr", "1")
+    assert "remove --lr" in failure(capsys, "train", "--resume", trained / "run", "--lr", "1")
 
 
 def test_time_limit__stops_saves_and_says_how_to_go_on(tmp_path, capsys):
@@ -31,7 +31,7 @@ def test_resume__refuses_what_would_change_the_result(tmp_path, capsys):
     capsys.readouterr()
     before = (run / "config.yaml").read_bytes()
     message = failure(capsys, "train", "--resume", run, "--lr", "1", "--epochs", "9")
-    assert "leave out --epochs, --lr" in message or "leave out --lr, --epochs" in message
+    assert "remove --epochs, --lr" in message or "remove --lr, --epochs" in message
     assert "--workers" in message
     assert "--time-limit is 'soon'" in failure(capsys, "train", "--resume", run, "--time-limit", "soon")
     assert "--device is 'tpu'" in failure(capsys, "train", "--resume", run, "--device", "tpu")

@@ -47,7 +47,7 @@ def test_eval__of_frozen_features_has_the_parts_of_the_run_for_a_copy_too(traine
         assert call("eval", trained / "run", data, *KNN, "--output", tmp_path / "out") == 0
         assert {row["images"] for row in table(tmp_path / "out/table.csv")} == {str(own.count("test"))}
     sentence = failure(capsys, "eval", trained / "run", tmp_path / "copy", *KNN, "--part", "val")
-    assert "--part is not for frozen features, which are evaluated on the test images" in sentence
+    assert "--part is not supported for frozen features, which are always evaluated on the test images" in sentence
 
 
 def test_eval__of_frozen_features_leaves_out_test_images_that_were_learned_from(trained, tmp_path, capsys):

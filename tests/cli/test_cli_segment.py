@@ -129,9 +129,9 @@ def test_predict__writes_masks_in_the_coding_of_the_training_and_pictures(segmen
         assert set(np.unique(mask)) <= {0, 1, 2}
         assert np.asarray(Image.open(out / f"overlays/b/{number:02d}.png")).shape == (33, 50, 3)
     assert "is not empty" in failure(capsys, "predict", segmented / "run", new / "a", "--output", out)
-    assert "give a new folder for them with --output" in failure(capsys, "predict", segmented / "run", new / "a")
+    assert "give a new folder for the masks with --output" in failure(capsys, "predict", segmented / "run", new / "a")
     inside = failure(capsys, "predict", segmented / "run", new / "a", "--output", new / "a" / "x")
-    assert "lies within the images" in inside
+    assert "is inside the images" in inside
     for name in ("a.json", "a.csv", "a.png"):
         message = failure(capsys, "predict", segmented / "run", new / "a", "--output", tmp_path / name)
         assert "is a file name, but masks need a folder: give a new folder." in message
@@ -249,7 +249,7 @@ def test_whole_images_at_their_sides__are_what_is_deployed(segmented, tmp_path, 
 
 def test_eval__says_what_is_of_classifiers(segmented, capsys):
     for words in (["--real-labels", "real.json"], ["--protocol", "classification"]):
-        assert "is for segmentation: leave it out" in failure(capsys, "eval", segmented / "run", *words)
+        assert "is for segmentation: remove --" in failure(capsys, "eval", segmented / "run", *words)
 
 
 def test_binary_masks_and_ignored_values__keep_their_coding(tmp_path, capsys):
@@ -294,8 +294,8 @@ def test_names_of_classes__reach_the_results_and_may_have_no_pixel(segmented, tm
         (["--ignore", "1", "2"], "expected one grey value"),
         (["--eval-mode"], "--eval-mode keeps the running statistics"),
         (["--mask-values", "colour"], "the masks are grey"),
-        (["--classes", "none.txt"], "there is no such file"),
-        (["--images", "x"], "--images and --masks go together"),
+        (["--classes", "none.txt"], "none.txt' does not exist; check the path"),
+        (["--images", "x"], "--images and --masks must be given together"),
         (["--recipe", "upernet-ade20k"], "starts from a pre-trained backbone"),
         (["--freeze-epochs", "3"], "leaves no epoch of 3"),
     ],
@@ -312,7 +312,7 @@ def test_data_that_do_not_do__are_refused_in_one_sentence(tmp_path, capsys, monk
     assert "DATA is missing" in failure(capsys, "segment", *QUICK)
     assert "does not exist" in failure(capsys, "segment", "nowhere", *QUICK)
     few = make_scenes(tmp_path / "few", 2)
-    assert "2 images with labelled pixels: expected 3" in failure(capsys, "segment", few, *QUICK)
+    assert "2 images have labelled pixels; expected 3" in failure(capsys, "segment", few, *QUICK)
     bad = make_scenes(tmp_path / "bad", 5)
     Image.fromarray(np.zeros((48, 40), np.uint8)).save(bad / "masks/02.png")
     assert "mask 02.png has 48x40 pixels" in failure(capsys, "segment", bad, *QUICK)

@@ -17,7 +17,7 @@ import paucal
 from cli.calls import QUICK, call, failure, make_photos
 from paucal.runner import familiar
 from paucal.runner.console import LoggedConsole
-from paucal.runner.familiar import FILE_NAME, familiarity_of
+from paucal.runner.familiar import FILE_NAME, load_familiarity
 from paucal.runs import RunFolder
 
 
@@ -83,7 +83,7 @@ def test_serve__of_what_is_no_model_or_address_says_so(run, tmp_path, capsys):
     assert "nothing" in failure(capsys, "serve", tmp_path / "nothing")
     (tmp_path / "empty").mkdir()
     assert "empty" in failure(capsys, "serve", tmp_path / "empty")
-    assert "which is not an address" in failure(capsys, "serve", run, "--host", "no such host")
+    assert "is not a valid address" in failure(capsys, "serve", run, "--host", "no such host")
     assert "--port" in failure(capsys, "serve", run, "--port", 0)
 
 
@@ -112,26 +112,26 @@ def test_serve__without_its_extra_names_it(run, capsys, monkeypatch):
 def test_familiarity__is_measured_once_for_these_weights_and_again_for_others(run, monkeypatch):
     folder, model = RunFolder(run), paucal.load(run)
     (run / FILE_NAME).unlink(missing_ok=True)
-    first = familiarity_of(folder, model, LoggedConsole())
+    first = load_familiarity(folder, model, LoggedConsole())
     kept = load_file(run / FILE_NAME)
     torch.testing.assert_close(kept["features"].norm(dim=1), torch.ones(len(kept["features"])))
     split = (run / "split.csv").read_text()
     assert len(kept["features"]) == split.count(",train")
     monkeypatch.setattr(familiar, "_fit_to_run", lambda *given: pytest.fail("it was measured again"))
-    again = familiarity_of(folder, model, LoggedConsole())
+    again = load_familiarity(folder, model, LoggedConsole())
     assert (first is not None, again is not None) == (True, True)
     assert again.limit == pytest.approx(first.limit)
     monkeypatch.setattr(familiar, "_weights_key", lambda run: "others")
     measured = []
     monkeypatch.setattr(familiar, "_fit_to_run", lambda *given: measured.append(1))
-    assert familiarity_of(folder, model, LoggedConsole()) is None
+    assert load_familiarity(folder, model, LoggedConsole()) is None
     assert measured == [1]
 
 
 @pytest.mark.parametrize("damage", [b"", b"no tensors", b"\xff" * 100])
 def test_familiarity__that_is_damaged_is_measured_anew(run, damage):
     (run / FILE_NAME).write_bytes(damage)
-    found = familiarity_of(RunFolder(run), paucal.load(run), LoggedConsole())
+    found = load_familiarity(RunFolder(run), paucal.load(run), LoggedConsole())
     assert found is not None
     assert found.features.shape[0] > 1
     assert len(load_file(run / FILE_NAME)["features"]) == len(found.features)
@@ -143,7 +143,7 @@ def test_familiarity__without_the_images_is_not_known_and_said(run, monkeypatch,
     photos.rename(run.parent / "away")
     try:
         with caplog.at_level("INFO"):
-            assert familiarity_of(RunFolder(run), paucal.load(run), LoggedConsole()) is None
+            assert load_familiarity(RunFolder(run), paucal.load(run), LoggedConsole()) is None
     finally:
         (run.parent / "away").rename(photos)
-    assert "pictures cannot be compared with the training images" in caplog.text
+    assert "images cannot be compared with the training images" in caplog.text

@@ -11,7 +11,7 @@ from PIL import Image
 import paucal
 from cli.calls import QUICK, call, failure, table
 from paucal.models.trained import load_trained
-from paucal.runner.starts import images_seen
+from paucal.runner.starts import count_images_seen
 from paucal.runs import RunFolder
 from paucal.verbs.predict.answers import Block
 from paucal.verbs.predict.writing import NO_CLASS, sheet_rows
@@ -41,7 +41,7 @@ def test_train__is_judged_by_mean_average_precision(run):
     cells = "".join(f'<td class="number">{counts[part]}</td>' for part in ("train", "val", "test"))
     assert f'<th scope="row">images</th>{cells}' in page.replace("\n", "")
     epochs = float(told["epochs"])
-    assert images_seen(RunFolder(run)) == epochs * counts["train"]
+    assert count_images_seen(RunFolder(run)) == epochs * counts["train"]
     assert "mean average precision" in page
     assert "majority" not in page
     assert not (run / "plots/confusion.png").exists()
@@ -130,7 +130,7 @@ def test_check__knows_several_labels(run, capsys):
     [
         (["--method", "relabel", "--labels", "maps"], "needs one label per image"),
         (["--sampling", "balanced"], "--sampling balanced draws the same number of images from every class"),
-        (["--few-labels", "3"], "--few-labels takes a number of images of each class"),
+        (["--few-labels", "3"], "--few-labels sets the number of images of each class"),
     ],
 )
 def test_train__refuses_what_needs_one_label(run, capsys, tmp_path, words, sentence):
@@ -143,7 +143,7 @@ def test_train__refuses_what_needs_one_label(run, capsys, tmp_path, words, sente
 
 def test_label__refuses_a_teacher_of_several_labels(run, capsys, tmp_path):
     told = failure(capsys, "label", run.parent / "squares", "--teacher", run, "--output", tmp_path / "maps")
-    assert "gives several labels for an image" in told
+    assert "predicts several labels per image" in told
 
 
 def test_compare__refuses_images_with_several_labels_before_it_trains(run, capsys, tmp_path):

@@ -50,7 +50,7 @@ def test_shard__onto_object_storage(photos):
     files = fsspec.filesystem("memory")
     paucal.shard(photos, output="memory://cli/set")
     assert len(open_images("memory://cli/set")) == 4
-    with pytest.raises(paucal.UserError, match="there are files at"):
+    with pytest.raises(paucal.UserError, match="already contains files"):
         paucal.shard(photos, output="memory://cli/set")
     files.rm("/cli", recursive=True)
 
@@ -62,7 +62,7 @@ def test_shard__refuses_what_would_lose_or_mix_something(photos, capsys, monkeyp
     assert main(["shard", str(photos), str(full)]) == 2
     assert "is not empty" in capsys.readouterr().err
     assert main(["shard", str(photos), str(photos / "shards")]) == 2
-    assert "lies within the images" in capsys.readouterr().err
+    assert "is inside the images" in capsys.readouterr().err
     (photos / "train" / "dog" / "3.png").write_bytes(b"broken")
     assert main(["shard", str(photos), str(photos.parent / "out")]) == 2
     assert "1 of 4 images cannot be read (train/dog/3.png)" in capsys.readouterr().err

@@ -69,7 +69,7 @@ def test_study__trains_and_prints_published_beside_measured(photos, tmp_path, ca
     said = capsys.readouterr().out
     assert "drloc-table-9 with stand-ins: 2 training runs, 32 pixels, 8 epochs" in said
     assert "2 runs to compute with 1 worker, about" in said
-    assert "CIFAR-100, Infograph are not run" in said
+    assert "CIFAR-100, Infograph, which differ only in their data, are not run" in said
     assert "stand-ins on photos" in said
     rows = {(row["row"], row["column"]): row for row in table(out / "results.csv")}
     loss = rows["ViT-B/16 + L_drloc", "CIFAR-10"]
@@ -93,7 +93,7 @@ def test_study__trains_and_prints_published_beside_measured(photos, tmp_path, ca
     again = {(row["row"], row["column"]): row for row in table(out / "results.csv")}
     assert again["ViT-B/16 + L_drloc", "CIFAR-10"] == loss
     refused = failure(capsys, "study", "drloc-table-9", "--output", out)
-    assert "contains the study on 'photos', but these images are digits: choose another folder" in refused
+    assert "contains the study on 'photos', but the requested images are digits: choose another folder" in refused
 
 
 @pytest.mark.slow
@@ -162,20 +162,23 @@ def test_study__makes_label_maps_for_rows_that_learn_from_some(photos, tmp_path,
         (["show"], "needs the NAME of a study"),
         (["show", "dhvt"], "there is no study 'dhvt'"),
         (["list", "dhvt-table-2"], "use 'paucal study show dhvt-table-2'"),
-        (["list", "--scale", "tiny"], "takes no flags: leave --scale out"),
+        (["list", "--scale", "tiny"], "takes no flags: remove --scale"),
         (["drloc-table-9", "tiny"], "unknown word 'tiny' after 'drloc-table-9'"),
         (["drloc-table-9", "--scale", "medium"], "--scale"),
         (["drloc-table-9", "--rows", "ViT"], "--rows: drloc-table-9 has no 'ViT'"),
         (["dhvt-table-9", "--rows", "PVT-S"], "does not run PVT-S at this scale"),
-        (["drloc-table-9", "--recipe", "dhvt"], "--recipe belongs to --scale full"),
-        (["drloc-table-9", "--data", "a", "b"], "one DATA replaces all data sets"),
-        (["drloc-table-9", "--scale", "full"], "Infograph is not available by name"),
+        (["drloc-table-9", "--recipe", "dhvt"], "--recipe needs --scale full"),
+        (["drloc-table-9", "--data", "a", "b"], "a single DATA replaces all data sets"),
+        (["drloc-table-9", "--scale", "full"], "Infograph cannot be opened by name"),
         (["drloc-table-9", "--scale", "full", "--data", "x"], "expected NAME=DATA such as cifar10=FOLDER"),
         (["drloc-table-9", "--scale", "full", "--data", "infografh=x"], "(did you mean infograph"),
-        (["drloc-table-1", "--scale", "full"], "drloc-table-1 is a reference table with nothing to run: leave --scale"),
+        (
+            ["drloc-table-1", "--scale", "full"],
+            "drloc-table-1 is a reference table with nothing to run: remove --scale",
+        ),
         (["esvit-figure-7"], "by hand: paucal explain RUN IMAGE --show attention"),
         (["esvit-figure-7"], "; 'paucal study show esvit-figure-7' prints its published numbers."),
-        (["esvit-table-2", "--scale", "full", "--recipe", "x"], "--recipe is for studies that train with labels"),
+        (["esvit-table-2", "--scale", "full", "--recipe", "x"], "--recipe is only for studies that train with labels"),
     ],
 )
 def test_study__refuses_in_one_sentence(words, said, capsys, tmp_path, monkeypatch):

@@ -53,7 +53,7 @@ def test_study__segments_from_starts_of_its_own(tmp_path, capsys, monkeypatch):
     assert call(*words) == 0
     said = capsys.readouterr().out
     assert "2 segmenter runs" in said
-    assert "first their starts (plain, drloc), on up to 48 images of 32 pixels" in said
+    assert "first their initial weights (plain, drloc), on up to 48 images of 32 pixels" in said
     assert "time: 4 runs in all to compute, about" in said
     starts, runs = runs_of(out / STARTS / "train"), runs_of(out / SCENES)
     assert [settings_of(path)["method"] for path in (starts["plain"], starts["drloc"])] == ["supervised", "drloc"]
@@ -118,7 +118,7 @@ def test_study__judges_frozen_backbones_on_digits_that_no_start_has_learned(tmp_
     out, rows = tmp_path / "study", ["Sup. RN50", "Sup. Swin-T"]
     words = ["study", "esvit-table-10", "--rows", *rows, "--workers", "0", "--device", "cpu"]
     assert call(*words, "--output", out) == 0
-    assert "2 ways to evaluate, 1 seed each; first their starts (sup-rn50, sup-swin)" in capsys.readouterr().out
+    assert "2 evaluation runs, 1 seed each; first their initial weights (sup-rn50, sup-swin)" in capsys.readouterr().out
     found, starts = rows_of(out), runs_of(out / STARTS / "train")
     for row, name in zip(rows, ("sup-rn50", "sup-swin"), strict=True):
         (cell,) = (out / OTHER_DIGITS / "cells").glob(f"{row.replace(' ', '_')}-*")
@@ -175,21 +175,21 @@ def test_study__judges_segmenters_at_several_scales_too(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["drloc-table-10", "--data-root", "sets"], "boxes and masks are read from folders: leave it out"),
-        (["drloc-table-12", "--init", "plain=run"], "--init belongs to --scale full"),
-        (["drloc-table-12", "--scale", "full"], "ADE20K is not available by name"),
+        (["drloc-table-10", "--data-root", "sets"], "boxes and masks are read from folders: remove --data-root"),
+        (["drloc-table-12", "--init", "plain=run"], "--init needs --scale full"),
+        (["drloc-table-12", "--scale", "full"], "ADE20K cannot be opened by name"),
         (
             ["drloc-table-12", "--scale", "full", "--data", "ade20k=DATA"],
-            "Swin-T + L_drloc of drloc-table-12 starts from drloc (a Swin-T trained on ImageNet-1K with DrLoc, which "
-            "is not published): give it with --init drloc=RUN_OR_FILE, or leave out the rows that start from it "
-            "(--rows).",
+            "Swin-T + L_drloc of drloc-table-12 needs the initial weights drloc (a Swin-T trained on ImageNet-1K with "
+            "DrLoc, which is not published): give --init drloc=RUN_OR_FILE, or exclude the rows that need it with "
+            "--rows.",
         ),
         (
             ["drloc-table-12", "--scale", "full", "--data", "ade20k=DATA", "--init", "drlok=RUN"],
             "expected NAME=RUN with NAME one of plain, drloc, got 'drlok=RUN'",
         ),
-        (["drloc-table-9", "--scale", "full", "--init", "a", "b"], "start from the same weights: give one"),
-        (["drloc-table-12", "--data", "DATA"], "has no images in it"),
+        (["drloc-table-9", "--scale", "full", "--init", "a", "b"], "have the same initial weights: give one"),
+        (["drloc-table-12", "--data", "DATA"], "contains no images"),
     ],
 )
 def test_study__says_what_is_wrong(words, said, tmp_path, capsys, monkeypatch):

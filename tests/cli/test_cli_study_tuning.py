@@ -56,7 +56,7 @@ def test_study__tunes_each_row_from_the_start_of_its_model_and_seed(tmp_path, ca
     words = ["study", "dhvt-table-1", "--output", out, "--workers", "0", "--device", "cpu"]
     assert call(*words) == 0
     said = capsys.readouterr().out
-    assert "first their starts (dhvt-t, dhvt-s), on up to 60 images of 32 pixels" in said
+    assert "first their initial weights (dhvt-t, dhvt-s), on up to 60 images of 32 pixels" in said
     assert "time: 4 runs in all to compute, about" in said
     assert call(*words, "--seeds", "0", "1") == 0
     rows, starts = runs_of(out, "row"), runs_of(out, "start")
@@ -116,19 +116,19 @@ def test_study__tunes_on_images_that_are_given(tmp_path, monkeypatch):
     [
         (
             ["dhvt-table-1", "--scale", "full"],
-            "DHVT-T, DHVT-S of dhvt-table-1 start from dhvt-t (a run of dhvt-table-9, DHVT-T, whose weights are not "
-            "published) and dhvt-s (a run of dhvt-table-9, DHVT-S, whose weights are not published): give them with "
-            "--init dhvt-t=RUN_OR_FILE dhvt-s=RUN_OR_FILE.",
+            "DHVT-T, DHVT-S of dhvt-table-1 need the initial weights dhvt-t (a run of dhvt-table-9, DHVT-T, whose "
+            "weights are not published) and dhvt-s (a run of dhvt-table-9, DHVT-S, whose weights are not published): "
+            "give --init dhvt-t=RUN_OR_FILE dhvt-s=RUN_OR_FILE.",
         ),
         (
             ["dhvt-table-1", "--scale", "full", "--init", "dhvt-t=RUN"],
-            "DHVT-S of dhvt-table-1 starts from dhvt-s",
+            "DHVT-S of dhvt-table-1 needs the initial weights dhvt-s",
         ),
         (
             ["drloc-table-5", "--scale", "full", "--columns", "SVHN"],
-            "T2T-ViT-14, T2T-ViT-14 + L_drloc of drloc-table-5 start from t2t-vit-14 (the checkpoint of T2T-ViT-14 "
-            "published by its authors, which timm lacks): give it with --init t2t-vit-14=RUN_OR_FILE, or leave out the "
-            "rows that start from it (--rows).",
+            "T2T-ViT-14, T2T-ViT-14 + L_drloc of drloc-table-5 need the initial weights t2t-vit-14 (the checkpoint of "
+            "T2T-ViT-14 published by its authors, which timm lacks): give --init t2t-vit-14=RUN_OR_FILE, or exclude "
+            "the rows that need it with --rows.",
         ),
         (["dhvt-table-1", "--scale", "full", "--init", "RUN"], "NAME one of dhvt-t, dhvt-s, got 'RUN'"),
         (["dhvt-table-1", "--scale", "full", "--init", "dhvt-t=a", "dhvt-t=b"], "'dhvt-t' is given twice"),
@@ -136,11 +136,11 @@ def test_study__tunes_on_images_that_are_given(tmp_path, monkeypatch):
             ["dhvt-table-1", "--scale", "full", "--rows", "DHVT-T", "--init", "dhvt-t=gone"],
             "--init: there is no file or run folder 'gone'",
         ),
-        (["dhvt-table-1", "--init", "dhvt-t=RUN"], "--init belongs to --scale full"),
+        (["dhvt-table-1", "--init", "dhvt-t=RUN"], "--init needs --scale full"),
         (
             ["dhvt-table-1", "--data", "digits"],
-            "--data: the rows' starts are trained on digits at tiny, and rows must not be tested on images seen "
-            "by their starts",
+            "--data: the initial weights are trained on digits at --scale tiny, so the rows must be tested on other "
+            "images",
         ),
         (["drloc-table-5", "--data", "DATA"], "no images"),
     ],

@@ -82,7 +82,7 @@ def test_others__are_refused_in_a_sentence(given, message, read):
 def test_paths__are_refused_where_images_are_expected(given):
     number = 2 if isinstance(given, list) else 1
     with pytest.raises(
-        UserError, match=rf"^image {number} is a path \('a.jpg'\), expected PIL images .*: open it first.$"
+        UserError, match=rf"^image {number} is a path \('a.jpg'\), expected PIL images .*: open the image first.$"
     ):
         list_images(given)
 

@@ -86,7 +86,7 @@ def test_read_class_list__a_file_wins_over_a_shipped_name(tmp_path, monkeypatch)
             "cat\ndgo\nwhale\n",
             r"2 of the 3 classes of .*names are not in .*photos \(such as 'dgo', did you mean 'dog'\?",
         ),
-        ("cat\nwhale\n", r"such as 'whale'; it has cat, cow, \.\.\."),
+        ("cat\nwhale\n", r"such as 'whale'; the data has cat, cow, \.\.\."),
         ("cat # tame\ndog\n", r"such as 'cat # tame'"),  # a '#' inside belongs to the name
     ],
 )

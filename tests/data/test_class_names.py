@@ -42,7 +42,7 @@ def test_plain_names__of_numbers_and_of_true_and_false():
 
 
 def test_with_plain_classes__refuses_a_name_that_nobody_sees(make_set):
-    with pytest.raises(UserError, match="cannot be seen: rename it"):
+    with pytest.raises(UserError, match="has no visible characters: rename"):
         with_plain_classes(replace(make_set([0, 1]), classes=("cat", "\u200b")))
 
 
@@ -163,7 +163,7 @@ def test_folders__of_systems_and_links_to_others(make_folder):
     assert open_images(folder).classes == ("cat", "dog")
     (folder / "feline").symlink_to("cat")
     with pytest.raises(
-        UserError, match=r"the class folders 'feline' and 'cat' of .* are the same folder: remove the link"
+        UserError, match=r"the class folders 'feline' and 'cat' in .* are the same folder: remove the link"
     ):
         open_images(folder)
     (folder / "feline").unlink()
@@ -171,7 +171,7 @@ def test_folders__of_systems_and_links_to_others(make_folder):
         make_folder("set/train/cat/1.png", "set/train/dog/2.png", "set/test/cat/3.png", "set/test/dog/4.png") / "set"
     )
     (parts / "train/feline").symlink_to("cat")
-    with pytest.raises(UserError, match=r"the class folders 'train/feline' and 'train/cat' of .* are the same folder"):
+    with pytest.raises(UserError, match=r"the class folders 'train/feline' and 'train/cat' in .* are the same folder"):
         open_images(parts)
     shutil.rmtree(parts)
     (folder / "dog" / "again").symlink_to(folder / "cat")

@@ -299,7 +299,7 @@ def test_loaders__say_that_their_processes_cannot_be_started(problem, words, mon
 
     monkeypatch.setattr(BaseProcess, "start", refuse_the_third)
     dataset, sampler = _dataset(), StepSampler(np.arange(40), 8, 5, 0)
-    message = rf"35 loader processes could not be started \({words}\): use fewer --workers, or none"
+    message = rf"35 loader processes could not be started \({words}\): reduce --workers, or use --workers 0"
     for loader in (
         make_train_loader(dataset, sampler, workers=35),
         make_eval_loader(_digits(), np.arange(40), EvalTransform((16, 16), Normalisation()), 1, workers=35),

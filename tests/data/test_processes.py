@@ -51,7 +51,7 @@ def run(tmp_path, monkeypatch):
 def test_script__without_a_guard_is_told_the_mend(text, method, run, monkeypatch):
     monkeypatch.setattr(processes, "start_method", lambda: method)
     with pytest.raises(UserError, match=r"^line \d of .*script.py starts processes that load images, and .* again: put "
-                       r'the call below if __name__ == "__main__":, or give workers=0.$'):  # fmt: skip
+                       r'the call below if __name__ == "__main__":, or set workers=0.$'):  # fmt: skip
         run(text)
     run(text.replace("2", "0"))
     run(text.replace("2", "None"))

@@ -21,7 +21,7 @@ from paucal.types import UserError
 MAKERS = {"train": make_photos, "detect": write_yolo, "segment": make_scenes}
 SEEN = {
     "train": r"class folders \(",
-    "detect": r"boxes \(.*\) as YOLO's text files",
+    "detect": r"boxes \(.*\) as YOLO text files",
     "segment": r"\d+ masks \('masks/00\.png' of 'images/00\.png'\)",
 }
 RANDOM = np.random.default_rng(0)
@@ -56,7 +56,7 @@ def test_boxes_and_masks_of_one_set__are_both_named(tmp_path: Path):
     found = paucal.check(root)
     told = {one.name: one.text for one in found.findings}
     assert told["masks"] == "4 images with masks: this is data for paucal segment"
-    assert told["also-boxes"] == "there are also boxes (boxes.csv) as a CSV of boxes: check them with --verb detect"
+    assert told["also-boxes"] == "there are also boxes (boxes.csv) as a CSV of boxes: check these with --verb detect"
     detected = paucal.check(root, verb="detect")
     assert {one.name: one.text for one in detected.findings}["boxes"].startswith("4 images with 4 boxes of 1 class")
     assert paucal.check(root, verb="train").misleads
@@ -77,8 +77,8 @@ def test_folders_of_images_and_labels_without_labels__are_no_classes(tmp_path: P
     for n in range(3):
         photograph(tmp_path / f"images/{n}.png")
     (tmp_path / "labels").mkdir()
-    words = r"has images/ \(3 \.png\), labels/ \(empty\), which are not classes, and nothing in it is recognised as "
-    with pytest.raises(UserError, match=rf"{words}boxes or masks: .*reads masks .* --images and --masks"):
+    words = r"has images/ \(3 \.png\), labels/ \(empty\), which are not classes, and no boxes or masks were "
+    with pytest.raises(UserError, match=rf"{words}recognised: .*reads masks .* --images and --masks"):
         open_images(tmp_path)
     (tmp_path / "labels/a.txt").write_text("hello")
     with pytest.raises(UserError, match=r"labels/ \(1 \.txt\), which are not classes"):
@@ -97,7 +97,7 @@ def test_boxes_in_an_archive__are_named_with_their_verb(tmp_path: Path, capsys, 
         for path in sorted(boxes.rglob("*.*")):
             archive.write(path, path.relative_to(boxes))
     assert main(["segment", str(tmp_path / "boxes.zip"), "--output", str(tmp_path / "run")]) == 2
-    assert "boxes as YOLO's text files, and no masks: `paucal detect`" in " ".join(capsys.readouterr().err.split())
+    assert "boxes as YOLO text files, and no masks: `paucal detect`" in " ".join(capsys.readouterr().err.split())
 
 
 def photograph(path: Path) -> None:
@@ -134,7 +134,7 @@ def test_a_table_of_boxes__is_no_table_of_marks(tmp_path: Path):
         *(f"{n}.png,1,1,0,{{}}" for n in range(6)),
     ]
     (root / "boxes.csv").write_text("\n".join(lines))
-    with pytest.raises(UserError, match=r"has boxes \(boxes\.csv\) as the VGG Image Annotator"):
+    with pytest.raises(UserError, match=r"has boxes \(boxes\.csv\) as VGG Image Annotator"):
         open_images(root)
     table = write_tables(tmp_path / "table", PIXELS, {"boxes.csv": range(6)}) / "boxes.csv"
     assert len(open_boxed(table).images) == 6
@@ -144,12 +144,12 @@ def test_classes_and_boxes_of_one_set__are_both_named(tmp_path: Path):
     root = make_photos(tmp_path / "set")
     lines = ["filename,class,xmin,ymin,xmax,ymax", *(f"class{n}/{n}.png,cell,1,2,9,8" for n in range(3))]
     (root / "boxes.csv").write_text("\n".join(lines))
-    note = "there are also boxes (boxes.csv) as a CSV of boxes: `paucal detect` learns those"
+    note = "there are also boxes (boxes.csv) as a CSV of boxes: `paucal detect` learns boxes"
     assert note in open_images(root).notes
     assert note not in open_images(make_photos(tmp_path / "other")).notes
     told = {one.name: one.text for one in paucal.check(root).findings}
     assert told["also-classes"] == (
-        "there are also class folders (class0, class1, class2): check them with --verb train"
+        "there are also class folders (class0, class1, class2): check these with --verb train"
     )
 
 
@@ -160,7 +160,7 @@ def test_folders_of_parts__are_no_classes_in_an_archive_either(tmp_path: Path):
             archive.write(path, path.relative_to(root))
     for place in (root, tmp_path / "set.zip"):
         assert list(recognise(place)) == ["detect"]
-        with pytest.raises(UserError, match=r"as YOLO's text files, and no classes of images"):
+        with pytest.raises(UserError, match=r"as YOLO text files, and no classes of images"):
             open_images(place)
 
 
@@ -183,5 +183,5 @@ def test_tables_parquet_and_shards__are_classes_to_verbs_for_boxes_and_masks(tmp
 def test_shard__says_how_images_with_boxes_are_written(tmp_path: Path, capsys):
     boxes = write_yolo(tmp_path / "boxes")
     words = failure(capsys, "shard", boxes, tmp_path / "out")
-    assert "as YOLO's text files, but shards can only contain images with classes: --unlabelled writes images" in words
+    assert "as YOLO text files, but shards can only contain images with classes: --unlabelled writes images" in words
     assert paucal.shard(boxes, output=str(tmp_path / "out"), unlabelled=True).images == 6

@@ -9,9 +9,9 @@ from paucal.data.string_arrays import RepeatedStrings
 
 def test_repeated_strings__are_those_of_the_array():
     given = np.array(["test", "train", "unused", "train"])
-    strings = RepeatedStrings.of(("train", "val", "test", "unused"), given)
+    strings = RepeatedStrings.from_strings(("train", "val", "test", "unused"), given)
     assert list(strings) == given.tolist()
-    assert strings.are("train").tolist() == [False, True, False, True]
+    assert strings.equals("train").tolist() == [False, True, False, True]
 
 
 def test_split__refuses_a_part_that_does_not_exist():

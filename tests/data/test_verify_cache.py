@@ -128,12 +128,12 @@ def test_cache_images__needs_no_shared_memory_where_workers_are_forked(make_set,
 def test_available_memory__is_the_smaller_of_machine_and_container(tmp_path, monkeypatch):
     monkeypatch.setattr(memory, "_MEMINFO", tmp_path / "meminfo")
     monkeypatch.setattr(memory, "_CGROUP", tmp_path)
-    assert memory.available_memory() > 0  # neither file is there
+    assert memory.read_available_memory() > 0  # neither file is there
     (tmp_path / "meminfo").write_text("MemTotal: 100 kB\nMemAvailable:   50 kB\n")
-    assert memory.available_memory() == 50 * 1024
+    assert memory.read_available_memory() == 50 * 1024
     (tmp_path / "memory.max").write_text("30000\n")
     (tmp_path / "memory.current").write_text("25000\n")
     (tmp_path / "memory.stat").write_text("anon 1\ninactive_file 15000\n")
-    assert memory.available_memory() == 20000
+    assert memory.read_available_memory() == 20000
     (tmp_path / "memory.max").write_text("max\n")
-    assert memory.available_memory() == 50 * 1024
+    assert memory.read_available_memory() == 50 * 1024

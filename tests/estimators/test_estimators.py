@@ -16,10 +16,10 @@ from sklearn.utils import estimator_checks
 
 from paucal import ImageClassifier, ImageEmbedder
 from paucal.estimators.inputs import list_images, name_classes
-from paucal.verbs.check.labels import weights_at_hand
+from paucal.verbs.check.labels import find_local_weights
 
 SMALL = {"model_args": ["depth=1"], "mixup": 0, "cutmix": 0, "rand_augment": "none", "erase": 0, "lr": 5e-3}
-needs_weights = pytest.mark.skipif(weights_at_hand() is None, reason="no trained weights are on this machine")
+needs_weights = pytest.mark.skipif(find_local_weights() is None, reason="no trained weights are on this machine")
 
 
 def small(runs: Path, **changes) -> ImageClassifier:
@@ -69,7 +69,7 @@ def test_folders__among_the_paths_are_refused(fitted, tmp_path):
     for number in range(2):
         Image.fromarray(np.zeros((16, 16, 3), np.uint8)).save(tmp_path / f"{number}.png")
     for ask in (fitted.predict, fitted.transform):
-        with pytest.raises(ValueError, match="X has 2 entries that contain 3 images, expected paths"):
+        with pytest.raises(ValueError, match="X has 2 entries but 3 images, expected paths"):
             ask([str(tmp_path), str(tmp_path / "0.png")])
 
 

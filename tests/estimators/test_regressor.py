@@ -9,9 +9,9 @@ from sklearn.base import clone
 from sklearn.exceptions import NotFittedError
 
 from paucal import ImageEmbedder, ImageRegressor
-from paucal.verbs.check.labels import weights_at_hand
+from paucal.verbs.check.labels import find_local_weights
 
-pytestmark = pytest.mark.skipif(weights_at_hand() is None, reason="no trained weights are on this machine")
+pytestmark = pytest.mark.skipif(find_local_weights() is None, reason="no trained weights are on this machine")
 
 
 def bright(count: int = 40) -> tuple[list[Image.Image], np.ndarray]:

@@ -11,9 +11,9 @@ import pytest
 from sklearn.utils import Tags, estimator_checks
 
 from paucal import ImageClassifier, ImageEmbedder, ImageRegressor
-from paucal.verbs.check.labels import weights_at_hand
+from paucal.verbs.check.labels import find_local_weights
 
-needs_weights = pytest.mark.skipif(weights_at_hand() is None, reason="no trained weights are on this machine")
+needs_weights = pytest.mark.skipif(find_local_weights() is None, reason="no trained weights are on this machine")
 SMALL = {"model_args": ["depth=1"], "mixup": 0, "cutmix": 0, "rand_augment": "none", "erase": 0, "lr": 5e-3}
 SIDE = 16
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from paucal.evaluation.familiarity import SIMILAR_SHARE, Familiarity, fit_familiarity
+from paucal.evaluation.familiarity import SIMILAR_FRACTION, Familiarity, fit_familiarity
 
 
 def rows(count: int, seed: int, shift: float = 3.0) -> torch.Tensor:
@@ -23,9 +23,9 @@ def test_distances__are_those_to_the_kth_nearest_of_length_one() -> None:
 def test_limit__is_kept_by_nearly_all_held_out_images_and_by_no_others() -> None:
     known = fit_familiarity(rows(200, 0), rows(100, 1))
     inside = (known.distances(rows(100, 1)) <= known.limit).float().mean()
-    assert float(inside) == pytest.approx(SIMILAR_SHARE, abs=0.011)
+    assert float(inside) == pytest.approx(SIMILAR_FRACTION, abs=0.011)
     fresh = (known.distances(rows(400, 2)) <= known.limit).float().mean()
-    assert float(fresh) == pytest.approx(SIMILAR_SHARE, abs=0.06)
+    assert float(fresh) == pytest.approx(SIMILAR_FRACTION, abs=0.06)
     assert bool((known.distances(rows(50, 3, shift=-6.0)) > known.limit).all())
 
 

@@ -8,7 +8,7 @@ from matplotlib import rc_context
 from matplotlib.figure import Figure
 from PIL import Image
 
-from paucal.evaluation.plots import DOTS_PER_INCH, png_of, save_figure
+from paucal.evaluation.plots import DOTS_PER_INCH, render_png, save_figure
 
 pytestmark = pytest.mark.usefixtures("drawn_pictures")
 
@@ -30,7 +30,7 @@ def pixels(data: bytes) -> np.ndarray:
 def test_png__has_the_pixels_that_matplotlib_draws(layout):
     plain = io.BytesIO()
     figure(layout).savefig(plain, format="png", dpi=DOTS_PER_INCH)
-    assert np.array_equal(pixels(png_of(figure(layout))), pixels(plain.getvalue()))
+    assert np.array_equal(pixels(render_png(figure(layout))), pixels(plain.getvalue()))
 
 
 @pytest.mark.parametrize("setting", ["figure.autolayout", "figure.constrained_layout.use"])
@@ -39,8 +39,8 @@ def test_png__is_the_same_whatever_layout_the_user_has_set(setting):
     for one in (drawn, other):  # a bar of colours fits one engine alone
         one.colorbar(one.axes[0].scatter([1], [1], c=[1]), ax=one.axes[0])
     with rc_context({setting: True}):
-        found = png_of(other)
-    assert np.array_equal(pixels(found), pixels(png_of(drawn)))
+        found = render_png(other)
+    assert np.array_equal(pixels(found), pixels(render_png(drawn)))
 
 
 def test_png__is_drawn_and_laid_out_once(monkeypatch):
@@ -51,7 +51,7 @@ def test_png__is_drawn_and_laid_out_once(monkeypatch):
     execute = engine.execute
     monkeypatch.setattr(engine, "execute", lambda one: (calls.append("layout"), execute(one)))
     monkeypatch.setattr(Figure, "draw", lambda self, renderer: (calls.append("draw"), draw(self, renderer)))
-    png_of(drawn)
+    render_png(drawn)
     assert calls == ["layout", "draw"]
 
 

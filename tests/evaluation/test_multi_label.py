@@ -10,7 +10,7 @@ from sklearn.metrics import average_precision_score, f1_score
 
 from paucal.evaluation.calibration import choose_thresholds, reach_thresholds
 from paucal.evaluation.classification import multi_label_report, quick_multi_label_scores
-from paucal.evaluation.plots import class_precision_figure, precision_recall_figure, surest_disagreements
+from paucal.evaluation.plots import class_precision_figure, most_confident_disagreements, precision_recall_figure
 from paucal.evaluation.predictions import Predictions
 from paucal.evaluation.record import score_lines, write_per_class_multi_label, write_predictions_multi_label
 from paucal.evaluation.results import MultiLabelReport, read_report
@@ -142,7 +142,7 @@ def test_thresholds__of_rare_classes_are_those_of_all():
 def test_disagreements__are_the_surest_ones_and_never_the_unknown():
     logits = torch.tensor([[5.0, -1.0], [-4.0, 1.0], [1.0, 6.0]])
     labels = torch.tensor([[0, 0], [1, 1], [1, -1]])
-    found = surest_disagreements(Predictions(torch.tensor([7, 8, 9]), logits, labels), 5)
+    found = most_confident_disagreements(Predictions(torch.tensor([7, 8, 9]), logits, labels), 5)
     assert [(one.id, one.label, one.labels) for one in found] == [(7, 0, ()), (8, 0, (0, 1))]
     assert found[0].probability == pytest.approx(1 / (1 + np.exp(-5)))
 

@@ -171,7 +171,7 @@ def test_curves_figure__each_column_is_in_its_panel():
     assert data(shown["training: drloc"], "drloc") == [[1, 0.5], [2, 0.25], [3, 0.2]]
     assert data(shown["learning rate"], "lr") == [[1, 1e-3], [2, 2e-3], [3, 0.0]]
     assert {axes.get_xlabel() for axes in shown.values()} == {"epoch"}
-    assert shown["validation scores"].get_ylabel() == "share of images"
+    assert shown["validation scores"].get_ylabel() == "fraction of images"
 
 
 def test_curves_figure__marks_the_best_epoch_and_chance():

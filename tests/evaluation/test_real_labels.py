@@ -27,9 +27,9 @@ def test_answers__of_imagenet_are_found_by_number():
     labels = [[number] for number in range(5)]
     keys = ["val/n02/ILSVRC2012_val_00000004.JPEG", "val/n01/ILSVRC2012_val_00000001.JPEG"]
     assert match_labels(labels, keys) == [[3], [0]]
-    with pytest.raises(UserError, match="none for number 6"):
+    with pytest.raises(UserError, match="not for image number 6"):
         match_labels(labels, ["ILSVRC2012_val_00000006.JPEG"])
-    with pytest.raises(UserError, match="none for number"):
+    with pytest.raises(UserError, match="not for image number"):
         match_labels(labels, ["ILSVRC2012_val_00000000.JPEG"])
 
 
@@ -46,10 +46,10 @@ def test_answers__of_other_images_are_in_the_order_of_file_names():
         ("[" * 100_000, "it is nested too deeply"),
         ("{}", "not a list of lists"),
         ("[1]", "not a list of lists"),
-        ("[[0], [4]]", "names class 4 for image 1; expected numbers from 0 to 3"),
-        ("[[true]]", "names class True"),
-        ("[[1.0]]", "names class 1.0"),
-        ("[[-1]]", "names class -1"),
+        ("[[0], [4]]", "contains class 4 for image 1; expected a number from 0 to 3"),
+        ("[[true]]", "contains class True"),
+        ("[[1.0]]", "contains class 1.0"),
+        ("[[-1]]", "contains class -1"),
     ],
 )
 def test_file__of_something_else_is_refused(tmp_path, text, match):

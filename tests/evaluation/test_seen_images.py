@@ -11,7 +11,7 @@ from paucal.data.splits.split_csv import write_split
 from paucal.evaluation.seen_images import (
     keys_with_seen_labels,
     require_unseen,
-    seen_by_start,
+    seen_by_initial_weights,
     seen_unlabelled,
     training_history,
 )
@@ -52,7 +52,7 @@ def test_run__has_seen_what_the_run_it_began_with_has(tmp_path):
     new.weights.touch()
     assert [one.run.path.name for one in training_history(newest)] == ["newest", "new", "old"]
     assert keys_with_seen_labels(newest, first) == {"a.png", "b.png", "c.png"}
-    with pytest.raises(UserError, match=r"^mine began with .*old, which was trained on, or chosen by, 4 of the 6 test"):
+    with pytest.raises(UserError, match=r"^mine started from .*old, which was trained on, or selected by, 4 of"):
         require_unseen("mine", new, first, TEST)
     require_unseen("mine", new, first, TEST[4:])  # those that all have tested with
 
@@ -61,7 +61,7 @@ def test_run__was_chosen_by_its_validation_images_and_told_the_labels_of_the_oth
     images = a_set("/photos")
     run = a_run(tmp_path / "run", images)
     assert keys_with_seen_labels(run, images) == {"a.png", "b.png", "c.png"}
-    with pytest.raises(UserError, match=r"^mine was trained on, or chosen by, 1 of the 2 test images of photos"):
+    with pytest.raises(UserError, match=r"^mine was trained on, or selected by, 1 of the 2 test images of photos"):
         require_unseen("mine", run, images, np.asarray([3, 4]))
 
 
@@ -80,7 +80,7 @@ def test_pretraining__has_seen_images_and_was_told_no_label(tmp_path):
         f"the pre-training {first.path} has seen 3, without labels, of the 6 test images of photos"
     ]
     split = Split(np.asarray(["train"] * 2 + ["test"] * 4, dtype="<U6"), "")
-    assert seen_by_start(str(tuned.path), images, split) == [
+    assert seen_by_initial_weights(str(tuned.path), images, split) == [
         "the initial weights were trained on 1 of the 4 test images, without labels"
     ]
 
@@ -118,6 +118,6 @@ def test_start__that_is_gone_cannot_be_told(tmp_path):
     run = a_run(tmp_path / "run", a_set("/photos"), init=tmp_path / "gone")
     said = seen_unlabelled(run, a_set("/photos"), TEST)
     assert said == [
-        f"whether {tmp_path / 'gone'}, which the model began with, had seen the 6 test images is unknown: it was "
-        "removed, or has no list of its images"
+        f"whether {tmp_path / 'gone'}, whose weights the model started from, has seen the 6 test images is unknown: "
+        "the run was removed, or has no list of its images"
     ]

@@ -240,13 +240,13 @@ def test_entropy_over_data__is_the_mean_of_the_images() -> None:
 def test_bad_input__is_told_in_one_sentence() -> None:
     name = "vit_tiny_patch16_224"
     model = build(name, **FULL[name])
-    with pytest.raises(UserError, match="resnet18 has no attention that can be read"):
+    with pytest.raises(UserError, match="resnet18 has no attention weights to read"):
         read_attention(build("resnet18", num_classes=2), images())
     with pytest.raises(UserError, match="does not support images of 40x48 pixels"):
         read_attention(model, images((40, 48)))
     with pytest.raises(UserError, match=r"expected float \(B, 3, height, width\)"):
         read_attention(model, torch.zeros(1, 1, *SIZE))
-    with pytest.raises(UserError, match=r"there is no layer 'blocks\.7'"):
+    with pytest.raises(UserError, match=r"no attention layer 'blocks\.7': choose from blocks.0.attn"):
         read_attention(model, images(), ["blocks.7"])
     last = read_attention(model, images())[-1]
     with pytest.raises(UserError, match=r"\(4, 0\) is outside the grid of 4x6 cells"):

@@ -202,7 +202,7 @@ def test_vil__sees_near_cells_and_global_tokens(mode: str, side: int) -> None:
     whole = found.dense()
     same(whole[:, :, 1:], naive(query[:, :, 1:], key, layer.scale, added))
     assert float(whole[:, :, 0].abs().max()) == 0
-    assert found.asks().tolist() == [False, *[True] * len(cells)]
+    assert found.query_mask().tolist() == [False, *[True] * len(cells)]
 
 
 @torch.no_grad()
@@ -321,8 +321,8 @@ def test_cvt__answers_alike_alone_and_in_a_batch() -> None:
 
 
 def test_attention_without_places__is_refused_in_one_sentence() -> None:
-    with pytest.raises(UserError, match="efficientvit_b0 has no attention that can be read"):
+    with pytest.raises(UserError, match="efficientvit_b0 has no attention weights to read"):
         read_attention(build("efficientvit_b0"), images(64, 64))
     channels = {"img_size": 64, "depth": 1, "embed_dim": 24, "num_heads": 2, "cls_attn_layers": 0}
-    with pytest.raises(UserError, match="is not between positions in the image"):
+    with pytest.raises(UserError, match="do not attend between positions in the image"):
         read_attention(build("xcit_nano_12_p16_224", **channels), images(64, 64))

@@ -230,9 +230,9 @@ def test_bad_input__is_told_in_one_sentence() -> None:
         attribute(model, images(), torch.tensor([0, 1, 2]), "libra")
     with pytest.raises(UserError, match="the method is 'gradcam'; expected one of relevance"):
         attribute(model, images(), torch.tensor(0), "gradcam")
-    with pytest.raises(UserError, match="relevance rules for ViT, DeiT, LV-ViT and DHVT"):
+    with pytest.raises(UserError, match="supports only ViT, DeiT, LV-ViT and DHVT"):
         attribute(build("resnet18"), images("resnet18"), torch.tensor(0), "relevance")
-    with pytest.raises(UserError, match="resnet18 has no attention that can be read"):
+    with pytest.raises(UserError, match="resnet18 has no attention weights to read"):
         attribute(build("resnet18"), images("resnet18"), torch.tensor(0), "gradient-rollout")
     with pytest.raises(UserError, match="has no classifier"):
         attribute(timm.create_model("vit_tiny_patch16_224", **{**SMALL, "num_classes": 0}), images(), CLASSES, "libra")
@@ -243,7 +243,7 @@ def test_models_without_a_classifier__have_no_class_to_explain(name: str) -> Non
     model = timm.create_model(name, **{**MODELS[name], "num_classes": 0}).eval()
     for method in methods_of(model):
         if METHODS[method].is_class_specific and (methods.has_captum() or method not in methods.CAPTUM_METHODS):
-            with pytest.raises(UserError, match="has no classifier, so there is no class to explain"):
+            with pytest.raises(UserError, match="has no classifier, so it has no classes to explain"):
                 attribute(model, images(), CLASSES, method)
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import paucal.backbones  # noqa: F401 (registers our models)
-from paucal.explain.attribution.relevance import layer_relevances, relevance, rolled_out
+from paucal.explain.attribution.relevance import layer_relevances, relevance, roll_out
 from vectors import fill, recorded
 
 RECORD = json.loads((recorded.MODELS.parent / "relevance.json").read_text())
@@ -89,4 +89,4 @@ def test_layers__have_the_published_gradients_and_relevances(rule: str, size: in
     last = layers[-1].attention.with_weights(layers[-1].relevance.clamp(min=0))
     require_map(last.cell_map("class").mean(1), record["last_layer"], RELATIVE[size])
     positive = [one.attention.with_weights(one.relevance.clamp(min=0).mean(2, keepdim=True)) for one in layers]
-    require_map(rolled_out(positive, found.start), record["rollout"], RELATIVE[size])
+    require_map(roll_out(positive, found.start), record["rollout"], RELATIVE[size])

@@ -7,13 +7,13 @@ from torch import Tensor, nn
 from paucal.explain import scores as explain_scores
 from paucal.explain.figures.cells import OffsetView, all_pairs
 from paucal.explain.scores import (
-    area,
+    area_under_curve,
     as_rows,
-    cells_by_rank,
-    on_cells,
     paste_objects,
     perturbation_curve,
     pointing_hits,
+    rank_cells,
+    resize_to_cells,
     score_methods,
 )
 
@@ -53,15 +53,15 @@ def test_curves__fall_and_rise_at_once_for_the_true_map_and_at_the_end_for_its_o
         rising = perturbation_curve(model, picture(), maps, one, insert=True, steps=8)[0]
         assert bool((rising[first:] > 0.99).all())
         assert bool((rising[:first] < 0.2).all())
-    assert area(torch.tensor([[0.0, 1.0, 1.0]])).item() == pytest.approx(0.75)
+    assert area_under_curve(torch.tensor([[0.0, 1.0, 1.0]])).item() == pytest.approx(0.75)
 
 
 def test_ranks__count_every_cell_once_and_finer_maps_are_averaged() -> None:
     maps = torch.rand(3, 32, 48, generator=torch.Generator().manual_seed(0))
-    torch.testing.assert_close(on_cells(maps)[:, 0, 0], maps[:, :4, :6].mean((1, 2)))
-    ranks = cells_by_rank(maps)
+    torch.testing.assert_close(resize_to_cells(maps)[:, 0, 0], maps[:, :4, :6].mean((1, 2)))
+    ranks = rank_cells(maps)
     assert all(sorted(one.flatten().tolist()) == list(range(64)) for one in ranks)
-    assert torch.equal(ranks[0].flatten().argmin(), on_cells(maps)[0].flatten().argmax())
+    assert torch.equal(ranks[0].flatten().argmin(), resize_to_cells(maps)[0].flatten().argmax())
 
 
 def test_pasted_objects__lie_in_their_boxes_and_are_of_another_class() -> None:

@@ -78,5 +78,5 @@ def test_from_pixels__takes_images_of_any_size_and_gives_probabilities(tmp_path)
     assert network(pixels).sum(1).tolist() == pytest.approx([1.0] * 3, abs=1e-5)
     path = tmp_path / "pixels.onnx"
     path.write_bytes(content)
-    with pytest.raises(UserError, match="takes pixels and returns probabilities"):
+    with pytest.raises(UserError, match="includes the preprocessing"):
         read_onnx(path)

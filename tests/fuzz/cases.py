@@ -14,7 +14,7 @@ from fuzz.flags import flag_names, flags_of, named_flags
 from fuzz.layouts import LAYOUTS
 from fuzz.material import MAPS
 from fuzz.values import ODD, PATHS, TEXT, WORDS, words_of
-from paucal.cli.main import VERB_SUMMARIES
+from paucal.cli.main import COMMAND_SUMMARIES
 
 M = "../material"
 RUN_FILES = ("config.yaml", "model.json", "model.safetensors", "split.csv", "metrics.csv", "checkpoints/last.ckpt")
@@ -122,7 +122,7 @@ def _flags(draw: DrawFn, kind: str, count: int) -> Case:
 @st.composite
 def _fitting(draw: DrawFn) -> Case:
     """Several flags with values that may well be right together."""
-    verb = draw(st.sampled_from([verb for verb in VERB_SUMMARIES for _ in range(len(flags_of(verb)))]))
+    verb = draw(st.sampled_from([verb for verb in COMMAND_SUMMARIES for _ in range(len(flags_of(verb)))]))
     named = [
         flag for flag in flags_of(verb) if flag.name not in ("", "--config", "--resume", "--download", "--compile")
     ]
@@ -150,8 +150,8 @@ def _overwrite(draw: DrawFn) -> Case:
 @_kind("words")
 @st.composite
 def _words(draw: DrawFn) -> Case:
-    verb = draw(st.sampled_from(list(VERB_SUMMARIES)) | ODD)
-    names = flag_names(verb) if verb in VERB_SUMMARIES else ["--output"]
+    verb = draw(st.sampled_from(list(COMMAND_SUMMARIES)) | ODD)
+    names = flag_names(verb) if verb in COMMAND_SUMMARIES else ["--output"]
     word = st.sampled_from(PATHS) | st.sampled_from(WORDS) | st.sampled_from(names or ["--x"]) | ODD
     look = [ONLY_LOOK] if ONLY_LOOK in names else []
     return Case("words", (verb, *draw(st.lists(word, max_size=4)), *look))

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from paucal.cli.arguments import ParserCaptured, VerbParser, capturing_parsers
-from paucal.cli.main import VERB_SUMMARIES
+from paucal.cli.arguments import CommandParser, ParserCaptured, capturing_parsers
+from paucal.cli.main import COMMAND_SUMMARIES
 
 
 @dataclass(frozen=True)
@@ -47,10 +47,10 @@ def spellings_of(verb: str) -> frozenset[str]:
 @cache
 def named_flags() -> tuple[tuple[str, Flag], ...]:
     """Return every (verb, flag) with a name."""
-    return tuple((verb, flag) for verb in VERB_SUMMARIES for flag in flags_of(verb) if flag.name)
+    return tuple((verb, flag) for verb in COMMAND_SUMMARIES for flag in flags_of(verb) if flag.name)
 
 
-def _parser_of(verb: str) -> VerbParser:
+def _parser_of(verb: str) -> CommandParser:
     with capturing_parsers():
         try:
             importlib.import_module(f"paucal.cli.{verb}").run([])

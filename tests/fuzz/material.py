@@ -18,7 +18,7 @@ from cli.calls import QUICK, SMALL, TINY, make_photos, make_scenes
 from paucal.cli.main import main
 from paucal.models.trained import TrainedModel, load_trained
 from paucal.runner.console import LoggedConsole
-from paucal.runner.familiar import familiarity_of
+from paucal.runner.familiar import load_familiarity
 from paucal.runs import RunFolder
 from tasks.detection.made import write_coco
 
@@ -94,7 +94,7 @@ def _unfinished(maps: Path, folder: Path) -> None:
 
 def _served(run: Path) -> None:
     """Let a run hold what its first call of `serve` measures, so that others need not write into it."""
-    assert familiarity_of(RunFolder(run), load_trained(run), LoggedConsole()) is not None
+    assert load_familiarity(RunFolder(run), load_trained(run), LoggedConsole()) is not None
 
 
 def _answers(material: Path, folder: Path) -> None:

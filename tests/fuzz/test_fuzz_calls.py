@@ -8,7 +8,7 @@ from fuzz.cases import KINDS, SOUND
 from fuzz.flags import flags_of, named_flags
 from fuzz.server import SERVES
 from fuzz.trial import trial
-from paucal.cli.main import VERB_SUMMARIES
+from paucal.cli.main import COMMAND_SUMMARIES
 
 QUICK = (
     "fitting",
@@ -58,7 +58,7 @@ def test_many_calls__end_well_or_with_one_sentence(caller, kind):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("verb", VERB_SUMMARIES)
+@pytest.mark.parametrize("verb", COMMAND_SUMMARIES)
 def test_sound_calls__succeed(caller, verb):
     # Else all that is added to them would be refused for another reason.
     for words in SOUND[verb]:
@@ -72,7 +72,7 @@ def test_sound_calls__succeed(caller, verb):
 
 
 def test_flags__are_read_from_every_verb():
-    names = {verb: {flag.name for flag in flags_of(verb)} for verb in VERB_SUMMARIES}
+    names = {verb: {flag.name for flag in flags_of(verb)} for verb in COMMAND_SUMMARIES}
     assert {"--lr", "--config", "--resume", "--data", ""} <= names["train"]
     assert {"--local-crops", "--on-collapse"} <= names["pretrain"]
     assert {"--protocol", "--bootstrap"} <= names["eval"]

@@ -10,7 +10,7 @@ import paucal.backbones
 from paucal.data.maps.reader import LabelMaps
 from paucal.data.maps.store import MapFacts, MapWriter
 from paucal.data.views.normalisation import Normalisation
-from paucal.data.views.transforms import WholeImage
+from paucal.data.views.transforms import WholeImageTransform
 from paucal.labeling import DenseTeacher
 from paucal.labeling.teacher import largest_logits
 from paucal.types import UserError
@@ -140,7 +140,7 @@ def test_strongest__of_fewer_classes_than_k_are_all_of_them():
 def test_whole_image__is_squashed_not_cropped():
     image = Image.new("RGB", (40, 20), (255, 0, 0))
     image.paste((0, 255, 0), (36, 0, 40, 20))  # the right tenth
-    view, theta = WholeImage((10, 10), Normalisation((0, 0, 0), (1, 1, 1)), "bilinear")(image)
+    view, theta = WholeImageTransform((10, 10), Normalisation((0, 0, 0), (1, 1, 1)), "bilinear")(image)
     assert view[1, :, -1].min() > 0.8  # a centre crop would have left this column out
     assert view[0, :, 0].min() > 0.9
     assert torch.equal(theta, torch.eye(3)[:2])

@@ -8,7 +8,7 @@ from PIL import Image
 from paucal.data.maps.reader import LabelMaps
 from paucal.data.maps.store import MapFacts, MapWriter, content_hash
 from paucal.data.sources.opening import open_images
-from paucal.labeling.map_figure import map_picture, most_likely
+from paucal.labeling.map_figure import draw_label_maps, most_likely
 
 
 def drawn(tmp_path, covered="image", size=(40, 20)):  # size as PIL has it: width first
@@ -23,7 +23,7 @@ def drawn(tmp_path, covered="image", size=(40, 20)):  # size as PIL has it: widt
     # The ant's cells are both "ant"; the bee's are "bee" and undecided.
     indices = np.array([[[[1, 1]], [[0, 0]]], [[[0, 0]], [[1, 1]]]])
     writer.write([0, 1], values, indices)
-    figure = map_picture(images, LabelMaps(tmp_path / "maps"))
+    figure = draw_label_maps(images, LabelMaps(tmp_path / "maps"))
     return figure, [panel for panel in figure.axes if panel.images]
 
 

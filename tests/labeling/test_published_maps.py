@@ -12,7 +12,7 @@ from rich.console import Console as Terminal
 from paucal.data.maps.reader import LabelMaps
 from paucal.data.sources.opening import open_images
 from paucal.labeling import published_maps as published
-from paucal.labeling.published_maps import find_maps, mean_over_cells, read_map
+from paucal.labeling.published_maps import find_maps, mean_over_positions, read_map
 from paucal.runner.console import Console
 from paucal.types import UserError
 from paucal.verbs.label.launch import convert_published
@@ -122,14 +122,14 @@ def test_maps__of_held_out_images_may_be_missing(photos):
 
 def test_maps__of_another_set_are_refused(photos, tmp_path):
     images = open_images(photos / "photos")
-    with pytest.raises(UserError, match="holds no maps of photos"):
+    with pytest.raises(UserError, match="contains no maps of photos"):
         find_maps(images, photos / "photos")
     with pytest.raises(UserError, match="is not a folder"):
         find_maps(images, photos / "nowhere")
     with pytest.raises(UserError, match="maps are found by class folder and file name, but 'digits#0' is not a file"):
         find_maps(open_images("digits"), photos / "maps")
     (photos / "photos" / "ant" / "0.more.png").write_bytes((photos / "photos" / "ant" / "0.png").read_bytes())
-    with pytest.raises(UserError, match="2 images would share the map"):
+    with pytest.raises(UserError, match="2 images would have the same map"):
         find_maps(open_images(photos / "photos"), photos / "maps")
 
 
@@ -156,14 +156,14 @@ def refused(path, match, classes=4):
     [
         (torch.ones(3, 2, 4, 4).half(), "expected a float16 map of shape \\(2, k, rows, columns\\)"),
         (torch.ones(2, 4, 4).half(), "expected a float16 map of shape \\(2, k, rows, columns\\)"),
-        (torch.ones(2, 1, 4, 4, dtype=torch.long), "contains a tensor of int64 and shape"),
+        (torch.ones(2, 1, 4, 4, dtype=torch.long), "contains a tensor of type int64 and shape"),
         (torch.ones(1).half().expand(2, 5, 900, 900), "is larger than its storage"),
         (torch.full((2, 1, 2, 2), float("nan")), "NaN or infinite logits"),
         (torch.full((2, 1, 2, 2), 1.5), "fractional class numbers"),
         (torch.full((2, 1, 2, 2), -1.0), "names class -1 of 4"),
         (torch.full((2, 1, 2, 2), 4.0), "names class 4 of 4"),
         ([torch.ones(2, 1, 2, 2)], "not contain a dense tensor"),
-        (torch.zeros(2, 5, 1024, 1024), "has 40 MiB, expected a map of a few KiB"),
+        (torch.zeros(2, 5, 1024, 1024), "is 40 MiB large, expected a map of a few KiB"),
     ],
 )
 def test_file__that_is_no_map_is_refused(tmp_path, content, match):
@@ -192,10 +192,10 @@ def test_file__that_unpacks_to_much_is_refused(tmp_path):
     with zipfile.ZipFile(tmp_path / "map.pt", "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("map/data/0", bytes(64 << 20))
     assert (tmp_path / "map.pt").stat().st_size < 1 << 20
-    refused(tmp_path / "map.pt", "has 64 MiB")
+    refused(tmp_path / "map.pt", "is 64 MiB large")
 
 
 def test_mean_over_cells__counts_unnamed_classes_as_zero():
     values = torch.tensor([[[2.0, 4.0]], [[1.0, 1.0]]])
     indices = torch.tensor([[[0, 1]], [[1, 2]]])
-    assert mean_over_cells(values, indices, 4).tolist() == [1.0, 2.5, 0.5, 0.0]
+    assert mean_over_positions(values, indices, 4).tolist() == [1.0, 2.5, 0.5, 0.0]

@@ -12,7 +12,7 @@ PROCESS = """
 import sys
 import torch
 import torch.distributed as dist
-from paucal.distributed import take_from_first
+from paucal.distributed import broadcast_tensors
 from paucal.losses import all_reduce_mean, rank, world_size
 
 number, store = int(sys.argv[1]), sys.argv[2]
@@ -20,7 +20,7 @@ dist.init_process_group("gloo", init_method=f"file://{store}", rank=number, worl
 local = torch.tensor([1.0, 10.0]) * (number + 1)
 mean = all_reduce_mean(local)
 print(rank(), world_size(), mean.tolist(), local.tolist())
-take_from_first([local])
+broadcast_tensors([local])
 print(local.tolist())
 dist.destroy_process_group()
 """

@@ -19,8 +19,8 @@ from paucal.losses.token_labeling import (
     TokenLabelingReading,
     class_loss,
     dense_loss,
-    flip_targets,
-    kept_share,
+    kept_fraction,
+    reverse_targets,
     soft_cross_entropy,
 )
 from vectors import fill
@@ -57,7 +57,7 @@ def recorded_case(rule):
 def test_loss__equals_the_programs(rule, box, setting, reading):
     class_logits, token_logits, columns = recorded_case(rule)
     truth = columns[:, :1] if reading.use_truth else None
-    loss = reading.class_weight * class_loss(class_logits, columns[:, 1:2], kept_share(box, (4, 4)), truth)
+    loss = reading.class_weight * class_loss(class_logits, columns[:, 1:2], kept_fraction(box, (4, 4)), truth)
     loss = loss + reading.dense_weight * dense_loss(token_logits, columns[:, 2:])
     loss.backward()
     expected = LOSS["runs"][rule]["expected"][f"box{list(box)} {setting}"]
@@ -71,7 +71,7 @@ def test_loss__without_maps_gives_every_token_the_images_label(rule):
     class_logits, token_logits, columns = recorded_case(rule)
     label = columns[:, 1:2]
     box = (1, 0, 3, 2)
-    loss = class_loss(class_logits, label, kept_share(box, (4, 4))) + dense_loss(token_logits, label)
+    loss = class_loss(class_logits, label, kept_fraction(box, (4, 4))) + dense_loss(token_logits, label)
     expected = LOSS["runs"][rule]["expected"]
     assert loss.item() == pytest.approx(expected[f"box{list(box)} soft target without map"]["loss"], rel=1e-5)
     relabel = class_loss(class_logits, label).item()
@@ -204,7 +204,7 @@ def test_losses__count_only_what_is_known():
     whole = map_targets(maps, classes, edge, (1, 1), 5, covered)
     alone = soft_cross_entropy(logits[:, :1], whole)[:, 0]
     torch.testing.assert_close(class_loss(logits[:, 0], whole), alone[1] / 2)
-    assert (flip_targets(whole).coverage > 0).tolist() == [[True], [False]]
+    assert (reverse_targets(whole).coverage > 0).tolist() == [[True], [False]]
 
 
 def random_targets(classes=11):
@@ -250,7 +250,7 @@ def test_targets__share_the_probability_of_foreign_classes_evenly(own):
 def test_sparse__loss_and_gradient_equal_the_dense_ones(change):
     targets, _, _ = random_targets()
     changes = {"smoothed": lambda t: t.smoothed(0.1), "program": lambda t: t.smoothed_like_authors(0.1)}
-    targets = {**changes, "none": lambda t: t, "flipped": flip_targets}[change](targets)
+    targets = {**changes, "none": lambda t: t, "flipped": reverse_targets}[change](targets)
     logits = torch.randn(3, 6, 11, requires_grad=True)
     sparse = soft_cross_entropy(logits, targets)
     dense = -(targets.dense() * logits.log_softmax(-1)).sum(-1)
@@ -274,5 +274,5 @@ def test_padding__changes_nothing():
 
 
 def test_kept_share__is_one_without_a_box():
-    assert kept_share(None, (4, 4)) == 1
-    assert kept_share((1, 0, 3, 2), (4, 4)) == 0.75
+    assert kept_fraction(None, (4, 4)) == 1
+    assert kept_fraction((1, 0, 3, 2), (4, 4)) == 0.75

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor, nn
 
-from paucal.cli.arguments import parse_run
+from paucal.cli.arguments import parse_run_arguments
 from paucal.methods.training import build_objective
 from paucal.methods.training import resolve_training as resolve
 from paucal.methods.training_settings import TrainSettings
@@ -23,7 +23,7 @@ SAID = 0.25  # what the head says
 
 def settings_of(words: str, model: str = MODEL) -> TrainSettings:
     """Return the settings of a command line, checked and completed."""
-    _, given, changes = parse_run("train", "", TrainSettings, [*model.split(), *words.split()])
+    _, given, changes = parse_run_arguments("train", "", TrainSettings, [*model.split(), *words.split()])
     settings, _ = TrainingJob().check(TrainSettings(**changes), given)
     return resolve(settings, FACTS)[0]
 

@@ -30,7 +30,7 @@ def test_words__are_those_of_the_options():
         ("--drloc-mode ce --drloc-scale none", "or give --drloc-mode l1 or signed."),
         ("--drloc-mode reg --drloc-coordinates sum", "--drloc-coordinates has no effect with --drloc-mode reg"),
         ("--drloc-shift side_minus_1", "--drloc-shift has no effect with --drloc-mode l1, since only signed offsets"),
-        ("--drloc-mode signed --drloc-classes paper", "l1 and signed predict offsets as numbers: leave it out"),
+        ("--drloc-mode signed --drloc-classes paper", "signed predict offsets as numbers: remove --drloc-classes"),
         ("--drloc-extra-layer none", "--drloc-extra-layer has no effect with --drloc-mode l1"),
         ("--drloc-warmup-epochs 4", "has no effect with --drloc-schedule constant, since the weight is constant"),
         (

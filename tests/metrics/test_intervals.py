@@ -9,7 +9,7 @@ from paucal.metrics.intervals import (
     images_needed,
     independent_images,
     percentile,
-    share_of_hits,
+    proportion_score,
     two_sided,
     wilson,
     wilson_share,
@@ -43,7 +43,7 @@ def test_wilson__refuses_impossible_counts():
 
 
 @pytest.mark.parametrize(("n_groups", "truth", "likeness"), [(6, 0.8, 0.3), (12, 0.9, 0.2), (30, 0.6, 0.0)])
-def test_share_of_hits__covers_the_truth_where_images_of_a_group_are_alike(n_groups, truth, likeness):
+def test_proportion_score__covers_the_truth_where_images_of_a_group_are_alike(n_groups, truth, likeness):
     generator, inside = np.random.default_rng(0), {"groups": 0, "images": 0}
     draws = 400
     for _ in range(draws):
@@ -51,22 +51,22 @@ def test_share_of_hits__covers_the_truth_where_images_of_a_group_are_alike(n_gro
         spread = 1 / likeness - 1 if likeness else 1e9
         hits = generator.random(len(groups)) < generator.beta(truth * spread, (1 - truth) * spread, n_groups)[groups]
         for name, numbers in (("groups", groups + 7), ("images", None)):
-            low, high = share_of_hits(hits, groups=numbers).ends
+            low, high = proportion_score(hits, groups=numbers).ends
             inside[name] += low <= truth <= high
     assert 0.91 < inside["groups"] / draws < 0.99
     assert (inside["images"] / draws > 0.91) == (likeness == 0)
 
 
-def test_share_of_hits__of_groups_of_one_image_is_nearly_wilsons():
+def test_proportion_score__of_groups_of_one_image_is_nearly_wilsons():
     hits = np.arange(50) % 5 > 0
-    assert share_of_hits(hits) == wilson(40, 50)
-    assert share_of_hits(hits, groups=np.arange(50)).ends == pytest.approx(wilson(40, 50).ends, abs=0.01)
+    assert proportion_score(hits) == wilson(40, 50)
+    assert proportion_score(hits, groups=np.arange(50)).ends == pytest.approx(wilson(40, 50).ends, abs=0.01)
 
 
-def test_share_of_hits__counts_groups_where_all_images_are_right_and_needs_two():
+def test_proportion_score__counts_groups_where_all_images_are_right_and_needs_two():
     groups = np.repeat([3, 5, 9], 20)
-    assert share_of_hits(np.ones(60, dtype=bool), groups=groups) == wilson(3, 3)
-    assert share_of_hits(np.arange(60) > 20, groups=np.ones(60, dtype=int)) == Score(39 / 60)
+    assert proportion_score(np.ones(60, dtype=bool), groups=groups) == wilson(3, 3)
+    assert proportion_score(np.arange(60) > 20, groups=np.ones(60, dtype=int)) == Score(39 / 60)
 
 
 @pytest.mark.parametrize("multinomial", [False, True])

@@ -89,7 +89,7 @@ def test_file_of_a_run__has_the_sides_and_arguments_of_the_run(tmp_path: Path):
 def test_file__of_oblong_positions_that_cannot_be_resized_is_refused(tmp_path: Path, size):
     model = timm.create_model("vit_tiny_patch16_224", img_size=(32, 64), num_classes=0)
     save_file(model.state_dict(), tmp_path / "elsewhere.safetensors")
-    with pytest.raises(UserError, match=r"position embeddings that cannot be resized to .* not a square"):
+    with pytest.raises(UserError, match=r"position embeddings that cannot be resized to .* grid is not square"):
         open_frozen(str(tmp_path / "elsewhere.safetensors"), model="vit_tiny_patch16_224", image_size=size)
 
 

@@ -93,14 +93,14 @@ def test_judge__asks_for_the_same_classes_and_nearly_the_same_outputs():
     exact = torch.tensor([[1.0, 0.98, 0.0], [0.0, 3.0, 1.0]])
     assert decide_precision(2.0, exact, exact + 0.001).dtype is torch.bfloat16
     other = decide_precision(2.0, exact, torch.tensor([[0.985, 0.99, 0.0], [0.0, 3.0, 1.0]]))
-    assert (other.dtype, other.reason) == (None, "float32: bfloat16 changes the class of some images")
+    assert (other.dtype, other.reason) == (None, "float32: bfloat16 changes the predicted class of some images")
     assert (
         decide_precision(2.0, exact, torch.tensor([[0.985, 0.99, 0.0], [0.0, 3.0, 1.0]]), classes=False).dtype
         is torch.bfloat16
     )
     far = decide_precision(2.0, exact, exact + torch.tensor([[0.0, 0.0, 0.2], [0.0, 0.0, 0.0]]))
     assert far.dtype is None
-    assert "the outputs of bfloat16 differ (cosine 0.99" in far.reason
+    assert "the outputs with bfloat16 differ (cosine similarity 0.99" in far.reason
     assert decide_precision(2.0, exact, torch.full((2, 3), torch.nan)).dtype is None
 
 

@@ -82,11 +82,11 @@ def test_load__names_a_device_that_is_not_there(run, device):
         ("crop_ratio", 1e-9, "crop_ratio 1e-09, expected a number from 0.1 to 1"),
         ("crop_ratio", "all", "crop_ratio 'all', expected a number from 0.1 to 1"),
         ("interpolation", "evil", "interpolation 'evil', expected one of bicubic"),
-        ("mean", [0.5], r"mean \(0.5,\), expected as many numbers as std has, 3"),
+        ("mean", [0.5], r"mean \(0.5,\), expected 3 numbers, as for std"),
         ("mean", [0.5, 0.5, float("nan")], "mean"),
         ("std", [0.2, 0.2, 0], "std"),
         ("std", 3, "not a model card"),
-        ("backbone", [1], "unknown entries"),
+        ("backbone", [1], "unknown fields"),
     ],
 )
 def test_load__checks_every_entry_of_the_card(run, entry, value, says):
@@ -102,7 +102,7 @@ def test_load__refuses_to_prepare_other_channels_than_the_model_reads(run):
     card = json.loads(run.card.read_text())
     card["preprocessing"] |= {"mean": [0.5] * 4, "std": [0.2] * 4}
     run.card.write_text(json.dumps(card))
-    with pytest.raises(UserError, match="has preprocessing for 4 channels, but a model for 3: restore it"):
+    with pytest.raises(UserError, match="has preprocessing for 4 channels, but a model for 3: restore the file"):
         load_trained(run)
 
 
@@ -110,7 +110,7 @@ def test_load__says_what_to_do_with_a_run_that_was_stopped_early(run):
     run.card.unlink()
     run.last.parent.mkdir(exist_ok=True)
     run.last.write_bytes(b"")
-    with pytest.raises(UserError, match="before it saved a model: resume it with --resume"):
+    with pytest.raises(UserError, match="before it saved a model: resume the run with --resume first"):
         load_trained(run)
 
 

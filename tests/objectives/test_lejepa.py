@@ -7,7 +7,7 @@ from contracts import toys
 from paucal.backbones import BackboneSpec
 from paucal.losses.lejepa import lejepa_loss, unit_directions
 from paucal.objectives.lejepa import LeJepa, LeJepaOptions
-from paucal.objectives.random_streams import stream_seed
+from paucal.objectives.random_streams import derive_seed
 from paucal.types import Batch, Crops, Progress
 
 NOW = Progress(0, 10, 5)
@@ -25,7 +25,7 @@ def test_losses__are_those_of_each_views_own_pass():
     assert isinstance(objective, LeJepa)
     terms = objective(batch(), NOW)
     views = [objective.projector(objective.backbone(view).pooled) for view in batch().views]
-    along = unit_directions(8, 32, torch.Generator().manual_seed(stream_seed(0, 0)))
+    along = unit_directions(8, 32, torch.Generator().manual_seed(derive_seed(0, 0)))
     expected = lejepa_loss(views, along, global_views=2)
     torch.testing.assert_close(terms.values["prediction"], expected.prediction)
     torch.testing.assert_close(terms.values["sigreg"], expected.sigreg)

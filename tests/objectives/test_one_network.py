@@ -11,7 +11,7 @@ from paucal.losses.visreg import visreg_loss
 from paucal.objectives.diet import Diet
 from paucal.objectives.finetuning import FineTuning
 from paucal.objectives.lejepa import LeJepa, LeJepaOptions
-from paucal.objectives.random_streams import stream_seed
+from paucal.objectives.random_streams import derive_seed
 from paucal.objectives.visreg import VisReg
 from paucal.types import Batch, Crops, Progress
 
@@ -30,7 +30,7 @@ def test_visreg__hands_the_projected_views_to_its_loss():
     assert isinstance(objective, VisReg)
     terms = objective(batch(), NOW)
     views = [objective.projector(objective.backbone(view).pooled) for view in batch().views]
-    along = unit_directions(8, 32, torch.Generator().manual_seed(stream_seed(0, 0)))
+    along = unit_directions(8, 32, torch.Generator().manual_seed(derive_seed(0, 0)))
     expected = visreg_loss(views, along)
     torch.testing.assert_close(terms.values["prediction"], expected.prediction)
     torch.testing.assert_close(terms.values["shape"], expected.regularisation)

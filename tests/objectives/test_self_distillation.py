@@ -12,10 +12,10 @@ import torch
 from paucal.backbones import BackboneSpec
 from paucal.losses import view_targets
 from paucal.objectives import SelfDistillation, SelfDistillationOptions
-from paucal.objectives.crop_mixing import mix_crops, mixed_targets
+from paucal.objectives.crop_mixing import mix_crops, mix_targets
 from paucal.objectives.distilled_network import group_by_size
 from paucal.objectives.projection_head import ProjectionHead
-from paucal.objectives.self_distillation import clip_separately, mean_score
+from paucal.objectives.self_distillation import clip_each_gradient, compute_mean_score
 from paucal.training import Optimization, Plan, WarmupThenCosine
 from paucal.training.module import TrainingModule
 from paucal.types import Batch, Crops, Progress, UserError
@@ -130,7 +130,7 @@ def test_mean_score__is_in_full_precision_under_autocast():
     rows, prototypes = torch.randn(4, 3, 16, generator=generator), torch.randn(50, 16, generator=generator)
     expected = (rows @ prototypes.T).mean((0, 1))
     with torch.autocast("cpu", torch.bfloat16):
-        found = mean_score(rows, prototypes)
+        found = compute_mean_score(rows, prototypes)
     assert found.dtype == torch.float32
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
 
@@ -205,7 +205,7 @@ def test_prototypes__stay_in_the_first_epoch_only():
 def test_clipping__is_of_each_tensor_by_itself():
     small, large = torch.nn.Parameter(torch.zeros(2)), torch.nn.Parameter(torch.zeros(2))
     small.grad, large.grad = torch.tensor([0.3, 0.4]), torch.tensor([30.0, 40.0])
-    clip_separately([small, large, torch.nn.Parameter(torch.zeros(1))], 3.0)
+    clip_each_gradient([small, large, torch.nn.Parameter(torch.zeros(1))], 3.0)
     assert small.grad.tolist() == pytest.approx([0.3, 0.4])
     assert large.grad.tolist() == pytest.approx([1.8, 2.4], rel=1e-5)
 
@@ -281,7 +281,7 @@ def test_mixup__compares_a_mixture_with_both_of_its_images():
     for crop, result, share in zip(crops, mixed, shares, strict=True):
         torch.testing.assert_close(result[0], share * crop[0] + (1 - share) * crop[2])
     teacher = torch.randn(3, 2, 4)
-    rows, targets = mixed_targets(teacher, view_targets(3, 2, 2), torch.tensor([0.25, 1.0]))
+    rows, targets = mix_targets(teacher, view_targets(3, 2, 2), torch.tensor([0.25, 1.0]))
     assert torch.equal(rows[0, 2:], teacher[2])
     torch.testing.assert_close(targets.weights, torch.tensor([[0.0, 0.125, 0.0, 0.375], [0.5, 0.0, 0.0, 0.0]]))
     objective = make(tasks="view", mixup=0.8)
@@ -289,7 +289,7 @@ def test_mixup__compares_a_mixture_with_both_of_its_images():
     plain, mixed_loss = make(tasks="view")(batch_of(), START), objective(batch_of(), START)
     assert mixed_loss.total.item() != plain.total.item()
     mixed_loss.total.backward()
-    with pytest.raises(ValueError, match="only supported for the tasks 'view'"):
+    with pytest.raises(ValueError, match="only supported if tasks is 'view'"):
         SelfDistillationOptions(mixup=0.5)
 
 

@@ -10,7 +10,7 @@ from paucal.backbones import BackboneSpec
 from paucal.data.maps.reader import name_classes
 from paucal.losses.token_labeling import TokenLabelingReading, draw_mix_box
 from paucal.objectives import DrLoc, Supervised, TokenLabeling, TokenLabelingOptions
-from paucal.objectives.token_labeling import exchange_boxes
+from paucal.objectives.token_labeling import swap_boxes
 from paucal.types import Batch, Progress
 
 SMALL = {"embed_dim": 32, "depth": 2, "num_heads": 2}
@@ -112,10 +112,10 @@ def test_losses__of_a_teacher_with_more_classes_reach_all_of_the_runs_own():
 
 def test_paste__exchanges_along_cells_and_back():
     images, box = torch.randn(4, 3, 64, 64), (0, 1, 2, 2)
-    mixed = exchange_boxes(images, box, (2, 2))
+    mixed = swap_boxes(images, box, (2, 2))
     assert torch.equal(mixed[0, :, :, 32:], images[3, :, :, 32:])
     assert torch.equal(mixed[0, :, :, :32], images[0, :, :, :32])
-    assert torch.equal(exchange_boxes(mixed, box, (2, 2)), images)
+    assert torch.equal(swap_boxes(mixed, box, (2, 2)), images)
 
 
 @each

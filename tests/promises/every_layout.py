@@ -68,7 +68,7 @@ def yolo_polygons(root: Path) -> Path:
 
 
 def coco_files(root: Path, files: dict[str, tuple[str, range]], prefix: str = "") -> Path:
-    """COCO's JSON files by path, each with the folder of its images and their numbers."""
+    """COCO JSON files by path, each with the folder of its images and their numbers."""
     made = pictures(6)
     for file, (folder, numbers) in files.items():
         (root / folder).mkdir(parents=True, exist_ok=True)

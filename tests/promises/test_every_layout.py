@@ -26,7 +26,7 @@ CLASSIFIER = {"model": "vit_mini", "model_args": ["depth=1"], "init": "none", "i
 @pytest.fixture(autouse=True)
 def quick_checks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let checks compare images without features of a network."""
-    monkeypatch.setattr("paucal.verbs.check.launch.weights_at_hand", lambda: None)
+    monkeypatch.setattr("paucal.verbs.check.launch.find_local_weights", lambda: None)
 
 
 def require_seen(place: Path, verb: str, images: int, classes: set[str]) -> None:

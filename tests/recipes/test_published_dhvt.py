@@ -13,7 +13,7 @@ from paucal.objectives import Supervised
 from paucal.objectives.finetuning import FineTuning
 from paucal.recipes.table import RECIPES
 from paucal.rules.backbone import backbone_spec
-from paucal.rules.facts import DataAndMachine, StartFacts
+from paucal.rules.facts import DataAndMachine, InitialWeightsInfo
 from paucal.tasks.classification.loaders import augmentation, preprocessing
 from paucal.tasks.classification.optimization import check_plan, check_sync_bn, optimization, training_plan
 from paucal.training.optimizers import parameter_groups
@@ -147,7 +147,7 @@ def test_dhvt__is_the_papers_reading_at_32_pixels():
 
 
 def test_finetuning__of_the_program_stays_in_evaluation_mode():
-    start = StartFacts("runs/1", "dhvt_tiny_imagenet_patch16", (224, 224), normalise="imagenet")
+    start = InitialWeightsInfo("runs/1", "dhvt_tiny_imagenet_patch16", (224, 224), normalise="imagenet")
     settings, _ = resolved(
         "dhvt-finetune-reference", DataAndMachine(n_train=9, n_classes=2, median_side=99, start=start), init="runs/1"
     )
@@ -157,7 +157,7 @@ def test_finetuning__of_the_program_stays_in_evaluation_mode():
 
 
 def test_evaluation_mode__from_nothing_is_refused():
-    with pytest.raises(UserError, match=r"--eval-mode keeps the running statistics.*give --init, or leave it out"):
+    with pytest.raises(UserError, match=r"--eval-mode keeps the running statis.*give --init, or remove --eval-mode"):
         fine_tuning(TrainSettings(eval_mode=True))
 
 
@@ -211,7 +211,7 @@ def test_sync_bn__keeps_activations_that_timm_puts_into_norms():
 def test_sync_bn__is_refused_without_gpus_and_remarked_on_one_device():
     with pytest.raises(UserError, match=r"--sync-bn: torch.*only on GPUs, but --device is cpu"):
         check_sync_bn(sync(device="cpu", devices=2))
-    with pytest.raises(UserError, match=r"--sync-bn: torch.*only on GPUs, but --device is cpu: leave it out"):
+    with pytest.raises(UserError, match=r"--sync-bn: torch.*only on GPUs, but --device is cpu: remove --sync-bn"):
         check_sync_bn(sync(device="cpu", devices=1))
     settings = sync(device="cuda", devices=1, batch_size=16, epochs=5)
     assert "--sync-bn has no effect on a single device" in check_plan(settings, CIFAR.n_train)

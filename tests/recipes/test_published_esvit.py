@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from paucal.cli.arguments import parse_run
+from paucal.cli.arguments import parse_run_arguments
 from paucal.cli.main import main
 from paucal.methods.pretraining import check_used, resolve_pretraining, with_recipe
 from paucal.methods.pretraining_settings import PretrainSettings
@@ -20,7 +20,7 @@ SAID = [
     (name, flags, text)
     for name, recipe in RECIPES.items()
     if name != "esvit-small-batch"
-    for flags, text in {"": recipe.expected, **recipe.also}.items()
+    for flags, text in {"": recipe.expected, **recipe.scores_by_flags}.items()
 ]
 
 
@@ -51,7 +51,7 @@ def test_flags__beside_a_recipe_make_the_runs_that_have_these_scores():
         count = re.search(r"with (\d+) images per step: ((?:--\w+ \d+ ?)+)$", RECIPES[name].cost)
         assert count is not None
         words = ["--recipe", name, *flags.split(), *count[2].split()]
-        _, given, changes = parse_run("pretrain", "", PretrainSettings, words)
+        _, given, changes = parse_run_arguments("pretrain", "", PretrainSettings, words)
         settings = whole(PretrainSettings(**changes), given, devices=16)
         assert settings["batch"] == int(count[1])
         scores = tuple(map(float, re.findall(r"(?:linear|k-NN) ([\d.]+)", text)))

@@ -11,10 +11,10 @@ from paucal.data.decode import Reading
 from paucal.methods.training import resolve_training as resolve
 from paucal.methods.training import with_recipe
 from paucal.methods.training_settings import TrainSettings
-from paucal.recipes.recipe import require_start
+from paucal.recipes.recipe import require_init
 from paucal.recipes.starts import imagenet_alone
 from paucal.recipes.table import RECIPES
-from paucal.rules.facts import DataAndMachine, StartFacts
+from paucal.rules.facts import DataAndMachine, InitialWeightsInfo
 from paucal.runner.images import normalisation
 from paucal.types import UserError
 
@@ -47,7 +47,7 @@ def test_tags__of_more_than_imagenet_1k_are_never_taken():
         tag = imagenet_alone(name, "x").partition(".")[2] or timm.get_pretrained_cfg(name).tag
         assert tag.endswith("in1k")
         assert not {"ft", "in21k", "in22k", "in12k", "ig1b"} & set(tag.split("_"))
-    with pytest.raises(UserError, match=r"timm has none for vit_large_patch16_224: choose another --model, name other"):
+    with pytest.raises(UserError, match=r"timm has no such weights for vit_large_patch16_224. Choose another --model"):
         imagenet_alone("vit_large_patch16_224", "drloc-finetune")
 
 
@@ -61,7 +61,7 @@ def test_tags__of_more_than_imagenet_1k_are_never_taken():
 )
 def test_moments__are_those_of_the_weights(model, mean):
     settings, _ = with_recipe(TrainSettings(recipe="drloc-finetune", model=model), {"model": "flag"})
-    start = StartFacts("timm's weights", normalise="model")
+    start = InitialWeightsInfo("timm's weights", normalise="model")
     resolved, _ = resolve(settings, DataAndMachine(50000, 10, 32, start=start))
     assert resolved.normalise == "model"
     coloured: Any = SimpleNamespace(images=SimpleNamespace(reading=Reading()))
@@ -75,12 +75,12 @@ def test_tuning__of_random_weights_is_refused_and_a_start_brings_its_moments(nam
     if "init" not in recipe.settings:
         settings, _ = with_recipe(TrainSettings(recipe=name), {})
         with pytest.raises(UserError, match=rf"--recipe {name} starts from .*give --init"):
-            require_start(RECIPES, name, settings.init)
+            require_init(RECIPES, name, settings.init)
     with pytest.raises(UserError, match=rf"--recipe {name} starts from"):
-        require_start(RECIPES, name, with_recipe(TrainSettings(recipe=name, init=None), {"init": "config"})[0].init)
+        require_init(RECIPES, name, with_recipe(TrainSettings(recipe=name, init=None), {"init": "config"})[0].init)
     settings, _ = with_recipe(TrainSettings(recipe=name, init="runs/1"), {"init": "flag"})
-    require_start(RECIPES, name, settings.init)
-    start = StartFacts("runs/1", normalise="imagenet")
+    require_init(RECIPES, name, settings.init)
+    start = InitialWeightsInfo("runs/1", normalise="imagenet")
     assert resolve(settings, DataAndMachine(9000, 10, 300, start=start))[0].normalise == "imagenet"
 
 

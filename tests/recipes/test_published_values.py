@@ -13,7 +13,7 @@ from paucal.methods.training import resolve_training as resolve
 from paucal.methods.training import with_recipe
 from paucal.methods.training_settings import TrainSettings
 from paucal.recipes.table import RECIPES
-from paucal.rules.facts import DataAndMachine, StartFacts
+from paucal.rules.facts import DataAndMachine, InitialWeightsInfo
 
 Table = dict[str, tuple[Any, str]]
 IMAGENET = DataAndMachine(n_train=1_281_167, n_classes=1000, median_side=400, cores=8)
@@ -251,7 +251,7 @@ def test_lvvit__of_each_size_has_its_own_values(model, drop_path, policy, rate):
 )
 def test_drop_path__is_that_of_the_papers_family(model, rate):
     assert resolve(TrainSettings(model=model), IMAGENET)[0].drop_path == rate
-    start = StartFacts("runs/1", model)
+    start = InitialWeightsInfo("runs/1", model)
     tuned, _ = resolve(TrainSettings(init="runs/1"), DataAndMachine(9000, 10, 300, start=start))
     assert (tuned.model, tuned.drop_path) == (model, rate)
 

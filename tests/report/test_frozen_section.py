@@ -51,7 +51,7 @@ def test_section__shows_scores_gains_pictures_and_images_seen_before(tmp_path, w
         "2 of the test images were seen without labels.",
         "gain over random weights",
         "1 win, 0 ties, 0 losses",
-        "Matched cells of two views",
+        "Matched feature-map positions of two views",
     ):
         assert words.replace("1 win", "2 wins") in page, words
     assert "k = 10" not in page

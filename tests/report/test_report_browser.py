@@ -96,5 +96,5 @@ def test_all_text_stands_out_from_what_is_behind_it(page: Any) -> None:
 
 
 def test_meaning_of_scores_is_told_once(page: Any) -> None:
-    told = re.findall("share of images whose predicted class is right", page.locator("#detail").inner_text())
+    told = re.findall("fraction of images whose predicted class is correct", page.locator("#detail").inner_text())
     assert len(told) == 1

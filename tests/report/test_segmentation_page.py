@@ -38,7 +38,7 @@ def test_page__has_every_class_the_weakest_first_and_what_nobody_knows(tmp_path)
     assert "<b>road</b>" not in page
     assert "No test mask shows never" in page
     assert "With only 6 test images" in page
-    assert "that of the last epoch" in page
+    assert "the model of the last epoch" in page
     assert f"{scores.mean_iou[0]} of their union" in page
 
 

@@ -8,7 +8,7 @@ from paucal.methods.fine_tuning import fine_tuning
 from paucal.methods.training import resolve_training
 from paucal.methods.training_settings import TrainSettings
 from paucal.objectives.finetuning import FineTuning
-from paucal.rules.facts import DataAndMachine, StartFacts
+from paucal.rules.facts import DataAndMachine, InitialWeightsInfo
 from paucal.rules.resolve import resolve
 from paucal.tasks.classification.loaders import augmentation
 from paucal.tasks.segmentation.rules import RULES
@@ -24,7 +24,7 @@ def resolved(settings: TrainSettings, facts: DataAndMachine = FACTS) -> TrainSet
 def test_soup__is_off_where_no_rule_wants_it():
     assert resolved(TrainSettings(epochs=100, time=None)).soup == 0
     assert resolved(TrainSettings(soup=2)).soup == 2
-    started = replace(FACTS, start=StartFacts("timm", "resnet18", chosen=True))
+    started = replace(FACTS, start=InitialWeightsInfo("timm", "resnet18", chosen=True))
     assert resolved(TrainSettings(init="timm", time="6m"), started).soup == 3
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from paucal.methods.training import resolve_training as resolve
 from paucal.methods.training_settings import TrainSettings
-from paucal.rules.facts import DataAndMachine, StartFacts
+from paucal.rules.facts import DataAndMachine, InitialWeightsInfo
 
 FOLDER = Path(__file__).parents[2] / "benchmarks" / "results"
 RESULTS = sorted(FOLDER.glob("small_data_*.json"))
@@ -87,7 +87,8 @@ def test_choice__leaves_tiny_images_and_started_runs_as_they_were():
     tiny, _ = resolve(TrainSettings(), DataAndMachine(n_train=1000, n_classes=10, median_side=8, hinted_size=16))
     assert tiny.model == "vit_mini"
     tuned, _ = resolve(
-        TrainSettings(init="timm"), DataAndMachine(n_train=99, n_classes=2, median_side=300, start=StartFacts("timm"))
+        TrainSettings(init="timm"),
+        DataAndMachine(n_train=99, n_classes=2, median_side=300, start=InitialWeightsInfo("timm")),
     )
     assert tuned.model == "swin_tiny_patch4_window7_224"
 
@@ -95,7 +96,7 @@ def test_choice__leaves_tiny_images_and_started_runs_as_they_were():
 @pytest.mark.parametrize(("time", "light"), [("6m", True), (None, False)])
 def test_choice__from_named_weights_is_light_in_a_given_time_and_the_papers_otherwise(time, light):
     facts = DataAndMachine(
-        n_train=720, n_classes=10, median_side=300, start=StartFacts("timm", "tf_efficientnet_lite0.in1k")
+        n_train=720, n_classes=10, median_side=300, start=InitialWeightsInfo("timm", "tf_efficientnet_lite0.in1k")
     )
     settings, _ = resolve(TrainSettings(init="timm", model="tf_efficientnet_lite0.in1k", time=time), facts)
     assert (settings.mixup == 0, settings.rand_augment == "none", settings.soup == 3) == (light, light, light)
@@ -105,7 +106,7 @@ def test_choice__from_named_weights_is_light_in_a_given_time_and_the_papers_othe
 
 @pytest.mark.parametrize(("device", "images", "size"), [("cpu", 2761, 16), ("cuda", 2761, 32), ("cpu", 4500, 32)])
 def test_choice__takes_smaller_steps_where_a_processor_makes_few_passes(device, images, size):
-    start = StartFacts("auto", "tf_efficientnet_lite0.in1k", chosen=True)
+    start = InitialWeightsInfo("auto", "tf_efficientnet_lite0.in1k", chosen=True)
     facts = DataAndMachine(n_train=images, n_classes=10, median_side=300, start=start, device=device)
     settings, _ = resolve(TrainSettings(init="auto", model="tf_efficientnet_lite0.in1k", time="15m"), facts)
     assert settings.batch_size == size

@@ -176,8 +176,16 @@ def test_segmenter__is_trained_on_a_table(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("columns", "settings", "words"),
     [
-        ({"path": ["a.png"], "xmin": [1]}, {"label": "kind"}, "label: the table has no column 'kind'; it has 'path'"),
-        ({"path": [1], "class": ["a"], "bbox": ["1 2 3 4"]}, {}, "image 1 is of type int, expected the path"),
+        (
+            {"path": ["a.png"], "xmin": [1]},
+            {"label": "kind"},
+            "label: the table has no column 'kind'; its columns are 'path'",
+        ),
+        (
+            {"path": [1], "class": ["a"], "bbox": ["1 2 3 4"]},
+            {},
+            "the image in row 1 is of type int, expected the path",
+        ),
         ({"path": ["gone.png"], "class": ["a"], "bbox": ["1 2 3 4"]}, {}, "but there is no such image"),
         ({"path": ["gone.png"], "mask": ["gone too.png"]}, {}, "names .*, but there is no such file"),
     ],
@@ -191,13 +199,13 @@ def test_other_tables__are_refused_in_a_sentence(tmp_path: Path, columns, settin
 @pytest.mark.parametrize(
     ("rows", "words"),
     [
-        ("../a.png,b.png,", "line 2 of .*masks.csv leads out of the folder of the table"),
-        ("a.png,../../x.png,", "leads out of the folder of the table"),
+        ("../a.png,b.png,", "line 2 of .*masks.csv has a path outside of the table's folder"),
+        ("a.png,../../x.png,", "has a path outside of the table's folder"),
         ("a.png,gone.png,", "names 'gone.png', but there is no such file"),
-        ("a.png,b.png,shelf", "has the part 'shelf', expected train, val or test"),
-        ("a.png,b.png,train\na.png,b.png,val", "puts .*a.png' into a second part"),
-        ("a.png,b.png,train\nb.png", "line 3 of .* has 1 cell, but the first line has 3: correct it"),
-        ("a.png,,", "names no mask of an image: fill the column 'mask'"),
+        ("a.png,b.png,shelf", "has the split 'shelf', expected train, val or test"),
+        ("a.png,b.png,train\na.png,b.png,val", "puts .*a.png' into a second split"),
+        ("a.png,b.png,train\nb.png", "line 3 of .* has 1 cell, but the first line has 3: correct the line"),
+        ("a.png,,", "contains no masks: fill in the column 'mask'"),
     ],
 )
 def test_tables_of_masks__are_read_below_their_folder_alone(tmp_path: Path, rows: str, words: str) -> None:

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from paucal.cores import usable_cores
+from paucal.cores import count_usable_cores
 from paucal.training.checkpoints import checkpoint_changes
 
 SECONDS = 90
@@ -25,7 +25,7 @@ def test_run__ends_in_its_time_where_a_load_comes_and_goes(tmp_path):
     others = []
     try:
         time.sleep(SECONDS / 3)
-        others = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(usable_cores())]
+        others = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(count_usable_cores())]
         time.sleep(SECONDS / 3)
     finally:
         for other in others:

@@ -54,11 +54,11 @@ def test_with_processes__keeps_the_images_of_a_step_and_the_memory(devices, node
 
 
 def test_with_processes__refuses_unequal_shares():
-    with pytest.raises(UserError, match=r"3 processes cannot share the 16 images .* resume it with 2 or 4"):
+    with pytest.raises(UserError, match=r"3 processes cannot share the 16 images .* processes must be 2 or 4"):
         with_processes(WIDTH, 3, 1)
-    with pytest.raises(UserError, match="resume it with 8 or 16"):
+    with pytest.raises(UserError, match="the number of processes must be 8 or 16"):
         with_processes(WIDTH, 32, 1)
-    with pytest.raises(UserError, match=r"2 processes cannot share the 1 image .* resume it with 1\."):
+    with pytest.raises(UserError, match=r"2 processes cannot share the 1 image .* the number of processes must be 1\."):
         with_processes(replace(WIDTH, batch_size=1, accumulate=1, devices=1, nodes=1), 2, 1)
 
 

@@ -9,7 +9,7 @@ from paucal.runner.clock import WorkForecast, end_time_text
 from paucal.runner.console import RecordingConsole
 from paucal.runner.progress import TrainingForecast
 from paucal.training import Plan
-from paucal.wording import duration
+from paucal.wording import format_duration
 
 
 @pytest.mark.parametrize(
@@ -46,7 +46,7 @@ def test_finish__names_the_day_where_it_is_another(monkeypatch):
     monkeypatch.setattr(forecast.time, "localtime", lambda *seconds: real(*(seconds or (noon,))))
     assert end_time_text(3600) == "13:00"
     assert end_time_text(86400).startswith("12:00 on ")
-    assert duration(59.4) == "59 s"
+    assert format_duration(59.4) == "59 s"
 
 
 @pytest.mark.parametrize(("each", "total", "told"), [(2.0, 100, "3 min 16 s"), (0.5, 100, None), (2.0, 20, None)])

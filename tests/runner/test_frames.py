@@ -12,7 +12,7 @@ from PIL import Image
 
 import paucal
 from paucal.data.sources.opening import open_images
-from paucal.runner.frames import columns_of, encode_image, images_of_frame, store_frame, without_frame
+from paucal.runner.frames import columns_of, encode_image, images_of_frame, replace_frame_by_path, store_frame
 from paucal.types import UserError
 from paucal.verbs.predict.answers import Predictions
 
@@ -119,7 +119,7 @@ class Columns:
             None,
             r"none of the table's columns has a usual name for paths or images \('a', 'b'\)",
         ),
-        (pa.table({"a": ["1.png"]}), "c", "no column 'c'; it has 'a'"),
+        (pa.table({"a": ["1.png"]}), "c", "no column 'c'; its columns are 'a'"),
         (pa.table({"path": [1.5]}), None, "image 1 is of type float, expected paths, PIL images"),
         (
             pa.table([pa.array(["1"]), pa.array(["2"])], names=["path", "path"]),
@@ -135,10 +135,10 @@ def test_other_tables__are_refused(table, image, words):
 
 def test_settings__name_the_columns():
     table = pa.table({"file": ["a.png"], "kind": ["cat"]})
-    data, settings = without_frame(table, {"image": "file", "label": "kind", "seed": 3})
+    data, settings = replace_frame_by_path(table, {"image": "file", "label": "kind", "seed": 3})
     assert Path(data).read_text() == "file,kind\na.png,cat\n"
     assert (settings["image_column"], settings["label_column"], settings["seed"]) == ("file", "kind", 3)
-    assert without_frame("photos/", {"image": "file"}) == ("photos/", {"image": "file"})
+    assert replace_frame_by_path("photos/", {"image": "file"}) == ("photos/", {"image": "file"})
 
 
 def test_run__keeps_its_table_and_is_evaluated_after_it_moved(tmp_path):

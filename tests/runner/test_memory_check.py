@@ -21,8 +21,8 @@ RESOLVED = {"device": "cpu", "devices": 1, "precision": "32-true"}
 
 @pytest.fixture(autouse=True)
 def eight_gib(monkeypatch):
-    monkeypatch.setattr(memory_check, "available_memory", lambda: 8 * GIB)
-    monkeypatch.setattr(backbone_spec, "available_memory", lambda: 8 * GIB)
+    monkeypatch.setattr(memory_check, "read_available_memory", lambda: 8 * GIB)
+    monkeypatch.setattr(backbone_spec, "read_available_memory", lambda: 8 * GIB)
 
 
 def test_image_cost__of_a_resnet_is_what_is_known_of_it():
@@ -58,7 +58,7 @@ def test_check_room__refuses_steps_that_cannot_fit_and_says_what_would():
 
 
 def test_check_room__knows_that_sgd_keeps_one_moment_less(monkeypatch):
-    monkeypatch.setattr(memory_check, "available_memory", lambda: 12 * GIB)
+    monkeypatch.setattr(memory_check, "read_available_memory", lambda: 12 * GIB)
 
     def least(optimizer):
         settings = PretrainSettings(batch_size=5, **RESOLVED, optimizer=optimizer)
@@ -76,7 +76,9 @@ def test_check_room__says_nothing_of_usual_steps():
 
 def test_check_batch__counts_the_pixels_alone():
     check_batch_memory(256, (224, 224))
-    with pytest.raises(UserError, match=r"--batch-size 256 takes 48 GiB for images of 4096x4096.*give 10 or less"):
+    with pytest.raises(
+        UserError, match=r"--batch-size 256 takes 48 GiB for the images of 4096x4096.*give --batch-size 10 or less"
+    ):
         check_batch_memory(256, (4096, 4096))
 
 

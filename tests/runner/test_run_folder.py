@@ -10,8 +10,8 @@ from torch import nn
 from paucal.runner.console import SilentConsole
 from paucal.runner.run_folder import RunLockCallback, RunWriter, is_valid_state
 from paucal.runs import create_run
-from paucal.runs.lock import LOCK, RunLock
-from paucal.runs.replacing import aside_path, set_aside
+from paucal.runs.lock import LOCK_FILE, RunLock
+from paucal.runs.replacing import aside_path, move_aside
 from paucal.types import UserError
 
 
@@ -84,7 +84,7 @@ def test_replaced_run__goes_with_the_first_sound_state_of_the_new_one(tmp_path):
     assert old.last.read_text() == "new state"
     assert not (old.path / "summary.json").exists()
     assert list(tmp_path.iterdir()) == [old.path]
-    assert not (old.path / LOCK).exists()
+    assert not (old.path / LOCK_FILE).exists()
 
 
 @pytest.mark.parametrize(("step", "skipped", "weight", "sound"), [(1, 0, 1.0, True), (9, 5, 1.0, False)])
@@ -103,7 +103,7 @@ def test_run__that_ends_well_replaces_the_old_one(tmp_path):
 
 def test_resumption__of_a_killed_replacement_still_gives_the_old_run_back(tmp_path):
     old = make_run(tmp_path / "run", "old")
-    set_aside(old.path)
+    move_aside(old.path)
     run = make_run(tmp_path / "run", "new", state=False)
     (run.path / "checkpoints" / ".last.ckpt.7.tmp").write_text("half")
 
@@ -115,7 +115,7 @@ def test_resumption__of_a_killed_replacement_still_gives_the_old_run_back(tmp_pa
 
     failing(RuntimeError, work)
     assert old.read_json("summary.json")["title"] == "old"
-    set_aside(old.path)
+    move_aside(old.path)
     run = make_run(tmp_path / "run", "new")
     failing(RuntimeError, work)
     assert run.read_json("summary.json")["title"] == "new"
@@ -139,12 +139,12 @@ def test_first_writer__that_lost_its_run_stops_and_leaves_it_alone(tmp_path):
 
     def work(writing):
         run = writing.begin(str(old.path), True)
-        theirs = json.loads((run.path / LOCK).read_text()) | {"token": "theirs"}
-        (run.path / LOCK).write_text(json.dumps(theirs))
+        theirs = json.loads((run.path / LOCK_FILE).read_text()) | {"token": "theirs"}
+        (run.path / LOCK_FILE).write_text(json.dumps(theirs))
         assert writing._lock is not None
         writing._lock._last_renewal -= 1000
         RunLockCallback(writing).on_train_batch_start(*trainer(), None, 0)
 
     assert "another process has taken over" in failing(UserError, work)
-    assert json.loads((old.path / LOCK).read_text())["token"] == "theirs"
+    assert json.loads((old.path / LOCK_FILE).read_text())["token"] == "theirs"
     assert aside_path(old.path).exists()

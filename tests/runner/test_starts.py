@@ -23,7 +23,7 @@ from paucal.methods.training_settings import TrainSettings
 from paucal.models import published as published_weights
 from paucal.models.trained import load_trained
 from paucal.objectives import Supervised
-from paucal.rules.facts import DataAndMachine, StartFacts
+from paucal.rules.facts import DataAndMachine, InitialWeightsInfo
 from paucal.runner.console import SilentConsole
 from paucal.runner.life import Stopped, begin, resume
 from paucal.runner.starts import WeightsChoice, choose_start, find_start, load_start, may_choose_start, pin_start
@@ -193,7 +193,7 @@ def test_bad_starts__are_refused_in_one_sentence(base, tmp_path, capsys):
 def test_bad_fine_tuning__is_refused_in_one_sentence(base, capsys):
     data, run = base / "photos", ["--init", base / "run"]
     for flags, sentence in (
-        (["--eval-mode"], "--eval-mode keeps the running statistics of pretrained weights, but this run has none"),
+        (["--eval-mode"], "--eval-mode keeps the running statistics of pretrained weights, but this run starts"),
         (["--init-head", "fresh"], "--init-head applies to the classifier of --init"),
         ([*run, "--freeze", "backbone", "--freeze-epochs", "1"], "--freeze backbone lasts for the whole run"),
         ([*run, "--freeze-epochs", "1"], "--freeze-epochs 1 leaves no epoch of 1 for the backbone"),
@@ -239,7 +239,7 @@ def facts(**changes) -> DataAndMachine:
 
 
 def test_auto__follows_the_papers_fine_tuning_protocol():
-    start = StartFacts("timm", normalise="model")
+    start = InitialWeightsInfo("timm", normalise="model")
     settings, reasons = resolve(TrainSettings(init="timm"), facts(start=start))
     assert (settings.model, settings.img_size) == ("swin_tiny_patch4_window7_224", [224])
     assert (settings.epochs, settings.warmup_epochs, settings.weight_decay) == (100, 10, 0.05)
@@ -252,7 +252,7 @@ def test_auto__follows_the_papers_fine_tuning_protocol():
 
 
 def test_auto__takes_over_what_a_run_was_trained_with():
-    start = StartFacts("runs/1", "resnet18", (48, 64), ("stem_width=32",), "imagenet")
+    start = InitialWeightsInfo("runs/1", "resnet18", (48, 64), ("stem_width=32",), "imagenet")
     settings, _ = resolve(TrainSettings(init="runs/1"), facts(start=start))
     assert (settings.model, settings.img_size, settings.normalise) == ("resnet18", [48, 64], "imagenet")
     assert settings.model_args == ["stem_width=32"]

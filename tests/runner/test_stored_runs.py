@@ -39,8 +39,8 @@ def storage(tmp_path, monkeypatch):
     monkeypatch.setenv(VARIABLE, str(tmp_path / "cache"))
     monkeypatch.setattr(requests, "_FIRST_PAUSE", 0.0)
     monkeypatch.setattr(requests, "_MIN_SECONDS", 0.0)
-    monkeypatch.setattr(storage_lock, "DEAD_AFTER", 0.3)
-    monkeypatch.setattr(storage_lock, "RENEWAL_INTERVAL", 0.05)
+    monkeypatch.setattr(storage_lock, "DEAD_AFTER_SECONDS", 0.3)
+    monkeypatch.setattr(storage_lock, "RENEWAL_SECONDS", 0.05)
     files = fsspec.filesystem("memory")
     files.makedirs("/bucket", exist_ok=True)
     yield files
@@ -239,7 +239,9 @@ def test_run__is_resumed_on_another_machine_as_if_nothing_had_happened(tmp_path,
     monkeypatch.setattr(Plan.__init__, "__defaults__", tuple(3 if value == every else value for value in usual))
     with pytest.raises(RuntimeError, match="the machine is lost"):
         paucal.train("digits", output=URL, ledger=True, callbacks=[Interrupt()], **SETTINGS)
-    with pytest.raises(UserError, match=r"--output: 'memory://bucket/runs/a' exists already: resume it with --resume"):
+    with pytest.raises(
+        UserError, match=r"--output: 'memory://bucket/runs/a' exists already: resume that run with --resume"
+    ):
         paucal.train("digits", output=URL, **SETTINGS)
     monkeypatch.setenv(VARIABLE, str(tmp_path / "another"))
     assert "checkpoints/last.ckpt" in (StoredRun(URL).manifest() or {})
@@ -276,7 +278,7 @@ def test_run__whose_storage_is_away_is_copied_by_the_next_call(run, monkeypatch,
         run.rename(copy.folder)
     monkeypatch.setattr(StoredRun, "publish", lambda *args: 1 / 0)
     with (
-        pytest.raises(UserError, match=r"the newest state cannot be copied to .*: it is in"),
+        pytest.raises(UserError, match=r"the newest state cannot be copied to .*: the state is in"),
         written_to_storage(URL, True, SilentConsole()) as copy,
     ):
         (copy.folder / "checkpoints/last.ckpt").write_text("newer")

@@ -7,7 +7,7 @@ import pytest
 from paucal.methods.training import resolve_training as resolve
 from paucal.methods.training_settings import TrainSettings
 from paucal.rules.facts import DataAndMachine
-from paucal.rules.resolve import origins
+from paucal.rules.resolve import list_origins
 from paucal.runner.trainer_inputs import hardware
 from paucal.tasks.classification.optimization import fit_batch
 from paucal.types import UserError
@@ -31,7 +31,7 @@ def test_strategy__is_stored_with_its_origin_and_reaches_the_trainer(devices, gi
     assert settings.strategy == stored
     assert hardware(settings).strategy == (stored or "auto")  # Lightning's word for one process
     assert hardware(settings).processes == devices
-    assert origins(settings, {"strategy": "flag"} if given else {}, reasons)["strategy"] == origin
+    assert list_origins(settings, {"strategy": "flag"} if given else {}, reasons)["strategy"] == origin
 
 
 def test_batch_size_auto__is_refused_where_devices_keep_pieces():

@@ -57,7 +57,7 @@ def test_change_line__says_what_a_step_takes_and_how_many_there_are():
     plan = Plan(100, 10, time=TIME, changes=(PlanChange(40, 70, 2),))
     assert describe_change(plan, 0.5123) == (
         "plan: a step takes 0.51 s now (0.25 s when the length was planned): the run has 70 steps instead of 100, "
-        "to end in its time"
+        "to keep the time budget"
     )
     plan = replace(plan, changes=(*plan.changes, PlanChange(50, 70, 1)))
     assert describe_change(plan, 0.5) == "plan: 1 thread from step 50 on, which is faster now"

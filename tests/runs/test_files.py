@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from paucal.reading import named_path
+from paucal.reading import expand_user_path
 from paucal.runs.files import check_file_writable, check_folder_writable
 from paucal.types import UserError
 
@@ -21,14 +21,14 @@ from paucal.types import UserError
 )
 def test_named_path__refuses_what_names_nothing(text, message):
     with pytest.raises(UserError, match=message):
-        named_path(text)
+        expand_user_path(text)
 
 
 def test_named_path__knows_the_home_folder(monkeypatch):
     monkeypatch.setenv("HOME", "/home/me")
-    assert named_path("~/runs/1") == Path("/home/me/runs/1")
-    assert named_path("~") == Path("/home/me")
-    assert named_path("a~/b") == Path("a~/b")
+    assert expand_user_path("~/runs/1") == Path("/home/me/runs/1")
+    assert expand_user_path("~") == Path("/home/me")
+    assert expand_user_path("a~/b") == Path("a~/b")
 
 
 def impossible(tmp_path: Path) -> list[Path]:

@@ -10,14 +10,14 @@ import time
 import pytest
 
 from paucal.runs import lock as locks
-from paucal.runs.lock import LOCK, RunLock, is_locked, require_unlocked
+from paucal.runs.lock import LOCK_FILE, RunLock, is_locked, require_unlocked
 from paucal.types import UserError
 
 
 def written_by(folder, age=0.0, **changes):
     """Put a lock of another process into a folder, whose last sign of life is some seconds old."""
     holder = {"token": "theirs", "pid": os.getppid(), "host": "elsewhere", "space": "elsewhere", "since": "noon"}
-    path = folder / LOCK
+    path = folder / LOCK_FILE
     path.write_text(json.dumps(holder | changes))
     os.utime(path, (time.time() - age, time.time() - age))
     return path
@@ -26,9 +26,10 @@ def written_by(folder, age=0.0, **changes):
 def test_lock__is_held_by_one_and_free_afterwards(tmp_path):
     first = RunLock(tmp_path)
     first.acquire()
-    held = json.loads((tmp_path / LOCK).read_text())
+    held = json.loads((tmp_path / LOCK_FILE).read_text())
     assert held["pid"] == os.getpid()
-    with pytest.raises(UserError, match=f"is being written by process {os.getpid()} on .*: wait for it or stop it"):
+    pattern = f"is being written by process {os.getpid()} on .*: wait until that process ends, or stop it"
+    with pytest.raises(UserError, match=pattern):
         RunLock(tmp_path).acquire()
     with pytest.raises(UserError, match="is being written"):
         require_unlocked(tmp_path)
@@ -41,14 +42,14 @@ def test_lock__is_held_by_one_and_free_afterwards(tmp_path):
 
 
 def test_lock__of_another_machine_is_live_until_it_falls_silent(tmp_path):
-    written_by(tmp_path, age=0.5 * locks.DEAD_AFTER)
+    written_by(tmp_path, age=0.5 * locks.DEAD_AFTER_SECONDS)
     with pytest.raises(UserError, match=r"process .* on elsewhere, since noon"):
         RunLock(tmp_path).acquire()
-    assert json.loads((tmp_path / LOCK).read_text())["token"] == "theirs"
-    written_by(tmp_path, age=1.5 * locks.DEAD_AFTER)
+    assert json.loads((tmp_path / LOCK_FILE).read_text())["token"] == "theirs"
+    written_by(tmp_path, age=1.5 * locks.DEAD_AFTER_SECONDS)
     lock = RunLock(tmp_path)
     lock.acquire()
-    assert json.loads((tmp_path / LOCK).read_text())["pid"] == os.getpid()
+    assert json.loads((tmp_path / LOCK_FILE).read_text())["pid"] == os.getpid()
     lock.release()
 
 
@@ -57,7 +58,7 @@ def test_lock__of_a_killed_process_of_this_machine_is_free_at_once(tmp_path):
     code = f"import os, sys; sys.argv[0] = 'paucal'; from pathlib import Path; from paucal.runs.lock import RunLock; \
 lock = RunLock(Path({str(tmp_path)!r})); lock.acquire(); os.kill(os.getpid(), 9)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == -9
-    assert (tmp_path / LOCK).exists()
+    assert (tmp_path / LOCK_FILE).exists()
     lock = RunLock(tmp_path)
     lock.acquire()
     lock.release()
@@ -73,7 +74,7 @@ lock = RunLock(Path({str(tmp_path)!r})); lock.acquire(); os.kill(os.getpid(), 9)
 
 @pytest.mark.parametrize("lives", [True, False])
 def test_lock__after_a_jump_of_the_clock_the_next_renewal_counts(tmp_path, monkeypatch, lives):
-    monkeypatch.setattr(locks, "RENEWAL_INTERVAL", 0.2)
+    monkeypatch.setattr(locks, "RENEWAL_SECONDS", 0.2)
     path = written_by(tmp_path, age=3600, pid=os.getppid(), space=locks.pid_namespace())
     if lives:
         threading.Timer(0.1, os.utime, (path,)).start()
@@ -98,24 +99,24 @@ def test_is_locked__answers_without_waiting(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("content", ["", "{}", "[1]", '{"token": 1}', "[" * 5000])
 def test_lock__that_says_nothing_counts_by_its_age(tmp_path, content):
-    (tmp_path / LOCK).write_text(content)
+    (tmp_path / LOCK_FILE).write_text(content)
     with pytest.raises(UserError, match="by another process"):
         RunLock(tmp_path).acquire()
-    os.utime(tmp_path / LOCK, (1, 1))
+    os.utime(tmp_path / LOCK_FILE, (1, 1))
     lock = RunLock(tmp_path)
     lock.acquire()
     lock.release()
 
 
 def test_lock__gives_signs_of_life_and_notices_when_it_was_taken(tmp_path, monkeypatch):
-    monkeypatch.setattr(locks, "RENEWAL_INTERVAL", 0.05)
+    monkeypatch.setattr(locks, "RENEWAL_SECONDS", 0.05)
     lock = RunLock(tmp_path)
     lock.acquire()
-    os.utime(tmp_path / LOCK, (1, 1))
+    os.utime(tmp_path / LOCK_FILE, (1, 1))
     deadline = time.monotonic() + 5
-    while (tmp_path / LOCK).stat().st_mtime < 2 and time.monotonic() < deadline:
+    while (tmp_path / LOCK_FILE).stat().st_mtime < 2 and time.monotonic() < deadline:
         time.sleep(0.02)
-    assert time.time() - (tmp_path / LOCK).stat().st_mtime < 5
+    assert time.time() - (tmp_path / LOCK_FILE).stat().st_mtime < 5
     lock.check()
     theirs = written_by(tmp_path)
     while not lock.lost and time.monotonic() < deadline:
@@ -131,7 +132,7 @@ def test_lock__a_process_that_slept_looks_before_it_writes(tmp_path, monkeypatch
     lock.acquire()
     written_by(tmp_path)
     lock.check()  # a sign of life was given just now
-    lock._last_renewal -= 4 * locks.RENEWAL_INTERVAL
+    lock._last_renewal -= 4 * locks.RENEWAL_SECONDS
     with pytest.raises(UserError, match="another process has taken over"):
         lock.check()
     lock.release()
@@ -169,7 +170,7 @@ def test_lock__many_at_once_get_it_one_by_one(tmp_path, monkeypatch, links):
 @pytest.mark.parametrize("age", [0.0, 1000.0])
 def test_lock__somebody_else_who_follows_the_same_dead_holder_comes_first(tmp_path, age):
     dead = written_by(tmp_path, age=1000)
-    mark = tmp_path / f".{LOCK}.after-{locks._file_identity(dead)}.tmp"
+    mark = tmp_path / f".{LOCK_FILE}.after-{locks._file_identity(dead)}.tmp"
     mark.write_text(dead.read_text().replace("theirs", "rival"))
     os.utime(mark, (time.time() - age, time.time() - age))
     lock = RunLock(tmp_path)

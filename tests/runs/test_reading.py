@@ -54,7 +54,7 @@ def test_run_file__that_is_no_regular_file_is_refused_at_once(name, kind, tmp_pa
 def test_read_bytes__refuses_one_byte_too_many(tmp_path):
     (tmp_path / "file").write_bytes(b"12345")
     assert read_bytes(tmp_path / "file", 5) == b"12345"
-    with pytest.raises(UserError, match="has more than 4 bytes"):
+    with pytest.raises(UserError, match="is larger than 4 bytes"):
         read_bytes(tmp_path / "file", 4)
     (tmp_path / "file").write_bytes(b"caf\xe9")
     assert read_text(tmp_path / "file", 100, errors="surrogateescape") == "caf\udce9"

@@ -13,11 +13,11 @@ from paucal.runs.replacing import (
     aside_path,
     discard_replaced_run,
     finish_replacement,
+    has_set_aside_run,
+    move_aside,
     remove_temporary_files,
     require_replaceable,
     restore_replaced_run,
-    set_aside,
-    was_set_aside,
 )
 from paucal.types import UserError
 
@@ -122,8 +122,8 @@ def test_aside__what_lies_there_already_is_never_removed(tmp_path):
 def test_put_back__gives_the_old_run_its_place_as_it_was(tmp_path):
     run = make_run(tmp_path / "run")
     before = {file.relative_to(run.path): file.read_bytes() for file in run.path.rglob("*") if file.is_file()}
-    assert set_aside(run.path) == tmp_path / "run.replaced"
-    assert was_set_aside(run.path)
+    assert move_aside(run.path) == tmp_path / "run.replaced"
+    assert has_set_aside_run(run.path)
     assert str(run.path) in (tmp_path / "run.replaced" / "replaced.txt").read_text()
     make_run(run.path, state=False)
     restore_replaced_run(run.path)
@@ -132,7 +132,7 @@ def test_put_back__gives_the_old_run_its_place_as_it_was(tmp_path):
 
 
 def test_aside__is_not_taken_for_the_newest_run(tmp_path):
-    set_aside(make_run(tmp_path / "2").path)
+    move_aside(make_run(tmp_path / "2").path)
     make_run(tmp_path / "1")
     os.utime(tmp_path / "1" / "config.yaml", (1, 1))
     assert open_run(tmp_path).path.name == "1"
@@ -140,7 +140,7 @@ def test_aside__is_not_taken_for_the_newest_run(tmp_path):
 
 def test_put_back__spares_what_another_has_put_in_its_place(tmp_path):
     run = make_run(tmp_path / "run")
-    set_aside(run.path)
+    move_aside(run.path)
     run.path.mkdir()
     (run.path / "photo.jpg").write_text("x")
     with pytest.raises(UserError, match=r"the old run in '.*run\.replaced'"):
@@ -153,7 +153,7 @@ def test_put_back__spares_what_another_has_put_in_its_place(tmp_path):
 def test_settle__moves_the_old_run_back_after_a_kill(tmp_path, killed):
     run = make_run(tmp_path / "run")
     run.write_json("summary.json", {"title": "old"})
-    set_aside(run.path)
+    move_aside(run.path)
     if killed == "before its config":
         create_run(run.path)
     elif killed == "before its first state":
@@ -167,7 +167,7 @@ def test_settle__moves_the_old_run_back_after_a_kill(tmp_path, killed):
 def test_settle__after_the_first_state_the_new_run_counts(tmp_path):
     run = make_run(tmp_path / "run")
     run.write_json("summary.json", {"title": "old"})
-    set_aside(run.path)
+    move_aside(run.path)
     make_run(run.path)
     assert not finish_replacement(run.path)
     assert not (run.path / "summary.json").exists()
@@ -176,7 +176,7 @@ def test_settle__after_the_first_state_the_new_run_counts(tmp_path):
 
 def test_settle__leaves_a_live_replacement_alone(tmp_path):
     run = make_run(tmp_path / "run")
-    set_aside(run.path)
+    move_aside(run.path)
     new = make_run(run.path, state=False)
     lock = RunLock(new.path)
     lock.acquire()
@@ -188,7 +188,7 @@ def test_settle__leaves_a_live_replacement_alone(tmp_path):
 
 def test_discard__removes_the_old_run(tmp_path):
     run = make_run(tmp_path / "run")
-    set_aside(run.path)
+    move_aside(run.path)
     make_run(run.path)
     discard_replaced_run(run.path)
     assert list(tmp_path.iterdir()) == [run.path]

@@ -5,10 +5,10 @@ from typing import Literal
 
 import pytest
 
-from paucal.cli.arguments import VerbParser, add_settings, parse
+from paucal.cli.arguments import CommandParser, add_settings, parse_arguments
 from paucal.runner.run_folder import typed_settings
-from paucal.settings.options import EarlierName, chosen_settings, flag_words, option, with_current_names
-from paucal.settings.values import from_python
+from paucal.settings.options import EarlierName, flag_words, option, rule_chosen_names, with_current_names
+from paucal.settings.values import settings_from_keywords
 from paucal.types import UserError
 
 
@@ -28,7 +28,7 @@ class Report:
 
 
 def test_chosen_settings__are_those_that_a_rule_fills():
-    assert chosen_settings(Tuning) == {"size", "length", "freeze", "eval_mode"}
+    assert rule_chosen_names(Tuning) == {"size", "length", "freeze", "eval_mode"}
 
 
 @pytest.mark.parametrize(
@@ -42,41 +42,41 @@ def test_chosen_settings__are_those_that_a_rule_fills():
 )
 def test_earlier_names__stand_for_todays(given, expected):
     assert with_current_names(given, Tuning) == expected
-    for settings in (from_python(Tuning, given, "tune", "tune"), typed_settings(given, Tuning)):
+    for settings in (settings_from_keywords(Tuning, given, "tune", "tune"), typed_settings(given, Tuning)):
         assert {name: getattr(settings, name) for name in expected} == expected
 
 
 @pytest.mark.parametrize("names", [("freeze", "freeze_stages"), ("freeze_stages", "freeze")])
 def test_earlier_name__beside_todays_is_refused(names):
-    with pytest.raises(UserError, match="--freeze-stages is an earlier name of --freeze: give one of them"):
+    with pytest.raises(UserError, match="--freeze-stages is an earlier name of --freeze: remove one of the two flags"):
         with_current_names(dict.fromkeys(names, 1), Tuning)
 
 
 def test_earlier_name__is_checked_by_its_own_type():
     with pytest.raises(UserError, match="--norms: expected one of 'learn', 'still', got 'on'"):
-        from_python(Tuning, {"norms": "on"}, "tune", "tune")
+        settings_from_keywords(Tuning, {"norms": "on"}, "tune", "tune")
     with pytest.raises(TypeError, match="freeze_stages cannot be 'many'"):
         typed_settings({"freeze_stages": "many"}, Tuning)
 
 
 @pytest.mark.parametrize("words", [["--freeze-stages", "0", "--norms", "still"], ["--freeze", "none", "--eval-mode"]])
 def test_flags__of_earlier_names_are_those_of_todays(words):
-    parser = VerbParser("tune", "")
+    parser = CommandParser("tune", "")
     add_settings(parser, Tuning)
-    values, given = parse(parser, words)
+    values, given = parse_arguments(parser, words)
     assert (values.freeze, values.eval_mode) == ("none", True)
     assert given == {"freeze": "flag", "eval_mode": "flag"}
     assert not {"freeze_stages", "norms"} & vars(values).keys()
-    assert parse(parser, ["--no-eval-mode"])[0].eval_mode is False
+    assert parse_arguments(parser, ["--no-eval-mode"])[0].eval_mode is False
     assert "freeze-stages" not in parser.format_help()
 
 
 def test_flags__say_false_of_every_setting_that_can_be_true():
-    parser = VerbParser("report", "")
+    parser = CommandParser("report", "")
     add_settings(parser, Report)
     for words, expected in (([], False), (["--mirror"], True), (["--mirror", "--no-mirror"], False)):
-        assert parse(parser, words)[0].mirror is expected
-    assert parse(parser, ["--no-mirror"])[1] == {"mirror": "flag"}
+        assert parse_arguments(parser, words)[0].mirror is expected
+    assert parse_arguments(parser, ["--no-mirror"])[1] == {"mirror": "flag"}
     assert "--no-mirror" not in parser.format_help()
     for value in (True, False):
-        assert parse(parser, flag_words("mirror", value))[0].mirror is value
+        assert parse_arguments(parser, flag_words("mirror", value))[0].mirror is value

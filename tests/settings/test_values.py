@@ -8,13 +8,13 @@ import pytest
 
 from paucal.methods.training_settings import TrainSettings
 from paucal.rules.backbone import model_arguments
-from paucal.settings.values import from_python, given_names, shows_settings
+from paucal.settings.values import given_names, settings_from_keywords, with_settings_signature
 from paucal.types import UserError
 from paucal.verbs.compare.settings import GridSettings
 
 
 def made(**values) -> TrainSettings:
-    return from_python(TrainSettings, values, "paucal.train", "train")
+    return settings_from_keywords(TrainSettings, values, "paucal.train", "train")
 
 
 def test_values__are_taken_as_they_are_meant():
@@ -40,7 +40,7 @@ def test_mapping__stands_for_words_of_names_and_values():
     arguments = {"depth": 2, "depths": [2, 2], "bias": False, "act": "gelu", "name": "on", "rate": None}
     assert model_arguments(words.model_args or []) == arguments
     assert made(model_args=[{"depth": 2}, "bias=true"]).model_args == ["depth=2", "bias=true"]
-    asked = from_python(
+    asked = settings_from_keywords(
         GridSettings, {"slurm": {"slurm_partition": "10", "timeout_min": 5}}, "paucal.compare", "compare"
     )
     assert asked.slurm == ["slurm_partition=10", "timeout_min=5"]
@@ -74,7 +74,8 @@ def test_name__that_is_unknown_is_answered_with_the_nearest():
     with pytest.raises(TypeError) as error:
         made(epoch=3)
     assert (
-        str(error.value) == "paucal.train has no setting 'epoch' (did you mean epochs?); help(paucal.train) lists all."
+        str(error.value) == "paucal.train has no setting 'epoch' (did you mean epochs?); "
+        "help(paucal.train) lists all settings."
     )
 
 
@@ -83,7 +84,7 @@ def test_number__that_no_float_holds_is_left_to_the_ranges():
 
 
 def test_signature__shows_each_setting_once():
-    @shows_settings(TrainSettings)
+    @with_settings_signature(TrainSettings)
     def act(data, /, *, seed=7, **settings): ...
 
     shown = inspect.signature(act).parameters

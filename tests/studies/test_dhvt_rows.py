@@ -3,7 +3,7 @@
 import pytest
 
 from paucal.methods.training import resolve_training
-from paucal.rules.facts import DataAndMachine, StartFacts
+from paucal.rules.facts import DataAndMachine, InitialWeightsInfo
 from studies.resolved import checked
 
 COMMON = {
@@ -48,7 +48,7 @@ ROWS = {
 @pytest.mark.parametrize("name", ROWS)
 def test_settings__of_dhvts_rows_at_full_scale_are_those_of_its_fact_sheet(name):
     for run, settings in checked(name, "full"):
-        begun = StartFacts("a start", settings.model, (224, 224)) if settings.init else None
+        begun = InitialWeightsInfo("a start", settings.model, (224, 224)) if settings.init else None
         facts = DataAndMachine(50_000, 100, 400, device="cuda", bf16=True, start=begun)
         whole, _ = resolve_training(settings, facts)
         wanted = {key: pytest.approx(value) if key == "lr" else value for key, value in ROWS[name].items()}

@@ -166,7 +166,7 @@ def test_cells__without_labels_are_done_once_they_are_judged(tmp_path):
 
 def test_compare__does_not_resume_comparison_with_runs_without_labels(tmp_path):
     grid = grid_of(tmp_path / "digits", plan(studies()["esvit-table-5"], "tiny", data_sets()), commands=("paucal it",))
-    with pytest.raises(UserError, match="belongs to a study: resume it with its own command, paucal it"):
+    with pytest.raises(UserError, match="belongs to a study: use its own command, paucal it"):
         resume_comparison(grid.folder, GridSettings(jobs=0), SilentConsole())
 
 

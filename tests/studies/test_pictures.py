@@ -5,21 +5,21 @@ import shlex
 
 import pytest
 
-from paucal.cli.arguments import VerbParser, add_settings, parse, settings_among
+from paucal.cli.arguments import CommandParser, add_settings, build_settings, parse_arguments
 from paucal.explain.attribution.methods import METHODS
 from paucal.studies.reading import studies
-from paucal.verbs.explain.settings import VIEWS, ExplainSettings, require_use
+from paucal.verbs.explain.settings import VIEWS, ExplainSettings, require_used_settings
 
 DRAWN = {name: study.see for name, study in studies().items() if study.see.startswith("paucal explain ")}
 
 
 def asked(see: str) -> ExplainSettings:
-    parser = VerbParser("explain", "")
+    parser = CommandParser("explain", "")
     parser.add_argument("model", type=str)
     parser.add_argument("images", nargs="+", type=str)
     add_settings(parser, ExplainSettings)
     words = shlex.split(re.split(r"[,;] ", see)[0])
-    return settings_among(parse(parser, words[2:])[0], ExplainSettings)
+    return build_settings(parse_arguments(parser, words[2:])[0], ExplainSettings)
 
 
 @pytest.mark.parametrize("name", DRAWN)
@@ -28,7 +28,7 @@ def test_commands__are_sound(name):
     assert settings.show
     assert set(settings.show) <= set(VIEWS)
     assert settings.method in {"auto", *METHODS}
-    require_use(settings.show, settings)
+    require_used_settings(settings.show, settings)
 
 
 def test_commands__draw_what_the_papers_show():

@@ -76,7 +76,7 @@ def test_plan__only_the_first_data_of_pretraining_is_stood_in_for():
     ("name", "scale", "wanted", "words"),
     [
         ("drloc-table-9", "medium", {}, "--scale is 'medium'"),
-        ("drloc-table-1", "tiny", {}, "drloc-table-1 trains nothing"),
+        ("drloc-table-1", "tiny", {}, "drloc-table-1 has no runs"),
         ("drloc-table-9", "tiny", {"rows": ["ViT-B"]}, "--rows: drloc-table-9 has no 'ViT-B' (did you mean"),
         ("drloc-table-9", "tiny", {"columns": ["SVHN"]}, "--columns: drloc-table-9 has no 'SVHN'"),
         ("dhvt-table-9", "tiny", {"rows": ["DeiT-T"]}, "--rows: dhvt-table-9 does not run DeiT-T at"),

@@ -48,7 +48,7 @@ def test_read__good_entries(tmp_path):
         ("kind: train", "kind: trains", "the kind is 'trains' (did you mean train or"),
         ("metric: top1", "metric: top-1", "the metric of 'c' is 'top-1'"),
         ("data: cifar10", "data: cifar11", "the data of 'c' is 'cifar11' (did you mean cifar10"),
-        (", data: cifar10", "", "the column 'c' is trained and names no data"),
+        (", data: cifar10", "", "the column 'c' is measured by runs, so it needs an entry 'data'"),
         ("values: [1.5]", "values: [1.5, 2]", "'a' has 2 values, but there are 1 columns"),
         ("values: [2]", "values: [2], deviations: [1, 1]", "'b' has 2 deviations for 1 values"),
         ("values: [2]", "values: [true]", "values, entry 1 is True, which has the wrong type"),
@@ -58,10 +58,10 @@ def test_read__good_entries(tmp_path):
         ("name: b, model: small", "name: b, model: large", "large has no stand-in"),
         ("name: b, model: small", "name: b, maps: true, model: small", "needs label maps"),
         ("title: t", "titel: t", "unknown entry 'titel' (did you mean title"),
-        ("    title: t\n", "", "lacks 'title'"),
+        ("    title: t\n", "", "has no entry 'title'"),
         ("seeds: [0]", "seeds: 0", "seeds is 0, which has the wrong type"),
         ("  tiny:", "  tinny:", "the scale is 'tinny' (did you mean tiny"),
-        ("    where: table 1", "    where: table 1\n    scales: {tiny: null}", "no reason"),
+        ("    where: table 1", "    where: table 1\n    scales: {tiny: null}", "add 'without' with the reason"),
         ("    where: table 1", "    where: table 1\n    scales: {tiny: {rows: [e]}}", "the row of a scale is 'e'"),
         ("gmacs: 0.1}", "gmacs: 0.1, network: detektor}", "the network is 'detektor' (did you mean detector"),
         (
@@ -71,7 +71,11 @@ def test_read__good_entries(tmp_path):
         ),
         ("paper: P", "paper: P\npages: 3", "unknown entry 'pages'"),
         ("[{name: c,", "[many, {name: c,", "the group of columns is 'many'"),
-        ("metric: top1, data: cifar10}]", "metric: average}]", "'c' is only for frozen features"),
+        (
+            "metric: top1, data: cifar10}]",
+            "metric: average}]",
+            "the metric of 'c' is only for studies of kind 'frozen'",
+        ),
         ("studies:", "studies: &x", "cannot be read"),
     ],
 )
@@ -136,11 +140,11 @@ def test_read__what_studies_of_a_kind_share_and_what_rows_begin_with(tmp_path):
         (
             "model: small, start",
             "model: other, start",
-            "'a' starts from 'plain', but other and its small have different",
+            "'a' has the start 'plain', but its model other and the start's model small have different stand-ins",
         ),
         ("model: small, set", "model: small, verb: trains, set", "the verb of the start 'plain' is 'trains'"),
-        ("{words: w, ", "{", "the start 'plain' lacks 'words'"),
-        ("model: small, set", "model: small, tag: x, set", "'plain' has the tag 'x', which belongs to init: timm"),
+        ("{words: w, ", "{", "the start 'plain' has no entry 'words'"),
+        ("model: small, set", "model: small, tag: x, set", "'plain' has the tag 'x', which needs 'init: timm'"),
     ],
 )
 def test_read__says_what_is_wrong_with_a_start(tmp_path, old, new, words):
@@ -180,7 +184,7 @@ def test_read__studies_say_which_others_they_are_like(tmp_path):
     with pytest.raises(UserError, match=r"one: the entry 'like' is 'enlarg' \(did you mean enlarge"):
         read_started(tmp_path, like.replace("like: enlarge", "like: enlarg"), by_kind)
     alone = {"enlarge": {"scales": {"tiny": {**shared, "start_training": training}}}}
-    with pytest.raises(UserError, match="starts on its rows' images, but has no teacher to split them"):
+    with pytest.raises(UserError, match="has no 'data', which needs a 'teacher' for the split"):
         read_started(tmp_path, like, alone)
 
 
@@ -217,7 +221,7 @@ def test_read__rows_of_another_study(tmp_path):
         ("b: large", "b: larg", "the model is 'larg' (did you mean large"),
         ("study: one", "study: ones", "the study of 'c' is 'ones' (did you mean one"),
         ("accuracy: c", "accuracy: d", "the column that is drawn is 'd'; expected one of size, im/s, c"),
-        ("accuracy: c, ", "", "its figure draws throughput, parameters; expected accuracy, throughput, parameters"),
+        ("accuracy: c, ", "", "'draws' has throughput, parameters; expected accuracy, throughput, parameters"),
     ],
 )
 def test_read__says_what_is_wrong_with_a_figure(tmp_path, old, new, words):

@@ -13,7 +13,7 @@ from paucal.data.sources.opening import open_digits
 from paucal.methods.pretraining import resolve_pretraining
 from paucal.methods.training import resolve_training
 from paucal.rules.backbone import backbone_spec, model_arguments
-from paucal.rules.facts import DataAndMachine, StartFacts
+from paucal.rules.facts import DataAndMachine, InitialWeightsInfo
 from paucal.studies.counting import count_model, count_network, counted_value
 from paucal.studies.plan import plan, start_settings
 from paucal.studies.reading import data_sets, studies
@@ -49,7 +49,7 @@ RESOLVE = {"train": resolve_training, "pretrain": resolve_pretraining}
 def test_settings__leave_nothing_to_be_chosen_that_a_rule_cannot(name, scale):
     """What a run is begun with has a length, a rate and a size, whichever come from the study and which from rules."""
     for run, settings in checked(name, scale):
-        begun = StartFacts("a start", settings.model, (224, 224)) if getattr(settings, "init", None) else None
+        begun = InitialWeightsInfo("a start", settings.model, (224, 224)) if getattr(settings, "init", None) else None
         facts = DataAndMachine(n_train=9000, n_classes=10, median_side=64, device="cuda", bf16=True, start=begun)
         whole, reasons = RESOLVE[studies()[name].kind](settings, facts)
         for setting in ("epochs", "batch_size", "lr", "warmup_epochs", "img_size", "precision"):

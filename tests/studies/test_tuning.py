@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from paucal.runner.console import SilentConsole
-from paucal.runs.grid_files import is_grid
+from paucal.runs.grid_files import is_grid_folder
 from paucal.studies.call import Call, DataLocations, on_given_images
 from paucal.studies.plan import plan
 from paucal.studies.reading import data_sets, studies
@@ -37,7 +37,9 @@ def test_starts__come_by_themselves_or_are_given_by_name():
     assert found["T2T-ViT-14"] == found["T2T-ViT-14 + L_drloc"] == ("t2t_vit_14", "a=b.pth")
     assert found["ResNet-50"] == found["ResNet-50 + L_drloc"] == ("resnet50", "runs/1")  # whose tag is not meant now
     assert found["Swin-T"] == ("swin_tiny_patch4_window7_224.ms_in1k", "timm")
-    with pytest.raises(UserError, match=r"T2T-ViT-14 of drloc-table-5 starts from t2t-vit-14 .*=RUN_OR_FILE\.$"):
+    with pytest.raises(
+        UserError, match=r"T2T-ViT-14 of drloc-table-5 needs the initial weights t2t-vit-14 .*=RUN_OR_F"
+    ):
         begun(["swin-t=runs/1"], rows=["T2T-ViT-14"])
 
 
@@ -66,7 +68,7 @@ def test_start_images__are_not_those_that_are_given(tmp_path):
         )
         asked = StudySettings(scale=scale, data=["photos"])
         assert with_start_images(DataLocations({}, {}), small, asked, tmp_path).start_images == data
-        with pytest.raises(UserError, match=f"--data: the rows' starts are trained on {data} at {scale}"):
+        with pytest.raises(UserError, match=f"--data: the initial weights are trained on {data} at --scale {scale}"):
             with_start_images(DataLocations({}, {}), small, StudySettings(scale=scale, data=[data]), tmp_path)
 
 
@@ -96,13 +98,13 @@ def test_grid__is_stored_once_what_its_rows_begin_with_is(tmp_path):
         raise UserError("the starts do not do")
 
     def look(grid: Grid) -> None:
-        seen.append((is_grid(grid.folder), grid.seeds, [arm.settings[START] for arm in grid.arms]))
+        seen.append((is_grid_folder(grid.folder), grid.seeds, [arm.settings[START] for arm in grid.arms]))
 
     shared = {"data": "digits", "workers": 0, "device": "cpu"}
     words = ([Arm("row", None, None, NEEDY)], shared, "paucal study", SilentConsole())
     with pytest.raises(UserError, match="the starts do not do"):
         prepare_grid(asked, *words, before=refuse)
-    assert not is_grid(Path(asked.output or ""))
+    assert not is_grid_folder(Path(asked.output or ""))
     grid = prepare_grid(asked, *words, before=look)
     assert seen == [(False, (3,), [["train", "small"]])]
     assert read_grid(grid.folder).arms[0].settings == NEEDY

@@ -362,7 +362,7 @@ def test_skipped_last_step__is_no_reason_to_lose_the_run(tmp_path, caplog):
 def test_hopeless_run__is_saved_before_it_ends(tmp_path):
     torch.manual_seed(0)
     objective = Poisoned(range(10, 10_000))
-    with pytest.raises(UserError, match=r"the last 50 steps were all skipped .*still has the earlier weights"):
+    with pytest.raises(UserError, match=r"the last 50 steps were all skipped .*still contains the earlier weights"):
         toys.train(objective, tmp_path, epochs=25, average=None)  # of 4 steps
     assert checkpoint_step(tmp_path / "checkpoints" / "last.ckpt") == 100
     assert [row["step"] for row in RunFolder(tmp_path).read_rows()] == list(range(4, 101, 4))

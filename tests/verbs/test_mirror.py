@@ -38,7 +38,8 @@ def test_export__has_the_average_within_its_graph(run, tmp_path):
 
 
 def test_export__of_weights_alone_cannot_average(run, tmp_path):
-    with pytest.raises(UserError, match="--mirror averages within a graph, but --format safetensors only has weights"):
+    said = "--mirror averages within a graph, but --format safetensors only stores weights"
+    with pytest.raises(UserError, match=said):
         paucal.export_model(run, format=["safetensors", "pt2"], mirror=True, output=tmp_path / "files")
 
 
@@ -70,8 +71,8 @@ def test_sentence__comes_where_the_likelihood_gains_more_than_a_standard_error()
     plain, mirrored = clean + noise[0], clean + (noise[0] + noise[1]) / 2
     said = mirror_sentence(plain, mirrored, labels)
     right = [100 * float((logits.argmax(1) == labels).double().mean()) for logits in (mirrored, plain)]
-    assert said.startswith(f"averaging over mirror images helps: {right[0]:.1f} % of the validation images are right")
-    assert f", {right[1]:.1f} % without; give --mirror to predict, eval, export or serve" in said
+    assert said.startswith(f"averaging over mirror images helps: {right[0]:.1f} % of the validation images are class")
+    assert f" correctly instead of {right[1]:.1f} %; give --mirror to predict, eval, export or serve" in said
     assert said.endswith("which then take twice as long")
     assert mirror_sentence(mirrored, plain, labels) == ""
     assert mirror_sentence(plain, plain, labels) == ""

@@ -1,4 +1,4 @@
-"""Backbones: timm's models and paucal's, with one interface for their features and fitted to the image size.
+"""Backbones: models of timm and paucal, adapted to the image size, with a common interface to their features.
 
 Importing this package registers paucal's models with timm.
 """

@@ -1,10 +1,10 @@
-"""Declares for each family of models how to read its attention: where the weights are, and what queries and keys mean.
+"""Declarations for reading a model family's attention: where its weights are, and to which tokens they belong.
 
-Attention weights have the axes (batch, heads, queries, keys), which do not say to which cells of the image queries and
-keys belong. This is declared by an attribute `attention_layout` of the class of the layer, of its block, or of a module
-around the block; `timm_attention` declares it for timm's classes. Without a declaration, timm's convention applies: the
-layer has an attribute `fused_attn`, the weights pass through its submodule `attn_drop`, and all prefix tokens and cells
-attend to each other.
+Attention weights have the axes (batch, heads, queries, keys), which do not show to which patches (cells of the token
+grid) queries and keys belong. Therefore, the class of the attention layer, of its block or of a module around the block
+has an attribute `attention_layout`. `timm_attention` has the layouts of timm's classes. Without a layout, timm's
+convention applies: the layer has an attribute `fused_attn`, the weights pass through its submodule `attn_drop`, and all
+prefix tokens and cells attend to each other.
 """
 
 from collections.abc import Callable
@@ -23,7 +23,7 @@ Token = str | tuple[int, int]
 
 @dataclass(frozen=True)
 class Tokens:
-    """The tokens of a layer, in this order: prefix tokens, the cells of the grid row by row, suffix tokens.
+    """The tokens of a layer, in this order: prefix tokens, the cells (patches) of the grid row by row, suffix tokens.
 
     Attributes:
         grid: (rows, columns) of the grid.
@@ -44,7 +44,7 @@ class Tokens:
         return self.grid[0] * self.grid[1]
 
     def index_of(self, token: Token) -> int:
-        """Return the index of a token, which is given by its name or, for a cell, as (row, column).
+        """Return the index of a token, given its name or, for a cell, its (row, column).
 
         Example:
             >>> Tokens((2, 3), ("class",)).index_of((1, 2)), Tokens((2, 3), ("class",)).index_of("class")
@@ -58,8 +58,8 @@ class Tokens:
                 return len(self.prefix) + self.cells + self.suffix.index(token)
             names = ", ".join((*self.prefix, *self.suffix)) or "none"
             raise UserError(
-                f"the layer has no token {token!r}; its named tokens are: {names}. Give one of these, or a cell as "
-                "(row, column)."
+                f"the layer has no token {token!r}; its named tokens are: {names}. Give one of these names, or a cell "
+                "as (row, column)."
             )
         row, column = token
         if not (0 <= row < rows and 0 <= column < columns):
@@ -69,16 +69,16 @@ class Tokens:
         return len(self.prefix) + row * columns + column
 
     def to_grid(self, values: Tensor) -> Tensor:
-        """Return the values of the cells as (..., rows, columns), from values of all tokens (..., tokens)."""
+        """Return the (..., rows, columns) values of the cells from the (..., tokens) values of all tokens."""
         first = len(self.prefix)
         return values[..., first : first + self.cells].unflatten(-1, self.grid)
 
 
 class Call(NamedTuple):
-    """The arguments with which an attention layer, and the block around it, were called in a forward pass.
+    """The call of an attention layer in a forward pass.
 
     Attributes:
-        modules: The layer, its block, and each module around them up to the model.
+        modules: The layer, the block that contains the layer, and all enclosing modules up to the model.
         inputs: Positional arguments of the layer.
         block_inputs: Positional arguments of the block.
     """
@@ -121,17 +121,18 @@ class AttentionGroups(NamedTuple):
 
 @dataclass(frozen=True)
 class AttentionLayout:
-    """How to read the attention of a class of layers, as the class declares it.
+    """How to read the attention weights of a class of layers.
 
     Attributes:
         weights: How to get the weights: "fused_attn" if they pass through `attn_drop` while `fused_attn` is False,
-            "attn_drop" if they always do, "softmax" if the output of the softmax must be intercepted.
+            "attn_drop" if they always pass through `attn_drop`, "softmax" if the output of the softmax must be
+            intercepted.
         find_groups: Function that returns the groups from (call, weights, image size); None if all tokens are in one
             group.
         groups_last: Whether 5-D weights are (B, heads, groups, Q, K); False for (B, groups, heads, Q, K).
         pools: What is pooled to a coarser grid: "nothing", "keys", or "queries" for both queries and keys.
-        between_cells: Whether cells attend to each other; False if channels do.
-        suffix: Function that returns the names of the tokens after the cells from the layer.
+        between_cells: Whether cells attend to each other; False if channels attend to each other.
+        suffix: Function from a layer to the names of the tokens after the cells.
     """
 
     weights: Literal["fused_attn", "attn_drop", "softmax"] = "fused_attn"
@@ -143,14 +144,14 @@ class AttentionLayout:
 
 
 def prefix_names(model: nn.Module, count: int) -> tuple[str, ...]:
-    """Return the names of the first `count` tokens; "token 1" and so on where the model's attributes do not name them.
+    """Return the names of the first `count` tokens, which are "token 1" and so on if the model has no names for them.
 
     Example:
         >>> import timm
         >>> prefix_names(timm.create_model("deit_tiny_distilled_patch16_224", depth=1), 2)
         ('class', 'distillation')
     """
-    # All submodules are searched, since in models with stages (CvT, ViL) the token is an attribute of a stage.
+    # All submodules are searched, since the class token of a model with stages (CvT, ViL) is an attribute of a stage.
     names = [
         token_name
         for token_name, attribute in (("class", "cls_token"), ("distillation", "dist_token"))
@@ -161,7 +162,7 @@ def prefix_names(model: nn.Module, count: int) -> tuple[str, ...]:
 
 
 def window_groups(grid: Size, windows: Tensor) -> AttentionGroups:
-    """Return a group per window, from the cell indices (windows, ...) of each window."""
+    """Return one group per window, from (windows, ...) indices of the cells in each window."""
     indices = windows.reshape(len(windows), -1)
     return AttentionGroups(Tokens(grid), Tokens(grid), indices, indices)
 

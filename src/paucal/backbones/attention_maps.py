@@ -1,8 +1,9 @@
 """Records the attention weights of a model in a forward pass.
 
-timm's attention layers have a convention that paucal's follow. If `fused_attn` is True, a fused kernel is used, which
-does not output the weights; if it is False, the weights pass through the submodule `attn_drop`. Other layers declare
-how to get their weights (`AttentionLayout.weights`). If these pass through no submodule, the softmax is intercepted.
+The attention layers of timm and paucal follow a convention. If `fused_attn` is True, a fused kernel is used, which does
+not output the weights. If `fused_attn` is False, the weights pass through the submodule `attn_drop`. For other layers,
+`AttentionLayout.weights` says how to get the weights. If the weights pass through no submodule, the output of the
+softmax is intercepted.
 """
 
 from collections.abc import Iterator
@@ -19,7 +20,7 @@ from paucal.backbones.timm_attention import layout_of
 class _Recorder:
     """A forward pre-hook that stores its module's first input in `maps`.
 
-    It is an object, not a closure, so that a deep copy of a model gets copies of the hooks.
+    The hook is an object instead of a closure, so that a deep copy of a model gets copies of the hooks.
     """
 
     def __init__(self, maps: dict[str, Tensor], name: str) -> None:
@@ -38,7 +39,7 @@ class _SoftmaxRecorder(TorchFunctionMode):
         self.running_layer: str | None = None
 
     def watch(self, name: str, layer: nn.Module) -> list[Any]:
-        """Watch a layer; return the handles of the hooks, whose removal ends this."""
+        """Watch a layer until the returned hook handles are removed."""
 
         def set_running(running_layer: str | None) -> None:
             self.running_layer = running_layer
@@ -56,7 +57,7 @@ class _SoftmaxRecorder(TorchFunctionMode):
 
 
 def attention_layers(model: nn.Module) -> dict[str, nn.Module]:
-    """Return the attention layers whose weights can be recorded, by dotted name, shallow to deep.
+    """Return the attention layers whose weights can be recorded, by dotted name, from shallow to deep.
 
     Example:
         >>> import timm
@@ -79,12 +80,12 @@ def recorded_attention(model: nn.Module) -> Iterator[dict[str, Tensor]]:
     """Record the weights of every attention layer in the model's forward passes, with fused kernels switched off.
 
     The weights are taken after the softmax and before dropout. Their shape is (B, heads, queries, keys); in layers with
-    windows, the first axis has an entry per window and image. They have gradients if the forward pass does. A second
-    forward pass overwrites them. The model must not be compiled, since compiled code ignores hooks that are added
-    later.
+    windows, the first axis has an entry per window and image. Gradients flow through the weights unless the forward
+    pass runs without gradients. A second forward pass overwrites the weights. The model must not be compiled, since
+    compiled code ignores hooks that are added later.
 
     Yields:
-        Dictionary of the weights by the layer's dotted name, empty until the model has run.
+        Dictionary from the dotted names of layers to their weights, which is filled when the model runs.
 
     Example:
         >>> import timm, torch

@@ -1,4 +1,4 @@
-"""Lists constructor arguments that may give a model a finer grid, the preferred ones first."""
+"""Candidates for constructor arguments that give a model a finer grid of features, in order of preference."""
 
 import math
 from collections.abc import Iterator, Mapping
@@ -12,16 +12,16 @@ from torch import nn
 from paucal.backbones.empty_models import patch_size, reductions
 from paucal.backbones.layout import Size
 
-# Numbers of cells along the shorter side of the last grid. A backbone with stages needs 4. A backbone without stages
-# (a ViT), whose cells all attend to each other from the first block on, needs 7, as for 224 pixels with patches of 32;
-# 8 is preferred since it divides more image sizes.
+# Numbers of cells (spatial positions) along the shorter side of the last grid. A backbone with stages needs at least 4.
+# A backbone without stages (a ViT), whose cells all attend to each other from the first block on, needs at least 7, as
+# for images of 224 pixels with patches of 32 pixels. 8 cells are preferred, since more image sizes are multiples of 8.
 MIN_STAGED_CELLS, MIN_VIT_CELLS, PREFERRED_VIT_CELLS, MAX_VIT_CELLS = 4, 7, 8, 16
-_WINDOWS = (7, 8, 6, 5, 4)  # sides of Swin's attention windows in cells, the preferred one first
-_USUAL_IMAGE_SIDE = 224  # pixels
+_WINDOWS = (7, 8, 6, 5, 4)  # sides of Swin's attention windows in cells, in order of preference
+_USUAL_IMAGE_SIDE = 224  # side in pixels of the images for which most models were designed
 
 
 def min_cells(model: nn.Module) -> int:
-    """Return how many cells the shorter side of a model's last grid should at least have."""
+    """Return the smallest recommended number of cells along the shorter side of a model's last grid."""
     return MIN_VIT_CELLS if has_single_grid(model) else MIN_STAGED_CELLS
 
 
@@ -43,14 +43,14 @@ def candidate_arguments(model: nn.Module, image_size: Size, user_args: Mapping[s
     strides = () if "output_stride" in user_args else (16, 8)
     yield from ({"output_stride": stride} for stride in strides[:1])
     if isinstance(model, ConvNeXt) and "patch_size" not in user_args:
-        yield {"patch_size": 1}  # 1, not 2: with 2, timm's first stage halves the grid again
+        yield {"patch_size": 1}  # not 2, since timm's first stage would then halve the grid again
     yield from ({"output_stride": stride} for stride in strides[1:])
 
 
 def patch_sides(image_size: Size) -> list[int]:
     """Return the sides of square patches, in pixels, that give 7 to 16 cells along an image's shorter side.
 
-    The side that gives 8 cells comes first, then the others from large to small.
+    The side that gives 8 cells comes first, followed by the other sides from large to small.
 
     Example:
         >>> patch_sides((96, 96))[0], patch_sides((28, 28))[0], patch_sides((31, 31))
@@ -76,25 +76,25 @@ def _swin_arguments(model: nn.Module, image_size: Size, user_args: Mapping[str, 
 
 
 def best_window(image_size: Size, patch: int, stages: int) -> int:
-    """Return the side of the attention window, in cells, for which a Swin's grids need the least padding.
+    """Return the side of the attention window, in cells, for which the grids of a Swin need the least padding.
 
-    Each stage's padding is measured relative to its number of cells; these shares are added. In a tie, the first of 7
-    (Swin's default), 8, 6, 5 and 4 is chosen.
+    The padding of each stage is measured relative to the stage's number of cells, and the results are added. In a tie,
+    the first of 7 (Swin's default), 8, 6, 5 and 4 is chosen.
 
     Example:
         >>> best_window((96, 96), 2, 4), best_window((224, 224), 4, 4)
         (6, 7)
     """
 
-    def padding_share(window: int) -> float:
+    def relative_padding(window: int) -> float:
         total = 0.0
         for stage in range(stages):
             height, width = (math.ceil(side / (patch * 2**stage)) for side in image_size)
             total += _padded_side(height, window) * _padded_side(width, window) / (height * width) - 1
         return total
 
-    return min(_WINDOWS, key=padding_share)
+    return min(_WINDOWS, key=relative_padding)
 
 
 def _padded_side(side: int, window: int) -> int:
-    return side if side <= window else math.ceil(side / window) * window  # timm reduces a window larger than the grid
+    return side if side <= window else math.ceil(side / window) * window  # timm shrinks larger windows

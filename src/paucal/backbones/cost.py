@@ -17,7 +17,7 @@ from paucal.backbones.empty_models import CacheKey, build_empty
 from paucal.backbones.layout import Size
 from paucal.backbones.probe import probe_images
 
-FLOAT_BYTES = 4  # of a float32
+FLOAT_BYTES = 4  # size of a float32 in bytes
 
 
 @dataclass(frozen=True)
@@ -26,9 +26,10 @@ class Cost:
 
     Attributes:
         parameters: Number of parameters of the model.
-        macs: Multiply-adds of a forward pass, without the products of attention.
-        activation_bytes: Bytes that a forward pass keeps for the backward pass, in float32, without attention matrices.
-        largest_bytes: Bytes of the largest tensor among these.
+        macs: Multiply-adds of a forward pass, without the matrix products of attention.
+        activation_bytes: Size in bytes of the float32 tensors that a forward pass saves for the backward pass, without
+            attention matrices.
+        largest_bytes: Size in bytes of the largest of these tensors.
     """
 
     parameters: int
@@ -50,7 +51,7 @@ def image_cost(name: str, image_size: Size, arguments: Mapping[str, Any]) -> Cos
         >>> round(cost.parameters / 1e6, 1), round(cost.macs / 1e9, 1), round(cost.activation_bytes / 2**20)
         (11.7, 1.8, 21)
     """
-    return _measured_cost(name, tuple(image_size), CacheKey.of(arguments))
+    return _measured_cost(name, tuple(image_size), CacheKey.from_arguments(arguments))
 
 
 @lru_cache(maxsize=16)
@@ -83,9 +84,9 @@ def _storage_address(tensor: Tensor) -> int:
 
 
 class NoAttention(TorchFunctionMode):
-    """Replaces fused attention by a product without the attention matrix.
+    """Replaces fused attention by a product that does not create the attention matrix.
 
-    On the meta device fused attention builds that matrix, unlike on most devices, where it would not be counted.
+    On the meta device, fused attention would create the matrix, which is not created on most devices.
     """
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -101,7 +102,7 @@ class PartCost:
 
     Attributes:
         parameters: Number of parameters, trained or frozen.
-        macs: Multiply-adds without the products of attention, as counted by the papers' code.
+        macs: Multiply-adds without the matrix products of attention, as the papers' code counts them.
     """
 
     parameters: int
@@ -110,7 +111,7 @@ class PartCost:
 
 @contextmanager
 def meta_device() -> Iterator[None]:
-    """Build and run modules in the `with` block without values, warnings and gradients; restore random states."""
+    """Run the `with` block on the meta device, without warnings and gradients, and restore the random states."""
     with warnings.catch_warnings(), torch.random.fork_rng(devices=[]), torch.no_grad(), torch.device("meta"):
         warnings.simplefilter("ignore")
         yield

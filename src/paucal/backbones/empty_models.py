@@ -13,10 +13,10 @@ from torch import nn
 from paucal.backbones.features import FeatureBackbone
 from paucal.backbones.layout import Size
 from paucal.backbones.names import create_model
-from paucal.backbones.probe import probe_images, undisturbed
+from paucal.backbones.probe import probe_images, temporary_eval_mode
 from paucal.types import UserError
 
-# Exceptions that timm's constructors and models raise for unsuitable sizes
+# Exceptions that timm's constructors and models raise for unsuitable image sizes.
 _SIZE_ERRORS = (
     *(AssertionError, AttributeError, RuntimeError, TypeError, ValueError, IndexError, ZeroDivisionError, UserError),
 )
@@ -24,10 +24,10 @@ _SIZE_ERRORS = (
 
 @dataclass(frozen=True)
 class CacheKey:
-    """The arguments of a model's constructor as a hashable key of a cache.
+    """The arguments of a model's constructor, as a hashable cache key.
 
     Attributes:
-        text: The arguments as text, which is compared and hashed.
+        text: The arguments as text, by which keys are compared and hashed.
         arguments: The arguments.
     """
 
@@ -35,7 +35,7 @@ class CacheKey:
     arguments: Mapping[str, Any] = field(compare=False)
 
     @classmethod
-    def of(cls, arguments: Mapping[str, Any]) -> "CacheKey":
+    def from_arguments(cls, arguments: Mapping[str, Any]) -> "CacheKey":
         """Return the key for these arguments."""
         return cls(repr(arguments), arguments)
 
@@ -43,15 +43,15 @@ class CacheKey:
 def build_empty(name: str, arguments: Mapping[str, Any]) -> nn.Module:
     """Build a model on the meta device, where tensors have shapes but no values."""
     with torch.device("meta"), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # such as those about layers without elements; other code checks the model
+        warnings.simplefilter("ignore")  # such as warnings about layers without elements; other code checks the model
         return create_model(name, **arguments)
 
 
 def try_size(name: str, image_size: Size, arguments: Mapping[str, Any]) -> FeatureBackbone | None:
-    """Build a model on the meta device and run it with one image; return None if it does not support the image size."""
+    """Build a model on the meta device and run it on one image; return None if it does not support the image size."""
     try:
         with torch.device("meta"), warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # such as those about layers without elements
+            warnings.simplefilter("ignore")  # such as warnings about layers without elements
             model = timm.create_model(name, **arguments)
         patch = patch_size(model)
         if patch is not None and (image_size[0] % patch[0] or image_size[1] % patch[1]):
@@ -59,19 +59,19 @@ def try_size(name: str, image_size: Size, arguments: Mapping[str, Any]) -> Featu
         backbone = FeatureBackbone(model, image_size)
     except _SIZE_ERRORS:
         return None
-    # Models that enlarge their input do not support the size: PiT resizes a grid with a single cell to the grid of its
-    # position embedding, and CrossViT enlarges every image.
+    # Models that enlarge their input do not support the image size: PiT resizes a grid with a single cell to the grid
+    # of its position embedding, and CrossViT enlarges every image.
     is_enlarged = min(backbone.cell_size) < reductions(model)[-1] / 2
     return None if is_enlarged else backbone
 
 
-def takes_sizes(name: str, image_sizes: Sequence[Size], arguments: Mapping[str, Any]) -> bool:
+def supports_sizes(name: str, image_sizes: Sequence[Size], arguments: Mapping[str, Any]) -> bool:
     """Return whether a model, built once with these arguments, runs with images of all these sizes."""
     backbone = try_size(name, image_sizes[0], arguments)
     if backbone is None:
         return False
     try:
-        with undisturbed(backbone):
+        with temporary_eval_mode(backbone):
             for size in image_sizes[1:]:
                 backbone.forward(probe_images(backbone.model, size))
     except _SIZE_ERRORS:
@@ -80,7 +80,7 @@ def takes_sizes(name: str, image_sizes: Sequence[Size], arguments: Mapping[str, 
 
 
 def patch_size(model: nn.Module) -> Size | None:
-    """Return the (height, width) of a model's patches in pixels; None if it has none, or if they overlap."""
+    """Return the (height, width) of a model's patches in pixels; None if it has no patches or the patches overlap."""
     for embed in (getattr(model, "patch_embed", None), getattr(model, "stem", None)):
         if isinstance(embed, PatchEmbed):
             height, width = embed.patch_size  # type: ignore[misc]

@@ -1,8 +1,8 @@
 """Wraps any timm model as a backbone that returns grids of features.
 
-One forward pass of the model serves any number of requests: the final grid, a grid per stage or a grid per block,
-before or after the final norm. A grid is always (B, D, H, W), without class tokens. In addition the backbone returns
-pooled features and the model's logits.
+One forward pass of the model provides any number of outputs: the final grid, a grid per stage or a grid per block,
+before or after the final norm. A grid always has the shape (B, D, H, W), without class tokens. In addition, the
+backbone returns pooled features and the model's logits.
 """
 
 from collections.abc import Callable, Sequence
@@ -13,22 +13,23 @@ from torch import Tensor, nn
 
 from paucal.backbones.forward_hooks import HookedTensors
 from paucal.backbones.layout import Hints, Size, last_tensor, to_grid
-from paucal.backbones.probe import Plan, final_prefixes, make_plan, model_name, probe_images, undisturbed
+from paucal.backbones.probe import Plan, final_prefixes, make_plan, model_name, probe_images, temporary_eval_mode
 from paucal.types import FeatureRequest, Features, UserError
 
 _LAST = FeatureRequest()
 
 
 class FeatureBackbone(nn.Module):
-    """A timm model with the same interface to its features for every family of models.
+    """A timm model with an interface to its features that is the same for all model families.
 
     The levels of a `FeatureRequest` mean:
 
-    - "last": the output of `model.forward_features`. So `norm=True` and `norm=False` give different grids if the model
-      normalises the grid (ViT, Swin, Twins, ...), and the same grid if it does not (ResNet, PVTv2) or only after
-      pooling (ConvNeXt, a mean-pooled ViT). In models with several branches (CrossViT, CoaT) it is the grid of the last
-      branch. If only a class token is left at the end (PiT), it is the deepest intermediate map.
-    - "stages": a grid per entry of timm's `feature_info`; models without stages (ViT) list every block there.
+    - "last": the output of `model.forward_features`. Therefore, `norm=True` and `norm=False` give different grids if
+      the model normalises the grid (ViT, Swin, Twins, ...), but the same grid if the model does not normalise its
+      output (ResNet, PVTv2) or normalises only the pooled features (ConvNeXt, a mean-pooled ViT). For models with
+      several branches (CrossViT, CoaT), the grid of the last branch is returned; for models whose output is only a
+      class token (PiT), the deepest intermediate map.
+    - "stages": a grid per entry of timm's `feature_info`, which lists every block for models without stages (ViT).
     - "merged": the output of each of Swin's patch-merging layers, and the last grid. (timm's stages end before the
       merging.)
     - "blocks": the output of every block.
@@ -59,12 +60,12 @@ class FeatureBackbone(nn.Module):
         self.model = model
         self.image_size = (int(image_size[0]), int(image_size[1]))
         self._hooked = HookedTensors()
-        with undisturbed(self):
+        with temporary_eval_mode(self):
             self._plan = make_plan(model, probe_images(model, self.image_size), self._hooked)
 
     @property
     def plan(self) -> Plan:
-        """How the model's outputs are read, from the forward pass at construction."""
+        """How the model's outputs are read, as determined by the forward pass at construction."""
         return self._plan
 
     @property
@@ -84,7 +85,7 @@ class FeatureBackbone(nn.Module):
 
     @property
     def num_classes(self) -> int:
-        """Number of classes of the model's classifier; 0 without a classifier."""
+        """Number of classes of the model's classifier; 0 if the model has no classifier."""
         return int(getattr(self.model, "num_classes", 0))
 
     @property
@@ -115,8 +116,8 @@ class FeatureBackbone(nn.Module):
             images: (B, C, H, W) images, normalised as the model expects.
             request: One request, or a tuple of requests, for which a list of features is returned.
             dense: Whether to return class logits and token logits separately; only for models that classify tokens.
-            mix_box: (4,) int64 (top, left, bottom, right) of MixToken's box in cells; only for models that mix tokens
-                inside (LV-ViT). None for no mixing.
+            mix_box: (4,) int64 (top, left, bottom, right) of MixToken's box in cells of the grid, only for models that
+                mix tokens themselves (LV-ViT); None for no mixing.
         """
         requests = (request,) if isinstance(request, FeatureRequest) else request
         final, maps, tensors = self._run_model(images, requests, mix_box)
@@ -134,24 +135,24 @@ class FeatureBackbone(nn.Module):
     def extract(
         self, images: Tensor, requests: Sequence[FeatureRequest], dense: bool = False, mix_box: Tensor | None = None
     ) -> list[Features]:
-        """Return the features for several requests from one forward pass; compiled if the module is compiled."""
+        """Return the features for several requests from one forward pass, which is compiled if the module is."""
         return self(images, tuple(requests), dense, mix_box)
 
     def shapes(self, request: FeatureRequest = _LAST, image_size: Size | None = None) -> list[tuple[int, int, int]]:
-        """Return (channels, rows, columns) of each grid of a request, from a forward pass with one black image.
+        """Return (channels, rows, columns) of each grid of a request, from a forward pass with one image of zeros.
 
-        The model's state and training mode and the random generators stay unchanged.
+        The model's state, its training mode and the random generators stay unchanged.
 
         Args:
             request: Requested features.
             image_size: (height, width) in pixels; None for the backbone's image size.
         """
-        with undisturbed(self):
+        with temporary_eval_mode(self):
             features = self.forward(probe_images(self.model, image_size or self.image_size), request)
         return [(grid.shape[1], grid.shape[2], grid.shape[3]) for grid in features.grids]
 
     def _logits_of(self, final: Any, dense: bool) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-        """Return the logits of the image, of its tokens and of the distillation token; None for what is missing."""
+        """Return the logits of the image, of its tokens and of the distillation token; None for missing logits."""
         if dense:
             return *self.model.dense_logits(final), None  # type: ignore[operator]
         logits = self.model.forward_head(final) if self.num_classes > 0 else None  # type: ignore[operator]

@@ -1,7 +1,8 @@
 """Hooks that store inputs and outputs of a model's submodules during a forward pass.
 
-The hooks are registered once and stay; they store tensors only while `HookedTensors.tensors` is a dictionary. They are
-objects, not closures, so that a deep copy of a backbone gets copies of the hooks, and simple enough for torch.compile.
+The hooks stay registered, but store tensors only while `HookedTensors.tensors` is a dictionary. They are objects
+instead of closures, so that a deep copy of a backbone gets copies of the hooks, and are simple enough for
+torch.compile.
 """
 
 import re
@@ -12,17 +13,17 @@ from typing import Any
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
-# Names of timm's block classes, and class names that match but are not counted: class-attention blocks, for example,
-# do not change the cells.
+# Patterns of the names of timm's block classes, and of class names that match the first pattern but are not counted as
+# blocks. Class-attention blocks, for example, do not change the patch tokens.
 _BLOCK_CLASS = re.compile(r"Block|Bottle\w*neck|Residual|DepthwiseSeparable|Outlooker", re.IGNORECASE)
-_OTHER_CLASS = re.compile(r"Class|DropBlock|Embed")
+_EXCLUDED_CLASS = re.compile(r"Class|DropBlock|Embed")
 _NORM_NAME = re.compile(r"norm\d*$")
-_MERGING_CLASS = "PatchMerging"  # in all timm models that merge patches
-_OTHER_LAYERS = re.compile(r"(^|\.)(stem|downsample|global_block)(\.|$)")  # blocks inside these are not counted
+_MERGING_CLASS = "PatchMerging"  # name of the class of patch-merging layers in all timm models
+_EXCLUDED_LAYERS = re.compile(r"(^|\.)(stem|downsample|global_block)(\.|$)")  # blocks inside these are not counted
 
 
 class HookedTensors:
-    """The tensors that the hooks of one backbone stored, by submodule name; None while the hooks are switched off."""
+    """The tensors stored by the hooks of one backbone, by submodule name; None while the hooks are switched off."""
 
     def __init__(self) -> None:
         self.tensors: dict[str, Any] | None = None
@@ -58,7 +59,7 @@ def hook_input(model: nn.Module, name: str, hooked: HookedTensors) -> RemovableH
 
 @contextmanager
 def recorded_outputs(model: nn.Module, names: Iterable[str]) -> Iterator[dict[str, Any]]:
-    """Yield a dictionary that gets the outputs of submodules, by name, when the model is called in the `with` block."""
+    """Yield a dictionary that is filled with the outputs of submodules when the model runs inside the `with` block."""
     hooked = HookedTensors()
     hooked.tensors = outputs = {}
     handles = [hook_output(model, name, hooked) for name in names]
@@ -81,12 +82,12 @@ def block_names(model: nn.Module) -> list[str]:
         >>> len(block_names(timm.create_model("resnet18")))
         8
     """
-    if hasattr(model, "unroll"):  # Hiera, in whose blocks tokens are ordered by window, not row by row
+    if hasattr(model, "unroll"):  # Hiera's blocks order tokens by window instead of row by row
         return []
     names: list[str] = []
     for name, module in model.named_modules():
         is_nested = bool(names) and name.startswith(names[-1] + ".")
-        if name and not is_nested and not _OTHER_LAYERS.search(name) and _is_block(module):
+        if name and not is_nested and not _EXCLUDED_LAYERS.search(name) and _is_block(module):
             names.append(name)
     return names
 
@@ -95,14 +96,14 @@ def _is_block(module: nn.Module) -> bool:
     class_name = type(module).__name__
     if class_name == "Transformer":  # a block in VOLO, but in PiT a stage that contains blocks
         return not any(_is_block(child) for child in module.modules() if child is not module)
-    return bool(_BLOCK_CLASS.search(class_name)) and not _OTHER_CLASS.search(class_name)
+    return bool(_BLOCK_CLASS.search(class_name)) and not _EXCLUDED_CLASS.search(class_name)
 
 
 def merging_names(model: nn.Module) -> list[str]:
     """Return the names of the layers that merge patches between two stages, shallow to deep.
 
-    In timm they are at the beginning of a stage, in the code of Swin's authors at the end of the previous stage; the
-    output is the same tensor.
+    In timm, these layers are at the beginning of a stage. In the code of Swin's authors, they are at the end of the
+    previous stage. Their output is the same in both cases.
 
     Example:
         >>> import timm
@@ -115,8 +116,8 @@ def merging_names(model: nn.Module) -> list[str]:
 def final_norm_names(model: nn.Module) -> list[str]:
     """Return the names of the modules that may normalise the final grid, in the order of the model.
 
-    These are direct children of the model with names such as `norm` and `norm4`; of a list with a norm per branch, the
-    last norm. A norm after pooling (`fc_norm`, `head.norm`) is part of the classifier.
+    These are direct children of the model with names such as `norm` and `norm4`. If such a child is a list with a norm
+    per branch, the last norm is returned. A norm after pooling (`fc_norm`, `head.norm`) is part of the classifier.
     """
     names: list[str] = []
     for name, module in model.named_children():

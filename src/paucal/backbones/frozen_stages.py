@@ -12,15 +12,15 @@ from paucal.types import UserError
 
 
 class _StageReached(Exception):
-    """Ends a forward pass at the first trained stage; the argument is the stage's input."""
+    """Ends a forward pass at the first trained stage; the exception's argument is the stage's input."""
 
 
 class FrozenStages:
     """Computes the activations of a network's frozen stages, and lets the network continue from stored activations.
 
-    A hook on the first trained stage reads the stage's input, or replaces it by stored activations. In the second case
-    the network is called with a single image instead of the batch, so that its frozen stages compute one image only;
-    this works for any architecture.
+    A hook on the first trained stage reads the stage's input, or replaces this input by stored activations. In the
+    second case, the network is called with a single image instead of the batch, so that the frozen stages process only
+    one image. This works for any architecture.
 
     Args:
         model: A timm model whose stem and first stages are frozen and in evaluation mode during training.
@@ -34,7 +34,7 @@ class FrozenStages:
         if not stage or stage not in dict(model.named_modules()):
             raise UserError(
                 f"--frozen-views is not supported for {model_name(model)}, whose stage {frozen + 1} is not a single "
-                "module: leave it out."
+                "module: remove --frozen-views."
             )
         self._image: Tensor | None = None
         self._stored: Tensor | None = None
@@ -44,9 +44,9 @@ class FrozenStages:
 
     @torch.no_grad()
     def activations(self, images: Tensor) -> Tensor:
-        """Return the input (B, ...) of the first trained stage for (B, C, H, W) images.
+        """Return the (B, ...) input of the first trained stage for (B, C, H, W) images.
 
-        The last image is stored, for `resume_from`.
+        The last image is stored for `resume_from`.
         """
         self._is_reading = True
         try:
@@ -58,7 +58,7 @@ class FrozenStages:
         finally:
             self._is_reading = False
         if not isinstance(activations, Tensor) or len(activations) != len(images):
-            raise UserError(f"--frozen-views is not supported for {model_name(self._model)}: leave it out.")
+            raise UserError(f"--frozen-views is not supported for {model_name(self._model)}: remove the option.")
         self._image = images[-1:].clone()
         is_channels_last = activations.ndim == 4 and activations.is_contiguous(memory_format=torch.channels_last)
         self._memory_format = torch.channels_last if is_channels_last else torch.contiguous_format

@@ -1,4 +1,4 @@
-"""Assigns a model's parameters to its stem, stages, blocks and classifier, with timm's `group_matcher`."""
+"""Assignment of a model's parameters to its stem, stages, blocks and classifier, with timm's `group_matcher`."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -43,8 +43,8 @@ def is_inside(name: str, modules: Iterable[str]) -> bool:
 def layer_ids(model: nn.Module) -> dict[str, int]:
     """Return the layer number of each parameter: 0 for the stem, then 1, 2, ... for blocks, then the classifier.
 
-    The numbers are from timm's `group_matcher`. For a model without one, every twelve consecutive tensors are a layer,
-    as in timm's optimizer groups. A final norm before pooling belongs to the last block.
+    The numbers come from timm's `group_matcher`. In a model without a `group_matcher`, every twelve consecutive tensors
+    form a layer, as in timm's optimizer groups. A final norm before pooling belongs to the last block.
 
     Example:
         >>> import timm
@@ -76,7 +76,7 @@ def layer_scales(model: nn.Module, decay: float) -> dict[str, float]:
 
 
 def count_stages(model: nn.Module) -> int:
-    """Return the number of stages between the stem and the classifier; of blocks if the model has no stages."""
+    """Return the number of stages (or blocks, if the model has no stages) between the stem and the classifier."""
     return max(_stage_numbers(model).values()) - 1
 
 

@@ -1,8 +1,8 @@
-"""Converts a timm model's output, whatever its layout, to a grid of cells.
+"""Conversion of a timm model's output, whatever its layout, to a grid of cells (spatial positions).
 
 timm's families return (B, N, C) tokens with or without leading class tokens, (B, H, W, C) or (B, C, H, W) maps, or
-lists of these. The layout is derived from the image size: since the cells of a grid are nearly square areas of the
-image, only layouts with nearly the same stride in both directions are possible.
+lists of such tensors. The layout is derived from the image size. Since each cell of a grid belongs to a nearly square
+area of the image, only layouts with nearly the same stride in both directions are possible.
 """
 
 import math
@@ -35,13 +35,13 @@ class Layout:
 
 @dataclass(frozen=True)
 class Hints:
-    """What is known about a model, to decide between several possible layouts of a tensor.
+    """Properties of a model that decide between several possible layouts of a tensor.
 
     Attributes:
-        channels_last: Whether the model's maps are (B, H, W, C); decides, for example, if there are 24 x 24 cells with
-            24 channels.
-        sides: (rows, columns) of the model's last grid; decides, for example, between 2 x 5 cells with two class tokens
-            and 2 x 6 cells without class tokens. None if it is not known.
+        channels_last: Whether the model's maps are (B, H, W, C). This decides, for example, for a tensor with 24 x 24
+            cells and 24 channels.
+        sides: (rows, columns) of the model's last grid; None if unknown. This decides, for example, between 2 x 5 cells
+            with two class tokens and 2 x 6 cells without class tokens.
     """
 
     channels_last: bool = False
@@ -52,10 +52,10 @@ NO_HINTS = Hints()
 
 
 def aspect_mismatch(height: int, width: int, image_size: Size) -> float | None:
-    """Return the absolute log ratio of a grid's and an image's aspect ratios; None if the grid cannot be the image's.
+    """Return the absolute log ratio of the aspect ratios of a grid and an image; None if they do not fit together.
 
-    It is 0 for equal aspect ratios. A grid can be the image's if one stride gives both sides, up to one cell of padding
-    for each.
+    The result is 0 for equal aspect ratios. A grid fits an image if the same stride gives both sides of the grid, up to
+    one cell of padding per side.
 
     Example:
         >>> aspect_mismatch(14, 14, (224, 224)), aspect_mismatch(2, 98, (224, 224))
@@ -70,7 +70,7 @@ def aspect_mismatch(height: int, width: int, image_size: Size) -> float | None:
 
 
 def grid_sides(cells: int, image_size: Size) -> tuple[int, int] | None:
-    """Return the (rows, columns) of an image's grid with this number of cells; None if there is no such grid.
+    """Return the (rows, columns) of a grid with this number of cells that fits an image; None if there is no such grid.
 
     Example:
         >>> grid_sides(24, (64, 96)), grid_sides(197, (224, 224))
@@ -96,7 +96,7 @@ def read_layout(
         shape: Shape of the tensor, batch first.
         image_size: (height, width) in pixels of the images from which the tensor was computed.
         prefixes: Possible numbers of leading tokens that are not cells, the most likely first.
-        hints: What decides if several layouts are possible.
+        hints: Properties of the model that decide if several layouts are possible.
 
     Example:
         >>> read_layout((2, 197, 192), (224, 224), (1, 0))
@@ -126,7 +126,7 @@ def last_tensor(output: Any) -> Any:
 
 
 def to_grid(output: Any, image_size: Size, prefixes: Sequence[int] = (0,), hints: Hints = NO_HINTS) -> Tensor | None:
-    """Return an output as a (B, D, H, W) grid; None if it is not a grid. The arguments are as for `read_layout`."""
+    """Return an output as a (B, D, H, W) grid; None if it is not a grid. See `read_layout` for the other arguments."""
     output = last_tensor(output)
     if not isinstance(output, Tensor):
         return None

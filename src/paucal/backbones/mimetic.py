@@ -13,17 +13,17 @@ from torch import Tensor, nn
 from paucal.backbones.attention_maps import attention_layers
 from paucal.types import UserError
 
-# The paper's factors of both noise and identity in the products
+# The paper's factors of noise and identity, in the product of query and key weights and of value and output weights.
 QUERY_KEY_FACTOR, VALUE_OUTPUT_FACTOR = 0.7, 0.4
 
 
 @torch.no_grad()
 def init_mimetic(model: nn.Module, generator: torch.Generator) -> int:
-    """Redraw the attention weights of a model: per head W_q W_k^T = 0.7 (Z + I), per layer W_v W_o = 0.4 (Z - I).
+    """Redraw the attention weights of a model: W_q W_k^T = 0.7 (Z + I) per head, W_v W_o = 0.4 (Z - I) per layer.
 
     Z has independent normal entries with variance 1 / channels. The products are factorised by a singular value
-    decomposition, for queries and keys truncated to the number of a head's channels. Biases are set to 0. The paper
-    also initialises position embeddings with sines; here they are not changed.
+    decomposition, which is truncated to the number of channels per head for queries and keys. Biases are set to 0. The
+    paper also initialises position embeddings with sines; this function does not change them.
 
     Args:
         model: Model whose attention layers have one linear layer `qkv` for queries, keys and values and one linear
@@ -39,7 +39,7 @@ def init_mimetic(model: nn.Module, generator: torch.Generator) -> int:
     if not layers:
         raise UserError(
             f"--attention-init mimetic needs attention with one linear layer for queries, keys and values, which "
-            f"{type(model).__name__} does not have: leave it out, or choose a ViT, Swin or DHVT."
+            f"{type(model).__name__} does not have: remove the option, or choose a ViT, Swin or DHVT."
         )
     return len(layers)
 

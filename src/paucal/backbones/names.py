@@ -1,4 +1,4 @@
-"""Checks the names and arguments of models, and turns timm's errors into messages for the user."""
+"""Checks of the names and arguments of models, with messages for the user instead of timm's errors."""
 
 import difflib
 import re
@@ -13,18 +13,18 @@ from paucal.backbones.weights.fetching import quiet_logs, require_reachable
 from paucal.types import UserError
 from paucal.wording import did_you_mean
 
-# Arguments with which timm reads files, fetches weights or returns something other than a classifier. They are not
-# allowed, since the description of a model may be from an untrusted file.
+# Arguments that make timm read files, fetch weights or return something other than a classifier. These arguments are
+# not allowed, since the description of a model may come from an untrusted file.
 _RESERVED = {
     *("cache_dir", "checkpoint_path", "device", "dtype", "drop_connect_rate", "exportable", "feature_cfg"),
     *("feature_cls", "features_only", "out_indices", "pretrained_cfg", "pretrained_cfg_overlay", "pretrained_strict"),
     "scriptable",
 }
-# Limits of the numbers in arguments: those that count blocks or heads, and all others. Even on the meta device,
-# building a million blocks would take hours.
+# Largest values of arguments that count blocks or heads, and of all other arguments. Even on the meta device, building
+# a million blocks would take hours.
 MAX_BLOCKS, MAX_NUMBER = 1000, 1 << 20
-_BLOCK_COUNT = re.compile(r"depth|layers|blocks|num_heads|stages")  # names of arguments
-# Texts of TypeError
+_BLOCK_COUNT = re.compile(r"depth|layers|blocks|num_heads|stages")  # names of arguments that count blocks or heads
+# Messages of a TypeError.
 _REPEATED_ARGUMENT = re.compile(r"multiple values for keyword argument '(\w+)'")
 _UNKNOWN_ARGUMENT = re.compile(r"unexpected keyword argument '(\w+)'")
 
@@ -53,19 +53,19 @@ def require_name(name: str) -> None:
 
 
 def timm_config(name: str) -> PretrainedCfg | None:
-    """Return timm's configuration of a model's published weights; None for a model without published weights."""
+    """Return timm's configuration of a model's published weights; None if the model has no published weights."""
     try:
         return timm.get_pretrained_cfg(name, allow_unregistered=True)
     except RuntimeError:
         base, _, tag = name.partition(".")
         suggestion = did_you_mean(name, timm.list_pretrained(f"{base}.*"))
         raise UserError(
-            f"timm has no weights {tag!r} of {base}{suggestion}: give a tag that it has, or only {base}."
+            f"timm has no weights {tag!r} of {base}{suggestion}: give an existing tag, or only {base}."
         ) from None
 
 
 def require_arguments(name: str, arguments: Mapping[str, Any]) -> None:
-    """Check that a model's arguments only describe its architecture."""
+    """Check that a model's arguments describe only its architecture."""
     for key in arguments:
         if key in ("num_classes", "in_chans", "img_size", "pretrained"):
             raise UserError(f"Model argument {key!r} of {name} is set by another option; remove it.")

@@ -1,4 +1,4 @@
-"""Finds out, with one forward pass, how to get the grids of a timm model's features."""
+"""Finding out with one forward pass how to get grids of features from a timm model."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -21,17 +21,17 @@ from paucal.types import UserError
 
 @dataclass(frozen=True)
 class Plan:
-    """How to get a model's features, as found out by a forward pass.
+    """How to get a model's features, as determined by a forward pass.
 
     Attributes:
-        last_is_final: Whether the output of `forward_features` is a grid; if not, the deepest intermediate map is the
-            last grid.
-        norm: Name of the final norm, whose input is the last grid before it; None without one.
+        last_is_final: Whether the output of `forward_features` is a grid. If not, the deepest intermediate map is used
+            as the last grid.
+        norm: Name of the final norm, whose input is the last grid before normalisation; None if there is no such norm.
         blocks: Names of the blocks whose outputs are grids, shallow to deep.
         merging: Names of the layers that merge patches, shallow to deep.
         prefixes: Possible numbers of leading tokens that are not cells, the most likely first.
         channels_last: Whether the model declares its maps as (B, H, W, C).
-        class_token: Whether the pooled features are the class token, the first token.
+        class_token: Whether the pooled features are the class token, which is the first token.
         last: (channels, rows, columns) of the last grid in this forward pass.
     """
 
@@ -46,7 +46,7 @@ class Plan:
 
 
 def make_plan(model: nn.Module, images: Tensor, hooked: HookedTensors) -> Plan:
-    """Run the model on images, and register the hooks that its features need; they store tensors in `hooked`."""
+    """Run the model on images, and register the hooks that its features need, which store tensors in `hooked`."""
     size = (images.shape[-2], images.shape[-1])
     handles = {name: hook_output(model, name, hooked) for name in (*block_names(model), *merging_names(model))}
     handles |= {name: hook_input(model, name, hooked) for name in final_norm_names(model)}
@@ -87,7 +87,7 @@ def make_plan(model: nn.Module, images: Tensor, hooked: HookedTensors) -> Plan:
 def final_prefixes(prefixes: tuple[int, ...]) -> tuple[int, ...]:
     """Return the possible numbers of leading tokens of the final output, which always has the class token.
 
-    With 0 as a possibility, an output with only a class token would be mistaken for a grid with one cell.
+    If 0 were possible, an output with only a class token would be mistaken for a grid with one cell.
     """
     return prefixes[:1] if prefixes[0] else prefixes
 
@@ -107,7 +107,7 @@ def layout_facts(model: nn.Module) -> tuple[tuple[int, ...], bool]:
     count = getattr(model, "num_prefix_tokens", None)
     if count is None:
         count = int(_has_class_token(model))
-    inner = getattr(model, "inner_prefix_tokens", (0, 1))  # in blocks of stages whose extra tokens are dropped later
+    inner = getattr(model, "inner_prefix_tokens", (0, 1))  # numbers for stages whose extra tokens are dropped later
     prefixes = tuple(dict.fromkeys((count, 0) if count else (0, *inner)))
     return prefixes, str(getattr(model, "output_fmt", "")).endswith("NHWC")
 
@@ -117,7 +117,7 @@ def _has_class_token(model: nn.Module) -> bool:
 
 
 def model_name(model: nn.Module) -> str:
-    """Return the name of the model in timm, or its class name if it has none."""
+    """Return a model's timm name, or its class name if timm has no name for the model."""
     return (getattr(model, "pretrained_cfg", None) or {}).get("architecture") or type(model).__name__
 
 
@@ -130,8 +130,11 @@ def probe_images(model: nn.Module, image_size: Size) -> Tensor:
 
 
 @contextmanager
-def undisturbed(module: nn.Module) -> Iterator[None]:
-    """Run a module in evaluation mode, without gradients; restore its modes and the random generators afterwards."""
+def temporary_eval_mode(module: nn.Module) -> Iterator[None]:
+    """Run the `with` block with a module in evaluation mode and without gradients.
+
+    Afterwards, the modes of all submodules and the states of the random generators are restored.
+    """
     modes = [(submodule, submodule.training) for submodule in module.modules()]
     devices = {p.device for p in module.parameters() if p.is_cuda}
     module.eval()

@@ -1,10 +1,10 @@
-"""Fits a backbone to the size of the images.
+"""Adapting a backbone to the size of the images.
 
-Most of timm's models are made for 224 pixels. With small images their last grid has only one or two cells, so that a
-transformer has little to attend to and dense localization nothing to compare. If a family has an argument for it (patch
-size, window size, output stride), a finer grid is chosen here, with a reason for the user; otherwise an error says
-which sizes are possible. Candidates are tried by building the model on the meta device, without computing values, so
-no table of families is needed.
+Most of timm's models were designed for images of 224 pixels. For small images, their last grid has only one or two
+cells (spatial positions) per side, which is too coarse for attention and for dense localization. If the model family
+has a suitable constructor argument (patch size, window size, output stride), this module chooses a finer grid and gives
+the user the reason; otherwise, an error message says which image sizes are possible. Candidates are tried by building
+the model on the meta device, which computes no values, so no table of model families is needed.
 """
 
 import copy
@@ -23,13 +23,13 @@ from paucal.backbones.candidates import (
     has_single_grid,
     min_cells,
 )
-from paucal.backbones.empty_models import CacheKey, build_empty, patch_size, reductions, takes_sizes, try_size
+from paucal.backbones.empty_models import CacheKey, build_empty, patch_size, reductions, supports_sizes, try_size
 from paucal.backbones.features import FeatureBackbone
 from paucal.backbones.layout import Size
 from paucal.backbones.names import require_harmless
 from paucal.types import UserError
 
-_SMALL_MODEL = "vit_mini"
+_SMALL_MODEL = "vit_mini"  # recommended for small images
 
 
 @dataclass(frozen=True)
@@ -38,9 +38,9 @@ class Sizing:
 
     Attributes:
         grid: (rows, columns) of the last grid.
-        arguments: Arguments of the model's constructor, in addition to the user's.
-        reason: Sentence for the user if the model is built with other than its default arguments; else None.
-        warning: Sentence for the user if the grid is small nevertheless; else None.
+        arguments: Arguments of the model's constructor, in addition to the user's arguments.
+        reason: Sentence that tells the user how the grid was made finer; None if the model keeps its default grid.
+        warning: Sentence that warns the user that the grid is still coarse; None if the grid is fine enough.
         parameters: Number of parameters of the model with these arguments and with its default classifier.
     """
 
@@ -60,8 +60,8 @@ def fit_to_image_size(name: str, image_size: Size, arguments: Mapping[str, Any] 
         arguments: The user's constructor arguments, which are never overridden.
 
     Raises:
-        UserError: the model does not exist, does not support the arguments or the image size, or its grid would have a
-            single cell.
+        UserError: the model does not exist or does not support the arguments or the image size, or the grid would have
+            a single cell.
 
     Example:
         >>> fit_to_image_size("vit_tiny_patch16_224", (32, 32)).arguments
@@ -84,8 +84,8 @@ def _fitted_sizing(name: str, image_size: Size, arguments: str) -> Sizing:
     model = _build_unfitted(name, image_size, user_args)
     if not reductions(model):
         raise UserError(f"{name} with {user_args} has no layers: use at least 1 layer.")
-    # A model with `dynamic_img_size` works at any size. But if other arguments change its patches, so that it cannot
-    # have its usual position embedding, build it for this size.
+    # A model with `dynamic_img_size` works at any size. But if other arguments change the patches, so that the model
+    # cannot have its usual position embedding, build the model for this size.
     is_dynamic = bool(getattr(model, "dynamic_img_size", False))
     best: _SizedModel | None = None
     for extra in candidate_arguments(model, image_size, user_args):
@@ -115,7 +115,7 @@ def _build_unfitted(name: str, image_size: Size, user_args: dict[str, Any]) -> n
     except UserError as default_size_error:
         if "img_size" in user_args:
             raise
-        try:  # for example with patches of 12 pixels, which do not divide 224
+        try:  # needed, for example, for patches of 12 pixels, which do not divide 224
             return build_empty(name, {**user_args, "img_size": image_size})
         except UserError:
             raise default_size_error from None
@@ -131,7 +131,9 @@ def fit_to_image_sizes(name: str, image_sizes: Sequence[Size], arguments: Mappin
     """
     for size_arguments in ({}, {"dynamic_img_size": True}):
         extended = {**arguments, **size_arguments}
-        if _takes_sizes(name, tuple((height, width) for height, width in image_sizes), CacheKey.of(extended)):
+        if _supports_sizes(
+            name, tuple((height, width) for height, width in image_sizes), CacheKey.from_arguments(extended)
+        ):
             return extended
     sizes = " and ".join(_size_text(size) for size in image_sizes)
     raise UserError(
@@ -141,9 +143,9 @@ def fit_to_image_sizes(name: str, image_sizes: Sequence[Size], arguments: Mappin
 
 
 @lru_cache(maxsize=32)
-def _takes_sizes(name: str, image_sizes: tuple[Size, ...], key: CacheKey) -> bool:
+def _supports_sizes(name: str, image_sizes: tuple[Size, ...], key: CacheKey) -> bool:
     """Return whether a model runs at all of these sizes; cached, since a run needs this for student and teacher."""
-    return takes_sizes(name, image_sizes, key.arguments)
+    return supports_sizes(name, image_sizes, key.arguments)
 
 
 @dataclass(frozen=True)
@@ -152,8 +154,8 @@ class _SizedModel:
 
     Attributes:
         backbone: The model, on the meta device.
-        size_argument: `img_size`, or empty if the model does not need it.
-        extra: Arguments that make the grid finer; may be empty.
+        size_argument: The argument `img_size`; empty if the model does not need this argument.
+        extra: Arguments that make the grid finer; empty if none are needed.
     """
 
     backbone: FeatureBackbone
@@ -169,7 +171,7 @@ class _SizedModel:
 def _build_at_size(
     name: str, image_size: Size, user_args: dict[str, Any], extra: dict[str, Any], prefer_img_size: bool
 ) -> _SizedModel | None:
-    """Build a model with or without `img_size`, whichever works, and prefer it with `img_size` if that is asked for."""
+    """Build a model with or without `img_size`, whichever works; `prefer_img_size` decides which is tried first."""
     for size_argument in ({"img_size": image_size}, {}) if prefer_img_size else ({}, {"img_size": image_size}):
         backbone = try_size(name, image_size, {**user_args, **extra, **size_argument})
         if backbone is not None:

@@ -1,4 +1,4 @@
-"""The specification of a backbone: plain data from which it is built, stored beside its weights."""
+"""The specification of a backbone: plain data from which the backbone is built, stored next to its weights."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -17,16 +17,16 @@ from paucal.backbones.layout import Size
 from paucal.backbones.names import create_model, require_arguments, require_name
 from paucal.backbones.sizing import fit_to_image_size, fit_to_image_sizes
 from paucal.backbones.weights.adapt import position_grid
-from paucal.memory import available_memory
+from paucal.memory import read_available_memory
 from paucal.types import UserError
 
 MAX_CLASSES, MAX_CHANNELS = 1_000_000, 10_000
-LARGE_IMAGE_PIXELS = 1024 * 1024  # for larger images, the memory of a forward pass is estimated before
+LARGE_IMAGE_PIXELS = 1024 * 1024  # for images with more pixels, the memory of a forward pass is estimated first
 
 
 @dataclass(frozen=True)
 class BackboneSpec:
-    """The specification of a backbone, which always gives the same architecture.
+    """The specification of a backbone, which fully determines the architecture.
 
     Attributes:
         name: Name of a timm model.
@@ -34,8 +34,8 @@ class BackboneSpec:
         in_chans: Number of channels of the images.
         image_size: (height, width) of the images in pixels.
         pretrained: Whether to fetch timm's published weights.
-        arguments: Further arguments of the model's constructor, of JSON types; they override those that are chosen for
-            the image size.
+        arguments: Further arguments of the model's constructor, of JSON types, which override the arguments that are
+            chosen for the image size.
 
     Raises:
         UserError: the model does not exist, or an argument does not describe its architecture.
@@ -68,10 +68,10 @@ class BackboneSpec:
         """Build the backbone with random weights from the global generator or, if `pretrained`, with published weights.
 
         Args:
-            image_sizes: (height, width) in pixels of all image sizes at which it will run, if there are several.
+            image_sizes: (height, width) in pixels of all image sizes at which the model will run, if there are several.
             drop_path_rate: Probability that a block is skipped in training (stochastic depth); None for the model's
                 default.
-            sync_norms: Whether batch norms use the statistics of all processes; this does not change parameter names.
+            sync_norms: Whether batch norms use the statistics of all processes, which does not change parameter names.
 
         Raises:
             UserError: the model does not support these sizes, arguments or stochastic depth, or has no published
@@ -107,14 +107,14 @@ class BackboneSpec:
         """Return the specification from the output of `to_dict`.
 
         Raises:
-            UserError: an entry is missing, unknown or has the wrong type.
+            UserError: a field is missing, unknown or has the wrong type.
         """
         unknown = sorted(set(stored) - {entry.name for entry in fields(cls)})
         missing = sorted({"name", "num_classes"} - set(stored))
         if unknown or missing:
             raise UserError(
-                f"the stored description of a backbone has the unknown entries {unknown} and lacks the entries "
-                f"{missing}: store it again."
+                f"the stored description of a backbone has the unknown fields {unknown} and lacks the fields "
+                f"{missing}: restore the file that contains the description."
             )
         return cls(**stored)
 
@@ -122,7 +122,7 @@ class BackboneSpec:
         if not 0 <= rate < 1:
             raise UserError(f"The drop-path rate is {rate}; it must be at least 0 and below 1.")
         extended = {**arguments, "drop_path_rate": rate}
-        if _accepts_arguments(self.name, CacheKey.of(extended)):
+        if _accepts_arguments(self.name, CacheKey.from_arguments(extended)):
             return extended
         if rate == 0:
             return arguments
@@ -131,7 +131,7 @@ class BackboneSpec:
 
 def _require_memory(spec: BackboneSpec, parameters: int, arguments: Mapping[str, Any]) -> None:
     """Check that the model, and a forward pass with one image, can fit in memory; the spec may be untrusted."""
-    free_bytes, gib = available_memory(), 2**30
+    free_bytes, gib = read_available_memory(), 2**30
     if FLOAT_BYTES * parameters > free_bytes:
         raise UserError(
             f"{spec.name} with {arguments} has {parameters / 1e6:,.0f} M parameters, which need "
@@ -185,10 +185,10 @@ def _as_json_types(name: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
 def use_channels_last(model: nn.Module) -> nn.Module:
     """Convert the weights of 2D convolutions to the channels-last memory format, in place; return the model.
 
-    The values stay the same. Such a convolution outputs channels-last maps, whatever the format of its input, and so do
-    the layers after it. On two CPU cores this reduces the time of a training step to 0.92 (ResNet-18), 0.84
-    (ResNet-50), 0.62 (MobileNetV3-S) or 0.95 (LV-ViT, which has a convolutional stem) of the time without it. The time
-    of other transformers is the same.
+    The values stay the same. A converted convolution outputs channels-last maps, whatever the format of its input, and
+    so do the layers after it. On two CPU cores, a training step then takes 0.92 (ResNet-18), 0.84 (ResNet-50), 0.62
+    (MobileNetV3-S) or 0.95 (LV-ViT, which has a convolutional stem) times as long as without the conversion. The time
+    of other transformers does not change.
 
     On Apple's devices the weights are not changed, since not all kernels there support this format.
     """

@@ -1,4 +1,4 @@
-"""A linear classifier on a network's last features together with the pooled maps of its last stages."""
+"""A linear classifier that reads a network's last features and the pooled feature maps of its last stages."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -12,12 +12,12 @@ from torch import Tensor, nn
 from paucal.backbones.forward_hooks import HookedTensors, hook_output, recorded_outputs
 from paucal.backbones.layers import classifier_modules
 from paucal.backbones.layout import Hints, Size, last_tensor, read_layout
-from paucal.backbones.probe import layout_facts, model_name, probe_images, undisturbed
+from paucal.backbones.probe import layout_facts, model_name, probe_images, temporary_eval_mode
 from paucal.types import UserError
 
-N_STAGES = 3  # the last ones; earlier maps have few channels and improve accuracy less
+N_STAGES = 3  # number of last stages to pool; earlier stages have few channels and improve accuracy less
 MIN_VARIANCE = 1e-12  # keeps the gradient of the standard deviation of a constant map finite
-_CELL_AXES = {"nchw": (2, 3), "nhwc": (1, 2), "tokens": (1,)}  # by the layout
+_CELL_AXES = {"nchw": (2, 3), "nhwc": (1, 2), "tokens": (1,)}  # spatial axes, by layout
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class StageMap:
 
     Attributes:
         name: Name of the stage's module.
-        kind: Layout of its output, see `Layout`.
+        kind: Layout of the stage's output, see `Layout`.
         prefix: Number of leading tokens that are not cells.
         channels: Number of channels.
     """
@@ -37,7 +37,7 @@ class StageMap:
     channels: int
 
     def pooled(self, output: Any) -> tuple[Tensor, Tensor]:
-        """Return the mean and the standard deviation of each channel over the cells, both (B, C) float32."""
+        """Return the mean and the standard deviation of each channel over all cells, as two (B, C) float32 tensors."""
         cells = last_tensor(output).float()
         cells = cells[:, self.prefix :] if self.kind == "tokens" else cells
         variance, mean = torch.var_mean(cells, _CELL_AXES[self.kind], correction=0)
@@ -47,11 +47,11 @@ class StageMap:
 def last_stage_maps(model: nn.Module, image_size: Size) -> tuple[StageMap, ...]:
     """Return how to pool the outputs of a model's last three stages.
 
-    Empty if timm does not list the model's stages as modules, if their outputs are not grids of cells, or if the model
-    has no classifier.
+    The result is empty if timm does not list the model's stages as modules, if the outputs of the stages are not grids
+    of cells, or if the model has no classifier.
 
     Args:
-        model: timm model; it runs once with a black image.
+        model: timm model, which runs once on an image of zeros.
         image_size: (height, width) in pixels.
     """
     feature_info: Any = list(getattr(model, "feature_info", None) or [])
@@ -59,7 +59,7 @@ def last_stage_maps(model: nn.Module, image_size: Size) -> tuple[StageMap, ...]:
     are_modules = len(names) == len(feature_info) and set(names) <= dict(model.named_modules()).keys()
     if not are_modules or not names or not classifier_modules(model):
         return ()
-    with recorded_outputs(model, names[-N_STAGES:]) as outputs, undisturbed(model):
+    with recorded_outputs(model, names[-N_STAGES:]) as outputs, temporary_eval_mode(model):
         model(probe_images(model, image_size))
     prefixes, channels_last = layout_facts(model)
     maps = []
@@ -93,7 +93,7 @@ class StagePool:
         return 2 * sum(stage.channels for stage in self.maps)
 
     def join(self, features: Tensor) -> Tensor:
-        """Return (B, D + S) features: the (B, D) last features, the means of all maps, their standard deviations."""
+        """Return (B, D + S) features: the (B, D) last features, then the means and standard deviations of all maps."""
         stage_outputs, self._hooked.tensors = self._hooked.tensors or {}, {}
         if len(stage_outputs) < len(self.maps):
             raise RuntimeError("the outputs of the last stages are missing: call the network, not only its classifier")
@@ -109,7 +109,7 @@ class StagePool:
 class StageClassifier(nn.Linear):
     """A linear classifier on a network's (B, D) last features and the pooled maps of its last stages.
 
-    It replaces the network's classifier and, like that, is called with the last features.
+    This module replaces the network's classifier and, like the original classifier, is called with the last features.
 
     Args:
         model: Network whose stages are pooled.
@@ -141,7 +141,7 @@ class StageClassifier(nn.Linear):
 
 
 def stage_classifier(model: nn.Module) -> StageClassifier | None:
-    """Return a model's `StageClassifier`; None if it has none."""
+    """Return a model's `StageClassifier`; None if the model has none."""
     return next((module for module in model.modules() if isinstance(module, StageClassifier)), None)
 
 
@@ -151,8 +151,8 @@ def add_stage_classifier(model: nn.Module, image_size: Size) -> nn.Module:
     classifier = model.get_submodule(names[0]) if len(names) == 1 else None
     if not isinstance(classifier, nn.Linear) or not maps:
         raise UserError(
-            f"a classifier on the last stages needs a model with a linear classifier and stages of timm, unlike "
-            f"{model_name(model)}: choose another model."
+            f"a classifier on the last stages needs a linear classifier and stages that timm lists, which "
+            f"{model_name(model)} does not have: choose another model."
         )
     model.set_submodule(names[0], StageClassifier(model, maps, classifier.in_features, classifier.out_features))
     return model

@@ -1,13 +1,13 @@
-"""Feature maps with several strides from any backbone, for detectors and segmenters.
+"""Multi-scale feature maps from any backbone, for detectors and segmenters.
 
 A backbone with stages (ResNet, Swin, EfficientNet) has a feature map per stride, from a stride of 4 pixels on. For a
 backbone with a single grid (ViT, DHVT, LV-ViT), a simple pyramid is built from its last grid (ViTDet: Li et al., ECCV
 2022, section 3).
 
-Detectors and segmenters assume that strides are powers of two and that cells fill the image exactly (torchvision's
-RoIAlign does so without a check). This is ensured for every model: images are padded on the right and bottom, models
-with patches of 14 pixels get the image at 14/16 of its size, and a map with a row or column too many or too few (PiT)
-is resized.
+Detectors and segmenters assume that strides are powers of two and that the cells of a map fill the image exactly
+(torchvision's RoIAlign does not check this). These conditions are ensured for every model: images are padded on the
+right and bottom, models with patches of 14 pixels get the image at 14/16 of its size, and a map that has a row or
+column too many or too few (PiT) is resized.
 """
 
 import math
@@ -23,12 +23,12 @@ from torch.nn import functional as F
 from paucal.backbones import BackboneSpec, FeatureBackbone, fit_to_image_size
 from paucal.backbones.empty_models import build_empty, patch_size
 from paucal.backbones.layout import Size
-from paucal.backbones.probe import model_name, probe_images, undisturbed
+from paucal.backbones.probe import model_name, probe_images, temporary_eval_mode
 from paucal.backbones.sizing import fit_to_image_sizes
 from paucal.types import FeatureRequest, UserError
 
-MIN_STRIDE = 4  # pixels
-N_PYRAMID_LEVELS = 4  # built from a single grid
+MIN_STRIDE = 4  # smallest stride of a feature map in pixels
+N_PYRAMID_LEVELS = 4  # number of feature maps built from a single grid
 BATCH_NORMS = (nn.modules.batchnorm._BatchNorm,)
 
 
@@ -36,7 +36,7 @@ class StageMaps(nn.Module):
     """A backbone that returns feature maps with increasing strides, for images of any size.
 
     For models without batch norms (Swin, ConvNeXt), each map is normalised by a layer norm, as in their published
-    detectors. Parameters that affect no map (those of a classifier or a last norm) get `requires_grad=False`.
+    detectors. Parameters that affect no map (of a classifier or a last norm, for example) get `requires_grad=False`.
 
     Args:
         backbone: Backbone of any family.
@@ -46,9 +46,9 @@ class StageMaps(nn.Module):
     Attributes:
         strides: Stride of each map in pixels, powers of two in increasing order.
         channels: Number of channels of each map.
-        multiple: Number of pixels; the sides of images are padded to a multiple of it.
-        fixed_size: (height, width) in pixels to which all images are padded, if the model runs at this size only; else
-            None.
+        multiple: The sides of images are padded to multiples of this number of pixels.
+        fixed_size: (height, width) in pixels to which all images are padded, if the model runs only at this size; None
+            if it runs at any size.
 
     Example:
         >>> import timm, torch
@@ -135,14 +135,14 @@ class StageMaps(nn.Module):
             rows, columns = self.fixed_size
             raise UserError(
                 f"{model_name(self.backbone.model)} is built for {rows}x{columns} pixels, but got {height}x{width}: "
-                "build it for the largest image, or choose a model for any size, such as a Swin or a ResNet."
+                "build the model for the largest image, or choose a model for any size, such as a Swin or a ResNet."
             )
         return self.fixed_size
 
     def _pad_images(self, images: Tensor) -> Tensor:
         height, width = images.shape[-2:]
         rows, columns = self.padded_size(height, width)
-        # With dynamic sides always pad: torch.export would keep the result of the comparison for its example image.
+        # Always pad if sides are dynamic, since torch.export would store the result of the comparison for its example.
         is_dynamic = isinstance(height, torch.SymInt) or isinstance(width, torch.SymInt)
         if is_dynamic or (rows, columns) != (height, width):
             return F.pad(images, (0, columns - width, 0, rows - height))
@@ -152,7 +152,7 @@ class StageMaps(nn.Module):
         """Freeze parameters that affect no map, since distributed training would wait for their gradients."""
         parameters = [parameter for parameter in self.parameters() if parameter.requires_grad]
         side = 2 * self.multiple
-        with undisturbed(self), torch.enable_grad():
+        with temporary_eval_mode(self), torch.enable_grad():
             images = probe_images(self.backbone.model, self.fixed_size or (side, side))
             total = sum((grid.sum() for grid in self(images)), start=images.new_zeros(()))
             gradients = torch.autograd.grad(total, parameters, allow_unused=True)
@@ -215,7 +215,7 @@ class _Rescale(nn.Module):
 
 
 def _stages_of(backbone: FeatureBackbone) -> dict[int, tuple[int, int]]:
-    """Return by stride the (index, channels) of the deepest map with this stride, for strides of at least 4 pixels.
+    """Return the (index, channels) of the deepest map with each stride, by stride, for strides of at least 4 pixels.
 
     Strides are rounded to powers of two. For a model without stages, the only key is 0.
     """
@@ -231,9 +231,10 @@ def _stages_of(backbone: FeatureBackbone) -> dict[int, tuple[int, int]]:
 
 
 def _input_size(spec: BackboneSpec) -> Size:
-    """Return the size in pixels of the images that the model gets.
+    """Return the (height, width) in pixels of the images that the model gets.
 
-    It is the spec's image size, or for patches such as 14 pixels, the size scaled by 14/16 and rounded up to patches.
+    This is the image size in the spec. If the patch size is not a power of two, such as 14 pixels, the image size is
+    scaled by 14/16 and rounded up to a multiple of the patch size.
     """
     patch = patch_size(build_empty(spec.name, spec.arguments))
     if patch is None or all(side == _power_of_two(side) for side in patch):

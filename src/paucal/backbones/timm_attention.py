@@ -1,4 +1,4 @@
-"""The attention layouts of timm's families, whose classes do not declare them.
+"""The attention layouts of timm's model families, since timm's classes do not declare their layouts.
 
 To find the cells of each window, a map of cell indices is divided into windows with the family's own functions, with
 the same shifts and padding as the features.
@@ -66,27 +66,27 @@ def relevance_family(model: nn.Module) -> str | None:
     return "vit" if declared is None and isinstance(model, VisionTransformer) else declared
 
 
-def _swin(call: Call, weights: Tensor, image_size: Size) -> AttentionGroups:
+def _swin_groups(call: Call, weights: Tensor, image_size: Size) -> AttentionGroups:
     features, window = call.block_inputs[0], call.block.window_size
     grid = (features.shape[1], features.shape[2])
-    back = tuple(-steps for steps in call.block.shift_size)
-    shifted = cell_indices(grid, features).roll(back, (1, 2))  # before the padding, as in timm
+    shifts = tuple(-steps for steps in call.block.shift_size)
+    shifted = cell_indices(grid, features).roll(shifts, (1, 2))  # before the padding, as in timm
     return window_groups(grid, window_partition(pad_indices(shifted, window), window))
 
 
-def _twins(call: Call, weights: Tensor, image_size: Size) -> AttentionGroups:
+def _twins_groups(call: Call, weights: Tensor, image_size: Size) -> AttentionGroups:
     grid, side = (int(call.inputs[1][0]), int(call.inputs[1][1])), call.layer.ws
-    return _unshifted_windows(grid, (side, side), call.inputs[0])
+    return _group_unshifted_windows(grid, (side, side), call.inputs[0])
 
 
-def _nest(call: Call, weights: Tensor, image_size: Size) -> AttentionGroups:
+def _nest_groups(call: Call, weights: Tensor, image_size: Size) -> AttentionGroups:
     blocks, cells = call.inputs[0].shape[1:3]
     side = math.isqrt(cells)
     grid = (math.isqrt(blocks) * side, math.isqrt(blocks) * side)
     return window_groups(grid, blockify(cell_indices(grid, call.inputs[0]), side)[0])
 
 
-def _maxvit(call: Call, weights: Tensor, image_size: Size) -> AttentionGroups:
+def _maxvit_groups(call: Call, weights: Tensor, image_size: Size) -> AttentionGroups:
     block, features = call.block, call.block_inputs[0]
     shape = features.shape[2:] if isinstance(block, PartitionAttention2d) else features.shape[1:3]
     partition = maxvit_partition if block.partition_block else grid_partition
@@ -94,37 +94,39 @@ def _maxvit(call: Call, weights: Tensor, image_size: Size) -> AttentionGroups:
     return window_groups(grid, partition(cell_indices(grid, features), [int(side) for side in block.partition_size]))
 
 
-def _plain_windows(call: Call, weights: Tensor, image_size: Size) -> AttentionGroups | None:
-    """Return the groups of DaViT, GC ViT, TinyViT and SAM: windows without shift, the last ones padded."""
+def _plain_window_groups(call: Call, weights: Tensor, image_size: Size) -> AttentionGroups | None:
+    """Return the groups of DaViT, GC ViT, TinyViT and SAM: windows without shift, the last of which are padded."""
     features, side = call.block_inputs[0], call.block.window_size
     if not side:  # a block of SAM with global attention
         return None
     shape = features.shape[2:] if isinstance(call.block, SpatialBlock) else features.shape[1:3]
     window = (side, side) if isinstance(side, int) else (int(side[0]), int(side[1]))
-    return _unshifted_windows((shape[0], shape[1]), window, features)
+    return _group_unshifted_windows((shape[0], shape[1]), window, features)
 
 
-def _sam2(call: Call, weights: Tensor, image_size: Size) -> AttentionGroups:
+def _sam2_groups(call: Call, weights: Tensor, image_size: Size) -> AttentionGroups:
     """Return the groups of SAM 2's Hiera, which pools queries within windows (Ravi et al. 2024).
 
-    Padding has keys as cells do, and a query may be pooled from both cells and padding.
+    Padding has keys like the cells have, and a query may be pooled from cells and padding together.
     """
     block, features = call.block, call.block_inputs[0]
     rows, columns = int(features.shape[1]), int(features.shape[2])
     window = tuple(block.window_size) if block.is_windowed else (rows, columns)
-    keys = _unshifted_windows((rows, columns), window, features)
+    keys = _group_unshifted_windows((rows, columns), window, features)
     down, right = block.q_stride or (1, 1)
     # The pooled map is cropped to the size of the shortcut's map: each side is divided by the stride and rounded down.
-    queries = _unshifted_windows((rows // down, columns // right), (window[0] // down, window[1] // right), features)
+    queries = _group_unshifted_windows(
+        (rows // down, columns // right), (window[0] // down, window[1] // right), features
+    )
     return AttentionGroups(queries.tokens, keys.tokens, queries.queries, keys.keys)
 
 
-def _unshifted_windows(grid: Size, window: Size, like: Tensor) -> AttentionGroups:
+def _group_unshifted_windows(grid: Size, window: Size, like: Tensor) -> AttentionGroups:
     """Return the groups of windows that start at the top left corner; the last windows are padded."""
     return window_groups(grid, window_partition(pad_indices(cell_indices(grid, like), window), window))
 
 
-def _mobilevit(call: Call, weights: Tensor, image_size: Size) -> AttentionGroups | None:
+def _mobilevit_groups(call: Call, weights: Tensor, image_size: Size) -> AttentionGroups | None:
     """Return the groups of MobileViT (Mehta and Rastegari 2022).
 
     The map is divided into small patches, and the cells at the same position of all patches attend to each other. The
@@ -140,12 +142,12 @@ def _mobilevit(call: Call, weights: Tensor, image_size: Size) -> AttentionGroups
     return window_groups(grid, index.permute(1, 3, 0, 2).reshape(height * width, -1))
 
 
-def _hiera(call: Call, weights: Tensor, image_size: Size) -> AttentionGroups:
+def _hiera_groups(call: Call, weights: Tensor, image_size: Size) -> AttentionGroups:
     """Return the groups of Hiera (Ryali et al. 2023), whose tokens are ordered so that neighbours can be pooled.
 
-    The four cells of a pooled token are a quarter of all tokens apart, and every n-th token belongs to the same mask
-    unit (window). Here the indices of the cells go through the same reordering and pooling as the tokens. The weights
-    are (B, heads, units, Q, K), or (B, heads, Q, K) if all tokens attend to each other.
+    The positions of the four cells of a pooled token differ by a quarter of the number of tokens, and every n-th token
+    belongs to the same mask unit (window). Here, the indices of the cells are reordered and pooled like the tokens. The
+    weights have the shape (B, heads, units, Q, K), or (B, heads, Q, K) if all tokens attend to each other.
     """
     hiera = next(module for module in call.model.modules() if isinstance(module, Hiera))
     rows, columns = (int(side) for side in hiera.tokens_spatial_shape)
@@ -162,9 +164,9 @@ def _hiera(call: Call, weights: Tensor, image_size: Size) -> AttentionGroups:
 
 
 def _pool_cells(grid: Size, cells: Tensor, down: int, right: int) -> tuple[Size, Tensor]:
-    """Return the grid after `down` x `right` cells are pooled into one, and the index in it of each pooled token.
+    """Return the grid after pooling `down` x `right` cells into one, and the index of each pooled token in this grid.
 
-    `cells` has the index in `grid` of each token before the pooling.
+    `cells` contains the index in `grid` of each token before the pooling.
     """
     first_cells = cells[: len(cells) // (down * right)]  # the first cell of each pooled token
     coarse = (grid[0] // down, grid[1] // right)
@@ -173,8 +175,10 @@ def _pool_cells(grid: Size, cells: Tensor, down: int, right: int) -> tuple[Size,
 
 _ATTN_DROP, _SOFTMAX = AttentionLayout("attn_drop"), AttentionLayout("softmax")
 _SOFTMAX_POOLS = AttentionLayout("softmax", pools="queries")
-_SWIN, _MAXVIT, _UNSHIFTED = (AttentionLayout(find_groups=find) for find in (_swin, _maxvit, _plain_windows))
-# Keys are classes of attention layers, or of the blocks around them if the size of the windows is stored in the block.
+_SWIN, _MAXVIT, _UNSHIFTED = (
+    AttentionLayout(find_groups=find) for find in (_swin_groups, _maxvit_groups, _plain_window_groups)
+)
+# The keys are classes of attention layers, or of the blocks around them if the window size is stored in the block.
 TIMM_LAYOUTS: Mapping[type[nn.Module], AttentionLayout] = {
     Attention2d: _SOFTMAX_POOLS,
     Attention2dDownsample: _SOFTMAX_POOLS,
@@ -185,17 +189,17 @@ TIMM_LAYOUTS: Mapping[type[nn.Module], AttentionLayout] = {
     GlobalSubSampleAttn: AttentionLayout(pools="keys"),
     GPSA: _ATTN_DROP,
     LeVitAttention: _SOFTMAX,
-    LocallyGroupedAttn: AttentionLayout(find_groups=_twins),
-    MaskUnitAttention: AttentionLayout("softmax", _hiera, groups_last=True),
+    LocallyGroupedAttn: AttentionLayout(find_groups=_twins_groups),
+    MaskUnitAttention: AttentionLayout("softmax", _hiera_groups, groups_last=True),
     MHSA: _ATTN_DROP,
-    MobileVitBlock: AttentionLayout(find_groups=_mobilevit),
+    MobileVitBlock: AttentionLayout(find_groups=_mobilevit_groups),
     MultiScaleAttention: _SOFTMAX_POOLS,
     MultiScaleAttentionPoolFirst: _SOFTMAX_POOLS,
-    NestAttention: AttentionLayout(find_groups=_nest, groups_last=True),
+    NestAttention: AttentionLayout(find_groups=_nest_groups, groups_last=True),
     PartitionAttention2d: _MAXVIT,
     PartitionAttentionCl: _MAXVIT,
     PvtAttention: AttentionLayout(pools="keys"),
-    Sam2Attention: AttentionLayout("softmax", _sam2),
+    Sam2Attention: AttentionLayout("softmax", _sam2_groups),
     SamBlock: _UNSHIFTED,
     SHSA: _SOFTMAX,
     SpatialBlock: _UNSHIFTED,

@@ -1,5 +1,5 @@
-"""The command line, with one module for each verb (`paucal VERB`).
+"""The command line, with one module for each command such as `paucal train`.
 
-A verb imports the modules that it runs only after parsing its arguments: these imports take seconds, and a mistyped
-flag should be reported at once.
+A command parses its arguments before it imports the modules that do the work, because these imports take seconds and a
+mistyped flag should be reported at once.
 """

@@ -10,29 +10,30 @@ from itertools import zip_longest
 from typing import Any, NoReturn, TypeVar
 
 from paucal.cli.config import read_config
-from paucal.reading import named_path
+from paucal.reading import expand_user_path
 from paucal.settings.options import (
-    chosen_settings,
     earlier_names,
     flag,
-    refuse_empty,
+    refuse_empty_text,
+    rule_chosen_names,
     setting_fields,
     with_current_names,
 )
-from paucal.settings.values import convert_setting, without_none
+from paucal.settings.values import convert_setting, strip_none
 from paucal.types import UserError
 from paucal.wording import did_you_mean
 
 S = TypeVar("S")
 _MISSING = object()
-# Flags by their shorter or common names.
-ALIASES = {
+# Flags by their short forms and by the names that other tools use.
+FLAG_ALIASES = {
     "-b": "--batch-size",
     "-j": "--workers",
     "--imgsz": "--img-size",
     "--out": "--output",
     "--ema": "--average",
-    "--monitor-data": "--monitor",  # torchrun would take --monitor for an abbreviation of its --monitor-interval
+    # torchrun would take --monitor for an abbreviation of its own --monitor-interval.
+    "--monitor-data": "--monitor",
 }
 CHOSEN_NOTE = "'chosen': chosen from the images and the machine; a run prints the values with their reasons."
 NUMBER_PLACEHOLDERS = {int: "INT", float: "FLOAT"}
@@ -46,19 +47,19 @@ TEXT_PLACEHOLDERS = {
 }
 
 
-class PlainHelp(HelpFormatter):
-    """Formats the help: a short usage line, and for each flag its placeholder, description and default."""
+class HelpWithDefaults(HelpFormatter):
+    """Help formatter with a short usage line and, for each flag, a placeholder, a description and the default."""
 
     def __init__(self, prog: str) -> None:
         super().__init__(prog, max_help_position=34, width=110)
 
     def add_usage(self, usage: Any, actions: Iterable[Action], groups: Any, prefix: Any = None) -> None:
-        """Add a usage line without the flags: there may be a hundred."""
-        usages = [_usage_of(action) for action in actions if not action.option_strings]
+        """Add a usage line without the flags, since there may be a hundred flags."""
+        usages = [_positional_usage(action) for action in actions if not action.option_strings]
         super().add_usage(" ".join(("%(prog)s", *usages, "[--flags]")), [], [], prefix)
 
     def _expand_help(self, action: Action) -> str:
-        """Return the help text with the default; unlike argparse, without replacing % formats in the text."""
+        """Return the help text followed by the default value; unlike argparse, without expanding % formats."""
         text = action.help or ""
         if getattr(action, "chosen", False):
             return f"{text} (default: chosen)"
@@ -68,45 +69,47 @@ class PlainHelp(HelpFormatter):
         return f"{text} (default: {default})"
 
 
-class VerbParser(ArgumentParser):
-    """A parser for one verb, which raises a UserError instead of exiting.
+class CommandParser(ArgumentParser):
+    """Argument parser of one command, which raises a UserError instead of exiting.
 
-    All values are parsed as text and then converted by `values.convert_setting`, as for Python calls and configs.
+    All values are first parsed as text and then converted by `values.convert_setting`, as for Python calls and configs.
 
     Attributes:
-        hints: Types of the arguments by name.
+        hints: Type hint of each argument, by name.
         flag_only_names: Names of arguments that are not allowed in a config.
-        settings_types: The settings dataclasses whose fields are flags.
+        settings_types: Settings dataclasses whose fields are flags of the command.
     """
 
     def __init__(self, verb: str, description: str) -> None:
-        super().__init__(f"paucal {verb}", description=description, formatter_class=PlainHelp, allow_abbrev=False)
+        super().__init__(
+            f"paucal {verb}", description=description, formatter_class=HelpWithDefaults, allow_abbrev=False
+        )
         self.hints: dict[str, Any] = {}
         self.flag_only_names = {"config"}
         self.settings_types: list[type] = []
 
     def add_argument(self, *names: Any, **options: Any) -> Action:
-        """Add an argument; positional arguments are shown in capitals."""
+        """Add an argument; the help shows positional arguments in capitals."""
         display = {} if names[0].startswith("-") else {"metavar": names[0].upper()}
         return super().add_argument(*names, **(display | options))
 
     @property
     def verb(self) -> str:
-        """The verb, such as "train"."""
+        """The name of the command, such as "train"."""
         return self.prog.split()[-1]
 
     def error(self, message: str) -> NoReturn:
-        """Raise a UserError with the message and where to find help."""
+        """Raise a UserError with the message and a pointer to `--help`."""
         raise UserError(f"{' '.join(message.split())}; see '{self.prog} --help'.")
 
 
 class ParserCaptured(BaseException):
-    """Raised instead of running a verb within `capturing_parsers`; carries the verb's parser.
+    """Raised within `capturing_parsers` instead of running a command; carries the command's parser.
 
-    It is a BaseException so that no `except Exception` catches it.
+    The class derives from BaseException so that no `except Exception` catches it.
     """
 
-    def __init__(self, parser: VerbParser) -> None:
+    def __init__(self, parser: CommandParser) -> None:
         super().__init__()
         self.parser = parser
 
@@ -116,7 +119,7 @@ _is_capturing: ContextVar[bool] = ContextVar("is_capturing", default=False)
 
 @contextmanager
 def capturing_parsers() -> Iterator[None]:
-    """Within the block, make every verb raise `ParserCaptured` with its parser instead of running."""
+    """Within the block, make every command raise `ParserCaptured` with its parser instead of running."""
     token = _is_capturing.set(True)
     try:
         yield
@@ -124,14 +127,14 @@ def capturing_parsers() -> Iterator[None]:
         _is_capturing.reset(token)
 
 
-def _usage_of(action: Action) -> str:
+def _positional_usage(action: Action) -> str:
     patterns = {"?": "[{0}]", "*": "[{0} ...]", "+": "{0} [{0} ...]"}
     return patterns.get(str(action.nargs), "{0}").format(action.metavar)
 
 
-def add_settings(parser: VerbParser, settings: type, skip: Sequence[str] = ()) -> None:
-    """Add a flag for each field of a settings dataclass except `skip`, grouped by the fields' headings."""
-    hints, chosen_names = typing.get_type_hints(settings), chosen_settings(settings)
+def add_settings(parser: CommandParser, settings: type, skip: Sequence[str] = ()) -> None:
+    """Add a flag for each field of a settings dataclass that is not in `skip`, under the field's heading."""
+    hints, chosen_names = typing.get_type_hints(settings), rule_chosen_names(settings)
     groups: dict[str, Any] = {}
     parser.settings_types.append(settings)
     for item in fields(settings):
@@ -142,7 +145,7 @@ def add_settings(parser: VerbParser, settings: type, skip: Sequence[str] = ()) -
         if heading not in groups:
             groups[heading] = parser.add_argument_group(heading)
         action = _add_flag(groups[heading], item, hints[item.name], item.name in chosen_names)
-        # A help text with "by default" already describes the chosen value.
+        # A help text that contains "by default" already explains which value is chosen.
         action.chosen = item.name in chosen_names and "by default" not in action.help
         if action.chosen:
             parser.epilog = CHOSEN_NOTE
@@ -151,22 +154,23 @@ def add_settings(parser: VerbParser, settings: type, skip: Sequence[str] = ()) -
         parser.add_argument(flag(name), help=SUPPRESS)
 
 
-def settings_among(values: Namespace, settings_type: type[S]) -> S:
-    """Build the settings of one dataclass from the parsed values of a verb."""
+def build_settings(values: Namespace, settings_type: type[S]) -> S:
+    """Build an instance of a settings dataclass from the parsed values of a command."""
     names = (name for name in setting_fields(settings_type) if hasattr(values, name))
     return settings_type(**{name: getattr(values, name) for name in names})
 
 
-def parse_run(
+def parse_run_arguments(
     verb: str, description: str, settings: type, argv: Sequence[str]
 ) -> tuple[Namespace, dict[str, str], dict[str, Any]]:
-    """Parse the arguments of a training verb: a flag for each setting, and the arguments that all training verbs have.
+    """Parse the arguments of a training command: a flag for each setting, and the arguments of all training commands.
 
     Returns:
-        All values, the origin ("flag" or "config") of each given value, and the given settings by name.
+        All values; the origin ("flag" or "config") of each value that the user gave; the settings that the user gave,
+        by name.
     """
-    parser, fields_by_name = VerbParser(verb, description), {item.name: item for item in fields(settings)}
-    add_data(parser, fields_by_name["data"].metadata["help"])
+    parser, fields_by_name = CommandParser(verb, description), {item.name: item for item in fields(settings)}
+    add_data_arguments(parser, fields_by_name["data"].metadata["help"])
     parser.add_argument(
         "--resume",
         nargs="?",
@@ -178,32 +182,32 @@ def parse_run(
     parser.add_argument("--print-config", action="store_true", help="print all settings with their reasons, and stop")
     _add_machine_flags(parser)
     add_settings(parser, settings, skip=["data"])
-    values, given = parse(parser, argv)
+    values, given = parse_arguments(parser, argv)
     if given.pop("subject", None):
         if given.get("data") == "flag" and values.data != values.subject:
-            raise UserError(f"DATA is {values.subject!r} and --data is {values.data!r}: give one of them.")
+            raise UserError(f"DATA is {values.subject!r} and --data is {values.data!r}: remove DATA or --data.")
         values.data, given["data"] = values.subject, "flag"
     return values, given, {name: getattr(values, name) for name in given if name in fields_by_name}
 
 
-def _add_machine_flags(parser: VerbParser) -> None:
+def _add_machine_flags(parser: CommandParser) -> None:
     clusters, scripts = typing.Literal["slurm", "ray"], typing.Literal["slurm", "kuberay"]
     parser.hints |= {"on": clusters, "slurm": list[str], "print_script": scripts}
-    # In a config, they would make the command on the cluster start another job.
+    # If these were in a config, the command that runs on the cluster would start another job.
     parser.flag_only_names |= {"on", "slurm", "print_script"}
     group = parser.add_argument_group("elsewhere")
     text = "run as a SLURM job or on a Ray cluster; resumed automatically when machines are lost"
-    group.add_argument("--on", metavar=_choices_text(clusters), help=text)
+    group.add_argument("--on", metavar=_format_choices(clusters), help=text)
     text = "options of the SLURM job by submitit's names, such as slurm_partition=gpu timeout_min=600"
     group.add_argument("--slurm", nargs="+", metavar="NAME=VALUE", help=text)
     text = "print a script for a run on a cluster, and stop"
-    group.add_argument("--print-script", metavar=_choices_text(scripts), help=text)
+    group.add_argument("--print-script", metavar=_format_choices(scripts), help=text)
 
 
-def add_data(parser: VerbParser, help_of_data: str) -> None:
-    """Add DATA, as a positional argument and as a flag, and `--config`."""
+def add_data_arguments(parser: CommandParser, help_of_data: str) -> None:
+    """Add `--config`, and DATA as a positional argument and as a flag."""
     parser.hints |= {"data": str, "resume": str, "config": str}
-    # The positional argument is not called "data", since it would override the value of a config when it is missing.
+    # The positional argument is not called "data": if it were missing, its default would override DATA of a config.
     parser.add_argument("subject", nargs="?", metavar="DATA", help=help_of_data)
     parser.add_argument("--data", metavar="DATA", help="same as DATA; its name in a config")
     parser.add_argument(
@@ -212,15 +216,15 @@ def add_data(parser: VerbParser, help_of_data: str) -> None:
 
 
 def _add_flag(group: Any, item: Field, hint: Any, chosen: bool) -> Any:
-    flags = [flag(item.name), *(short for short, long in ALIASES.items() if long == flag(item.name))]
+    flags = [flag(item.name), *(short for short, long in FLAG_ALIASES.items() if long == flag(item.name))]
     keywords: dict[str, Any] = {"help": item.metadata["help"], "default": item.default}
-    inner = without_none(hint)
+    inner = strip_none(hint)
     if inner is bool:
-        if chosen:  # show both --x and --no-x in the help, since a rule may choose either
+        if chosen:  # the help shows both --x and --no-x, since a rule may choose either value
             return group.add_argument(*flags, action=BooleanOptionalAction, **keywords)
         group.add_argument(flag(f"no_{item.name}"), action="store_false", dest=item.name, help=SUPPRESS)
         return group.add_argument(*flags, action="store_true", **keywords)
-    choices = _choices_text(inner)
+    choices = _format_choices(inner)
     if typing.get_origin(inner) is list:
         keywords["nargs"], inner, choices = "+", typing.get_args(inner)[0], None
     placeholder = TEXT_PLACEHOLDERS.get(item.name) or item.name.rsplit("_", 1)[-1].upper()
@@ -228,23 +232,23 @@ def _add_flag(group: Any, item: Field, hint: Any, chosen: bool) -> Any:
     return group.add_argument(*flags, metavar=metavar, **keywords)
 
 
-def _choices_text(hint: Any) -> str | None:
+def _format_choices(hint: Any) -> str | None:
     members = [hint, *typing.get_args(hint)] if typing.get_origin(hint) is not typing.Literal else [hint]
     choices = [w for m in members if typing.get_origin(m) is typing.Literal for w in typing.get_args(m)]
     choices += [NUMBER_PLACEHOLDERS[kind] for kind in (int, float) if choices and kind in members]
     return "{" + ",".join(map(str, choices)) + "}" if choices else None
 
 
-def parse(parser: VerbParser, argv: Sequence[str]) -> tuple[Namespace, dict[str, str]]:
-    """Parse arguments and the files of `--config`.
+def parse_arguments(parser: CommandParser, argv: Sequence[str]) -> tuple[Namespace, dict[str, str]]:
+    """Parse the arguments and the config files that they name.
 
     Returns:
-        All values, and the origin ("flag" or "config") of each value that was given.
+        All values, and the origin ("flag" or "config") of each value that the user gave.
     """
     if _is_capturing.get():
         raise ParserCaptured(parser)
-    arguments = [_dashed_flag(text) for text in argv]
-    config = _config_of(parser, arguments)
+    arguments = [_dashes_for_underscores(text) for text in argv]
+    config = _read_configs(parser, arguments)
     # `_MISSING` marks arguments that were not given, since a given value may be equal to the default.
     defaults = {action.dest: action.default for action in parser._actions}
     values, unknown = parser.parse_known_args(arguments, Namespace(**dict.fromkeys(defaults, _MISSING)))
@@ -264,7 +268,7 @@ def parse(parser: VerbParser, argv: Sequence[str]) -> tuple[Namespace, dict[str,
     return values, {**dict.fromkeys(config, "config"), **dict.fromkeys(flag_names, "flag")}
 
 
-def _convert_argument(parser: VerbParser, name: str, value: Any) -> Any:
+def _convert_argument(parser: CommandParser, name: str, value: Any) -> Any:
     hint = parser.hints.get(name)
     if hint is None or isinstance(value, bool):
         return value
@@ -274,17 +278,17 @@ def _convert_argument(parser: VerbParser, name: str, value: Any) -> Any:
 
 
 def _refuse_invalid_texts(parser: ArgumentParser, values: Namespace) -> None:
-    """Raise a UserError for an empty argument, or a path such as ~bob/photos of a user who does not exist."""
+    """Raise a UserError for an empty argument, or a path such as ~bob/photos if there is no user bob."""
     positional_actions = [action for action in parser._actions if not action.option_strings]
     shown_names = {action.dest: action.metavar or action.dest.upper() for action in positional_actions}
     for name, value in vars(values).items():
-        refuse_empty(str(shown_names.get(name, flag(name))), value)
+        refuse_empty_text(str(shown_names.get(name, flag(name))), value)
         for text in value if isinstance(value, list) else [value]:
             if isinstance(text, str) and text.startswith("~"):
-                named_path(text, flag(name))
+                expand_user_path(text, flag(name))
 
 
-def _config_of(parser: VerbParser, arguments: Sequence[str]) -> dict[str, Any]:
+def _read_configs(parser: CommandParser, arguments: Sequence[str]) -> dict[str, Any]:
     """Return the settings of the `--config` files; later files override earlier ones."""
     config: dict[str, Any] = {}
     hints = {name: hint for name, hint in parser.hints.items() if name not in parser.flag_only_names}
@@ -295,8 +299,8 @@ def _config_of(parser: VerbParser, arguments: Sequence[str]) -> dict[str, Any]:
     return config
 
 
-def _dashed_flag(argument: str) -> str:
-    """Return an argument, with underscores replaced by dashes if it is a flag."""
+def _dashes_for_underscores(argument: str) -> str:
+    """Replace underscores by dashes in the name of a flag; return any other argument unchanged."""
     if not argument.startswith("--"):
         return argument
     name, equals, value = argument.partition("=")

@@ -3,20 +3,20 @@
 import shutil
 from collections.abc import Callable, Sequence
 
-from paucal.cli.arguments import VerbParser, parse
+from paucal.cli.arguments import CommandParser, parse_arguments
 
 DESCRIPTION = (
     "Show the files that paucal caches between runs: decoded images, so that only the first run decodes them, and "
-    "features of frozen models. They can be removed at any time; runs compute them again when needed."
+    "features of frozen models. Cached files can be removed at any time; runs compute them again when needed."
 )
 MIB = 2**20
 
 
 def run(argv: Sequence[str]) -> int:
-    """Run the verb; returns the exit code."""
-    parser = VerbParser("cache", DESCRIPTION)
+    """Run the command and return the exit code."""
+    parser = CommandParser("cache", DESCRIPTION)
     parser.add_argument("--clear", action="store_true", help="remove the cached files")
-    values, _ = parse(parser, argv)
+    values, _ = parse_arguments(parser, argv)
     from paucal.data.decoded import cache_folder as cache
     from paucal.runner.plain_console import PlainConsole
     from paucal.wording import counted
@@ -26,7 +26,7 @@ def run(argv: Sequence[str]) -> int:
     def show(name: str, description: str, n_bytes: int, clear: Callable[[], object], noun: str) -> None:
         console.print(f"{name}: {description}", markup=False)
         if values.clear:
-            freed = clear()  # a number of bytes; another value means that all `n_bytes` were removed
+            freed = clear()  # the number of removed bytes; a result of another type means that all were removed
             n_bytes = freed if isinstance(freed, int) else n_bytes
             console.print(f"removed {n_bytes / MIB:.0f} MiB of {noun}", markup=False)
 

@@ -3,30 +3,30 @@
 import json
 from collections.abc import Sequence
 
-from paucal.cli.arguments import VerbParser, add_settings, parse, settings_among
+from paucal.cli.arguments import CommandParser, add_settings, build_settings, parse_arguments
 from paucal.settings.groups import LABELLED_DATA_HELP
 from paucal.verbs.check.settings import CheckSettings
 
 DESCRIPTION = """Read every image once, and report the content of the data set and its problems.
-Content: counts, classes, sizes, channels and brightness. Problems: unreadable, duplicate (also across splits), blank
-and small images, labels missing in a split, and file names that suggest groups. The exit code is 1 if scores on these
-images would be misleading or training could not begin. --labels lists labels that are probably wrong, which takes
-minutes."""
+The content is the number of images per class and split, image sizes, channels and brightness. Problems are unreadable,
+duplicate (also across splits), blank and small images, labels missing in a split, and file names that suggest groups.
+The exit code is 1 if scores on these images would be misleading or training could not begin. --labels also lists labels
+that are probably wrong, which takes minutes."""
 
 
 def run(argv: Sequence[str]) -> int:
-    """Run the verb; returns the exit code, 1 if scores on this data set would be misleading."""
-    parser = VerbParser("check", DESCRIPTION)
+    """Run the command; return the exit code, which is 1 if scores on this data set would be misleading."""
+    parser = CommandParser("check", DESCRIPTION)
     parser.add_argument(
         "data", nargs="?", default="digits", help=f"images: {LABELLED_DATA_HELP}; images with masks, or with boxes"
     )
     add_settings(parser, CheckSettings, skip=["data"])
-    values, _ = parse(parser, argv)
+    values, _ = parse_arguments(parser, argv)
     from paucal.runner.console import Console
     from paucal.runner.plain_console import PlainConsole
     from paucal.verbs.check.launch import check_set, show
 
-    settings = settings_among(values, CheckSettings)
+    settings = build_settings(values, CheckSettings)
     as_json = settings.format == "json"
     console = Console(PlainConsole(stderr=as_json))
     result = check_set(settings, console)

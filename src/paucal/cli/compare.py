@@ -5,31 +5,31 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from paucal.cli.arguments import VerbParser, add_data, add_settings, parse
+from paucal.cli.arguments import CommandParser, add_data_arguments, add_settings, parse_arguments
 from paucal.methods.training_settings import TrainSettings
 from paucal.settings.options import setting_fields
 from paucal.types import UserError
 from paucal.verbs.compare.settings import SET_BY_COMPARISON, UNSUPPORTED, GridSettings
 
 DESCRIPTION = """Train with every combination of settings and seed, and test whether differences are more than chance.
-With the same --output, finished runs are not repeated, stopped runs are resumed, and further methods, models, shares or
-seeds extend the grid. All other settings are those of 'paucal train', and apply to all runs."""
+If you repeat the command with the same --output, finished runs are kept and stopped runs are resumed; you may add
+methods, models, training-set fractions or seeds. All other flags are those of 'paucal train' and apply to all runs."""
 
 
 def run(argv: Sequence[str]) -> int:
-    """Run the verb and return the exit code: 1 if a run has failed, 130 if the comparison was stopped."""
-    parser = VerbParser("compare", DESCRIPTION)
+    """Run the command; return the exit code, which is 1 if a run has failed and 130 if the comparison was stopped."""
+    parser = CommandParser("compare", DESCRIPTION)
     train = setting_fields(TrainSettings)
-    add_data(parser, train["data"].metadata["help"])
+    add_data_arguments(parser, train["data"].metadata["help"])
     parser.add_argument("--resume", metavar="FOLDER", help="resume a stored comparison")
     add_settings(parser, GridSettings)
     add_settings(parser, TrainSettings, skip=[*SET_BY_COMPARISON, *UNSUPPORTED])
-    values, given = parse(parser, argv)
+    values, given = parse_arguments(parser, argv)
     grid_values = {name: getattr(values, name) for name in given if name in setting_fields(GridSettings)}
     run_settings = {name: getattr(values, name) for name in given if name in train and name not in grid_values}
     if values.subject is not None:
         if run_settings.get("data", values.subject) != values.subject:
-            raise UserError(f"DATA is {values.subject!r} and --data is {values.data!r}: give one of them.")
+            raise UserError(f"DATA is {values.subject!r} and --data is {values.data!r}: remove DATA or --data.")
         run_settings["data"] = values.subject
     from paucal.runner.console import Console
     from paucal.verbs.compare.launch import compare_all, resume_comparison
@@ -37,7 +37,9 @@ def run(argv: Sequence[str]) -> int:
     grid_settings = GridSettings(**grid_values)
     if values.resume is not None:
         if run_settings:
-            raise UserError("--resume uses the settings of the stored comparison: leave DATA and settings of runs out.")
+            raise UserError(
+                "--resume uses the settings of the stored comparison: remove DATA and the flags of 'paucal train'."
+            )
         result = resume_comparison(Path(values.resume), grid_settings, Console())
     else:
         command = shlex.join(["paucal", "compare", *argv])
@@ -46,7 +48,7 @@ def run(argv: Sequence[str]) -> int:
 
 
 def parse_arms(words: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """Parse arms of the form 'NAME: FLAGS of paucal train' into settings, by the name of the arm."""
+    """Parse --arms words of the form 'NAME: FLAGS of paucal train' into given settings, by the name of the arm."""
     arms: dict[str, dict[str, Any]] = {}
     for arm_text in words:
         name, colon, flags = arm_text.partition(":")
@@ -54,11 +56,11 @@ def parse_arms(words: Sequence[str]) -> dict[str, dict[str, Any]]:
         if not colon or not name:
             raise UserError(f"--arms: expected 'NAME: FLAGS of paucal train', got {arm_text[:80]!r}.")
         if name in arms:
-            raise UserError(f"--arms: there are two arms called {name!r}: rename one.")
-        parser = VerbParser("train", "")
+            raise UserError(f"--arms: there are two arms called {name!r}: rename one of them.")
+        parser = CommandParser("train", "")
         add_settings(parser, TrainSettings, skip=["data", "seed", "output", "overwrite", *UNSUPPORTED])
         try:
-            values, given = parse(parser, shlex.split(flags))
+            values, given = parse_arguments(parser, shlex.split(flags))
         except ValueError as problem:
             raise UserError(f"--arms: the flags of {name!r} cannot be read ({problem}): check the quotes.") from problem
         except UserError as problem:

@@ -1,4 +1,4 @@
-"""`paucal completion`: print a script for shell completion of verbs, flags and values."""
+"""`paucal completion`: print a script for shell completion of commands, flags and values."""
 
 import argparse
 import importlib
@@ -8,11 +8,11 @@ import typing
 from collections.abc import Sequence
 from typing import Any, Literal
 
-from paucal.cli.arguments import ParserCaptured, PlainHelp, VerbParser, capturing_parsers, parse
+from paucal.cli.arguments import CommandParser, HelpWithDefaults, ParserCaptured, capturing_parsers, parse_arguments
 from paucal.cli.recipes import recipes_by_verb
 from paucal.models.table import model_names
 
-DESCRIPTION = """Print a script with which your shell completes verbs, flags and their values when you press Tab.
+DESCRIPTION = """Print a script with which your shell completes commands, flags and their values when you press Tab.
 The script is for this version of paucal: generate it again after an update. Install it with
 
   bash        paucal completion bash > ~/.local/share/bash-completion/completions/paucal
@@ -22,56 +22,56 @@ The script is for this version of paucal: generate it again after an update. Ins
 and open a new shell. The folder must exist; create it with mkdir -p."""
 Shell = Literal["bash", "zsh", "fish", "tcsh"]
 DEVICES = ("cpu", "cuda", "mps")
-# Arguments whose values are completed although their type is plain text.
+# Names of arguments whose values are completed although their type is plain text.
 MODEL_ARGUMENTS, DEVICE_ARGUMENT, RECIPE_ARGUMENT = ("model", "models"), "device", "recipe"
 
 
 def run(argv: Sequence[str]) -> int:
-    """Run the verb; returns the exit code."""
-    parser = VerbParser("completion", DESCRIPTION)
-    parser.formatter_class = _KeepsLineBreaks
+    """Run the command and return the exit code."""
+    parser = CommandParser("completion", DESCRIPTION)
+    parser.formatter_class = _UnwrappedHelp
     parser.hints["shell"] = Shell
     parser.add_argument("shell", metavar="{bash,zsh,fish,tcsh}", help="your shell")
-    values, _ = parse(parser, argv)
+    values, _ = parse_arguments(parser, argv)
     import shtab
 
-    sys.stdout.write(shtab.complete(completion_parser(), values.shell) + os.linesep)
+    sys.stdout.write(shtab.complete(build_completion_parser(), values.shell) + os.linesep)
     return 0
 
 
-class _KeepsLineBreaks(PlainHelp):
+class _UnwrappedHelp(HelpWithDefaults):
     """Help that keeps the line breaks of the description."""
 
     def _fill_text(self, text: str, width: int, indent: str) -> str:
         return "".join(indent + line for line in text.splitlines(keepends=True))
 
 
-def completion_parser() -> argparse.ArgumentParser:
-    """Return an argparse parser of all verbs with their arguments, which is used only for completion.
+def build_completion_parser() -> argparse.ArgumentParser:
+    """Return an argparse parser of all commands with their arguments, which is used only for completion.
 
-    Values with a fixed set of words are completed to these words, other texts to file names.
+    A value with a fixed set of choices is completed to one of the choices, any other text to a file name.
     """
-    from paucal.cli.main import VERB_SUMMARIES
+    from paucal.cli.main import COMMAND_SUMMARIES
 
     models, recipes = tuple(model_names()), recipes_by_verb()
     main_parser = argparse.ArgumentParser("paucal", allow_abbrev=False)
     main_parser.add_argument("--version", action="store_true", help="print the version")
     verbs = main_parser.add_subparsers(dest="verb")
-    for verb, summary in VERB_SUMMARIES.items():
+    for verb, summary in COMMAND_SUMMARIES.items():
         verb_parser = verbs.add_parser(verb, help=_escape_percent(summary), allow_abbrev=False)
         choices_by_name = {
             **dict.fromkeys(MODEL_ARGUMENTS, models),
             DEVICE_ARGUMENT: DEVICES,
             RECIPE_ARGUMENT: tuple(recipes.get(verb, ())),
         }
-        parser = _parser_of(verb)
+        parser = _capture_parser(verb)
         for action in parser._actions:
             _copy_argument(verb_parser, action, parser.hints.get(action.dest), choices_by_name)
     return main_parser
 
 
-def _parser_of(verb: str) -> VerbParser:
-    """Return the parser that a verb builds when it is run."""
+def _capture_parser(verb: str) -> CommandParser:
+    """Return the parser that a command builds when it is run."""
     with capturing_parsers():
         try:
             importlib.import_module(f"paucal.cli.{verb}").run([])
@@ -83,7 +83,7 @@ def _parser_of(verb: str) -> VerbParser:
 def _copy_argument(
     parser: argparse.ArgumentParser, action: argparse.Action, hint: Any, choices_by_name: dict[str, tuple[str, ...]]
 ) -> None:
-    """Add a copy of a verb's argument to `parser`, with the choices for its values if its type or name has some."""
+    """Add a copy of a command's argument to `parser`, with choices if its name or type determines the valid values."""
     import shtab
 
     if action.dest == "help" or action.help == argparse.SUPPRESS:
@@ -92,23 +92,25 @@ def _copy_argument(
     if action.nargs == 0:
         parser.add_argument(*action.option_strings, action="store_true", **keywords)
         return
-    choices = choices_by_name.get(action.dest) or _literal_words(hint)
+    choices = choices_by_name.get(action.dest) or _literal_choices(hint)
     names = action.option_strings or [action.dest]
     keywords |= {"metavar": action.metavar, "nargs": action.nargs} | ({"choices": choices} if choices else {})
     copied_action = parser.add_argument(*names, **keywords)
-    if not choices and _is_text(hint):
+    if not choices and _accepts_text(hint):
         copied_action.complete = shtab.FILE  # type: ignore[attr-defined]
 
 
-def _literal_words(hint: Any) -> tuple[str, ...]:
-    """Return the words of a Literal type, also inside a union or a list."""
+def _literal_choices(hint: Any) -> tuple[str, ...]:
+    """Return the values of a Literal type as text, also of a Literal inside a union or a list."""
     if typing.get_origin(hint) is Literal:
         return tuple(map(str, typing.get_args(hint)))
-    return tuple(choice for member in typing.get_args(hint) for choice in _literal_words(member))
+    return tuple(choice for member in typing.get_args(hint) for choice in _literal_choices(member))
 
 
-def _is_text(hint: Any) -> bool:
-    return hint in (None, str) or any(_is_text(member) for member in typing.get_args(hint) if member is not type(None))
+def _accepts_text(hint: Any) -> bool:
+    return hint in (None, str) or any(
+        _accepts_text(member) for member in typing.get_args(hint) if member is not type(None)
+    )
 
 
 def _escape_percent(text: str) -> str:

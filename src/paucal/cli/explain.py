@@ -2,23 +2,24 @@
 
 from collections.abc import Sequence
 
-from paucal.cli.arguments import VerbParser, add_settings, parse, settings_among
+from paucal.cli.arguments import CommandParser, add_settings, build_settings, parse_arguments
 from paucal.verbs.explain.settings import ExplainSettings
 
 DESCRIPTION = """Draw the attention of a trained model, attributions of its predictions, and its features.
 IMAGES are files, folders (searched to any depth), Parquet files, or patterns such as 'photos/*.jpg'. --show matches
-takes two images, or one, which is compared with its mirror image; --show localization needs a run with DrLoc."""
+takes two images, or a single image, which is then compared with its mirror image. --show localization needs a run that
+was trained with DrLoc."""
 
 
 def run(argv: Sequence[str]) -> int:
-    """Run the verb and return the exit code."""
-    parser = VerbParser("explain", DESCRIPTION)
+    """Run the command and return the exit code."""
+    parser = CommandParser("explain", DESCRIPTION)
     parser.add_argument("model", help="run folder, or a timm model with published weights")
     parser.add_argument("images", nargs="+", help="images, folders or patterns")
     add_settings(parser, ExplainSettings)
-    values, _ = parse(parser, argv)
+    values, _ = parse_arguments(parser, argv)
     from paucal.runner.console import Console
     from paucal.verbs.explain.launch import explain_all
 
-    explain_all(values.model, values.images, settings_among(values, ExplainSettings), Console())
+    explain_all(values.model, values.images, build_settings(values, ExplainSettings), Console())
     return 0

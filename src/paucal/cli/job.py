@@ -1,4 +1,4 @@
-"""Running the job of a training verb: print its config, resume a run, or begin a new run."""
+"""Run the job of a training command: print its config, resume a run, or begin a new run."""
 
 from argparse import Namespace
 from collections.abc import Mapping
@@ -15,13 +15,14 @@ def run_job(
     parsed: tuple[Namespace, Mapping[str, str], Mapping[str, Any]],
     start: float | None = None,
 ) -> int:
-    """Run a job and return the exit code, 130 if it was stopped before its end.
+    """Run a job and return the exit code, which is 130 if the run was stopped before its end.
 
     Args:
-        job: Job of the verb.
-        settings: Class of the verb's settings.
-        parsed: Result of `parse_run`.
-        start: Time from which the duration of a new run is counted, in seconds of `time.monotonic()`; None for now.
+        job: Job of the command.
+        settings: Settings class of the command.
+        parsed: Result of `parse_run_arguments`.
+        start: Start time of a new run, from which its duration is measured, in seconds of `time.monotonic()`; None for
+            the current time.
     """
     values, given, changes = parsed
     if values.print_config:

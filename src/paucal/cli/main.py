@@ -1,4 +1,4 @@
-"""The `paucal` command: it runs the module of the verb, and turns errors into messages and exit codes."""
+"""The `paucal` program, which runs the module of a command and turns errors into messages and exit codes."""
 
 import codecs
 import errno
@@ -13,14 +13,14 @@ from importlib.metadata import version
 
 from rich.markup import escape
 
-from paucal.memory import kept_memory
+from paucal.memory import keep_freed_memory
 from paucal.runner.clock import begin_command
 from paucal.runner.plain_console import PlainConsole, closed_descriptors, redirect_to_null
 from paucal.signals import stop_signals_as_interrupt
 from paucal.types import UserError
-from paucal.wording import did_you_mean, sentence
+from paucal.wording import did_you_mean, one_line_message
 
-VERB_SUMMARIES = {
+COMMAND_SUMMARIES = {
     "check": "report the content of a data set and its problems",
     "train": "train a model on a folder of images",
     "detect": "train a detector on images with boxes",
@@ -30,7 +30,7 @@ VERB_SUMMARIES = {
     "study": "reproduce a table of a paper, with published and measured numbers",
     "eval": "evaluate a trained model on labelled images",
     "runs": "list runs with their settings and scores",
-    "predict": "classify images, detect objects or segment them, with a trained model",
+    "predict": "classify images, detect objects or predict masks, with a trained model",
     "explain": "draw attention, attributions and features of a trained model in images",
     "export": "write a trained model for other programs",
     "serve": "open a web page to try a trained model, or to label images",
@@ -39,12 +39,12 @@ VERB_SUMMARIES = {
     "shard": "write images into shards, for millions of images",
     "convert": "write a data set in another layout: yolo, coco, voc, masks, csv, ...",
     "cache": "show or remove cached files",
-    "weights": "list pretrained weights, and copy them to another machine",
+    "weights": "list pretrained weights, and copy weights to another machine",
     "models": "list backbones",
     "recipes": "list recipes: settings of published trainings",
     "completion": "print a script for shell completion",
 }
-VERB_GROUPS = {  # verbs by purpose
+COMMAND_GROUPS = {  # names of commands by purpose
     "a model for your images": ("check", "train", "predict"),
     "objects and areas in your images": ("detect", "segment"),
     "evaluation and explanation": ("eval", "explain"),
@@ -69,27 +69,27 @@ _ADVICE_BY_ERRNO = {
     errno.EIO: "check the disk",
 }
 _PATH_ERRORS = (FileNotFoundError, FileExistsError, IsADirectoryError, NotADirectoryError)
-USAGE = "paucal VERB [SUBJECT] [DATA...] [--flags]"
-ERROR_HANDLER = "paucal.escaped"  # name under which `codecs` knows `_replace_character`
-CLOSED_PIPE_CODE = 141  # exit code of a program that SIGPIPE ended
+USAGE = "paucal COMMAND [SUBJECT] [DATA...] [--flags]"
+ERROR_HANDLER = "paucal.escaped"  # name under which `_replace_character` is registered with `codecs`
+CLOSED_PIPE_CODE = 141  # the exit code that shells report for a program that was ended by SIGPIPE
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line; returns the exit code.
+    """Run the command line and return the exit code.
 
     The code is 0 for success, 1 if a check finds that scores would be misleading or a comparison has failed runs, 2 for
-    a user error, 130 after an interrupt, 141 if the reader of the output closed the pipe.
+    a user error, 130 after an interrupt, and 141 if the program that reads the output closed the pipe.
     """
     begin_command()
     if argv is None:
         restart_in_utf8()
     with tolerant_streams():
-        code = _exit_code(list(sys.argv[1:] if argv is None else argv))
+        code = _run_and_report_errors(list(sys.argv[1:] if argv is None else argv))
         return code if code in (0, 2, 130) or can_write_output() else CLOSED_PIPE_CODE
 
 
-def _exit_code(arguments: list[str]) -> int:
-    """Run the verb and return its exit code; print an error as a message, and return the error's code."""
+def _run_and_report_errors(arguments: list[str]) -> int:
+    """Run a command and return its exit code; if an error is raised, print its message and return the error's code."""
     console = PlainConsole(stderr=True)
     try:
         with stop_signals_as_interrupt():
@@ -105,37 +105,38 @@ def _exit_code(arguments: list[str]) -> int:
             return CLOSED_PIPE_CODE
         if problem.filename is None and problem.errno is None:
             raise
-        console.print(f"[bold red]error:[/] {escape(_os_sentence(problem))}", soft_wrap=True)
+        console.print(f"[bold red]error:[/] {escape(_describe_os_error(problem))}", soft_wrap=True)
         return 2
 
 
 def _dispatch(arguments: list[str]) -> int:
-    """Run a verb, or print the help or the version; return the exit code."""
+    """Run a command, or print the help or the version; return the exit code."""
     if not arguments or arguments[0] in ("-h", "--help", "help"):
-        width = max(map(len, VERB_SUMMARIES))
+        width = max(map(len, COMMAND_SUMMARIES))
         group_texts = [
-            "\n".join((f"{purpose}:", *(f"  {name:<{width}}  {VERB_SUMMARIES[name]}" for name in names)))
-            for purpose, names in VERB_GROUPS.items()
+            "\n".join((f"{purpose}:", *(f"  {name:<{width}}  {COMMAND_SUMMARIES[name]}" for name in names)))
+            for purpose, names in COMMAND_GROUPS.items()
         ]
-        print("\n\n".join((f"usage: {USAGE}", *group_texts, "'paucal VERB --help' shows the flags of a verb.")))
+        print("\n\n".join((f"usage: {USAGE}", *group_texts, "'paucal COMMAND --help' shows the flags of a command.")))
         return 0
     if arguments[0] == "--version":
         print(version("paucal"))
         return 0
     verb = arguments[0]
-    if verb not in VERB_SUMMARIES:
+    if verb not in COMMAND_SUMMARIES:
         raise UserError(
-            f"unknown verb {verb!r}{did_you_mean(verb, VERB_SUMMARIES)}; expected one of {', '.join(VERB_SUMMARIES)}."
+            f"unknown command {verb!r}{did_you_mean(verb, COMMAND_SUMMARIES)}; "
+            f"expected one of {', '.join(COMMAND_SUMMARIES)}."
         )
-    # Only the module of the verb is imported, since some import torch, which takes seconds.
+    # Only this command's module is imported, since some modules import torch, which takes seconds.
     module = importlib.import_module(f"paucal.cli.{verb}")
-    if verb == "serve":  # kept memory only helps programs that compute all the time
+    if verb == "serve":  # a server is mostly idle and should then return its freed memory to the system
         return module.run(arguments[1:])
-    with kept_memory():
+    with keep_freed_memory():
         return module.run(arguments[1:])
 
 
-def _os_sentence(problem: OSError) -> str:
+def _describe_os_error(problem: OSError) -> str:
     name = problem.filename
     file_text = f" ({os.fsdecode(name) if isinstance(name, str | bytes | os.PathLike) else name})" if name else ""
     advice = (
@@ -143,14 +144,15 @@ def _os_sentence(problem: OSError) -> str:
         if isinstance(problem, _PATH_ERRORS)
         else _ADVICE_BY_ERRNO.get(problem.errno or 0, _DEFAULT_ADVICE)
     )
-    return sentence(f"{problem.strerror or problem}{file_text}: {advice}, then run again.")
+    return one_line_message(f"{problem.strerror or problem}{file_text}: {advice}, then run again.")
 
 
 def restart_in_utf8() -> None:
     """Restart the command in Python's UTF-8 mode if file names are decoded as ASCII.
 
-    This happens in the C locale if Python's UTF-8 mode and locale coercion are switched off. Image names in tables
-    would then not match file names. A running Python cannot change the mode, and child processes need it too.
+    File names are decoded as ASCII in the C locale if Python's UTF-8 mode and locale coercion are switched off. Image
+    names in tables would then not match file names. A running Python cannot change the mode, and child processes need
+    UTF-8 mode too.
     """
     if codecs.lookup(sys.getfilesystemencoding()).name == "ascii" and not sys.flags.utf8_mode:
         os.environ["PYTHONUTF8"] = "1"
@@ -164,7 +166,7 @@ def tolerant_streams() -> Iterator[None]:
     codecs.register_error(ERROR_HANDLER, _replace_character)
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
-        if stream is None:  # closed before the start; without devnull, the next opened file would get its descriptor
+        if stream is None:  # closed before the start; without devnull, the next opened file would reuse the descriptor
             setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
         elif isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors=ERROR_HANDLER)
@@ -192,8 +194,8 @@ def can_write_output() -> bool:
 def _replace_character(problem: UnicodeError) -> tuple[str | bytes, int]:
     """Return a replacement for a character that cannot be encoded, and the position after it.
 
-    The replacement is the original byte for a byte of a Linux file name that is not UTF-8 (Python represents it as a
-    surrogate), else a backslash escape.
+    Python represents a byte of a Linux file name that is not UTF-8 as a surrogate, which is replaced by the original
+    byte. Any other character is replaced by a backslash escape.
     """
     if not isinstance(problem, UnicodeEncodeError):
         raise problem

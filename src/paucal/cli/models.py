@@ -1,4 +1,4 @@
-"""`paucal models`: list backbones with their size and cost."""
+"""`paucal models`: list backbones with their number of parameters and multiply-adds."""
 
 import fnmatch
 from collections.abc import Iterator, Sequence
@@ -6,26 +6,26 @@ from collections.abc import Iterator, Sequence
 from rich.progress import track
 from rich.table import Table
 
-from paucal.cli.arguments import VerbParser, parse
+from paucal.cli.arguments import CommandParser, parse_arguments
 from paucal.models.table import TIMM, ListedModel, model_names, stored_table
 from paucal.runner.plain_console import PlainConsole
 from paucal.types import UserError
 
 DESCRIPTION = (
-    "List the backbones that can be trained, with their parameters, multiply-adds and last feature map at their "
-    "default image size. PATTERN may have wildcards, such as 'swin*'."
+    "List the backbones that can be trained, each with its number of parameters, its multiply-adds and the size of its "
+    "last feature map at the default image size. PATTERN may contain wildcards, as in 'swin*'."
 )
-# Headings, with the smallest widths in characters.
+# Minimum width in characters of each column, by its heading.
 COLUMNS = {"model": 24, "made for": 8, "parameters": 10, "GMACs": 5, "grid": 5, "source": 8, "DrLoc weight": 5}
 NUMBER_COLUMNS = ("parameters", "GMACs")
 
 
 def run(argv: Sequence[str]) -> int:
-    """Run the verb; returns the exit code."""
-    parser = VerbParser("models", DESCRIPTION)
+    """Run the command and return the exit code."""
+    parser = CommandParser("models", DESCRIPTION)
     parser.add_argument("pattern", nargs="?", default="*", help="pattern of the names to list")
     parser.add_argument("--ours", action="store_true", help="list only what paucal adds to timm")
-    values, _ = parse(parser, argv)
+    values, _ = parse_arguments(parser, argv)
     pattern = values.pattern if any(c in values.pattern for c in "*?[") else f"*{values.pattern}*"
     names, stored_costs = fnmatch.filter(model_names(), pattern), stored_table()
     unknown = [name for name in names if name not in stored_costs]
@@ -38,7 +38,7 @@ def run(argv: Sequence[str]) -> int:
     if not costs:
         raise UserError(f"no model name matches {values.pattern!r}; 'paucal models' lists all.")
     console = PlainConsole()
-    if not console.is_terminal:  # no width limit in a file or a pipe, where rich would be slow
+    if not console.is_terminal:  # lines in a file or a pipe have no width limit, and rich would be slow
         print("\n".join(_aligned_lines([tuple(COLUMNS), *(_table_row(name, cost) for name, cost in costs.items())])))
         return 0
     table = Table(box=None, padding=(0, 2, 0, 0))
@@ -53,7 +53,7 @@ def run(argv: Sequence[str]) -> int:
 
 
 def _aligned_lines(rows: Sequence[tuple[str, ...]]) -> Iterator[str]:
-    """Yield rows as lines with aligned columns; the first row has the headings."""
+    """Yield rows as text lines with aligned columns; the first row contains the headings."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
         cells = zip(COLUMNS, row, widths, strict=True)
@@ -61,7 +61,7 @@ def _aligned_lines(rows: Sequence[tuple[str, ...]]) -> Iterator[str]:
 
 
 def _measure_model(name: str) -> ListedModel:
-    """Measure a model that is missing from the stored table because the installed timm is newer."""
+    """Measure the cost of a model that is missing from the stored table because the installed timm is newer."""
     from paucal.models.measuring import measure
     from paucal.objectives import default_weight
 

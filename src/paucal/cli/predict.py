@@ -1,11 +1,11 @@
-"""`paucal predict`: classify images, find objects in them, or write masks of them, with a trained model."""
+"""`paucal predict`: classify images, detect objects in images, or predict segmentation masks, with a trained model."""
 
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
-from paucal.cli.arguments import VerbParser, add_settings, parse, settings_among
+from paucal.cli.arguments import CommandParser, add_settings, build_settings, parse_arguments
 from paucal.types import UserError
 from paucal.verbs.predict.settings import MovingSettings, OutputSettings, PredictSettings
 
@@ -15,24 +15,24 @@ if TYPE_CHECKING:
     from paucal.runner.console import Console
     from paucal.runner.tables import TableFormat
 
-DESCRIPTION = """Classify images with the model of a run, find objects in them with a run of 'paucal detect', or write
-masks of them with a run of 'paucal segment'.
+DESCRIPTION = """Classify images with a model of 'paucal train', detect objects with a model of 'paucal detect', or
+write segmentation masks with a model of 'paucal segment'.
 PATHS are image files, folders (searched to any depth), Parquet files, or patterns such as 'photos/*.jpg'.
-With --output, repeat a command that was stopped to continue it.
+If a command with --output was stopped, repeat the command to continue it.
 PATHS may also be videos or cameras (camera:0, rtsp://...), and --watch classifies each new image in a folder."""
-CLASSIFIER_SETTINGS = ("top_k", "features", "sheet")  # settings that only classifiers have
+CLASSIFIER_SETTINGS = ("top_k", "features", "sheet")  # names of settings that are only for classifiers
 
 
-class _Call(NamedTuple):
-    """The arguments of a call.
+class _PredictCall(NamedTuple):
+    """The arguments of one `paucal predict` call.
 
     Attributes:
-        run: Path of the model.
-        paths: Paths of images, folders and Parquet files, and patterns.
+        run: Path of the run folder or exported model.
+        paths: Paths or patterns of images, folders and Parquet files.
         settings: Settings of the prediction.
         output_settings: Settings of the output.
         given: Origin ("flag" or "config") of each setting that the user gave.
-        console: Console for notes.
+        console: Console for notes to the user, on standard error.
     """
 
     run: str
@@ -43,7 +43,7 @@ class _Call(NamedTuple):
     console: "Console"
 
     def table(self) -> "tuple[Path | None, TableFormat | None]":
-        """Return the output file (None for standard output) and its format (None for the default)."""
+        """Return the path of the output table (None for standard output) and its format (None for the default)."""
         from paucal.runner.tables import resolve_table
 
         output, form = self.output_settings.output, self.output_settings.format
@@ -51,27 +51,27 @@ class _Call(NamedTuple):
 
 
 def run(argv: Sequence[str]) -> int:
-    """Run the verb; returns the exit code."""
-    parser = VerbParser("predict", DESCRIPTION)
+    """Run the command and return the exit code."""
+    parser = CommandParser("predict", DESCRIPTION)
     parser.add_argument("run", help="run folder")
-    # PATHS are optional only with --watch: argparse ends an optional list ("*") at the first flag, and would then
-    # refuse paths after the flag.
+    # PATHS are optional only with --watch, since argparse ends an optional list ("*") at the first flag and would
+    # refuse paths after that flag.
     n_paths = "*" if any(argument.partition("=")[0] == "--watch" for argument in argv) else "+"
     parser.add_argument("paths", nargs=n_paths, help="images, folders or patterns; or videos, or camera:0")
     add_settings(parser, OutputSettings)
     add_settings(parser, PredictSettings)
     add_settings(parser, MovingSettings)
-    values, given = parse(parser, argv)
+    values, given = parse_arguments(parser, argv)
     from paucal.export.reading import task_of_model
     from paucal.models.tasks import DETECTION, REGRESSION, SEGMENTATION
     from paucal.runner.console import Console
     from paucal.runner.plain_console import PlainConsole
     from paucal.settings.options import check_ranges
 
-    settings, output_settings = settings_among(values, PredictSettings), settings_among(values, OutputSettings)
+    settings, output_settings = build_settings(values, PredictSettings), build_settings(values, OutputSettings)
     check_ranges(settings)
     check_ranges(output_settings)
-    stream_settings = settings_among(values, MovingSettings)
+    stream_settings = build_settings(values, MovingSettings)
     has_streams = _has_streams(values.paths, values.watch, given)
     console, task = Console(PlainConsole(stderr=True)), task_of_model(values.run)
     if output_settings.to is not None:
@@ -79,7 +79,7 @@ def run(argv: Sequence[str]) -> int:
 
         _refuse_flags(given, ("format", "pictures", *CLASSIFIER_SETTINGS), "--{} is not supported with --to")
         if has_streams:
-            raise UserError("--to is not supported for videos, cameras and --watch: leave it out, or give images.")
+            raise UserError("--to is not supported for videos, cameras and --watch: remove --to, or give images.")
         predict_as_labels(values.run, values.paths, settings, output_settings, console)
         return 0
     predictors = {DETECTION: _predict_boxes, SEGMENTATION: _predict_masks, REGRESSION: _predict_numbers}
@@ -91,22 +91,22 @@ def run(argv: Sequence[str]) -> int:
         predict_moving(values.run, values.paths, settings, output_settings, stream_settings, console)
     else:
         predict = predictors.get(task, _predict_classes)
-        predict(_Call(values.run, values.paths, settings, output_settings, given, console))
+        predict(_PredictCall(values.run, values.paths, settings, output_settings, given, console))
     return 0
 
 
 def _has_streams(paths: Sequence[str], watch: str | None, given: Mapping[str, str]) -> bool:
-    """Return whether a call is for videos, cameras or a watched folder; refuse flags that are only for these."""
+    """Return whether the input is videos, cameras or a watched folder; if not, refuse flags that are only for these."""
     from paucal.verbs.predict.video import is_moving
 
     has_streams = watch is not None or any(map(is_moving, paths))
     for name in ("every", "idle", "annotated"):
         if name in given and not has_streams:
-            raise UserError(f"--{name} is for videos, cameras and --watch: leave it out, or give a video.")
+            raise UserError(f"--{name} is for videos, cameras and --watch: remove --{name}, or give a video.")
     return has_streams
 
 
-def _predict_classes(call: _Call) -> None:
+def _predict_classes(call: _PredictCall) -> None:
     from paucal.verbs.predict.files import predict_to_files
 
     _refuse_flags(call.given, ["pictures"], "--{} draws detections, but this model is a classifier")
@@ -114,7 +114,7 @@ def _predict_classes(call: _Call) -> None:
         _print_text(text)
 
 
-def _predict_boxes(call: _Call) -> None:
+def _predict_boxes(call: _PredictCall) -> None:
     from paucal.verbs.predict.detection import find_objects
 
     _refuse_flags(call.given, CLASSIFIER_SETTINGS, "--{} is for classifiers, but this model is a detector")
@@ -123,29 +123,29 @@ def _predict_boxes(call: _Call) -> None:
     _write_table(find_objects(call.run, call.paths, call.settings, output_settings, call.console), output)
 
 
-def _predict_numbers(call: _Call) -> None:
+def _predict_numbers(call: _PredictCall) -> None:
     from paucal.export.reading import load_model
     from paucal.verbs.predict.launch import open_pictures
-    from paucal.verbs.predict.regression import as_text, predict_numbers
+    from paucal.verbs.predict.regression import as_text, predict_target_values
 
     output, table_format = call.table()
     model = load_model(call.run, call.settings.device)
     prepared = open_pictures(model, list(call.paths), call.settings, call.console)
-    _write_table(as_text(predict_numbers(*prepared, call.console), table_format or "csv"), output)
+    _write_table(as_text(predict_target_values(*prepared, call.console), table_format or "csv"), output)
 
 
-def _predict_masks(call: _Call) -> None:
-    from paucal.reading import named_path
+def _predict_masks(call: _PredictCall) -> None:
+    from paucal.reading import expand_user_path
     from paucal.runner.tables import FORMATS, UNSUPPORTED_FORMATS
     from paucal.verbs.predict.segmentation import MASKS, OVERLAYS, segment_all
     from paucal.wording import counted, percent
 
     output = call.output_settings.output
     if output is None:
-        raise UserError("this model predicts masks: give a new folder for them with --output.")
+        raise UserError("this model predicts masks: give a new folder for the masks with --output.")
     flags = ("batch_size", "format", "pictures", *CLASSIFIER_SETTINGS)
     _refuse_flags(call.given, flags, "--{} is for classifiers and detectors, but this model predicts masks")
-    folder = named_path(output)
+    folder = expand_user_path(output)
     if folder.suffix.lower() in {**FORMATS, **UNSUPPORTED_FORMATS}:
         raise UserError(f"--output: {output!r} is a file name, but masks need a folder: give a new folder.")
     predictions = segment_all(call.run, call.paths, folder, call.settings, call.console)
@@ -155,14 +155,14 @@ def _predict_masks(call: _Call) -> None:
         names = list(predictions[0].shares)[:8]
         means = {name: sum(prediction.shares[name] for prediction in predictions) / count for name in names}
         shares = ", ".join(f"{name} {percent(share)}" for name, share in means.items())
-        call.console.say(f"mean share of the pixels: {shares}")
+        call.console.say(f"mean fraction of the pixels: {shares}")
 
 
 def _refuse_flags(given: Mapping[str, str], flags: Iterable[str], message: str) -> None:
-    """Raise a UserError for the first of the flags that was given; {} in `message` stands for its name."""
+    """Raise a UserError for the first of `flags` that was given; its name replaces {} in `message`."""
     for name in flags:
         if name in given:
-            raise UserError(f"{message.format(name.replace('_', '-'))}: leave it out.")
+            raise UserError(f"{message.format(name.replace('_', '-'))}: remove --{name.replace('_', '-')}.")
 
 
 def _write_table(text: str, output: "Path | None") -> None:
@@ -175,7 +175,7 @@ def _write_table(text: str, output: "Path | None") -> None:
 
 
 def _print_text(text: str) -> None:
-    from paucal.wording import showable
+    from paucal.wording import escape_controls
 
-    # Control characters in file names are escaped only for terminals; other programs get the names unchanged.
-    sys.stdout.write(showable(text) if sys.stdout.isatty() else text)
+    # Control characters in file names are escaped only on a terminal. Other programs receive the names unchanged.
+    sys.stdout.write(escape_controls(text) if sys.stdout.isatty() else text)

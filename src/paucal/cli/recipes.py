@@ -1,19 +1,19 @@
-"""`paucal recipes`: list the recipes, which are sets of settings from published trainings for `--recipe NAME`."""
+"""`paucal recipes`: list the recipes, the sets of published training settings that `--recipe NAME` applies."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from paucal.cli.arguments import VerbParser, parse
+from paucal.cli.arguments import CommandParser, parse_arguments
 
 DESCRIPTION = (
-    "List the recipes (settings of published trainings) for --recipe of 'paucal train', 'pretrain', 'segment' and "
-    "'detect'."
+    "List the recipes (training settings from papers) that --recipe of 'paucal train', 'pretrain', 'segment' and "
+    "'detect' accepts."
 )
 
 
 def run(argv: Sequence[str]) -> int:
-    """Run the verb; returns the exit code."""
-    parse(VerbParser("recipes", DESCRIPTION), argv)
+    """Run the command and return the exit code."""
+    parse_arguments(CommandParser("recipes", DESCRIPTION), argv)
     from paucal.runner.plain_console import PlainConsole
 
     console = PlainConsole(soft_wrap=True)
@@ -23,13 +23,13 @@ def run(argv: Sequence[str]) -> int:
             console.print(f"  [bold]{name}[/]: {recipe.summary}")
             for heading in ("source", "cost", "expected"):
                 console.print(f"    {heading}: {getattr(recipe, heading)}", markup=False)
-            for flags, score in recipe.also.items():
+            for flags, score in recipe.scores_by_flags.items():
                 console.print(f"    with {flags}: {score}", markup=False)
     return 0
 
 
 def recipes_by_verb() -> Mapping[str, Mapping[str, Any]]:
-    """Return the recipes by verb, then by name."""
+    """Return the recipes of each training command, by the name of the recipe."""
     from paucal.recipes import detection, esvit, segmentation, table
 
     recipes = {"train": table.RECIPES, "pretrain": esvit.RECIPES}

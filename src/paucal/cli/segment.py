@@ -2,19 +2,19 @@
 
 from collections.abc import Sequence
 
-from paucal.cli.arguments import parse_run
+from paucal.cli.arguments import parse_run_arguments
 from paucal.cli.elsewhere import run_elsewhere
 from paucal.runner.clock import command_start
 from paucal.tasks.segmentation.settings import SegmentSettings
 
-DESCRIPTION = """Train a network that classifies every pixel, and evaluate it on images that it has not seen.
+DESCRIPTION = """Train a network that classifies every pixel, and evaluate the network on held-out test images.
 DATA is a folder that contains a folder of images and a folder of masks with the same file names (images/ and masks/).
-Settings that are not given are chosen from the data, and printed with the reason."""
+Settings that you do not give are chosen from the data, and printed with the reason."""
 
 
 def run(argv: Sequence[str]) -> int:
-    """Run the verb; returns the exit code, 130 if the run was stopped before its end."""
-    parsed = parse_run("segment", DESCRIPTION, SegmentSettings, argv)
+    """Run the command; return the exit code, which is 130 if the run was stopped before its end."""
+    parsed = parse_run_arguments("segment", DESCRIPTION, SegmentSettings, argv)
     if (code := run_elsewhere("segment", parsed[0], argv)) is not None:
         return code
     from paucal.cli.job import run_job

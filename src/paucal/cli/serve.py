@@ -2,23 +2,23 @@
 
 from collections.abc import Sequence
 
-from paucal.cli.arguments import VerbParser, add_settings, parse, settings_among
+from paucal.cli.arguments import CommandParser, add_settings, build_settings, parse_arguments
 from paucal.verbs.serve.settings import ServeSettings
 
 DESCRIPTION = """Open a page in your browser to try a model: drop an image and see its classes with calibrated
-probabilities, whether it resembles the training images, and the evidence for the prediction. No data leaves this
-machine. With --label the page shows unlabelled images, the most useful first; you label each with one key, and --save
-stores the labels. Without a model, give --classes."""
+probabilities, whether the image resembles the training images, and the evidence for the prediction. No data leaves this
+machine. With --label, the page shows unlabelled images, the most useful first; you label each image with one key, and
+--save stores the labels. To label without a model, give --classes."""
 
 
 def run(argv: Sequence[str]) -> int:
-    """Run the verb; returns the exit code."""
-    parser = VerbParser("serve", DESCRIPTION)
+    """Run the command and return the exit code."""
+    parser = CommandParser("serve", DESCRIPTION)
     parser.add_argument("run", nargs="?", help="run folder, exported folder, or .onnx file; not needed with --classes")
     add_settings(parser, ServeSettings)
-    values, _ = parse(parser, argv)
+    values, _ = parse_arguments(parser, argv)
     from paucal.runner.console import Console
     from paucal.verbs.serve.launch import serve
 
-    serve(getattr(values, "run", None), settings_among(values, ServeSettings), Console())
+    serve(getattr(values, "run", None), build_settings(values, ServeSettings), Console())
     return 0

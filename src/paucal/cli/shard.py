@@ -2,25 +2,26 @@
 
 from collections.abc import Sequence
 
-from paucal.cli.arguments import VerbParser, add_settings, parse, settings_among
+from paucal.cli.arguments import CommandParser, add_settings, build_settings, parse_arguments
 from paucal.settings.groups import LABELLED_DATA_HELP
 from paucal.verbs.shard.settings import ShardSettings
 
 DESCRIPTION = """Write the images of a data set into shards: a few large files instead of millions of small files.
-Each split gets its own shards, in random order. The bytes of images are not changed, and unreadable images are
-reported. An index lets a run on a million images begin in seconds, on this machine or from object storage. Data sets of
-up to some hundred thousand images on a disk do not need shards: paucal decodes them once and keeps the result."""
+Each split gets its own shards, with its images in random order. Image files are stored unchanged, and unreadable images
+are reported. An index lets a run on a million images begin in seconds, on this machine or from object storage. Data
+sets of up to a few hundred thousand images on a local disk do not need shards: paucal decodes these images once and
+caches the result."""
 
 
 def run(argv: Sequence[str]) -> int:
-    """Run the verb; returns the exit code."""
-    parser = VerbParser("shard", DESCRIPTION)
+    """Run the command and return the exit code."""
+    parser = CommandParser("shard", DESCRIPTION)
     parser.add_argument("data", help=f"images: {LABELLED_DATA_HELP}")
     parser.add_argument("output", help="new or empty folder for the shards, or a URL such as s3://bucket/set")
     add_settings(parser, ShardSettings, skip=["data", "output"])
-    values, _ = parse(parser, argv)
+    values, _ = parse_arguments(parser, argv)
     from paucal.runner.console import Console
     from paucal.verbs.shard.launch import shard_set
 
-    shard_set(settings_among(values, ShardSettings), Console())
+    shard_set(build_settings(values, ShardSettings), Console())
     return 0

@@ -4,27 +4,27 @@ import shlex
 from collections.abc import Sequence
 from typing import Any
 
-from paucal.cli.arguments import VerbParser, add_settings, parse
+from paucal.cli.arguments import CommandParser, add_settings, parse_arguments
 from paucal.settings.options import setting_fields
 from paucal.studies.settings import StudySettings
 from paucal.types import UserError
 
 DESCRIPTION = """Reproduce a table or figure of the DrLoc, EsViT, DHVT or token labeling papers, and print published and
-measured numbers side by side. 'paucal study list' lists all studies, 'paucal study show NAME' prints one with the
-settings of its rows. Finished runs are not repeated: the same command resumes a study that was stopped."""
+measured numbers side by side. 'paucal study list' lists all studies. 'paucal study show NAME' prints one study with the
+settings of each row. Finished runs are not repeated: the same command resumes a study that was stopped."""
 
 
 def run(argv: Sequence[str]) -> int:
-    """Run the verb and return the exit code: 1 if a run has failed, 130 if the study was stopped."""
-    parser = VerbParser("study", DESCRIPTION)
+    """Run the command; return the exit code, which is 1 if a run has failed and 130 if the study was stopped."""
+    parser = CommandParser("study", DESCRIPTION)
     parser.add_argument("name", help="name of a study, or 'list', or 'show'")
     parser.add_argument("shown", nargs="?", help="after 'show': name of the study to show")
     add_settings(parser, StudySettings)
-    values, given = parse(parser, argv)
+    values, given = parse_arguments(parser, argv)
     study_values = {name: getattr(values, name) for name in given if name in setting_fields(StudySettings)}
     if values.name in ("list", "show"):
         if study_values:
-            raise UserError(f"'paucal study {values.name}' takes no flags: leave --{next(iter(study_values))} out.")
+            raise UserError(f"'paucal study {values.name}' takes no flags: remove --{next(iter(study_values))}.")
         return _list_studies(values.shown) if values.name == "list" else _show_study(values.shown)
     if values.shown is not None:
         raise UserError(f"unknown word {values.shown!r} after {values.name!r}; expected flags, or 'show NAME'.")
@@ -33,7 +33,7 @@ def run(argv: Sequence[str]) -> int:
     if find_study(values.name).kind == "facts":
         if study_values:
             raise UserError(
-                f"{values.name} is a reference table with nothing to run: leave --{next(iter(study_values))} out."
+                f"{values.name} is a reference table with nothing to run: remove --{next(iter(study_values))}."
             )
         return _show_study(values.name)
     from paucal.runner.console import Console
@@ -45,7 +45,7 @@ def run(argv: Sequence[str]) -> int:
 
 
 def _list_studies(surplus: str | None) -> int:
-    """Print all studies and return the exit code; `surplus` is a word after "list", which is refused."""
+    """Print all studies and return the exit code; `surplus` is a word after "list", which raises a UserError."""
     if surplus is not None:
         raise UserError(f"unknown word {surplus!r} after 'list'; to see one study use 'paucal study show {surplus}'.")
     from paucal.studies.listing import list_studies
@@ -57,7 +57,7 @@ def _list_studies(surplus: str | None) -> int:
 def _show_study(name: str | None) -> int:
     """Print the published numbers of a study, and return the exit code."""
     if name is None:
-        raise UserError("'paucal study show' needs the NAME of a study: 'paucal study list' lists all.")
+        raise UserError("'paucal study show' needs the NAME of a study: 'paucal study list' lists all studies.")
     from paucal.studies.listing import show
 
     table, sentences = show(name)

@@ -2,20 +2,20 @@
 
 from collections.abc import Sequence
 
-from paucal.cli.arguments import parse_run
+from paucal.cli.arguments import parse_run_arguments
 from paucal.cli.elsewhere import run_elsewhere
 from paucal.methods.training_settings import TrainSettings
 from paucal.runner.clock import command_start
 
-DESCRIPTION = """Train a classifier on a folder of images and evaluate it on images that it has not seen.
-Settings that are not given are chosen from the data, and printed with the reason.
-Without DATA it uses the built-in digits, which takes about a minute on two CPU cores. With --target COLUMN the model
-predicts a number instead of a class."""
+DESCRIPTION = """Train a classifier on a folder of images and evaluate the classifier on held-out test images.
+Settings that you do not give are chosen from the data, and printed with the reason.
+Without DATA, the command trains on the built-in digits, which takes about a minute on two CPU cores. With --target
+COLUMN, the model predicts a number instead of a class."""
 
 
 def run(argv: Sequence[str]) -> int:
-    """Run the verb; returns the exit code, 130 if the run was stopped before its end."""
-    values, given, changes = parsed = parse_run("train", DESCRIPTION, TrainSettings, argv)
+    """Run the command; return the exit code, which is 130 if the run was stopped before its end."""
+    values, given, changes = parsed = parse_run_arguments("train", DESCRIPTION, TrainSettings, argv)
     if (code := run_elsewhere("train", values, argv)) is not None:
         return code
     from paucal.cli.job import run_job

@@ -1,4 +1,4 @@
-"""Validation of the images and paths that are passed to Python functions, before any of them is opened."""
+"""Validation of the images and paths that are passed to Python functions, before any image is opened."""
 
 import os
 from collections.abc import Iterable, Mapping
@@ -22,7 +22,7 @@ def list_images(images: Any) -> list[ImageInMemory]:
     entries: list[ImageInMemory] = []
     for number, image in enumerate(_as_iterable(images, expected), start=1):
         if isinstance(image, str | os.PathLike):
-            raise UserError(f"image {number} is a path ({os.fsdecode(image)!r}), {expected}: open it first.")
+            raise UserError(f"image {number} is a path ({os.fsdecode(image)!r}), {expected}: open the image first.")
         entries.append(_check_image(image, number, expected))
     return entries
 
@@ -50,10 +50,10 @@ def path_text(path: Any, what: str) -> str:
 
 
 def _as_iterable(images: Any, expected: str) -> Iterable[Any]:
-    """Return the images or paths of an argument as an iterable; a single one becomes a list of length 1."""
+    """Return the images or paths of an argument as an iterable; a single image or path becomes a list of length 1."""
     if isinstance(images, str | os.PathLike | Image.Image | Planes) or _is_array(images):
         return [images]
-    # Iterating over a mapping or a table would give the names of its columns, and over bytes integers.
+    # Iterating over a mapping or a table would give its column names, and iterating over bytes would give integers.
     is_invalid = isinstance(images, bytes | bytearray | Mapping) or hasattr(images, "columns")
     if is_invalid or not isinstance(images, Iterable) or (isinstance(images, np.ndarray) and images.ndim == 0):
         raise UserError(f"the images are of the type {_type_text(images)}, {expected}.")

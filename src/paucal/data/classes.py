@@ -1,4 +1,4 @@
-"""Class names: cleaning and comparing them, and selecting the classes of a set that a list names."""
+"""Cleaning and comparison of class names, and selection of the classes of a set that are in a list."""
 
 import difflib
 import io
@@ -15,7 +15,7 @@ import numpy as np
 from paucal.data.images import ImageSet
 from paucal.reading import decode_text, read_decoded
 from paucal.types import UserError
-from paucal.wording import counted, first_few
+from paucal.wording import counted, join_first_few
 
 _INVISIBLE = "\0\u200b\u200e\u200f\u2060\ufeff"
 _OUTER_BLANKS = re.compile(rf"^[\s{_INVISIBLE}]+|[\s{_INVISIBLE}]+$")
@@ -27,8 +27,8 @@ _CONTROL_CHARACTERS = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]+")  # a line
 _SURROGATE = re.compile("[\ud800-\udfff]")
 # Names that often stand for a missing label, but may also be real class names.
 NO_LABEL_NAMES = ("NA", "N/A", "n/a", "nan", "NaN", "None", "NULL", "null", "NONE")
-_MIN_MEASUREMENTS = 8  # fewer different numbers are taken for class names
-MAX_LIST_BYTES = 16 << 20
+_MIN_MEASUREMENTS = 8  # smallest number of numeric class names that are treated as measurements
+MAX_LIST_BYTES = 16 << 20  # largest file of class names, in bytes
 
 
 def plain_name(name: str) -> str:
@@ -46,7 +46,7 @@ def plain_name(name: str) -> str:
 
 
 def valid_text(text: str) -> str:
-    """Return text without surrogates: the bytes that they stand for are decoded as Windows-1252, or else escaped."""
+    """Return text without surrogates: the bytes that surrogates stand for are decoded as Windows-1252 or escaped."""
     try:
         text.encode()
         return text
@@ -73,29 +73,29 @@ def plain_names(names: Sequence[str]) -> dict[str, str]:
         >>> plain_names(["0.0", "1", "1.0"]), plain_names(["1.0", "1.5"])
         ({'0.0': '0', '1': '1', '1.0': '1'}, {'1.0': '1.0', '1.5': '1.5'})
     """
-    plain_of = {name: plain_name(name) for name in names}
-    number_matches = {name: _INTEGER.fullmatch(plain) for name, plain in plain_of.items()}
+    plain_by_name = {name: plain_name(name) for name in names}
+    number_matches = {name: _INTEGER.fullmatch(plain) for name, plain in plain_by_name.items()}
     if all(number_matches.values()):
         return {name: match[1] for name, match in number_matches.items() if match}
-    folded = {plain.casefold() for plain in plain_of.values()}
-    if folded <= {"true", "false"} and len(folded) < len(set(plain_of.values())):
-        return {name: plain.capitalize() for name, plain in plain_of.items()}
-    return plain_of
+    folded = {plain.casefold() for plain in plain_by_name.values()}
+    if folded <= {"true", "false"} and len(folded) < len(set(plain_by_name.values())):
+        return {name: plain.capitalize() for name, plain in plain_by_name.items()}
+    return plain_by_name
 
 
 def plain_if_distinct(names: Sequence[str]) -> tuple[str, ...]:
-    """Return the plain names of classes; the unchanged names if two plain names are equal or one is empty."""
-    plain_of = plain_names(names)
-    plain = tuple(plain_of[name] for name in names)
+    """Return the plain names of classes, or the unchanged names if plain names are equal or empty."""
+    plain_by_name = plain_names(names)
+    plain = tuple(plain_by_name[name] for name in names)
     return plain if len(set(plain)) == len(names) and all(plain) else tuple(names)
 
 
 def with_plain_classes(images: ImageSet) -> ImageSet:
     """Return a set whose classes have plain names; classes with equal plain names are joined, and a note says so."""
-    plain_of = plain_names(images.classes)
-    if empty := [name for name, plain in plain_of.items() if not plain]:
-        raise UserError(f"the name of a class is {empty[0][:20]!r}, which cannot be seen: rename it.")
-    names = [plain_of[name] for name in images.classes]
+    plain_by_name = plain_names(images.classes)
+    if empty := [name for name, plain in plain_by_name.items() if not plain]:
+        raise UserError(f"the class name {empty[0][:20]!r} has no visible characters: rename the class.")
+    names = [plain_by_name[name] for name in images.classes]
     if names == list(images.classes):
         return images
     classes = list(dict.fromkeys(names))
@@ -104,7 +104,7 @@ def with_plain_classes(images: ImageSet) -> ImageSet:
     rows = None
     if images.multi_hot is not None:
         rows = np.full((len(images), len(classes)), -1, dtype=np.int8)
-        # A known label wins over an unknown one if columns are joined.
+        # If columns are joined, a known label takes precedence over an unknown label.
         for old_column, new_column in enumerate(numbers[:-1]):
             rows[:, new_column] = np.maximum(rows[:, new_column], images.multi_hot[:, old_column])
     return replace(
@@ -112,24 +112,24 @@ def with_plain_classes(images: ImageSet) -> ImageSet:
         classes=tuple(classes),
         labels=numbers[images.labels],
         multi_hot=rows,
-        notes=(*images.notes, *_notes_on_names(plain_of)),
+        notes=(*images.notes, *_notes_on_names(plain_by_name)),
     )
 
 
-def _notes_on_names(plain_of: dict[str, str]) -> list[str]:
-    """Return notes on classes that were joined, and on names that were not UTF-8; `plain_of` is from `plain_names`."""
+def _notes_on_names(plain_by_name: dict[str, str]) -> list[str]:
+    """Return notes on joined classes and on names that are not UTF-8, given the result of `plain_names`."""
     raw_names: dict[str, list[str]] = {}
-    for name, new in plain_of.items():
+    for name, new in plain_by_name.items():
         raw_names.setdefault(new, []).append(name)
     joined_names = [repr(name) for name, spellings in raw_names.items() if len(spellings) > 1]
-    recoded_names = [repr(new) for name, new in plain_of.items() if _SURROGATE.search(name)]
+    recoded_names = [repr(new) for name, new in plain_by_name.items() if _SURROGATE.search(name)]
     notes = []
     if joined_names:
         spellings = counted(len(joined_names), "class has", "classes have")
-        notes.append(f"{spellings} several spellings, which were joined ({first_few(joined_names)})")
+        notes.append(f"{spellings} several spellings, which were joined ({join_first_few(joined_names)})")
     if recoded_names:
-        recoded = first_few(recoded_names)
-        notes.append(f"names of classes that are not UTF-8 were read as {recoded}: rename them if that is wrong")
+        recoded = join_first_few(recoded_names)
+        notes.append(f"class names that are not UTF-8 were read as {recoded}: rename these classes if that is wrong")
     return notes
 
 
@@ -160,11 +160,12 @@ def are_alike(first: str, second: str) -> bool:
 def are_measurements(names: Sequence[str], rare: float) -> bool:
     """Return whether class names look like measurements, as for regression.
 
-    They do if there are at least 8, all are numbers, and either not all are integers or most have few images.
+    They do if there are at least 8 names, all names are numbers, and either some numbers are not integers or most
+    classes have too few images.
 
     Args:
         names: Names of the classes.
-        rare: Share of the classes with too few images to learn from, in [0, 1].
+        rare: Fraction of the classes that have too few images to learn from, in [0, 1].
     """
     are_numbers = len(names) >= _MIN_MEASUREMENTS and all(map(_NUMBER.fullmatch, names))
     return are_numbers and (rare > 0.5 or not all(map(_INTEGER.fullmatch, names)))
@@ -183,8 +184,8 @@ def shipped_lists() -> list[str]:
 def read_class_list(source: str | Path) -> list[str]:
     """Read the names of classes from a file with one name per line, or from a list that comes with paucal.
 
-    A path that exists wins over the name of a list. Blank lines and lines that begin with '#' are skipped; a '#'
-    further on belongs to the name.
+    A path that exists takes precedence over the name of a list. Blank lines and lines that begin with '#' are skipped;
+    a '#' later in a line belongs to the name.
 
     Example:
         >>> len(read_class_list("imagenet100")), read_class_list("imagenet100")[0]
@@ -240,8 +241,8 @@ def _read_text(source: str | Path) -> str:
         return (_class_lists() / f"{source}.txt").read_text(encoding="utf-8")
     if not path.is_file():
         raise UserError(
-            f"{path} is not a file; expected one with a class name on each line, or the name of a list that comes with "
-            f"paucal ({', '.join(shipped)})"
+            f"{path} is not a file; expected a file with one class name per line, or the name of a list that comes "
+            f"with paucal ({', '.join(shipped)})"
         )
     return read_decoded(path, MAX_LIST_BYTES).text
 
@@ -249,7 +250,7 @@ def _read_text(source: str | Path) -> str:
 def _suggest_classes(name: str, classes: tuple[str, ...]) -> str:
     similar = difflib.get_close_matches(name, classes, n=3)
     suggestions = " or ".join(f"'{class_name}'" for class_name in similar)
-    return f", did you mean {suggestions}?" if similar else f"; it has {', '.join(classes[:2])}, ..."
+    return f", did you mean {suggestions}?" if similar else f"; the data has {', '.join(classes[:2])}, ..."
 
 
 def numbered_names(lines: Sequence[str], place: str) -> list[str]:
@@ -257,14 +258,14 @@ def numbered_names(lines: Sequence[str], place: str) -> list[str]:
 
     Args:
         lines: Lines of the file, one class each; the first line is class 0.
-        place: Name of the file for the error message.
+        place: Name of the file, for the error message.
     """
     names = [line.strip() for line in lines]
     while names and not names[-1]:
         names.pop()
     if "" in names:
         raise UserError(
-            f"line {names.index('') + 1} of {place!r} is empty, so the numbers of the classes after it are unclear: "
-            "name a class there, or remove the line."
+            f"line {names.index('') + 1} of {place!r} is empty, so the class numbers after this line are unclear: "
+            "write a class name in the line, or remove the line."
         )
     return names

@@ -26,7 +26,7 @@ class SampleKey(NamedTuple):
 
     Attributes:
         epoch: Pass over the training images.
-        index: Position in the image set.
+        index: Position of the image in the image set.
         repeat: Index of this draw of the image within the pass.
     """
 
@@ -36,7 +36,7 @@ class SampleKey(NamedTuple):
 
 
 class Sample(NamedTuple):
-    """The views and targets of one image; the fields are those of `types.Batch` without the batch axis."""
+    """The views and targets of one image, with the same fields as `types.Batch` but without the batch axis."""
 
     id: int
     views: list[Tensor]
@@ -50,12 +50,13 @@ class ViewDataset(Dataset[Sample]):
 
     Args:
         image_set: Images to read.
-        views: (transform, count) pairs: the transform of each group of views and their number, in order.
+        views: (transform, count) pairs, in order: each transform and the number of views that it makes.
         seed: Seed of the run. Randomness is seeded from (seed, epoch, index, repeat), so neither the number of workers
             nor other samples change a sample.
         labels: True adds the set's labels to the samples.
         geometry: True adds the geometry of each view, which the transforms return; see `types.Batch.geometry`.
-        label_maps: Function from the position of an image to its dense targets by name; None for none.
+        label_maps: Function that returns the dense targets of an image by name, given the position of the image in the
+            set; None adds no dense targets.
     """
 
     def __init__(
@@ -84,7 +85,7 @@ class ViewDataset(Dataset[Sample]):
     def __getitems__(self, keys: list[SampleKey]) -> list[Sample]:
         """Return several samples; torch's loader calls this with the keys of a batch.
 
-        The global generators are restored once for all samples, since that takes ten times as long as seeding them.
+        The global generators are saved and restored once per batch, since that takes ten times as long as seeding them.
         """
         if (samples := self._batched_samples(keys)) is not None:
             return samples
@@ -122,7 +123,7 @@ class ViewDataset(Dataset[Sample]):
 
 
 def decoded_pixels(store: Store, index: int) -> NDArray[np.uint8] | None:
-    """Return the (H, W, C) pixels of a decoded image without copying them; None if the store has none."""
+    """Return the (H, W, C) pixels of a decoded image without copying them; None if the store has no decoded images."""
     while isinstance(store, NestedStore) and not isinstance(store, ConvertedStore):  # conversion changes the pixels
         store, index = store.locate(index)
     if isinstance(store, MappedStore):
@@ -154,7 +155,7 @@ def collate(samples: list[Sample]) -> Batch:
 
 
 def _collate_maps(maps: list[dict[str, Tensor] | None]) -> dict[str, Tensor]:
-    """Stack dense targets; list the classes in a teacher's maps here, since on a GPU the training step would wait."""
+    """Stack dense targets. The classes in a teacher's maps are listed here, since on a GPU the step would wait."""
     stacked = default_collate(maps)
     if "indices" in stacked:
         stacked["classes"], stacked["slots"] = name_classes(stacked.pop("indices"))

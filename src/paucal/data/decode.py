@@ -19,7 +19,7 @@ from PIL import Image
 from paucal.data.channels.pixels import deep_values, is_deep, to_8_bits
 from paucal.data.small_jpeg import decode_small
 from paucal.types import UserError
-from paucal.wording import counted, first_few
+from paucal.wording import counted, join_first_few
 
 ImageSource = bytes | Path
 
@@ -27,11 +27,11 @@ ImageSource = bytes | Path
 _FORMATS = ("JPEG", "MPO", "PNG", "WEBP", "BMP", "TIFF", "GIF", "PPM", "JPEG2000", "AVIF", "HEIF")
 # An image of 1 x 65,000 pixels, resized to cover a square, would take 10 GB.
 _MAX_ASPECT_RATIO = 100
-# Formats that `Image.draft` decodes at a reduced size. MPO is JPEG with further pictures, as some phones write it.
+# Formats that `Image.draft` decodes at a reduced size. MPO, which some phones write, is JPEG with additional images.
 _DRAFT_FORMATS = ("JPEG", "MPO")
 # Images are reduced only if they are more than this many times as large as their reduced size.
 _MIN_REDUCTION = 1.5
-_ORIENTATION_TAG = 0x0112  # of EXIF
+_ORIENTATION_TAG = 0x0112  # number of EXIF's orientation tag
 # Transposition that undoes each value of the EXIF orientation (EXIF 2.3, table 6).
 UPRIGHT = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
@@ -49,8 +49,8 @@ class Orientation:
     """The EXIF orientation of an image file, and the size of the image before and after it is applied.
 
     Attributes:
-        value: EXIF orientation from 1 to 8; 1 where the file has none or an invalid one.
-        stored: (height, width) in pixels as stored.
+        value: EXIF orientation from 1 to 8; 1 if the file has no valid orientation.
+        stored: (height, width) in pixels of the image as it is stored.
         upright: (height, width) in pixels of the upright image.
     """
 
@@ -60,22 +60,22 @@ class Orientation:
 
     @property
     def is_ambiguous(self) -> bool:
-        """Whether the size of an annotation leaves open if it was drawn on the stored or on the upright pixels.
+        """Whether the size of an annotation does not show if it was drawn on the stored or on the upright image.
 
-        This is so for half turns, mirror images and squares.
+        This is the case for images that are rotated by 180 degrees, mirrored or square.
         """
         return self.value != 1 and self.stored == self.upright
 
 
 @dataclass(frozen=True)
 class Reading:
-    """Size, channels and value ranges of decoded images.
+    """How images are decoded: the size, the channels and the value ranges of the result.
 
     Attributes:
         side: Shorter side in pixels to which much larger images are reduced; None keeps all sizes.
-        value_range: The two values that become 0 and 255 in images of more than 8 bits per channel. None for 0 and
-            65,535; floats are then refused.
-        channels: Number of channels of every image; 3 converts everything that Pillow reads to RGB.
+        value_range: The two values that become 0 and 255 in images of more than 8 bits per channel. None means 0 and
+            65,535, and images with floats are then refused.
+        channels: Number of channels of every image; 3 converts every image that Pillow reads to RGB.
         channel_ranges: Value range of each channel, in place of `value_range`, if `channels` is not 3.
     """
 
@@ -85,7 +85,7 @@ class Reading:
     channel_ranges: tuple[tuple[float, float], ...] | None = None
 
     def reduced(self, size: tuple[int, int]) -> tuple[int, int]:
-        """Return the size to which an image of this size is reduced, with its sides in the same order.
+        """Return the size to which an image of this size is reduced, with the sides in the same order.
 
         Example:
             >>> Reading(side=512).reduced((4000, 3000)), Reading(side=512).reduced((700, 600))
@@ -98,11 +98,11 @@ class Reading:
         return first, second
 
 
-WHOLE = Reading()
+DEFAULT_READING = Reading()
 
 
 class UnreadableImage(UserError):
-    """An image cannot be decoded; the message contains its name and the reason."""
+    """Error for an image that cannot be decoded; the message contains the name of the image and the reason."""
 
     def __init__(self, message: str) -> None:
         # torch recreates the exception with the loader process's traceback, which ends in the original message.
@@ -110,7 +110,7 @@ class UnreadableImage(UserError):
 
 
 class _SilencedWarnings:
-    """Thread-safe `warnings.catch_warnings`: the first to enter silences warnings, the last to leave restores them."""
+    """Thread-safe `warnings.catch_warnings`: the first thread silences warnings, and the last one restores them."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -135,7 +135,7 @@ class _SilencedWarnings:
 _SILENCED_WARNINGS = _SilencedWarnings()
 
 
-def decode_rgb(source: ImageSource, name: str, reading: Reading = WHOLE) -> Image.Image:
+def decode_rgb(source: ImageSource, name: str, reading: Reading = DEFAULT_READING) -> Image.Image:
     """Decode an image to upright 8-bit RGB.
 
     The EXIF orientation is applied, an alpha channel is dropped (as torchvision's loader does), palettes are
@@ -143,9 +143,9 @@ def decode_rgb(source: ImageSource, name: str, reading: Reading = WHOLE) -> Imag
     JPEG that will be reduced is decoded at a half, a quarter or an eighth of its size.
 
     Raises:
-        UnreadableImage: The image cannot be decoded, has pixels without a known range (floats, 32-bit integers
-            beyond 65,535), is larger than Pillow's limit against decompression bombs or more than 100 times as long
-            as wide.
+        UnreadableImage: The image cannot be decoded, has pixels without a known value range (floats, or 32-bit
+            integers above 65,535), is larger than Pillow's limit against decompression bombs, or is more than 100
+            times as long as wide.
     """
     small = decode_small(source) if isinstance(source, bytes) else None
     if small is not None and reading.reduced(small.size) == small.size:
@@ -157,11 +157,11 @@ def decode_rgb(source: ImageSource, name: str, reading: Reading = WHOLE) -> Imag
         return _decode_upright(image, size, reading.value_range)
 
 
-def upright_rgb(image: Image.Image, reading: Reading = WHOLE) -> Image.Image:
+def upright_rgb(image: Image.Image, reading: Reading = DEFAULT_READING) -> Image.Image:
     """Convert an image opened by Pillow as `decode_rgb` does; the argument is not changed.
 
     Raises:
-        ValueError: The value range of its pixels is unknown.
+        ValueError: The value range of the pixels is unknown.
     """
     return _decode_upright(image, reading.reduced(image.size), reading.value_range)
 
@@ -178,7 +178,7 @@ def _decode_upright(image: Image.Image, size: tuple[int, int], value_range: tupl
     return rgb
 
 
-def turned_upright(image: Image.Image) -> Image.Image:
+def turn_upright(image: Image.Image) -> Image.Image:
     """Return an image opened by Pillow with its EXIF orientation applied."""
     transposition = _exif_transposition(image)
     image.load()
@@ -195,7 +195,7 @@ def _orientation(image: Image.Image) -> Orientation:
 
 
 def _exif_transposition(image: Image.Image) -> Image.Transpose | None:
-    """Return the transposition that turns a decoded image upright; None for TIFF, which Pillow turns itself."""
+    """Return the transposition that turns a decoded image upright; None for a TIFF, which Pillow rotates itself."""
     return None if image.format == "TIFF" else UPRIGHT.get(exif_orientation(image))
 
 
@@ -205,7 +205,7 @@ def read_orientation(source: ImageSource, name: str) -> Orientation:
         return _orientation(image)
 
 
-def check_decodes(source: ImageSource, name: str, reading: Reading = WHOLE) -> None:
+def check_decodes(source: ImageSource, name: str, reading: Reading = DEFAULT_READING) -> None:
     """Raise `UnreadableImage` if an image cannot be decoded to its last byte; a JPEG is decoded at 1/8 of its size."""
     with open_image(source, name) as image:
         if is_deep(image):
@@ -220,7 +220,7 @@ def check_decodes(source: ImageSource, name: str, reading: Reading = WHOLE) -> N
 def decode_reduced(
     source: ImageSource, name: str, side: int, value_range: tuple[float, float] | None = None
 ) -> tuple[Image.Image, str, tuple[int, int]]:
-    """Decode an image; a JPEG at a reduced size whose shorter side still has at least `side` pixels.
+    """Decode an image. A JPEG is decoded at a reduced size whose shorter side has at least `side` pixels.
 
     Returns:
         The upright RGB image, the mode of its pixels in the file ("L", "RGB", "CMYK", "I;16", ...), and its upright
@@ -250,7 +250,7 @@ def open_image(source: ImageSource, name: str) -> Iterator[Image.Image]:
 
 
 def check_shape(width: int, height: int) -> None:
-    """Raise a ValueError if one side is over 100 times the other, and Pillow's error for a decompression bomb."""
+    """Raise a ValueError if one side is over 100 times the other, or Pillow's error if the image is too large."""
     if max(width, height) > _MAX_ASPECT_RATIO * min(width, height):
         raise ValueError(f"{width} x {height} pixels are more than {_MAX_ASPECT_RATIO} times as long as wide")
     if width * height > 2 * (Image.MAX_IMAGE_PIXELS or width * height):
@@ -267,12 +267,12 @@ def decoding_errors(name: str) -> Iterator[None]:
     except Image.DecompressionBombError:
         raise UnreadableImage(
             f"image {name} has more than {2 * (Image.MAX_IMAGE_PIXELS or 0):,} pixels, the limit against "
-            "decompression bombs; make it smaller."
+            "decompression bombs; make the image smaller."
         ) from None
     # Decoders raise almost any exception on damaged data: OSError, SyntaxError, ValueError, struct.error, IndexError.
     except Exception as error:
         is_unknown = isinstance(error, Image.UnidentifiedImageError)
-        reason = "it is empty or in no known image format" if is_unknown else str(error) or type(error).__name__
+        reason = "it is empty or not in a supported format" if is_unknown else str(error) or type(error).__name__
         raise UnreadableImage(f"image {name} cannot be decoded: {reason}") from None
 
 
@@ -299,7 +299,7 @@ def exif_orientation(image: Image.Image) -> int:
     """Return the EXIF orientation of an image that Pillow has opened but not decoded.
 
     Returns:
-        A value from 1 to 8. An invalid value (65537, 0, text) and damaged metadata count as 1, upright.
+        A value from 1 to 8. An invalid value (65537, 0, text) and damaged metadata count as 1 (upright).
     """
     try:
         # The `getexif` of PNG images would decode the pixels to find metadata after them.
@@ -313,12 +313,12 @@ def ambiguity_note(names: Sequence[str], annotations: str) -> str:
     """Return a note on images whose EXIF rotation may or may not apply to their annotations.
 
     Args:
-        names: Names of the images whose `Orientation.is_ambiguous`.
-        annotations: "masks" or "boxes".
+        names: Names of the images whose `Orientation.is_ambiguous` is True.
+        annotations: Name of the annotations in the note, "masks" or "boxes".
     """
-    subject = counted(len(names), "image is turned by its EXIF tag", "images are turned by their EXIF tags")
+    subject = counted(len(names), "image is rotated by its EXIF tag", "images are rotated by their EXIF tags")
     return (
-        f"{subject} ({first_few(names)}), and the size does not show whether the {annotations} were drawn before or "
-        "after the turn: after it is assumed; check some of them, or store the images upright without the "
-        "tag"
+        f"{subject} ({join_first_few(names)}), and the size does not show whether the {annotations} were drawn before "
+        f"or after the rotation. The {annotations} are read as drawn after the rotation; check some {annotations}, or "
+        "store the images upright without the tag"
     )

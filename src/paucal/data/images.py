@@ -7,14 +7,14 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from paucal.data.decode import WHOLE, Reading, UnreadableImage
+from paucal.data.decode import DEFAULT_READING, Reading, UnreadableImage
 from paucal.data.shards.stream import Stream
 from paucal.data.stores import ConvertedStore, DecodedCopies, Store, StoreSelection, locate_original
 from paucal.data.string_arrays import take_strings
 from paucal.types import UserError
 
 Targets = NDArray[np.integer]  # (N,) labels, or (N, K) multi-hot rows
-UNKNOWN = -1  # entry of a multi-hot row: unknown whether the image is of the class
+UNKNOWN = -1  # value in a multi-hot row if it is unknown whether the image belongs to the class
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class Hints:
         epochs: Epochs that are enough for a first impression; None if unknown.
         train_per_class: Training images per class that papers use for a set without an official split, with all other
             images as test images; None if there is no such convention.
-        official_parts: Advice on how to get the official split if it is missing; "" for none.
+        official_parts: Advice on how to get the official split if it is missing; "" if there is no advice.
     """
 
     flip: bool = True
@@ -53,14 +53,14 @@ class ImageSet:
         store: Store that reads the pixels.
         hints: Properties of the images from which default settings are chosen.
         notes: Sentences on what was left out or looks wrong, for `paucal check` and the report.
-        columns: Further columns of the table of the images, by name.
-        column_problems: Error message for each column of `columns` that cannot be used, by its name (because two
-            columns have that name, for instance).
+        columns: Other columns of the table that lists the images, by name, with one cell per image.
+        column_problems: Error message for each column in `columns` that cannot be used (because two columns have the
+            same name, for instance), by the name of the column.
         reading: Size, channels and value ranges of the images that the store returns.
         multi_hot: (N, K) int8 if an image may have several labels or none: 1 for a label, 0 for no label, `UNKNOWN`
             (-1) if unknown. None if each image has one label.
-        stream: Positions of the images in large shards, from which they are streamed; None for a set that is decoded
-            before a run.
+        stream: Positions of streamed images in large shards; None if the images are not streamed but decoded before a
+            run.
     """
 
     name: str
@@ -74,7 +74,7 @@ class ImageSet:
     notes: tuple[str, ...] = ()
     columns: Mapping[str, Sequence[str]] = field(default_factory=dict)
     column_problems: Mapping[str, str] = field(default_factory=dict)
-    reading: Reading = WHOLE
+    reading: Reading = DEFAULT_READING
     multi_hot: NDArray[np.int8] | None = None
     stream: Stream | None = None
 
@@ -91,9 +91,12 @@ class ImageSet:
 
     def _check_multi_hot(self, rows: NDArray[np.int8]) -> None:
         if rows.shape != (len(self), len(self.classes)) or not np.isin(rows, (1, 0, UNKNOWN)).all():
-            raise ValueError(f"multi_hot is {rows.shape}, expected {(len(self), len(self.classes))} of 1, 0 and -1")
+            raise ValueError(
+                f"multi_hot has the shape {rows.shape} or invalid values, expected "
+                f"{(len(self), len(self.classes))} with values 1, 0 and -1"
+            )
         if (self.labels >= 0).any():
-            raise ValueError("an image has one label, or a row of multi_hot, not both")
+            raise ValueError("some images have a label in both labels and multi_hot, expected only one of the two")
 
     def __len__(self) -> int:
         return len(self.keys)
@@ -109,10 +112,10 @@ class ImageSet:
         return self.labels if self.multi_hot is None else self.multi_hot
 
     def cells(self, column: str) -> Sequence[str]:
-        """Return the cells of one of `columns`, one for each image.
+        """Return the cells of one of the `columns`, one cell for each image.
 
         Raises:
-            UserError: Several columns have its name, or an image has several cells in it.
+            UserError: Several columns have this name, or an image has several cells in the column.
         """
         if column in self.column_problems:
             raise UserError(self.column_problems[column])
@@ -146,7 +149,7 @@ class ImageSet:
         return np.bincount(labels[labels >= 0], minlength=len(self.classes))
 
     def sample(self, count: int, indices: NDArray[np.int64] | None = None) -> NDArray[np.int64]:
-        """Return up to `count` positions spread over the set or `indices`; in a streamed set, runs of neighbours."""
+        """Return up to `count` positions spread over the set or `indices`; a streamed set gives runs of neighbours."""
         total = len(self) if indices is None else len(indices)
         if self.stream is None:
             positions = evenly_spaced(total, count)
@@ -207,7 +210,7 @@ def evenly_spaced(total: int, count: int) -> NDArray[np.int64]:
 def reduce_images(images: ImageSet, side: int) -> ImageSet:
     """Return a set with larger images reduced to about `side` pixels on the shorter side.
 
-    A JPEG is then decoded at a smaller size: for a camera photo in a twentieth of the time.
+    A JPEG is then decoded at a smaller size, which takes a twentieth of the time for a camera photo.
     """
     reading = replace(images.reading, side=side)
     return replace(images, store=ConvertedStore(images.store, reading), reading=reading)
@@ -222,8 +225,8 @@ def full_size_image(images: ImageSet, index: int) -> Image.Image:
 
 
 def without_decoded_copies(images: ImageSet) -> ImageSet:
-    """Return a set that reads the original images again, not their decoded copies; images left out stay out."""
+    """Return a set that reads the original images again, not the decoded copies; images left out stay left out."""
     store = images.store
     if isinstance(store, DecodedCopies) and store.original is not None:
         store = store.original
-    return replace(images, store=store, reading=WHOLE)
+    return replace(images, store=store, reading=DEFAULT_READING)

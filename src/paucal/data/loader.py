@@ -1,4 +1,4 @@
-"""Data loaders: for training, starting at any step, and for evaluation, reading each image once."""
+"""Data loaders for training, which can start at any step, and for evaluation, which reads each image once."""
 
 import errno
 import gc
@@ -21,11 +21,11 @@ from paucal.signals import ignore_stop_signals
 from paucal.types import Batch, UserError
 from paucal.wording import counted
 
-MAX_INFERENCE_BATCH = 256  # images
-MAX_CPU_BATCH_PIXELS = 16 * 224 * 224
-# ENOSPC: shared memory is full
+MAX_INFERENCE_BATCH = 256  # images per batch
+MAX_CPU_BATCH_PIXELS = 16 * 224 * 224  # pixels of all images of a batch
+# ENOSPC means that the shared memory is full.
 _RESOURCE_ERRORS = (errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.ENOSPC)
-MAX_KEPT_BYTES = 512 << 20
+MAX_KEPT_BYTES = 512 << 20  # largest total size of batches that `KeptBatches` keeps in memory
 
 
 class WorkerLoader(DataLoader[Sample]):
@@ -46,7 +46,7 @@ class WorkerLoader(DataLoader[Sample]):
             reason = getattr(problem, "strerror", None) or str(problem)
             raise UserError(
                 f"{counted(self.num_workers, 'loader process', 'loader processes')} could not be started ({reason}): "
-                "use fewer --workers, or none (--workers 0)."
+                "reduce --workers, or use --workers 0."
             ) from problem
 
 
@@ -73,8 +73,8 @@ def make_train_loader(
 ) -> TrainLoader:
     """Return a loader of one batch per forward pass; the batches do not depend on the number of workers.
 
-    Its length is the number of forward passes of the whole run; iteration begins at the sampler's `start`. `into_batch`
-    collates samples into a batch, by default those of a `ViewDataset`.
+    The length of the loader is the number of forward passes of the whole run, but iteration begins at the sampler's
+    `start`. `into_batch` collates samples into a batch; the default collates samples of a `ViewDataset`.
     """
     return TrainLoader(dataset, batch_sampler=sampler, **_loader_options(workers, pin_memory, into_batch))
 
@@ -88,9 +88,9 @@ def make_ordered_loader(
     pin_memory: bool = False,
     epoch: int = 0,
 ) -> DataLoader[Any]:
-    """Return a loader over the samples at `indices`, each once, in order.
+    """Return a loader that reads each sample at `indices` once, in order.
 
-    Samples are augmented as in `epoch`. No more processes than batches are used.
+    Samples are augmented as in `epoch`. There are never more processes than batches.
     """
     batches = _OrderedBatches(indices, batch_size, epoch)
     workers = min(workers, len(batches))
@@ -98,7 +98,7 @@ def make_ordered_loader(
 
 
 def inference_batch_size(image_size: tuple[int, int], device: str, given: int | None = None) -> int:
-    """Return the batch size for inference: `given` if it is not None, else one that suits the device.
+    """Return the batch size for inference: `given` if it is not None, else a size that suits the device.
 
     An accelerator is fastest with large batches. A CPU is slower with many large images, because their activations
     (gigabytes for an EfficientNet) do not fit in its cache.
@@ -128,9 +128,10 @@ def make_eval_loader(
     world: int = 1,
     pin_memory: bool = False,
 ) -> DataLoader[Sample]:
-    """Return a loader over images in order, each once; process `rank` gets every `world`-th image.
+    """Return a loader that reads each image once, in order; process `rank` gets every `world`-th image.
 
-    `Batch.labels` is None if an image has no label. `Batch.ids` allows results of several processes to be put in order.
+    `Batch.labels` is None if any image has no label. With `Batch.ids` the results of several processes can be put in
+    order.
     """
     rank_indices = np.asarray(indices, dtype=np.int64)[rank::world]
     has_labels = bool(image_set.classes) and bool((image_set.labels[indices] >= 0).all())
@@ -160,7 +161,7 @@ def _is_resource_limit(problem: BaseException) -> bool:
 
 
 def _terminate_workers(problem: BaseException) -> None:
-    """End the processes that were started, since torch's incomplete iterator fails to do so."""
+    """Terminate the processes that were started, since torch's incomplete iterator fails to do so."""
     for frame, _ in traceback.walk_tb(problem.__traceback__):
         iterator = frame.f_locals.get("self")
         if isinstance(iterator, _BaseDataLoaderIter):
@@ -178,29 +179,29 @@ def _loader_options(workers: int, pin_memory: bool, into_batch: Callable[[list[A
         "persistent_workers": workers > 0,
         "worker_init_fn": _prepare_worker,
         "multiprocessing_context": start_method() if workers else None,
-        # The loader draws the seeds of its workers from this generator; without it, from torch's global generator.
+        # Without this generator, the loader would draw the seeds of its workers from torch's global generator.
         "generator": torch.Generator().manual_seed(0),
     }
 
 
 def _prepare_worker(_: int) -> None:
-    """Limit a worker to one thread, leave signals to the training process, and never free objects inherited from it."""
+    """Limit a worker to one thread, ignore stop signals, and never free objects inherited from the main process."""
     gc.freeze()  # see `WorkerLoader.__iter__`
     torch.set_num_threads(1)
     ignore_stop_signals()
 
 
 class KeptBatches:
-    """Batches that are the same in every epoch; if they take at most 512 MiB, they are read once and kept in memory.
+    """Batches that are the same in every epoch; if they take up at most 512 MiB, they are read once and kept in memory.
 
     Args:
-        make: Function from a number of loader processes to the batches. It is called in the first epoch, because
-            the process group does not exist before.
+        make: Function that returns the batches, given a number of loader processes. It is called in the first epoch,
+            because the process group does not exist earlier.
         n_bytes: Size of all batches in bytes.
-        workers: Number of loader processes. For kept batches and training on a CPU 0 is used instead: forking during
-            training slows the next steps, which must copy each memory page before they write to it
-            (`benchmarks/training.py --workers 2`: 1.2 times as long for an epoch).
-        device: Training device: "cpu" or an accelerator.
+        workers: Number of loader processes. If the batches are kept and the model is trained on a CPU, 0 is used
+            instead, because forking during training slows the next steps: they must copy each memory page before they
+            write to it. An epoch then takes 1.2 times as long (`benchmarks/training.py --workers 2`).
+        device: Training device, such as "cpu" or "cuda".
 
     Example:
         >>> calls = []

@@ -1,4 +1,4 @@
-"""The start method of loader processes, and the `__main__` guard that it may require in scripts."""
+"""The start method of loader processes, and the `__main__` guard that some start methods require in scripts."""
 
 import ast
 import multiprocessing
@@ -12,8 +12,8 @@ from paucal.types import UserError
 def start_method() -> str:
     """Return the start method set by the user, else "fork" on Linux and Python's default elsewhere.
 
-    Python 3.14 no longer forks by default on Linux. With other methods, processes import torch again, hold their own
-    copies of images, and need a guarded main module.
+    Python 3.14 no longer forks by default on Linux. With methods other than "fork", each process imports torch again,
+    holds its own copies of images, and needs a guarded main module.
     """
     if method := multiprocessing.get_start_method(allow_none=True):
         return method
@@ -21,7 +21,7 @@ def start_method() -> str:
 
 
 def require_guard(workers: int | None) -> None:
-    """Refuse to start loader processes from a script if each of them would run it again."""
+    """Refuse to start loader processes from a script if each process would run the script again."""
     main_module = sys.modules.get("__main__")
     file = getattr(main_module, "__file__", None)  # None in a notebook, which processes do not rerun
     if not workers or file is None or start_method() == "fork":
@@ -31,8 +31,8 @@ def require_guard(workers: int | None) -> None:
         frame = frame.f_back
     if frame is not None and not _is_guarded(Path(file), frame.f_lineno):
         raise UserError(
-            f"line {frame.f_lineno} of {file} starts processes that load images, and each of them would run the script "
-            'again: put the call below if __name__ == "__main__":, or give workers=0.'
+            f"line {frame.f_lineno} of {file} starts processes that load images, and each process would run the script "
+            'again: put the call below if __name__ == "__main__":, or set workers=0.'
         )
 
 

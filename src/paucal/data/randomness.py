@@ -1,7 +1,7 @@
-"""Seeds derived from numbers such as (seed, epoch, image).
+"""Seeds derived from integers such as (seed, epoch, image).
 
-No state of a global random generator is kept during a run. All random values are functions of such numbers, so they
-stay the same if a run is resumed or its number of workers changes.
+No state of a global random generator is kept during a run. All random values are functions of such integers, so they
+stay the same if a run is resumed or the number of workers changes.
 """
 
 import hashlib
@@ -32,8 +32,8 @@ def derive_seed(*numbers: int) -> int:
 def reseed(*numbers: int) -> None:
     """Seed Python's, NumPy's legacy and torch's CPU generator from integers; takes about 10 microseconds.
 
-    timm's augmentations draw from the first two, torchvision's from the third. The generators of accelerators
-    are left alone.
+    timm's augmentations draw from Python's and NumPy's generators, and torchvision's from torch's. The generators of
+    accelerators are not changed.
     """
     seed = derive_seed(*numbers)
     random.seed(seed)

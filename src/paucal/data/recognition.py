@@ -1,4 +1,4 @@
-"""The kinds of labels (classes, boxes, masks): how each is recognised in files, and which verb learns it."""
+"""The kinds of labels (classes, boxes, masks): how files of each kind are recognised, and which command learns them."""
 
 import os
 from collections import Counter
@@ -13,8 +13,8 @@ from paucal.data.images import ImageSet
 from paucal.data.masks.mask_table import is_mask_table
 from paucal.data.masks.panoptic import NAME as PANOPTIC
 from paucal.data.masks.panoptic import find_panoptic
-from paucal.data.masks.recognition import masks_among
-from paucal.data.shards.opening import find_shards, is_shard
+from paucal.data.masks.recognition import find_masks_among
+from paucal.data.shards.opening import has_shards, is_shard
 from paucal.data.sources.archive import is_archive, open_archive
 from paucal.data.sources.folder import open_folder
 from paucal.data.sources.parquet import PARQUET_SUFFIXES, find_parquet
@@ -25,7 +25,7 @@ from paucal.data.sources.tables import find_train_list
 from paucal.data.sources.voc import is_voc
 from paucal.data.splits.part_names import part_of_name
 from paucal.types import NoLabelsError, UserError
-from paucal.wording import counted, first_few
+from paucal.wording import counted, join_first_few
 
 MAX_FOLDERS_SHOWN, MAX_CLASSES_SHOWN = 5, 3
 
@@ -35,11 +35,12 @@ class Kind:
     """A kind of labels.
 
     Attributes:
-        verb: Verb of paucal that learns such labels.
-        noun: Name of the labels, plural.
-        reads: Description of the files that the verb reads.
-        describe: Function that describes the labels of this kind in a folder, an archive or a file; "" if it has none.
-        advice: What to do if the data only has labels of another kind, by the verb that learns that other kind.
+        verb: paucal command that learns such labels, such as "train".
+        noun: Name of the labels in the plural.
+        reads: Description of the files that the command reads.
+        describe: Function that describes the labels of this kind in a folder, an archive or a file, or returns "" if
+            there are no such labels.
+        advice: What to do if the data only has labels of another kind, by the command that learns that other kind.
     """
 
     verb: str
@@ -50,16 +51,16 @@ class Kind:
 
 
 def recognise(path: Path, without: str = "") -> dict[str, str]:
-    """Return descriptions of the labels at a path by the verb that learns them, leaving out the verb `without`."""
+    """Return descriptions of the labels at a path by the command that learns them, except for the command `without`."""
     descriptions = {kind.verb: _describe_kind(kind, path) for kind in KINDS if kind.verb != without}
     return {verb: description for verb, description in descriptions.items() if description}
 
 
 def refuse_other_kinds(path: Path, verb: str) -> None:
-    """Refuse a path whose labels are for verbs other than `verb`.
+    """Refuse a path whose labels are for commands other than `verb`.
 
     Raises:
-        UserError: The path has labels of another kind; the message says which, and which verb learns them.
+        UserError: The path has labels of another kind. The message names this kind, and the command that learns it.
     """
     if other_kinds := recognise(path, without=verb):
         raise _refusal(str(path), other_kinds, verb)
@@ -67,7 +68,7 @@ def refuse_other_kinds(path: Path, verb: str) -> None:
 
 @contextmanager
 def other_kinds_named(path: Path, verb: str) -> Iterator[None]:
-    """Within this context, a `NoLabelsError` becomes an error that names other kinds of labels at the path, if any."""
+    """Within this context, turn a `NoLabelsError` into an error that names the other kinds of labels at the path."""
     try:
         yield
     except NoLabelsError:
@@ -77,19 +78,19 @@ def other_kinds_named(path: Path, verb: str) -> Iterator[None]:
 
 def refuse_masks(images: ImageSet) -> None:
     """Refuse images with masks where images with classes are expected."""
-    if masks := masks_among(images.keys, images.store):
+    if masks := find_masks_among(images.keys, images.store):
         raise _refusal(images.location, {"segment": masks.describe()}, "train")
 
 
 def refuse_structure(path: Path, names: tuple[str, ...]) -> None:
-    """Refuse folders such as `images` and `labels` as classes; the message describes them and what each verb reads."""
+    """Refuse folders such as `images` and `labels` as classes, and describe them and what each command reads."""
     are_folders = bool(names) and all(os.path.isdir(path / name) for name in names)
     if not are_folders or not {name.lower() for name in names} <= set(STRUCTURE):
         return
     reads = "; ".join(f"`paucal {kind.verb}` reads {kind.reads}" for kind in KINDS)
     raise UserError(
-        f"{path} has {_describe_contents(open_tree(path), names)}, which are not classes, and nothing in it is "
-        f"recognised as boxes or masks: {reads}."
+        f"{path} has {_describe_contents(open_tree(path), names)}, which are not classes, and no boxes or masks were "
+        f"recognised: {reads}."
     )
 
 
@@ -104,13 +105,13 @@ def _refusal(location: str, other_kinds: dict[str, str], verb: str) -> UserError
 def _describe_kind(kind: Kind, path: Path) -> str:
     try:
         return kind.describe(path)
-    except UserError:  # the path is damaged or ambiguous; opening it reports that
+    except UserError:  # a damaged or ambiguous path is reported when it is opened
         return ""
 
 
 def _describe_boxes(path: Path) -> str:
     annotation_files = find_boxes(path)
-    with suppress(UserError):  # opening it reports what is wrong
+    with suppress(UserError):  # the error is reported when the path is opened
         annotation_files = None if open_tagged_images(path) is not None else annotation_files
     if annotation_files is None:
         return ""
@@ -126,7 +127,7 @@ def _describe_masks(path: Path) -> str:
     tree = folder_tree(path.parent, [path.name]) if is_json else open_tree(path)
     if panoptic := find_panoptic(tree):
         return f"masks as {PANOPTIC} ({panoptic[0]})"
-    masks = masks_among(tree.images, tree.store(list(tree.images)))
+    masks = find_masks_among(tree.images, tree.store(list(tree.images)))
     return masks.describe() if masks else ""
 
 
@@ -134,7 +135,7 @@ def _describe_classes(path: Path) -> str:
     is_file = path.is_file() and not is_archive(path)
     if find_parquet(path) if path.is_dir() else path.suffix.lower() in PARQUET_SUFFIXES:
         return "images in Parquet files"
-    if find_shards(path) if path.is_dir() else is_shard(path):
+    if has_shards(path) if path.is_dir() else is_shard(path):
         return "images in shards"
     with suppress(UserError):  # a damaged file beside classes is reported when boxes are opened
         if (images := open_tagged_images(path)) is not None:
@@ -149,24 +150,24 @@ def _describe_classes(path: Path) -> str:
         if tables and not {table.relative_to(path).as_posix() for table in tables.values()} & boxes:
             return f"a table of classes ({next(iter(tables.values())).name})"
         if is_voc(path):
-            return "PASCAL VOC's lists of classes"
+            return "PASCAL VOC lists of classes"
         if train_list := find_train_list(path):
             return f"a list of images and classes ({train_list.name})"
     names = (open_archive(path) if is_archive(path) else open_folder(path)).classes
     if len(names) < 2 or are_parts(names) or {name.lower() for name in names} & set(STRUCTURE) or _describe_masks(path):
         return ""
-    return f"class folders ({first_few(names, MAX_CLASSES_SHOWN)})"
+    return f"class folders ({join_first_few(names, MAX_CLASSES_SHOWN)})"
 
 
 def are_parts(names: Sequence[str]) -> bool:
-    """Return whether all folder names denote parts of a split, such as `train2017` and `val2017`."""
+    """Return whether all folder names stand for splits (train, val or test), such as `train2017` and `val2017`."""
     return bool(names) and all(part_of_name(name) for name in names)
 
 
 def boxes_note(path: Path) -> str:
-    """Return a note that the path also has boxes, for a verb that reads its classes or masks; "" if it has none."""
+    """Return a note that the path also has boxes, for commands that read classes or masks; "" if it has no boxes."""
     boxes = _describe_kind(next(kind for kind in KINDS if kind.verb == "detect"), path)
-    return f"there are also {boxes}: `paucal detect` learns those" if boxes else ""
+    return f"there are also {boxes}: `paucal detect` learns boxes" if boxes else ""
 
 
 _CLASSIFY = (

@@ -12,42 +12,44 @@ from paucal.data.randomness import derive_seed
 from paucal.data.shards.stream import Stream, StreamOrder
 
 
-def steps_per_epoch(images: int, global_batch: int) -> int:
-    """Return the number of batches in one pass; an incomplete last batch is dropped, but there is at least one.
+def steps_per_epoch(n_images: int, global_batch: int) -> int:
+    """Return the number of batches per epoch; an incomplete last batch is dropped unless it is the only batch.
 
     Example:
         >>> steps_per_epoch(100, 32), steps_per_epoch(20, 32)
         (3, 1)
     """
-    return max(1, images // global_batch)
+    return max(1, n_images // global_batch)
 
 
 @dataclass(frozen=True, eq=False)
 class StepSampler(Sampler[list[SampleKey]]):
-    """Yields the sample keys of each forward pass of a run, from any pass on.
+    """Yields the sample keys of each forward pass of a run, starting at any forward pass.
 
-    An epoch is a permutation of the images that depends on (seed, epoch); for streamed images it keeps neighbours
-    close (`shards.stream`). A step takes the next `world` x `batch_size` images; each process gets
-    `batch_size`, so two processes see the same images as one with twice the batch size. A smaller set is repeated, with
-    new augmentation, to fill the batch.
+    An epoch is a permutation of the images that depends on (seed, epoch). The permutation of streamed images keeps
+    neighbours close (`shards.stream`). A forward pass takes the next `world` x `batch_size` images and gives each
+    process `batch_size` of them, so two processes see the same images as one process with twice the batch size. If the
+    set is smaller than the batch, images are repeated with new augmentation to fill the batch.
 
     Attributes:
         indices: (n,) int64, positions of the training images.
         batch_size: Images per process and forward pass.
         steps: Forward passes of the whole run on each process.
         seed: Seed of the run.
-        start: Forward passes already made.
+        start: Number of forward passes that are already done.
         rank: Rank of this process.
         world: Number of processes.
         shuffle: False keeps the order of `indices` in every epoch.
-        repeats: Number of draws of an image in a row, each augmented anew (repeated augmentation, arXiv:1902.05509); an
-            epoch then has the same number of steps, but `repeats` times fewer images.
+        repeats: Number of times that each image is drawn in a row, each time with new augmentation (repeated
+            augmentation, arXiv:1902.05509). An epoch then has the same number of steps, but `repeats` times fewer
+            different images.
         accumulate: Forward passes per optimizer step; an epoch is a whole number of optimizer steps.
-        labels: (n,) int64 classes of the images, for balanced epochs; None to draw each image once. In a balanced epoch
-            images of small classes are repeated, each time augmented anew, and large classes are subsampled anew.
-        stream: Stream of the images of `indices`, if they are streamed.
+        labels: (n,) int64 classes of the images, for balanced epochs; None draws each image once. In every balanced
+            epoch, images of small classes are repeated with new augmentation, and images of large classes are
+            subsampled again.
+        stream: Stream of the images at `indices`; None if they are not streamed.
         on_pass: Function called before each forward pass over streamed images, with the order of the epoch and the
-            position in that order at which the pass begins; None for none.
+            position in that order at which the pass begins; None calls no function.
     """
 
     indices: NDArray[np.int64]
@@ -114,7 +116,7 @@ class StepSampler(Sampler[list[SampleKey]]):
         repeats = rounds * self.repeats + draws % self.repeats
         if earlier_draws is not None:
             n_draws = max(count, self._global_batch * self.accumulate)
-            # The highest repeat number of the epoch is among those of its last draws.
+            # The highest repeat number of an epoch occurs in its last draws.
             last = np.arange(max(0, n_draws - self.repeats), n_draws)
             max_repeats = int((last // self.repeats // count * self.repeats + last % self.repeats).max())
             repeats = repeats + earlier_draws[positions] * (max_repeats + 1)
@@ -130,16 +132,16 @@ def balanced_order(
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Return (n,) positions of images balanced over the classes, in random order, and how often each was drawn before.
 
-    Each of K classes gets n / K of the n draws; the remainder goes to random classes. Images of a class are drawn in a
-    random order that repeats once all were drawn, so the draws per image differ by at most one.
+    Each of the K classes gets n // K of the n draws, and the remaining draws go to random classes. Images of a class
+    are drawn in a random order that repeats after the last image, so the draws per image differ by at most one.
     """
     classes = np.unique(labels)
-    shares = np.full(len(classes), len(labels) // len(classes))
-    shares[generator.permutation(len(classes))[: len(labels) % len(classes)]] += 1
+    class_draws = np.full(len(classes), len(labels) // len(classes))
+    class_draws[generator.permutation(len(classes))[: len(labels) % len(classes)]] += 1
     order, earlier_draws = [], []
-    for label, share in zip(classes, shares.tolist(), strict=True):
+    for label, n_draws in zip(classes, class_draws.tolist(), strict=True):
         members = generator.permutation(np.flatnonzero(labels == label))
-        rounds, positions = np.divmod(np.arange(share), len(members))
+        rounds, positions = np.divmod(np.arange(n_draws), len(members))
         order.append(members[positions])
         earlier_draws.append(rounds)
     shuffle_order = generator.permutation(len(labels))

@@ -1,7 +1,7 @@
-"""Small JPEG images decoded without Pillow, in a third of its time, if the extra `jpeg` is installed.
+"""Decoding of small JPEG images without Pillow, in a third of the time, if the extra `jpeg` is installed.
 
-Pillow takes some 55 µs to open and return any image, five times as long as decoding 32 x 32 pixels takes. The pixels
-are the same, since both use libjpeg-turbo; images whose pixels might differ are left to Pillow.
+Pillow takes about 55 µs to open and return any image, five times as long as decoding 32 x 32 pixels takes. The pixels
+are the same, since Pillow and simplejpeg use libjpeg-turbo. Images whose pixels might differ are decoded by Pillow.
 """
 
 import io
@@ -10,8 +10,8 @@ from functools import cache
 import numpy as np
 from PIL import Image
 
-MAX_PIXELS = 128 * 128  # larger images gain little
-MAX_BYTES = 2 * MAX_PIXELS
+MAX_PIXELS = 128 * 128  # pixels per image; decoding larger images without Pillow saves little time
+MAX_BYTES = 2 * MAX_PIXELS  # bytes per encoded image
 # Bytes of files whose image is stored rotated, or whose colours Pillow converts in a different way.
 _PILLOW_ONLY_MARKS = (b"Exif\0", b"tiff:Orientation", b"Adobe\0")
 
@@ -20,8 +20,8 @@ def decode_small(content: bytes) -> Image.Image | None:
     """Decode a small JPEG image to RGB.
 
     Returns:
-        The same pixels as from Pillow; None if the image is not a small JPEG, is damaged or is left to Pillow, or if
-        the extra is not installed.
+        The image with the same pixels as from Pillow. None if the image is not a small JPEG, is damaged or must be
+        decoded by Pillow, or if the extra is not installed.
     """
     if len(content) > MAX_BYTES or not content.startswith(b"\xff\xd8\xff") or not _agrees_with_pillow():
         return None
@@ -42,7 +42,7 @@ def decode_small(content: bytes) -> Image.Image | None:
 
 @cache
 def _agrees_with_pillow() -> bool:
-    """Return whether simplejpeg is installed and decodes as Pillow does; their libjpeg versions may differ."""
+    """Return whether simplejpeg is installed and decodes as Pillow does; the two may use different libjpeg versions."""
     try:
         import simplejpeg
     except ImportError:

@@ -11,7 +11,7 @@ from PIL import Image
 
 from paucal.data.channels.decoding import check_image, convert_image, decode_image, image_shape, resize_as_read
 from paucal.data.channels.pixels import RGB
-from paucal.data.decode import WHOLE, ImageSource, Reading, decoding_errors
+from paucal.data.decode import DEFAULT_READING, ImageSource, Reading, decoding_errors
 
 
 class Store(Protocol):
@@ -112,21 +112,21 @@ class JoinedStore(NestedStore):
 
 
 class Stamp(NamedTuple):
-    """Identity of an image file, without reading its content.
+    """Identity of an image file that is known without reading the content.
 
     Attributes:
         name: Path of the file.
         size: Size in bytes.
-        changed: Time of the last modification in nanoseconds.
+        modified_ns: Time of the last modification in nanoseconds.
     """
 
     name: str
     size: int
-    changed: int
+    modified_ns: int
 
 
 class EncodedStore(ABC):
-    """A store of encoded images; subclasses provide their bytes and names."""
+    """A store of encoded images; subclasses provide the bytes and the names of the images."""
 
     @abstractmethod
     def __len__(self) -> int: ...
@@ -140,11 +140,11 @@ class EncodedStore(ABC):
         """Return the name of an image for messages."""
 
     def stamp(self, index: int) -> Stamp | None:
-        """Return the name, size and time of change of an image's file; None for images without a file."""
+        """Return the name, size and modification time of an image's file; None if the image has no file."""
         return None
 
     def fetch_ahead(self, index: int) -> None:  # noqa: B027
-        """Download the file of an image if it is remote; `source` raises the error if that fails."""
+        """Download the file of an image if the file is remote; `source` raises the error if the download fails."""
 
     def read(self, index: int) -> Image.Image:
         """Return the upright 8-bit RGB image."""
@@ -160,16 +160,16 @@ class EncodedStore(ABC):
 
 
 class ReopenedStore(ABC):
-    """A store with open files, which another process opens again.
+    """A store with open files; a process that unpickles the store opens the files again.
 
     Attributes:
-        kept: Names of the attributes that are pickled.
+        pickled_attributes: Names of the attributes that are pickled.
     """
 
-    kept: ClassVar[tuple[str, ...]] = ()
+    pickled_attributes: ClassVar[tuple[str, ...]] = ()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: self.__dict__[name] for name in self.kept}
+        return {name: self.__dict__[name] for name in self.pickled_attributes}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
@@ -181,7 +181,7 @@ class ReopenedStore(ABC):
 
 
 class FileStore(EncodedStore):
-    """Image files below one folder, named by their paths relative to it."""
+    """Image files below one folder, named by their paths relative to that folder."""
 
     def __init__(self, root: Path, keys: list[str]) -> None:
         self._root, self._keys = root, keys
@@ -198,7 +198,7 @@ class FileStore(EncodedStore):
         return self._keys[index]
 
     def stamp(self, index: int) -> Stamp | None:
-        """Return the path, size and modification time of the file; None if it cannot be accessed."""
+        """Return the path, size and modification time of the file; None if the file cannot be accessed."""
         file = self.source(index)
         try:
             status = file.stat()
@@ -231,11 +231,11 @@ class ArrayStore:
         return self._pixels.shape[1], self._pixels.shape[2]
 
     def check(self, index: int) -> None:
-        """Do nothing: pixels in memory are always readable."""
+        """Do nothing, since pixels in memory are always readable."""
 
 
 class ConvertedStore(NestedStore):
-    """The images of another store, converted as a `Reading` describes; sizes stay those of the original images."""
+    """The images of another store, converted as a `Reading` specifies; `size` returns the size of the original."""
 
     def __init__(self, original: Store, reading: Reading) -> None:
         self.original, self.reading = original, reading
@@ -272,7 +272,7 @@ class RgbStore(ConvertedStore):
     """The first three channels of another store's images, in RGB."""
 
     def __init__(self, original: Store) -> None:
-        super().__init__(original, WHOLE)
+        super().__init__(original, DEFAULT_READING)
 
     def read(self, index: int) -> Image.Image:
         """Return the image in RGB."""

@@ -1,4 +1,4 @@
-"""Sequences of millions of strings in one block of memory; a list takes a hundred bytes more per string."""
+"""Sequences of millions of strings in one block of memory; a list of `str` takes 100 bytes more per string."""
 
 import bisect
 import itertools
@@ -10,15 +10,15 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-_CHUNK_STRINGS = 4096  # converted to `str` at a time while iterating
-_ARROW_TYPE = pa.large_binary()  # bytes, because names of files may not be UTF-8
+_CHUNK_STRINGS = 4096  # strings that are converted to `str` at a time during iteration
+_ARROW_TYPE = pa.large_binary()  # bytes, because file names need not be valid UTF-8
 
 
 class StringArray(Sequence[str]):
     """Immutable strings in an Arrow array.
 
     Args:
-        values: Strings as Arrow's large binary: UTF-8, with surrogates for other bytes.
+        values: Strings of Arrow's type `large_binary`. They are UTF-8; bytes that are not become surrogates in `str`.
 
     Example:
         >>> names = StringArray.from_strings(["b", "a", "c"])
@@ -36,7 +36,7 @@ class StringArray(Sequence[str]):
 
     @classmethod
     def numbered(cls, names: Sequence[str], counts: Sequence[int]) -> "StringArray":
-        """Return "name#0" to "name#(count - 1)" for each name and its count."""
+        """Return the strings "name#0" to "name#(count - 1)" for each name, given the count of each name."""
         prefixes = pa.array([_encode(f"{name}#") for name in names], _ARROW_TYPE)
         name_rows = pa.array(np.repeat(np.arange(len(names)), counts))
         numbers = np.concatenate([np.arange(count) for count in counts]) if len(counts) else np.zeros(0, np.int64)
@@ -93,12 +93,12 @@ class StringArray(Sequence[str]):
 
 
 class GroupedStrings(Sequence[str]):
-    """Strings "group/name", such as the names of images within shards, which are read by group when needed.
+    """Strings "group/name", such as the names of images in shards; the names of each group are read when needed.
 
     Args:
         groups: Names of the groups.
-        counts: Number of strings of each group.
-        read: Function that returns the names within a group, given its number.
+        counts: Number of strings in each group.
+        read: Function that returns the names in a group, given the number of the group.
 
     Example:
         >>> names = [StringArray.from_strings(["x", "a"]), StringArray.from_strings(["m"])]
@@ -147,15 +147,14 @@ class GroupedStrings(Sequence[str]):
         prefixes = [_encode(f"{group}/") for group in self._groups]
         numbers = sorted(range(len(prefixes)), key=prefixes.__getitem__)
         if any(prefixes[second].startswith(prefixes[first]) for first, second in itertools.pairwise(numbers)):
-            return self.take(
-                np.arange(len(self))
-            ).order()  # one prefix begins with another: sorting mixes the names of both groups
+            # If one prefix begins with another, the sorted names of the two groups are mixed.
+            return self.take(np.arange(len(self))).order()
         nonempty = [number for number in numbers if self._counts[number]]
         return np.concatenate([self._ends[n] - self._counts[n] + self._read(n).order() for n in nonempty])
 
 
 class RepeatedStrings(Sequence[str]):
-    """Many strings with few different values, such as "train" or "test" for each image.
+    """Many strings with a few different values, such as "train" or "test" for each image.
 
     Example:
         >>> list(RepeatedStrings(("train", "test"), np.array([0, 0, 1])))
@@ -170,8 +169,8 @@ class RepeatedStrings(Sequence[str]):
         self._words, self._codes = tuple(words), np.asarray(codes, dtype=np.min_scalar_type(len(words)))
 
     @classmethod
-    def of(cls, words: Sequence[str], strings: NDArray[np.str_]) -> "RepeatedStrings":
-        """Return the strings of an array; raises a ValueError for one that is not among `words`."""
+    def from_strings(cls, words: Sequence[str], strings: NDArray[np.str_]) -> "RepeatedStrings":
+        """Create the sequence from an array of strings; raises a ValueError if a string is not among `words`."""
         codes = np.full(len(strings), len(words), dtype=np.min_scalar_type(len(words)))
         for code, text in enumerate(words):
             codes[strings == text] = code
@@ -180,8 +179,8 @@ class RepeatedStrings(Sequence[str]):
             raise ValueError(f"expected one of {tuple(words)}, got {str(strings[unknown[0]])!r}")
         return cls(words, codes)
 
-    def are(self, word: str) -> NDArray[np.bool_]:
-        """Return for each string whether it is `word`."""
+    def equals(self, word: str) -> NDArray[np.bool_]:
+        """Return for each string whether it equals `word`, one of `words`."""
         return self._codes == self._words.index(word)
 
     def __len__(self) -> int:

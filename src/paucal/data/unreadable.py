@@ -1,4 +1,4 @@
-"""Decoding of all images before a run, so that a damaged file is reported at the start and not in epoch 3."""
+"""Decoding of all images before a run, so that a damaged file is reported at the start and not during training."""
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -6,16 +6,16 @@ from typing import Literal
 
 import numpy as np
 
-from paucal.cores import usable_cores
+from paucal.cores import count_usable_cores
 from paucal.data.decode import UnreadableImage
 from paucal.data.images import ImageSet
 from paucal.types import UserError
-from paucal.wording import first_few
+from paucal.wording import join_first_few
 
 OnBad = Literal["refuse", "skip"]
 ReportProgress = Callable[[int, int], None]
 
-_CHUNK_IMAGES = 64  # per task of a thread: few, so that the displayed progress is smooth
+_CHUNK_IMAGES = 64  # images per task of a thread; small, so that the displayed progress is smooth
 _MAX_THREADS = 16
 _MAX_NAMES_SHOWN = 3
 
@@ -26,16 +26,16 @@ def verify_images(
     workers: int | None = None,
     progress: ReportProgress | None = None,
 ) -> tuple[ImageSet, list[str]]:
-    """Decode every image once and refuse or skip unreadable ones.
+    """Decode every image once, and refuse or skip unreadable images.
 
     Args:
         image_set: Images to decode.
-        on_bad: "refuse" raises when an image is unreadable, "skip" leaves it out.
+        on_bad: "refuse" raises a UserError if an image is unreadable, "skip" leaves unreadable images out.
         workers: Number of threads; None for one per CPU core.
         progress: Function called with (images done, total images) from the calling thread.
 
     Returns:
-        The set without the unreadable images (with a note, if there were any) and their keys.
+        The set without the unreadable images (and with a note about them, if there are any), and their keys.
 
     Raises:
         UserError: Images are unreadable and `on_bad` is "refuse", or no image is readable.
@@ -48,7 +48,7 @@ def for_each(
     count: int, work: Callable[[int], None], workers: int | None, progress: ReportProgress | None
 ) -> dict[int, str]:
     """Call `work` with every position below `count`, in threads; return messages for unreadable images by position."""
-    threads = workers or min(_MAX_THREADS, usable_cores())
+    threads = workers or min(_MAX_THREADS, count_usable_cores())
     starts = range(0, count, _CHUNK_IMAGES)
     problems: dict[int, str] = {}
     pool = ThreadPoolExecutor(threads)
@@ -79,18 +79,18 @@ def drop_unreadable(image_set: ImageSet, bad: dict[int, str], on_bad: OnBad) -> 
     Args:
         image_set: Images to select from.
         bad: Message for each unreadable image, by position.
-        on_bad: "refuse" raises a UserError when an image is unreadable, "skip" leaves it out.
+        on_bad: "refuse" raises a UserError if an image is unreadable, "skip" leaves unreadable images out.
     """
     if not bad:
         return image_set, []
     names = [image_set.keys[i] for i in sorted(bad)]
-    examples = first_few(names, _MAX_NAMES_SHOWN)
+    examples = join_first_few(names, _MAX_NAMES_SHOWN)
     subject = f"{len(names)} of {len(image_set)} images cannot be read ({examples})"
     if len(names) == len(image_set):
         raise UserError(f"{subject}; {bad[min(bad)]}; check the files in {image_set.location}.")
     if on_bad == "refuse":
         raise UserError(
-            f"{subject}; {bad[min(bad)]}; repair or remove them, or leave them out with --on-bad-image skip."
+            f"{subject}; {bad[min(bad)]}; repair or remove these images, or leave them out with --on-bad-image skip."
         )
     readable = np.asarray([i for i in range(len(image_set)) if i not in bad], dtype=np.int64)
     return image_set.select(readable, f"{subject}; they were left out"), names

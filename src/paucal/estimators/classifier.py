@@ -17,7 +17,7 @@ from paucal.estimators.inputs import Images, list_images, name_classes, reorder_
 class ImageClassifier(ClassifierMixin, TrainedEstimator):
     """An image classifier with scikit-learn's estimator interface; each fit is a run of `paucal.train`.
 
-    X holds paths, PIL images or uint8 arrays. A fit trains on all images except the validation images, which select
+    X contains paths, PIL images or uint8 arrays. A fit trains on all images except the validation images, which select
     the model, and one image of each class, on which the run reports a test score. Evaluate the estimator on other
     images, as `cross_val_score` does. Settings that are None are chosen from the images.
 
@@ -26,22 +26,22 @@ class ImageClassifier(ClassifierMixin, TrainedEstimator):
 
     Args:
         time: Training time of a fit, such as "5m"; None for 15 minutes.
-        epochs: Number of epochs, instead of a time; 0 trains only a linear classifier on frozen features.
+        epochs: Number of epochs, in place of `time`; 0 trains only a linear classifier on frozen features.
         model: timm name of the backbone.
-        init: Weights to start from: a run folder, a file, "timm" or "none".
+        init: Initial weights: a run folder, a file, "timm" or "none".
         img_size: Side of the images in pixels.
         lr: Peak learning rate.
         method: Training method.
-        val_fraction: Share of the images used for validation; 0 for no validation.
+        val_fraction: Fraction of the images used for validation; 0 for no validation.
         device: "cpu", "cuda" or "mps".
         workers: Number of processes that load images.
-        random_state: Seed, or a NumPy `RandomState` that draws it; None for a new seed at each fit.
+        random_state: Seed, or a NumPy `RandomState` that draws the seed; None for a new seed at each fit.
         runs: Folder in which each fit creates a numbered run folder.
-        settings: Further settings of `paucal.train` by name.
+        settings: Other settings of `paucal.train` by name.
 
     Attributes:
         classes_: (K,) classes in the order of the probabilities.
-        run_: Folder of the run.
+        run_: Path of the run folder.
 
     Example:
         >>> model = paucal.ImageClassifier(time="5m").fit(paths, labels)  # doctest: +SKIP
@@ -102,11 +102,11 @@ class ImageClassifier(ClassifierMixin, TrainedEstimator):
         return self
 
     def predict_proba(self, X: Images) -> NDArray[np.float64]:
-        """Return (N, K) probabilities in the order of `classes_`."""
+        """Return the (N, K) class probabilities in the order of `classes_`."""
         probabilities = [prediction.shares.numpy() for prediction in self._predict_all(X)]
         return reorder_columns(probabilities, self._network().classes, name_classes(self.classes_))
 
     def predict(self, X: Images) -> NDArray[Any]:
         """Return the (N,) most probable classes."""
-        likeliest = self.predict_proba(X).argmax(1)
-        return self.classes_[likeliest]
+        most_probable = self.predict_proba(X).argmax(1)
+        return self.classes_[most_probable]

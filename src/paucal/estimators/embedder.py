@@ -11,23 +11,23 @@ from paucal.models.named import open_named
 from paucal.models.trained import TrainedModel
 from paucal.runner.starts import WEIGHTS_HELP
 from paucal.types import UserError
-from paucal.verbs.check.labels import weights_at_hand
+from paucal.verbs.check.labels import find_local_weights
 
 
 class ImageEmbedder(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ImageEstimator):
     """Transforms images to feature vectors: the inputs of the classification layer of a frozen network.
 
-    X holds paths, PIL images or uint8 arrays. Copies and pickles of the estimator store only the network's name and
-    load it again on first use.
+    X contains paths, PIL images or uint8 arrays. Copies and pickles of the estimator store only the name of the network
+    and load the network again on first use.
 
     Args:
         model: Run folder, or timm name of a network with published weights; None for any trained weights on this
             machine.
-        img_size: Side of the images in pixels; None for the network's default.
+        img_size: Side of the images in pixels; None for the default of the network.
         device: "cpu", "cuda" or "mps".
 
     Attributes:
-        model_: Name of the network.
+        model_: Run folder or name of the network.
         n_features_out_: Number of features D.
 
     Example:
@@ -49,9 +49,9 @@ class ImageEmbedder(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ImageEsti
             UserError: The model does not exist, or this machine has no pretrained weights.
         """
         images = list_images(X)
-        name = self.model or getattr(weights_at_hand(), "name", None)
+        name = self.model or getattr(find_local_weights(), "name", None)
         if name is None:
-            raise UserError(f"no trained weights are on this machine; {WEIGHTS_HELP}, or give model=.")
+            raise UserError(f"there are no trained weights on this machine; {WEIGHTS_HELP}, or set model=.")
         self.model_, self._loaded = str(name), []
         self.n_features_out_ = self.transform(images[:1]).shape[1]
         return self

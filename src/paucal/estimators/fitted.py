@@ -1,4 +1,4 @@
-"""Base classes of paucal's estimators, which load a network on first use and train it in a run."""
+"""Base classes of paucal's estimators, which load a network on first use, and train a network in a run."""
 
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
@@ -14,18 +14,18 @@ from sklearn.utils.validation import check_is_fitted
 from paucal.estimators.inputs import EXPECTED_IMAGES, Images, list_images
 from paucal.models.trained import TrainedModel, load_trained
 from paucal.runner.frames import store_columns
-from paucal.runs.folder import next_numbered
+from paucal.runs.folder import create_next_numbered
 from paucal.tasks.train import train
 from paucal.verbs.predict.launch import predict
 
-MIN_TEST_FRACTION = 1e-6  # rounded up to one test image, or one of each class
+MIN_TEST_FRACTION = 1e-6  # `train` rounds this fraction up to one test image, or one test image per class
 NOT_SETTINGS = ("random_state", "runs", "settings")  # estimator parameters that are not settings of `paucal.train`
 
 
 class ImageEstimator(BaseEstimator):
-    """An estimator with a trained network, which copies and pickles of the estimator load again."""
+    """An estimator with a trained network; copies and pickles of the estimator load the network again."""
 
-    _loaded: list[TrainedModel]  # empty before first use; a list, since predicting must not set attributes
+    _loaded: list[TrainedModel]  # empty before the first use; a list, since prediction must not set attributes
 
     @abstractmethod
     def _load(self) -> TrainedModel:
@@ -38,11 +38,11 @@ class ImageEstimator(BaseEstimator):
         return self._loaded[0]
 
     def _predict_all(self, X: Images, **options: Any) -> Any:
-        """Return the network's prediction for each image of X."""
+        """Return the prediction of the network for each image in X."""
         network, images = self._network(), list_images(X)
         predictions = predict(network, images, **options)
         if len(predictions) != len(images):  # some paths are folders or tables
-            raise ValueError(f"X has {len(images)} entries that contain {len(predictions)} images, {EXPECTED_IMAGES}.")
+            raise ValueError(f"X has {len(images)} entries but {len(predictions)} images, {EXPECTED_IMAGES}.")
         return predictions
 
     def transform(self, X: Images) -> NDArray[np.float32]:
@@ -71,9 +71,9 @@ class TrainedEstimator(ImageEstimator):
     settings: Mapping[str, Any] | None
 
     def _train(self, images: Sequence[Any], column: str, values: Sequence[Any], **fixed: Any) -> None:
-        """Train on images with a class or a number each, and store the path of the run folder in `run_`."""
+        """Train on images with one class or target value each, and store the path of the run folder in `run_`."""
         table = store_columns({"image": images, column: values})
-        folder = next_numbered(Path(self.runs)).resolve()
+        folder = create_next_numbered(Path(self.runs)).resolve()
         parameters = {name: value for name, value in self.get_params(deep=False).items() if name not in NOT_SETTINGS}
         chosen_settings = {name: value for name, value in parameters.items() if value is not None}
         seed = self.random_state

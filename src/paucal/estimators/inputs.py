@@ -21,7 +21,7 @@ EXPECTED_IMAGES = (
 
 
 def list_images(images: Images) -> list[str | ImageInMemory]:
-    """Return X as a list of paths, PIL images and uint8 arrays."""
+    """Convert X to a list of paths, PIL images and uint8 arrays."""
     if isinstance(images, str | os.PathLike | Image.Image):
         raise ValueError(f"X is a single image, {EXPECTED_IMAGES}.")
     items = [os.fspath(image) if isinstance(image, os.PathLike) else image for image in _iterate_images(images)]
@@ -54,10 +54,10 @@ def _iterate_images(images: Images) -> Iterable[Any]:
 
 
 def name_classes(classes: NDArray[Any]) -> list[str]:
-    """Return a name for each class: its text, or "class_0", "class_1", ... if a table would change a text."""
+    """Return a name for each class: the class as text, or "class_0", "class_1", ... if a table would change a text."""
     names = [str(name) for name in classes]
-    plain = list(plain_if_distinct(names)) == names and not any(is_missing(name) for name in names)
-    if plain and len({name.strip() for name in names}) == len(names) and all(name == name.strip() for name in names):
+    is_plain = list(plain_if_distinct(names)) == names and not any(is_missing(name) for name in names)
+    if is_plain and len({name.strip() for name in names}) == len(names) and all(name == name.strip() for name in names):
         return names
     return [f"class_{number}" for number in range(len(names))]
 
@@ -65,5 +65,5 @@ def name_classes(classes: NDArray[Any]) -> list[str]:
 def reorder_columns(
     probabilities: Sequence[NDArray[np.float32]], classes: Sequence[str], new_order: Sequence[str]
 ) -> NDArray[Any]:
-    """Return N rows of K probabilities as one (N, K) array, with the columns in the new order of the classes."""
+    """Stack N rows of K probabilities to one (N, K) array, with the columns in the new order of the classes."""
     return np.stack(probabilities)[:, [list(classes).index(name) for name in new_order]].astype(np.float64)

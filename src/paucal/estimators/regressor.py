@@ -17,23 +17,23 @@ from paucal.tasks.regression.images import MIN_NUMBERED
 class ImageRegressor(RegressorMixin, TrainedEstimator):
     """An image regressor with scikit-learn's estimator interface; each fit is a run of `paucal.train`.
 
-    X holds at least ten paths, PIL images or uint8 arrays. A fit trains on all but one image, on which the run reports
-    a test score. Evaluate the estimator on other images, as `cross_val_score` does. A fitted estimator stores the path
-    of its run, so it can be pickled as long as the run folder exists.
+    X contains at least ten paths, PIL images or uint8 arrays. A fit trains on all images except one, on which the run
+    reports a test score. Evaluate the estimator on other images, as `cross_val_score` does. A fitted estimator stores
+    the path of its run, so a pickled estimator can be loaded as long as the run folder exists.
 
     Args:
-        ordinal: Whether the numbers are grades, that is a few integers in order.
+        ordinal: Whether the target values are grades, that is, a few integers in order.
         model: timm name of the backbone.
-        init: Weights of the backbone: a run folder, a file or "timm"; None for trained weights on this machine.
+        init: Initial weights of the backbone: a run folder, a file or "timm"; None for trained weights on this machine.
         img_size: Side of the images in pixels.
         device: "cpu", "cuda" or "mps".
         workers: Number of processes that load images.
-        random_state: Seed, or a NumPy `RandomState` that draws it; None for a new seed at each fit.
+        random_state: Seed, or a NumPy `RandomState` that draws the seed; None for a new seed at each fit.
         runs: Folder in which each fit creates a numbered run folder.
-        settings: Further settings of `paucal.train` by name.
+        settings: Other settings of `paucal.train` by name.
 
     Attributes:
-        run_: Folder of the run.
+        run_: Path of the run folder.
 
     Example:
         >>> model = paucal.ImageRegressor().fit(paths, ages)  # doctest: +SKIP
@@ -65,7 +65,7 @@ class ImageRegressor(RegressorMixin, TrainedEstimator):
         self.settings = settings
 
     def fit(self, X: Images, y: Any) -> Self:
-        """Fit the regression to images X with their numbers y.
+        """Train on images X with their target values y.
 
         Raises:
             ValueError: X is not a list of at least ten images, or a value of y is not a finite number.
@@ -74,19 +74,19 @@ class ImageRegressor(RegressorMixin, TrainedEstimator):
         images = list_images(X)
         if y is None:
             raise ValueError(f"{type(self).__name__} requires y to be passed, but the target y is None.")
-        numbers = check_array(column_or_1d(y, warn=True), ensure_2d=False, dtype="numeric", input_name="y")
-        check_consistent_length(images, numbers)
+        target_values = check_array(column_or_1d(y, warn=True), ensure_2d=False, dtype="numeric", input_name="y")
+        check_consistent_length(images, target_values)
         if len(images) < MIN_NUMBERED:
             raise ValueError(f"X has too few images (n_samples = {len(images)}), at least {MIN_NUMBERED} are needed.")
-        self._train(images, "target", numbers.astype(np.float64).tolist(), target="target")
+        self._train(images, "target", target_values.astype(np.float64).tolist(), target="target")
         return self
 
     def predict(self, X: Images) -> NDArray[np.float64]:
-        """Return the (N,) predicted numbers."""
+        """Return the (N,) predicted target values."""
         return self._predict_intervals(X)[0]
 
     def predict_interval(self, X: Images) -> NDArray[np.float64]:
-        """Return the (N, 2) ends of 90 % prediction intervals; infinite after a fit to very few images."""
+        """Return the (N, 2) ends of 90 % prediction intervals; infinite if there were too few training images."""
         return self._predict_intervals(X)[1:].T
 
     def _predict_intervals(self, X: Images) -> NDArray[np.float64]:

@@ -13,7 +13,7 @@ from torch import Tensor
 from paucal.evaluation.predictions import Predictions
 from paucal.metrics.measures import CalibrationError, value_of
 
-MIN_IMAGES = 20  # with fewer images no temperature is fitted
+MIN_IMAGES = 20  # smallest number of validation images for which a temperature is fitted
 PRIOR_DEVIATION = 0.5  # standard deviation of the normal prior on the logarithm of the temperature
 MIN_TEMPERATURE, MAX_TEMPERATURE = 0.05, 20.0
 
@@ -36,7 +36,7 @@ class Calibration:
 
 
 def fit_temperature(logits: Tensor, labels: Tensor) -> float:
-    """Return the temperature that maximises the likelihood of the labels of images that were not trained on.
+    """Return the most likely temperature, given the logits and labels of images that were not trained on.
 
     Unlike Guo et al. 2017 (section 4.2, temperature scaling), we use a weak normal prior on the log temperature, with
     mean 0 and standard deviation 0.5. Without it, the temperature would approach 0 if all of a few images are
@@ -47,7 +47,7 @@ def fit_temperature(logits: Tensor, labels: Tensor) -> float:
         labels: (N,) labels in [0, K).
 
     Returns:
-        A number from 0.05 to 20; 1 for fewer than 20 images, or for logits that are not finite.
+        Temperature from 0.05 to 20. It is 1 if there are fewer than 20 images or if a logit is not finite.
     """
     if len(labels) < MIN_IMAGES or not bool(torch.isfinite(logits).all()):
         return 1.0
@@ -68,7 +68,10 @@ def fit_temperature(logits: Tensor, labels: Tensor) -> float:
 
 
 def calibration(predictions: Predictions, temperature: float, images: int) -> Calibration:
-    """Return the effect of a temperature, fitted to `images` other images, on predictions for test images."""
+    """Measure the calibration of test predictions before and after scaling.
+
+    `images` is the number of validation images that the temperature was fitted to.
+    """
     errors, losses = [], []
     for scaled in (predictions, predictions.at_temperature(temperature)):
         errors.append(value_of(calibration_error(scaled), len(scaled)))
@@ -77,27 +80,28 @@ def calibration(predictions: Predictions, temperature: float, images: int) -> Ca
 
 
 def calibration_error(predictions: Predictions) -> CalibrationError:
-    """Return the expected calibration error of predictions, as a measure."""
+    """Return the expected calibration error of predictions as a measure, which can be bootstrapped."""
     confidence = predictions.probabilities.max(1).values.numpy()
     return CalibrationError(confidence, (predictions.predicted == predictions.labels).numpy())
 
 
 DEFAULT_THRESHOLD = 0.5
-MIN_POSITIVES = 5  # a class with fewer positive images gets the common threshold of all classes
+MIN_POSITIVES = 5  # smallest number of positive images for which a class gets its own threshold
 
 
 def choose_thresholds(probabilities: Tensor, labels: Tensor) -> tuple[float, ...]:
-    """Return for each class the threshold with the highest F1 on images that were not trained on.
+    """Return each class's threshold with the highest F1 on images that were not trained on.
 
     A class with fewer than five positive images gets the threshold with the highest F1 over all classes together. A
-    threshold is the midpoint of two adjacent probabilities; of several with equal F1, the highest is returned.
+    threshold is the midpoint of two adjacent probabilities. If several thresholds have the same F1, the highest is
+    returned.
 
     Args:
-        probabilities: (N, K) in [0, 1].
+        probabilities: (N, K) probabilities in [0, 1].
         labels: (N, K) labels 1, 0 or -1 (image ignored for that class).
 
     Returns:
-        K thresholds in (0, 1); all 0.5 if there are no positive images.
+        K thresholds in (0, 1). All are 0.5 if there are no positive images.
     """
     values, truth = probabilities.double().numpy(), labels.numpy()
     common_threshold = _threshold_of_best_f1(values[truth >= 0], truth[truth >= 0] == 1)
@@ -112,7 +116,7 @@ def choose_thresholds(probabilities: Tensor, labels: Tensor) -> tuple[float, ...
 
 
 def reach_thresholds(probabilities: Tensor, thresholds: Sequence[float]) -> Tensor:
-    """Return whether the (N, K) probabilities reach the K thresholds of their classes, bool (N, K)."""
+    """Return an (N, K) bool tensor: whether each of (N, K) probabilities reaches the threshold of its class."""
     return probabilities >= torch.tensor(thresholds, dtype=probabilities.dtype)
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from paucal.evaluation.calibration import calibration_error, reach_thresholds
 from paucal.evaluation.predictions import Predictions, majority_classes, require_classes, require_finite
 from paucal.evaluation.results import ClassificationReport, ClassRow, Majority, MultiLabelReport, MultiLabelRow
-from paucal.metrics.intervals import Bootstrap, Score, percentile, share_of_hits, two_sided
+from paucal.metrics.intervals import Bootstrap, Score, percentile, proportion_score, two_sided
 from paucal.metrics.measures import (
     AveragePrecision,
     MacroF1,
@@ -25,7 +25,7 @@ from paucal.metrics.measures import (
 )
 from paucal.types import UserError
 
-BIASED_SCORES = {"macro_f1", "calibration_error"}  # scores that are biased on resampled images
+BIASED_SCORES = {"macro_f1", "calibration_error"}  # scores that resampling the images biases
 
 
 def classification_report(
@@ -37,29 +37,30 @@ def classification_report(
     n_bootstrap: int = 1000,
     level: float = 0.95,
 ) -> ClassificationReport:
-    """Score a classifier's predictions, each score with an interval over the choice of test images.
+    """Score a classifier's predictions, with confidence intervals that reflect the choice of test images.
 
-    Shares of images (top-1, top-5, recall) have Wilson intervals, which remain valid if no image or every image is
+    Fractions of images (top-1, top-5, recall) have Wilson intervals, which remain valid if no image or every image is
     classified correctly. Balanced accuracy and loss have percentile intervals of a bootstrap over images. Macro-F1 and
-    calibration error have the union of the percentile interval and its mirror image, because resampling decreases the
-    first and increases the second. (In simulations with ten images in each of 100 classes, 95 % intervals of macro-F1
-    covered the truth in 99 % of the cases, percentile intervals in 65 %; with three images per class, in 81 % and
-    19 %.) Images of one group (`Predictions.groups`) are similar, so groups are resampled whole, and shares have the
-    interval of `share_of_hits`.
+    calibration error have the union of the percentile interval and its mirror image, because resampling decreases
+    macro-F1 and increases the calibration error. In simulations with 100 classes and ten images per class, these 95 %
+    intervals covered the true macro-F1 in 99 % of the cases, and percentile intervals in 65 %. With three images per
+    class, these intervals covered it in 81 % of the cases, and percentile intervals in 19 %. Images of one group
+    (`Predictions.groups`) are similar. So whole groups are resampled, and `proportion_score` computes the intervals of
+    fractions.
 
-    The intervals do not cover the randomness of training: for that, train with other seeds. The calibration error is
-    the expected calibration error of the top label over 15 bins of equal width (Guo et al. 2017): 0.1 means that
-    confidence and accuracy differ by ten points on average. With few images it is too high, so that its interval may
-    exclude 0 even for a perfectly calibrated model.
+    The intervals do not cover the randomness of training; train with several seeds to measure that. The calibration
+    error is the expected calibration error of the top label over 15 bins of equal width (Guo et al. 2017). An error of
+    0.1 means that confidence and accuracy differ by ten percentage points on average. With few images, the estimated
+    error is too high, so its interval may exclude 0 even for a perfectly calibrated model.
 
     Args:
         predictions: Predictions for images with labels in [0, K).
         classes: K class names.
-        train_labels: (M,) labels of the training images, which determine the majority class; None to use the majority
-            class of the test images, which the report mentions.
+        train_labels: (M,) labels of the training images, which determine the majority class. If None, the majority
+            class of the test images is used, and the report says so.
         seed: Seed of the resampling.
         n_bootstrap: Number of resampled sets of images.
-        level: Probability that an interval covers the truth.
+        level: Confidence level of the intervals.
     """
     if n_bootstrap < 2 or not 0 < level < 1:
         raise ValueError(f"expected n_bootstrap >= 2 and level in (0, 1), got {n_bootstrap} and {level}")
@@ -70,7 +71,9 @@ def classification_report(
     if most_frequent[-1] >= len(classes):
         raise ValueError(f"expected training labels in [0, {len(classes)}), got {most_frequent[-1]}")
     class_shares = predictions.labels.bincount(minlength=len(classes)).double() / len(predictions)
-    majority = max(most_frequent, key=lambda label: float(class_shares[label]))  # the strongest baseline of a tie
+    majority = max(
+        most_frequent, key=lambda label: float(class_shares[label])
+    )  # the strongest baseline if classes are tied
     return ClassificationReport(
         len(predictions),
         level,
@@ -85,7 +88,7 @@ def classification_report(
 def quick_scores(predictions: Predictions) -> dict[str, float]:
     """Return "loss" (nats), "top1" and "balanced_accuracy" without intervals, fast enough for every epoch.
 
-    Logits that are not finite raise no error; they give a loss that is not finite, which the trainer checks.
+    Non-finite logits raise no error. They give a non-finite loss, which the trainer checks.
     """
     labels, is_correct = predictions.labels, predictions.predicted == predictions.labels
     n_classes = predictions.logits.shape[1]
@@ -101,12 +104,12 @@ def quick_scores(predictions: Predictions) -> dict[str, float]:
 def _check_predictions(predictions: Predictions, classes: Sequence[str]) -> None:
     labels = predictions.labels
     if len(predictions) == 0:
-        raise UserError("there are no images to evaluate: give a folder or a part of the split that has some.")
+        raise UserError("there are no images to evaluate: give a folder or a split that contains images.")
     require_classes(predictions, classes)
     if labels.min() < 0 or labels.max() >= len(classes):
         n_unlabelled = int(((labels < 0) | (labels >= len(classes))).sum())
         raise UserError(
-            f"{n_unlabelled} of {len(labels)} images have no label among the {len(classes)} classes: label them."
+            f"{n_unlabelled} of {len(labels)} images have no label among the {len(classes)} classes: add labels."
         )
     require_finite(predictions)
 
@@ -121,10 +124,10 @@ def _scores_with_intervals(predictions: Predictions, bootstrap: Bootstrap) -> di
     measures["macro_f1"] = MacroF1(labels.numpy(), predictions.predicted.numpy(), n_classes)
     measures["calibration_error"] = calibration_error(predictions)
     measures["loss"] = Mean(losses.double().numpy())
-    scores = {"top1": share_of_hits(is_correct.numpy(), level, predictions.groups)}
+    scores = {"top1": proportion_score(is_correct.numpy(), level, predictions.groups)}
     if n_classes > 5:
         top_classes = predictions.logits.topk(5, dim=1).indices
-        scores["top5"] = share_of_hits((top_classes == labels[:, None]).any(1).numpy(), level, predictions.groups)
+        scores["top5"] = proportion_score((top_classes == labels[:, None]).any(1).numpy(), level, predictions.groups)
     for name, draws in zip(measures, bootstrap.scores([*measures.values()], n_images), strict=True):
         with_interval = two_sided if name in BIASED_SCORES else percentile
         scores[name] = with_interval(value_of(measures[name], n_images), draws, level)
@@ -139,7 +142,7 @@ def _class_rows(
     def recall(label: int) -> Score:
         is_class = labels == label
         hits = predicted_labels[is_class] == label
-        return share_of_hits(hits, level, None if groups is None else groups[is_class])
+        return proportion_score(hits, level, None if groups is None else groups[is_class])
 
     columns = confusion.diagonal().tolist(), confusion.sum(1).tolist(), confusion.sum(0).tolist()
     return [
@@ -155,28 +158,29 @@ def _class_rows(
     ]
 
 
-MAX_DRAWS, MIN_DRAWS = 1000, 200  # numbers of resampled sets of images
-MAX_WORK = 400_000_000  # images x classes x draws, which takes about ten seconds
+MAX_DRAWS, MIN_DRAWS = 1000, 200  # largest and smallest number of resampled sets of images
+MAX_WORK = 400_000_000  # largest product of images, classes and draws; this many take about ten seconds
 
 
 def multi_label_report(
     predictions: Predictions, classes: Sequence[str], thresholds: Sequence[float]
 ) -> MultiLabelReport:
-    """Score a classifier's predictions, each score with a 95 % bootstrap interval over the choice of test images.
+    """Score a multi-label classifier's predictions, with 95 % bootstrap intervals over the choice of test images.
 
     The average precision of a class is the area under its precision-recall curve (as in torchmetrics); "map" is the
-    unweighted mean over the classes that have a positive test image. Resampling biases these scores, so the interval is
-    the union of the percentile interval and its mirror image. The number of resampled sets is 1000, or fewer for very
-    many images and classes, but at least 200.
+    unweighted mean over the classes that have a positive test image. Resampling biases average precision and F1, so
+    their intervals are the union of the percentile interval and its mirror image. The number of resampled sets is 1000
+    if there are at most 400,000 labels (images times classes); with more labels the number is lower, but at least 200.
 
     Args:
         predictions: (N, K) logits, and labels 1, 0 or -1 (image ignored for that class).
         classes: K class names.
-        thresholds: (K,) lowest probabilities at which a class is predicted, for F1 and the counts per class.
+        thresholds: K thresholds. F1 and the counts per class treat a class as predicted if its probability is at least
+            its threshold.
     """
     require_classes(predictions, classes)
     if not (predictions.labels == 1).any():
-        raise UserError("none of the images to evaluate has a label: give images that have labels.")
+        raise UserError("none of the images to evaluate has a label: give labelled images.")
     require_finite(predictions)
     labels, n_images = predictions.labels, len(predictions)
     draws = int(min(MAX_DRAWS, max(MIN_DRAWS, MAX_WORK // max(1, labels.numel()))))
@@ -199,7 +203,7 @@ def multi_label_report(
 def quick_multi_label_scores(predictions: Predictions) -> dict[str, float]:
     """Return "loss" (nats) and "map" without intervals, fast enough for every epoch.
 
-    Logits that are not finite give a loss that is not finite, which the trainer checks, and a "map" of 0.
+    Non-finite logits give a non-finite loss, which the trainer checks, and a "map" of 0.
     """
     loss = float(np.mean(multi_label_losses(predictions)))
     measure = AveragePrecision(predictions.logits, predictions.labels, interpolated=False)
@@ -207,7 +211,7 @@ def quick_multi_label_scores(predictions: Predictions) -> dict[str, float]:
 
 
 def multi_label_losses(predictions: Predictions) -> NDArray[np.float64]:
-    """Return the (N,) mean binary cross-entropy of each image, over the classes whose label is known."""
+    """Return each image's mean binary cross-entropy over the classes whose label is known, (N,) in nats."""
     is_known = (predictions.labels >= 0).double()
     targets = predictions.labels.clamp(min=0).double()
     losses = F.binary_cross_entropy_with_logits(predictions.logits.double(), targets, reduction="none")

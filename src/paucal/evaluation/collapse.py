@@ -3,11 +3,11 @@
 Pre-training can fail in four ways. The teacher gives every image the same output ("constant output"; the loss falls
 towards 0); its output for every image is uniform ("uniform output"; the loss stays at ln K); the features differ, but
 only along a single line ("dimensional collapse"); or loss or features grow without bound ("divergence"). Centring
-prevents the first failure and favours the second, and a low teacher temperature does the opposite (DINO,
-arXiv:2104.14294, section 5.3), so these two need opposite remedies and must not be confused.
+prevents constant output and favours uniform output, and a low teacher temperature does the opposite (DINO,
+arXiv:2104.14294, section 5.3). So these two failures need opposite remedies.
 
-At first, a healthy run has nearly uniform outputs and nearly one-dimensional features. So during a grace period only
-non-finite numbers are reported, and afterwards a symptom must show in several epochs in a row.
+At the start, even a healthy run has nearly uniform outputs and nearly one-dimensional features. So during a grace
+period only non-finite values are reported, and afterwards a symptom must persist for several consecutive epochs.
 """
 
 import math
@@ -18,47 +18,52 @@ from typing import Literal
 Row = Mapping[str, float]
 Kind = Literal["constant output", "uniform output", "dimensional collapse", "divergence"]
 
-# Columns of `metrics.csv` that are read, as means over an epoch; those of the region head start with `region_`. Columns
-# that are missing from a row, or NaN, are treated as healthy.
+# Columns of `metrics.csv` from which a collapse is detected; each value is a mean over an epoch. The columns of the
+# region head start with `region_`. A column that is missing from a row, or NaN, is treated as healthy.
 COLUMNS = {
     "teacher_entropy": "mean entropy of the teacher's distribution of an image, nats",
     "batch_entropy": "entropy of the teacher's distributions averaged over a batch, nats",
     "feature_spread": "losses.feature_spread of the teacher's features",
     "effective_rank": "losses.effective_rank of the teacher's features",
-    "feature_norm": "mean length of the teacher's features",
-    "centre_norm": "length of the centre; exactly 0 without centring",
+    "feature_norm": "mean L2 norm of the teacher's features",
+    "centre_norm": "L2 norm of the centre; exactly 0 if outputs are not centred",
     "teacher_temperature": "temperature of the teacher",
-    "teacher_distance": "length of the difference of teacher and student weights, relative to the student's",
+    "teacher_distance": "L2 norm of the difference of teacher and student weights, divided by that of the student",
 }
 
-GRACE_STEPS = 500
-PATIENCE = 3  # epochs
-# Outputs count as uniform if exp(entropy) is at least this share of the K prototypes: an entropy above ln K - 0.22.
-UNIFORM_SHARE = 0.8
-# An output that is equal for all images counts as uniform if its entropy is at least this share of ln K, else constant.
+GRACE_STEPS = 500  # first optimizer steps, during which only non-finite values are reported
+PATIENCE = 3  # consecutive epochs that must show a symptom
+# Outputs count as uniform if exp(entropy) is at least this fraction of the K prototypes. In other words, the entropy is
+# at least ln K - 0.22.
+UNIFORM_FRACTION = 0.8
+# An output that is equal for all images counts as uniform if its entropy is at least this fraction of ln K. Otherwise
+# the output counts as constant.
 UNIFORM_ENTROPY = 0.5
-# A uniform output is not reported if its information about the image grew by this factor during the patience.
+# A uniform output is not reported if its information about the image grew by this factor over the last epochs.
 RECOVERY_FACTOR = 1.5
-# Outputs count as constant if the batch entropy is at most this share of the entropy with one prototype per image; for
-# 64 images this is 0.4 nats, or 1.5 prototypes.
+# Outputs count as constant if the batch entropy is at most this fraction of the entropy with one prototype per image.
+# For a batch of 64 images, the limit is 0.4 nats, which corresponds to 1.5 prototypes.
 CONSTANT_ENTROPY = 0.1
-# Outputs count as equal if their information about the image is at most this share of the largest possible information.
+# Outputs count as equal if their information about the image is at most this fraction of the largest possible value.
 EQUAL_INFORMATION = 0.01
-# Spread up to which features count as equal; untrained networks have 0.3 to 0.6, class tokens of tiny networks 0.04.
+# Features count as equal if their spread is below this value. The spread is 0.3 to 0.6 in untrained networks, and 0.04
+# for the class tokens of tiny networks.
 EQUAL_SPREAD = 0.01
 MIN_SPREAD = 0.1  # smallest spread of features that have not collapsed to a point
-# Features count as collapsed to few directions up to this effective rank (the digits start at 1.6), or up to a share of
-# the highest rank so far and of `Scale.directions`, the rank of independent features, whichever is lower.
-LINE_RANK, SHARE_OF_HIGHEST, SHARE_OF_DIRECTIONS = 1.2, 0.25, 0.05
+# Features count as collapsed to few directions if their effective rank is at most LINE_RANK (1.2; training on small
+# digit images starts at 1.6). They also count as collapsed if the rank is at most both of these fractions: of the
+# highest rank so far, and of `Scale.directions`, the rank of independent features.
+LINE_RANK, FRACTION_OF_HIGHEST, FRACTION_OF_DIRECTIONS = 1.2, 0.25, 0.05
 MIN_DIRECTIONS = 8.0  # with fewer possible directions (tiny batches), a low rank is normal and not reported
-EXPLOSION_FACTOR = 100.0  # growth of the features' length that counts as divergence
-# Margin above ln K, as a share of ln K, but at least 1 nat: an output that ignores the image costs at most ln K.
+EXPLOSION_FACTOR = 100.0  # growth of the features' norm that counts as divergence
+# A loss above ln K plus this fraction of ln K (but at least 1 nat) counts as divergence, because an output that ignores
+# the image has a loss of at most ln K.
 LOSS_MARGIN = 0.2
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """A failure of pre-training: its kind, a sentence with the numbers that show it, and advice."""
+    """A failure of pre-training: its kind, a sentence with the metrics that show the failure, and advice."""
 
     kind: Kind
     sentence: str
@@ -67,13 +72,14 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Scale:
-    """The sizes that the metrics of one head are compared with.
+    """Sizes of one head and of its batches, from which the limits for its metrics are computed.
 
     Attributes:
         head: "view" or "region".
         out_dim: Number of prototypes K.
         feature_dim: Number of features D.
-        batch: Number of images whose outputs and features are compared; None if unknown, treated as infinitely many.
+        batch: Number of images whose outputs and features are compared. None if the number is unknown, which is treated
+            as infinitely many.
     """
 
     head: str
@@ -93,7 +99,7 @@ class Scale:
         return dim if math.isinf(n) else n * dim / (n + dim)
 
     def read(self, row: Row, name: str) -> float:
-        """Return the value of this head's column; NaN if it is missing."""
+        """Return the value of this head's column; NaN if the column is missing."""
         return row.get(name if self.head == "view" else f"region_{name}", math.nan)
 
 
@@ -109,12 +115,12 @@ def find_collapse(
     """Return the verdict on a run after its newest epoch; None if the run is healthy.
 
     Args:
-        rows: One row per epoch so far, with `COLUMNS`, "step", "skipped_steps", "train_loss", and "train_view" and
-            "train_region" if the two losses are known separately.
+        rows: One row per epoch so far, with the columns in `COLUMNS` and "step", "skipped_steps" and "train_loss"; also
+            "train_view" and "train_region" if the two losses are known separately.
         out_dim: Number of prototypes K of a head.
         feature_dim: Number of features D.
-        batch: Number of images per process, over which entropies and ranks are computed; None if unknown.
-        grace_steps: Optimizer steps during which only non-finite numbers are reported; see `grace_period`.
+        batch: Number of images per process, over which entropies and ranks are computed; None if the number is unknown.
+        grace_steps: First optimizer steps, during which only non-finite values are reported; see `grace_period`.
         patience: Number of consecutive epochs that must show a symptom.
 
     Example:
@@ -139,7 +145,7 @@ def find_collapse(
 def grace_period(total_steps: int, warmup_steps: int) -> int:
     """Return the number of first steps during which no collapse is reported.
 
-    It is the length of the warm-up, but at least 500 steps or a quarter of all steps, whichever is less.
+    The grace period lasts as long as the warm-up, but at least 500 steps or a quarter of all steps, whichever is less.
 
     Example:
         >>> grace_period(100_000, 3_000), grace_period(400, 40)
@@ -149,7 +155,7 @@ def grace_period(total_steps: int, warmup_steps: int) -> int:
 
 
 def _find_non_finite(rows: Sequence[Row]) -> Verdict | None:
-    """Return a verdict if the newest epoch skipped at least half of its steps or has a loss that is not finite."""
+    """Return a verdict if the newest epoch skipped at least half of its steps or has a non-finite loss."""
     if not rows:
         return None
     row, previous_step = rows[-1], rows[-2].get("step", 0.0) if len(rows) > 1 else 0.0
@@ -162,12 +168,12 @@ def _find_non_finite(rows: Sequence[Row]) -> Verdict | None:
 
 
 def _find_explosion(rows: Sequence[Row], scale: Scale, patience: int) -> Verdict | None:
-    chance = math.log(scale.out_dim)
-    max_loss = chance + max(1.0, LOSS_MARGIN * chance)
+    uniform_entropy = math.log(scale.out_dim)
+    max_loss = uniform_entropy + max(1.0, LOSS_MARGIN * uniform_entropy)
     if _persists(rows, lambda row: _head_loss(row, scale) > max_loss, patience):
         text = (
-            f"the {scale.head} loss is {_head_loss(rows[-1], scale):.2f}, but a uniform output would cost only ln "
-            f"{scale.out_dim} = {math.log(scale.out_dim):.3f} nats"
+            f"the {scale.head} loss is {_head_loss(rows[-1], scale):.2f}, but a uniform output would have a loss of "
+            f"only ln {scale.out_dim} = {math.log(scale.out_dim):.3f} nats"
         )
         return _make_verdict("divergence", text, rows[-1])
     return _find_long_features(rows, scale, patience, f"the {scale.head} features")
@@ -181,7 +187,7 @@ def _find_long_features(rows: Sequence[Row], scale: Scale, patience: int, subjec
 
     if not lengths or not _persists(rows, has_symptom, patience):
         return None
-    text = f"{subject} grew from a length of {lengths[0]:.3g} to {lengths[-1]:.3g}"
+    text = f"{subject} grew from a norm of {lengths[0]:.3g} to {lengths[-1]:.3g}"
     return _make_verdict("divergence", text, rows[-1])
 
 
@@ -207,15 +213,15 @@ def _find_uniform_output(rows: Sequence[Row], scale: Scale, patience: int) -> Ve
     if not _persists(rows, lambda row: _is_uniform(row, scale), patience):
         return None
     first, last = rows[-patience], rows[-1]
-    # A recovering run leaves this state exponentially fast, so it is not reported once its information grows.
+    # A recovering run leaves this state exponentially fast, so the run is not reported once its information grows.
     if patience > 1 and _information(last, scale) > RECOVERY_FACTOR * max(_information(first, scale), 1e-3):
         return None
-    entropy, chance = scale.read(last, "teacher_entropy"), math.log(scale.out_dim)
+    entropy, uniform_entropy = scale.read(last, "teacher_entropy"), math.log(scale.out_dim)
     value = f"entropy {entropy:.3f}" if entropy == entropy else f"loss {_head_loss(last, scale):.3f}"
     number = math.exp(entropy) if entropy == entropy else scale.out_dim
     text = (
         f"the teacher's {scale.head} head spreads every image over about {number:.0f} of its {scale.out_dim} "
-        f"prototypes ({value}; ln {scale.out_dim} = {chance:.3f} if uniform)"
+        f"prototypes ({value}; ln {scale.out_dim} = {uniform_entropy:.3f} if uniform)"
     )
     return _make_verdict("uniform output", text, last)
 
@@ -225,7 +231,7 @@ def _find_low_rank(rows: Sequence[Row], scale: Scale, patience: int) -> Verdict 
     ranks = [rank for row in rows if math.isfinite(rank := scale.read(row, "effective_rank"))]
     if scale.directions < MIN_DIRECTIONS or not ranks:
         return None
-    max_rank = max(LINE_RANK, min(SHARE_OF_HIGHEST * max(ranks), SHARE_OF_DIRECTIONS * scale.directions))
+    max_rank = max(LINE_RANK, min(FRACTION_OF_HIGHEST * max(ranks), FRACTION_OF_DIRECTIONS * scale.directions))
 
     def has_symptom(row: Row) -> bool:
         return scale.read(row, "effective_rank") <= max_rank and scale.read(row, "feature_spread") >= MIN_SPREAD
@@ -242,23 +248,24 @@ def _find_low_rank(rows: Sequence[Row], scale: Scale, patience: int) -> Verdict 
 def _is_uniform(row: Row, scale: Scale) -> bool:
     """Return whether each output is nearly uniform, or all outputs are equal with an entropy of at least half of ln K.
 
-    If the entropy was not recorded, the loss is used: it is never below the teacher's entropy, so it is ln K here.
+    If the entropy was not recorded, the loss is used instead. The loss is never below the teacher's entropy, so for
+    a uniform output it is ln K.
     """
-    chance, entropy = math.log(scale.out_dim), scale.read(row, "teacher_entropy")
+    uniform_entropy, entropy = math.log(scale.out_dim), scale.read(row, "teacher_entropy")
     if entropy == entropy:
-        is_high = entropy >= UNIFORM_ENTROPY * chance
-        return entropy >= chance + math.log(UNIFORM_SHARE) or (is_high and _is_same(row, scale))
-    return abs(_head_loss(row, scale) - chance) <= -math.log(UNIFORM_SHARE) / 10
+        is_high = entropy >= UNIFORM_ENTROPY * uniform_entropy
+        return entropy >= uniform_entropy + math.log(UNIFORM_FRACTION) or (is_high and _is_same(row, scale))
+    return abs(_head_loss(row, scale) - uniform_entropy) <= -math.log(UNIFORM_FRACTION) / 10
 
 
 def _is_same(row: Row, scale: Scale) -> bool:
-    """Return whether the outputs contain no information about the image: their mean has the entropy of each output."""
+    """Return whether the outputs contain no information about the image, so that their mean is as certain as each."""
     information = scale.read(row, "batch_entropy") - scale.read(row, "teacher_entropy")
     return information <= EQUAL_INFORMATION * scale.max_entropy
 
 
 def _information(row: Row, scale: Scale) -> float:
-    """Return the information in nats that an output contains about its image, or an upper bound; NaN if unknown."""
+    """Return the information (nats) that an output contains about its image, or an upper bound; NaN if unknown."""
     entropy = scale.read(row, "batch_entropy")
     return (math.log(scale.out_dim) if entropy != entropy else entropy) - scale.read(row, "teacher_entropy")
 
@@ -313,7 +320,7 @@ def causes(row: Mapping[str, float]) -> list[str]:
     if temperature >= STUDENT_TEMPERATURE:
         sentences.append(
             f"The teacher temperature is {temperature:g}; it must stay below the student's ({STUDENT_TEMPERATURE:g}), "
-            "or the teacher's targets are less certain than the student's output."
+            "because otherwise the teacher's targets are less certain than the student's output."
         )
     if row.get("teacher_distance", math.nan) < MIN_TEACHER_DISTANCE:
         sentences.append("Teacher and student are nearly equal: give the teacher a momentum of 0.99 to 0.996.")
@@ -341,10 +348,10 @@ def find_feature_collapse(
 
     Args:
         rows: One row per epoch so far, with "feature_spread", "effective_rank", "feature_norm", "step", "skipped_steps"
-            and the losses; columns that are missing from a row, or NaN, are treated as healthy.
+            and the losses. A column that is missing from a row, or NaN, is treated as healthy.
         feature_dim: Number of channels D of the features.
-        batch: Number of images per process, over which the rank is computed; None if unknown.
-        grace_steps: Optimizer steps during which only non-finite numbers are reported.
+        batch: Number of images per process, over which the rank is computed; None if the number is unknown.
+        grace_steps: First optimizer steps, during which only non-finite values are reported.
         patience: Number of consecutive epochs that must show a symptom.
 
     Example:

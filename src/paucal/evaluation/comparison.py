@@ -22,8 +22,8 @@ class ScoreOverSeeds:
 
     Attributes:
         values: One score for each seed.
-        score: Mean score with the t-interval (Student 1908); no interval for a single seed, or for equal values, as
-            these do not show how much other seeds would vary.
+        score: Mean score with the t-interval (Student 1908). If there is a single seed, or if all values are equal,
+            there is no interval, since the scores do not show how much other seeds would vary.
         deviation: Standard deviation with n - 1 in the denominator; None for a single seed.
     """
 
@@ -39,12 +39,13 @@ class Difference:
     Attributes:
         by_seed: Difference of each seed, and the mean difference with the paired t-interval.
         over_images: Mean difference with the bootstrap interval over test images, paired by image.
-        both: Mean difference with the interval over seeds and test images together, see `difference`.
+        both: Mean difference with the combined interval over seeds and test images, see `difference`.
         images: Number of different test images.
-        groups: Number of groups of test images, which the bootstrap resampled whole; None without groups.
-        seeds_needed: Number of seeds needed to detect a difference of this size; None if unknown or above 1000.
-        images_needed: Number of test images needed to detect a difference of this size, if seeds made no difference;
-            None if the difference is 0.
+        groups: Number of groups of test images, which the bootstrap resampled whole; None if the images have no groups.
+        seeds_needed: Number of seeds needed to detect a difference of this size; None if this number is unknown or
+            above 1000.
+        images_needed: Number of test images needed to detect a difference of this size if seeds had no effect; None if
+            the difference is 0.
     """
 
     by_seed: ScoreOverSeeds
@@ -62,7 +63,7 @@ class Difference:
 
     @property
     def clear(self) -> bool:
-        """Whether the interval over seeds and images excludes 0; False without an interval over seeds."""
+        """Whether the interval over seeds and images excludes 0; False if there is no interval over seeds."""
         return self.by_seed.score.low is not None and self.both.excludes_zero
 
 
@@ -94,22 +95,22 @@ def difference(
     seed: int = 0,
     groups: Sequence[object] | None = None,
 ) -> Difference:
-    """Return the gain of the first method over the second, with intervals for other seeds and other images.
+    """Return the gain of the first method over the second, with intervals over seeds and over test images.
 
-    The interval over seeds accounts for other seeds with the same test images, the interval over images for the same
-    runs with other test images. The interval over both combines their half-widths in quadrature (MOVER: Zou and Donner
-    2008, "Construction of confidence limits about effect measures") and is wider than either. So it remains wide for
-    few seeds, unlike intervals from resampled seeds or pooled degrees of freedom. Both terms include the interaction of
-    seeds and images.
+    The interval over seeds shows how the gain would vary with other seeds on the same test images. The interval over
+    images shows how the gain of the same runs would vary with other test images. The combined interval adds the two
+    half-widths in quadrature (MOVER: Zou and Donner 2008, "Construction of confidence limits about effect measures"),
+    so it is wider than either interval. It remains wide for few seeds, unlike intervals from resampled seeds or pooled
+    degrees of freedom. Both half-widths include the interaction of seeds and images.
 
     Args:
-        first: (S, N) scores of the first method's S seeds on N test images, such as 1 for a correct prediction; NaN for
-            an image that was not tested with this seed.
+        first: (S, N) scores of the first method's S seeds on N test images, such as 1 for a correct prediction; NaN if
+            an image was not tested with a seed.
         second: (S, N) scores of the second method on the same images, with NaN at the same positions.
-        level: Probability that an interval covers the truth.
+        level: Confidence level of the intervals.
         draws: Number of resampled sets of images.
         seed: Seed of the resampling.
-        groups: Group of each of the N images, such as its patient; images of a group are similar, so the bootstrap
+        groups: Group of each of the N images, such as the patient. Images of a group are similar, so the bootstrap
             resamples whole groups. None if the images are independent.
     """
     if first.shape != second.shape or not first.size or not np.array_equal(np.isnan(first), np.isnan(second)):
@@ -144,8 +145,8 @@ def difference(
 def _combine_intervals(over_seeds: Score, over_images: Score) -> Score:
     """Return the mean with the half-widths of both intervals combined in quadrature, separately above and below.
 
-    Without an interval over seeds, the interval over images is used. Without an interval over images, because every
-    test image gives the same difference, the result has no interval unless the difference is 0.
+    If there is no interval over seeds, the interval over images is used. If there is no interval over images (every
+    test image gives the same difference), the result has no interval unless the difference is 0.
     """
     value, ends = over_seeds.value, []
     if over_images.low is None and value != 0:
@@ -164,11 +165,11 @@ def count_seeds_needed(value: float, deviation: float | None, level: float = LEV
 
     Args:
         value: Difference to detect.
-        deviation: Standard deviation of the differences over seeds; None or 0 if it is unknown.
+        deviation: Standard deviation of the differences over seeds; None or 0 if the deviation is unknown.
         level: Confidence level of the interval that must exclude 0.
 
     Returns:
-        At least 2; None if the deviation is unknown, there is no difference, or 1000 seeds are not enough.
+        At least 2. None if the deviation is unknown, the difference is 0, or 1000 seeds are not enough.
 
     Example:
         >>> count_seeds_needed(1.0, 1.0), count_seeds_needed(0.5, 1.0), count_seeds_needed(0.0, 1.0)

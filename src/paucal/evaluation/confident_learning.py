@@ -21,7 +21,7 @@ class Suspect:
     Attributes:
         position: Row of the image in the input.
         given: Label in the data.
-        suggested: Class that the image probably has.
+        suggested: Class to which the image probably belongs.
         confidence: Out-of-fold probability of the given label; the smaller, the more suspect.
         suggested_confidence: Out-of-fold probability of the suggested class.
     """
@@ -34,7 +34,10 @@ class Suspect:
 
 
 def class_thresholds(probabilities: NDArray[np.float64], labels: NDArray[np.integer]) -> NDArray[np.float64]:
-    """Return each class's mean probability over the images with that label (equation 2), (K,); inf without images."""
+    """Return each class's mean probability over the images with that label, (K,), as in equation 2.
+
+    The threshold of a class without images is infinite.
+    """
     thresholds = np.full(probabilities.shape[1], np.inf)
     for label in np.unique(labels):
         thresholds[label] = probabilities[labels == label, label].mean()
@@ -69,7 +72,10 @@ def suspected_labels(probabilities: NDArray[np.float64], labels: NDArray[np.inte
 
 
 def confident_class(probabilities: NDArray[np.float64], labels: NDArray[np.integer]) -> NDArray[np.int64]:
-    """Return the (N,) class that each image confidently belongs to (equation 1); -1 if none reaches its threshold."""
+    """Return the class that each image confidently belongs to, (N,), as in equation 1.
+
+    It is -1 for an image whose probabilities are all below the thresholds of their classes.
+    """
     is_above_threshold = probabilities >= class_thresholds(probabilities, labels) - _TOLERANCE
     count = is_above_threshold.sum(1)
     classes = np.where(count > 1, probabilities.argmax(1), is_above_threshold.argmax(1))

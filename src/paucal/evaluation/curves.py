@@ -15,15 +15,18 @@ from paucal.evaluation.plots import BLUE, GREY, ORANGE, save_figure
 from paucal.runs import RunFolder
 
 Row = Mapping[str, float]  # metrics of one epoch by column
-PANELS_PER_ROW = 3  # panels side by side
+PANELS_PER_ROW = 3
 MAX_MARKERS = 30  # lines with at most this many points have a marker at each point
 COLOURS = (BLUE, ORANGE, "#009e73", "#cc79a7", "#56b4e9", "#e69f00")
 SPEED_COLUMN = "images_per_second"
-PROGRESS_COLUMNS = ("epoch", "step", "seconds", "skipped_steps")  # are not drawn
+PROGRESS_COLUMNS = ("epoch", "step", "seconds", "skipped_steps")  # columns that are not drawn
 
 
 def best_epoch(rows: Sequence[Row]) -> float | None:
-    """Return the epoch with the highest `val_top1` or `val_map`, of ties the lowest `val_loss`; None without scores."""
+    """Return the epoch with the highest `val_top1` or `val_map`; None if no epoch has a score.
+
+    If several epochs have the same score, the epoch with the lowest `val_loss` is returned.
+    """
     scored = [row for row in _number_epochs(rows) if math.isfinite(validation_score(row))]
     if not scored:
         return None
@@ -48,7 +51,7 @@ def with_speed(rows: Sequence[Row], images: int) -> list[Row]:
     for row in _number_epochs(rows):
         elapsed = row.get("seconds", math.nan) - previous.get("seconds", math.nan)
         epochs = row["epoch"] - previous["epoch"]
-        # After a resumption, `seconds` may start from 0 again.
+        # When a run is resumed, `seconds` may start from 0 again.
         rows_with_speed.append({**row, SPEED_COLUMN: images * epochs / elapsed} if elapsed > 0 and epochs > 0 else row)
         previous = row
     return rows_with_speed
@@ -73,8 +76,8 @@ def curves_figure(
     rate and every other column (such as the gradient norm) have a panel each. `weight_*` columns are not drawn.
 
     Args:
-        rows: One row per epoch, which may lack columns; a missing "epoch" is the row's number, from 1.
-        chance: Score at chance level by column, drawn as a dashed line.
+        rows: One row per epoch. Columns may be missing; a missing "epoch" is the row's number, from 1.
+        chance: Scores at chance level by the name of their column, drawn as dashed lines.
         best: Epoch of the model that was kept; by default the result of `best_epoch`.
         columns: Maximum number of panels side by side.
     """
@@ -163,9 +166,9 @@ def _axis_unit(name: str) -> str:
     if name.startswith("train_") or name == "val_loss":
         return "loss"
     if name in ("val_mean_iou", "val_pixel_accuracy"):
-        return "share of pixels"
+        return "fraction of pixels"
     if name.startswith(("val_", "monitor_")):
-        return "average precision" if name == "val_map" else "share of images"
+        return "average precision" if name == "val_map" else "fraction of images"
     if name == SPEED_COLUMN:
         return "images/s"
     return "per step" if name == "lr" else "value"
@@ -181,8 +184,8 @@ class _Panel:
     Attributes:
         title: Title of the plot.
         unit: Label of the vertical axis.
-        names: Columns that are drawn.
-        reference: Value and label of a dotted reference line; None for no line.
+        names: Names of the columns that are drawn.
+        reference: Value and label of a dotted reference line; None if no line is drawn.
         low: Lower end of the vertical axis; None to choose it from the values.
     """
 
@@ -194,23 +197,24 @@ class _Panel:
 
 
 def health_figure(rows: Sequence[Row], out_dim: int | None, dim: int, verdict: Verdict | None) -> Figure:
-    """Draw the metrics that show a collapse over the epochs, with the verdict as the title.
+    """Draw the metrics that would reveal a collapse over the epochs, with the verdict as the title.
 
-    The panels show entropies, spread and rank of the features, the centre, the agreement of teacher and student, and
-    nearest neighbours. Columns of the region head (`region_...`) are drawn dashed; panels without values are left out.
+    The panels show the entropies of the outputs, the spread and the rank of the features, the norm of the centre, the
+    agreement of teacher and student, and the k-NN accuracy. Columns of the region head (`region_...`) are drawn as
+    dashed lines; panels without values are left out.
 
     Args:
         rows: One row per epoch; a missing "epoch" is the row's number, from 1.
-        out_dim: Number of prototypes K; ln K is the entropy of a uniform output. None without prototypes.
+        out_dim: Number of prototypes K; ln K is the entropy of a uniform output. None if there are no prototypes.
         dim: Number of channels D of the features.
-        verdict: Failure of the run; None if it is healthy.
+        verdict: Failure of the run; None if the run is healthy.
     """
     numbered = _number_epochs(rows)
     panels = [
         (panel, points) for panel in _health_panels(out_dim, dim) if (points := _points_of(numbered, panel.names))
     ]
     if not panels:
-        raise ValueError(f"expected rows with metrics of collapse, got {len(rows)} rows without them")
+        raise ValueError(f"expected rows with metrics of collapse, got {len(rows)} rows without such metrics")
     columns = min(PANELS_PER_ROW, len(panels))
     n_rows = -(-len(panels) // columns)
     figure = Figure(figsize=(max(3.7 * columns, 7.4), 2.8 * n_rows + 0.7), layout="constrained")
@@ -230,8 +234,8 @@ def _health_panels(out_dim: int | None, dim: int) -> list[_Panel]:
         _Panel("spread of the features", "1: all directions, 0: equal", ("feature_spread",)),
         _Panel(f"effective rank of {dim} channels", "directions", ("effective_rank",), (1.0, "a line")),
         _Panel("centre", "length", ("centre_norm",)),
-        _Panel("teacher and student agree", "share of images", ("agreement",)),
-        _Panel("nearest neighbours", "share of images found", ("val_knn",), low=None),
+        _Panel("teacher and student agree", "fraction of images", ("agreement",)),
+        _Panel("nearest neighbours", "fraction of images found", ("val_knn",), low=None),
     ]
 
 

@@ -6,8 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-NEIGHBOURS = 5  # rank k of the neighbour whose distance is measured
-SIMILAR_SHARE = 0.95  # share of the held-out images that count as similar to the training images
+NEIGHBOURS = 5  # rank k of the neighbour to which distances are measured
+SIMILAR_FRACTION = 0.95  # fraction of the held-out images that count as similar to the training images
 
 
 @dataclass(frozen=True, eq=False)
@@ -17,7 +17,8 @@ class Familiarity:
     An image is similar if the distance between its feature and the feature of the k-th nearest training image, both
     scaled to length 1, is at most a limit that 95 % of images from the same distribution stay below (Sun et al. 2022,
     "Out-of-Distribution Detection with Deep Nearest Neighbors"). Here the limit comes from held-out images, since the
-    features of a network's own training images are closer to each other; k is small, as training images are few.
+    features of a network's own training images are closer to each other. k is small because there are few training
+    images.
 
     Attributes:
         features: (N, D) features of the training images, scaled to length 1.
@@ -37,7 +38,7 @@ class Familiarity:
 
 
 def fit_familiarity(train: Tensor, held_out: Tensor, neighbours: int = NEIGHBOURS) -> Familiarity:
-    """Return the test for (N, D) features of training images, with the limit from (M, D) features of held-out images.
+    """Fit the similarity test to (N, D) features of training images and (M, D) features of held-out images.
 
     Example:
         >>> train, held_out = torch.eye(3)[[0, 0, 1, 1]], torch.eye(3)[[0, 1]]
@@ -48,5 +49,5 @@ def fit_familiarity(train: Tensor, held_out: Tensor, neighbours: int = NEIGHBOUR
     if not len(train) or not len(held_out):
         raise ValueError("both training and held-out images are needed")
     unlimited = Familiarity(F.normalize(train.float(), dim=1), 0.0, neighbours)
-    limit = torch.quantile(unlimited.distances(held_out), SIMILAR_SHARE)
+    limit = torch.quantile(unlimited.distances(held_out), SIMILAR_FRACTION)
     return Familiarity(unlimited.features, float(limit) + 1e-6, neighbours)

@@ -23,8 +23,8 @@ from paucal.wording import percent
 
 # From the colour-blind safe palette of Okabe and Ito.
 BLUE, ORANGE, GREY = "#0072b2", "#d55e00", "#8a8a8a"
-MAX_CLASSES = 100  # classes that a figure shows
-MAX_COLUMNS = 4  # panels side by side
+MAX_CLASSES = 100  # largest number of classes in a figure
+MAX_COLUMNS = 4  # largest number of panels side by side
 Row = TypeVar("Row", ClassRow, MultiLabelRow)
 
 
@@ -43,8 +43,8 @@ def shorten(name: str, length: int = 20) -> str:
 def confusion_figure(confusion: Sequence[Sequence[int]] | np.ndarray, classes: Sequence[str]) -> Figure:
     """Draw a confusion matrix (K, K) of counts: rows are true classes, columns are predicted classes.
 
-    The colour of a cell is the share of the true class's images. Counts are written into the cells for up to 20
-    classes. The row of a class without images stays blank.
+    The colour of a cell shows the fraction of the true class's images that are predicted as the cell's column. If there
+    are at most 20 classes, counts are written into the cells. The row of a class without images stays blank.
     """
     counts = np.asarray(confusion)
     size = len(classes)
@@ -56,7 +56,7 @@ def confusion_figure(confusion: Sequence[Sequence[int]] | np.ndarray, classes: S
     totals = counts.sum(1, keepdims=True)
     shares = np.ma.masked_array(counts / np.maximum(totals, 1), np.broadcast_to(totals == 0, counts.shape))
     image = axes.imshow(shares, cmap="Blues", vmin=0, vmax=1, interpolation="nearest")
-    figure.colorbar(image, ax=axes, label="share of the true class's images", shrink=0.8)
+    figure.colorbar(image, ax=axes, label="fraction of the true class's images", shrink=0.8)
     # At most `MAX_CLASSES` names are shown, in a font no higher than a cell (an inch has 72 points).
     indices = range(0, size, -(-size // MAX_CLASSES))
     names = [shorten(classes[index]) for index in indices]
@@ -91,7 +91,7 @@ def reliability_figure(predictions: Predictions) -> Figure:
     centres = left_edges[filled] + width / 2
     upper.errorbar(centres, accuracy, yerr=error_bars, fmt="none", ecolor="black", lw=1, capsize=2)
     upper.plot([0, 1], [0, 1], "--", color=ORANGE, label="confidence = accuracy")
-    upper.set(ylabel="share of correct predictions", xlim=(0, 1), ylim=(0, 1.02))
+    upper.set(ylabel="fraction of correct predictions", xlim=(0, 1), ylim=(0, 1.02))
     figure.legend(loc="outside upper center", ncols=2, fontsize=8, frameon=False)
     lower.bar(left_edges, images, width, align="edge", color=GREY, edgecolor="white")
     lower.set(xlabel="confidence of the prediction", ylabel="images")
@@ -107,7 +107,7 @@ def per_class_figure(report: ClassificationReport) -> Figure:
     top1 = report.scores["top1"].value
     axes.axvline(top1, ls="--", color=ORANGE, lw=1.2, label=f"all images: {percent(top1)}")
     axes.set(ylabel="class (test images)")
-    axes.set_xlabel(f"recall: share of the class's images found, {percent(report.level, 'g')} interval")
+    axes.set_xlabel(f"recall: fraction of the class's images found, {percent(report.level, 'g')} interval")
     figure.legend(loc="outside upper right", fontsize=8, frameon=False)
     return figure
 
@@ -150,8 +150,8 @@ def precision_recall_figure(predictions: Predictions, report: MultiLabelReport) 
         axes.tick_params(labelsize=7)
     for axes in grid.flat[len(shown_classes) :]:
         axes.remove()
-    figure.supxlabel("recall: share of the class's images found", fontsize=9)
-    figure.supylabel("precision: share of predictions that are right", fontsize=9)
+    figure.supxlabel("recall: fraction of the class's images found", fontsize=9)
+    figure.supylabel("precision: fraction of predictions that are correct", fontsize=9)
     return figure
 
 
@@ -175,15 +175,15 @@ def _ranked_classes(scored: Sequence[tuple[Score, Row]]) -> tuple[Figure, Axes, 
 DOTS_PER_INCH = 110
 
 
-def png_of(figure: Figure) -> bytes:
+def render_png(figure: Figure) -> bytes:
     """Return a figure as PNG; its layout is computed once and cannot change afterwards."""
     with warnings.catch_warnings():
         # Characters that matplotlib's font lacks are drawn as boxes; the tables of the report show them correctly.
         warnings.filterwarnings("ignore", r"Glyph .* missing from font")
-        return _png_bytes(figure)
+        return _render_once(figure)
 
 
-def _png_bytes(figure: Figure) -> bytes:
+def _render_once(figure: Figure) -> bytes:
     """Return a figure as PNG, drawn only once.
 
     matplotlib draws a figure with a layout engine twice, and computing the layout takes most of the time. With a layout
@@ -202,7 +202,7 @@ def _png_bytes(figure: Figure) -> bytes:
 
 def save_figure(path: Path, figure: Figure) -> None:
     """Write a figure as PNG, atomically."""
-    data = png_of(figure)
+    data = render_png(figure)
     write_atomically(path, lambda file: file.write(data))
 
 
@@ -224,7 +224,7 @@ class Mistake:
 
 
 def worst_mistakes(predictions: Predictions, n: int) -> list[Mistake]:
-    """Return up to `n` wrong predictions, the most confident first, in a tie the lower id first."""
+    """Return up to `n` wrong predictions in descending order of confidence; ties are in ascending order of id."""
     confidence = predictions.probabilities.max(1).values
     wrong_rows = (predictions.predicted != predictions.labels).nonzero()[:, 0]
     order = wrong_rows[confidence[wrong_rows].argsort(descending=True, stable=True)][:n]
@@ -238,7 +238,7 @@ class Disagreement:
 
     Attributes:
         id: Index of the image in its set.
-        label: Number of the class.
+        label: Index of the class.
         probability: Probability of the class according to the model.
         labels: All classes that the image is labelled with.
     """
@@ -249,7 +249,7 @@ class Disagreement:
     labels: tuple[int, ...]
 
 
-def surest_disagreements(predictions: Predictions, n: int) -> list[Disagreement]:
+def most_confident_disagreements(predictions: Predictions, n: int) -> list[Disagreement]:
     """Return up to `n` disagreements, one per image, the most confident predictions first."""
     distance = (predictions.probabilities - predictions.labels).abs().masked_fill(predictions.labels < 0, 0.0)
     confidence, label = distance.max(1)
@@ -290,7 +290,7 @@ def mistakes_figure(images: Sequence[Image.Image], mistakes: Sequence[Mistake], 
 
 def _draw_grid(images: Sequence[Image.Image], captions: Sequence[str]) -> Figure:
     if len(images) != len(captions) or not images:
-        raise ValueError(f"expected as many images as mistakes, got {len(images)} and {len(captions)}")
+        raise ValueError(f"expected as many images as captions, got {len(images)} and {len(captions)}")
     n_columns = min(MAX_COLUMNS, len(images))
     n_rows = -(-len(images) // n_columns)
     figure = Figure(figsize=(2.3 * n_columns, 2.75 * n_rows), layout="constrained")

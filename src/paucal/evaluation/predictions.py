@@ -25,7 +25,7 @@ class Predictions:
         logits: (N, K) float32 logits.
         labels: (N,) int64 labels, -1 for an image without a label; or (N, K) labels 1, 0 or -1 (unknown) if images may
             have several labels.
-        groups: (N,) numbers of the groups of similar images; None for independent images.
+        groups: (N,) number of each image's group of similar images; None if the images are independent.
     """
 
     ids: Tensor
@@ -52,7 +52,7 @@ class Predictions:
 
     @property
     def probabilities(self) -> Tensor:
-        """(N, K) float32: the softmax over classes if each image has one label, else the sigmoid of each class."""
+        """(N, K) float32 softmax over classes if each image has one label, otherwise sigmoid of each class."""
         return self.logits.sigmoid() if self.several else self.logits.softmax(dim=1)
 
     def at_temperature(self, temperature: float) -> "Predictions":
@@ -61,11 +61,11 @@ class Predictions:
 
     @property
     def n_groups(self) -> int | None:
-        """Number of groups of the images; None for independent images."""
+        """Number of groups of similar images; None if the images are independent."""
         return None if self.groups is None else len(np.unique(self.groups))
 
     def in_groups(self, groups: NDArray[np.int64] | None) -> "Predictions":
-        """Return the predictions with the groups of their images; `groups` has a number for each image of the set."""
+        """Return the predictions with groups; `groups` contains the group number of each image of the set."""
         return replace(self, groups=None if groups is None else groups[self.ids.numpy()])
 
     @property
@@ -84,15 +84,16 @@ def predict_all(
 ) -> Predictions:
     """Run a classifier on all batches of a loader in evaluation mode and return its outputs.
 
-    Each process runs on its share of the images and returns the outputs of all processes. Shares may differ in size or
-    be empty. Rows are sorted by id, and an id that several processes have, as samplers pad, is returned once.
+    Each process runs the model on its own images and returns the outputs of all processes. Processes may have different
+    numbers of images, or none. Rows are sorted by id. An id that occurs in several processes, because samplers pad, is
+    returned once.
 
     Args:
         model: Model that returns (B, K) logits for (B, C, H, W) images; its training mode is restored afterwards.
         loader: Batches; only their first view is used.
         device: Device of the model.
         autocast: Lower precision for the forward pass, such as `torch.bfloat16`; None for the precision of the weights.
-        progress: Function called after each batch with the number of images that this process has done so far.
+        progress: Function called after each batch with the number of images that this process has processed so far.
     """
     device = torch.device(device)
     rows: list[tuple[Tensor, Tensor, Tensor]] = []
@@ -117,14 +118,14 @@ def predict_in_order(
     progress: Callable[[int, int], None] | None = None,
     autocast: torch.dtype | None = None,
 ) -> Tensor:
-    """Return the (N, D) float32 outputs of a model on the CPU, in the order of `indices`, see `predict_all`.
+    """Return the (N, D) float32 outputs of a model on the CPU, in the order of `indices` (see `predict_all`).
 
     Args:
         model: Model that returns (B, D) outputs, such as the features before a classifier.
         loader: Loader of the images.
         indices: (N,) different positions in the image set, in any order.
         device: Device of the model.
-        progress: Function called with (images done, N).
+        progress: Function called with the number of images processed so far and with N.
         autocast: Lower precision for the forward pass, see `predict_all`.
     """
     advance = None if progress is None else lambda done: progress(done, len(indices))
@@ -135,7 +136,7 @@ def predict_in_order(
 
 
 def majority_classes(labels: Tensor) -> list[int]:
-    """Return the most frequent class of (N,) labels, or several in a tie; unlabelled images (-1) are ignored.
+    """Return the most frequent classes of (N,) labels, several if they are tied; unlabelled images (-1) are ignored.
 
     >>> majority_classes(torch.tensor([2, 0, 2, 0, 1, -1, -1, -1]))
     [0, 2]
@@ -162,7 +163,7 @@ def require_finite(predictions: Predictions) -> None:
     n_broken = int((~torch.isfinite(predictions.logits).all(1)).sum())
     if n_broken:
         raise UserError(
-            f"the model's outputs for {n_broken} of {len(predictions)} images are not finite numbers: its weights "
+            f"the model's outputs for {n_broken} of {len(predictions)} images are not finite numbers: the weights "
             "are damaged or training diverged; train again with a lower --lr or in full precision."
         )
 
@@ -187,12 +188,12 @@ def _checked_rows(batch: Batch, logits: Tensor) -> tuple[Tensor, Tensor, Tensor]
     if labels.ndim == 2 and bool(((labels == 0) | (labels == 1) | labels.isnan()).all()):
         labels = labels.nan_to_num(UNLABELLED)
     elif labels.ndim != 1 or labels.is_floating_point():
-        raise ValueError(f"expected (B,) integer labels or (B, K) of 1 and 0, got {tuple(labels.shape)} {labels.dtype}")
+        raise ValueError(f"expected (B,) integer labels or (B, K) of 0 and 1, got {tuple(labels.shape)} {labels.dtype}")
     return batch.ids.cpu(), logits.float().cpu(), labels.cpu().long()
 
 
 def _gather_rows(rows: list[tuple[Tensor, Tensor, Tensor]], device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
-    """Concatenate the batches of all processes; each process pads its own, since collectives need equal shapes."""
+    """Concatenate the batches of all processes; each process pads its batches, since collectives need equal shapes."""
     no_rows = torch.empty(0, dtype=torch.long), torch.empty(0, 0), torch.empty(0, dtype=torch.long)
     ids, logits, labels = (torch.cat(column) for column in zip(*(rows or [no_rows]), strict=True))
     if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() == 1:
@@ -213,7 +214,7 @@ def _gather_rows(rows: list[tuple[Tensor, Tensor, Tensor]], device: torch.device
 
 
 def _all_gather(tensor: Tensor, device: torch.device) -> list[Tensor]:
-    # NCCL requires tensors on the GPU, gloo on the CPU.
+    # NCCL requires tensors on the GPU; gloo requires tensors on the CPU.
     tensor = tensor.to(device if dist.get_backend() == "nccl" else "cpu").contiguous()
     parts = [torch.empty_like(tensor) for _ in range(dist.get_world_size())]
     dist.all_gather(parts, tensor)
@@ -222,7 +223,7 @@ def _all_gather(tensor: Tensor, device: torch.device) -> list[Tensor]:
 
 def _sorted_unique(ids: Tensor, logits: Tensor, labels: Tensor) -> Predictions:
     if len(ids) == 0:
-        raise UserError("there are no images to evaluate: give a folder or a part of the split that has some.")
+        raise UserError("there are no images to evaluate: give a folder or a split that contains images.")
     order = torch.argsort(ids, stable=True)
     ordered = ids[order]
     is_first = torch.ones_like(ordered, dtype=torch.bool)

@@ -1,4 +1,4 @@
-"""Accuracy against ReaL labels, which may be several per image ("Are we done with ImageNet?", Beyer et al. 2020).
+"""Accuracy on ReaL labels, with one or more classes per image ("Are we done with ImageNet?", Beyer et al. 2020).
 
 The published file is a JSON list with a list of correct class numbers for each of ImageNet's 50,000 validation images,
 in the order of the image numbers. Images with an empty list are not scored.
@@ -23,7 +23,7 @@ RealLabels = Sequence[Sequence[int]]  # numbers of the correct classes of each i
 
 @dataclass(frozen=True)
 class RealAccuracy:
-    """The share of predictions that are among the correct classes of their image.
+    """The fraction of predictions that are among the correct classes of their image.
 
     Attributes:
         top1: Accuracy with its interval.
@@ -53,8 +53,8 @@ def read_real_labels(path: str | Path, classes: int) -> list[list[int]]:
         for number in entry:
             if type(number) is not int or not 0 <= number < classes:
                 raise UserError(
-                    f"--real-labels: {str(path)!r} names class {number!r} for image {index}; expected numbers from "
-                    f"0 to {classes - 1}, which the model's classes have."
+                    f"--real-labels: {str(path)!r} contains class {number!r} for image {index}; expected a number from "
+                    f"0 to {classes - 1}, as the model has {classes} classes."
                 )
     return content
 
@@ -70,8 +70,8 @@ def match_labels(labels: RealLabels, keys: Sequence[str]) -> list[Sequence[int]]
         numbers = [int(match[1]) - 1 for match in number_matches if match]
         if min(numbers) < 0 or max(numbers) >= len(labels):
             raise UserError(
-                f"--real-labels: the file has labels for {counted(len(labels), 'image')}, none for number "
-                f"{max(numbers) + 1}: give the file of these images."
+                f"--real-labels: the file has labels for {counted(len(labels), 'image')}, but not for image number "
+                f"{max(numbers) + 1}: give the label file of these images."
             )
         return [labels[number] for number in numbers]
     if len(labels) != len(keys):
@@ -99,5 +99,5 @@ def real_accuracy(predictions: Predictions, labels: RealLabels) -> RealAccuracy:
     pairs = zip(predictions.predicted.tolist(), labels, strict=True)
     hits = [predicted in correct_classes for predicted, correct_classes in pairs if correct_classes]
     if not hits:
-        raise UserError("--real-labels: the file has no label for any of the images; give the file of these images.")
+        raise UserError("--real-labels: the file has no label for any of the images; give their label file.")
     return RealAccuracy(wilson(sum(hits), len(hits)), len(hits), len(labels) - len(hits))

@@ -20,11 +20,11 @@ from paucal.evaluation.plots import (
     confusion_figure,
     disagreements_figure,
     mistakes_figure,
+    most_confident_disagreements,
     per_class_figure,
     precision_recall_figure,
     reliability_figure,
     save_figure,
-    surest_disagreements,
     worst_mistakes,
 )
 from paucal.evaluation.predictions import UNLABELLED, Predictions
@@ -57,8 +57,9 @@ def record_classification(
         images: Image set, for the keys of the images and the figure of mistakes.
         classes: Class names in the order of the logits.
         train_labels: Labels of the training images, for the baseline of the majority class.
-        repeated: For a cross-validation, whose first repeat gave the predictions: (R, N) booleans, whether each image
-            was classified correctly in each repeat, and the number of folds. None for test images.
+        repeated: Results of a cross-validation: (R, N) booleans, whether each image was classified correctly in each
+            repeat, and the number of folds. `predictions` are then those of the first repeat. None if the images are
+            test images.
     """
     report = classification_report(predictions, classes, train_labels)
     if repeated is not None:
@@ -70,15 +71,15 @@ def record_classification(
     save_figure(plots / "per_class.png", per_class_figure(report))
     save_figure(plots / "reliability.png", reliability_figure(predictions))
     if mistakes := worst_mistakes(predictions, MISTAKES_SHOWN):
-        pictures = [images.store.read(mistake.id) for mistake in mistakes]
-        save_figure(plots / "mistakes.png", mistakes_figure(pictures, mistakes, classes))
+        mistake_images = [images.store.read(mistake.id) for mistake in mistakes]
+        save_figure(plots / "mistakes.png", mistakes_figure(mistake_images, mistakes, classes))
     return report
 
 
 def record_multi_label(
     folder: Path, plots: Path, predictions: Predictions, images: ImageSet, card: ModelCard
 ) -> MultiLabelReport:
-    """Score predictions on images with several labels, and write the files that `record_classification` names."""
+    """Score predictions for images with several labels; write `metrics.json`, two CSV tables and the figures."""
     classes, thresholds = card.classes, card.thresholds or (DEFAULT_THRESHOLD,) * len(card.classes)
     report = multi_label_report(predictions, classes, thresholds)
     keys = _write_report(folder, plots, report, predictions, images)
@@ -86,9 +87,9 @@ def record_multi_label(
     write_predictions_multi_label(folder / "predictions.csv", predictions, keys, classes, thresholds)
     save_figure(plots / "per_class.png", class_precision_figure(report))
     save_figure(plots / "precision_recall.png", precision_recall_figure(predictions, report))
-    if mistakes := surest_disagreements(predictions, MISTAKES_SHOWN):
-        pictures = [images.store.read(mistake.id) for mistake in mistakes]
-        save_figure(plots / "mistakes.png", disagreements_figure(pictures, mistakes, classes))
+    if mistakes := most_confident_disagreements(predictions, MISTAKES_SHOWN):
+        mistake_images = [images.store.read(mistake.id) for mistake in mistakes]
+        save_figure(plots / "mistakes.png", disagreements_figure(mistake_images, mistakes, classes))
     return report
 
 
@@ -102,13 +103,13 @@ def _write_report(folder: Path, plots: Path, report: Report, predictions: Predic
 
 
 TITLES = {
-    "top1": ("accuracy (top-1)", "share of images whose predicted class is right"),
-    "top5": ("top-5 accuracy", "share of images whose class is among the five likeliest"),
-    "balanced_accuracy": ("balanced accuracy", "mean recall over classes: rare classes count equally"),
+    "top1": ("accuracy (top-1)", "fraction of images whose predicted class is correct"),
+    "top5": ("top-5 accuracy", "fraction of images whose class is among the five likeliest"),
+    "balanced_accuracy": ("balanced accuracy", "mean recall over classes; rare classes count equally"),
     "roc_auc": ("ROC-AUC", "probability that an image of the second class gets a higher score than one of the first"),
-    "macro_f1": ("macro-F1", "mean F1 over classes: false positives count too"),
+    "macro_f1": ("macro-F1", "mean F1 over classes; false positives count too"),
     "calibration_error": ("calibration error", "mean difference of confidence and accuracy"),
-    "loss": ("loss (nats)", "mean negative log-likelihood of the right class"),
+    "loss": ("loss (nats)", "mean negative log-likelihood of the true class"),
 }
 MULTI_LABEL_TITLES = {
     "map": ("mean average precision (mAP)", "how well images of a class rank above other images, mean over classes"),
@@ -132,7 +133,7 @@ def score_lines(report: Report) -> list[Line]:
     """Return the scores of a report as text, with the score of a trivial classifier below the accuracy or mAP."""
     if isinstance(report, MultiLabelReport):
         score_rows = [_score_line(name, score, MULTI_LABEL_TITLES) for name, score in report.scores.items()]
-        meaning = "mAP of a random order: the mean share of images of a class"
+        meaning = "mAP of a random order, which is the mean fraction of images of a class"
         return [score_rows[0], Line("by chance", percent(report.chance), "", meaning), *score_rows[1:]]
     lines = [_score_line(name, score) for name, score in report.scores.items()]
     source = "training images" if report.majority.from_train else "test images (training labels unknown)"
@@ -179,7 +180,7 @@ def write_per_class(path: Path, report: ClassificationReport) -> None:
 
 
 def write_per_class_multi_label(path: Path, report: MultiLabelReport) -> None:
-    """Write one CSV row per class for images with several labels; undefined scores stay empty."""
+    """Write one CSV row per class with its multi-label scores; undefined scores stay empty."""
     header = ["class", "images", "share", "ap", "ap_low", "ap_high", "threshold"]
     header += ["predicted", "precision", "recall", "f1"]
     rows = []

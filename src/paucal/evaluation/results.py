@@ -21,10 +21,11 @@ class Majority:
     """The score of always predicting one class.
 
     Attributes:
-        name: Name of the most frequent class; of several equally frequent classes, the one with the most test images.
-        top1: Share of the test images that are of this class.
-        from_train: Whether the class is the most frequent among the training images; False if their labels are unknown,
-            so that the test images determine it.
+        name: Name of the most frequent class. If several classes are equally frequent, it is the class with the most
+            test images.
+        top1: Fraction of the test images that belong to this class.
+        from_train: Whether the class is the most frequent among the training images. False if the labels of the
+            training images are unknown, so that the test images determine the class.
         tied: Number of classes that are equally frequent, including this class.
     """
 
@@ -50,9 +51,9 @@ class ClassRow:
         name: Name of the class.
         images: Number of test images of the class.
         predicted: Number of test images predicted as this class.
-        precision: Share of these predictions that are correct; None without such predictions.
-        recall: Share of the class's images that are predicted as this class, with the Wilson interval; None without
-            images.
+        precision: Fraction of these predictions that are correct; None if the class is never predicted.
+        recall: Fraction of the class's images that are predicted as this class, with the Wilson interval; None if the
+            class has no test images.
         f1: Harmonic mean of precision and recall; None if the class occurs among neither labels nor predictions.
     """
 
@@ -65,7 +66,7 @@ class ClassRow:
 
 
 class StoredReport:
-    """Base class of the reports for one label and for several labels per image."""
+    """Base class of single-label and multi-label reports."""
 
     REQUIRED: ClassVar[tuple[str, ...]]  # scores that every stored report has, unless it is damaged
     scores: Mapping[str, Score]
@@ -99,14 +100,14 @@ class ClassificationReport(StoredReport):
     Attributes:
         images: Number of images N.
         level: Confidence level of all intervals, such as 0.95.
-        scores: "top1", "top5" (only for more than five classes), "balanced_accuracy", "roc_auc"
-            (only for two classes), "macro_f1", "calibration_error" and "loss" (nats), in this order.
+        scores: "top1", "top5" (only if there are more than five classes), "balanced_accuracy", "roc_auc" (only if there
+            are two classes), "macro_f1", "calibration_error" and "loss" (nats), in this order.
         majority: Score of always predicting the majority class, as a baseline.
         per_class: Scores of each class.
         confusion: (K, K) counts; rows are true classes, columns predicted classes.
-        repeats: Number of repeats of the cross-validation; 0 for scores on test images.
-        folds: Number of folds of the cross-validation; 0 for scores on test images.
-        groups: Number of groups of similar images, which the intervals resample whole; None without groups.
+        repeats: Number of repeats of the cross-validation; 0 if the scores are on test images.
+        folds: Number of folds of the cross-validation; 0 if the scores are on test images.
+        groups: Number of groups of similar images, which the bootstrap resamples whole; None if images are independent.
     """
 
     REQUIRED = ("top1", "balanced_accuracy")
@@ -121,10 +122,11 @@ class ClassificationReport(StoredReport):
     groups: int | None = None
 
     def cross_validated(self, hits: NDArray[np.bool_], folds: int) -> "ClassificationReport":
-        """Return the report on a repeated cross-validation, made from the report on its first repeat.
+        """Return the report on a repeated cross-validation, given that this report is on its first repeat.
 
-        The accuracy becomes the mean over all repeats, given (R, N) booleans of correct predictions. Only the accuracy
-        keeps an interval, since intervals of the other scores would assume independent images.
+        The accuracy becomes the mean over all repeats. Only the accuracy keeps an interval, since intervals of the
+        other scores would assume independent images. `hits` are (R, N) booleans, whether each prediction of each repeat
+        is correct.
         """
         scores = {name: Score(score.value) for name, score in self.scores.items()}
         scores["top1"] = cross_validated(hits, self.level, folds)
@@ -136,7 +138,7 @@ class ClassificationReport(StoredReport):
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Self:
-        """Rebuild a report from the result of `to_dict`; its confusion matrix needs a row and a column per class."""
+        """Rebuild a report from the result of `to_dict`, and check that the confusion matrix is K x K."""
         report = super().from_dict(data)
         if any(len(row) != len(report.per_class) for row in [report.confusion, *report.confusion]):
             raise UserError("the stored evaluation is damaged (confusion is not K x K): run `paucal eval` again.")
@@ -150,12 +152,14 @@ class MultiLabelRow:
     Attributes:
         name: Name of the class.
         images: Number of test images of the class.
-        share: Share of positives among the images whose label is known: the average precision of a random order.
-        ap: Average precision with its interval; None without images.
+        share: Fraction of positives among the images whose label is known, which is the average precision of a random
+            order.
+        ap: Average precision with its interval; None if the class has no test images.
         threshold: Lowest probability at which the class is predicted.
         predicted: Number of test images predicted as this class at the threshold.
-        precision: Share of these predictions that are correct; None without such predictions.
-        recall: Share of the class's images that are predicted as this class at the threshold; None without images.
+        precision: Fraction of these predictions that are correct; None if the class is never predicted.
+        recall: Fraction of the class's images that are predicted as this class at the threshold; None if the class has
+            no test images.
         f1: Harmonic mean of precision and recall; None if the class occurs among neither labels nor predictions.
     """
 
@@ -177,10 +181,10 @@ class MultiLabelReport(StoredReport):
     Attributes:
         images: Number of images N.
         level: Confidence level of all intervals, such as 0.95.
-        scores: "map" (mean average precision), "macro_f1" (at the thresholds) and "loss" (nats for a class and an
-            image), in this order.
+        scores: "map" (mean average precision), "macro_f1" (at the thresholds) and "loss" (nats per class and image), in
+            this order.
         per_class: Scores of each class.
-        groups: Number of groups of similar images, which the intervals resample whole; None without groups.
+        groups: Number of groups of similar images, which the bootstrap resamples whole; None if images are independent.
     """
 
     REQUIRED = ("map", "loss")
@@ -197,7 +201,7 @@ class MultiLabelReport(StoredReport):
 
     @property
     def chance(self) -> float:
-        """The mean average precision of a random order: the mean share of images of a class."""
+        """The mean average precision of a random order, which is the mean fraction of images of a class."""
         return sum(row.share for row in self.scored) / max(1, len(self.scored))
 
     def to_dict(self) -> dict[str, Any]:
@@ -209,7 +213,7 @@ Report = ClassificationReport | MultiLabelReport
 
 
 def scored_part(report: Report) -> str:
-    """Return an adjective for the scored images: "test", or "cross-validated" for training images."""
+    """Return an adjective for the scored images: "test", or "cross-validated" if they are training images."""
     return "cross-validated" if isinstance(report, ClassificationReport) and report.repeats else "test"
 
 
@@ -236,7 +240,7 @@ def stored_count(value: Any) -> int:
 
 
 def stored_groups(data: Mapping[str, Any]) -> int | None:
-    """Return the number of groups of images of a stored report; None without groups."""
+    """Return the number of groups of images of a stored report; None if its images have no groups."""
     groups = data.get("groups")  # missing from older reports
     return None if groups is None else stored_count(groups)
 
@@ -281,7 +285,7 @@ class PrimaryMetric:
     Attributes:
         score: Key of the score in reports; the column of `metrics.csv` has the prefix "val_".
         title: Name for messages.
-        short: Abbreviation that is written before a value; "" for accuracy, which is written as a share of images.
+        short: Abbreviation that is written before a value; "" for accuracy, which is written as a percentage of images.
     """
 
     score: str

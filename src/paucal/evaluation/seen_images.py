@@ -1,7 +1,7 @@
-"""The images that a run, or an earlier run whose weights it used, was trained on.
+"""The images that a run, or an earlier run that provided its initial weights, was trained on.
 
-Callers decide how to react. Test images seen without labels (in pre-training) are common practice and only reported; if
-their labels were seen too, a score on them is too optimistic.
+Callers decide how to react. Pre-training on test images without their labels is common practice, and only reported. If
+a model was trained with the labels of test images, its score on these images is too optimistic.
 """
 
 import os
@@ -22,7 +22,7 @@ from paucal.data.sources.parquet import PARQUET_SUFFIXES
 from paucal.data.splits.split import PARTS, Split
 from paucal.data.splits.split_csv import read_rows
 from paucal.runs import RunFolder
-from paucal.runs.folder import run_of_init, with_ancestors
+from paucal.runs.folder import find_run_of_init, iterate_ancestry
 from paucal.types import UserError
 
 UNLABELLED_IMAGES = "unlabelled.csv"  # file of a run that lists its additional images without labels
@@ -30,7 +30,7 @@ LEARNED_SPLITS = ("train", "val")  # splits that a model was trained on or selec
 
 
 class Row(NamedTuple):
-    """One image of a run: its split, and the digest of its content, "" if it was not stored."""
+    """Split of an image in a run, and the digest of the image's content; "" if no digest was stored."""
 
     part: str
     digest: str
@@ -55,7 +55,7 @@ class Identities:
 
     @cached_property
     def paths(self) -> list[list[str]]:
-        """The possible paths of each image: one for its set's location, one for the name of a published set."""
+        """The possible paths of each image, which begin with the location or the name of its set."""
         folders = _key_folders(self.images.location, self.images.name)
         return [[f"{folder}/{key}" for folder in folders] for key in self.images.keys]
 
@@ -67,9 +67,9 @@ class LearnedImages:
     Attributes:
         run: Folder of the run that used the images.
         labelled: Whether the run used their labels.
-        folders: Folders that the keys may be relative to, and the name of a published set.
+        folders: Folders, or the name of a published set, that the keys may be relative to.
         rows: Split and digest of each image by its key; None if the images are unknown.
-        step: What the run used the images for, as text for remarks.
+        step: Kind of training that used the images, as text for remarks.
     """
 
     run: RunFolder
@@ -80,7 +80,7 @@ class LearnedImages:
 
     @cached_property
     def by_digest(self) -> dict[str, str]:
-        """Split by stored digest; if equal images are in several splits, the first of train, val and test."""
+        """Split of each image by its stored digest; if splits share an image, the first of train, val and test."""
         ranked = sorted((self.rows or {}).values(), key=lambda row: -PARTS.index(row.part))
         return {row.digest: row.part for row in ranked if row.digest}
 
@@ -130,12 +130,13 @@ class LearnedImages:
 
 
 def training_history(run: RunFolder | None) -> Iterator[LearnedImages]:
-    """Yield the training images of a run and its additional images without labels, then those of its ancestors.
+    """Yield the training images and the additional unlabelled images of a run, then those of its ancestors.
 
-    The ancestors are the run whose weights it started from, the run that this one started from, and so on.
+    The first ancestor is the run that provided the initial weights of `run`, the second is the run that provided the
+    initial weights of the first ancestor, and so on.
     """
     with suppress(UserError):  # the ancestors of a damaged run are unknown
-        for ancestor in with_ancestors(run):
+        for ancestor in iterate_ancestry(run):
             yield _read_learned(ancestor)
             if (unlabelled_images := _read_unlabelled(ancestor)) is not None:
                 yield unlabelled_images
@@ -152,8 +153,8 @@ def readable_history(run: RunFolder) -> list[LearnedImages]:
 def keys_with_seen_labels(run: RunFolder, images: ImageSet) -> frozenset[str]:
     """Return the keys of the images whose labels were used to train a run or its ancestors.
 
-    Images of the run itself are also recognised by their keys, since the folder may have been moved; images of its
-    ancestors, which may come from other sets, only by content or path.
+    Images of the run itself are also recognised by their keys, since the folder may have been moved. Images of its
+    ancestors may come from other sets, so they are recognised only by content or path.
     """
     is_seen, identities = np.zeros(len(images), dtype=bool), Identities(images)
     for position, learned in enumerate(training_history(run)):
@@ -172,17 +173,17 @@ def require_unseen(name: str, run: RunFolder | None, images: ImageSet, test: NDA
             continue
         _require_readable(learned)
         if n_seen := int(learned.contains(identities, selected=True)[test].sum()):
-            start_text = "" if index == 0 else f"began with {learned.run.path}, which "
+            start_text = "" if index == 0 else f"started from {learned.run.path}, which "
             raise UserError(
-                f"{name} {start_text}was trained on, or chosen by, {n_seen} of the {len(test)} test images of "
-                f"{images.name}: evaluate it on images that it has not seen, or leave DATA out to use its own "
-                "test images."
+                f"{name} {start_text}was trained on, or selected by, {n_seen} of the {len(test)} test images of "
+                f"{images.name}: evaluate the model on images that it has not seen, or remove DATA to use the model's "
+                "own test images."
             )
 
 
-def seen_by_start(init: str | None, images: ImageSet, split: Split) -> list[str]:
+def seen_by_initial_weights(init: str | None, images: ImageSet, split: Split) -> list[str]:
     """Return remarks if the run of the initial weights, or its ancestors, were trained on this run's test images."""
-    test, history = split.indices("test"), list(training_history(run_of_init(init)))
+    test, history = split.indices("test"), list(training_history(find_run_of_init(init)))
     remarks, identities = [], Identities(images)
     for labelled, label_text in (
         (False, "without labels"),
@@ -202,8 +203,8 @@ def seen_unlabelled(run: RunFolder | None, images: ImageSet, test: NDArray[np.in
         if learned.rows is None and not learned.labelled:
             if index:
                 remarks.append(
-                    f"whether {path}, which the model began with, had seen the {len(test)} test images is "
-                    "unknown: it was removed, or has no list of its images"
+                    f"whether {path}, whose weights the model started from, has seen the {len(test)} test images is "
+                    "unknown: the run was removed, or has no list of its images"
                 )
         elif not learned.labelled:
             count = int(learned.contains(identities)[test].sum())
@@ -215,7 +216,7 @@ def seen_unlabelled(run: RunFolder | None, images: ImageSet, test: NDArray[np.in
 
 
 def _read_unlabelled(run: RunFolder) -> LearnedImages | None:
-    """Return the additional images without labels that a run was trained on; None for a run without them."""
+    """Return the additional unlabelled images that a run was trained on; None if the run used no such images."""
     if not (run.path / UNLABELLED_IMAGES).is_file():
         return None
     try:
@@ -228,7 +229,7 @@ def _read_unlabelled(run: RunFolder) -> LearnedImages | None:
 
 
 def _read_learned(run: RunFolder) -> LearnedImages:
-    """Return the labelled or unlabelled images that a run was trained on, as far as they are known."""
+    """Return the images of a run's split; `rows` is None if the split cannot be read."""
     try:
         # The folder of a shared model may contain the split without the settings.
         config = run.read_yaml(run.config.name) if run.config.is_file() or not run.split.is_file() else {}
@@ -253,7 +254,10 @@ def _require_readable(learned: LearnedImages) -> None:
 
 
 def _key_folders(*locations: str) -> tuple[str, ...]:
-    """Return the folders that keys are relative to, with symbolic links resolved; for a Parquet file, its folder."""
+    """Return the folders that keys are relative to, with symbolic links resolved.
+
+    The location of a Parquet file is replaced with the file's folder.
+    """
     folders = []
     for location in locations:
         if location.lower().endswith(PARQUET_SUFFIXES):

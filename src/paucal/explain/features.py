@@ -1,4 +1,7 @@
-"""Features of the cells of the last grid: drawn as colours, and matched between two images."""
+"""Last-layer features of patches, which are converted to colours or matched between two images.
+
+A cell is one position of the last feature map, such as a patch of a ViT.
+"""
 
 from dataclasses import dataclass
 
@@ -13,17 +16,18 @@ from paucal.types import UserError
 
 @torch.no_grad()
 def feature_colours(model: nn.Module, images: Tensor) -> Tensor:
-    """Return the cells' last features as colours: their three principal components, (B, rows, columns, 3) in [0, 1].
+    """Return the three principal components of the last feature map as colours, (B, rows, columns, 3) in [0, 1].
 
-    The components are computed from all images together, so that equal colours mean similar features in all of them.
-    Each component is scaled to map its 1st and 99th percentile to 0 and 1; its sign makes its largest entry positive.
+    The components are computed from all images together, so that equal colours mean similar features in all images.
+    Each component is scaled so that its 1st and 99th percentiles become 0 and 1. The sign of a component is such that
+    the entry with the largest absolute value is positive.
 
     Args:
-        model: A timm model with a grid of features.
-        images: (B, C, H, W), normalised.
+        model: A timm model with feature maps.
+        images: (B, C, H, W) images, normalised.
 
     Raises:
-        UserError: the model has no grid of features.
+        UserError: the model has no feature maps.
     """
     with explainable(model) as module:
         grid = FeatureBackbone(module, (images.shape[2], images.shape[3]))(images).grids[-1].double()
@@ -41,11 +45,11 @@ def feature_colours(model: nn.Module, images: Tensor) -> Tensor:
 def nearest_cells(grid: Tensor, pooled: Tensor) -> Tensor:
     """Return the cell (row, column) of each image with the highest cosine similarity to a global feature, (B, 2).
 
-    EsViT's figure marks two cells of each view: the nearest to the view's global feature, and the nearest to the global
-    feature of the other view.
+    EsViT's figure marks two cells of each view: the cell nearest to the view's global feature, and the cell nearest to
+    the global feature of the other view.
 
     Args:
-        grid: (B, D, rows, columns) features of the cells.
+        grid: (B, D, rows, columns) feature maps.
         pooled: (B, D) global features.
     """
     cosine = (F.normalize(grid.flatten(2), dim=1) * F.normalize(pooled, dim=1)[:, :, None]).sum(1)
@@ -61,9 +65,9 @@ class Correspondence:
 
     Attributes:
         first: (n, 2) cells (row, column) of the first image, in descending order of similarity.
-        second: (n, 2) cells (row, column) of the second image that match them.
+        second: (n, 2) matching cells (row, column) of the second image, in the same order.
         similarity: (n,) cosine similarities of the pairs.
-        grids: (rows, columns) of both images.
+        grids: (rows, columns) of the cells of each image.
         own: (2, 2) cell (row, column) of each image that is nearest to the image's global feature.
         other: (2, 2) cell (row, column) of each image that is nearest to the other image's global feature.
     """
@@ -80,22 +84,23 @@ class Correspondence:
 def match_images(model: nn.Module, first: Tensor, second: Tensor, top: int = TOP) -> Correspondence:
     """Match the cells of two images by the cosine similarity of their last features.
 
-    Each cell of the first image is matched with the most similar cell of the second image; the `top` most similar pairs
-    are returned (Li et al. 2022, section 4 and appendix). The images may differ in size if the model supports both.
+    Each cell of the first image is matched with the most similar cell of the second image. The `top` most similar pairs
+    are returned (Li et al. 2022, section 4 and appendix). The images may differ in size if the model supports both
+    sizes.
 
     Args:
-        model: A timm model with a grid of features.
+        model: A timm model with feature maps.
         first: (C, H, W) image, normalised.
         second: (C, H', W') image, normalised.
-        top: Number of pairs; fewer if the first image has fewer cells.
+        top: Number of pairs. Fewer pairs are returned if the first image has fewer cells.
 
     Raises:
-        UserError: the model does not support an image's size, or its grid has a single cell.
+        UserError: the model does not support an image's size, or the last feature map is 1x1.
     """
     with explainable(model) as module:
         (grid, pooled), (other_grid, other_pooled) = (_last_features(module, image[None]) for image in (first, second))
     if grid.shape[2:].numel() == 1 or other_grid.shape[2:].numel() == 1:
-        raise UserError("the last grid has a single cell, so there is nothing to match: use a larger image size.")
+        raise UserError("the last feature map is 1x1, so there is nothing to match: use a larger image size.")
     cosine = _unit_cells(grid) @ _unit_cells(other_grid).T
     similarity, match = cosine.max(1)
     order = similarity.argsort(descending=True, stable=True)[:top]

@@ -1,4 +1,4 @@
-"""Preparation of a model for reading its intermediate tensors, and runs of the prepared model."""
+"""Preparation of a model for reading its intermediate tensors, and forward passes of the prepared model."""
 
 import copy
 from collections.abc import Iterator
@@ -12,13 +12,13 @@ from paucal.types import UserError
 from paucal.wording import counted
 
 
-def plain(model: nn.Module) -> nn.Module:
-    """Return the uncompiled model in full precision: a float32 copy of a model in half precision, else the model.
+def to_full_precision(model: nn.Module) -> nn.Module:
+    """Return the uncompiled model if its precision is float32 or float64, otherwise a float32 copy of the model.
 
     Example:
         >>> import timm
         >>> model = timm.create_model("test_vit").half()
-        >>> next(plain(model).parameters()).dtype, next(model.parameters()).dtype
+        >>> next(to_full_precision(model).parameters()).dtype, next(model.parameters()).dtype
         (torch.float32, torch.float16)
     """
     module = getattr(model, "_orig_mod", model)  # `torch.compile` stores the uncompiled model as `_orig_mod`
@@ -30,9 +30,9 @@ def plain(model: nn.Module) -> nn.Module:
 def explainable(model: nn.Module) -> Iterator[nn.Module]:
     """Yield the model in evaluation mode, in float32, uncompiled and without gradient checkpointing, for using hooks.
 
-    Parameters do not require gradients, so that only tensors that depend on the image do. A compiled model is run
-    uncompiled, since compiled code does not call hooks. A model in half precision is replaced by a copy in float32,
-    since products of small gradients underflow in float16. Afterwards the state of the model is restored.
+    Only tensors that depend on the image require gradients; parameters do not. A compiled model is run uncompiled,
+    since compiled code does not call hooks. A model in half precision is replaced by a copy in float32, since products
+    of small gradients underflow in float16. Afterwards the state of the model is restored.
 
     Example:
         >>> import timm
@@ -43,7 +43,7 @@ def explainable(model: nn.Module) -> Iterator[nn.Module]:
         >>> next(model.parameters()).dtype, model.training
         (torch.float16, True)
     """
-    module = plain(model)
+    module = to_full_precision(model)
     in_training_mode = [submodule for submodule in module.modules() if submodule.training]
     trainable = [p for p in module.parameters() if p.requires_grad]
     uses_checkpointing = bool(getattr(module, "grad_checkpointing", False))
@@ -65,19 +65,19 @@ def explainable(model: nn.Module) -> Iterator[nn.Module]:
 
 
 def run(module: nn.Module, images: Tensor) -> Tensor:
-    """Return the logits (B, K) of images (B, C, H, W)."""
+    """Return the (B, K) logits of (B, C, H, W) images."""
     require_classifier(module)
     return forward(module, images)
 
 
 def require_classifier(module: nn.Module) -> None:
-    """Raise a UserError for a model without a classifier, such as one from pre-training without labels."""
+    """Raise a UserError if a model has no classifier, for example after pre-training without labels."""
     if not int(getattr(module, "num_classes", 1)):
-        raise UserError(f"{model_name(module)} has no classifier, so there is no class to explain: fine-tune it first.")
+        raise UserError(f"{model_name(module)} has no classifier, so it has no classes to explain: fine-tune it first.")
 
 
 def forward(module: nn.Module, images: Tensor) -> Tensor:
-    """Return the output of a model for images (B, C, H, W): logits, or features if it has no classifier."""
+    """Return the output of a model for (B, C, H, W) images: logits, or features if the model has no classifier."""
     channels = int(getattr(module, "in_chans", images.shape[1] if images.ndim == 4 else 3))
     if images.ndim != 4 or images.shape[1] != channels or not images.is_floating_point():
         raise UserError(
@@ -95,18 +95,22 @@ def forward(module: nn.Module, images: Tensor) -> Tensor:
 
 
 def with_gradient(module: nn.Module, images: Tensor) -> Tensor:
-    """Return a copy of images in the precision of a model, which requires a gradient."""
+    """Return a copy of images that requires a gradient and has the dtype of the model's parameters."""
     return images.detach().to(next(module.parameters()).dtype).requires_grad_()
 
 
 def one_hot_classes(logits: Tensor, classes: Tensor) -> Tensor:
-    """Return one-hot vectors (B, K) of the images' classes, which are given as for `require_classes`."""
+    """Return (B, K) one-hot vectors of the images' classes; `classes` has (B,) indices or a single index."""
     indices = require_classes(classes, logits.shape[1], len(logits)).to(logits.device)
     return torch.zeros_like(logits).scatter(1, indices[:, None], 1.0)
 
 
 def require_classes(classes: Tensor, count: int, images: int) -> Tensor:
-    """Check class indices and return one for each of B images, (B,); a single index is used for all images."""
+    """Check that class indices are valid and return an index for each of B images, (B,).
+
+    `classes` contains an index for each image, or a single index, which is used for all images. `count` is the number
+    of classes.
+    """
     indices = torch.as_tensor(classes).reshape(-1)
     if len(indices) == 1:
         indices = indices.expand(images)

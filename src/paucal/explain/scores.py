@@ -1,10 +1,10 @@
 """Scores that compare attribution methods on a set of images.
 
 Deletion and insertion (Petsiuk et al. 2018, "RISE") test whether the regions that a map highlights are important to the
-model: cells are deleted from an image in descending order of the map, or inserted into a blurred copy of the image, and
-the probability of the class is measured. With a good map the probability falls or rises early. Deleted pixels become 0,
-which is the mean colour after normalisation. All maps are compared on the same grid, so that a finer map has no
-advantage.
+model. The image is divided into a grid of cells. Cells are deleted from the image in descending order of the map, or
+inserted into a blurred copy of the image, and the probability of the class is measured. If the map is good, the
+probability falls early (deletion) or rises early (insertion). Deleted pixels become 0, which is the mean colour after
+normalisation. All maps are compared on the same grid, so that a finer map has no advantage.
 
 Pointing tests whether a map finds an object at a known position (Zhang et al. 2018, "Top-down Neural Attention by
 Excitation Backprop"; pasted objects as in the grid pointing game of Böhle et al. 2021). Here the object is a reduced
@@ -22,21 +22,21 @@ from torch import Tensor, nn
 from paucal.explain.attribution.methods import RANDOM, attribute, methods_of, random_maps
 from paucal.explain.prepared import explainable, run
 
-STEPS = 10  # of deletion and insertion
+STEPS = 10  # number of steps of deletion and of insertion
 CELLS = 8  # rows and columns of the grid on which maps are compared
 BLUR_RADIUS = 8  # pixels; `blur` interpolates the mean colours of squares of twice this side
 
 
-def on_cells(maps: Tensor, cells: int = CELLS) -> Tensor:
-    """Return maps (B, h, w) resized to (B, cells, cells): averaged if they are finer, bilinear if they are coarser."""
+def resize_to_cells(maps: Tensor, cells: int = CELLS) -> Tensor:
+    """Return (B, h, w) maps resized to (B, cells, cells); finer maps are averaged, coarser maps are interpolated."""
     if maps.shape[1] >= cells and maps.shape[2] >= cells:
         return F.adaptive_avg_pool2d(maps[:, None], cells)[:, 0]
     return F.interpolate(maps[:, None], (cells, cells), mode="bilinear", align_corners=False)[:, 0]
 
 
-def cells_by_rank(maps: Tensor, cells: int = CELLS) -> Tensor:
-    """Return the rank of each cell, (B, cells, cells) int64, 0 for the highest value; ties in order of position."""
-    flat = on_cells(maps.float(), cells).flatten(1)
+def rank_cells(maps: Tensor, cells: int = CELLS) -> Tensor:
+    """Return the rank of each cell, (B, cells, cells) int64; 0 is the highest value, ties are in order of position."""
+    flat = resize_to_cells(maps.float(), cells).flatten(1)
     order = flat.argsort(dim=1, descending=True, stable=True)
     ranks = torch.empty_like(order).scatter(1, order, torch.arange(flat.shape[1], device=flat.device).expand_as(order))
     return ranks.unflatten(1, (cells, cells))
@@ -58,12 +58,12 @@ def perturbation_curve(
     Args:
         model: A classifier.
         images: (B, C, H, W) images, normalised.
-        maps: (B, h, w) attribution maps, on a grid of any size.
+        maps: (B, h, w) attribution maps of any size.
         classes: (B,) classes whose probabilities are returned.
-        insert: Whether cells are inserted into the blurred image, instead of deleted from the image.
+        insert: Whether cells are inserted into the blurred image; if False, cells are deleted from the image.
         steps: Number of equal steps from no cells to all cells.
     """
-    ranks = cells_by_rank(maps.to(images.device))
+    ranks = rank_cells(maps.to(images.device))
     total, base = ranks[0].numel(), blur(images) if insert else torch.zeros_like(images)
     probabilities = []
     with explainable(model) as module:
@@ -76,25 +76,25 @@ def perturbation_curve(
     return torch.stack(probabilities, 1)
 
 
-def area(curve: Tensor) -> Tensor:
-    """Return the areas (B,) under curves given by (B, n) values at n equally spaced points from 0 to 1.
+def area_under_curve(curve: Tensor) -> Tensor:
+    """Return the (B,) areas under curves, which are given by (B, n) values at n equally spaced points from 0 to 1.
 
     Example:
-        >>> area(torch.tensor([[1.0, 0.5, 0.0]]))
+        >>> area_under_curve(torch.tensor([[1.0, 0.5, 0.0]]))
         tensor([0.5000])
     """
     return (curve[:, 1:] + curve[:, :-1]).mean(1) / 2
 
 
-PASTED_SIDE = 0.5  # side of the pasted image as a share of the image's side; a quarter of the area
+PASTED_SIDE = 0.5  # side of the pasted image as a fraction of the image's side, so that it covers a quarter of the area
 
 
 @dataclass(frozen=True, eq=False)
 class PastedImages:
-    """Images with a pasted image of another class.
+    """Images into which an image of another class was pasted.
 
     Attributes:
-        images: (B, C, H, W) images with the pasted images.
+        images: (B, C, H, W) images that contain the pasted images.
         classes: (B,) classes of the pasted images.
         boxes: (B, 4) top, left, bottom and right of the pasted images in pixels.
     """
@@ -109,13 +109,13 @@ def paste_objects(
 ) -> PastedImages:
     """Paste a reduced image of another class into each image, at a random position.
 
-    If all images of a batch are of one class, the result is empty.
+    If all images of a batch belong to the same class, the result is empty.
 
     Args:
         images: (B, C, H, W) images.
         classes: (B,) labels of the images.
         generator: Random generator that draws the pasted images and their positions.
-        side: Side of the pasted image, as a share of the image's side.
+        side: Side of the pasted image as a fraction of the image's side.
     """
     height, width = images.shape[2:]
     rows, columns = max(1, round(side * height)), max(1, round(side * width))
@@ -138,10 +138,13 @@ def paste_objects(
 
 
 def pointing_hits(maps: Tensor, boxes: Tensor, size: tuple[int, int]) -> tuple[Tensor, Tensor]:
-    """Return whether each map has its maximum inside the box, and the share of its positive values inside; both (B,).
+    """Return whether each map's maximum is inside the box, and the fraction of its positive values inside the box.
+
+    Both results are (B,). A cell that is partly inside the box counts as inside if more than half of its area is; its
+    value is weighted by the fraction of its area that is inside.
 
     Args:
-        maps: (B, h, w) attribution maps; a cell counts as inside by the share of its area that is inside the box.
+        maps: (B, h, w) attribution maps.
         boxes: (B, 4) top, left, bottom and right of the boxes in pixels.
         size: (height, width) of the images in pixels.
     """
@@ -156,7 +159,7 @@ def pointing_hits(maps: Tensor, boxes: Tensor, size: tuple[int, int]) -> tuple[T
 
 
 def _share_inside(box: list[int], grid: tuple[int, int], size: tuple[int, int]) -> Tensor:
-    """Return the share of each cell of a grid that lies inside a box (top, left, bottom, right) in pixels."""
+    """Return the fraction of each cell's area that is inside a box (top, left, bottom, right) in pixels."""
     top, left, bottom, right = box
     row_shares = _overlap(top, bottom, grid[0], size[0])
     column_shares = _overlap(left, right, grid[1], size[1])
@@ -164,7 +167,7 @@ def _share_inside(box: list[int], grid: tuple[int, int], size: tuple[int, int]) 
 
 
 def _overlap(start: float, end: float, cells: int, length: int) -> Tensor:
-    """Divide [0, length] into `cells` equal intervals; return the share of each that is between `start` and `end`."""
+    """Divide [0, length] into `cells` equal intervals; return the fraction of each that is from `start` to `end`."""
     edges = torch.arange(cells + 1) * (length / cells)
     shared = torch.minimum(edges[1:], torch.tensor(float(end))) - torch.maximum(edges[:-1], torch.tensor(float(start)))
     return shared.clamp(min=0) / (length / cells)
@@ -174,20 +177,20 @@ def _draw_index(count: int, generator: torch.Generator) -> int:
     return int(torch.randint(count, (1,), generator=generator))
 
 
-Z_95 = 1.96  # standard errors in half a 95 % interval
+Z_95 = 1.96  # half the width of a 95 % interval in standard errors
 
 
 @dataclass(frozen=True)
 class MethodScore:
-    """The scores of an attribution method over a set of images; areas and shares are from 0 to 1.
+    """The scores of an attribution method over a set of images; areas and fractions are from 0 to 1.
 
     Attributes:
-        deletion: Mean area under the curve of the probability while cells are deleted; lower is better.
-        insertion: Mean area under the curve of the probability while cells are inserted; higher is better.
+        deletion: Mean area under the curve of the class probability while cells are deleted; lower is better.
+        insertion: Mean area under the curve of the class probability while cells are inserted; higher is better.
         faithfulness: Insertion minus deletion; higher is better.
         faithfulness_error: Half the width of the 95 % interval of the faithfulness over images.
-        pointing: Share of maps whose highest cell is on the pasted object; a quarter by chance.
-        mass: Mean share of a map's positive values on the pasted object; a quarter by chance.
+        pointing: Fraction of maps whose highest value is on the pasted object; 0.25 by chance.
+        mass: Mean fraction of a map's positive values on the pasted object; 0.25 by chance.
         images: Number of images.
         pasted: Number of images with a pasted object.
     """
@@ -214,12 +217,12 @@ def score_methods(
 
     Args:
         model: A classifier.
-        batches: Pairs of normalised images (B, C, H, W) and labels (B,). A batch needs several classes, since the
-            pasted images are drawn from it.
-        methods: Keys of `METHODS`, by default all that work with the model; random maps are added as a baseline.
+        batches: Pairs of (B, C, H, W) normalised images and (B,) labels. A batch needs images of several classes, since
+            the pasted images are drawn from the same batch.
+        methods: Keys of `METHODS`; None for all methods that work with the model. Random maps are added as a baseline.
         seed: Seed of the random maps and of the pasting.
-        steps: Number of steps of deletion and insertion.
-        progress: Function called with the number of images done.
+        steps: Number of steps of deletion and of insertion.
+        progress: Function called with the number of images processed so far.
 
     Raises:
         UserError: a method does not work with the model, or needs a package that is not installed.
@@ -243,10 +246,13 @@ def score_methods(
 def _score_images(
     model: nn.Module, name: str, images: Tensor, predicted: Tensor, pasted: PastedImages, seed: int, steps: int
 ) -> Tensor:
-    """Return deletion, insertion, hit and mass of B images, (4, B); NaN where nothing could be pasted."""
+    """Return deletion, insertion, pointing and mass of B images, (4, B).
+
+    Pointing and mass are those of the images with pasted objects; their last columns are NaN if there are fewer than B.
+    """
     maps = _class_maps(model, name, images, predicted, seed)
-    deletion = area(perturbation_curve(model, images, maps, predicted, steps=steps))
-    insertion = area(perturbation_curve(model, images, maps, predicted, insert=True, steps=steps))
+    deletion = area_under_curve(perturbation_curve(model, images, maps, predicted, steps=steps))
+    insertion = area_under_curve(perturbation_curve(model, images, maps, predicted, insert=True, steps=steps))
     pointing = torch.full((2, len(images)), torch.nan)
     if len(pasted.images):
         pasted_maps = _class_maps(model, name, pasted.images, pasted.classes, seed + 1)

@@ -17,13 +17,13 @@ from paucal.models.card import ModelCard
 from paucal.types import UserError
 
 RUNTIME, LOADER, BINARY = "ort.wasm.min.js", "ort-wasm-simd-threaded.mjs", "ort-wasm-simd-threaded.wasm"
-MAX_SIDE = 1024  # pixels; the browser reduces images with a longer side before the preprocessing, to save memory
+MAX_SIDE = 1024  # longest side in pixels; the browser reduces larger images before the preprocessing to save memory
 TEMPLATE = Path(__file__).with_name("browser.html")
 MODEL = re.compile(r'<script type="application/octet-stream" id="model">([A-Za-z0-9+/=]*)</script>')
 
 
 def runtime_files(folder: Path | None) -> Sequence[Path]:
-    """Return the three files of onnxruntime-web that a page contains, from the npm package or its folder `dist`."""
+    """Return the paths of onnxruntime-web's three files in the npm package or its folder `dist`."""
     advice = "run 'npm pack onnxruntime-web', unpack the archive, and give its folder 'package'"
     if folder is None:
         raise UserError(f"--format html needs --onnxruntime-web FOLDER: {advice}.")
@@ -66,7 +66,7 @@ def _compress(content: bytes) -> str:
 
 
 def run(path: Path) -> OnnxNetwork:
-    """Return the model of a page that this process has written; it runs with onnxruntime instead of a browser."""
+    """Return the model of a page that this process has written, to run with onnxruntime instead of a browser."""
     match = MODEL.search(path.read_text(encoding="utf-8"))
     assert match is not None
     return OnnxNetwork(gzip.decompress(base64.b64decode(match[1])))

@@ -16,22 +16,22 @@ from torchvision.ops import box_iou
 from paucal.data.masks.coding import IGNORED
 from paucal.models.trained import TrainedModel
 
-MIN_SCORE = 0.3  # detected objects with lower scores are not compared
+MIN_SCORE = 0.3  # smallest score of detected objects that are compared
 MIN_OVERLAP = 0.9  # smallest IoU of two boxes that count as the same object
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """Differences between an exported model and the original in predictions and speed.
+    """Differences between an exported model and the original model in predictions and speed.
 
     Attributes:
         images: Number of images on which the models were compared.
         largest: Largest difference of a class's probability.
-        agreement: Share of the images with equal predictions (of all classes, for several labels); for a segmenter, of
-            the pixels; for a detector, of the objects.
+        agreement: Fraction of equal predictions: of images for a classifier, of pixels for a segmenter, of objects for
+            a detector. Multi-label predictions are equal if they are equal for all classes.
         milliseconds: Median milliseconds per image of the original and of the exported model, measured alternately.
-        accuracy: Share of correct predictions of the original and of the exported model, of images or pixels; None
-            without labels.
+        accuracy: Fraction of images or pixels that the original and the exported model predict correctly; None if
+            there are no labels.
         size: Size of the exported files in bytes.
     """
 
@@ -48,8 +48,10 @@ class Difference(NamedTuple):
 
     Attributes:
         largest: Largest difference of a probability.
-        agreement: Share of equal predictions: 0 or 1 for a classifier, a share of pixels or objects for other tasks.
-        accuracy: Share of correct predictions of the original and of the exported model; None without a label.
+        agreement: Fraction of equal predictions: 0 or 1 for a classifier, a fraction of pixels for a segmenter, a
+            fraction of objects for a detector.
+        accuracy: Fraction of correct predictions of the original and of the exported model; None if the image has no
+            label.
     """
 
     largest: float
@@ -65,11 +67,11 @@ class Classifier:
         self._transform = model.card.preprocessing.transform()
 
     def prepare(self, image: Image.Image, with_preprocessing: bool) -> Tensor:
-        """Return an image as the input of a graph, a batch of one; its pixels if the graph preprocesses them."""
+        """Return an image as a batch of one: preprocessed, or as pixels if the graph includes the preprocessing."""
         return torch.from_numpy(np.array(image))[None] if with_preprocessing else self._transform(image)[0][None]
 
     def predict(self, network: nn.Module, prepared: Tensor, with_preprocessing: bool) -> Tensor:
-        """Return the (K,) probabilities of a prepared image."""
+        """Return the (K,) probabilities of an image from `prepare`."""
         output = network(prepared)
         return (output if with_preprocessing else self.card.probabilities(output))[0]
 
@@ -84,8 +86,9 @@ def compare(original: Tensor, exported: Tensor, label: Tensor | None, thresholds
     Args:
         original: (K,) probabilities of an image, or (K, H, W) probabilities of its pixels.
         exported: Probabilities of the exported model, of the same shape; NaN counts as a wrong prediction.
-        label: Class in [0, K), or (H, W) classes of the pixels; ignored pixels are not counted; None if unknown.
-        thresholds: (K,) thresholds of a model for several labels; None for one label.
+        label: Class in [0, K), or (H, W) classes of the pixels, without counting ignored pixels. None if the label is
+            unknown.
+        thresholds: K thresholds of a multi-label model; None if the model predicts one label.
     """
     finite_exported = exported.nan_to_num(-1.0)
     original_classes, exported_classes = original.argmax(0), finite_exported.argmax(0)
@@ -107,11 +110,12 @@ def compare(original: Tensor, exported: Tensor, label: Tensor | None, thresholds
 def compare_objects(original: Tensor, exported: Tensor) -> Difference:
     """Return the differences between the objects that two models detect in one image.
 
-    Two objects count as the same if they are of one class and the IoU of their boxes is at least 0.9. `agreement` is
-    the share of such objects among all objects of both models; `largest` is the largest difference of their scores.
+    Two objects count as the same if they have the same class and the IoU of their boxes is at least 0.9. `agreement` is
+    the fraction of such objects among all objects of both models. `largest` is the largest difference of the scores of
+    such pairs.
 
     Args:
-        original: (N, 6 or more) objects of the original with the columns left, top, right, bottom, score and class.
+        original: (N, 6 or more) objects of the original, with the columns left, top, right, bottom, score and class.
         exported: Objects of the exported model in the same columns; rows whose score is NaN are ignored.
     """
     first, second = (table[table[:, 4] >= MIN_SCORE] for table in (original, exported.nan_to_num(-1.0)))
@@ -138,15 +142,15 @@ def compare_all(
     """Run a model and its export alternately on each image, and compare their predictions and speed.
 
     Args:
-        subject: The original, such as a `Classifier`.
+        subject: The original model, such as a `Classifier`.
         network: Exported model.
-        with_preprocessing: Whether the export includes the preprocessing.
+        with_preprocessing: Whether the exported model includes the preprocessing.
         images: Upright images.
-        labels: Label of each image; None if unknown.
+        labels: Label of each image; None if the labels are unknown.
         progress: Function called with (images done, total images).
-        student: Smaller model that was exported instead of the original, and the images as this model reads them; None
-            if the original was exported.
-        clock: Function that returns the time in seconds; CPU time is accurate for one thread even on a busy machine.
+        student: Smaller model that was exported instead of the original, and its input images. None if the original was
+            exported.
+        clock: Function that returns the time in seconds. For one thread, CPU time is accurate even on a busy machine.
     """
     exported_subject, exported_images = student or (subject, images)
     differences: list[Difference] = []

@@ -1,4 +1,4 @@
-"""Core ML models, for Apple's devices: written, and checked for their shapes, on any system; run only on macOS."""
+"""Core ML models for Apple devices, which can be written on any system but run only on macOS."""
 
 import json
 from pathlib import Path
@@ -14,7 +14,7 @@ from paucal.types import UserError
 
 TOLERANCE = 0.02  # largest accepted difference of a probability in float16
 
-# coremltools supports neither aliases, which return their input, nor mean and variance in one operation.
+# coremltools does not support alias operations, which return their input, or mean and variance in a single operation.
 DECOMPOSITIONS: dict[Any, Any] = {
     torch.ops.aten.alias.default: lambda tensor: tensor,
     torch.ops.aten.var_mean.correction: lambda tensor, dims, keepdim=False, **words: (
@@ -25,7 +25,7 @@ DECOMPOSITIONS: dict[Any, Any] = {
 
 
 def write(graph: Graph, card: ModelCard, path: Path) -> None:
-    """Write a graph with a batch size of 1 in float16, as a folder with the suffix `.mlpackage`."""
+    """Write a graph with a batch size of 1 in float16 as a folder `path` with the suffix `.mlpackage`."""
     example = graph.example[:1]
     try:
         with discard_output(), torch.no_grad():
@@ -40,22 +40,20 @@ def write(graph: Graph, card: ModelCard, path: Path) -> None:
             )
     except Exception as problem:  # the converter raises many kinds of exceptions, depending on the network
         raise UserError(
-            f"this network cannot be written for Core ML ({first_line(problem)}): export it with --format onnx."
+            f"this network cannot be exported to Core ML ({first_line(problem)}): use --format onnx."
         ) from problem
     description = model.get_spec().description
     shapes = {
         feature.name: [*feature.type.multiArrayType.shape] for feature in (*description.input, *description.output)
     }
     if shapes != expected_shapes:
-        raise UserError(
-            f"the Core ML file has the shapes {shapes}, expected {expected_shapes}: export it with --format onnx."
-        )
+        raise UserError(f"the Core ML file has the shapes {shapes}, expected {expected_shapes}: use --format onnx.")
     model.user_defined_metadata["paucal"] = json.dumps(card.to_dict(), ensure_ascii=False)
     model.save(str(path))
 
 
 class CoreMlNetwork(nn.Module):
-    """A Core ML model as a module; runs only on macOS."""
+    """A Core ML model as a module, which runs only on macOS."""
 
     def __init__(self, path: Path) -> None:
         super().__init__()

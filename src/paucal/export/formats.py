@@ -1,4 +1,4 @@
-"""The formats of exported graphs: functions that write, run and quantise each format, and its requirements."""
+"""The formats of exported graphs: functions that write, run and quantise a model, and the required packages."""
 
 import sys
 from collections.abc import Callable, Iterable
@@ -22,7 +22,7 @@ ONNX = ("onnx", "onnxscript", "onnxruntime")
 
 
 class Source:
-    """A graph to be written in one or several formats; it is traced only once."""
+    """A graph that is written in one or several formats, but traced only once."""
 
     def __init__(self, graph: Graph, card: ModelCard, onnxruntime_web: Path | None = None) -> None:
         self.graph, self.card, self.onnxruntime_web = graph, card, onnxruntime_web
@@ -45,14 +45,14 @@ class Format:
     Attributes:
         suffix: Suffix of the file name.
         write: Function that writes a graph to a path.
-        run: Function that returns the model of a file as a module, which runs in the format's runtime.
-        extra: Extra of this package that installs `packages`; "" for none.
-        packages: Names of the required modules.
-        tolerance: Largest accepted difference of a probability from the original.
+        run: Function that loads a file as a module, which runs in the format's runtime.
+        extra: Extra of the paucal package that installs `packages`; "" if no packages are required.
+        packages: Names of the required Python modules.
+        tolerance: Largest accepted difference between a probability of the exported model and of the original.
         pixels: Whether files always (True) or never (False) include the preprocessing; None if the user chooses.
-        platform: The only `sys.platform` on which files can be run; "" for all platforms.
-        quantise: Function that writes a graph in 8 bits to a path, calibrated with (1, C, H, W) inputs; None if the
-            format has no 8-bit version.
+        platform: The only `sys.platform` on which files can be run; "" if they can be run on all platforms.
+        quantise: Function that writes an 8-bit graph to a path, calibrated with (1, C, H, W) inputs; None if the format
+            does not support 8 bits.
     """
 
     suffix: str
@@ -67,7 +67,7 @@ class Format:
 
     @property
     def runs_here(self) -> bool:
-        """Whether the format's runtime exists for this platform."""
+        """Whether the format's runtime is available for this platform."""
         return self.platform in ("", sys.platform)
 
     @property

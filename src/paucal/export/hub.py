@@ -1,4 +1,4 @@
-"""Publishing on the Hugging Face hub: the header of a model page, and the upload of an exported folder."""
+"""Publishing on the Hugging Face Hub: the header of a model page, and the upload of an exported folder."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,13 +18,13 @@ TAGS = ["image-classification", "timm", "paucal"]
 
 @dataclass(frozen=True)
 class HubFacts:
-    """The facts that a model page on the hub states.
+    """Information for a model page on the Hugging Face Hub.
 
     Attributes:
-        licence: Licence of the initial weights, which also covers the model; None for random weights or an unknown
-            licence.
+        licence: Licence of the initial weights, which also applies to the model; None if the initial weights are random
+            or their licence is unknown.
         data: Name of the training set.
-        data_licence: Licence of the training images, as stated by the user; None if unknown.
+        data_licence: Licence of the training images, as stated by the user; None if the user states no licence.
         report: Report on the test images; None if the model was not evaluated.
     """
 
@@ -35,7 +35,7 @@ class HubFacts:
 
 
 def hub_header(card: ModelCard, facts: HubFacts) -> list[str]:
-    """Return the lines of the YAML header of a model page, with the scores that the hub shows."""
+    """Return the lines of the YAML header of a model page, with the scores that the Hub shows."""
     header: dict[str, Any] = {"library_name": "timm", "pipeline_tag": "image-classification", "tags": TAGS}
     if facts.licence is not None:
         is_free = not has_terms(facts.licence)
@@ -67,14 +67,14 @@ def licence_lines(facts: HubFacts) -> list[str]:
     """Return the Markdown lines of a model page's section on licences."""
     return [
         *("## Licences", ""),
-        f"- of the initial weights: {facts.licence or 'none, or not stated'}",
+        f"- of the initial weights: {facts.licence or 'none or not stated'}",
         f"- of the training images, as stated by the exporter: {facts.data_licence or 'not stated'}",
         "",
     ]
 
 
 def push_folder(folder: Path, files: Sequence[Path], repository: str) -> str:
-    """Upload the files of an exported model; a repository that does not exist is created as a private one.
+    """Upload the files of an exported model; if the repository does not exist, create a private repository.
 
     Returns:
         Address of the repository.
@@ -82,9 +82,9 @@ def push_folder(folder: Path, files: Sequence[Path], repository: str) -> str:
     try:
         from huggingface_hub import HfApi, get_token
     except ImportError:
-        raise UserError("--push needs huggingface_hub: pip install huggingface_hub.") from None
+        raise UserError("--push needs huggingface_hub: run pip install huggingface_hub.") from None
     if get_token() is None:
-        raise UserError("--push needs a token of the hub: run 'hf auth login' or set HF_TOKEN, then export again.")
+        raise UserError("--push needs a Hugging Face token: run 'hf auth login' or set HF_TOKEN, then export again.")
     try:
         api = HfApi()
         address = api.create_repo(repository, private=True, exist_ok=True)

@@ -1,6 +1,6 @@
-"""LiteRT models (formerly TensorFlow Lite), for Android and small boards: float32, or 8 bits by static quantisation.
+"""LiteRT models (formerly TensorFlow Lite) for Android and small boards, in float32 or in 8 bits (static quantisation).
 
-litert-torch supports torch only up to a certain version, which its requirements specify.
+litert-torch supports torch only up to a certain version, which is specified in the requirements of litert-torch.
 """
 
 import json
@@ -22,14 +22,14 @@ SIGNATURE = "serving_default"
 
 
 def write(graph: Graph, card: ModelCard, path: Path, calibration: Iterable[NDArray[Any]] | None = None) -> None:
-    """Write a graph with a batch size of 1, and its card as `model.json` into the same folder.
+    """Write a graph with a batch size of 1, and the model's card as `model.json` into the same folder.
 
     Args:
         graph: Graph of a model.
         card: Card of the model.
         path: Path with the suffix `.tflite`.
-        calibration: (1, C, H, W) inputs with which the ranges of activations are measured, for a model in 8 bits; None
-            for float32.
+        calibration: (1, C, H, W) inputs for measuring the ranges of activations, to write an 8-bit model; None to write
+            a float32 model.
     """
     inputs = None if calibration is None else [*calibration]
     try:
@@ -43,7 +43,7 @@ def write(graph: Graph, card: ModelCard, path: Path, calibration: Iterable[NDArr
                 _quantise(model, path, inputs)
     except Exception as problem:  # the converter raises many kinds of exceptions, depending on the network
         raise UserError(
-            f"this network cannot be written for LiteRT ({first_line(problem)}): export it with --format onnx."
+            f"this network cannot be exported to LiteRT ({first_line(problem)}): use --format onnx."
         ) from problem
     (path.parent / "model.json").write_text(json.dumps(card.to_dict(), indent=2, ensure_ascii=False) + "\n")
 
@@ -56,7 +56,7 @@ def _quantise(model: Any, path: Path, inputs: Iterable[NDArray[Any]]) -> None:
         model.export(str(float_file))
         name = next(iter(_interpreter(float_file).get_signature_list()[SIGNATURE]["inputs"]))
         model_quantizer = quantizer.Quantizer(str(float_file), recipe.static_wi8_ai8())
-        for operation in (qtyping.TFLOperationName.INPUT, qtyping.TFLOperationName.OUTPUT):  # these stay floats
+        for operation in (qtyping.TFLOperationName.INPUT, qtyping.TFLOperationName.OUTPUT):  # not quantised
             model_quantizer.update_quantization_recipe(".*", operation, algorithm_key="no_quantize")
         ranges = model_quantizer.calibrate({SIGNATURE: [{name: example} for example in inputs]})
         model_quantizer.quantize(ranges).export_model(str(path))
@@ -71,7 +71,7 @@ def _interpreter(path: Path) -> Any:
 
 
 class LiteRtNetwork(nn.Module):
-    """A LiteRT model as a module, run on the CPU with torch's number of threads."""
+    """A LiteRT model as a module, which runs on the CPU with torch's number of threads."""
 
     def __init__(self, path: Path) -> None:
         super().__init__()

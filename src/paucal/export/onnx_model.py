@@ -1,4 +1,4 @@
-"""ONNX models: writing a network as an ONNX file, and reading the file as a classifier."""
+"""ONNX models: writing a network as an ONNX file, and loading the file as a classifier."""
 
 import json
 import logging
@@ -23,8 +23,8 @@ from paucal.models.saved import card_from_dict
 from paucal.models.trained import TrainedModel
 from paucal.types import UserError
 
-KEY = "paucal"  # key of the card in the metadata of the file
-MAX_BYTES = 2 << 30  # largest size of a file in this format
+KEY = "paucal"  # key of the model's card in the metadata of the file
+MAX_BYTES = 2 << 30  # largest size of an ONNX file
 SUFFIX = ".onnx"
 REQUIREMENTS = "needs onnx, onnxscript and onnxruntime: install them with pip install 'paucal[onnx]'."
 
@@ -39,10 +39,9 @@ def to_onnx(program: ExportedProgram, graph: Graph, card: ModelCard) -> bytes:
             onnx_graph = _export_quietly(program, graph)
     except Exception as problem:  # torch raises dozens of exception types, depending on the network
         raise UserError(
-            f"this network cannot be written as ONNX ({first_line(problem)}): export it with --format pt2 or "
-            "safetensors."
+            f"this network cannot be exported to ONNX ({first_line(problem)}): use --format pt2 or safetensors."
         ) from problem
-    # Torch names dynamic dimensions s77, for example; these names are replaced by readable ones.
+    # Torch gives dynamic dimensions names such as s77, which are replaced by readable names.
     input_dims = onnx_graph.graph.input[0].type.tensor_type.shape.dim
     names = {
         input_dims[number].dim_param: name for number, name in graph.dynamic.items() if input_dims[number].dim_param
@@ -55,7 +54,7 @@ def to_onnx(program: ExportedProgram, graph: Graph, card: ModelCard) -> bytes:
     size = onnx_graph.ByteSize()
     if size >= MAX_BYTES:
         raise UserError(
-            f"an ONNX file can have at most 2 GiB, but this network needs {size / 2**30:.1f} GiB: use --format pt2."
+            f"an ONNX file can be at most 2 GiB large, but this network is {size / 2**30:.1f} GiB: use --format pt2."
         )
     return onnx_graph.SerializeToString()
 
@@ -75,19 +74,19 @@ def _export_quietly(program: ExportedProgram, graph: Graph) -> Any:
 
 
 class OnnxNetwork(nn.Module):
-    """An ONNX model as a module, run by onnxruntime on the CPU with torch's number of threads."""
+    """An ONNX model as a module, which onnxruntime runs on the CPU with torch's number of threads."""
 
     def __init__(self, content: bytes) -> None:
         super().__init__()
         runtime = _import_optional("onnxruntime", "an ONNX model")
         options = runtime.SessionOptions()
         options.intra_op_num_threads = torch.get_num_threads()
-        options.log_severity_level = 4  # onnxruntime would write warnings directly to the terminal
+        options.log_severity_level = 4  # otherwise onnxruntime writes warnings directly to the terminal
         try:
             self.session = runtime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
         except Exception as problem:  # onnxruntime's exceptions have no other common base class
             raise UserError(
-                f"onnxruntime cannot read this ONNX model ({first_line(problem)}): export it again."
+                f"onnxruntime cannot read this ONNX model ({first_line(problem)}): export the model again."
             ) from problem
         self.input = self.session.get_inputs()[0]
         self.output = self.session.get_outputs()[0]
@@ -102,7 +101,7 @@ class OnnxNetwork(nn.Module):
         return torch.from_numpy(self.compute(images.cpu().numpy())).to(images.device)
 
     def compute(self, images: NDArray[Any]) -> NDArray[np.float32]:
-        """Return the model's first output for an array."""
+        """Return the model's first output for an array as its first input."""
         return self.session.run([self.output.name], {self.input.name: images})[0]
 
 
@@ -111,28 +110,28 @@ def read_onnx(path: Path) -> TrainedModel:
     if not path.is_file():
         raise UserError(f"there is no ONNX model at {str(path)!r}: check the path.")
     if path.stat().st_size > MAX_BYTES:
-        raise UserError(f"{str(path)!r} is larger than 2 GiB, the limit for ONNX files: export the model again.")
+        raise UserError(f"{str(path)!r} is larger than 2 GiB, which is the limit for ONNX files: export again.")
     network = OnnxNetwork(path.read_bytes())
     if KEY not in network.metadata:
         raise UserError(
-            f"{str(path)!r} was not written by paucal export, as its metadata contains no model card: give a file of "
-            "'paucal export', or the run."
+            f"{str(path)!r} was not written by 'paucal export', since its metadata contains no model card: give a file "
+            "that 'paucal export' wrote, or the run."
         )
     try:
         card = card_from_dict(json.loads(network.metadata[KEY]))
     except ValueError as problem:
-        raise UserError(f"{str(path)!r} has a damaged model card ({problem}): export it again.") from problem
+        raise UserError(f"{str(path)!r} has a damaged model card ({problem}): export the model again.") from problem
     if network.input.name != "images":
         raise UserError(
-            f"{str(path)!r} takes pixels and returns probabilities, which is for other programs: export the model "
-            "without --with-preprocessing to use it with paucal."
+            f"{str(path)!r} includes the preprocessing, which paucal does not support (only other programs do): export "
+            "the model without --with-preprocessing."
         )
     _require_matching_shapes(path, network, card)
     return TrainedModel(network.eval(), card, torch.device("cpu"))
 
 
 def _require_matching_shapes(path: Path, network: OnnxNetwork, card: ModelCard) -> None:
-    """Raise a UserError if the shapes of input and output differ from the model's card; dynamic sides are strings."""
+    """Raise a UserError if the shapes of input and output differ from the model's card; dynamic sizes are strings."""
     size = card.preprocessing.image_size
     input_shape, output_shape = list(network.input.shape), list(network.output.shape)
     fits = len(input_shape) == 4 and all(
@@ -141,7 +140,7 @@ def _require_matching_shapes(path: Path, network: OnnxNetwork, card: ModelCard) 
     if not fits or input_shape[1] != card.backbone.in_chans or output_shape[1:] != [len(card.classes)]:
         raise UserError(
             f"{str(path)!r} has the input shape {input_shape} and the output shape {output_shape}, but its model card "
-            f"says images of {size} pixels and {len(card.classes)} classes: export it again."
+            f"specifies images of {size} pixels and {len(card.classes)} classes: export the model again."
         )
 
 
@@ -158,10 +157,10 @@ def quantise(content: bytes, name: str, images: Iterable[NDArray[Any]]) -> bytes
     Args:
         content: Content of the ONNX file.
         name: Name of the model's input.
-        images: (1, C, H, W) float32 inputs with which the ranges of activations are measured.
+        images: (1, C, H, W) float32 inputs for measuring the ranges of activations.
 
     Returns:
-        Content of the ONNX file in 8 bits.
+        Content of the 8-bit ONNX file.
     """
     try:
         from onnxruntime import quantization
@@ -173,10 +172,10 @@ def quantise(content: bytes, name: str, images: Iterable[NDArray[Any]]) -> bytes
     remaining_images = iter([*images])
 
     class Reader(quantization.CalibrationDataReader):
-        """Passes the images one by one to onnxruntime."""
+        """Passes the images to onnxruntime one by one."""
 
         def get_next(self) -> dict[str, NDArray[Any]]:
-            """Return the next input; None after the last."""
+            """Return the next input; None after the last input."""
             image = next(remaining_images, None)
             return None if image is None else {name: image}  # type: ignore[return-value]
 
@@ -198,6 +197,6 @@ def quantise(content: bytes, name: str, images: Iterable[NDArray[Any]]) -> bytes
             )
         except Exception as problem:  # onnxruntime's exceptions have no other common base class
             raise UserError(
-                f"onnxruntime cannot quantise this network to 8 bits ({first_line(problem)}): leave out --int8."
+                f"onnxruntime cannot quantise this network to 8 bits ({first_line(problem)}): remove --int8."
             ) from problem
         return int8_file.read_bytes()

@@ -1,4 +1,4 @@
-"""OpenVINO models, converted from an ONNX graph: float16 weights, or 8 bits by NNCF's post-training quantisation."""
+"""OpenVINO models, converted from an ONNX graph, with float16 weights or in 8 bits (NNCF's static quantisation)."""
 
 import json
 import os
@@ -13,20 +13,20 @@ from torch import Tensor, nn
 from paucal.export.quiet import discard_output
 from paucal.models.card import ModelCard
 
-KEY = "paucal"  # key of the card in the rt_info of the file
+KEY = "paucal"  # key of the model's card in the rt_info of the file
 TOLERANCE = 0.02  # largest accepted difference of a probability with float16 weights
-ATTENTION = ("Softmax", "ScaledDotProductAttention")  # operations by which a transformer is recognised
+ATTENTION = ("Softmax", "ScaledDotProductAttention")  # a network with one of these operations counts as a transformer
 
 
 def write(onnx: bytes, card: ModelCard, path: Path, calibration: Iterable[NDArray[Any]] | None = None) -> None:
-    """Write an OpenVINO model: the graph as the XML file `path`, and the weights as a `.bin` file of the same name.
+    """Write an OpenVINO model: the graph to the XML file `path`, and the weights to a `.bin` file of the same name.
 
     Args:
         onnx: Content of an ONNX file.
         card: Card of the model, which is stored in the XML file.
         path: Path with the suffix `.xml`.
-        calibration: (1, C, H, W) inputs with which the ranges of activations are measured, for a model in 8 bits; None
-            for float16 weights.
+        calibration: (1, C, H, W) inputs for measuring the ranges of activations, to write an 8-bit model; None to write
+            float16 weights.
     """
     import openvino  # type: ignore[import-not-found]
 
@@ -53,7 +53,7 @@ def _quantise(model: Any, inputs: list[NDArray[Any]]) -> Any:
 
 
 class OpenVinoNetwork(nn.Module):
-    """An OpenVINO model as a module, run in float32 on the CPU with torch's number of threads."""
+    """An OpenVINO model as a module, which runs in float32 on the CPU with torch's number of threads."""
 
     def __init__(self, path: Path) -> None:
         super().__init__()

@@ -13,9 +13,9 @@ from paucal.wording import counted
 
 MAX_LEVEL = 255  # highest grey level
 WEIGHT_STEPS = float(1 << 22)  # Pillow stores filter weights as integer multiples of 1 / WEIGHT_STEPS
-FILTER_RADIUS = {"bilinear": 1.0, "bicubic": 2.0}  # in pixels of the coarser of the two grids
-Side = Any  # number of pixels: an int, or a symbolic int while torch traces a graph
-Shape = tuple[Side, Side]  # height and width
+FILTER_RADIUS = {"bilinear": 1.0, "bicubic": 2.0}  # in pixels of the smaller of the two images
+Side = Any  # height or width in pixels: an int, or a symbolic int while torch traces a graph
+Shape = tuple[Side, Side]  # (height, width)
 BICUBIC_A = -0.5  # coefficient a of Pillow's bicubic filter
 
 
@@ -23,10 +23,10 @@ class PixelInput(nn.Module):
     """Module that resizes, crops and normalises pixels.
 
     Images are resized as in Pillow: separately along rows and columns, with a filter scaled to the pixels of the
-    coarser grid, and rounded to grey levels after each direction. Implemented as two matrix products, resizing needs
-    only operations that other runtimes support, and works for images of any size. Weights are rounded as in Pillow, and
-    sums are exact in double precision. A few pixels differ by one grey level, as weights midway between two steps may
-    be rounded differently.
+    smaller image, and rounded to grey levels after each direction. Resizing is implemented as two matrix products, so
+    it needs only operations that other runtimes support, and works for images of any size. Weights are rounded as in
+    Pillow, and sums are exact in double precision. A few pixels differ from Pillow's by one grey level, since weights
+    midway between two steps may be rounded differently.
 
     Shape:
         - pixels: (N, H, W, 3) uint8, RGB, upright
@@ -42,12 +42,12 @@ class PixelInput(nn.Module):
         if preprocessing.channels != RGB:
             raise UserError(
                 f"the model reads {counted(preprocessing.channels, 'channel')}, but --with-preprocessing supports only "
-                "RGB: leave --with-preprocessing out."
+                "RGB: remove --with-preprocessing."
             )
         if preprocessing.value_range is not None:
             raise UserError(
                 f"the model reads images of more than 8 bits per channel (values {preprocessing.value_range}), but "
-                "--with-preprocessing supports only 8 bits: leave --with-preprocessing out."
+                "--with-preprocessing supports only 8 bits: remove --with-preprocessing."
             )
         self.size, self.resize = preprocessing.image_size, preprocessing.resize
         self.radius = FILTER_RADIUS[preprocessing.interpolation]
@@ -55,7 +55,7 @@ class PixelInput(nn.Module):
         mean, std = (torch.tensor(values).view(-1, 1, 1) for values in (preprocessing.mean, preprocessing.std))
         self.register_buffer("mean", MAX_LEVEL * mean)
         self.register_buffer("factor", 1 / (MAX_LEVEL * std))
-        colour = (MAX_LEVEL * mean).round().clamp(0, MAX_LEVEL)  # of the bars of "letterbox"
+        colour = (MAX_LEVEL * mean).round().clamp(0, MAX_LEVEL)  # colour of the bars in "letterbox" mode
         self.register_buffer("bar_colour", colour.double())
 
     def forward(self, pixels: Tensor) -> Tensor:
@@ -72,7 +72,7 @@ class PixelInput(nn.Module):
         return (view.to(self.mean.dtype) - self.mean) * self.factor
 
     def _stretch(self, image: Tensor) -> Tensor:
-        """Return an image distorted to the aspect ratio of the view, by reducing one of its sides."""
+        """Return an image that is distorted to the aspect ratio of the view by reducing its height or its width."""
         height, width = image.shape[2], image.shape[3]
         view_height, view_width = self.size
         shape = (
@@ -82,13 +82,16 @@ class PixelInput(nn.Module):
         return self._resize(image, shape, shape, (height, width))
 
     def _resize(self, image: Tensor, size: Shape, resized: Shape, padded: Shape) -> Tensor:
-        """Pad an image to a size, resize it and return its centre; the bar colour is subtracted from all pixels."""
+        """Pad an image to `padded`, resize it to `resized`, and return the `size` pixels in the centre.
+
+        The bar colour has been subtracted from all pixels, so padding is 0.
+        """
         rows = self._interpolation_weights(size[0], resized[0], image.shape[2], padded[0])
         columns = self._interpolation_weights(size[1], resized[1], image.shape[3], padded[1])
         return self._round(rows @ self._round(image @ columns.T))
 
     def _padded_size(self, height: Side, width: Side) -> Shape:
-        """Return the size of an image including the bars of "letterbox", which give it the view's aspect ratio."""
+        """Return the size of an image including the bars that "letterbox" adds to reach the view's aspect ratio."""
         if self.resize != "letterbox":
             return height, width
         view_height, view_width = self.size
@@ -100,10 +103,10 @@ class PixelInput(nn.Module):
         return (image + self.bar_colour + 0.5).floor().clamp(0, MAX_LEVEL) - self.bar_colour
 
     def _interpolation_weights(self, size: Side, resized: Side, length: Side, padded: Side) -> Tensor:
-        """Return the (size, length) weights of the image rows in each row of the view; used for columns too.
+        """Return the (size, length) weights of the image's rows in each row of the view; also used for columns.
 
         Args:
-            size: Number of rows of the view, which is in the middle of the resized image.
+            size: Number of rows of the view, which is the centre of the resized image.
             resized: Number of rows of the resized image.
             length: Number of rows of the image without bars.
             padded: Number of rows of the image with bars.

@@ -16,9 +16,9 @@ from paucal.models.card import ModelCard
 from paucal.models.trained import TrainedModel
 from paucal.types import UserError
 
-CARD = "model.json"  # name of the card among the extra files of a .pt2
-BATCH_SIZE = 2  # of the example; torch.export would treat a batch size of 1 as a constant
-ADDED_PIXELS = 40  # per side, to test a program at a size other than the traced one
+CARD = "model.json"  # name of the model's card among the extra files of a .pt2 file
+BATCH_SIZE = 2  # batch size of the example input; torch.export would treat a batch size of 1 as a constant
+ADDED_PIXELS = 40  # pixels added to height and width, to test a program at a size other than the traced size
 
 
 class FromPixels(nn.Module):
@@ -26,7 +26,7 @@ class FromPixels(nn.Module):
 
     Shape:
         - pixels: (N, H, W, 3) uint8
-        - output: (N, K) probabilities, computed with the temperature of the model
+        - output: (N, K) probabilities, at the temperature of the model's card
     """
 
     def __init__(self, model: TrainedModel) -> None:
@@ -35,7 +35,7 @@ class FromPixels(nn.Module):
         self.card = model.card
 
     def forward(self, pixels: Tensor) -> Tensor:
-        """Return the probabilities of each class."""
+        """Return the probability of each class."""
         return self.card.probabilities(self.network(self.input(pixels)))
 
 
@@ -46,8 +46,8 @@ class Graph:
     Attributes:
         module: Module in evaluation mode, on the CPU.
         example: Input with which the module is traced.
-        dynamic: Name of each dimension of the input that may have any length, by the dimension's index.
-        input: Name of the input: "images" for normalised floats, or "pixels" for bytes.
+        dynamic: Names of the input's dimensions that may have any size, by the dimension's index.
+        input: Name of the input: "images" if it is normalised floats, "pixels" if it is uint8.
         output: Name of the output: "logits" or "probabilities".
     """
 
@@ -83,7 +83,7 @@ def trace_program(graph: Graph) -> ExportedProgram:
             return program
     except Exception as problem:  # torch raises dozens of exception types, depending on the network
         raise UserError(
-            f"torch.export cannot export this network with {' and '.join(graph.dynamic.values())} of any length "
+            f"torch.export cannot export this network with dynamic {' and '.join(graph.dynamic.values())} "
             f"({first_line(problem)}): use the weights in the run's model.safetensors."
         ) from problem
 
@@ -95,15 +95,15 @@ def pack_program(program: ExportedProgram, card: ModelCard) -> bytes:
         warnings.simplefilter("ignore")  # torch warns about its own deprecated functions
         try:
             torch.export.save(program, content, extra_files={CARD: json.dumps(card.to_dict(), ensure_ascii=False)})
-        except Exception as problem:  # torch raises many types; the first line names the operation
+        except Exception as problem:  # torch raises many exception types; the first line names the operation
             raise UserError(
-                f"torch cannot store this network as a .pt2 ({first_line(problem)}): export it with --format onnx."
+                f"torch cannot store this network as a .pt2 file ({first_line(problem)}): use --format onnx."
             ) from problem
     return content.getvalue()
 
 
 def unpack_program(content: bytes) -> nn.Module:
-    """Return the network of a .pt2 that this process has written; an untrusted .pt2 could execute arbitrary code."""
+    """Return the network of a .pt2 file that this process has written; an untrusted file could execute any code."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return torch.export.load(io.BytesIO(content)).module()

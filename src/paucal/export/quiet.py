@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 @contextlib.contextmanager
 def discard_output() -> Iterator[None]:
-    """Discard what a block prints, warns and logs."""
+    """Discard what the code in a `with` block prints, warns and logs."""
     previous_level = logging.root.manager.disable
     logging.disable(logging.ERROR)
     try:
@@ -25,6 +25,6 @@ def discard_output() -> Iterator[None]:
 
 
 def first_line(problem: Exception) -> str:
-    """Return the type and the first line of an exception, to quote them in a message."""
+    """Return the type and the first line of an exception as text for a message."""
     lines = [line for line in str(problem).splitlines() if line.strip()]
     return f"{type(problem).__name__}: {lines[0][:300] if lines else 'no reason'}"

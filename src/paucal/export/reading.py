@@ -20,9 +20,9 @@ def load_model(source: str | os.PathLike[str] | RunFolder, device: torch.device 
     """Load a model.
 
     Args:
-        source: A run or its folder; or a folder or an `.onnx` file written by `paucal export`. A `.pt2` file is
-            refused, since torch unpickles it, so that an untrusted file could execute arbitrary code.
-        device: Device for the model; an ONNX model stays on the CPU.
+        source: Run or its folder, or a folder or an `.onnx` file that `paucal export` wrote. A `.pt2` file is refused,
+            since torch unpickles it, so an untrusted file could execute arbitrary code.
+        device: Device for the model. An ONNX model can run only on the CPU.
 
     Raises:
         UserError: the model does not exist, its files do not match, or torch cannot use the device.
@@ -37,18 +37,18 @@ def load_model(source: str | os.PathLike[str] | RunFolder, device: torch.device 
     path = Path(path_text(source, "the model"))
     if path.suffix.lower() == SUFFIX:
         if usable_device(device).type != "cpu":
-            raise UserError(f"--device is {str(device)!r}, but an ONNX model runs on the cpu: leave --device out.")
+            raise UserError(f"--device is {str(device)!r}, but an ONNX model runs only on the cpu: remove --device.")
         return read_onnx(path)
     if path.suffix.lower() == ".pt2":
         raise UserError(
-            f"{str(path)!r}: paucal does not read .pt2 files, since torch unpickles them, which can execute any code; "
+            f"{str(path)!r}: paucal does not read .pt2 files, since unpickling an untrusted file can execute any code; "
             "use torch.export.load if you trust the file, or give the run or an .onnx file."
         )
     return load_trained(source, device)
 
 
 def task_of_model(source: str) -> str:
-    """Return the task of a run or of an exported model, see `models.tasks`."""
+    """Return the task of a run or of an exported model (see `models.tasks`)."""
     return read_onnx(Path(source)).card.task if source.lower().endswith(SUFFIX) else task_of(source)
 
 

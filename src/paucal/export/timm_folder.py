@@ -1,4 +1,4 @@
-"""Export to a folder that timm and the Hugging Face hub can read: weights, architecture, and a model page."""
+"""Export to a folder that timm and the Hugging Face Hub can read: weights, architecture, and a model page."""
 
 import inspect
 import json
@@ -15,7 +15,7 @@ from paucal.export.hub import HubFacts, hub_header, licence_lines
 from paucal.models.card import ModelCard
 from paucal.runs import write_text
 from paucal.runs.weights import save_weights
-from paucal.wording import counted, percent, showable
+from paucal.wording import counted, escape_controls, percent
 
 WEIGHTS, CARD, CONFIG, PAGE = "model.safetensors", "model.json", "config.json", "README.md"
 
@@ -23,8 +23,8 @@ WEIGHTS, CARD, CONFIG, PAGE = "model.safetensors", "model.json", "config.json", 
 def write_timm_folder(folder: Path, module: nn.Module, card: ModelCard, page: str) -> list[Path]:
     """Write weights and JSON files for `paucal.load(folder)` and `timm.create_model("local-dir:folder")`.
 
-    timm can create paucal's own backbones only after paucal is imported. It has no classifier that reads several
-    stages; a model with such a classifier gets no `config.json` and can only be loaded with `paucal.load`.
+    timm can create paucal's own backbones only after paucal is imported. timm has no classifier that reads several
+    stages, so a model with such a classifier gets no `config.json` and can only be loaded with `paucal.load`.
 
     Returns:
         Paths of the written files.
@@ -33,7 +33,7 @@ def write_timm_folder(folder: Path, module: nn.Module, card: ModelCard, page: st
     write_text(folder / CARD, json.dumps(card.to_dict(), indent=2, ensure_ascii=False) + "\n")
     names = [WEIGHTS, CARD, PAGE]
     if card.reads_stages:
-        (folder / CONFIG).unlink(missing_ok=True)  # may be left from an earlier export
+        (folder / CONFIG).unlink(missing_ok=True)  # the file may be left over from an earlier export
     else:
         _write_config(folder / CONFIG, module, card)
         names.insert(2, CONFIG)
@@ -44,8 +44,8 @@ def write_timm_folder(folder: Path, module: nn.Module, card: ModelCard, page: st
 def with_temperature_in_weights(module: nn.Module, card: ModelCard) -> tuple[nn.Module, ModelCard]:
     """Return a copy of a network whose logits are divided by the card's temperature, and a card with temperature 1.
 
-    This is for programs that do not apply the temperature. A network whose logits are not computed by a single linear
-    layer is returned unchanged, with its card.
+    This is for programs that do not apply the temperature. If the logits are not computed by a single linear layer, the
+    network and the card are returned unchanged.
     """
     scaled = deepcopy(module).eval()
     get_classifier = getattr(scaled, "get_classifier", None)
@@ -59,7 +59,7 @@ def with_temperature_in_weights(module: nn.Module, card: ModelCard) -> tuple[nn.
         for values in classifier.parameters():
             values /= card.temperature
         scaled_logits = scaled(batch)
-    # Some networks add the logits of a second classifier.
+    # Checked because some networks add the logits of a second classifier.
     are_equal = torch.allclose(scaled_logits, expected, rtol=1e-3, atol=1e-4)
     return (scaled, card.at_temperature(1.0)) if are_equal else (module, card)
 
@@ -89,7 +89,7 @@ def _write_config(path: Path, module: nn.Module, card: ModelCard) -> None:
     write_text(path, json.dumps(config, indent=2, ensure_ascii=False) + "\n")
 
 
-MAX_CLASSES = 20  # in the table of a model page
+MAX_CLASSES = 20  # largest number of classes in the table of a model page
 
 
 def model_page(
@@ -105,10 +105,11 @@ def model_page(
     Args:
         card: Card of the model, with its architecture and preprocessing.
         start: Description of the initial weights.
-        licence: Licence of the initial weights, which also covers models trained from them; None if unknown.
-        facts: Entries "data", "split", "method" and "epochs" of the run's summary, as far as they are known.
+        licence: Licence of the initial weights, which also applies to models trained from them; None if the licence is
+            unknown.
+        facts: Entries "data", "split", "method" and "epochs" of the run's summary; unknown entries may be missing.
         report: Report on the test images; None if the model was not evaluated.
-        hub: Facts for the full header of the hub; None for a page with a short header.
+        hub: Information for the full header for the Hub; None to write a short header.
     """
     preprocess = card.preprocessing
     library = () if card.reads_stages else ("library_name: timm",)
@@ -119,15 +120,15 @@ def model_page(
         *(f"# {_escape_markdown(card.backbone.name)}", ""),
         f"An image classifier for {len(card.classes)} classes: {card.backbone.name}, images of "
         f"{'x'.join(map(str, preprocess.image_size))} pixels, trained with paucal.",
-        *("", "## What it was trained on", ""),
+        *("", "## Training", ""),
         *(f"- {_FACTS[key]}: {_escape_markdown(str(facts[key]))}" for key in _FACTS if facts.get(key) is not None),
         f"- initial weights: {_escape_markdown(start)}",
         f"- licence of the initial weights: {_escape_markdown(licence or 'not stated')}",
-        *("", "## How good it is", ""),
+        *("", "## Test scores", ""),
         *_score_lines(report, card.classes),
         *("", *(() if hub is None else licence_lines(hub)), "## Limits", ""),
-        "The model predicts one of its classes for every image, also for images of anything else. The scores are valid "
-        "for images like the test images; they may be lower for photographs of another camera, place or season.",
+        "The model predicts one of its classes for every image, even if the image shows something else. The scores are "
+        "valid for images like the test images; they may be lower for photos from another camera, place or season.",
         *("", "## Use", ""),
         *("```python", "import paucal" if card.reads_stages else "import paucal, timm", "from PIL import Image", ""),
         'model = paucal.load("this-folder")',
@@ -168,7 +169,7 @@ def _score_lines(report: Report | None, classes: Sequence[str]) -> list[str]:
 
 def _escape_markdown(text: str) -> str:
     """Escape a text, such as a class name, so that Markdown shows it literally."""
-    escaped = showable(text).replace("\\", "\\\\")
+    escaped = escape_controls(text).replace("\\", "\\\\")
     for character in "`*_[]<>|#":
         escaped = escaped.replace(character, f"\\{character}")
     return " ".join(escaped.split())

@@ -16,17 +16,18 @@ from paucal.data.maps.reader import LabelMaps
 
 MAX_COLUMNS = 4  # images side by side
 FIGURE_WIDTH = 12.8  # inches
-COLOURED_CLASSES = 10  # number of most frequent classes that have a colour; the others are grey
-MAX_OPACITY = 0.65  # of a cell whose label has probability 1
+COLOURED_CLASSES = 10  # number of most frequent classes that have a colour; all other classes are grey
+MAX_OPACITY = 0.65  # opacity of the overlay at positions whose class has probability 1
 
 
-def map_picture(images: ImageSet, maps: LabelMaps, count: int = 8) -> Figure:
-    """Draw each image twice: alone, and overlaid with the most probable class of each cell as a colour.
+def draw_label_maps(images: ImageSet, maps: LabelMaps, count: int = 8) -> Figure:
+    """Draw each image twice: alone, and overlaid with its label map, with a colour for the most probable class.
 
     The opacity is proportional to the probability. Regions that a map does not cover are not coloured.
 
     Args:
-        images: Set of images with maps, or a subset of it. Its classes, if it has any, are among the teacher's.
+        images: Images with label maps, or a subset of the images of `maps`. If the images have classes, these are among
+            the teacher's classes.
         maps: Label maps of these images.
         count: Number of images to draw, evenly spaced in the set.
     """
@@ -34,23 +35,23 @@ def map_picture(images: ImageSet, maps: LabelMaps, count: int = 8) -> Figure:
     mapped = np.flatnonzero([key in maps for key in ordered.keys])
     positions = mapped[evenly_spaced(len(mapped), count)]
     reader = maps.rows(ordered, positions)
-    entries = [reader(int(position)) for position in positions]
-    likeliest = [most_likely(entry["values"], entry["indices"], len(ordered.classes)) for entry in entries]
-    shown_classes = _frequent_classes([classes for classes, _ in likeliest])
-    figure, pairs = _new_panels(ordered, positions)
-    for (plain, labelled), position, entry, cell_classes in zip(pairs, positions, entries, likeliest, strict=True):
-        picture = np.asarray(ordered.store.read(int(position)))
+    label_maps = [reader(int(position)) for position in positions]
+    overlays = [most_likely(entry["values"], entry["indices"], len(ordered.classes)) for entry in label_maps]
+    shown_classes = _frequent_classes([classes for classes, _ in overlays])
+    figure, panel_pairs = _new_panels(ordered, positions)
+    for (plain, labelled), position, entry, overlay in zip(panel_pairs, positions, label_maps, overlays, strict=True):
+        image = np.asarray(ordered.store.read(int(position)))
         label = int(ordered.labels[position])
         title = ordered.classes[label] if label >= 0 else ""
         plain.set_title(title, fontsize=9, parse_math=False)  # class names may contain "$"
         for panel in (plain, labelled):
-            panel.imshow(picture, interpolation="nearest")
-        height, width = picture.shape[:2]
+            panel.imshow(image, interpolation="nearest")
+        height, width = image.shape[:2]
         # A map is centred in its image; the extent is (left, right, bottom, top) in pixels.
-        x_share, y_share = entry.get("covered", torch.ones(2)).tolist()
-        left, top = width * (1 - x_share) / 2 - 0.5, height * (1 - y_share) / 2 - 0.5
-        extent = left, left + width * x_share, top + height * y_share, top
-        labelled.imshow(_map_colours(*cell_classes, shown_classes), extent=extent, interpolation="nearest")
+        x_fraction, y_fraction = entry.get("covered", torch.ones(2)).tolist()
+        left, top = width * (1 - x_fraction) / 2 - 0.5, height * (1 - y_fraction) / 2 - 0.5
+        extent = left, left + width * x_fraction, top + height * y_fraction, top
+        labelled.imshow(_map_colours(*overlay, shown_classes), extent=extent, interpolation="nearest")
         labelled.set(xlim=(-0.5, width - 0.5), ylim=(height - 0.5, -0.5))
     names = [ordered.classes[number] for number in shown_classes]
     patches = [Patch(color=_class_colour(index), label=name) for index, name in enumerate(names)]
@@ -59,22 +60,23 @@ def map_picture(images: ImageSet, maps: LabelMaps, count: int = 8) -> Figure:
 
 
 def most_likely(values: Tensor, indices: Tensor, classes: int) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    """Return the most probable class of each cell and its probability, both (H, W).
+    """Return the most probable class at each position of a label map, and its probability, as two (H, W) arrays.
 
     Args:
-        values: (k, H, W) logits of the classes that a map stores; the logits of the other K - k classes are 0.
-        indices: (k, H, W) numbers of the stored classes.
+        values: (k, H, W) logits of the classes that the map stores; the logits of the other K - k classes are 0.
+        indices: (k, H, W) numbers of the classes that the map stores.
         classes: Number of classes K.
     """
     logits = values.double()
-    # n classes with logit 0 count like a single class with logit ln n; ln 0 is minus infinity, which adds nothing.
+    # In the softmax, n classes with logit 0 count like a single class with logit ln n. For n = 0, the logit is minus
+    # infinity, so the added class has no effect.
     other_logits = torch.full_like(logits[:1], float(max(0, classes - len(logits)))).log()
     probability, rank = torch.cat((logits, other_logits)).softmax(0)[:-1].max(0)
     return indices.gather(0, rank[None])[0].numpy(), probability.numpy()
 
 
 def _new_panels(images: ImageSet, positions: NDArray[np.int64]) -> tuple[Figure, list[tuple[Axes, Axes]]]:
-    """Return a figure with two panels for each image; the panels have the median aspect ratio of the images."""
+    """Return a figure and its two panels for each image; all panels have the median aspect ratio of the images."""
     columns = min(MAX_COLUMNS, len(positions))
     rows = -(-len(positions) // columns)
     sizes = [images.store.read(int(position)).size for position in positions]

@@ -1,9 +1,9 @@
 """Reading of the published label maps: one tensor file per image, loaded without executing code from the file.
 
-`<folder>/<class folder>/<image name>.pt` is a float16 tensor (2, k, H, W): the k largest raw logits at each cell, then
-the numbers of their classes. `<image name>` is the file name of the image up to its first dot. The maps were made from
-the central square of each image (Jiang et al. 2021, published code and maps; the released maps have 18x18 cells and
-k = 5).
+`<folder>/<class folder>/<image name>.pt` is a float16 tensor (2, k, H, W): the k largest raw logits at each position of
+the map, then the numbers of their classes. `<image name>` is the file name of the image up to the first dot. The maps
+were made from the central square of each image (Jiang et al. 2021, published code and maps; the released maps have
+18x18 positions and k = 5).
 """
 
 import zipfile
@@ -20,9 +20,9 @@ from paucal.data.images import ImageSet
 from paucal.labeling.teacher import MAX_LOGIT
 from paucal.types import UserError
 
-MAX_BYTES = 16 << 20  # largest accepted file; published files have 7 KiB
-MAX_CLASSES = 2048  # float16 cannot represent all integers above this
-FILES_PER_GROUP = 256  # files in memory at once
+MAX_BYTES = 16 << 20  # size of the largest accepted file; the published files are 7 KiB large
+MAX_CLASSES = 2048  # maximum number of classes, since float16 cannot represent all integers above 2048
+FILES_PER_GROUP = 256  # number of files in memory at once
 
 
 def find_maps(images: ImageSet, folder: Path) -> tuple[NDArray[np.int64], list[Path]]:
@@ -34,44 +34,45 @@ def find_maps(images: ImageSet, folder: Path) -> tuple[NDArray[np.int64], list[P
     has_map = np.array([path.is_file() for path in paths], dtype=bool)
     if not has_map.any():
         raise UserError(
-            f"--from-published: {str(folder)!r} holds no maps of {images.name} ({paths[0].relative_to(root)} is "
-            "missing, for instance): give the folder that holds the class folders of these images."
+            f"--from-published: {str(folder)!r} contains no maps of {images.name} ({paths[0].relative_to(root)} is "
+            "missing, for instance): give the folder that contains the class folders of these images."
         )
     needs_map = ~has_map & np.array([split not in ("val", "test") for split in images.declared])
     if needs_map.any():
         first = images.keys[int(needs_map.argmax())]
         raise UserError(
             f"--from-published: there is no map for {needs_map.sum()} of the training images, such as {first!r}: "
-            "complete the maps, or use only the classes that have them with --classes."
+            "add the missing maps, or use only the classes whose images have maps with --classes."
         )
     positions = np.flatnonzero(has_map)
     files = [paths[position] for position in positions]
     path, count = Counter(files).most_common(1)[0]
     if count > 1:
         raise UserError(
-            f"--from-published: {count} images would share the map {str(path)!r}, as their file names are equal up to "
-            "the first dot: rename the images and their maps."
+            f"--from-published: {count} images would have the same map {str(path)!r}, as their file names are equal up "
+            "to the first dot: rename these images and their maps."
         )
     return positions, files
 
 
 def read_map(path: Path, classes: int) -> tuple[Tensor, Tensor]:
-    """Read one published file.
+    """Read one published map.
 
     Returns:
-        values (k, H, W) float16 and indices (k, H, W) int64.
+        The k largest logits at each position, (k, H, W) float16, and the numbers of their classes, (k, H, W) int64.
     """
     tensor = _load_map(path)
     if tensor.ndim != 4 or tensor.shape[0] != 2 or not tensor.is_floating_point() or tensor.numel() == 0:
         dtype = str(tensor.dtype).removeprefix("torch.")
         raise UserError(
-            f"{str(path)!r} contains a tensor of {dtype} and shape {tuple(tensor.shape)}, expected a float16 map of "
-            "shape (2, k, rows, columns)."
+            f"{str(path)!r} contains a tensor of type {dtype} and shape {tuple(tensor.shape)}, expected a float16 map "
+            "of shape (2, k, rows, columns)."
         )
     values, indices = tensor[0].float(), tensor[1].float()
     if not values.isfinite().all() or not torch.equal(indices, indices.round()):
         raise UserError(
-            f"{str(path)!r} contains NaN or infinite logits, or fractional class numbers: download or create it again."
+            f"{str(path)!r} contains NaN or infinite logits, or fractional class numbers: download or create the file "
+            "again."
         )
     if indices.min() < 0 or indices.max() >= classes:
         raise UserError(
@@ -82,9 +83,9 @@ def read_map(path: Path, classes: int) -> tuple[Tensor, Tensor]:
 
 
 def read_maps(files: Sequence[Path], classes: int, shape: Sequence[int]) -> Iterator[tuple[int, NDArray, NDArray]]:
-    """Read files in groups of n; yield the position of the first file, and values and indices, both (n, k, H, W)."""
+    """Read map files in groups; yield the position of the first file, and (n, k, H, W) logits and class numbers."""
     for first in range(0, len(files), FILES_PER_GROUP):
-        pairs = []
+        maps = []
         for path in files[first : first + FILES_PER_GROUP]:
             values, indices = read_map(path, classes)
             if tuple(values.shape) != tuple(shape):
@@ -92,13 +93,13 @@ def read_maps(files: Sequence[Path], classes: int, shape: Sequence[int]) -> Iter
                     f"{str(path)!r} contains a map of shape {tuple(values.shape)}, but other maps have the shape "
                     f"{tuple(shape)}: use only maps of one shape."
                 )
-            pairs.append((values, indices))
-        values, indices = (torch.stack(tensors).numpy() for tensors in zip(*pairs, strict=True))
+            maps.append((values, indices))
+        values, indices = (torch.stack(tensors).numpy() for tensors in zip(*maps, strict=True))
         yield first, values, indices
 
 
-def mean_over_cells(values: Tensor, indices: Tensor, classes: int) -> Tensor:
-    """Return the (K,) mean logits over the cells of a map; a class that is not stored for a cell has logit 0 there."""
+def mean_over_positions(values: Tensor, indices: Tensor, classes: int) -> Tensor:
+    """Return the (K,) mean logits over the positions of a map; classes that are not stored at a position count as 0."""
     logits = torch.zeros(classes).index_add(0, indices.flatten(), values.float().flatten())
     return logits / values[0].numel()
 
@@ -123,17 +124,17 @@ def _load_map(path: Path) -> Tensor:
         with zipfile.ZipFile(path) as archive:
             size = max(path.stat().st_size, sum(entry.file_size for entry in archive.infolist()))
         if size > MAX_BYTES:
-            raise UserError(f"{str(path)!r} has {size >> 20} MiB, expected a map of a few KiB.")
+            raise UserError(f"{str(path)!r} is {size >> 20} MiB large, expected a map of a few KiB.")
         tensor = torch.load(path, map_location="cpu", weights_only=True)
     except UserError:
         raise
-    except Exception as problem:  # torch raises many types for a damaged or hostile file
+    except Exception as problem:  # torch raises many exception types for a damaged or hostile file
         reason = str(problem).split("\n")[0].split(". ")[0][:120] or type(problem).__name__
         raise UserError(
-            f"{str(path)!r} cannot be loaded ({reason}): expected one tensor, saved by torch 1.6 or newer."
+            f"{str(path)!r} cannot be loaded ({reason}): expected a single tensor, saved by torch 1.6 or newer."
         ) from None
     if not isinstance(tensor, Tensor) or tensor.layout != torch.strided or tensor.is_quantized:
-        raise UserError(f"{str(path)!r} does not contain a dense tensor: expected one of shape (2, k, rows, columns).")
+        raise UserError(f"{str(path)!r} does not contain a dense tensor: expected the shape (2, k, rows, columns).")
     if tensor.numel() * tensor.element_size() > tensor.untyped_storage().nbytes():
         raise UserError(f"{str(path)!r} is damaged, as its tensor is larger than its storage: download it again.")
     return tensor

@@ -1,4 +1,4 @@
-"""A teacher that classifies each cell of its last feature grid, and the creation of label maps with it."""
+"""A teacher that classifies each position of its last feature map, and the creation of label maps with a teacher."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -18,23 +18,23 @@ from paucal.data.maps.store import MapWriter
 from paucal.data.views.transforms import ViewTransform
 from paucal.types import Batch, UserError
 
-CELLS_PER_CHUNK = 8192  # cells classified at once; the logits of 1000 classes then need 32 MiB
-Advance = Callable[[int, int], None]  # reports progress: images done, total images
-MAX_LOGIT = 60000.0  # logits are clipped to +-MAX_LOGIT, as the largest float16 is 65504
+CELLS_PER_CHUNK = 8192  # positions classified at once; their logits for 1000 classes need 32 MiB
+Advance = Callable[[int, int], None]  # function that reports progress, called with (images done, total images)
+MAX_LOGIT = 60000.0  # logits are clipped to +-MAX_LOGIT, as the largest float16 number is 65504
 
 
 class DenseTeacher(nn.Module):
-    """A timm classifier whose classification head is applied to each cell of its last feature grid.
+    """A timm classifier whose classification head is applied to each position of its last feature map.
 
-    Each cell is classified as if the image consisted of only that cell. If the head applies linear layers to the mean
-    of the cells, the mean of the cells' logits equals the logits of the image. For a model with an auxiliary head for
-    tokens (LV-ViT), that head is used. Source: Jiang et al. 2021, section 3.1, whose code does the same for
-    convolutional networks and for LV-ViT.
+    The features at a position are classified as if the whole image had these features. If the head applies linear
+    layers to the mean of the features, the mean of the logits over the positions equals the logits of the image. For a
+    model with an auxiliary head for tokens (LV-ViT), the auxiliary head is used. Source: Jiang et al. 2021, section
+    3.1; the code of the paper does the same for convolutional networks and for LV-ViT.
 
     Args:
         model: Timm model in evaluation mode. Its convolutions are changed to channels-last layout in place, which gives
             the same values faster on a CPU (benchmarks/token_labels.py).
-        image_size: (height, width) of its input in pixels.
+        image_size: (height, width) of the model's input in pixels.
     """
 
     def __init__(self, model: nn.Module, image_size: tuple[int, int]) -> None:
@@ -49,22 +49,22 @@ class DenseTeacher(nn.Module):
                 maps, _ = self(torch.zeros(1, getattr(model, "in_chans", 3), *image_size, device=weight.device))
         except (RuntimeError, TypeError, ValueError, IndexError) as problem:
             raise UserError(
-                f"the teacher's classification head cannot be applied to single cells of its feature grid ({problem}): "
-                "use a ResNet, ConvNeXt, Swin or ViT."
+                "the teacher's classification head cannot be applied to single positions of its feature map "
+                f"({problem}): use a ResNet, ConvNeXt, Swin or ViT."
             ) from problem
         if maps.shape[1] != self.backbone.num_classes:
             raise UserError(
-                "the teacher's classification head does not use its last feature grid: use a ResNet, ConvNeXt, Swin "
+                "the teacher's classification head does not use its last feature map: use a ResNet, ConvNeXt, Swin "
                 "or ViT."
             )
 
     @property
     def grid(self) -> tuple[int, int]:
-        """Size of the maps in cells, (rows, columns)."""
+        """Number of (rows, columns) of the maps."""
         return self.backbone.grid
 
     def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the logits of each cell (B, K, H, W) and of the images (B, K)."""
+        """Return the (B, K, H, W) logits at each position and the (B, K) logits of the images."""
         model = self.backbone.model
         final = model.forward_features(images)  # type: ignore[operator]
         if self._dense is not None:
@@ -78,7 +78,7 @@ class DenseTeacher(nn.Module):
             return self._cell_logits(final), image_logits
         with stages.last_features_alone():
             cells = self._cell_logits(final)
-        # The classifier also reads pooled features of earlier stages, which add the same logits to each cell.
+        # The classifier also reads pooled features of earlier stages, which add the same logits at each position.
         return cells + (image_logits - cells.mean((2, 3)))[:, :, None, None], image_logits
 
     def _cell_logits(self, final: Tensor) -> Tensor:
@@ -91,15 +91,15 @@ class DenseTeacher(nn.Module):
 
 
 def _single_cells(final: Tensor, grid: tuple[int, int], prefix: int) -> Tensor:
-    """Return every cell as the features of a one-cell image, in the layout that the classification head expects."""
+    """Return the features at each position as those of a 1x1 feature map, in the layout that the head expects."""
     if final.ndim == 4 and tuple(final.shape[2:]) == grid:
         return final.permute(0, 2, 3, 1).flatten(0, 2)[:, :, None, None]
     if final.ndim == 4 and tuple(final.shape[1:3]) == grid:
         return final.flatten(0, 2)[:, None, None]
     if final.ndim == 3 and final.shape[1] == prefix + grid[0] * grid[1]:
-        # The cell also replaces the prefix tokens, since the head may read the class token instead of the cells.
+        # The patch token also replaces the prefix tokens, since the head may read only the class token.
         return final[:, prefix:].flatten(0, 1)[:, None].expand(-1, prefix + 1, -1)
-    raise ValueError(f"features of shape {tuple(final.shape)} are not a grid of {grid[0]}x{grid[1]} cells")
+    raise ValueError(f"features of shape {tuple(final.shape)} are not a feature map of {grid[0]}x{grid[1]} positions")
 
 
 @dataclass(frozen=True)
@@ -108,9 +108,9 @@ class TeacherCheck:
 
     Attributes:
         images: Number of images in the sample.
-        image_accuracy: Share of images that the teacher classifies correctly.
-        map_accuracy: Share of images for which the mean of the cells' logits is highest at the correct class; it
-            measures the quality of the label maps.
+        image_accuracy: Fraction of the images that the teacher classifies correctly.
+        map_accuracy: Fraction of the images for which the mean of the map's logits is highest for the correct class.
+            This fraction measures the quality of the label maps.
     """
 
     images: int
@@ -127,7 +127,7 @@ def check_teacher(
     device: torch.device,
     batch_size: int = 32,
 ) -> TeacherCheck:
-    """Return a teacher's accuracy on labelled images."""
+    """Compute a teacher's accuracy on the labelled images at `positions` of a set."""
     n_correct = torch.zeros(2)
     for batch in make_eval_loader(images, positions, transform, batch_size):
         maps, image_logits = teacher(batch.views[0].to(device))
@@ -144,10 +144,10 @@ def write_maps(
     """Write the maps of the images that a loader yields.
 
     Args:
-        teacher: Teacher that classifies every cell.
-        writer: Writer of the map folder; the loader must yield the images in `writer.missing`.
-        loader: Batches of images, preprocessed for the teacher and not cropped at random.
-        top: Number of classes stored for each cell.
+        teacher: Teacher that makes the maps.
+        writer: Writer of the map folder.
+        loader: Batches of the images in `writer.missing`, preprocessed for the teacher and not cropped at random.
+        top: Number of classes stored at each position.
         advance: Function called after each batch with (images done, total images).
     """
     total = len(writer)
@@ -164,13 +164,17 @@ def write_maps(
 
 
 def largest_logits(maps: Tensor, top: int) -> tuple[Tensor, Tensor]:
-    """Return the k largest logits of each cell, shifted so that all other logits count as zero, and their classes.
+    """Return the `top` largest logits at each position, shifted so that the omitted logits count as 0, and the classes.
 
     Readers of a map use the logit 0 for all omitted classes. Subtracting the logarithm of the mean exponential of the
     omitted logits therefore preserves the teacher's probabilities. The published maps store unshifted logits.
 
+    Args:
+        maps: (B, K, H, W) logits.
+        top: Number k of classes to keep; all K classes if k is larger than K.
+
     Returns:
-        values (B, k, H, W) float16 and indices (B, k, H, W) int64.
+        The shifted logits, (B, k, H, W) float16, and the numbers of their classes, (B, k, H, W) int64.
     """
     maps = maps.float()
     values, indices = maps.topk(min(top, maps.shape[1]), 1)

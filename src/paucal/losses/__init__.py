@@ -1,4 +1,4 @@
-"""The loss of each method as a function of tensors, and the measures that are logged beside the losses."""
+"""The loss of each training method as a function of tensors, and measures that are logged together with the losses."""
 
 from paucal.distributed import all_reduce_mean, rank, world_size
 from paucal.losses.diet import diet_loss

@@ -1,4 +1,4 @@
-"""The loss of DIET (Ibrahim, Balestriero et al., arXiv:2302.10260): classification with one class per image."""
+"""The loss of DIET (Ibrahim, Balestriero et al., arXiv:2302.10260), which classifies with one class per image."""
 
 from collections.abc import Sequence
 
@@ -14,8 +14,8 @@ def diet_loss(logits: Sequence[Tensor], images: Tensor, smoothing: float = SMOOT
 
     Args:
         logits: One (B, N) tensor per view, with a logit for each of the N images of the training set.
-        images: (B,) int64 index of each image of the batch in the training set: its class.
-        smoothing: Label smoothing: share of the target that is spread evenly over all classes.
+        images: (B,) int64 index in the training set of each image of the batch, which is the class of the image.
+        smoothing: Label smoothing, the fraction of the target probability that is spread evenly over all classes.
 
     Example:
         >>> logits = torch.zeros(2, 8)

@@ -1,13 +1,14 @@
-"""Losses of distillation, in which a network is trained on a teacher's predictions.
+"""Losses for distillation, in which a network is trained on a teacher's predictions.
 
-In hard distillation the target is the teacher's predicted class (DeiT, Touvron et al., arXiv:2012.12877). In soft
-distillation it is the teacher's probabilities of all classes (Hinton et al., arXiv:1503.02531), here at temperature 1.
+In hard distillation, the target is the teacher's predicted class (DeiT, Touvron et al., arXiv:2012.12877). In soft
+distillation, the targets are the teacher's probabilities of all classes (Hinton et al., arXiv:1503.02531), here at
+temperature 1.
 """
 
 import torch.nn.functional as F
 from torch import Tensor
 
-from paucal.losses.precision import precise
+from paucal.losses.precision import at_least_float32
 
 
 def hard_distillation_loss(logits: Tensor, teacher: Tensor) -> Tensor:
@@ -22,7 +23,7 @@ def hard_distillation_loss(logits: Tensor, teacher: Tensor) -> Tensor:
         >>> hard_distillation_loss(torch.zeros(2, 4), torch.eye(4)[:2]).item() == torch.tensor(4.0).log().item()
         True
     """
-    return F.cross_entropy(precise(logits), teacher.argmax(1))
+    return F.cross_entropy(at_least_float32(logits), teacher.argmax(1))
 
 
 def soft_distillation_loss(logits: Tensor, teacher: Tensor) -> Tensor:
@@ -37,4 +38,4 @@ def soft_distillation_loss(logits: Tensor, teacher: Tensor) -> Tensor:
         >>> round(soft_distillation_loss(torch.zeros(2, 4), torch.eye(4)[:2]).item(), 4)  # ln 4
         1.3863
     """
-    return F.cross_entropy(precise(logits), precise(teacher).softmax(1))
+    return F.cross_entropy(at_least_float32(logits), at_least_float32(teacher).softmax(1))

@@ -1,7 +1,8 @@
-"""Dense relative localization: predict the distance of two cells of the final grid from their embeddings.
+"""Dense relative localization: predict the offset between two cells of the final feature map from their embeddings.
 
-Source: Liu et al., "Efficient Training of Visual Transformers with Small Datasets", NeurIPS 2021, section 4 and the
-variants in Table 6. Where the paper and the authors' code differ, `DrLocReading` has an option.
+A cell is one position of the feature map. Source: Liu et al., "Efficient Training of Visual Transformers with Small
+Datasets", NeurIPS 2021, section 4 and the variants in Table 6. Where the paper and the authors' code differ,
+`DrLocReading` has an option.
 """
 
 from dataclasses import dataclass
@@ -22,42 +23,44 @@ from paucal.losses.drloc_targets import (
     permuted_pairs,
     sample_pairs,
 )
-from paucal.losses.precision import precise
+from paucal.losses.precision import at_least_float32
 
 Mode = Literal["l1", "signed", "ce", "reg"]
 Pool = Literal["none", "paper", "reference"]
 
 
 class PairHead(Protocol):
-    """Predicts the offset of two cells from their embeddings.
+    """Head that predicts the offset between two cells of a feature map from the embeddings of the cells.
 
-    It is called with a (B, D, H, W) grid and (B, m, 2, 2) pairs of its cells.
+    The head is called with a (B, D, H, W) feature map and m pairs of cells per image, (B, m, 2, 2).
     """
 
     def __call__(self, grid: Tensor, pairs: Tensor, /) -> tuple[Tensor, Tensor]:
-        """Return the outputs for the row offset and for the column offset, both (B, m, C).
+        """Return a (B, m, C) prediction of the row offsets and a (B, m, C) prediction of the column offsets.
 
-        C is 1 for regression, else the number of classes.
+        C is 1 for regression, and the number of offset classes for classification.
         """
         ...
 
 
 @dataclass(frozen=True)
 class DrLocReading:
-    """The variant of the loss. The defaults are the paper's L_drloc.
+    """The variant of the loss, where the paper or the authors' code can be read in several ways.
+
+    The defaults are the paper's L_drloc.
 
     Attributes:
         mode: "l1" regresses absolute offsets (L_drloc), "signed" regresses signed offsets (L*_drloc), "ce" classifies
-            the offset (L_ce), "reg" regresses the class with a predicted variance (L_reg).
+            the offset (L_ce), "reg" regresses the class of the offset with a predicted variance (L_reg).
         scale: Divisor of the targets in the modes "l1" and "signed", see `pair_targets`. The authors' code does not
-            divide them ("none"), so on a k x k grid its losses are k times those of the paper.
+            divide the targets ("none"), so on a k x k grid the code's losses are k times the paper's losses.
         shifted: Whether side - 1 is added to the targets in the mode "signed", as in the authors' code.
-        coordinates: "mean" averages the L1 distance over both coordinates, as in the paper's pseudocode and the
-            authors' code; "sum" adds them, as in Eq. 2, which gives twice the loss.
-        classes: Set of classes in the modes "ce" and "reg", see `class_counts`.
+        coordinates: "mean" averages the L1 distances along rows and along columns, as in the paper's pseudocode and
+            the authors' code; "sum" adds the two distances, as in Eq. 2, which gives twice the loss.
+        classes: Set of offset classes in the modes "ce" and "reg", see `class_counts`.
         log_of: Argument of the logarithm in the variance term of the mode "reg": "sigma" (paper) or "variance"
             (authors' code).
-        alpha: Weight of the variance term.
+        alpha: Weight of the variance term in the mode "reg".
     """
 
     mode: Mode = "l1"
@@ -93,26 +96,28 @@ def drloc_loss(
     generator: torch.Generator | None = None,
     pairs: Tensor | None = None,
 ) -> Tensor:
-    """Return the dense relative localization loss of one grid (Eq. 1 and 2), averaged over images and pairs.
+    """Return the dense relative localization loss of one feature map (Eq. 1 and 2), averaged over images and pairs.
 
-    Eq. 2 sums over the batch, but the paper's pseudocode and the authors' code average over it, and the published loss
-    weights only make sense with the average. Grids need not be square (the authors' code assumes square grids, see
-    `drloc_targets`). The loss is computed in float32 or better, also under autocast, without waiting for the device.
+    Eq. 2 sums over the batch, but the paper's pseudocode and the authors' code average over the batch, and the
+    published loss weights only make sense with the average. Feature maps need not be square (the authors' code assumes
+    square ones, see `drloc_targets`). The loss is computed in float32 or better, also under autocast, without
+    synchronising with the GPU.
 
     Args:
-        grid: (B, D, H, W) embeddings of at least 2 cells.
-        head: Function that predicts offsets from the grid and pairs of its cells.
+        grid: (B, D, H, W) feature map with at least 2 cells.
+        head: Function that predicts offsets from the feature map and pairs of cells.
         reading: Variant of the loss.
-        n_pairs: Pairs per image; None to pair each cell with one of a random permutation (`permuted_pairs`).
-        generator: Random generator for the pairs, on the device of the grid; not used if `pairs` is given.
+        n_pairs: Number of pairs per image; None to pair each cell with a cell of a random permutation
+            (`permuted_pairs`).
+        generator: Random generator for the pairs, on the device of the feature map; not used if `pairs` is given.
         pairs: (B, m, 2, 2) integer (row, column) of both cells of each pair, used instead of random pairs.
 
     Returns:
-        A scalar.
+        A scalar tensor.
 
     Raises:
-        ValueError: the grid has a single cell, neither `generator` nor `pairs` is given, or the head has fewer outputs
-            than the grid has offset classes.
+        ValueError: The feature map has a single cell, neither `generator` nor `pairs` is given, or the head has fewer
+            outputs than there are offset classes.
 
     Example:
         >>> def predict_zero(grid, pairs):
@@ -126,17 +131,17 @@ def drloc_loss(
     batch, _, height, width = grid.shape
     if pairs is None:
         if generator is None:
-            raise ValueError("drloc_loss needs a random generator for the pairs, or pairs: pass generator= or pairs=")
+            raise ValueError("drloc_loss needs a random generator to draw pairs, or pairs: pass generator= or pairs=")
         pairs = draw_pairs(batch, n_pairs, height, width, generator=generator)
     elif height * width < 2:
         raise ValueError(f"a pair needs a grid of at least 2 cells, got {height} x {width}")
     # There is no matrix product from here on, so autocast leaves float32 values unchanged.
-    rows, columns = (precise(output) for output in head(grid, pairs))
+    rows, columns = (at_least_float32(output) for output in head(grid, pairs))
     return _compute_loss((rows, columns), pairs, (height, width), reading)
 
 
 def draw_pairs(batch_size: int, n_pairs: int | None, height: int, width: int, *, generator: torch.Generator) -> Tensor:
-    """Draw `n_pairs` random pairs of cells per image; if it is None, pair each cell with one of a random permutation.
+    """Draw `n_pairs` random pairs of cells per image, or pair each cell with a random permutation if that is None.
 
     Returns:
         (B, m, 2, 2) int64, see `sample_pairs` and `permuted_pairs`.
@@ -152,42 +157,44 @@ def offset_l1(prediction: Tensor, target: Tensor, *, coordinates: Literal["mean"
     Args:
         prediction: (B, m, 2) predicted row and column offsets.
         target: (B, m, 2) true row and column offsets.
-        coordinates: "mean" also averages over the last axis; "sum" sums over it (Eq. 2).
+        coordinates: "mean" also averages over the row and the column offset; "sum" adds the two distances (Eq. 2).
     """
     if coordinates not in ("mean", "sum"):
         raise ValueError(f"coordinates must be 'mean' or 'sum', got {coordinates!r}")
     if prediction.shape != target.shape:
         raise ValueError(f"prediction has shape {tuple(prediction.shape)}, but target has {tuple(target.shape)}")
-    return F.l1_loss(precise(prediction), precise(target)) * (prediction.shape[-1] if coordinates == "sum" else 1)
+    return F.l1_loss(at_least_float32(prediction), at_least_float32(target)) * (
+        prediction.shape[-1] if coordinates == "sum" else 1
+    )
 
 
 def offset_cross_entropy(logits: Tensor, classes: Tensor) -> Tensor:
-    """Return the cross-entropy for one axis, averaged over images and pairs; L_ce is the sum over both axes.
+    """Return the cross-entropy along one axis, averaged over images and pairs; L_ce is the sum over rows and columns.
 
     Args:
-        logits: (B, m, C) logits of the offset's class.
+        logits: (B, m, C) logits of the offset classes.
         classes: (B, m) int64 true classes, see `pair_classes`.
     """
-    return F.cross_entropy(precise(logits).flatten(0, 1), classes.flatten())
+    return F.cross_entropy(at_least_float32(logits).flatten(0, 1), classes.flatten())
 
 
 def offset_variance_regression(
     logits: Tensor, classes: Tensor, *, log_variance_factor: float, eps: float = 1e-8
 ) -> Tensor:
-    """Return the variance-aware regression loss for one axis, averaged over images and pairs.
+    """Return the variance-aware regression loss along one axis, averaged over images and pairs.
 
-    L_reg is the sum over both axes. With the mean mu and the variance sigma^2 of the predicted distribution over class
-    numbers, the loss is (c - mu)^2 / sigma^2 + factor * log(sigma^2). The paper writes alpha * log(sigma), so the
-    factor is alpha / 2; in the authors' code it is alpha. `eps` is added to both occurrences of sigma^2, as in the
-    authors' code.
+    L_reg is the sum of this loss over rows and columns. With the mean mu and the variance sigma^2 of the predicted
+    distribution over class numbers, the loss is (c - mu)^2 / sigma^2 + factor * log(sigma^2). The paper writes
+    alpha * log(sigma), so the paper's factor is alpha / 2; the factor in the authors' code is alpha. `eps` is added to
+    both occurrences of sigma^2, as in the authors' code.
 
     Args:
-        logits: (B, m, C) logits of the offset's class.
+        logits: (B, m, C) logits of the offset classes.
         classes: (B, m) int64 true classes c, see `pair_classes`.
         log_variance_factor: Factor of log(sigma^2).
-        eps: Number added to the variance, so that the loss is finite if one class has the probability 1.
+        eps: Number that is added to the variance, so that the loss is finite if a class has probability 1.
     """
-    logits = precise(logits)  # half precision would turn `eps` into 0 and round class numbers above 256
+    logits = at_least_float32(logits)  # half precision would turn `eps` into 0 and round class numbers above 256
     values = torch.arange(logits.shape[-1], dtype=logits.dtype, device=logits.device)
     probability = logits.softmax(dim=-1)
     mean = (probability * values).sum(-1)
@@ -196,17 +203,18 @@ def offset_variance_regression(
 
 
 def pool_grid(grid: Tensor, pool: Pool | int) -> Tensor:
-    """Average a grid to a smaller one, before pairs are drawn from it.
+    """Average-pool a feature map to a smaller size, before pairs of cells are drawn.
 
     Args:
-        grid: (B, D, H, W) embeddings.
-        pool: "none" returns the grid unchanged. "paper" averages 2 x 2 cells of a 14 x 14 grid, which gives 7 x 7, and
-            returns other grids unchanged. "reference" does the same with the overlapping windows of the authors' code:
-            3 x 3 with stride 2, padding not counted. With an integer, the shorter side gets that many cells by
-            (adaptive) averaging, the aspect ratio is kept, and grids that are not larger are returned unchanged.
+        grid: (B, D, H, W) feature map.
+        pool: "none" returns the map unchanged. "paper" averages 2 x 2 cells of a 14 x 14 map, which gives 7 x 7, and
+            returns maps of other sizes unchanged. "reference" does the same with the overlapping windows of the
+            authors' code, which are 3 x 3 with stride 2 and without padding in the averages. An integer is the number
+            of cells that the shorter side has after (adaptive) average pooling; the aspect ratio is kept, and a map
+            that is not larger is returned unchanged.
 
     Returns:
-        (B, D, H', W') averaged embeddings.
+        (B, D, H', W') pooled feature map.
 
     Example:
         >>> [tuple(pool_grid(torch.rand(1, 1, 14, 28), p).shape[2:]) for p in ("paper", 7, 5)]
@@ -256,6 +264,7 @@ def _pool_to_side(grid: Tensor, side: int) -> Tensor:
         return grid
     rows, columns = round(height * side / shorter), round(width * side / shorter)
     if height % rows == 0 and width % columns == 0:
-        # If all windows have the same size, both functions return the same, but only this one is deterministic on GPUs.
+        # If all windows have the same size, both functions give the same result, but only avg_pool2d is deterministic
+        # on GPUs.
         return F.avg_pool2d(grid, (height // rows, width // columns))
     return F.adaptive_avg_pool2d(grid, (rows, columns))

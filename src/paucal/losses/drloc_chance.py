@@ -1,4 +1,4 @@
-"""The dense relative localization loss that a head reaches without looking at the image."""
+"""The chance level of the dense relative localization loss, which a head reaches without using the image."""
 
 import torch
 from torch import Tensor
@@ -10,10 +10,10 @@ from paucal.losses.drloc_targets import class_counts, pair_classes, pair_targets
 def drloc_chance_level(height: int, width: int, reading: DrLocReading = PAPER) -> float:
     """Return the smallest expected loss over random pairs that a constant prediction can reach.
 
-    If the loss of a run stays at this level, the features contain nothing about positions. The best constant
+    If the loss of a run stays at this level, the features contain no information about positions. The best constant
     prediction is the median of the targets in the modes "l1" and "signed", and the distribution of the targets in the
-    mode "ce". In the mode "reg" only the first and the last class have a probability above 0, which maximises the
-    variance by which the error is divided.
+    mode "ce". In the mode "reg", the best prediction gives only the first and the last class a probability above 0,
+    because this maximises the variance by which the error is divided.
 
     Example:
         >>> round(drloc_chance_level(7, 7), 4), round(drloc_chance_level(7, 7, DrLocReading(mode="ce")), 4)
@@ -28,7 +28,7 @@ def drloc_chance_level(height: int, width: int, reading: DrLocReading = PAPER) -
 def _all_pairs(side: int) -> Tensor:
     """Return all pairs of cells of a grid with `side` rows and one column, (1, side^2, 2, 2).
 
-    One axis at a time is enough, since rows and columns are drawn independently.
+    A single column is enough, since the rows and columns of a pair are drawn independently.
     """
     rows = torch.arange(side)
     cells = torch.cartesian_prod(rows, rows)
@@ -55,7 +55,7 @@ def _best_variance_regression(side: int, options: DrLocReading, eps: float = 1e-
     last = class_counts(side, side, options.classes)[0] - 1
     mean = torch.linspace(0, last, 10_001, dtype=torch.float64)
     error = (classes[:, None] - mean).square().mean(0)
-    # A distribution on {0, ..., last} has a variance of at most mean * (last - mean). The loss decreases with the
-    # variance until error / factor; this is the smaller bound only if the factor is far above its usual 0.001.
+    # A distribution on {0, ..., last} has a variance of at most mean * (last - mean). The loss decreases as the
+    # variance grows up to error / factor, a bound that matters only if the factor is far above its usual 0.001.
     variance = torch.minimum(mean * (last - mean), error / max(options.log_variance_factor, 1e-12)) + eps
     return (error / variance + options.log_variance_factor * variance.log()).min()

@@ -1,11 +1,12 @@
-"""Pairs of grid cells, and the targets that a network is to predict for them.
+"""Pairs of feature-map positions ("cells"), and the targets that a network learns to predict for the pairs.
 
 Source: Liu et al., "Efficient Training of Visual Transformers with Small Datasets", NeurIPS 2021, section 4.
 
-A cell is given by `(row, column)`, and a pair has two cells. So pairs are (B, m, 2, 2) integer tensors, whose last two
-axes are (first or second cell, row or column). The offset of a pair is the first cell minus the second. A grid with H
-rows and W columns is flattened row by row: the cell `(row, column)` has the index `row * W + column`. The authors' code
-multiplies by H instead of W and draws rows and columns below H, which is correct for square grids only.
+A cell is given by `(row, column)`, and a pair consists of two cells. So pairs are (B, m, 2, 2) integer tensors whose
+last two axes are (first or second cell, row or column). The offset of a pair is the position of the first cell minus
+the position of the second. A grid with H rows and W columns is flattened row by row, so that the cell `(row, column)`
+has the index `row * W + column`. The authors' code multiplies by H instead of W and draws rows and columns below H,
+which is correct for square grids only.
 """
 
 from typing import Literal
@@ -21,15 +22,15 @@ ClassSet = Literal["signed", "paper", "absolute"]
 def sample_pairs(batch_size: int, n_pairs: int, height: int, width: int, *, generator: torch.Generator) -> Tensor:
     """Draw ordered pairs of cells uniformly and with replacement, separately for each image.
 
-    Both cells of a pair may be the same, as in the paper. The pairs are drawn on the device of the generator, so
-    that a training step copies nothing between devices; the authors' code draws on the CPU.
+    The two cells of a pair may be the same cell, as in the paper. The pairs are drawn on the device of the generator,
+    so that a training step copies nothing between devices; the authors' code draws the pairs on the CPU.
 
     Args:
         batch_size: Number of images B.
         n_pairs: Number of pairs m per image.
         height: Number of rows of the grid.
         width: Number of columns of the grid.
-        generator: Random generator on the device where the pairs are needed.
+        generator: Random generator, on the device where the pairs are needed.
 
     Returns:
         (B, m, 2, 2) int64 pairs.
@@ -47,13 +48,13 @@ def sample_pairs(batch_size: int, n_pairs: int, height: int, width: int, *, gene
 
 
 def permuted_pairs(batch_size: int, height: int, width: int, *, generator: torch.Generator) -> Tensor:
-    """Pair every cell of an image with the cell at its position in a random permutation of all cells.
+    """Pair the i-th cell of an image with the i-th cell of a random permutation of all cells, for every i.
 
-    This is the alternative to random pairs that the authors' code contains but never uses. Every cell is the first cell
-    of exactly one pair, and the second cell of exactly one pair.
+    Every cell is the first cell of exactly one pair and the second cell of exactly one pair. The authors' code contains
+    this alternative to independent random pairs but never uses it.
 
     Returns:
-        (B, H * W, 2, 2) int64 pairs, whose first cells are in row-major order.
+        (B, H * W, 2, 2) int64 pairs; the first cells are in row-major order.
     """
     _check_grid(height, width)
     noise = torch.rand(batch_size, height * width, generator=generator, device=generator.device)
@@ -68,7 +69,7 @@ def pair_index(pairs: Tensor, width: int) -> Tensor:
 
 
 def gather_cells(cells: Tensor, index: Tensor) -> Tensor:
-    """Return the rows (B, M, D) of `cells` (B, N, D) at `index` (B, M)."""
+    """Return the (B, M, D) embeddings at the (B, M) positions `index` of the (B, N, D) embeddings `cells`."""
     return cells.gather(1, index[..., None].expand(-1, -1, cells.shape[-1]))
 
 
@@ -76,11 +77,12 @@ def gather_pairs(grid: Tensor, pairs: Tensor) -> Tensor:
     """Return the embeddings of both cells of each pair.
 
     Args:
-        grid: (B, D, H, W) embeddings.
+        grid: (B, D, H, W) feature map.
         pairs: (B, m, 2, 2) pairs of cells.
 
     Returns:
-        (B, m, 2, D) embeddings; `flatten(2)` concatenates those of each pair, as the localization head expects.
+        (B, m, 2, D) embeddings; `flatten(2)` concatenates the two embeddings of each pair, as the localization head
+        expects.
     """
     index = pair_index(pairs, grid.shape[-1])
     return gather_cells(grid.flatten(2).transpose(1, 2), index.flatten(1)).unflatten(1, index.shape[1:])
@@ -89,17 +91,17 @@ def gather_pairs(grid: Tensor, pairs: Tensor) -> Tensor:
 def pair_targets(
     pairs: Tensor, height: int, width: int, *, target: Target = "absolute", scale: Scale = "side"
 ) -> Tensor:
-    """Return the targets of the L1 losses (Eq. 1): the row and column offsets, each divided by its side of the grid.
+    """Return the targets of the L1 losses (Eq. 1): row offsets and column offsets, divided by the sides of the grid.
 
     Args:
         pairs: (B, m, 2, 2) pairs of cells.
-        height: Number of rows of the grid, the side for row offsets.
-        width: Number of columns of the grid, the side for column offsets.
+        height: Number of rows of the grid, which is the side for row offsets.
+        width: Number of columns of the grid, which is the side for column offsets.
         target: "absolute" for the absolute value of the offset (L_drloc), "signed" for the offset (L*_drloc), "shifted"
-            for the offset plus side - 1, which is never negative; the authors' code calls this signed.
-        scale: "side" divides by the side (paper), "side_minus_1" by the largest offset, "none" does not divide, so that
-            targets are in cells (authors' code, in training). For "shifted", which has twice the range, the first two
-            divisors are doubled.
+            for the offset plus side - 1, which is never negative. The authors' code calls the last variant signed.
+        scale: "side" divides by the side (paper), "side_minus_1" by the largest possible offset; "none" does not
+            divide, so that targets are in cells (authors' code, in training). For "shifted", whose range is twice as
+            large, the first two divisors are doubled.
 
     Returns:
         (B, m, 2) float32 targets, (row, column).
@@ -121,9 +123,10 @@ def pair_targets(
 def class_counts(height: int, width: int, classes: ClassSet = "signed") -> tuple[int, int]:
     """Return the number of classes of the row offset and of the column offset.
 
-    On an axis with k cells, "signed" has the 2k - 1 offsets that can occur, "paper" has the 2k + 1 offsets from -k to
-    k, although -k and k never occur, and "absolute" has the k absolute values. The authors' code has 2k - 1 or k
-    classes, but with k = 14 for all backbones except Swin. On smaller grids this only adds classes that never occur.
+    On an axis with k cells, "signed" has a class for each of the 2k - 1 possible offsets, "paper" has the 2k + 1
+    offsets from -k to k, although -k and k never occur, and "absolute" has the k absolute values. The authors' code has
+    2k - 1 or k classes, but with k = 14 for all backbones except Swin. On smaller grids, this only adds classes that
+    never occur.
     """
     counts = {"signed": (2, -1), "paper": (2, 1), "absolute": (1, 0)}
     if classes not in counts:
@@ -133,7 +136,7 @@ def class_counts(height: int, width: int, classes: ClassSet = "signed") -> tuple
 
 
 def pair_classes(pairs: Tensor, height: int, width: int, *, classes: ClassSet = "signed") -> Tensor:
-    """Return the classes of the row and column offset of each pair, (B, m, 2) int64, from 0 to `class_counts` - 1.
+    """Return the class numbers of each pair's row and column offsets, (B, m, 2) int64, from 0 to `class_counts` - 1.
 
     Example:
         >>> cells = torch.tensor([[[[0, 6], [3, 2]]]])
@@ -162,7 +165,7 @@ def _axis_target(offset: Tensor, side: int, target: Target) -> Tensor:
 
 
 def _divisor(side: int, target: Target, scale: Scale) -> int:
-    # With one cell per axis, side - 1 would be 0; any other divisor works, since all offsets are 0.
+    # For an axis with one cell, side - 1 would be 0. Any other divisor works, since all offsets are 0.
     divisors = {"side": side, "side_minus_1": max(side - 1, 1), "none": 1}
     if scale not in divisors:
         raise ValueError(f"scale must be one of {list(divisors)}, got {scale!r}")

@@ -1,14 +1,14 @@
 """The view loss and the region loss of EsViT (Li et al., ICLR 2022, section 3).
 
-The student gets all crops of an image, the teacher only the global crops. Both predict a distribution over prototypes
-for each crop and for each cell of a crop's feature grid. In the view loss, the target of the student's distribution for
-a crop is the teacher's distribution for another crop of the image. In the region loss, the target of a cell is the most
-similar cell of the teacher's crop (equation 2).
+The student gets all crops of an image, the teacher only the global crops. Both networks predict a distribution over
+prototypes for each crop and for each cell, or region, of a crop's feature map. In the view loss, the target for the
+student's distribution of a crop is the teacher's distribution of another crop of the same image. In the region loss,
+the target for a cell is the teacher's distribution of the most similar cell of the teacher's crop (equation 2).
 
-Where the paper and the authors' code differ, this follows the code: the teacher is the target (equation 1 has the
-opposite), the similarity is the cosine of backbone features (in Algorithm 1 their dot product, an option here), and
-each of the two losses has the weight 0.5 if both are used. The authors' code assumes two sizes of crops; here there may
-be any number of sizes.
+Where the paper and the authors' code differ, this module follows the code: the teacher is the target (equation 1 has
+the opposite), the similarity is the cosine of backbone features (Algorithm 1 uses their dot product, which is an option
+here), and the weight of each loss is 0.5 if both losses are used. The authors' code assumes two sizes of crops; here
+crops may have any number of sizes.
 """
 
 from collections.abc import Sequence
@@ -30,17 +30,17 @@ Similarity = Literal["cosine", "dot"]
 class EsvitTask:
     """The inputs of the view loss or of the region loss. A row is a crop in the view loss, a cell in the region loss.
 
-    The score of a row for a prototype is their dot product. To pass scores for K prototypes that are already computed,
-    use them as rows, with `torch.eye(K)` as the prototypes.
+    The score of a row for a prototype is the dot product of the two vectors. If the scores for K prototypes are already
+    computed, pass the scores as rows and `torch.eye(K)` as the prototypes.
 
     Attributes:
-        student: (B, R, D) outputs of the student's projection head before its last layer.
+        student: (B, R, D) outputs of the student's projection head before the head's last layer.
         prototypes: (K, D) weight of the last layer of the student's head.
-        teacher: (B, S, D) outputs of the teacher's projection head before its last layer.
+        teacher: (B, S, D) outputs of the teacher's projection head before the head's last layer.
         teacher_prototypes: (K, D) weight of the last layer of the teacher's head.
         centre: (K,) centre that is subtracted from the teacher's scores; see `moved_centre`.
-        targets: Teacher's rows with which each student's row is compared, see `region_targets`. None, in the view loss
-            only, for all pairs of different crops.
+        targets: Teacher rows with which each student row is compared, see `region_targets`. In the view loss, None
+            stands for all pairs of different crops.
     """
 
     student: Tensor
@@ -57,8 +57,8 @@ class EsvitLoss:
 
     Attributes:
         view: View loss, unweighted.
-        region: Region loss, unweighted; None if it is not used.
-        total: Sum of both, weighted by `task_weights`.
+        region: Region loss, unweighted; None if the region loss is not used.
+        total: Sum of the two losses, weighted by `task_weights`.
     """
 
     view: Tensor
@@ -77,18 +77,19 @@ def esvit_loss(
 ) -> EsvitLoss:
     """Return the loss of EsViT or, without `region`, the loss of DINO.
 
-    The scores of only a few images are in memory at once, see `prototype_cross_entropy`. The teacher gets no gradient.
+    Only the scores of a few images are in memory at the same time, see `prototype_cross_entropy`. The teacher receives
+    no gradient.
 
     Args:
-        view: Inputs of the view loss, global crops first.
-        region: Inputs of the region loss, with the targets of `region_targets`; None for the view loss alone.
+        view: Inputs of the view loss, with the global crops first.
+        region: Inputs of the region loss, with targets from `region_targets`; None to compute the view loss alone.
         student_temperature: Divisor of the student's scores.
         teacher_temperature: Divisor of the teacher's scores, applied after the centre is subtracted.
         view_weight: Weight of the view loss, see `task_weights`.
         region_weight: Weight of the region loss.
 
     Raises:
-        ValueError: there is no pair of crops, or `region` has no targets.
+        ValueError: There is no pair of different crops, or `region` has no targets.
 
     Example:
         >>> generator = torch.Generator().manual_seed(0)
@@ -120,7 +121,7 @@ def esvit_loss(
     if region is None:
         return EsvitLoss(view_loss, None, weights["view"] * view_loss)
     if region.targets is None:
-        raise ValueError("the region loss needs targets: pass those of region_targets as region.targets")
+        raise ValueError("the region loss needs targets: pass the result of region_targets as region.targets")
     region_loss = task_loss(region, region.targets)
     return EsvitLoss(view_loss, region_loss, weights["view"] * view_loss + weights["region"] * region_loss)
 
@@ -130,7 +131,7 @@ def task_weights(region: bool, view_weight: float | None = None, region_weight: 
 
     Args:
         region: Whether the region loss is used.
-        view_weight: Weight of the view loss; None for 0.5 with the region loss and 1 without it.
+        view_weight: Weight of the view loss; None for 0.5 if the region loss is used, else 1.
         region_weight: Weight of the region loss.
 
     Example:
@@ -143,9 +144,9 @@ def task_weights(region: bool, view_weight: float | None = None, region_weight: 
 
 
 def view_pairs(teacher_views: int, student_views: int) -> list[tuple[int, int]]:
-    """Return all pairs (teacher's crop, student's crop) of two different crops, as indices in the batch's views.
+    """Return all pairs (teacher's crop, student's crop) of two different crops, as indices of the batch's views.
 
-    Global crops come first, and the teacher gets only these.
+    Global crops come first, and the teacher gets only global crops.
 
     Example:
         >>> view_pairs(2, 3)
@@ -169,7 +170,7 @@ def view_targets(images: int, teacher_views: int, student_views: int, device: to
         Targets with `rows` (B, student_views, teacher_views) and `weights` (student_views, teacher_views).
 
     Raises:
-        ValueError: there is no pair.
+        ValueError: There is no pair of different crops.
     """
     weights = _pair_weights(teacher_views, student_views, device)
     rows = torch.arange(teacher_views, device=device).expand(images, student_views, teacher_views)
@@ -179,12 +180,12 @@ def view_targets(images: int, teacher_views: int, student_views: int, device: to
 def region_targets(student: Sequence[Tensor], teacher: Sequence[Tensor], similarity: Similarity = "cosine") -> Targets:
     """Return the targets of the region loss, which is averaged over the cells of a crop, then over all pairs of crops.
 
-    So a cell of a small crop has a larger weight than a cell of a large crop.
+    Because of this order, a cell of a small crop has a larger weight than a cell of a large crop.
 
     Args:
-        student: One (B, T_v, P) tensor per crop: backbone features of the student's T_v cells.
-        teacher: One (B, T_q, P) tensor per global crop: backbone features of the teacher's T_q cells.
-        similarity: Measure that decides which cell is the most similar.
+        student: One (B, T_v, P) tensor per crop with the student's backbone features of the crop's T_v cells.
+        teacher: One (B, T_q, P) tensor per global crop with the teacher's backbone features of the crop's T_q cells.
+        similarity: Measure by which the most similar cell is selected.
 
     Returns:
         Targets with `rows` (B, sum of T_v, number of global crops) and `weights` (sum of T_v, number of global crops).
@@ -201,18 +202,18 @@ def region_targets(student: Sequence[Tensor], teacher: Sequence[Tensor], similar
 
 @torch.no_grad()
 def match_regions(student: Tensor, teacher: Tensor, similarity: Similarity = "cosine") -> Tensor:
-    """Return for each of the student's cells the index of the teacher's most similar cell in the image (equation 2).
+    """Return the index of the teacher's most similar cell in the image for each of the student's cells (equation 2).
 
-    The index has no gradient, and several cells may have the same match. Features are compared in float32, also under
-    autocast, where the authors' code compares in half precision.
+    Several cells may have the same match. Features are compared in float32, also under autocast, whereas the authors'
+    code then compares in half precision.
 
     Args:
         student: (B, T_s, P) features of the student's cells.
         teacher: (B, T_t, P) features of the teacher's cells.
-        similarity: "cosine", or "dot" for the dot product, as in Algorithm 1.
+        similarity: "cosine", or "dot" for the dot product as in Algorithm 1.
 
     Returns:
-        (B, T_s) int64 indices below T_t.
+        (B, T_s) int64 indices from 0 to T_t - 1, without gradients.
 
     Example:
         >>> cells = torch.eye(3)[None]
@@ -228,22 +229,22 @@ def match_regions(student: Tensor, teacher: Tensor, similarity: Similarity = "co
 
 @torch.no_grad()
 def moved_centre(centre: Tensor, mean: Tensor, momentum: float) -> Tensor:
-    """Return the centre after a step: an exponential moving average of the teacher's mean scores, over all processes.
+    """Return the centre after a step, an exponential moving average of the teacher's mean scores over all processes.
 
-    If a mean is not finite, the centre is returned unchanged.
+    If any mean score is not finite, the centre is returned unchanged.
 
     Args:
         centre: (K,) centre before the step.
-        mean: (K,) mean of this process's teacher scores, before the centre is subtracted and the temperature applied;
-            every process must average the same number of rows.
-        momentum: Factor of the old centre in the average.
+        mean: (K,) mean of this process's teacher scores, before the centre is subtracted and the temperature is
+            applied. Every process must average the same number of rows.
+        momentum: Weight of the old centre in the moving average.
     """
     mean = all_reduce_mean(mean)
     return torch.where(torch.isfinite(mean).all(), centre * momentum + mean * (1 - momentum), centre)
 
 
 def _pair_weights(teacher_views: int, student_views: int, device: torch.device | str) -> Tensor:
-    """Return the weight of each pair of crops, (student_views, teacher_views): equal weights, 0 for twice one crop."""
+    """Return a (student_views, teacher_views) matrix of equal weights, with 0 where both views are the same crop."""
     n_pairs = len(view_pairs(teacher_views, student_views))
     if not n_pairs:
         raise ValueError(

@@ -1,27 +1,28 @@
 """Measures that detect collapsed features: how much features differ between images, and in how many directions.
 
-They are logged, not trained on. Each function takes a few reductions and at most one matrix product, does not wait for
-the device, and computes in float32 also under autocast.
+These measures are logged and are not part of the loss. Each function computes a few reductions and at most one matrix
+product, in float32 even under autocast, and does not synchronise with the GPU.
 """
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-# Features are equal up to rounding if no entry differs from its mean by more than this share of the largest entry.
+# Features count as equal up to rounding if no entry differs from its channel's mean by more than this fraction of the
+# largest absolute entry.
 EQUALITY_TOLERANCE = 1e-5
 
 
 def feature_spread(features: Tensor) -> Tensor:
-    """Return how spread out the directions of features are: 1 if they are uniformly distributed, 0 if all are equal.
+    """Return how spread out the directions of features are: 1 for uniformly distributed directions, 0 for equal ones.
 
-    It is the standard deviation of each channel over the rows, after each row is scaled to length 1, averaged over
-    channels and multiplied by sqrt(D) (SimSiam, arXiv:2011.10566, section 4.1). The deviation is divided by N, not by
-    N - 1, so that the result is at most 1. For an untrained network, whose features have a large common component, it
-    is between 0 and 1.
+    The spread is the standard deviation of each channel over the rows, after each row is scaled to length 1, averaged
+    over channels and multiplied by sqrt(D) (SimSiam, arXiv:2011.10566, section 4.1). The variance is divided by N, not
+    by N - 1, so that the result is at most 1. For an untrained network, whose features have a large common component,
+    the spread is between 0 and 1.
 
     Args:
-        features: (N, D) features, a row per image.
+        features: (N, D) features, one row per image.
 
     Returns:
         A scalar; NaN for fewer than two rows.
@@ -40,19 +41,19 @@ def feature_spread(features: Tensor) -> Tensor:
 
 
 def effective_rank(features: Tensor) -> Tensor:
-    """Return the number of directions in which features vary: the participation ratio of their covariance.
+    """Return the number of directions in which features vary, the participation ratio of their covariance matrix.
 
-    With the covariance C, the ratio is tr(C)^2 / tr(C^2): the squared sum of the eigenvalues, divided by the sum of
-    their squares. If n eigenvalues are equal and all others 0, it is n. It is computed from the smaller of the two Gram
-    matrices, without eigenvalues.
+    For the covariance matrix C, the ratio is tr(C)^2 / tr(C^2), which is the squared sum of the eigenvalues divided by
+    the sum of the squared eigenvalues. If n eigenvalues are equal and all others are 0, the ratio is n. The ratio is
+    computed from the smaller of the two Gram matrices, without computing eigenvalues.
 
-    It is the exponential of the Rényi entropy of order 2 of the eigenvalues, normalised to sum 1. RankMe
+    The ratio equals the exponential of the Rényi entropy of order 2 of the eigenvalues, normalised to sum 1. RankMe
     (arXiv:2210.02885) is the exponential of the Shannon entropy of the normalised singular values, and needs a
-    decomposition for which the CPU waits for the GPU. On centred features the ratio is at most RankMe, and if one
-    approaches 1, so does the other.
+    decomposition for which the CPU waits for the GPU. For centred features, the ratio is at most RankMe, and both
+    approach 1 together.
 
     Args:
-        features: (N, D) features, a row per image.
+        features: (N, D) features, one row per image.
 
     Returns:
         A scalar from 1 to min(D, N - 1); 0 for features that are equal up to rounding; NaN for fewer than two rows.
@@ -70,7 +71,7 @@ def effective_rank(features: Tensor) -> Tensor:
         largest_entry = features.abs().max()
         centred = features - features.mean(0)
         largest_deviation = centred.abs().max()
-        # Scaled, since fourth powers of the entries would exceed the range of float32.
+        # The features are scaled, since fourth powers of their entries could exceed the range of float32.
         centred = centred / largest_deviation.clamp(min=torch.finfo(torch.float32).tiny)
         gram = centred @ centred.T if len(centred) < centred.shape[1] else centred.T @ centred
         ratio = gram.trace().square() / gram.square().sum().clamp(min=torch.finfo(torch.float32).tiny)
@@ -78,7 +79,7 @@ def effective_rank(features: Tensor) -> Tensor:
 
 
 def entropy(probabilities: Tensor) -> Tensor:
-    """Return the entropy over the last axis in nats: 0 if one probability is 1, ln K if all K are equal.
+    """Return the entropy over the last axis in nats: 0 if one probability is 1, ln K if all K probabilities are equal.
 
     Args:
         probabilities: (..., K) probabilities, which sum to 1 over the last axis.

@@ -1,9 +1,10 @@
 """Targets for every token from a teacher's label map, without a tensor over all classes.
 
-For each cell of the teacher's grid, a label map stores the logits of the k classes with the largest logits; the logits
-of all other classes count as 0. Even with a thousand classes, the map of a photograph names only a few dozen different
-classes. So the targets have one probability for each of these named classes, and one that applies to every other class.
-Source: Jiang et al. 2021, "All Tokens Matter", section 3, and the authors' code, which expands maps to (B, K, H, W).
+For each cell (position) of the teacher's output grid, a label map stores the k largest logits and their classes; the
+logits of all other classes count as 0. Even with a thousand classes, the map of a photograph names only a few dozen
+different classes. So the targets have one probability for each of these named classes, and one probability that every
+other class has. Source: Jiang et al. 2021, "All Tokens Matter", section 3, and the authors' code, which expands maps to
+(B, K, H, W).
 """
 
 from dataclasses import dataclass, replace
@@ -12,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from paucal.losses.precision import precise
+from paucal.losses.precision import at_least_float32
 
 
 @dataclass(frozen=True)
@@ -20,11 +21,12 @@ class SparseTargets:
     """Probabilities over K classes for T tokens of each image.
 
     Attributes:
-        classes: (B, U) int64 classes that are named in the image's label map, padded with -1.
+        classes: (B, U) int64 numbers of the classes that are named in the image's label map, padded with -1.
         named: (B, T, U) probabilities of the named classes; 0 for padding.
         other: (B, T) probability of each single class that is not named.
         num_classes: Number of classes K.
-        coverage: (B, T) share of each token's area that the label map covers, from 0 to 1; None if it covers all areas.
+        coverage: (B, T) fraction of each token's area that the label map covers, from 0 to 1; None if the map covers
+            the whole image.
     """
 
     classes: Tensor
@@ -37,12 +39,12 @@ class SparseTargets:
         """Return the probabilities of all classes, (B, T, K)."""
         dense = self.other[..., None].repeat(1, 1, self.num_classes)
         index = self.classes.clamp(min=0)[:, None].expand_as(self.named)
-        # Padding gets the index of class 0, but adds 0 to it.
+        # Padding gets the index of class 0, but adds 0 to that class's probability.
         difference = (self.named - self.other[..., None]) * (self.classes >= 0)[:, None]
         return dense.scatter_add(-1, index, difference)
 
     def smoothed(self, amount: float) -> "SparseTargets":
-        """Return the targets with label smoothing: (1 - amount) * target + amount / K, which sums to 1.
+        """Return the targets with label smoothing, (1 - amount) * target + amount / K; they sum to 1.
 
         In the authors' code, the factor is 1 - amount + amount / K instead; see `smoothed_like_authors`.
         """
@@ -50,8 +52,8 @@ class SparseTargets:
 
     def smoothed_like_authors(self, amount: float) -> "SparseTargets":
         """Return the targets with label smoothing as in the authors' code; they sum to 1 + amount / K."""
-        uniform_share = amount / self.num_classes
-        return self._scaled(1 - amount + uniform_share, uniform_share)
+        uniform_part = amount / self.num_classes
+        return self._scaled(1 - amount + uniform_part, uniform_part)
 
     def _scaled(self, factor: float, shift: float) -> "SparseTargets":
         """Return the targets with all probabilities multiplied by `factor` and increased by `shift`."""
@@ -60,15 +62,15 @@ class SparseTargets:
 
 
 def compact_maps(values: Tensor, slots: Tensor, n_named: int) -> Tensor:
-    """Return one map of logits per named class, from the top k logits of each cell.
+    """Return one map of logits per named class, given the k largest logits of each cell.
 
     Args:
-        values: (B, k, H, W) logits.
+        values: (B, k, H, W) largest logits.
         slots: (B, k, H, W) int64 index of each logit's class in the image's list of named classes.
-        n_named: Number of named classes U, padding included.
+        n_named: Length U of the list of named classes, including padding.
 
     Returns:
-        (B, U, H, W) float32 logits; 0 where a class is not among the top k of the cell.
+        (B, U, H, W) float32 logits; 0 where a class is not among the k largest of the cell.
     """
     batch, _, height, width = values.shape
     maps = values.new_zeros(batch, n_named, height, width, dtype=torch.float32)
@@ -78,29 +80,35 @@ def compact_maps(values: Tensor, slots: Tensor, n_named: int) -> Tensor:
 def sample_maps(
     maps: Tensor, geometry: Tensor, size: tuple[int, int], covered: Tensor | None = None
 ) -> tuple[Tensor, Tensor | None]:
-    """Average label maps over each cell of a view's grid.
+    """Average label maps over each cell of a view's token grid.
 
-    For a view that is an upright box of the image, this is RoIAlign with adaptive sampling, as in the authors' code:
-    the number of sample points along a side of a cell is the number of map cells that the side spans, rounded up. Here
-    a view may also be mirrored, rotated or sheared. Sample points outside the image count as 0; points inside the image
-    but outside the map are left out of the average.
+    If the view is an axis-aligned box of the image, this is RoIAlign with adaptive sampling, as in the authors' code:
+    the number of sample points along a side of a view cell is the number of map cells that the side spans, rounded up.
+    Here, a view may also be mirrored, rotated or sheared. Sample points outside the image count as 0. Points inside the
+    image but outside the map are left out of the average.
 
-    Computed in float32 also under autocast, since half precision would move the points by some hundredths of a cell,
-    which changes probabilities by up to 0.1.
+    The averages are computed in float32 even under autocast, since half precision would move the sample points by some
+    hundredths of a cell, which changes probabilities by up to 0.1.
 
     Args:
         maps: (B, U, H, W) label maps.
         geometry: (B, 2, 3) affine maps from points of the view to points of the image, see `types.Batch.geometry`.
-        size: (rows, columns) of the view's grid.
-        covered: (B, 2) shares of the image's width and height that a map covers, around the image's centre; None if
-            maps cover whole images.
+        size: (rows, columns) of the view's token grid.
+        covered: (B, 2) fractions of the image's width and height that the map covers, around the image's centre; None
+            if maps cover whole images.
 
     Returns:
-        The averages (B, U, rows, columns), 0 where the map covers nothing of a cell, and the share (B, rows, columns)
-        of each cell that the map covers; None instead of the share if `covered` is None.
+        The (B, U, rows, columns) averages, which are 0 for cells that the map does not cover, and the
+        (B, rows, columns) fraction of each cell's area that the map covers. The fractions are None if `covered` is
+        None.
     """
     with torch.autocast(maps.device.type, enabled=False):
-        return _cell_averages(precise(maps), precise(geometry), size, None if covered is None else precise(covered))
+        return _cell_averages(
+            at_least_float32(maps),
+            at_least_float32(geometry),
+            size,
+            None if covered is None else at_least_float32(covered),
+        )
 
 
 def _cell_averages(
@@ -121,7 +129,7 @@ def _cell_averages(
 
     def sum_over_cells(values: Tensor, point_mask: Tensor) -> Tensor:
         weighted = values * (point_mask * weight)[:, None]
-        return functional.avg_pool2d(weighted, (max_down, max_across), divisor_override=1)  # 1: sums, not averages
+        return functional.avg_pool2d(weighted, (max_down, max_across), divisor_override=1)  # divisor 1 gives sums
 
     average = sum_over_cells(sampled, in_map)
     if covered is None:
@@ -140,25 +148,26 @@ def map_targets(
     covered: Tensor | None = None,
     teacher_classes: Tensor | None = None,
 ) -> SparseTargets:
-    """Return the targets of a view's cells: the softmax, over all classes, of the averaged logits.
+    """Return the targets of a view's cells, which are the softmax over all classes of the averaged logits.
 
-    A teacher may have classes that the run, with its K classes, does not have. Their probability does not say which of
-    the K classes an area resembles, so it is spread evenly over all K, as in label smoothing.
+    A teacher may have classes that are not among the K classes of the run. The probability of these classes does not
+    tell which of the K classes an area resembles, so it is spread evenly over all K classes, as in label smoothing.
 
     Args:
         maps: (B, U, H, W) logits of the named classes, from `compact_maps`.
-        classes: (B, U) int64 numbers of the named classes, -1 for padding; from K on for classes that the run does not
-            have.
-        geometry: (B, 2, 3) affine maps from view to image, as for `sample_maps`.
-        size: (rows, columns) of the view's grid, whose cells are numbered row by row; (1, 1) for one target per view.
+        classes: (B, U) int64 numbers of the named classes; -1 for padding, and K or more for classes of the teacher
+            that are not classes of the run.
+        geometry: (B, 2, 3) affine maps from view to image, as in `sample_maps`.
+        size: (rows, columns) of the view's token grid, in row-major order; (1, 1) for one target per view.
         num_classes: Number of classes K of the run.
-        covered: (B, 2) covered shares of the image's width and height, as for `sample_maps`.
-        teacher_classes: (B,) number of the teacher's classes, the run's K included; None if it has only those K.
+        covered: (B, 2) covered fractions of the image's width and height, as in `sample_maps`.
+        teacher_classes: (B,) number of the teacher's classes, including the K classes of the run; None if the teacher
+            has exactly the K classes.
     """
     average, coverage = sample_maps(maps, geometry, size, covered)
     logits = average.flatten(2).transpose(1, 2)
     is_listed = (classes >= 0)[:, None]
-    # At least 0, the logit of the classes that are not named
+    # The maximum is at least 0, which is the logit of every class that is not named.
     max_logits = logits.masked_fill(~is_listed, 0.0).amax(-1, keepdim=True).clamp(min=0)
     weights = (logits - max_logits).exp() * is_listed
     other_weight = (-max_logits).exp()
@@ -171,7 +180,7 @@ def map_targets(
 
 
 def _spread_other_classes(targets: SparseTargets) -> SparseTargets:
-    """Return targets over the run's K classes, over which the probability of all other classes is spread evenly."""
+    """Return targets for the run's K classes, with the probability of all other classes spread evenly over them."""
     is_in_run = (targets.classes >= 0) & (targets.classes < targets.num_classes)
     run_probabilities = targets.named * is_in_run[:, None]
     n_unnamed = targets.num_classes - is_in_run.sum(-1, keepdim=True)
@@ -185,7 +194,7 @@ def _spread_other_classes(targets: SparseTargets) -> SparseTargets:
 
 
 def transpose_geometry(geometry: Tensor) -> Tensor:
-    """Exchange rows and columns of a view's box in the image, a mistake in how the authors' code looks up labels."""
+    """Swap rows and columns of a view's box in the image, to reproduce a mistake of the authors' code."""
     return geometry[:, [1, 0]][:, :, [1, 0, 2]]
 
 
@@ -195,9 +204,9 @@ def _is_inside(points: Tensor) -> Tensor:
 
 
 def _points_per_cell(to_map: Tensor, map_sides: torch.Size, size: tuple[int, int]) -> tuple[Tensor, Tensor]:
-    """Return how many sample points, (B,) each, to take along the height and the width of a view's cell."""
+    """Return the number of sample points along the height and along the width of a view's cell, (B,) each."""
     scale = _device_vector(to_map, map_sides[1], map_sides[0])
-    # The normalised coordinates of the view and of the map both go from -1 to 1, so no other factor is needed.
+    # No other factor is needed, because the normalised coordinates of view and map both range from -1 to 1.
     spans = (to_map[:, :, :2] * scale[:, None]).norm(dim=1)  # the view's width and height, in cells of the map
     counts = (spans / _device_vector(spans, size[1], size[0]) - 1e-4).ceil()
     max_points = _device_vector(counts, _max_points(map_sides[1], size[1]), _max_points(map_sides[0], size[0]))
@@ -206,22 +215,22 @@ def _points_per_cell(to_map: Tensor, map_sides: torch.Size, size: tuple[int, int
 
 
 def _device_vector(like: Tensor, *values: float) -> Tensor:
-    """Return a vector on the device of `like`; copying it from the CPU would wait for all queued work of the device."""
+    """Return a vector on the device of `like`, without a copy from the CPU, which would synchronise with the GPU."""
     return torch.stack([like.new_full((), value) for value in values])
 
 
 def _max_points(map_cells: int, view_cells: int) -> int:
     """Return the maximum number of sample points along a side of a view's cell.
 
-    It is 1.5 times the number that a view of the whole image needs, since a rotated view may need more.
+    The maximum is 1.5 times the number that a view of the whole image needs, since a rotated view may need more points.
     """
     return -(-3 * map_cells // (2 * view_cells))
 
 
 def _point_positions(counts: Tensor, max_points: int, view_cells: int) -> tuple[Tensor, Tensor]:
-    """Return the positions of sample points in [-1, 1] along a side of the view, and their weights.
+    """Return the positions in [-1, 1] of sample points along a side of the view, and the weights of these points.
 
-    Both are (B, view_cells * max_points); points beyond the number needed have the weight 0.
+    Positions and weights are (B, view_cells * max_points) tensors. Surplus points have weight 0.
     """
     point = torch.arange(max_points, device=counts.device)
     offsets = (point + 0.5) / counts[:, None]

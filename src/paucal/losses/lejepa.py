@@ -1,9 +1,9 @@
 """The loss of LeJEPA (Balestriero and LeCun 2025, arXiv:2511.08544).
 
-It moves the views' embeddings of an image towards their centre, and makes the embeddings of a batch normally
-distributed. There is no teacher, no centring and no stop-gradient. SIGReg prevents collapse: projected on random
-directions, the embeddings of a batch must look like a sample of the standard normal distribution. Those of a collapsed,
-stretched or one-dimensional batch do not.
+The loss pulls the embeddings of an image's views towards their mean, and makes the embeddings of a batch normally
+distributed. There is no teacher, no centring and no stop-gradient. A regularisation term, SIGReg, prevents collapse:
+when the embeddings of a batch are projected on random directions, the projections must look like a sample of the
+standard normal distribution, which is not the case if embeddings are collapsed, stretched or one-dimensional.
 """
 
 import math
@@ -15,9 +15,10 @@ from torch import Tensor
 
 from paucal.distributed import all_reduce_mean, world_size
 
-# As in the authors' package and minimal example: 17 points from 0 to 3, which stand for both signs since the integrand
-# is an even function. The paper's Algorithm 1 has 17 points from -5 to 5; here this is a limit of 5 and 9 knots.
-LIMIT, KNOTS = 3.0, 17  # upper end of the integral; number of points from 0 to the limit
+# As in the authors' package and minimal example, there are 17 integration points from 0 to 3, and none below 0 since
+# the integrand is an even function. The paper's Algorithm 1 has 17 points from -5 to 5, which is a limit of 5 with 9
+# points here.
+INTEGRAL_LIMIT, KNOTS = 3.0, 17  # upper limit of the integral; number of integration points from 0 to the limit
 WEIGHT = 0.05  # lambda, the weight of SIGReg
 
 
@@ -26,8 +27,8 @@ class LeJepaLoss:
     """The prediction loss, SIGReg and their weighted sum, scalars.
 
     Attributes:
-        prediction: Mean squared distance of the views' embeddings from their image's centre.
-        sigreg: Statistic of SIGReg, averaged over views.
+        prediction: Mean squared distance of the views' embeddings from the centre of their image.
+        sigreg: SIGReg statistic, averaged over views.
         total: weight * sigreg + (1 - weight) * prediction.
     """
 
@@ -43,23 +44,23 @@ def lejepa_loss(
     global_views: int | None = None,
     weight: float = WEIGHT,
     knots: int = KNOTS,
-    limit: float = LIMIT,
+    limit: float = INTEGRAL_LIMIT,
 ) -> LeJepaLoss:
     """Return the loss of LeJEPA.
 
-    Computed in float32, also under autocast. With several processes, SIGReg is computed on the joint batch.
+    The loss is computed in float32, also under autocast. With several processes, SIGReg is computed on the joint batch.
 
     Args:
         embeddings: One (N, D) tensor per view, with the projected embeddings of the same N images.
-        directions: (D, M) directions of length 1, the same on every process; see `unit_directions`.
-        global_views: Number of views, from the first on, whose mean is the centre, as with the paper's multi-crop; None
-            for the mean of all views, as in the authors' minimal example.
-        weight: Lambda, the weight of SIGReg; the prediction has the weight 1 - lambda.
-        knots: Number of points of the trapezoidal rule from 0 to `limit`, both included.
-        limit: Upper end of the integral, which is taken from -limit to limit.
+        directions: (D, M) matrix of M directions of length 1, the same on every process; see `unit_directions`.
+        global_views: Number of views at the beginning of `embeddings` whose mean is the centre, as in the paper's
+            multi-crop; None for the mean of all views, as in the authors' minimal example.
+        weight: Lambda, the weight of SIGReg; the weight of the prediction loss is 1 - lambda.
+        knots: Number of points of the trapezoidal rule from 0 to `limit`, including both ends.
+        limit: Upper limit of the integral, which is taken from -limit to limit.
 
     Raises:
-        ValueError: there are fewer than two views, or the weight is not in [0, 1].
+        ValueError: There are fewer than two views, or the weight is not in [0, 1].
 
     Example:
         >>> generator = torch.Generator().manual_seed(0)
@@ -76,7 +77,7 @@ def lejepa_loss(
 
 
 def check_views_and_weight(n_views: int, weight: float) -> None:
-    """Raise a ValueError if there are fewer than two views, or if the weight of the regularisation is not in [0, 1]."""
+    """Raise a ValueError if there are fewer than two views or the weight of the regularisation is not in [0, 1]."""
     if n_views < 2:
         raise ValueError(f"the loss compares the views of an image and needs at least 2, got {n_views}")
     if not 0 <= weight <= 1:
@@ -84,14 +85,14 @@ def check_views_and_weight(n_views: int, weight: float) -> None:
 
 
 def view_prediction(views: Tensor, global_views: int | None = None) -> Tensor:
-    """Return the mean squared distance of embeddings from their image's centre, with gradients through both.
+    """Return the mean squared distance between embeddings and the centre of their image, with gradients through both.
 
     Args:
         views: (V, N, D) embeddings of V views of N images.
-        global_views: Number of views, from the first on, whose mean is the centre; None for all.
+        global_views: Number of views at the beginning of `views` whose mean is the centre; None for all views.
 
     Returns:
-        A scalar, averaged over views, images and channels.
+        A scalar tensor, averaged over views, images and channels.
 
     Example:
         >>> view_prediction(torch.tensor([[[1.0, 2.0]], [[3.0, 2.0]]])).item()
@@ -101,22 +102,22 @@ def view_prediction(views: Tensor, global_views: int | None = None) -> Tensor:
     return (views - centre).square().mean()
 
 
-def sigreg(embeddings: Tensor, directions: Tensor, knots: int = KNOTS, limit: float = LIMIT) -> Tensor:
-    """Return Epps and Pulley's statistic: how far projections on random directions are from a standard normal sample.
+def sigreg(embeddings: Tensor, directions: Tensor, knots: int = KNOTS, limit: float = INTEGRAL_LIMIT) -> Tensor:
+    """Return the Epps-Pulley statistic, which is larger the less random projections of embeddings look normal.
 
-    For the projections x on one direction it is N times the integral over t of
-    w(t) |mean of exp(i t x) - exp(-t^2 / 2)|^2 with w(t) = exp(-t^2 / 2); the result is the mean over the directions.
-    The integrand is an even function, so the trapezoidal rule is applied on [0, limit] and the result doubled. For a
-    standard normal sample the expected value does not depend on N. Time and memory are linear in N, D and M.
+    For the projections x on one direction, the statistic is N times the integral over t of
+    w(t) |mean of exp(i t x) - exp(-t^2 / 2)|^2 with w(t) = exp(-t^2 / 2). The result is the mean over the directions.
+    Since the integrand is an even function, the trapezoidal rule is applied on [0, limit] and the result is doubled.
+    For a standard normal sample, the expected value does not depend on N. Time and memory are linear in N, D and M.
 
     Args:
         embeddings: (N, D) embeddings.
-        directions: (D, M) directions of length 1.
-        knots: Number of points of the trapezoidal rule from 0 to `limit`, both included.
-        limit: Upper end of the integral, which is taken from -limit to limit.
+        directions: (D, M) matrix of M directions of length 1.
+        knots: Number of points of the trapezoidal rule from 0 to `limit`, including both ends.
+        limit: Upper limit of the integral, which is taken from -limit to limit.
 
     Returns:
-        A scalar of at least 0.
+        A non-negative scalar tensor.
     """
     with torch.autocast(embeddings.device.type, enabled=False):
         projections = embeddings.float() @ directions.float()
@@ -124,7 +125,7 @@ def sigreg(embeddings: Tensor, directions: Tensor, knots: int = KNOTS, limit: fl
         integral = projections.new_zeros(())
         for knot in range(knots):
             t = knot * step
-            normal = math.exp(-0.5 * t * t)  # w(t), and also the normal distribution's characteristic function
+            normal = math.exp(-0.5 * t * t)  # w(t), which equals the characteristic function of the normal distribution
             real, imaginary = _joint_mean((t * projections).cos()), _joint_mean((t * projections).sin())
             width = step if knot in (0, knots - 1) else 2 * step
             integral = integral + width * normal * ((real - normal).square() + imaginary.square()).mean()
@@ -132,7 +133,7 @@ def sigreg(embeddings: Tensor, directions: Tensor, knots: int = KNOTS, limit: fl
 
 
 def unit_directions(dim: int, count: int, generator: torch.Generator) -> Tensor:
-    """Return (dim, count) random directions of length 1, on the generator's device.
+    """Return a (dim, count) matrix of random directions of length 1, on the generator's device.
 
     Example:
         >>> directions = unit_directions(4, 3, torch.Generator().manual_seed(0))
@@ -146,7 +147,7 @@ def unit_directions(dim: int, count: int, generator: torch.Generator) -> Tensor:
 def _joint_mean(values: Tensor) -> Tensor:
     """Return the mean over the rows of all processes, with the gradient of this process's mean.
 
-    The trainer averages gradients over the processes; the result is the gradient of the joint mean.
+    The trainer averages gradients over the processes, which gives the gradient of the joint mean.
     """
     local_mean = values.mean(0)
     return local_mean + (all_reduce_mean(local_mean) - local_mean.detach())

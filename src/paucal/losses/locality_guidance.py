@@ -5,24 +5,24 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from paucal.distributed import all_reduce_mean
-from paucal.losses.precision import precise
+from paucal.losses.precision import at_least_float32
 
 
 def guidance_loss(cells: Tensor, guide: Tensor) -> Tensor:
     """Return the mean squared difference between two feature maps, a scalar in float32.
 
-    The guide's feature map is resized to H x W by bilinear interpolation.
+    The feature map of the guide, which is the CNN, is resized to H x W by bilinear interpolation.
 
     Args:
-        cells: (B, D, H, W) feature map of the network in training, already projected to the guide's channels.
-        guide: (B, D, h, w) feature map of the guide (the CNN); it gets no gradient.
+        cells: (B, D, H, W) feature map of the network in training, projected to the guide's D channels.
+        guide: (B, D, h, w) feature map of the guide, which receives no gradient.
 
     Example:
         >>> import torch
         >>> guidance_loss(torch.zeros(1, 2, 4, 4), torch.full((1, 2, 2, 2), 3.0))
         tensor(9.)
     """
-    cells, guide = precise(cells), precise(guide.detach())
+    cells, guide = at_least_float32(cells), at_least_float32(guide.detach())
     if guide.shape[2:] != cells.shape[2:]:
         guide = F.interpolate(guide, cells.shape[2:], mode="bilinear", align_corners=False)
     return (cells - guide).square().mean()
@@ -30,17 +30,17 @@ def guidance_loss(cells: Tensor, guide: Tensor) -> Tensor:
 
 @torch.no_grad()
 def guide_energy(guide: Tensor) -> Tensor:
-    """Return the mean square of a guide's features over all processes, but at least 1, a scalar in float32.
+    """Return the mean square of a guide's features over all processes, clamped to at least 1, a scalar in float32.
 
-    The guidance loss is divided by it. Batch norms keep the features of the paper's guides near unit scale, so the
-    division changes little. The features of an EfficientNet are ten times as large; without the division their loss
-    would dominate the classification loss.
+    The guidance loss is divided by this number. Batch norms keep the features of the paper's guides near unit scale, so
+    the division changes little. The features of an EfficientNet are ten times as large, and without the division the
+    guidance loss would dominate the classification loss.
 
     Args:
-        guide: (B, D, h, w) feature map of the guide.
+        guide: (B, D, h, w) feature map of the guide, which is a CNN.
 
     Example:
         >>> guide_energy(torch.full((1, 2, 2, 2), 3.0)), guide_energy(torch.full((1, 2, 2, 2), 0.5))
         (tensor(9.), tensor(1.))
     """
-    return all_reduce_mean(precise(guide).square().mean()).clamp(min=1.0)
+    return all_reduce_mean(at_least_float32(guide).square().mean()).clamp(min=1.0)

@@ -1,4 +1,4 @@
-"""Binary cross-entropy, with one sigmoid per class, for images that can have several labels."""
+"""Binary cross-entropy with one sigmoid per class, for images that can have several labels."""
 
 import torch
 import torch.nn.functional as F
@@ -11,17 +11,17 @@ def multi_label_loss(
     """Return the mean binary cross-entropy over all images and classes with a known target.
 
     Label smoothing multiplies targets by 1 - s and adds s / K, as timm's `BinaryCrossEntropy` does for single labels.
-    (For several labels timm moves each target towards 0.5; with s = 0.1, every absent class would get the target 0.05,
-    even if there are many rare classes.)
+    (For several labels, timm moves each target towards 0.5. With s = 0.1, the target of every absent class would be
+    0.05, even if there are many rare classes.)
 
     Args:
         logits: (B, K) logits.
-        targets: (B, K) targets in [0, 1]: 1 for a class that the image shows, NaN where this is unknown.
-        label_smoothing: Share s of the targets that is spread over the K classes.
-        pos_weight: (K,) factors of the loss of positive targets, by class; None for 1.
+        targets: (B, K) targets in [0, 1]: 1 if the image shows the class, 0 if not, and NaN if this is unknown.
+        label_smoothing: Fraction s of the targets that is spread over the K classes.
+        pos_weight: (K,) factors by which the loss of positive targets is multiplied, by class; None for 1.
 
     Returns:
-        A scalar; 0 if no target is known.
+        A scalar tensor; 0 if no target is known.
 
     Example:
         >>> multi_label_loss(torch.zeros(1, 3), torch.tensor([[1.0, 0.0, torch.nan]]))

@@ -1,20 +1,22 @@
-"""Cross-entropy between a teacher's and a student's distributions over many prototypes, a chunk of images at a time.
+"""Cross-entropy between a teacher's and a student's distributions over many prototypes, one chunk of images at a time.
 
-In EsViT (Li et al., ICLR 2022) and DINO, the student and the teacher compute the scores of feature rows (of crops or
-cells) for K = 65,536 prototypes. A plain implementation keeps the scores of all rows for the backward pass, once per
-pair of views, which takes gigabytes. Here the last layer and the loss are one function that has the scores of only a
-few images in memory:
+In EsViT (Li et al., ICLR 2022) and DINO, the student and the teacher compute the scores of feature vectors ("rows", one
+per crop or feature-map position) for K = 65,536 prototypes. A plain implementation keeps the scores of all rows for the
+backward pass, once per pair of views, which takes gigabytes. Here the last layer and the loss are a single function
+that has the scores of only a few images in memory:
 
-- The logarithm of the normaliser is computed once per student row, not once per pair, since
+- The logarithm of the softmax denominator is computed once per student row, not once per pair, since
   -sum_k p_k log softmax(s)_k = sum_k p_k * logsumexp(s) - sum_k p_k s_k.
-- A row with several targets is compared with their weighted sum, since the cross-entropy is linear in the target.
+- A row with several targets is compared with the weighted sum of the targets, since the cross-entropy is linear in the
+  target.
 - Targets are rows of the teacher's chunk, selected by index, so nothing is gathered for the whole batch.
-- The gradient with respect to the scores has a closed form. The forward pass computes it and multiplies it with rows
-  and prototypes at once, so that the backward pass need not compute the scores again.
+- The gradient with respect to the scores has a closed form. The forward pass computes this gradient and multiplies it
+  with rows and prototypes at once, so that the backward pass need not compute the scores again.
 
-Scores are never rounded: after division by a temperature of 0.04, the last bit of a bfloat16 score near 1 changes a
-probability by a factor of 1.1. Under autocast on CUDA, the factors of a matrix product are in half precision, as in any
-layer, and the product is in float32. Other devices do not support this, so there everything is in float32.
+Scores are never rounded to half precision, because after division by a temperature of 0.04, the last bit of a bfloat16
+score near 1 changes a probability by a factor of 1.1. Under autocast on CUDA, the factors of a matrix product are in
+half precision, as in any layer, and the product is in float32. Other devices do not support such products, so
+everything is computed in float32 there.
 """
 
 from dataclasses import dataclass
@@ -24,8 +26,8 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-CHUNK_SCORES = 1 << 24  # scores of each network in memory at once: 64 MiB in float32
-MAX_CUDA_CHUNK_SCORES = 1 << 27  # 512 MiB; with smaller chunks a GPU is not fully used
+CHUNK_SCORES = 1 << 24  # number of scores of each network in memory at once, which take 64 MiB in float32
+MAX_CUDA_CHUNK_SCORES = 1 << 27  # largest number on CUDA (512 MiB); smaller chunks do not fully use a large GPU
 
 
 @dataclass(frozen=True)
@@ -33,8 +35,8 @@ class Targets:
     """The teacher's rows with which each of the student's rows is compared.
 
     Attributes:
-        rows: (B, R, J) int64 indices of teacher rows, from 0 to S - 1: J for each of the image's R student rows.
-        weights: (B, R, J) or (R, J) float weight of each comparison; 0 leaves it out.
+        rows: (B, R, J) int64 indices of J teacher rows, from 0 to S - 1, for each of an image's R student rows.
+        weights: (B, R, J) or (R, J) float weight of each comparison; a comparison with weight 0 is left out.
     """
 
     rows: Tensor
@@ -67,7 +69,7 @@ def prototype_cross_entropy(
 ) -> Tensor:
     """Return the weighted cross-entropy H(teacher, student), summed over the comparisons and averaged over images.
 
-    Only `student` and `prototypes` get gradients. Inputs are converted to float32, or, for matrix products under
+    Only `student` and `prototypes` receive gradients. Inputs are converted to float32 or, for matrix products under
     autocast on CUDA, to half precision (see the top of this file).
 
     Args:
@@ -75,13 +77,13 @@ def prototype_cross_entropy(
         prototypes: (K, D) prototypes of the student.
         teacher: (B, S, D) rows of the teacher.
         teacher_prototypes: (K, D) prototypes of the teacher.
-        targets: Rows to compare, and the weights.
+        targets: Teacher rows to compare with each student row, and the weights of the comparisons.
         sharpness: Temperatures and centre.
-        chunk: Number of scores of each network in memory at once, but at least those of one image; None for
-            `chunk_size`.
+        chunk: Largest number of scores of each network in memory at once (a single image may exceed this number); None
+            for the result of `chunk_size`.
 
     Returns:
-        A scalar: the mean over images of the sum over r and j of weight * H(p_teacher, p_student).
+        A scalar tensor, the mean over images of the sum over r and j of weight * H(p_teacher, p_student).
     """
     weights = targets.weights.expand(targets.rows.shape).to(torch.float32)
     options = sharpness, chunk or chunk_size(student.device)
@@ -89,10 +91,10 @@ def prototype_cross_entropy(
 
 
 def chunk_size(device: torch.device) -> int:
-    """Return how many scores of each network to keep in memory at once.
+    """Return the number of scores of each network to keep in memory at once.
 
-    About four float32 tensors of this size exist at once. On a GPU they take at most a tenth of its memory, unless the
-    minimum chunk takes more.
+    About four float32 tensors of this size exist at the same time. On a GPU, these tensors take at most a tenth of the
+    GPU's memory, unless the minimum chunk takes more.
 
     Example:
         >>> chunk_size(torch.device("cpu")) == 2**24
@@ -100,12 +102,13 @@ def chunk_size(device: torch.device) -> int:
     """
     if device.type != "cuda" or not torch.cuda.is_available():  # a traced tensor may be on "cuda" without a GPU
         return CHUNK_SCORES
-    scores = torch.cuda.get_device_properties(device).total_memory // 160  # four tensors with 4 bytes, and a tenth
+    # A tenth of the memory is divided among four tensors with 4 bytes per score: 10 * 4 * 4 = 160.
+    scores = torch.cuda.get_device_properties(device).total_memory // 160
     return min(MAX_CUDA_CHUNK_SCORES, max(CHUNK_SCORES, scores))
 
 
 class _FusedLoss(torch.autograd.Function):
-    """Computes the loss and its gradients together, in one loop over chunks of images."""
+    """Autograd function that computes the loss and its gradients together, in one loop over chunks of images."""
 
     @staticmethod
     def forward(
@@ -121,7 +124,7 @@ class _FusedLoss(torch.autograd.Function):
         sharpness, chunk = options
         device_type = student.device.type
         dtype = _factor_dtype(device_type)
-        # Weights are scaled so that the largest sum is 1: otherwise small gradients would be 0 in float16.
+        # Weights are scaled so that their largest sum is 1, because otherwise small gradients would be 0 in float16.
         largest_weight = weights.sum(-1).amax().clamp(min=torch.finfo(torch.float32).tiny)
         weights = weights / largest_weight
         factors, teacher_factors = prototypes.to(dtype), teacher_prototypes.to(dtype)
@@ -160,7 +163,7 @@ class _FusedLoss(torch.autograd.Function):
 
 
 def product(left: Tensor, right: Tensor) -> Tensor:
-    """Return the matrix product in float32; it is not rounded to half precision, even if both factors are.
+    """Return the matrix product in float32, without rounding to half precision even if both factors are half precision.
 
     Args:
         left: (N, D) left factor.
@@ -177,7 +180,7 @@ def _has_float32_output(device_type: str) -> bool:
 
 
 def _factor_dtype(device_type: str) -> torch.dtype:
-    """Return the dtype for the factors of matrix products: autocast's on CUDA under autocast, else float32."""
+    """Return the dtype for the factors of matrix products: the autocast dtype under autocast on CUDA, else float32."""
     rounds = torch.is_autocast_enabled(device_type) and _has_float32_output(device_type)
     return torch.get_autocast_dtype(device_type) if rounds else torch.float32
 
@@ -192,9 +195,9 @@ def _image_chunks(student: Tensor, teacher: Tensor, prototypes: Tensor, max_scor
 def _sum_targets(
     teacher: Tensor, prototypes: Tensor, rows: Tensor, weights: Tensor, sharpness: Sharpness
 ) -> tuple[Tensor, Tensor]:
-    """Return for each student row the weighted sum of its targets, (b * R, K), and the sum of the weights, (b * R, 1).
+    """Return the weighted sum of the targets of each student row, (b * R, K), and the sum of the weights, (b * R, 1).
 
-    The chunk has b images with R student rows each; K is the number of prototypes.
+    The chunk has b images with R student rows each, and K is the number of prototypes.
     """
     n_images, rows_per_image = teacher.shape[0], teacher.shape[1]
     scores = product(teacher.flatten(0, 1), prototypes.T)
@@ -211,17 +214,17 @@ def _sum_targets(
 def _summed_cross_entropy(
     student: Tensor, prototypes: Tensor, target_sum: Tensor, weight_sum: Tensor, temperature: float, with_gradient: bool
 ) -> tuple[Tensor, Tensor]:
-    """Return the summed cross-entropy and, with `with_gradient`, its gradient.
+    """Return the summed cross-entropy and, if `with_gradient` is true, its gradient.
 
-    The gradient, (b * R, K), is with respect to the scores after division by the temperature. Without `with_gradient`,
-    the second tensor has no meaning.
+    The gradient, (b * R, K), is with respect to the scores after division by the temperature. If `with_gradient` is
+    false, the second tensor is meaningless.
     """
     scores = product(student, prototypes.T).div_(temperature)
     normaliser = scores.logsumexp(1, keepdim=True)
-    # The dot product of each row, without another (b * R, K) tensor
+    # Batched matrix product for the dot product of each row, which avoids another (b * R, K) tensor.
     target_scores = torch.bmm(target_sum[:, None], scores[:, :, None])[:, :, 0]
     value = (weight_sum * normaliser - target_scores).sum()
     if with_gradient:
-        # weight_sum * softmax(scores) - target_sum, in place to save memory
+        # This is weight_sum * softmax(scores) - target_sum, computed in place to save memory.
         scores.sub_(normaliser - weight_sum.log()).exp_().sub_(target_sum)
     return value, scores

@@ -1,9 +1,9 @@
-"""The loss of semantic segmentation: cross-entropy over the labelled pixels."""
+"""The loss for semantic segmentation, which is the cross-entropy over the labelled pixels."""
 
 from torch import Tensor
 from torch.nn import functional as F
 
-from paucal.losses.precision import precise
+from paucal.losses.precision import at_least_float32
 
 
 def pixel_loss(logits: Tensor, mask: Tensor, ignored: int = 255) -> Tensor:
@@ -11,14 +11,14 @@ def pixel_loss(logits: Tensor, mask: Tensor, ignored: int = 255) -> Tensor:
 
     Args:
         logits: (B, K, H, W) logits.
-        mask: (B, H, W) class number of each pixel, with any integer dtype.
-        ignored: Number that marks unlabelled pixels, which are left out.
+        mask: (B, H, W) class number of each pixel, in any integer dtype.
+        ignored: Mask value of unlabelled pixels, which are left out of the mean.
 
     Returns:
-        A scalar; 0, with a gradient of 0, if no pixel is labelled (torch's mean would be NaN).
+        A scalar tensor. If no pixel is labelled, the loss and its gradient are 0 (torch's mean would be NaN).
 
     Raises:
-        ValueError: logits and mask differ in batch size, height or width.
+        ValueError: Logits and mask differ in batch size, height or width.
 
     Example:
         >>> import torch
@@ -32,5 +32,5 @@ def pixel_loss(logits: Tensor, mask: Tensor, ignored: int = 255) -> Tensor:
             f"{tuple(mask.shape)}"
         )
     mask = mask.long()
-    total = F.cross_entropy(precise(logits), mask, ignore_index=ignored, reduction="sum")
+    total = F.cross_entropy(at_least_float32(logits), mask, ignore_index=ignored, reduction="sum")
     return total / (mask != ignored).sum().clamp(min=1)

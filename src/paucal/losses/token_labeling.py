@@ -2,8 +2,8 @@
 
 total = class_weight * H(class target, class logits) + dense_weight * mean over tokens of H(token target, token logits)
 
-The class target is the label map averaged over the view, not the true class. In the paper the weight of the tokens'
-loss is 0.5. The published code trains with 1.0 and uses 0.5 only in inference.
+The class target is the label map averaged over the view, not the true class. In the paper, the weight of the token loss
+is 0.5. The published code trains with the weight 1.0 and uses 0.5 only in inference.
 """
 
 import math
@@ -13,13 +13,14 @@ import torch
 from torch import Tensor
 
 from paucal.losses.label_targets import SparseTargets
-from paucal.losses.precision import precise
+from paucal.losses.precision import at_least_float32
 
 Targets = SparseTargets | Tensor  # a tensor contains dense (B, T, K) probabilities
-Box = tuple[int, int, int, int]  # (top, left, bottom, right) in cells; bottom and right are excluded
+Box = tuple[int, int, int, int]  # (top, left, bottom, right) in grid cells; bottom and right are excluded
 
-# Share of the teacher's label in the class target with `use_truth`; the true class has the remaining share
-SHARE_IF_CORRECT, SHARE_IF_WRONG = 0.5, 0.9  # if the teacher's predicted class is the true class; if it is not
+# Weight of the teacher's label in the class target if the true class is mixed in (`use_truth`), when the teacher's
+# predicted class is correct and when it is wrong. The weight of the true class is 1 minus this number.
+TEACHER_WEIGHT_IF_CORRECT, TEACHER_WEIGHT_IF_WRONG = 0.5, 0.9
 
 
 def soft_cross_entropy(logits: Tensor, targets: Targets) -> Tensor:
@@ -27,15 +28,15 @@ def soft_cross_entropy(logits: Tensor, targets: Targets) -> Tensor:
 
     Args:
         logits: (B, T, K) logits z, with any float dtype.
-        targets: Probabilities p of the same tokens; sparse targets are not expanded to all classes.
+        targets: Probabilities p for the same tokens; sparse targets are not expanded to all classes.
 
     Returns:
         (B, T) float32 cross-entropies.
     """
-    logits = precise(logits)
+    logits = at_least_float32(logits)
     normaliser = logits.logsumexp(-1)
     if isinstance(targets, Tensor):
-        targets = precise(targets)
+        targets = at_least_float32(targets)
         return targets.sum(-1) * normaliser - (targets * logits).sum(-1)
     is_listed = (targets.classes >= 0)[:, None]
     index = targets.classes.clamp(min=0)[:, None].expand_as(targets.named)
@@ -46,8 +47,8 @@ def soft_cross_entropy(logits: Tensor, targets: Targets) -> Tensor:
     return probability_sum * normaliser - (excess + targets.other * logits.sum(-1))
 
 
-def flip_targets(targets: Targets) -> Targets:
-    """Return the targets with the images in reverse order, since MixToken mixes image i with image B - 1 - i."""
+def reverse_targets(targets: Targets) -> Targets:
+    """Return the targets of the images in reverse order, since MixToken mixes image i with image B - 1 - i."""
     if isinstance(targets, Tensor):
         return targets.flip(0)
     named, other = targets.named.flip(0), targets.other.flip(0)
@@ -55,8 +56,8 @@ def flip_targets(targets: Targets) -> Targets:
     return SparseTargets(targets.classes.flip(0), named, other, targets.num_classes, coverage)
 
 
-def kept_share(box: Box | None, grid: tuple[int, int]) -> float:
-    """Return the share of an image's cells outside MixToken's box, which are not replaced; 1 if `box` is None."""
+def kept_fraction(box: Box | None, grid: tuple[int, int]) -> float:
+    """Return the fraction of an image's tokens that MixToken does not replace (outside `box`); 1 if `box` is None."""
     if box is None:
         return 1.0
     top, left, bottom, right = box
@@ -64,11 +65,11 @@ def kept_share(box: Box | None, grid: tuple[int, int]) -> float:
 
 
 def draw_mix_box(grid: tuple[int, int], generator: torch.Generator | None = None) -> Box:
-    """Draw MixToken's box of cells that are replaced by another image's.
+    """Draw MixToken's box of grid cells whose tokens are replaced by tokens of another image.
 
-    The box's share of the cells is uniform in [0, 1] before rounding, and its centre is uniform. As in the authors'
-    code, sides are rounded down to an even number of cells and the box is clipped at the grid's edge. So on 14 x 14
-    cells an image keeps 73 % of its cells on average, not half of them.
+    The fraction of cells in the box is uniformly distributed in [0, 1] before rounding, and so is the position of its
+    centre in the grid. As in the authors' code, sides are rounded down to an even number of cells and the box is
+    clipped at the edge of the grid. So with 14 x 14 cells, an image keeps 73 % of its tokens on average, not half.
     """
     kept, row, column = torch.rand(3, generator=generator).tolist()
     edges = []
@@ -82,13 +83,14 @@ def draw_mix_box(grid: tuple[int, int], generator: torch.Generator | None = None
 
 @dataclass(frozen=True)
 class TokenLabelingReading:
-    """The variant of the loss. The defaults are the paper's.
+    """The variant of the loss, where the paper and the published code differ. The defaults are the paper's values.
 
     Attributes:
         class_weight: Weight of the loss of the class logits.
         dense_weight: Weight of the loss of the token logits.
-        use_truth: Whether the true class is mixed into the class target, with the share 0.5 if the teacher predicts it
-            and 0.1 if not. (This is what the authors' code computes; a comment in that code says the opposite.)
+        use_truth: Whether the true class is mixed into the class target, with the weight 0.5 if the teacher predicts
+            the true class and 0.1 if not. (The authors' code computes this, although a comment there says the
+            opposite.)
     """
 
     class_weight: float = 1.0
@@ -97,7 +99,7 @@ class TokenLabelingReading:
 
     @classmethod
     def from_preset(cls, preset: str) -> "TokenLabelingReading":
-        """Return the variant "paper" (`dense_weight` 0.5) or "reference" (the published code's 1.0)."""
+        """Return the variant "paper" (`dense_weight` 0.5) or "reference" (1.0, as in the published code)."""
         return {"paper": cls(), "reference": cls(dense_weight=1.0)}[preset]
 
 
@@ -107,8 +109,8 @@ class TokenLabelLoss:
 
     Attributes:
         whole: Loss of the class logits, unweighted.
-        tokens: Loss of the token logits, unweighted; None without token logits.
-        total: Sum of both with the weights of the variant.
+        tokens: Loss of the token logits, unweighted; None if there are no token logits.
+        total: Sum of the two losses, weighted as the variant says.
     """
 
     whole: Tensor
@@ -126,20 +128,21 @@ def token_label_loss(
     truth: Targets | None = None,
     reading: TokenLabelingReading | None = None,
 ) -> TokenLabelLoss:
-    """Return the loss of token labeling (equations 2 and 3 of the paper) or, without token logits, of ReLabel.
+    """Return the loss of token labeling (equations 2 and 3 of the paper), or of ReLabel if there are no token logits.
 
     Args:
         logits: (B, K) class logits of the images.
-        targets: (B, 1, K) the teacher's label of each image.
+        targets: (B, 1, K) class probabilities that the teacher gives each image.
         token_logits: (B, T, K) token logits, put back in their original images if MixToken was used; None for ReLabel.
-        token_targets: (B, T, K) the teacher's label of each token.
-        kept: Share of an image's cells that MixToken did not replace, see `kept_share`; the others are from image
-            B - 1 - i.
-        truth: (B, 1, K) true class of each image, mixed into `targets`; None to use the teacher's labels alone.
+        token_targets: (B, T, K) class probabilities that the teacher gives each token.
+        kept: Fraction of an image's tokens that MixToken did not replace, see `kept_fraction`. The replaced tokens of
+            image i are from image B - 1 - i.
+        truth: (B, 1, K) true class of each image as probabilities, mixed into `targets`; None to use only the teacher's
+            probabilities.
         reading: Variant of the loss; None for the paper's.
 
     Raises:
-        ValueError: only one of `token_logits` and `token_targets` is given.
+        ValueError: Only one of `token_logits` and `token_targets` is given.
 
     Example:
         >>> logits, targets = torch.zeros(2, 4), torch.full((2, 1, 4), 0.25)
@@ -158,18 +161,18 @@ def token_label_loss(
 
 
 def class_loss(logits: Tensor, targets: Targets, kept: float = 1.0, truth: Targets | None = None) -> Tensor:
-    """Return the loss of the class logits: soft cross-entropy with the targets of both images that MixToken mixed.
+    """Return the soft cross-entropy of the class logits, with the targets of both images that MixToken has mixed.
 
     With class targets from a label map, this is the loss of ReLabel (Yun et al. 2021).
 
     Args:
         logits: (B, K) class logits.
-        targets: (B, 1, K) class targets; the loss of a view that the label map does not cover is 0.
-        kept: Share of an image's cells that MixToken did not replace.
-        truth: (B, 1, K) true class of each image, mixed into `targets`; None to use `targets` alone.
+        targets: (B, 1, K) class targets. The loss of a view that the label map does not cover is 0.
+        kept: Fraction of an image's tokens that MixToken did not replace.
+        truth: (B, 1, K) true class of each image as probabilities, mixed into `targets`; None to use `targets` alone.
 
     Returns:
-        A scalar, averaged over images.
+        A scalar tensor, averaged over images.
     """
     token_axis_logits = logits[:, None]
 
@@ -179,13 +182,13 @@ def class_loss(logits: Tensor, targets: Targets, kept: float = 1.0, truth: Targe
             losses = losses * (labels.coverage.squeeze(1) > 0)
         if true_labels is None:
             return losses
-        is_correct = most_likely(labels).squeeze(1) == most_likely(true_labels).squeeze(1)
-        share = torch.where(is_correct, SHARE_IF_CORRECT, SHARE_IF_WRONG).to(losses.dtype)
-        return share * losses + (1 - share) * soft_cross_entropy(token_axis_logits, true_labels).squeeze(1)
+        is_correct = most_likely_classes(labels).squeeze(1) == most_likely_classes(true_labels).squeeze(1)
+        weight = torch.where(is_correct, TEACHER_WEIGHT_IF_CORRECT, TEACHER_WEIGHT_IF_WRONG).to(losses.dtype)
+        return weight * losses + (1 - weight) * soft_cross_entropy(token_axis_logits, true_labels).squeeze(1)
 
     losses = image_losses(targets, truth)
     if kept < 1:
-        mixed_losses = image_losses(flip_targets(targets), None if truth is None else flip_targets(truth))
+        mixed_losses = image_losses(reverse_targets(targets), None if truth is None else reverse_targets(truth))
         losses = kept * losses + (1 - kept) * mixed_losses
     return losses.mean()
 
@@ -193,7 +196,7 @@ def class_loss(logits: Tensor, targets: Targets, kept: float = 1.0, truth: Targe
 def dense_loss(logits: Tensor, targets: Targets) -> Tensor:
     """Return the loss of the token logits, averaged over images and tokens.
 
-    If label maps cover only part of an image, each token is weighted by the share of its area that is covered.
+    If label maps cover only part of an image, each token is weighted by the covered fraction of its area.
 
     Args:
         logits: (B, T, K) token logits, put back in their original images if MixToken was used.
@@ -204,8 +207,8 @@ def dense_loss(logits: Tensor, targets: Targets) -> Tensor:
     return losses.mean() if coverage is None else (losses * coverage).sum() / coverage.sum().clamp(min=1e-6)
 
 
-def most_likely(targets: Targets) -> Tensor:
-    """Return the class with the largest probability for each token, (B, T); for sparse targets, among named classes."""
+def most_likely_classes(targets: Targets) -> Tensor:
+    """Return the most likely class of each token, (B, T); if targets are sparse, the most likely named class."""
     if isinstance(targets, Tensor):
         return targets.argmax(-1)
     named = targets.named.masked_fill((targets.classes < 0)[:, None], -1.0)

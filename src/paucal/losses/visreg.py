@@ -1,8 +1,8 @@
-"""The loss of VISReg (arXiv:2606.02572): views must agree, and a batch of embeddings must look like a normal sample.
+"""The loss of VISReg (arXiv:2606.02572): views must agree, and a batch of embeddings must look normally distributed.
 
-It is the loss of LeJEPA with another test of normality. The embeddings are projected on random directions, and the
-standardised projections are sorted and compared with the quantiles of the standard normal distribution. In addition,
-the mean and standard deviation of every channel must be near 0 and 1.
+This is the loss of LeJEPA with a different test of normality. The embeddings are projected on random directions. The
+projections are standardised, sorted and compared with the quantiles of the standard normal distribution. In addition,
+the mean of every channel must be near 0 and its standard deviation near 1.
 """
 
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ from paucal.distributed import all_reduce_mean, rank, world_size
 from paucal.losses.lejepa import check_views_and_weight, view_prediction
 
 WEIGHT = 0.02  # lambda, the weight of the regularisation
-MIN_DEVIATION = 1e-6
+MIN_DEVIATION = 1e-6  # smallest standard deviation by which projections are divided
 
 
 @dataclass(frozen=True)
@@ -36,15 +36,16 @@ class VisRegLoss:
 def visreg_loss(embeddings: Sequence[Tensor], directions: Tensor, *, weight: float = WEIGHT) -> VisRegLoss:
     """Return the loss of VISReg.
 
-    Computed in float32, also under autocast. With several processes, the regularisation is computed on the joint batch.
+    The loss is computed in float32, also under autocast. With several processes, the regularisation is computed on the
+    joint batch.
 
     Args:
         embeddings: One (N, D) tensor per view, with the projected embeddings of the same N images.
-        directions: (D, M) directions of length 1, the same on every process; see `lejepa.unit_directions`.
-        weight: Lambda, the weight of the regularisation; the prediction has the weight 1 - lambda.
+        directions: (D, M) matrix of M directions of length 1, the same on every process; see `lejepa.unit_directions`.
+        weight: Lambda, the weight of the regularisation; the weight of the prediction loss is 1 - lambda.
 
     Raises:
-        ValueError: there are fewer than two views, or the weight is not in [0, 1].
+        ValueError: There are fewer than two views, or the weight is not in [0, 1].
     """
     check_views_and_weight(len(embeddings), weight)
     views = torch.stack([view.float() for view in embeddings])
@@ -54,7 +55,9 @@ def visreg_loss(embeddings: Sequence[Tensor], directions: Tensor, *, weight: flo
 
 
 def shape_loss(embeddings: Tensor, directions: Tensor) -> Tensor:
-    """Return how far (N, D) embeddings are from a standard normal sample, a scalar: the sum of three terms.
+    """Return a scalar that measures how far (N, D) embeddings are from a standard normal sample.
+
+    The scalar is the sum of three terms:
 
     - The squared mean of each channel, averaged over channels.
     - The squared difference between the standard deviation of each channel and 1, averaged over channels.
@@ -75,8 +78,8 @@ def shape_loss(embeddings: Tensor, directions: Tensor) -> Tensor:
 def _joint_rows(values: Tensor) -> Tensor:
     """Concatenate the rows of all processes, which must all have the same number of rows.
 
-    Only this process's rows get a gradient, multiplied by the number of processes. The trainer averages gradients over
-    the processes; the result is the gradient on the joint batch.
+    Only this process's rows receive a gradient, which is multiplied by the number of processes. The trainer averages
+    gradients over the processes, which gives the gradient on the joint batch.
     """
     n_processes = world_size()
     if n_processes == 1:

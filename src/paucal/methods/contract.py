@@ -26,14 +26,15 @@ class Entry:
     Attributes:
         name: Name on the command line.
         summary: Description in one line.
-        settings: Dataclass of the settings that only this entry has; None without any.
-        paths: Names of these settings that are paths.
-        rules: Rules for these settings, and rules that replace the common ones for shared settings, by setting.
+        settings: Dataclass of the settings that only this entry has; None if the entry has no settings of its own.
+        paths: Names of the entry's own settings whose values are paths.
+        rules: Rules by name of the setting: for the entry's own settings, and instead of the common rules for shared
+            settings.
         check: Raises a UserError for settings that contradict each other.
-        advice: End of the error message "FLAG has no effect ..." for a flag of this entry in a run without it.
-            "{flag}", the run's "{method}" and the entry's "{name}" are replaced by their values.
-        superseded: Function of the settings, and of the origin of each setting that the user has given; it returns the
-            names of the settings that are not taken from the recipe, since they do not apply with the given ones.
+        advice: End of the error message "FLAG has no effect ..." for a flag of this entry in a run that does not use
+            the entry. "{flag}", the run's "{method}" and the entry's "{name}" are replaced by their values.
+        superseded: Returns the names of the settings that are not taken from the recipe, because they do not apply
+            together with the given settings; called with all settings, and with the origin of each given setting.
     """
 
     name: str
@@ -42,7 +43,7 @@ class Entry:
     paths: tuple[str, ...] = ()
     rules: Mapping[str, Rule] = field(default_factory=dict)
     check: Callable[[Any], None] = lambda settings: None
-    advice: str = "with --method {method}: leave it out, or give --method {name}"
+    advice: str = "with --method {method}: remove {flag}, or give --method {name}"
     superseded: Callable[[Any, Mapping[str, str]], Collection[str]] = lambda settings, given: ()
 
     @property
@@ -58,8 +59,9 @@ class TrainingMethod(Entry):
     Attributes:
         build: Builds the objective from the settings, the backbone and the extra losses by name.
         terms: Names of the extra losses that belong to the method.
-        label_maps: Whether it learns from label maps.
-        contrast: Name of a method to compare a finished run with, and what the comparison shows; None without one.
+        label_maps: Whether the method learns from label maps.
+        contrast: Name of a method to compare a finished run with, and what the comparison shows; None for no
+            suggestion.
     """
 
     build: Callable[[Any, FeatureBackbone, Mapping[str, Term]], Objective]
@@ -70,7 +72,7 @@ class TrainingMethod(Entry):
 
 @dataclass(frozen=True)
 class RunImages:
-    """The images of a run, as extra losses need them.
+    """The images of a run, for extra losses that depend on the images.
 
     Attributes:
         images: All images of the run.
@@ -85,7 +87,7 @@ class RunImages:
 
 @dataclass(frozen=True, kw_only=True)
 class ExtraLoss(Entry):
-    """A loss that is added to the loss of a training method and shares its forward pass.
+    """A loss that is added to the loss of a training method, and that uses the same forward pass.
 
     Attributes:
         build: Builds the term from the settings, the backbone's specification and the backbone.
@@ -99,12 +101,12 @@ class ExtraLoss(Entry):
 
 @dataclass(frozen=True)
 class HealthScale:
-    """The sizes of a pre-training run that its limits of healthy metrics depend on.
+    """The sizes of a pre-training run from which the limits of healthy metrics are computed.
 
     Attributes:
-        feature_dim: Channels of the features.
-        batch: Images per process, over which entropies and ranks are computed.
-        grace_steps: Optimizer steps at the start in which only NaN and infinite values count as unhealthy.
+        feature_dim: Number of channels of the features.
+        batch: Number of images per process, over which entropies and ranks are computed.
+        grace_steps: Number of first optimizer steps in which only NaN and infinite values count as unhealthy.
     """
 
     feature_dim: int
@@ -123,13 +125,12 @@ class PretrainingMethod(Entry):
         clip: Returns the global norm to which gradients are clipped; None for no clipping, or if the objective clips
             gradients itself.
         judge: Returns the verdict on the health of the run, from the settings, the metrics of all epochs so far, the
-            sizes, and the number of consecutive epochs that must show a symptom (None for the default).
+            sizes of the run, and the number of consecutive epochs that must show a symptom (None for the default).
         settings_after_collapse: Returns new values for some settings after a collapse, from the settings and the kind
             of the verdict.
-        n_prototypes: Returns the number of outputs of a head, which limits their entropy; None for methods without
-            prototypes.
-        stage: Returns the settings for the stage of training after a number of epochs, from all settings and this
-            number.
+        n_prototypes: Returns the number of outputs of a head, which limits the entropy of the outputs; None for methods
+            without prototypes.
+        stage: Returns the settings of the current training stage, from all settings and the number of finished epochs.
         next_stage_epoch: Returns the epoch after which the next stage starts; None for a single stage.
         stage_news: Message when the next stage starts.
         min_images: Minimum number of training images.

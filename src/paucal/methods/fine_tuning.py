@@ -8,30 +8,33 @@ from paucal.objectives.finetuning import BackboneTuner, FineTuning
 from paucal.settings.options import flag
 from paucal.types import UserError
 
-MIN_LORA_IMAGES = 16  # training images of each class
+MIN_LORA_IMAGES = 16  # minimum number of training images per class
 
 
 def fine_tuning(settings: TrainSettings) -> FineTuning:
     """Return the fine-tuning options of the settings; raise a UserError if they contradict each other."""
-    epochs = settings.epochs  # None until a number is chosen
+    epochs = settings.epochs  # None if the number is not chosen yet
     if settings.freeze == "backbone" and settings.freeze_epochs:
-        raise UserError("--freeze backbone lasts for the whole run: leave --freeze-epochs out, or --freeze.")
+        raise UserError("--freeze backbone lasts for the whole run: remove --freeze-epochs or --freeze.")
     if settings.freeze_epochs and epochs is not None and settings.freeze_epochs >= epochs:
         raise UserError(
-            f"--freeze-epochs {settings.freeze_epochs} leaves no epoch of {epochs} for the backbone: give a smaller "
-            "number, more --epochs, or --freeze backbone."
+            f"--freeze-epochs {settings.freeze_epochs} leaves no epoch of {epochs} for the backbone: give fewer "
+            "--freeze-epochs, more --epochs, or --freeze backbone."
         )
     if settings.eval_mode and settings.init is None:
         raise UserError(
-            "--eval-mode keeps the running statistics of pretrained weights, but this run has none: give --init, "
-            "or leave it out."
+            "--eval-mode keeps the running statistics of pretrained weights, but this run starts from random "
+            "weights: give --init, or remove --eval-mode."
         )
     if settings.lora_rank is not None:
         for name in ("freeze", "layer_decay"):
             if getattr(settings, name) is not None:
-                raise UserError(f"--lora-rank freezes all weights but the classifier's: leave {flag(name)} out.")
+                raise UserError(f"--lora-rank freezes all weights except the classifier's: remove {flag(name)}.")
         if settings.compile or settings.strategy == "fsdp":
-            raise UserError("--lora-rank is not supported with --compile or --strategy fsdp: leave it or these out.")
+            raise UserError(
+                "--lora-rank is not supported with --compile or --strategy fsdp: remove --lora-rank or the other "
+                "option."
+            )
     return FineTuning(
         settings.layer_decay, settings.freeze, settings.freeze_epochs, settings.eval_mode, settings.lora_rank
     )
@@ -40,20 +43,22 @@ def fine_tuning(settings: TrainSettings) -> FineTuning:
 def check_tuning(settings: TrainSettings, objective: Objective, per_class: Sequence[int]) -> list[str]:
     """Return notes on frozen layers, and warnings about settings that may give poor results.
 
-    Raise a UserError if the method has no fine-tuning options, or if images are too few for `--lora-rank`. `per_class`
-    is the number of training images of each class.
+    Raise a UserError if the method has no fine-tuning options, or if there are too few images for `--lora-rank`.
+    `per_class` is the number of training images of each class.
     """
     if settings.lora_rank is not None and min(per_class) < MIN_LORA_IMAGES:
         raise UserError(
             f"--lora-rank needs {MIN_LORA_IMAGES} training images of each class, but the smallest class has "
-            f"{min(per_class)}: leave it out."
+            f"{min(per_class)}: remove --lora-rank."
         )
     names = ("layer_decay", "freeze", "freeze_epochs", "lora_rank")
     requested = [name for name in names if getattr(settings, name) is not None]
     requested = [name for name in requested if name != "freeze_epochs" or settings.freeze_epochs]
     requested += ["eval_mode"] if settings.eval_mode else []
     if requested and not isinstance(getattr(objective, "tuner", None), BackboneTuner):
-        raise UserError(f"{flag(requested[0])} is not supported for --method {settings.method}: leave it out.")
+        raise UserError(
+            f"{flag(requested[0])} is not supported for --method {settings.method}: remove {flag(requested[0])}."
+        )
     remarks = []
     if settings.freeze is not None:
         parameters = [p for backbone in objective.backbones() for p in backbone.model.parameters()]

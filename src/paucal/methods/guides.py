@@ -1,4 +1,4 @@
-"""Preparation of the trained network that guides an extra loss: its normalisation, and a check for leaked labels."""
+"""Prepare the trained network that guides an extra loss: normalise its images, and check for leaked labels."""
 
 from paucal.evaluation.seen_images import keys_with_seen_labels
 from paucal.methods.contract import RunImages
@@ -19,17 +19,17 @@ def refuse_leaks(setting: str, run: RunFolder, run_images: RunImages) -> None:
     if leaked:
         raise UserError(
             f"{flag(setting)} {run.path} was trained on {len(leaked)} of the validation and test images of this "
-            "run, so it knows their labels: train it with this run's --seed and split."
+            "run, so that network knows their labels: train that network with this run's --seed and split."
         )
 
 
 def normalise_for_guide(setting: str, term: GuidedTerm, preprocessing: Preprocessing, run_images: RunImages) -> None:
-    """Make a term normalise the images of the run for its guide as in the guide's training (`preprocessing`)."""
+    """Set how a term normalises the run's images for its guide: with the guide's own `preprocessing`."""
     statistics = run_images.statistics
     if len(statistics.mean) != preprocessing.channels:
         raise UserError(
             f"{flag(setting)} needs images with {counted(preprocessing.channels, 'channel')}, but the images of this "
-            f"run have {len(statistics.mean)}: give another one."
+            f"run have {len(statistics.mean)}: give another {flag(setting)}."
         )
     scale = [std / guide_std for std, guide_std in zip(statistics.std, preprocessing.std, strict=True)]
     triples = zip(statistics.mean, preprocessing.mean, preprocessing.std, strict=True)

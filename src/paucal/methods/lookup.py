@@ -19,9 +19,9 @@ def require_known(setting: str, value: str, table: Mapping[str, object]) -> str:
 
 
 def unused_settings(used: Iterable[Entry], known: Iterable[Entry]) -> dict[str, Entry]:
-    """Return the names of settings without effect in a run, each with the entry that it belongs to.
+    """Return the settings that have no effect in a run, as a dict from the setting's name to its entry.
 
-    `used` are the entries of the run, `known` all entries.
+    `used` are the entries of the run; `known` are all entries.
     """
     in_use = {name for entry in used for name in entry.own_settings}
     return {name: entry for entry in known for name in sorted(entry.own_settings - in_use)}
@@ -30,8 +30,8 @@ def unused_settings(used: Iterable[Entry], known: Iterable[Entry]) -> dict[str, 
 def refuse_unused(settings: Any, given: Mapping[str, str], used: Iterable[Entry], known: Iterable[Entry]) -> None:
     """Raise a UserError if the user has given a setting that has no effect in the run.
 
-    A config file may contain every setting, so its default values are accepted; a flag never is. `given` has the origin
-    of each given setting; see `unused_settings` for `used` and `known`.
+    A config file may contain every setting, so default values in a config file are accepted; a flag is refused even if
+    it gives the default. `given` has the origin of each given setting; see `unused_settings` for `used` and `known`.
     """
     unused, declared = unused_settings(used, known), setting_fields(settings)
     for name, origin in given.items():

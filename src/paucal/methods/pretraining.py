@@ -29,7 +29,7 @@ def method_of(settings: PretrainSettings) -> PretrainingMethod:
 
 
 def with_recipe(settings: PretrainSettings, given: Mapping[str, str]) -> tuple[PretrainSettings, dict[str, str]]:
-    """Take the settings that were not given from `--recipe`; return the settings, and the origin of each that is set.
+    """Fill in the settings that were not given with the values of `--recipe`; return the settings and their origins.
 
     `given` has the origin of each given setting. Raise a UserError for an unknown recipe.
     """
@@ -38,14 +38,14 @@ def with_recipe(settings: PretrainSettings, given: Mapping[str, str]) -> tuple[P
 
 
 def check_used(settings: PretrainSettings, given: Mapping[str, str]) -> None:
-    """Raise a UserError for a setting without effect in the run, or one that contradicts another."""
+    """Raise a UserError for a setting that has no effect in the run, or that contradicts another setting."""
     method = method_of(settings)
     refuse_unused(settings, given, [method], METHODS.values())
     method.check(settings)
     if settings.optimizer != "adamw" and settings.lr is None:
         raise UserError(
-            f"--optimizer {settings.optimizer} has no published learning rate, and AdamW's does not fit: give "
-            "--lr, and --weight-decay if AdamW's is too high."
+            f"--optimizer {settings.optimizer} has no published learning rate, and AdamW's learning rate is not "
+            "suitable: give --lr, and also --weight-decay if AdamW's weight decay is too high."
         )
 
 

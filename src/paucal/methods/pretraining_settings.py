@@ -22,7 +22,7 @@ class MethodSettings(DietSettings, VisRegSettings, LeJepaSettings, SelfDistillat
 class PretrainSettings(  # type: ignore[reportIncompatibleVariableOverride] (a number, never "auto")
     MonitorSettings, PretrainScheduleSettings, MethodSettings, CropSettings, JobSettings
 ):
-    """Every setting of `paucal pretrain`; the command line and `paucal.pretrain` share it."""
+    """Every setting of `paucal pretrain`, on the command line and in `paucal.pretrain`."""
 
     data: str = option(
         "folder of images in any depth, Parquet file or folder, a published set such as 'cifar10', or 'digits'; "

@@ -1,4 +1,4 @@
-"""All training methods and extra losses by name, and functions of the settings that depend on those of a run."""
+"""All training methods and extra losses by name, and functions that depend on a run's method and extra losses."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -17,7 +17,7 @@ from paucal.methods.token_labeling import entry as token_labeling
 from paucal.methods.training_settings import TrainSettings
 from paucal.objectives import Objective
 from paucal.objectives.one_backbone import OneBackbone
-from paucal.recipes.recipe import Recipe, fill_in, require_start
+from paucal.recipes.recipe import Recipe, fill_in, require_init
 from paucal.recipes.starts import imagenet_alone
 from paucal.recipes.table import RECIPES
 from paucal.rules import images, length, machine, model, resolve
@@ -56,7 +56,7 @@ def unused_by(settings: TrainSettings) -> set[str]:
 
 
 def with_recipe(settings: TrainSettings, given: Mapping[str, str]) -> tuple[TrainSettings, dict[str, str]]:
-    """Take the settings that were not given from `--recipe`; return the settings, and the origin of each that is set.
+    """Fill in the settings that were not given with the values of `--recipe`; return the settings and their origins.
 
     `given` has the origin of each given setting.
     """
@@ -80,18 +80,22 @@ def _scale_to_length(
 ) -> tuple[TrainSettings, dict[str, str]]:
     """Scale the cosine schedule and the warm-up of a recipe if the run has another number of epochs.
 
-    Otherwise a longer run would end at the lowest learning rate for many epochs, and a short one with the warm-up.
+    Otherwise a longer run would train at the lowest learning rate for many epochs, and a short run would end during the
+    warm-up.
     """
-    recipe_epochs, recipe_origin = recipe.of_model(settings.model).settings.get("epochs"), f"recipe {settings.recipe}"
+    recipe_epochs, recipe_origin = recipe.for_model(settings.model).settings.get("epochs"), f"recipe {settings.recipe}"
     if recipe_epochs is None or settings.epochs in (None, recipe_epochs) or origin.get("epochs") == recipe_origin:
         return settings, origin
     if origin.get("schedule_epochs") == recipe_origin:
         settings = replace(settings, schedule_epochs=None)
         origin = {name: text for name, text in origin.items() if name != "schedule_epochs"}
     if origin.get("warmup_epochs") == recipe_origin and settings.warmup_epochs and settings.epochs < recipe_epochs:
-        share = settings.warmup_epochs / recipe_epochs
-        settings = replace(settings, warmup_epochs=round(share * settings.epochs, 3))
-        origin = {**origin, "warmup_epochs": f"{recipe_origin}: its share of {settings.warmup_epochs / share:g} epochs"}
+        fraction = settings.warmup_epochs / recipe_epochs
+        settings = replace(settings, warmup_epochs=round(fraction * settings.epochs, 3))
+        origin = {
+            **origin,
+            "warmup_epochs": f"{recipe_origin}: its share of {settings.warmup_epochs / fraction:g} epochs",
+        }
     return settings, origin
 
 
@@ -101,12 +105,13 @@ def paths_of_methods() -> frozenset[str]:
 
 
 def check_used(settings: TrainSettings, given: Mapping[str, str]) -> None:
-    """Raise a UserError for a setting without effect in the run, or one that contradicts another."""
+    """Raise a UserError for a setting that has no effect in the run, or that contradicts another setting."""
     refuse_unused(settings, given, entries_of(settings), ENTRIES)
-    require_start(RECIPES, settings.recipe, settings.init)
+    require_init(RECIPES, settings.recipe, settings.init)
     if settings.attention_init != "model" and settings.init is not None:
         raise UserError(
-            "--attention-init is for runs from random weights, but --init gives pretrained ones: leave one out."
+            "--attention-init is for runs from random weights, but --init gives pretrained weights: give only one of "
+            "the two."
         )
     for entry in entries_of(settings):
         entry.check(settings)

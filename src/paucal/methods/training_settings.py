@@ -38,7 +38,7 @@ class TrainSettings(
     LabelledDataSettings,
     JobSettings,
 ):
-    """Every setting of `paucal train`; the command line and `paucal.train` share it."""
+    """Every setting of `paucal train`, on the command line and in `paucal.train`."""
 
     data: str = option(
         "folder, zip or tar, CSV, list file, Parquet file or folder, hf:OWNER/NAME, a published set such as 'cifar10', "
@@ -47,21 +47,22 @@ class TrainSettings(
         group="data",
     )
     curve: bool = option(
-        "measure accuracy against images per class with the first model, and forecast it for twice as many; "
-        "always done without validation images",
+        "measure the accuracy of the first model against images per class, and forecast the accuracy for twice as many "
+        "images; always done if there are no validation images",
         False,
         group="data",
     )
     unlabelled: str | None = option(
         "additional images without labels to learn from: a folder to any depth, zip or tar, table, Parquet or a "
-        "published set; several places joined by ':'; only used if cross-validation prefers it",
+        "published set; several places joined by ':'; only used if they improve the cross-validated score",
         group="data",
     )
     target: str | None = option(
         "column of a table with a number for each image, which is predicted instead of a class", group="data"
     )
     ordinal: bool = option(
-        "with --target: the numbers are grades, few whole numbers in order; predict one, with a probability for each",
+        "with --target: the values are grades, a few consecutive whole numbers; predict a grade, and a probability for "
+        "each grade",
         False,
         group="data",
     )

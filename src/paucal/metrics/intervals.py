@@ -1,4 +1,4 @@
-"""Confidence intervals of scores that are measured on few images."""
+"""Confidence intervals of scores that are measured on a small number of images."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from paucal.metrics.measures import Mean, Measure, Weights, value_of
 
-ROUNDING = 1e-12  # relative difference up to which scores count as equal, as their sums may differ in rounding
+ROUNDING = 1e-12  # largest relative difference between scores that count as equal; it may be due to rounding
 
 
 @dataclass(frozen=True)
@@ -26,20 +26,25 @@ class Score:
 
     @property
     def ends(self) -> tuple[float, float]:
-        """The ends of the interval; the value twice if there is no interval."""
+        """The ends of the interval; an end is the value itself if there is no interval."""
         return self.value if self.low is None else self.low, self.value if self.high is None else self.high
 
     @property
     def excludes_zero(self) -> bool:
-        """Whether the interval excludes 0; False without an interval."""
+        """Whether the interval excludes 0; False if there is no interval."""
         return self.low is not None and self.high is not None and (self.low > 0 or self.high < 0)
 
 
 def wilson(hits: int, total: int, level: float = 0.95) -> Score:
-    """Return the share `hits / total` with the Wilson score interval (Wilson 1927).
+    """Return the fraction `hits / total` with the Wilson score interval (Wilson 1927).
 
-    The interval is also valid if none or all are hits, where the bootstrap and the normal approximation give intervals
-    of width 0.
+    The interval is also valid for 0 hits and for `total` hits, for which the bootstrap and the normal approximation
+    give intervals of width 0.
+
+    Args:
+        hits: Number of successes, such as correct predictions.
+        total: Number of trials, such as test images.
+        level: Probability that the interval covers the true fraction.
 
     >>> score = wilson(10, 10)
     >>> round(score.value, 3), round(score.low, 3), round(score.high, 3)
@@ -48,30 +53,31 @@ def wilson(hits: int, total: int, level: float = 0.95) -> Score:
     if not 0 <= hits <= total or total < 1 or not 0 < level < 1:
         raise ValueError(f"expected 0 <= hits <= total, total >= 1, level in (0, 1), got {hits}, {total}, {level}")
     score = wilson_share(hits / total, total, level)
-    # Without hits the lower end is exactly 0, with only hits the upper end is exactly 1, except for rounding errors.
+    # For 0 hits the lower end is 0, and for `total` hits the upper end is 1, which rounding errors might change.
     return Score(score.value, 0.0 if hits == 0 else score.low, 1.0 if hits == total else score.high)
 
 
 def wilson_share(share: float, total: float, level: float = 0.95) -> Score:
-    """Return a share with the Wilson score interval for a possibly fractional number of images."""
+    """Return the fraction `share` with its Wilson score interval for `total` images, which need not be an integer."""
     z = NormalDist().inv_cdf(0.5 + level / 2)
     centre = (share + z * z / (2 * total)) / (1 + z * z / total)
     half_width = z / (1 + z * z / total) * sqrt(share * (1 - share) / total + z * z / (4 * total * total))
     return Score(share, max(0.0, centre - half_width), min(1.0, centre + half_width))
 
 
-def share_of_hits(hits: NDArray[np.bool_], level: float = 0.95, groups: NDArray[np.int64] | None = None) -> Score:
-    """Return the share of hits with the Wilson score interval, which is wider for groups of similar images.
+def proportion_score(hits: NDArray[np.bool_], level: float = 0.95, groups: NDArray[np.int64] | None = None) -> Score:
+    """Return the fraction of hits with the Wilson score interval, which is wider for groups of similar images.
 
-    For groups, such as the frames of a video, the interval is computed for an effective number of independent images:
-    the number for which the share would have the variance that is estimated from whole groups, reduced by quantiles of
-    the t distribution if groups are few (Korn and Graubard 1998, "Confidence intervals for proportions ... from survey
-    data"; they use the interval of Clopper and Pearson). If all images or none are hits, each group counts as an image.
+    For groups, such as the frames of a video, the interval is computed for an effective number of independent images.
+    This is the number for which the fraction would have the variance that is estimated from whole groups, reduced by
+    quantiles of the t distribution if there are few groups (Korn and Graubard 1998, "Confidence intervals for
+    proportions ... from survey data"; they use the interval of Clopper and Pearson). If all images or no images are
+    hits, each group counts as one image.
 
     Args:
-        hits: (N,) booleans.
-        level: Probability that the interval covers the truth.
-        groups: (N,) group numbers; None for independent images. With a single group there is no interval.
+        hits: (N,) booleans, such as whether each prediction is correct.
+        level: Probability that the interval covers the true fraction.
+        groups: (N,) group numbers; None for independent images. If there is only one group, there is no interval.
     """
     count, share = len(hits), float(hits.mean())
     if groups is None:
@@ -87,12 +93,12 @@ def share_of_hits(hits: NDArray[np.bool_], level: float = 0.95, groups: NDArray[
 def effective_images(
     shares: NDArray[np.float64], level: float = 0.95, groups: NDArray[np.int64] | None = None
 ) -> float:
-    """Return the effective number of independent images, see `share_of_hits`.
+    """Return the effective number of independent images; see `proportion_score`.
 
     Args:
-        shares: (N,) share of the predictions for each image that are correct.
-        level: Probability that the interval covers the truth.
-        groups: (N,) numbers of two or more groups; None for independent images, whose number is returned.
+        shares: (N,) fraction of the predictions for each image that are correct.
+        level: Probability that the interval covers the true fraction.
+        groups: (N,) numbers of two or more groups; None for independent images, for which the result is N.
     """
     count, share = len(shares), float(shares.mean())
     if groups is None:
@@ -101,7 +107,7 @@ def effective_images(
     n_groups = len(group_sums)
     if share in (0.0, 1.0):
         return n_groups
-    from scipy import stats  # takes long to import
+    from scipy import stats  # imported here, since the import takes long
 
     variance = n_groups / (n_groups - 1) * float(np.square(group_sums).sum()) / count**2
     independent = min(share * (1 - share) / variance, count) if variance > 0 else count
@@ -110,8 +116,12 @@ def effective_images(
 
 
 def images_needed(share: float, half_width: float, level: float = 0.95) -> int:
-    """Return how many test images give a Wilson interval no wider than twice `half_width`, if `share` are correct.
+    """Return the number of test images for which the Wilson interval is at most twice `half_width` wide.
 
+    Args:
+        share: Expected fraction of correct predictions.
+        half_width: Largest half-width of the interval, as a fraction.
+        level: Probability that the interval covers the true fraction.
     >>> images_needed(0.9, 0.03), images_needed(0.5, 0.03)
     (388, 1064)
     """
@@ -125,26 +135,26 @@ def images_needed(share: float, half_width: float, level: float = 0.95) -> int:
 def cross_validated(
     hits: NDArray[np.bool_], level: float = 0.95, folds: int = 5, groups: NDArray[np.int64] | None = None
 ) -> Score:
-    """Return the accuracy in a repeated cross-validation, with an interval for further images.
+    """Return the accuracy in a repeated cross-validation, with an interval for new images.
 
-    The interval is the Wilson interval for a reduced number of images, since the training sets of the folds overlap:
-    for K folds the variance is 1 + K / (K - 1) times the variance of independent images (Nadeau and Bengio 2003,
-    "Inference for the generalization error", section 4). Repeats with other folds reduce the variance of the share,
+    The interval is the Wilson interval for a reduced number of images, since the training sets of the folds overlap.
+    For K folds, the variance is 1 + K / (K - 1) times the variance for independent images (Nadeau and Bengio 2003,
+    "Inference for the generalization error", section 4). Repeats with other folds reduce the variance of the accuracy,
     which the interval does not take into account.
 
     Args:
         hits: (R, N) booleans: whether each image was classified correctly in each of R repeats.
-        level: Probability that the interval covers the truth.
+        level: Probability that the interval covers the true accuracy.
         folds: Number of folds K.
-        groups: (N,) numbers of two or more groups, none of which was split between folds, see `share_of_hits`; None for
-            independent images.
+        groups: (N,) numbers of two or more groups (see `proportion_score`), where no group was divided between folds;
+            None for independent images.
     """
-    images = effective_images(hits.mean(0), level, groups)
-    return wilson_share(float(hits.mean()), independent_images(images, folds), level)
+    n_images = effective_images(hits.mean(0), level, groups)
+    return wilson_share(float(hits.mean()), independent_images(n_images, folds), level)
 
 
 def independent_images(images: float, folds: int) -> float:
-    """Return the number of independent test images that tell as much as the images of a cross-validation.
+    """Return the number of independent test images that give the same variance as a cross-validation on `images`.
 
     See `cross_validated`.
     """
@@ -154,8 +164,8 @@ def independent_images(images: float, folds: int) -> float:
 def percentile(value: float, draws: np.ndarray, level: float = 0.95) -> Score:
     """Return `value` with the percentile interval of its bootstrap draws (Efron 1979).
 
-    If the draws are so biased that the interval excludes `value`, it is extended to `value`. Draws that are NaN, for
-    example because a class is missing from the resampled set, are ignored.
+    If the draws are so biased that the interval excludes `value`, the interval is extended to `value`. Draws that are
+    NaN, for example because a class is missing from the resampled set, are ignored.
     """
     draws = draws[np.isfinite(draws)]
     if not len(draws) or not np.isfinite(value):
@@ -168,11 +178,11 @@ def percentile(value: float, draws: np.ndarray, level: float = 0.95) -> Score:
 
 
 def two_sided(value: float, draws: np.ndarray, level: float = 0.95) -> Score:
-    """Return `value`, a share, with the smallest interval that contains the percentile interval and its mirror image.
+    """Return `value`, a fraction, with the smallest interval that contains the percentile interval and its mirror.
 
     This is for scores that resampling biases. If the draws are too low, `value` is too low by about the same amount,
-    which the mirrored ("basic") interval corrects; near 0 and 1 the percentile interval is more accurate. The result
-    covers both and is clipped to [0, 1].
+    which the mirrored ("basic") interval corrects. Near 0 and 1 the percentile interval is more accurate. The result
+    covers both intervals and is clipped to [0, 1].
     """
     direct = percentile(value, draws, level)
     if direct.low is None or direct.high is None:
@@ -188,7 +198,7 @@ def _renumber(groups: NDArray[np.int64]) -> NDArray[np.int64]:
     return np.argsort(np.argsort(first))[numbers]
 
 
-WEIGHTS_PER_CHUNK = 4_000_000  # 32 MB in memory at once
+WEIGHTS_PER_CHUNK = 4_000_000  # number of weights in memory at a time, which take up 32 MB
 
 
 @dataclass(frozen=True)
@@ -200,10 +210,10 @@ class Bootstrap:
     Attributes:
         seed: Seed of the draws; models are compared on the same draws if they use the same seed.
         draws: Number of resampled sets of images.
-        level: Probability that an interval covers the truth.
-        multinomial: Whether the counts of the images come from one multinomial draw instead of one draw per image. Both
-            have the same distribution; segmentation uses True, so that stored intervals can be reproduced.
-        groups: (N,) numbers of the groups of similar images, which are resampled whole; None for independent images.
+        level: Probability that an interval covers the true value.
+        multinomial: Whether the counts of the images come from one multinomial draw instead of one draw per image. The
+            two methods have the same distribution. Segmentation uses True, so that stored intervals can be reproduced.
+        groups: (N,) group numbers of similar images; groups are resampled as a whole. None for independent images.
     """
 
     seed: int = 0
@@ -213,7 +223,7 @@ class Bootstrap:
     groups: NDArray[np.int64] | None = field(default=None, compare=False)
 
     def weights(self, n_images: int) -> Iterator[Weights]:
-        """Yield (d, N) counts of how often each image is drawn, in chunks that have `draws` rows in total."""
+        """Yield (d, N) counts of how often each of N images is drawn, in chunks that have `draws` rows in total."""
         generator = np.random.default_rng(self.seed)
         max_rows = max(1, WEIGHTS_PER_CHUNK // n_images)
         group_of_image = None if self.groups is None else _renumber(self.groups)
@@ -228,25 +238,25 @@ class Bootstrap:
             yield (counts if group_of_image is None else counts[:, group_of_image]).astype(np.float64)
 
     def scores(self, measures: Sequence[Measure], n_images: int) -> list[NDArray[np.float64]]:
-        """Return the (draws, ...) scores of each measure, all on the same resampled sets."""
+        """Return the (draws, ...) scores of each measure; all measures use the same resampled sets."""
         chunks = [[measure(weights) for measure in measures] for weights in self.weights(n_images)]
         return [np.concatenate(column) for column in zip(*chunks, strict=True)]
 
     def interval(self, measure: Measure, n_images: int) -> Score:
         """Return a score with its percentile interval (Efron 1979).
 
-        If the score is a share of exactly 0 or 1, resampling gives no interval, so the Wilson interval is used.
+        If the score is a mean of exactly 0 or 1, resampling gives no interval, so the Wilson interval is used.
         """
         value = value_of(measure, n_images)
         score = percentile(value, self.scores([measure], n_images)[0], self.level)
         if score.low is None and isinstance(measure, Mean) and value in (0.0, 1.0):
-            return share_of_hits(np.full(n_images, value == 1.0), self.level, self.groups)
+            return proportion_score(np.full(n_images, value == 1.0), self.level, self.groups)
         return score
 
     def difference(self, first: Measure, second: Measure, n_images: int) -> Score:
         """Return `first` minus `second` on the same images, with the interval of the difference.
 
-        Both are scored on the same resampled sets, so that images that are hard for both do not widen the interval.
+        Both measures use the same resampled sets, so images that are hard for both models do not widen the interval.
         """
         value = value_of(first, n_images) - value_of(second, n_images)
         first_draws, second_draws = self.scores([first, second], n_images)

@@ -1,8 +1,8 @@
-"""Scores of test images that can be computed for many resampled sets at once.
+"""Scores on test images that can be computed for many resampled sets at once.
 
-A measure is a function of weights: how often each test image counts. Weights of 1 give the score of the test images,
-the counts of a bootstrap draw give the score of the resampled set. Using the same weights for two models makes their
-comparison paired.
+A measure is a function of weights, which are the numbers of times that each test image counts. Weights of 1 give the
+score on the test images, and the counts of a bootstrap draw give the score on the resampled set. If two models are
+scored with the same weights, their comparison is paired.
 """
 
 from collections.abc import Callable, Sequence
@@ -14,20 +14,20 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 Weights = NDArray[np.float64]  # (D, N) weights of N images in D resampled sets
-Measure = Callable[[Weights], NDArray[np.float64]]  # returns D scores
-CALIBRATION_BINS = 15
+Measure = Callable[[Weights], NDArray[np.float64]]  # returns (D,) scores
+CALIBRATION_BINS = 15  # number of bins of equal width
 
 
 def hits(scores: Tensor, labels: Tensor, top: int = 1) -> NDArray[np.float64]:
-    """Return (N,) top-k hits: the probability that the label is among the `top` highest scores, ties in random order.
+    """Return the (N,) probabilities that the label is among the `top` highest scores, with ties in random order.
 
-    Without ties the probability is 0 or 1. In k-NN classification many classes have no votes and tie, so that
-    otherwise the order of the classes would decide.
+    Without ties the probability is 0 or 1. In k-NN classification many classes have no votes and tie, so the order of
+    the classes would otherwise decide.
 
     Args:
-        scores: (N, K) scores; the highest is the predicted class.
+        scores: (N, K) scores; the class with the highest score is the predicted class.
         labels: (N,) labels in [0, K).
-        top: Number of highest scores among which the label counts as a hit.
+        top: Number k of highest scores that may include the label (top-k accuracy).
 
     Example:
         >>> hits(torch.tensor([[3.0, 1.0, 0.0], [1.0, 1.0, 0.0]]), torch.tensor([0, 0]))
@@ -63,7 +63,7 @@ class Average:
 class MeanPerClass:
     """The mean over classes of the mean value of each class's images; classes without images in a draw are left out.
 
-    If the values are hits of 0 or 1, this is the balanced accuracy (as in scikit-learn).
+    If a value is 1 for a correct and 0 for a wrong prediction, this is the balanced accuracy (as in scikit-learn).
     """
 
     def __init__(self, values: NDArray[np.float64], labels: NDArray[np.int64], n_classes: int) -> None:
@@ -95,8 +95,8 @@ class MultiLabelMacroF1:
     """The mean F1 over the classes that occur among labels or predictions, where images may have several labels.
 
     Args:
-        labels: (N, K) of 1, 0 and -1 (image ignored for that class).
-        predicted: (N, K) bool.
+        labels: (N, K) labels 1, 0 or -1 (image ignored for that class).
+        predicted: (N, K) booleans: whether each class is predicted.
     """
 
     def __init__(self, labels: Tensor, predicted: Tensor) -> None:
@@ -110,11 +110,11 @@ class MultiLabelMacroF1:
 
 
 class CalibrationError:
-    """The expected calibration error: mean gap of confidence and accuracy over 15 equal bins (Guo et al. 2017).
+    """The expected calibration error: mean gap between confidence and accuracy over 15 equal bins (Guo et al. 2017).
 
     Args:
         confidence: (N,) float32 probabilities of the predicted classes.
-        correct: (N,) bool; whether the predictions are correct.
+        correct: (N,) booleans: whether each prediction is correct.
     """
 
     def __init__(self, confidence: NDArray[np.float32], correct: NDArray[np.bool_]) -> None:
@@ -127,7 +127,7 @@ class CalibrationError:
 
 
 def calibration_bin(confidence: NDArray[np.float32]) -> NDArray[np.int64]:
-    """Return the bin of each confidence: 0 to 14 for bins of equal width, 15 for exactly 1, as in torchmetrics."""
+    """Return the (N,) bins of confidences: 0 to 14 for bins of equal width, 15 for exactly 1, as in torchmetrics."""
     edges = np.linspace(0, 1, CALIBRATION_BINS + 1, dtype=np.float32)
     return np.searchsorted(edges, confidence, side="right") - 1
 
@@ -140,7 +140,7 @@ def sum_by_class(weights: Weights, classes: NDArray[np.int64], n_classes: int) -
 
 
 def mean_over_classes(values: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the (D,) means of (D, K) values, ignoring NaN; 0 where all values are NaN."""
+    """Return the (D,) means of (D, K) values, ignoring NaN; a mean is 0 if all its values are NaN."""
     is_defined = ~np.isnan(values)
     return np.where(is_defined, values, 0).sum(1) / np.maximum(is_defined.sum(1), 1)
 
@@ -151,7 +151,7 @@ def value_of(measure: Measure, n_images: int) -> float:
 
 
 def nan_argmax(values: list[float]) -> int:
-    """Return the index of the highest value, or of the first of equal values; NaN counts as the lowest value.
+    """Return the index of the first highest value; NaN counts as the lowest value.
 
     Example:
         >>> nan_argmax([float("nan"), 0.5, 0.7, 0.7])
@@ -166,7 +166,7 @@ def _mean_f1(n_correct: NDArray[np.float64], true_plus_predicted: NDArray[np.flo
     return mean_over_classes(np.where(true_plus_predicted > 0, f1, np.nan))
 
 
-# Slightly lower than 0, 0.1, ..., 1, so that a rounded recall of 3/10, for example, reaches 0.3.
+# Slightly below 0, 0.1, ..., 1, so that a rounded recall of 3/10, for example, reaches 0.3.
 ELEVEN_RECALLS = np.arange(11) / 10 - 1e-9
 
 
@@ -193,8 +193,8 @@ class AveragePrecision:
     """The mean average precision over classes; classes without a positive image are left out.
 
     Images with equal scores are ranked together, so that their order does not matter. The average precision is the mean
-    of the precision at each score, weighted by the increase of recall (as in scikit-learn and torchmetrics). The
-    interpolated average precision is the mean of the highest precision at recalls of at least 0, 0.1, ..., 1 (as in
+    of the precision at each score, weighted by the increase in recall (as in scikit-learn and torchmetrics). The
+    interpolated average precision is the mean of the highest precisions at recalls of at least 0, 0.1, ..., 1 (as in
     PASCAL VOC 2007).
 
     Args:
@@ -229,8 +229,8 @@ class AveragePrecision:
 
         Args:
             ordered: (D, N) weights of the images labelled for the class, ordered by descending score.
-            starts: Position of the first image of each group of equal scores.
-            positive: (N,) whether the images belong to the class, in the same order.
+            starts: Positions of the first images of each group of equal scores.
+            positive: (N,) booleans: whether each image belongs to the class, in the same order.
         """
         if not len(starts):
             return np.full(len(ordered), np.nan)
@@ -248,7 +248,7 @@ class AveragePrecision:
 def precision_at(
     recalls: NDArray[np.float64], precision: NDArray[np.float64], recall: NDArray[np.float64]
 ) -> NDArray[np.float64]:
-    """Return the (C, R) highest precision of each curve at each recall or above; 0 where the recall is not reached.
+    """Return the (C, R) highest precisions of each curve at each recall or above; 0 if a curve stops below the recall.
 
     Args:
         recalls: (R,) recalls at which to evaluate the curves.
@@ -289,53 +289,53 @@ def measure_of(name: MetricName, scores: Tensor, labels: Tensor) -> Measure:
     """Return the measure that computes a metric of the given scores.
 
     Args:
-        name: "accuracy" and "mean_per_class" need (N,) labels; "roc_auc" needs (N,) labels of two classes; "map", the
-            mean over classes of the average precision, and "map11", the mean of the 11-point interpolated average
-            precision (PASCAL VOC 2007), need (N, K) labels 1, 0 or -1 (image ignored for that class).
+        name: Name of the metric. "map" is the mean over classes of the average precision, and "map11" the mean over
+            classes of the 11-point interpolated average precision (PASCAL VOC 2007).
         scores: (N, K) scores.
-        labels: Labels of the shape that the metric needs.
+        labels: (N,) class numbers for "accuracy" and "mean_per_class", and also for "roc_auc", with two classes; (N, K)
+            labels 1, 0 or -1 (image ignored for that class) for "map" and "map11".
     """
     if name in ("map", "map11"):
         return AveragePrecision(scores, labels, interpolated=name == "map11")
     if labels.ndim != 1:
-        raise ValueError(f"{name} needs one label per image, got {tuple(labels.shape)}")
+        raise ValueError(f"{name} needs one label per image, got labels of shape {tuple(labels.shape)}")
     if name == "roc_auc":
         if scores.shape[1] != 2:
             raise ValueError(f"roc_auc needs two classes, got {scores.shape[1]}")
         return RocAuc(scores[:, 1] - scores[:, 0], labels)
-    image_hits = hits(scores, labels)
-    return Mean(image_hits) if name == "accuracy" else MeanPerClass(image_hits, labels.numpy(), scores.shape[1])
+    correct = hits(scores, labels)
+    return Mean(correct) if name == "accuracy" else MeanPerClass(correct, labels.numpy(), scores.shape[1])
 
 
 class PixelScores:
     """Measures of predicted masks, computed from a confusion matrix that is summed over the images.
 
     Args:
-        confusions: N (K, K) confusion matrices, one per image, which count its labelled pixels; rows are labels,
-            columns predictions.
+        confusions: N (K, K) confusion matrices, which count the labelled pixels of each image; rows are labels, and
+            columns are predictions.
     """
 
     def __init__(self, confusions: Sequence[NDArray[np.int64]]) -> None:
-        self._hits = np.stack([np.diagonal(confusion) for confusion in confusions]).astype(np.float64)
+        self._correct = np.stack([np.diagonal(confusion) for confusion in confusions]).astype(np.float64)
         self._labels = np.stack([confusion.sum(1) for confusion in confusions]).astype(np.float64)
         self._predicted = np.stack([confusion.sum(0) for confusion in confusions]).astype(np.float64)
 
     def iou(self, weights: Weights) -> NDArray[np.float64]:
-        """Return the (D, K) intersection over union of each class; NaN for a class that does not occur."""
-        hits = weights @ self._hits
-        return _ratio(hits, weights @ self._labels + weights @ self._predicted - hits)
+        """Return the (D, K) intersection over union of each class; NaN for classes that do not occur."""
+        n_correct = weights @ self._correct
+        return _ratio(n_correct, weights @ self._labels + weights @ self._predicted - n_correct)
 
     def mean_iou(self, weights: Weights) -> NDArray[np.float64]:
-        """Return the (D,) mean IoU of the classes that occur among labels or predictions; NaN without such classes."""
+        """Return the (D,) mean IoU of the classes among labels or predictions; NaN if there are no such classes."""
         return _mean_of_defined(self.iou(weights))
 
     def accuracy(self, weights: Weights) -> NDArray[np.float64]:
-        """Return the (D,) shares of correctly classified pixels; NaN without labelled pixels."""
-        return _ratio((weights @ self._hits).sum(1), (weights @ self._labels).sum(1))
+        """Return the (D,) fractions of correctly classified pixels; NaN if there are no labelled pixels."""
+        return _ratio((weights @ self._correct).sum(1), (weights @ self._labels).sum(1))
 
     def mean_accuracy(self, weights: Weights) -> NDArray[np.float64]:
-        """Return the (D,) mean pixel accuracy of the classes that occur among labels; NaN without such classes."""
-        return _mean_of_defined(_ratio(weights @ self._hits, weights @ self._labels))
+        """Return the (D,) mean pixel accuracy of the classes among labels; NaN if there are no such classes."""
+        return _mean_of_defined(_ratio(weights @ self._correct, weights @ self._labels))
 
 
 def _ratio(numerators: NDArray[np.float64], denominators: NDArray[np.float64]) -> NDArray[np.float64]:

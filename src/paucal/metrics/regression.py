@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from paucal.metrics.intervals import Bootstrap, Score, share_of_hits
+from paucal.metrics.intervals import Bootstrap, Score, proportion_score
 from paucal.metrics.measures import Mean, Weights
 
 Values = NDArray[np.float64]
@@ -27,7 +27,7 @@ class RootMeanSquare:
 
 
 class R2:
-    """The coefficient of determination: share of the variance explained; NaN if all true numbers are equal."""
+    """The coefficient of determination: the fraction of explained variance; NaN if all true values are equal."""
 
     def __init__(self, truth: Values, predicted: Values) -> None:
         self._truth, self._squares = truth, (predicted - truth) ** 2
@@ -42,27 +42,27 @@ class R2:
 
 
 class QuadraticKappa:
-    """Cohen's kappa with quadratic weights (1968): agreement beyond chance, where errors count by their squares."""
+    """Cohen's kappa with quadratic weights (1968): agreement beyond chance, with errors weighted by their squares."""
 
     def __init__(self, truth: Values, predicted: Values) -> None:
         self._truth, self._predicted = truth, predicted
 
     def __call__(self, weights: Weights) -> Values:
         """Return (D,) scores for (D, N) weights; NaN if all true and predicted grades of a draw are equal."""
-        shares = weights / weights.sum(1, keepdims=True)
-        means = [shares @ values for values in (self._truth, self._predicted)]
+        normalised = weights / weights.sum(1, keepdims=True)
+        means = [normalised @ values for values in (self._truth, self._predicted)]
         variances = sum(
-            (shares * (values - mean[:, None]) ** 2).sum(1)
+            (normalised * (values - mean[:, None]) ** 2).sum(1)
             for values, mean in zip((self._truth, self._predicted), means, strict=True)
         )
         expected = variances + (means[0] - means[1]) ** 2
-        observed = shares @ (self._truth - self._predicted) ** 2
+        observed = normalised @ (self._truth - self._predicted) ** 2
         is_defined = _is_varied(weights, self._truth, self._predicted)
         return np.where(is_defined, 1 - observed / np.where(is_defined, expected, 1), np.nan)
 
 
 def _is_varied(weights: Weights, *values: Values) -> NDArray[np.bool_]:
-    """Return (D,) booleans: whether the numbers in a draw differ; rounding can give equal ones a variance."""
+    """Return (D,) booleans: whether the values in each draw differ, since rounding may give equal values a variance."""
     drawn = weights > 0
     highest = np.max([np.where(drawn, numbers, -np.inf).max(1) for numbers in values], axis=0)
     lowest = np.min([np.where(drawn, numbers, np.inf).min(1) for numbers in values], axis=0)
@@ -76,14 +76,15 @@ class RegressionReport:
     Attributes:
         images: Number of images N.
         scores: Scores with their confidence intervals: "mae" and "rmse" in the unit of the target, "r2", and
-            "coverage", the share of images whose true number is in its prediction interval; for grades also "exact",
-            the share of correct grades, and "kappa", with quadratic weights.
+            "coverage", the fraction of images whose true value is in its prediction interval. For grades also "exact",
+            the fraction of correct grades, and "kappa", with quadratic weights.
         baseline: Mean absolute error of always predicting the mean of the training images.
         gain: Baseline minus "mae", with the confidence interval of the difference, paired by image.
-        mean: Mean of the true numbers of the training images.
+        mean: Mean of the true values of the training images.
         half_width: Half the mean width of the prediction intervals; infinite if there were too few training images.
-        level: Nominal coverage of the prediction intervals, as a share of the images.
-        groups: Number of groups of similar images, which the bootstrap resamples whole; None without groups.
+        level: Nominal coverage of the prediction intervals, as a fraction of the images.
+        groups: Number of groups of similar images, which the bootstrap resamples as a whole; None if there are no
+            groups.
     """
 
     images: int
@@ -97,7 +98,7 @@ class RegressionReport:
 
     @property
     def values(self) -> dict[str, float]:
-        """The scores without their intervals."""
+        """The values of the scores, without confidence intervals."""
         return {name: score.value for name, score in self.scores.items()}
 
 
@@ -111,18 +112,18 @@ def regression_report(
     graded: bool,
     groups: NDArray[np.int64] | None = None,
 ) -> RegressionReport:
-    """Score (N,) predicted numbers and the ends of their prediction intervals, see `RegressionReport`."""
+    """Score (N,) predicted values and the (N,) ends of their prediction intervals; see `RegressionReport`."""
     errors, bootstrap, count = predicted - truth, Bootstrap(seed=seed, groups=groups), len(truth)
     mae, baseline_mae = Mean(np.abs(errors)), Mean(np.abs(truth - mean))
     scores = {
         "mae": bootstrap.interval(mae, count),
         "rmse": bootstrap.interval(RootMeanSquare(errors), count),
         "r2": bootstrap.interval(R2(truth, predicted), count),
-        "coverage": share_of_hits((ends[0] <= truth) & (truth <= ends[1]), groups=groups),
+        "coverage": proportion_score((ends[0] <= truth) & (truth <= ends[1]), groups=groups),
     }
     if graded:
         kappa = bootstrap.interval(QuadraticKappa(truth, predicted), count)
-        scores = {"exact": share_of_hits(errors == 0, groups=groups), "kappa": kappa, **scores}
+        scores = {"exact": proportion_score(errors == 0, groups=groups), "kappa": kappa, **scores}
     half_width = float((ends[1] - ends[0]).mean() / 2)
     gain = bootstrap.difference(baseline_mae, mae, count)
     baseline, n_groups = float(np.abs(truth - mean).mean()), None if groups is None else len(np.unique(groups))
@@ -130,11 +131,11 @@ def regression_report(
 
 
 def conformal_half_width(residuals: Values, level: float) -> float:
-    """Return the half-width of intervals that contain the number of a new image with probability `level`.
+    """Return the half-width of intervals that contain the true value of a new image with probability `level`.
 
     The half-width is the ceil(level (n + 1))-th smallest of n absolute errors on images that were not trained on (Vovk
-    et al. 2005; Barber et al. 2021, "Predictive inference with the jackknife+", for errors of a cross-validation);
-    infinite if there are too few errors.
+    et al. 2005; Barber et al. 2021, "Predictive inference with the jackknife+", for errors of a cross-validation). It
+    is infinite if there are too few errors.
 
     Example:
         >>> conformal_half_width(np.arange(1.0, 20.0), 0.9), conformal_half_width(np.arange(5.0), 0.9)

@@ -10,26 +10,27 @@ from paucal.backbones.spec import BackboneSpec
 from paucal.backbones.stage_classifier import add_stage_classifier
 from paucal.data.classes import plain_if_distinct
 from paucal.models.preprocessing import Preprocessing, is_number
-from paucal.models.tasks import CLASSIFICATION, VERBS
+from paucal.models.tasks import CLASSIFICATION, TRAINING_COMMANDS
 from paucal.types import UserError
 
 CARD_FORMAT = 1
 MULTI_LABEL_FORMAT = 2  # for multi-label models, whose cards earlier versions of paucal would misread
-MIN_TEMPERATURE, MAX_TEMPERATURE = 0.01, 100.0  # for logits
+MIN_TEMPERATURE, MAX_TEMPERATURE = 0.01, 100.0  # range of numbers by which logits may be divided
 
 
 @dataclass(frozen=True)
 class ModelCard:
-    """The card of a classifier, or of a backbone without a classifier; the cards of other tasks add fields to it.
+    """The card of a classifier, or of a backbone without a classifier. Subclasses for other tasks add fields.
 
     Attributes:
         backbone: Spec from which the model is built.
         classes: Class names in the order of the logits.
         preprocessing: Preprocessing of images.
         temperature: Number by which logits are divided before the softmax, see `evaluation.calibration`.
-        thresholds: (K,) lowest probabilities at which each class is predicted, for a multi-label model with one sigmoid
+        thresholds: (K,) lowest probability at which each class is predicted, for a multi-label model with one sigmoid
             per class; None for a model with a softmax.
-        reads_stages: Whether the classifier also reads features of the last stages, see `backbones.stage_classifier`.
+        reads_stages: Whether the classifier also reads the pooled outputs of the last stages, see
+            `backbones.stage_classifier`.
     """
 
     task: ClassVar[str] = CLASSIFICATION
@@ -46,12 +47,14 @@ class ModelCard:
         if not is_number(self.temperature) or not MIN_TEMPERATURE <= self.temperature <= MAX_TEMPERATURE:
             raise UserError(
                 f"a model card has temperature {self.temperature!r}, expected a number from {MIN_TEMPERATURE} to "
-                f"{MAX_TEMPERATURE}."
+                f"{MAX_TEMPERATURE}: restore model.json."
             )
         if self.thresholds is not None:
             has_one_per_class = len(self.thresholds) == len(self.classes) and all(map(is_number, self.thresholds))
             if not has_one_per_class or not all(0 < threshold < 1 for threshold in self.thresholds):
-                raise UserError("a model card must have one threshold between 0 and 1 for each class: restore it.")
+                raise UserError(
+                    "a model card must have one threshold between 0 and 1 for each class: restore model.json."
+                )
 
     @property
     def is_multi_label(self) -> bool:
@@ -89,26 +92,29 @@ class ModelCard:
         if (task := stored.get("task") or CLASSIFICATION) != cls.task:
             raise UserError(
                 f"the model of this run is for {str(task)[:40]}, expected {cls.task}: give a run of "
-                f"'paucal {VERBS[cls.task]}', or use this one with 'paucal predict'."
+                f"'paucal {TRAINING_COMMANDS[cls.task]}', or use this run with 'paucal predict'."
             )
         try:
             if stored["format"] not in cls.formats:
                 readable = " and ".join(map(str, cls.formats))
-                raise UserError(f"model.json has format {stored['format']!r}, this version of paucal reads {readable}.")
+                raise UserError(
+                    f"model.json has format {stored['format']!r}, but this version of paucal reads {readable}: use the "
+                    "version that wrote the file."
+                )
             return cls._read(stored)
         except (KeyError, TypeError, AttributeError, ValueError) as problem:
             raise UserError(
-                f"model.json is not a model card for {cls.task} ({problem}): restore it or train again."
+                f"model.json is not a model card for {cls.task} ({problem}): restore the file or train again."
             ) from problem
 
     @classmethod
     def _read(cls, stored: Mapping[str, Any]) -> Self:
         spec, names = BackboneSpec.from_dict(stored["backbone"]), stored["classes"]
         count, task_values = cls._read_task_fields(stored, spec)
-        # Check the number of classes first, since a hostile card could claim so many that the model fills the memory.
+        # Check the number of classes first, since a malicious card could name so many that the model fills the memory.
         if not isinstance(names, list) or len(names) != count or not all(type(name) is str for name in names):
-            raise UserError(f"model.json must name the {count} classes of its model: restore it.")
-        # Classifiers of older versions may have names that are normalised today, such as "1.0" for "1".
+            raise UserError(f"model.json must name the {count} classes of its model: restore the file.")
+        # Cards written by older versions may have class names that are now normalised, such as "1.0" instead of "1".
         classes = plain_if_distinct(names) if cls.task == CLASSIFICATION else tuple(names)
         preprocessing = Preprocessing.from_dict(stored["preprocessing"])
         sizes = preprocessing.image_size, "pixels", spec.image_size
@@ -116,13 +122,13 @@ class ModelCard:
         for stated, unit, expected in (sizes, channels):
             if stated != expected:
                 raise UserError(
-                    f"model.json has preprocessing for {stated} {unit}, but a model for {expected}: restore it."
+                    f"model.json has preprocessing for {stated} {unit}, but a model for {expected}: restore the file."
                 )
         return cls(backbone=spec, classes=classes, preprocessing=preprocessing, **task_values)
 
     @classmethod
     def _read_task_fields(cls, stored: Mapping[str, Any], spec: BackboneSpec) -> tuple[int, dict[str, Any]]:
-        """Return the number of classes that a stored card must list, and the fields that only this task has."""
+        """Return the number of classes that a stored card must list, and the values of the fields of this task."""
         is_multi_label = stored["format"] == MULTI_LABEL_FORMAT
         return spec.num_classes, {
             "temperature": stored.get("temperature", 1.0),  # missing in older cards

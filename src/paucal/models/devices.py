@@ -6,11 +6,11 @@ import torch
 
 from paucal.types import UserError
 
-DEVICES = ("cpu", "cuda", "mps")  # torch accepts more, such as "meta", on which nothing is computed
+DEVICES = ("cpu", "cuda", "mps")  # torch accepts further devices, such as "meta", which computes no values
 
 
 def usable_device(device: torch.device | str) -> torch.device:
-    """Return the torch device, with its index if it has one; raises a UserError if it cannot be used here."""
+    """Return the torch device, with its index if it has one; raise a UserError if the device cannot be used."""
     with suppress(RuntimeError, AssertionError, NotImplementedError):  # torch's errors for missing devices
         usable = torch.empty(0, device=device).device
         if usable.type in DEVICES:

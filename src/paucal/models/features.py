@@ -15,21 +15,21 @@ from paucal.types import UserError
 
 
 def linear_classifier(model: nn.Module) -> nn.Linear | None:
-    """Return the only classifier layer of a model if it is linear with a bias, else None."""
+    """Return the classifier of a model if it is a single linear layer with a bias, else None."""
     names = classifier_modules(model)
     layer = model.get_submodule(names[0]) if len(names) == 1 else None
     return layer if isinstance(layer, nn.Linear) and layer.bias is not None else None
 
 
 class ClassifierInputs(nn.Module):
-    """Returns the (B, D) inputs of a model's classifier instead of its logits.
+    """A module that outputs the (B, D) inputs of a model's classifier instead of the model's logits.
 
     A classifier that is fitted to these features gets exactly the same inputs in the model, whatever pooling or norms
     come before it.
 
     Args:
-        model: A timm model; a hook stays on it until `close`.
-        has_classifier: Whether the model has a classifier; without one, the features are the model's output.
+        model: A timm model, on which a forward hook stays until `close` is called.
+        has_classifier: Whether the model has a classifier. If False, the features are the model's output.
     """
 
     def __init__(self, model: nn.Module, has_classifier: bool = True) -> None:
@@ -42,8 +42,8 @@ class ClassifierInputs(nn.Module):
         names = classifier_modules(model)
         if not names:
             raise UserError(f"{model_name(model)} has no classifier whose inputs could be used as features.")
-        # The first classifier reads the class token or the pooled features; further ones read the patch tokens or the
-        # distillation token.
+        # The first classifier reads the class token or the pooled features. Any further classifier reads the patch
+        # tokens or the distillation token.
         classifier = model.get_submodule(names[0])
         self._handle = classifier.register_forward_pre_hook(self._record_inputs)
 
@@ -58,8 +58,8 @@ class ClassifierInputs(nn.Module):
         """Record the inputs of the classifier inside a `with` block.
 
         Yields:
-            A function that returns the (B, D) float32 features recorded since it was last called: the mean over the
-            model's forward passes, for instance those of a batch and of its mirror images.
+            A function that returns the (B, D) float32 features recorded since its last call, averaged over the model's
+            forward passes (for instance, over a batch and its mirror images).
         """
         self._recorded = []
         try:
@@ -87,7 +87,10 @@ class ClassifierInputs(nn.Module):
 
 
 class StageClassifierInputs(ClassifierInputs):
-    """Returns the (B, D + S) inputs of a `StageClassifier`: D of the model's classifier, then S of the last stages."""
+    """A module that outputs the (B, D + S) inputs of a `StageClassifier`.
+
+    These are the D inputs of the model's own classifier, followed by S pooled outputs of the last stages.
+    """
 
     def __init__(self, model: nn.Module, image_size: Size) -> None:
         super().__init__(model)
@@ -105,15 +108,17 @@ class StageClassifierInputs(ClassifierInputs):
 
 @contextmanager
 def record_features(model: TrainedModel) -> Iterator[Callable[[], Tensor]]:
-    """Record the features of a model inside a `with` block while it classifies; without a classifier, its outputs.
+    """Record the features of images inside a `with` block while the model processes the images.
+
+    The features are the inputs of the classifier or, if the model has no classifier, the outputs of the model.
 
     Yields:
-        A function that returns the (B, D) float32 features recorded since it was last called, on the CPU. For a model
-        that averages over an image and its mirror image, they are the mean of both.
+        A function that returns the (B, D) float32 features recorded since its last call, on the CPU. For a model that
+        averages over an image and its mirror image, the features are averaged in the same way.
     """
     network = unwrap(model.module)
     if next(network.parameters(), None) is None:
-        raise UserError("features cannot be read from an ONNX model: give the run instead.")
+        raise UserError("features cannot be read from an ONNX model: give the run of the model instead.")
     classifier_inputs = ClassifierInputs(network, has_classifier=bool(model.classes))
     try:
         with classifier_inputs.record() as take_features:

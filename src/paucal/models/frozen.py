@@ -24,7 +24,7 @@ from paucal.models.saved import stored_card
 from paucal.models.trained import load_trained
 from paucal.models.weights.local import input_of_weights
 from paucal.runs import RunFolder
-from paucal.runs.folder import run_of_file
+from paucal.runs.folder import find_run_of_file
 from paucal.runs.weights import read_untrusted
 from paucal.types import UserError, height_and_width
 
@@ -88,7 +88,7 @@ def random_backbone(spec: BackboneSpec, seed: int) -> FeatureBackbone:
 def random_baseline(subject: FrozenBackbone, seed: int = 0) -> FrozenBackbone:
     """Return the same architecture with random weights and the same preprocessing.
 
-    Since random features classify better than chance too, scores should be compared to those of this backbone.
+    Even the features of random weights classify better than chance, so scores should be compared to this baseline.
     """
     backbone = random_backbone(subject.spec, seed).to(subject.device)
     return FrozenBackbone(
@@ -111,30 +111,30 @@ def open_frozen(
     Args:
         name: Run folder, weights file, or name of a timm model. An existing path takes precedence over a name.
         device: Device for the backbone.
-        model: timm name of the model for a weights file; None to recognise it.
-        network: Network to use from a file with several networks ("teacher", "student", ...).
-        pretrained: Whether a timm model gets timm's published weights instead of random weights.
+        model: timm name of the model of a weights file; None to recognise the model by the file's tensors.
+        network: Key of the network to use from a file with several networks, such as "teacher" or "student".
+        pretrained: Whether to load timm's published weights into a timm model, instead of using random weights.
         image_size: Side or (height, width) in pixels; None for the model's default. Must be None for a run.
-        seed: Seed of random weights.
+        seed: Seed of the random weights.
     """
-    target, run_file_or_name = usable_device(device), find_named(name, files=True)
+    torch_device, run_file_or_name = usable_device(device), find_named(name, files=True)
     if isinstance(run_file_or_name, RunFolder):
-        return _frozen_run(run_file_or_name, target, image_size)
+        return _frozen_run(run_file_or_name, torch_device, image_size)
     if isinstance(run_file_or_name, Path):
-        return _frozen_file(run_file_or_name, model, network, image_size, target)
+        return _frozen_file(run_file_or_name, model, network, image_size, torch_device)
     spec = _backbone_spec(name, image_size, pretrained)
     backbone = random_backbone(spec, seed)
     if pretrained:
         start_from(backbone.model, read_timm(name, init=False), head="fresh")
     weights = f"timm's published weights of {name}" if pretrained else f"random, seed {seed}"
     preprocessing = Preprocessing.from_image_input(spec.image_size, input_of_weights(name))
-    return FrozenBackbone(name, weights, spec, backbone.to(target), preprocessing, random=not pretrained)
+    return FrozenBackbone(name, weights, spec, backbone.to(torch_device), preprocessing, random=not pretrained)
 
 
 def _frozen_run(run: RunFolder, device: torch.device, image_size: Sequence[int] | None) -> FrozenBackbone:
     if image_size is not None:
         raise UserError(
-            f"--img-size is for files and timm models; the image size of {run.path} is fixed, so leave --img-size out."
+            f"--img-size is for files and timm models, but the image size of {run.path} is fixed: remove --img-size."
         )
     trained = load_trained(run, device)
     spec = trained.card.backbone
@@ -146,7 +146,7 @@ def _frozen_file(
     path: Path, model: str | None, network: str | None, image_size: Sequence[int] | None, device: torch.device
 ) -> FrozenBackbone:
     tree, source = read_untrusted(path), f"the file {path.name}"
-    card = stored_card(run_of_file(path))
+    card = stored_card(find_run_of_file(path))
     if card is not None and model in (None, card.backbone.name):
         size = card.backbone.image_size if image_size is None else height_and_width(image_size)
         spec, grid = replace(card.backbone, num_classes=0, image_size=size), card.backbone.oblong_grid()
@@ -155,15 +155,15 @@ def _frozen_file(
     backbone = random_backbone(spec, seed=0)
     tensors = tree if network is None else pick_network(tree, network, source)
     report = start_from(backbone.model, StartWeights(tensors, source, grid=grid))
-    # Tensors that are in the file but were not used have another shape in the model.
+    # Tensors that are both in `fresh` and in `unused` are in the file, but with another shape than in the model.
     if any(map(is_position, set(report.fresh) & set(report.unused))):
         height, width = spec.image_size
         raise UserError(
             f"{str(path)!r} has position embeddings that cannot be resized to {height}x{width} pixels, since their "
-            "grid is not a square: give the run folder, or the --img-size that the weights were trained with."
+            "grid is not square: give the run folder, or the --img-size with which the weights were trained."
         )
-    part = f", {report.part}" if report.part else ""
-    weights = f"{source}{part}: {rounded_down(report.share)} of the parameters of {spec.name}"
+    part_text = f", {report.part}" if report.part else ""
+    weights = f"{source}{part_text}: {rounded_down(report.share)} of the parameters of {spec.name}"
     image_input = input_of_file(find_program(tree), spec.name) if card is None else card.preprocessing.image_input
     preprocessing = Preprocessing.from_image_input(spec.image_size, image_input)
     return FrozenBackbone(path.stem, weights, spec, backbone.to(device), preprocessing)
@@ -172,7 +172,7 @@ def _frozen_file(
 def _backbone_spec(name: str, image_size: Sequence[int] | None, pretrained: bool) -> BackboneSpec:
     config = timm_config(name)
     if pretrained and (config is None or not config.has_weights):
-        raise UserError(f"timm publishes no weights of {name}: leave --pretrained out to use random weights.")
+        raise UserError(f"timm publishes no weights of {name}: remove --pretrained to use random weights.")
     default_size = (224, 224) if config is None else (int(config.input_size[1]), int(config.input_size[2]))
     size = default_size if image_size is None else height_and_width(image_size)
     return BackboneSpec(name, 0, image_size=size, pretrained=pretrained)

@@ -1,4 +1,4 @@
-"""Measuring the size and cost of models for the table of models, without computing anything (on the meta device)."""
+"""Measuring the size and cost of models for the table of models, on the meta device, which computes no values."""
 
 import warnings
 from typing import Any
@@ -38,12 +38,12 @@ def is_paucal_model(name: str) -> bool:
 
 def source_of(name: str) -> str:
     """Return the paper of a model that is implemented in paucal; "timm" for timm's models."""
-    file = timm.model_entrypoint(name).__module__.rpartition(".")[2]
-    return _PAPER_BY_MODULE.get(file, "paucal") if is_paucal_model(name) else TIMM
+    module_name = timm.model_entrypoint(name).__module__.rpartition(".")[2]
+    return _PAPER_BY_MODULE.get(module_name, "paucal") if is_paucal_model(name) else TIMM
 
 
 def measure(name: str, drloc_weight: float) -> ListedModel:
-    """Measure a model by its timm name; `drloc_weight` is stored with the result.
+    """Measure the model with a timm name; the result also stores `drloc_weight`.
 
     Example:
         >>> import paucal.backbones

@@ -31,7 +31,7 @@ def find_named(name: str, setting: str = "", *, files: bool = False) -> RunFolde
 
     Args:
         name: A run folder, a folder of runs (for its newest run), or the name of a timm model.
-        setting: Flag with which the user gave the name, for messages, such as "--teacher"; "" without a flag.
+        setting: Flag with which the user gave the name, such as "--teacher", for error messages; "" for none.
         files: Whether the name may also be the path of a weights file.
 
     Returns:
@@ -54,7 +54,7 @@ def find_named(name: str, setting: str = "", *, files: bool = False) -> RunFolde
 
 
 def find_run(name: str) -> RunFolder | None:
-    """Return the run in a folder; None if the name is not that of a folder."""
+    """Return the run in the folder with this path; None if there is no such folder."""
     path = Path(name).expanduser()
     return open_model_folder(path) if path.is_dir() else None
 
@@ -68,9 +68,9 @@ def open_named(
         name: A run folder or a timm model, see `find_named`.
         device: Device for the model.
         image_size: Side or (height, width) in pixels of the model's input; None for the model's default.
-        setting: Flag with which the user gave the name, for messages.
+        setting: Flag with which the user gave the name, for error messages; "" for none.
     """
-    run_or_name, target = find_named(name, setting), usable_device(device)
+    run_or_name, torch_device = find_named(name, setting), usable_device(device)
     if isinstance(run_or_name, RunFolder):
         trained = load_trained(run_or_name, device)
         card = trained.card
@@ -85,4 +85,4 @@ def open_named(
     with torch.random.fork_rng(devices=[]):
         module = card.build()
     start_from(module, weights, weights.classes, head="keep")
-    return TrainedModel(module.eval().to(target), card, target)
+    return TrainedModel(module.eval().to(torch_device), card, torch_device)

@@ -1,7 +1,8 @@
 """Choosing bfloat16 on a CPU, if measurements show that it is faster and gives the same predictions.
 
-Some CPUs multiply bfloat16 numbers several times as fast as float32 numbers, others have no instructions for bfloat16,
-and in some networks the conversions cost more time than is saved. So both are timed in turn on a few images.
+Some CPUs multiply bfloat16 numbers several times as fast as float32 numbers, and others have no instructions for
+bfloat16. In some networks, the conversions take more time than is saved. Therefore, forward passes in both precisions
+are timed alternately on a few images.
 """
 
 import json
@@ -21,17 +22,18 @@ from paucal.data.decoded.cache_folder import features_folder
 from paucal.runs import write_text
 from paucal.wording import counted
 
-# All must hold for bfloat16.
+# bfloat16 is chosen only if all these conditions hold.
 MIN_SPEEDUP = 1.3  # time with float32, divided by time with bfloat16
-MIN_COSINE = 0.999  # cosine similarity of the outputs with float32 and with bfloat16
-MIN_TOTAL_SECONDS = 10.0  # of all forward passes in float32
-MIN_IMAGE_SECONDS = 0.005  # of a forward pass in float32, per image
-# A measurement times up to this many rounds with these images; no round begins after `MAX_SECONDS`.
+MIN_COSINE = 0.999  # cosine similarity between the outputs with float32 and the outputs with bfloat16
+MIN_TOTAL_SECONDS = 10.0  # time of the forward passes for all images with float32
+MIN_IMAGE_SECONDS = 0.005  # time of a forward pass per image with float32
+# The speed is measured on at most `MEASURED_IMAGES` images in at most `MAX_ROUNDS` rounds; no round begins after
+# `MAX_SECONDS`.
 MEASURED_IMAGES, MAX_ROUNDS, MAX_SECONDS = 8, 3, 1.5
 BFLOAT16_FLAGS = ("amx_bf16", "avx512_bf16", "bf16", "svebf16")
 _CPUINFO = Path("/proc/cpuinfo")
 
-Run = Callable[[Tensor], Tensor]
+ForwardPass = Callable[[Tensor], Tensor]
 
 
 @dataclass(frozen=True)
@@ -41,8 +43,8 @@ class PrecisionChoice:
     Attributes:
         dtype: `torch.bfloat16` for autocast; None for no autocast.
         reason: Reason for the choice, for messages.
-        speed: Speed as a multiple of the speed of float32.
-        measured: Whether measurements decided.
+        speed: Speed relative to float32.
+        measured: Whether the choice is based on measurements.
     """
 
     dtype: torch.dtype | None = None
@@ -64,13 +66,13 @@ EXPLICIT_CHOICES = {
 
 
 def bfloat16_flags() -> tuple[str, ...]:
-    """Return the names of this CPU's bfloat16 instruction sets; empty if it has none or they are unknown."""
+    """Return the names of this CPU's bfloat16 instruction sets; empty if the CPU has none or its sets are unknown."""
     cpu_flags = {word for line in _cpu_lines() if line.startswith(("flags", "Features")) for word in line.split()}
     return tuple(flag for flag in BFLOAT16_FLAGS if flag in cpu_flags)
 
 
 def cpu_name() -> str:
-    """Return the name of this CPU; on ARM, its part number."""
+    """Return the name of this CPU; on ARM, the CPU's part number."""
     name_lines = (line for line in _cpu_lines() if line.startswith(("model name", "CPU part")))
     return next((line.partition(":")[2].strip() for line in name_lines), platform.processor())
 
@@ -83,16 +85,16 @@ def _cpu_lines() -> list[str]:
 
 
 def choose_precision(
-    run: Run, images: Tensor, key: str, count: int | None = None, classes: bool = True
+    run: ForwardPass, images: Tensor, key: str, count: int | None = None, classes: bool = True
 ) -> PrecisionChoice:
-    """Choose bfloat16 if it is at least 1.3 times as fast on this CPU, and gives nearly the same outputs.
+    """Choose bfloat16 if it is at least 1.3 times as fast as float32 on this CPU, and gives nearly the same outputs.
 
     Args:
         run: Function from (B, C, H, W) images to (B, D) logits or features.
-        images: (N, C, H, W) inputs of the network; only the first few are used.
+        images: (N, C, H, W) inputs of the network, of which the first 8 are used.
         key: Name of the architecture, under which the measured speed is cached.
-        count: Total number of images for which the choice is made; None if unknown.
-        classes: Whether the outputs are logits, whose predicted classes must be equal; False for features.
+        count: Total number of images to process with the chosen precision; None if unknown.
+        classes: Whether the outputs are logits, so that the predicted classes must be equal; False for features.
     """
     flags = bfloat16_flags()
     if images.device.type != "cpu":
@@ -109,10 +111,10 @@ def choose_precision(
         return decide_precision(measure_speed(run, images, key), exact, rounded_outputs, classes)
 
 
-def measure_speed(run: Run, images: Tensor, key: str) -> float:
-    """Return the speed of bfloat16 as a multiple of the speed of float32.
+def measure_speed(run: ForwardPass, images: Tensor, key: str) -> float:
+    """Return the speed of bfloat16 relative to float32.
 
-    It is measured once for each CPU, network and image size, and then read from the cache folder.
+    The speed is measured once for each CPU, network and image size, and then read from the cache folder.
     """
     size = "x".join(map(str, images.shape[1:]))
     machine = f"{cpu_name()} {platform.machine()} {' '.join(bfloat16_flags())}, {torch.get_num_threads()} threads"
@@ -133,34 +135,36 @@ def decide_precision(speed: float, exact: Tensor, rounded: Tensor, classes: bool
     """Choose the precision from a measurement.
 
     Args:
-        speed: Speed of bfloat16 as a multiple of the speed of float32.
+        speed: Speed of bfloat16 relative to float32.
         exact: (B, D) outputs with float32.
         rounded: (B, D) outputs with bfloat16.
-        classes: Whether the outputs are logits, whose predicted classes must be equal; False for features.
+        classes: Whether the outputs are logits, so that the predicted classes must be equal; False for features.
     """
     if speed < MIN_SPEEDUP:
-        reason = f"float32: bfloat16 is {speed:.1f} times as fast here, less than {MIN_SPEEDUP}"
+        reason = f"float32: bfloat16 is {speed:.1f} times as fast here, expected at least {MIN_SPEEDUP}"
         return PrecisionChoice(None, reason, measured=True)
     cosine = float(F.cosine_similarity(exact.float(), rounded.float()).min())
     if not cosine >= MIN_COSINE:
-        return PrecisionChoice(None, f"float32: the outputs of bfloat16 differ (cosine {cosine:.4f})", measured=True)
+        return PrecisionChoice(
+            None, f"float32: the outputs with bfloat16 differ (cosine similarity {cosine:.4f})", measured=True
+        )
     if classes and not torch.equal(exact.argmax(1), rounded.argmax(1)):
-        return PrecisionChoice(None, "float32: bfloat16 changes the class of some images", measured=True)
+        return PrecisionChoice(None, "float32: bfloat16 changes the predicted class of some images", measured=True)
     agreement = "the same classes" if classes else "nearly the same outputs"
     tested = counted(len(exact), "tested image")
     reason = f"bfloat16: {speed:.1f} times as fast as float32 here, with {agreement} for {tested}"
     return PrecisionChoice(torch.bfloat16, reason, speed, measured=True)
 
 
-def _time_run(run: Run, images: Tensor, dtype: torch.dtype | None) -> tuple[Tensor, float]:
-    """Return the outputs for images, computed under autocast if `dtype` is not None, and the seconds that it took."""
+def _time_run(run: ForwardPass, images: Tensor, dtype: torch.dtype | None) -> tuple[Tensor, float]:
+    """Return the outputs for images, computed under autocast if `dtype` is not None, and the time in seconds."""
     start_time = time.perf_counter()
     with torch.autocast("cpu", dtype=dtype or torch.bfloat16, enabled=dtype is not None):
         outputs = run(images)
     return outputs, time.perf_counter() - start_time
 
 
-def _median_speedup(run: Run, images: Tensor) -> float:
+def _median_speedup(run: ForwardPass, images: Tensor) -> float:
     """Return the median speed of bfloat16 relative to float32, over alternating rounds."""
     ratios: list[float] = []
     total_seconds = 0.0

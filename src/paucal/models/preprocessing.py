@@ -24,14 +24,14 @@ class Preprocessing:
 
     Attributes:
         image_size: (height, width) of the input in pixels.
-        crop_ratio: Side of the centre crop, divided by the side to which the image is resized before.
+        crop_ratio: Side of the centre crop, divided by the side to which the image is resized before the crop.
         interpolation: "bicubic" or "bilinear".
-        mean: Mean of each channel that is subtracted, for pixels in [0, 1].
-        std: Standard deviation by which each channel is divided, for pixels in [0, 1].
+        mean: Mean of each channel, which is subtracted from pixel values in [0, 1].
+        std: Standard deviation of each channel, by which the centred pixel values are divided.
         value_range: Values of black and white in images of more than 8 bits per channel, measured on the training
-            images; None if these had 8 bits.
-        resize: How images of another shape are fitted to the input: "crop", "letterbox" or "squash".
-        channel_ranges: Value range of each channel, instead of `value_range`, if there are not three channels.
+            images; None if the training images have 8 bits per channel.
+        resize: How images with another aspect ratio are fitted to the input: "crop", "letterbox" or "squash".
+        channel_ranges: Value range of each channel, used instead of `value_range` if the number of channels is not 3.
     """
 
     image_size: tuple[int, int]
@@ -51,20 +51,20 @@ class Preprocessing:
         if self.interpolation not in RESAMPLING:
             self._refuse_value("interpolation", f"one of {', '.join(RESAMPLING)}")
         if len(self.mean) != len(self.std):
-            self._refuse_value("mean", f"as many numbers as std has, {len(self.std)}")
+            self._refuse_value("mean", f"{len(self.std)} numbers, as for std")
         for name, lower in (("mean", -math.inf), ("std", 0.0)):
             values = getattr(self, name)
             if not 1 <= len(values) <= MAX_CHANNELS or not all(
                 is_number(value) and lower < value < math.inf for value in values
             ):
-                self._refuse_value(name, "a number for each channel, positive ones for std")
+                self._refuse_value(name, "a number for each channel, which must be positive for std")
         if self.resize not in get_args(Resize):
             self._refuse_value("resize", f"one of {', '.join(get_args(Resize))}")
         if self.value_range is not None and not _is_range(self.value_range):
-            self._refuse_value("value_range", "two increasing numbers, or none")
+            self._refuse_value("value_range", "two increasing numbers, or null")
         ranges = self.channel_ranges
         if ranges is not None and not (len(ranges) == self.channels and all(map(_is_range, ranges))):
-            self._refuse_value("channel_ranges", "two increasing numbers per channel, or none")
+            self._refuse_value("channel_ranges", "two increasing numbers per channel, or null")
 
     @property
     def channels(self) -> int:
@@ -75,7 +75,10 @@ class Preprocessing:
         raise UserError(f"The preprocessing of a model has {name} {getattr(self, name)!r}, expected {expected}.")
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the fields as plain values; those that earlier versions did not have are left out at their default."""
+        """Return the fields as plain values, except newer fields with their default value.
+
+        Earlier versions of paucal, which do not have the newer fields, can then read the result.
+        """
         newer_defaults = {"value_range": None, "resize": "crop", "channel_ranges": None}
         return {
             name: value
@@ -100,13 +103,13 @@ class Preprocessing:
         Raises:
             UserError: a value is out of range.
             AttributeError: the value is not a mapping.
-            TypeError: an entry is missing, unknown or of another type.
+            TypeError: a field is missing, unknown or of another type.
         """
         return cls(**{name: _as_tuples(value) for name, value in stored.items()})
 
     @property
     def reading(self) -> Reading:
-        """Options for decoding images for the model: no larger than needed, with the value ranges of its training."""
+        """Options for decoding the model's images: the size that the model needs, and its channels and value ranges."""
         return Reading(side_for(self.image_size), self.value_range, self.channels, self.channel_ranges)
 
     def transform(self) -> EvalTransform:

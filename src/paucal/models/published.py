@@ -1,4 +1,4 @@
-"""Reading published weights: those of timm (from a package, the cache or the network), and checkpoints in files."""
+"""Reading published weights: timm's weights (from a package, the cache or the network), and checkpoint files."""
 
 from collections.abc import Mapping, Sequence
 from functools import cache
@@ -57,11 +57,11 @@ def imagenet_classes(name: str) -> tuple[str, ...] | None:
 
 
 def read_timm(name: str, init: bool = True) -> StartWeights:
-    """Return the weights of a model: added by the user, else those of timm from a package, the cache or the network.
+    """Return the weights that the user has added for a model, else timm's weights from a package, the cache or the web.
 
     Args:
         name: timm name of the model.
-        init: Whether the weights are for `--init`, which error messages then mention.
+        init: Whether the weights are for `--init`, so that error messages mention this option.
     """
     added_card = find_added_weights(name)
     if added_card is not None:
@@ -76,7 +76,7 @@ def read_timm(name: str, init: bool = True) -> StartWeights:
     config = timm_config(name)
     if config is None or not config.has_weights:
         raise UserError(
-            f"--init timm: timm publishes no weights of {name}; give a run, a file, or none for random weights."
+            f"--init timm: timm publishes no weights of {name}; give --init a run, a file, or none for random weights."
             if init
             else f"timm publishes no weights of {name}: give a run."
         )
@@ -89,15 +89,15 @@ def read_timm(name: str, init: bool = True) -> StartWeights:
         reason = (str(problem).split("\n")[0].split(". ")[0] or type(problem).__name__).rstrip(".")
         failure = f"the weights of {name} could not be downloaded ({reason})"
         raise UserError(
-            f"--init timm: {failure}; download {address} on a machine with a network and give the file to --init."
+            f"--init timm: {failure}; download {address} on a connected machine and give the file to --init."
             if init
-            else f"{failure}: give a run, or try again with a network."
+            else f"{failure}: give a run, or try again with a network connection."
         ) from problem
     return _start_weights(model, dict(model.state_dict()), f"timm's weights of {name}", name)
 
 
 def _added_classes(card: AddedWeights) -> tuple[str, ...] | None:
-    """Return the class names of added weights; None unless timm lists as many classes for the tag in their name."""
+    """Return timm's class names for the tag in the name of added weights; None if their number differs."""
     names = imagenet_classes(card.name) if "." in card.name else None
     return names if names is not None and len(names) == card.classes else None
 
@@ -120,14 +120,14 @@ def _start_weights(model: nn.Module, state: dict[str, torch.Tensor], source: str
     return StartWeights(state, source, name, _class_names(subset) if subset else None, position_grid(model))
 
 
-@cache  # without it, timm reads its tables of 22,000 classes each time
+@cache  # because timm would otherwise read its tables of 22,000 classes each time
 def _class_names(subset: str) -> tuple[str, ...]:
     """Return the class names of a subset of ImageNet, in timm's order."""
     return tuple(ImageNetInfo(subset).label_names())
 
 
 def model_of_file(path: Path, tree: Mapping[str, Any], setting: str = "") -> str:
-    """Return the timm name of the model that fits a file's tensors; raises a UserError if none is recognised."""
+    """Return the timm name of the model that fits a file's tensors; raise a UserError if no model is recognised."""
     name = suggest_model(tree)
     if name is None:
         raise UserError(
@@ -152,18 +152,18 @@ def load_published(
     Args:
         model: A model of timm or paucal.
         file: File written by `torch.save`, or safetensors.
-        network: Network to load from a file with several networks ("teacher", "student", "state_dict_ema"); by default
-            a moving average or the teacher.
+        network: Key of the network to load from a file with several networks, such as "teacher", "student" or
+            "state_dict_ema"; by default, the moving average of the weights or the teacher.
         classes: Class names of the model's outputs; None if unknown.
         head: Treatment of the classifier: "auto" loads it if it fits, "keep" requires that it fits, "fresh" never
             loads it.
 
     Returns:
-        Which tensors were loaded, adapted, left out and missing; print it to read it.
+        A report of the tensors that were loaded, adapted, left out and missing, which can be printed.
 
     Raises:
-        UserError: the file is damaged or contains Python objects, too few tensors match, or a recognised checkpoint is
-            of another variant of the model.
+        UserError: the file is damaged or contains Python objects, too few tensors match, or a recognised checkpoint
+            belongs to another variant of the model.
     """
     path = Path(file).expanduser()
     tree, source = read_untrusted(path), f"the file {path.name}"

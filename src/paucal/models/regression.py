@@ -1,4 +1,4 @@
-"""The card of a model that predicts a number, or an ordered grade such as 0 to 4, and the meaning of its output."""
+"""The card of a regression model, which predicts a number or an ordered grade (such as 0 to 4) from its output."""
 
 import math
 import sys
@@ -16,19 +16,18 @@ from paucal.models.preprocessing import is_number
 from paucal.models.tasks import REGRESSION
 from paucal.types import UserError
 
-INTERVAL_LEVEL = 0.9  # share of images whose true value should be in the prediction interval
-NORMAL_QUANTILE = (
-    1.645  # standard deviations on either side of the mean that contain this share of a normal distribution
-)
-MAX_GRADES = 12  # grades of a scale
+INTERVAL_LEVEL = 0.9  # fraction of images whose true value should be in the prediction interval
+# `INTERVAL_LEVEL` of a normal distribution is within this many standard deviations of the mean.
+NORMAL_QUANTILE = 1.645
+MAX_GRADES = 12  # largest number of grades of a target
 FloatArray = NDArray[np.float64]
 
 
-class NumberPredictions(NamedTuple):
+class IntervalPredictions(NamedTuple):
     """The predictions of a model for N images.
 
     Attributes:
-        predicted: (N,) predicted numbers.
+        predicted: (N,) predicted values.
         low: (N,) lower ends of the 90 % prediction intervals.
         high: (N,) upper ends of the 90 % prediction intervals.
     """
@@ -46,9 +45,9 @@ class Grades:
     lower grade is sigmoid(slope (cuts[k] - z)).
 
     Attributes:
-        lowest: First grade.
-        cuts: (K - 1,) outputs at which grades meet, ascending.
-        slope: Positive factor.
+        lowest: Lowest grade.
+        cuts: (K - 1,) outputs of the network that separate consecutive grades, ascending.
+        slope: Positive slope in the sigmoid.
 
     Example:
         >>> Grades(1, (1.5, 2.5), 2.0).probabilities(np.array([2.0])).round(2).tolist()
@@ -60,12 +59,12 @@ class Grades:
     slope: float
 
     @property
-    def names(self) -> tuple[int, ...]:
+    def values(self) -> tuple[int, ...]:
         """The K grades."""
         return tuple(range(self.lowest, self.lowest + len(self.cuts) + 1))
 
     def cumulative(self, outputs: FloatArray) -> FloatArray:
-        """Return (N, K + 1) cumulative probabilities: column k is for the first k grades, from 0 to 1."""
+        """Return (N, K + 1) cumulative probabilities, whose column k is the probability of the first k grades."""
         logits = self.slope * (np.asarray(self.cuts) - outputs[:, None])
         inner_columns = 1 / (1 + np.exp(-np.clip(logits, -500, 500)))
         return np.pad(inner_columns, ((0, 0), (1, 1)), constant_values=((0, 0), (0, 1)))
@@ -74,22 +73,22 @@ class Grades:
         """Return the (N, K) probabilities of the grades for (N,) outputs."""
         return np.diff(self.cumulative(outputs), axis=1)
 
-    def misses(self, outputs: FloatArray, truth: FloatArray) -> FloatArray:
-        """Return the (N,) smallest margins for which `read` gives an interval that contains the true grade.
+    def required_margins(self, outputs: FloatArray, truth: FloatArray) -> FloatArray:
+        """Return the (N,) smallest margins for which the intervals of `read` contain the (N,) true grades.
 
-        A margin is a probability between the median and the end of the interval; it is 0 if the true grade is the
-        median.
+        A margin is the probability between the median and either end of the interval; the required margin is 0 if the
+        true grade is the median.
         """
         rows, index = np.arange(len(truth)), (truth - self.lowest).astype(np.int64)
         cumulative = self.cumulative(outputs)
         return np.maximum(0.0, np.maximum(0.5 - cumulative[rows, index + 1], cumulative[rows, index] - 0.5))
 
-    def read(self, outputs: FloatArray, margin: float) -> NumberPredictions:
+    def read(self, outputs: FloatArray, margin: float) -> IntervalPredictions:
         """Return the median grades, and the grades at cumulative probabilities of 0.5 - margin and 0.5 + margin."""
         cumulative = self.cumulative(outputs)
         median_and_low = [(cumulative[:, 1:] < 0.5 - distance).sum(1) for distance in (0.0, margin)]
         high = (cumulative[:, :-1] <= 0.5 + margin).sum(1) - 1
-        return NumberPredictions(*(self.lowest + index.astype(np.float64) for index in (*median_and_low, high)))
+        return IntervalPredictions(*(self.lowest + index.astype(np.float64) for index in (*median_and_low, high)))
 
 
 @dataclass(frozen=True)
@@ -99,11 +98,11 @@ class RegressionCard(ModelCard):
     `classes` contains only the name of the target.
 
     Attributes:
-        half_width: Half the width of 90 % prediction intervals; with grades, the margin for `Grades.read`. Infinite if
-            there were too few images to estimate it.
+        half_width: Half the width of the 90 % prediction intervals or, if there are grades, the margin for
+            `Grades.read`. Infinite if there were too few images for an estimate.
         mean: Mean of the target over the training images.
         deviation: Standard deviation of the target over the training images.
-        grades: Model of the grades for which the output stands; None if the output is the prediction.
+        grades: Model that converts the network's output to grades; None if the output is the prediction itself.
     """
 
     task: ClassVar[str] = REGRESSION
@@ -120,11 +119,11 @@ class RegressionCard(ModelCard):
         if not all(map(_is_finite, (self.mean, self.deviation, half_width))) or self.deviation <= 0 or half_width < 0:
             raise UserError(
                 "a model card has a mean that is not a finite number, a deviation that is not positive, or a negative "
-                "half_width: restore it."
+                "half_width: restore model.json."
             )
         if self.grades is not None and not _are_valid(self.grades):
             raise UserError(
-                "a model card has invalid grades, expected ascending cuts and a positive slope: restore it."
+                "a model card has invalid grades, expected ascending cuts and a positive slope: restore model.json."
             )
 
     @property
@@ -136,11 +135,11 @@ class RegressionCard(ModelCard):
         """Return the (N, 1) outputs of the network unchanged, since they are not logits."""
         return logits.float()
 
-    def read(self, outputs: FloatArray) -> NumberPredictions:
+    def read(self, outputs: FloatArray) -> IntervalPredictions:
         """Return the predictions for (N,) outputs of the network."""
         if self.grades is not None:
             return self.grades.read(outputs, self.half_width)
-        return NumberPredictions(outputs, outputs - self.half_width, outputs + self.half_width)
+        return IntervalPredictions(outputs, outputs - self.half_width, outputs + self.half_width)
 
     def describe(self, output: float) -> str:
         """Return the prediction for an output with its interval, as text.
@@ -169,7 +168,7 @@ class RegressionCard(ModelCard):
         return spec.num_classes, {
             "half_width": math.inf if half_width is None else half_width,
             "mean": stored["mean"],
-            # Missing in cards of earlier versions: use the standard deviation of the errors, which is not larger.
+            # For cards of earlier versions, use the standard deviation of the errors, which is not larger.
             "deviation": stored.get("deviation", half_width / NORMAL_QUANTILE if half_width else 1.0),
             "reads_stages": stored.get("reads_stages", False) is True,
             "grades": grades,

@@ -24,10 +24,10 @@ def read_card(run: RunFolder, card_class: type[C] = ModelCard) -> C:
 
     Args:
         run: Folder of the run.
-        card_class: Class of the card; with `ModelCard`, models that predict a number get a `RegressionCard`.
+        card_class: Class of the card. If it is `ModelCard`, regression models get a `RegressionCard`.
     """
     if run.last.exists() and not run.card.exists():
-        raise UserError(f"{str(run.path)!r} was stopped before it saved a model: resume it with --resume first.")
+        raise UserError(f"{str(run.path)!r} was stopped before it saved a model: resume the run with --resume first.")
     return card_from_dict(run.read_json(run.card.name), card_class)
 
 
@@ -39,7 +39,7 @@ def card_from_dict(stored: Mapping[str, Any], card_class: type[C] = ModelCard) -
 
 
 def stored_card(run: RunFolder | None, card_class: type[C] = ModelCard) -> C | None:
-    """Read the card of a run's model; None without a run, or if the run has not saved a model yet."""
+    """Read the card of a run's model; None if `run` is None or has not saved a model yet."""
     return None if run is None or not run.card.is_file() else read_card(run, card_class)
 
 
@@ -52,7 +52,7 @@ def load_saved(
         The network, its card, and its device.
     """
     folder = run if isinstance(run, RunFolder) else open_model_folder(path_text(run, "the run"))
-    target = usable_device(device)
+    torch_device = usable_device(device)
     card = read_card(folder, card_class)
     module = card.build()
     try:
@@ -60,6 +60,6 @@ def load_saved(
     except RuntimeError as problem:
         reason = str(problem).split("\n")[1].strip() if "\n" in str(problem) else str(problem)
         raise UserError(
-            f"{str(folder.weights)!r} does not fit its model.json ({reason[:200]}): restore both, or train again."
+            f"{str(folder.weights)!r} does not fit its model.json ({reason[:200]}): restore both files, or train again."
         ) from problem
-    return module.eval().to(target), card, target
+    return module.eval().to(torch_device), card, torch_device

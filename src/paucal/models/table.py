@@ -1,4 +1,6 @@
-"""The table of all models with size, cost and source, stored because measuring over a thousand models takes minutes.
+"""The table of all models with their sizes, costs and sources.
+
+The table is stored in the package, because measuring over a thousand models takes minutes.
 
 Neither timm nor torch is imported here, so that `paucal models` and shell completion respond at once.
 """
@@ -64,7 +66,7 @@ def _table_text() -> str:
 
 
 def read_table(lines: Iterable[str]) -> Iterator[tuple[str, ListedModel]]:
-    """Yield the name and entry of each model in a CSV table; lines that begin with # are comments."""
+    """Yield the name and the entry of each model in a CSV table; lines that begin with # are comments."""
     reader = csv.DictReader(line for line in lines if not line.startswith("#"))
     if tuple(reader.fieldnames or ()) != COLUMNS:
         raise UserError(f"the table of models has columns {reader.fieldnames}, expected {list(COLUMNS)}.")

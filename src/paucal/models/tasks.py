@@ -7,14 +7,20 @@ from paucal.runs import RunFolder, open_model_folder
 from paucal.runs.folder import CONFIG_FILE
 
 CLASSIFICATION, DETECTION, SEGMENTATION, REGRESSION = "classification", "detection", "segmentation", "regression"
-# The verb that trains for each task.
-VERBS = {CLASSIFICATION: "train", DETECTION: "detect", SEGMENTATION: "segment", REGRESSION: "train --target"}
+# The command that trains a model for each task.
+TRAINING_COMMANDS = {
+    CLASSIFICATION: "train",
+    DETECTION: "detect",
+    SEGMENTATION: "segment",
+    REGRESSION: "train --target",
+}
 
 
 def task_of(model: str | os.PathLike[str]) -> str:
-    """Return the task that the `model.json` of a run names; "classification" if it names none.
+    """Return the task in the `model.json` of a run; "classification" if the file does not name a task.
 
-    Other paths (an exported model, a missing file) count as classifiers too: opening them later reports any problem.
+    Other paths (an exported model, a missing file) also count as classifiers, since opening them later reports any
+    problem.
     """
     path = Path(model)
     run_files = (CONFIG_FILE, f"*/{CONFIG_FILE}", RunFolder(path).card.name)

@@ -1,4 +1,4 @@
-"""Trained models that classify images, with their preprocessing and class names; saving and loading them."""
+"""Trained models for classification and regression, with their preprocessing and class names."""
 
 import json
 import os
@@ -63,7 +63,7 @@ def unwrap(module: nn.Module) -> nn.Module:
 
 @dataclass(frozen=True)
 class TrainedModel:
-    """A trained model with what is needed to classify images.
+    """A trained model for classification or regression, with its preprocessing and class names.
 
     Attributes:
         module: The timm model, in evaluation mode.
@@ -84,7 +84,7 @@ class TrainedModel:
         """Return the model unchanged.
 
         Raises:
-            UserError: the model is a pre-trained backbone without a classifier, or predicts numbers.
+            UserError: the model is a pre-trained backbone without a classifier, or a regression model.
         """
         if isinstance(self.card, RegressionCard):
             raise UserError(
@@ -106,12 +106,14 @@ class TrainedModel:
         """Return a model that runs under autocast with this dtype; for None, the model unchanged.
 
         Raises:
-            UserError: the model predicts numbers, which 16 bits would round to two or three digits.
+            UserError: the model is a regression model, whose predictions would be rounded to two or three digits.
         """
         if dtype is None:
             return self
         if isinstance(self.card, RegressionCard):
-            raise UserError("--precision: 16 bits would round predicted numbers to two or three digits: leave it out.")
+            raise UserError(
+                "--precision: 16 bits would round predicted numbers to two or three digits; remove --precision."
+            )
         return replace(self, module=LowerPrecision(self.module, dtype))
 
     @torch.inference_mode()

@@ -1,4 +1,4 @@
-"""Objectives: the networks and losses of each training method, with the interface that `base.py` defines."""
+"""Objectives: a module for each training method with its networks and losses; `base.py` defines the interface."""
 
 from paucal.objectives.base import Objective, Term
 from paucal.objectives.distillation import Distillation

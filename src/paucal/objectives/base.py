@@ -1,6 +1,6 @@
 """The interface between a training method and the trainer.
 
-The trainer uses an objective through this interface only, so a new method needs no change in `training/`.
+The trainer uses an objective only through this interface, so a new method needs no change in `training/`.
 """
 
 from abc import ABC, abstractmethod
@@ -14,30 +14,31 @@ from paucal.types import Batch, DataRequest, FeatureRequest, Features, GroupScal
 
 
 class Objective(nn.Module, ABC):
-    """A training method as a module: it has the method's networks, heads, teachers and state, and computes its losses.
+    """A training method as a module that contains the method's networks, heads and teachers, and computes its losses.
 
-    All state that must survive from one step to the next is a parameter or a buffer, so that the state dict has all
-    that a checkpoint needs. `forward` takes random numbers from the device's global generator, which the trainer seeds
-    before every forward pass, or from generators that are seeded from `progress`.
+    All state that must persist from one step to the next is a parameter or a buffer, so that the state dict contains
+    everything that a checkpoint needs. `forward` draws random numbers from the device's global generator, which the
+    trainer seeds before every forward pass, or from generators that are seeded from `progress`.
     """
 
     data_request: DataRequest = DataRequest()
-    decays_tables: bool = False  # whether weight decay also applies to tokens and tables, see `training.optimizers`
+    # Whether weight decay also applies to class tokens and position tables, see `training.optimizers`.
+    decays_tables: bool = False
 
     @abstractmethod
     def forward(self, batch: Batch, progress: Progress) -> LossTerms:
-        """Return the unweighted losses of a batch by name, and their weights."""
+        """Return the unweighted losses of a batch, and the weight of each loss, by name."""
 
     @abstractmethod
     def deployable(self) -> nn.Module:
-        """Return the module that is saved as the trained model; the moving average is of its weights."""
+        """Return the module that is saved as the trained model, whose weights enter the moving average."""
 
     @abstractmethod
     def backbones(self) -> Sequence[FeatureBackbone]:
-        """Return the backbones that the run trains or that average trained ones, the deployed backbone first.
+        """Return the backbones that the run trains, and moving averages of these, with the deployed backbone first.
 
-        Initial weights are loaded into these; they are described to the user, compiled, and sharded over processes. A
-        frozen network, such as a guide, is not one of them.
+        Initial weights are loaded into these backbones. They are described to the user, compiled, and sharded over
+        processes. Frozen networks, such as a guide, are left out.
         """
 
     def compilable(self) -> Iterable[nn.Module]:
@@ -47,38 +48,38 @@ class Objective(nn.Module, ABC):
     def shardable(self) -> Iterable[nn.Module]:
         """Return the modules whose weights may be gathered one module at a time if they are sharded over processes.
 
-        They must be used by calling the module, none may be inside another, and no other code may use their weights.
+        Each module must be used by calling it, none may be inside another, and no other code may use its weights.
         """
         models = [backbone.model for backbone in self.backbones()]
         return [model.get_submodule(name) for model in models for name in block_names(model)]
 
     def parameter_group(self, name: str) -> str:
-        """Return the label of the group of the parameter with this name; see `group_scales`."""
+        """Return the label of the parameter group that the parameter `name` belongs to; see `group_scales`."""
         return "main"
 
     def group_scales(self, progress: Progress) -> GroupScales:
-        """Return the factors of the learning rate and the weight decay of each group; 1 for labels that are missing."""
+        """Return factors for the learning rate and weight decay by parameter group; the default factor is 1."""
         return {}
 
     def before_step(self, progress: Progress) -> None:
-        """Change gradients between the backward pass and the optimizer step, for example to freeze or to clip."""
+        """Change gradients between backward pass and optimizer step, for example to freeze parameters or to clip."""
 
     def after_step(self, progress: Progress) -> None:
-        """Update state such as teachers and centres after an optimizer step, which `progress.step` already counts."""
+        """Update state such as teachers and centres after an optimizer step; `progress.step` includes this step."""
 
     def chance_levels(self) -> dict[str, float]:
-        """Return by name the value that each loss has for predictions that ignore the images; some may be missing."""
+        """Return the value of each loss, by name, for predictions that ignore the images, as far as it is known."""
         return {}
 
     def diagnostics(self) -> dict[str, Tensor]:
-        """Return metrics that help to detect failures such as collapse, as scalars on the device."""
+        """Return metrics that help to detect failures such as collapse, as scalar tensors on the device."""
         return {}
 
 
 class Term(nn.Module, ABC):
-    """An extra loss, such as DrLoc, on the features of a supervised method's forward pass.
+    """An extra loss, such as DrLoc, on the features that a supervised method computes in its forward pass.
 
-    `request` says which features `forward` gets.
+    The attribute `request` specifies the features that are passed to `forward`.
     """
 
     request: FeatureRequest = FeatureRequest()
@@ -89,10 +90,10 @@ class Term(nn.Module, ABC):
 
     @abstractmethod
     def forward(self, features: Features, batch: Batch, progress: Progress) -> Tensor:
-        """Return the unweighted loss, a scalar."""
+        """Return the unweighted loss, a scalar tensor."""
 
     def chance_level(self) -> float | None:
-        """Return the loss of the best predictions that ignore the images; None if it is unknown."""
+        """Return the loss of the best predictions that ignore the images; None if this loss is unknown."""
         return None
 
     @abstractmethod

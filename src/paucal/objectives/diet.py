@@ -1,4 +1,4 @@
-"""DIET (arXiv:2302.10260) and its continued pre-training, DIET-CP (arXiv:2509.06990): one class per training image."""
+"""DIET (one class per training image, arXiv:2302.10260) and its continued pre-training, DIET-CP (arXiv:2509.06990)."""
 
 import math
 from collections.abc import Sequence
@@ -13,15 +13,15 @@ from paucal.types import Batch, Crops, LossTerms, Progress
 
 
 class Diet(OneNetwork):
-    """A backbone with a linear classifier on the pooled features, which predicts which image a view was cut from.
+    """A backbone with a linear classifier on the pooled features that predicts which image a view was cropped from.
 
     Args:
         spec: Backbone without a classifier, with the image size of the global views.
         crops: Groups of views with their sizes, global views first.
-        images: Number of classes; image i has the class i modulo this number.
-        smoothing: Label smoothing.
+        images: Number of classes, usually the number of images; image i has the class i modulo this number.
+        smoothing: Label smoothing, the fraction of the target that is spread over all classes.
         drop_path_rate: Stochastic depth rate of the backbone.
-        tuning: Which parts of a pretrained backbone are frozen; None to train all of it.
+        tuning: Fine-tuning options, such as which parts of the backbone are frozen; None to train the whole backbone.
     """
 
     def __init__(
@@ -43,5 +43,5 @@ class Diet(OneNetwork):
         return LossTerms({"image": diet_loss(logits, batch.ids % self.images, self.smoothing)})
 
     def chance_levels(self) -> dict[str, float]:
-        """Return the loss if all images have the same probability."""
+        """Return the loss of predicting the same probability for all classes."""
         return {"image": math.log(self.images)}

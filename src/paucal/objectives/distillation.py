@@ -1,4 +1,4 @@
-"""Distillation as an extra loss in any supervised run (DeiT, Touvron et al., ICML 2021, arXiv:2012.12877)."""
+"""Distillation as an extra loss for any supervised training (DeiT, Touvron et al., ICML 2021, arXiv:2012.12877)."""
 
 from collections.abc import Sequence
 
@@ -10,22 +10,22 @@ from paucal.losses.distillation import hard_distillation_loss, soft_distillation
 from paucal.objectives.guided import GuidedTerm
 from paucal.types import Batch, Features, Progress
 
-WEIGHT = 1.0  # DeiT weights both losses by 0.5, which gives the same steps with AdamW
+WEIGHT = 1.0  # DeiT weights both losses by 0.5, which gives the same steps, since AdamW normalises gradients
 
 
 class Distillation(GuidedTerm):
-    """A loss that compares predictions with those of a teacher for the same view, in addition to the loss on labels.
+    """An extra loss that compares the network's predictions with a teacher's predictions for the same view.
 
     In a network with a distillation token, such as DeiT's, the class token is trained on the labels and the
-    distillation token on the teacher's predictions; the network predicts with the mean of both. In other networks, the
-    only classifier is trained on both.
+    distillation token on the teacher's predictions, and the network predicts with the mean of the two outputs. In other
+    networks, the only classifier is trained on the labels and on the teacher's predictions.
 
     Args:
         teacher: Trained classifier, which stays frozen and in evaluation mode.
         classes: Number of classes of the run.
         weight: Weight of the loss.
         size: (height, width) in pixels to which images are resized for the teacher; None for no resizing.
-        soft: Whether the target is the teacher's probabilities; False for its predicted class.
+        soft: Whether the targets are the teacher's probabilities; if false, the target is the predicted class.
         temperature: Divisor of the teacher's logits.
         channels: Number of channels of the images.
     """
@@ -45,7 +45,7 @@ class Distillation(GuidedTerm):
         self.register_buffer("columns", torch.arange(classes))
 
     def set_teacher_columns(self, columns: Sequence[int]) -> None:
-        """Set the index of each of the run's classes in the teacher's outputs, in the run's class order."""
+        """Set the index in the teacher's outputs of each of the run's classes, in the run's class order."""
         self.get_buffer("columns").copy_(torch.tensor(columns))
 
     def forward(self, features: Features, batch: Batch, progress: Progress) -> Tensor:
@@ -56,15 +56,15 @@ class Distillation(GuidedTerm):
         """
         logits = features.logits if features.distilled_logits is None else features.distilled_logits
         if logits is None:
-            raise ValueError("distillation needs a backbone with a classifier")
+            raise ValueError("distillation needs a backbone with a classifier, but the backbone returned no logits")
         compute_loss = soft_distillation_loss if self.soft else hard_distillation_loss
         return compute_loss(logits, self.teacher_logits(batch.views[0]))
 
     @torch.no_grad()
     def teacher_logits(self, images: Tensor) -> Tensor:
-        """Return the teacher's (B, K) logits for images in the run's normalisation.
+        """Return the teacher's (B, K) logits, divided by the temperature, in the run's class order.
 
-        Classes are in the run's order, and logits are divided by the temperature.
+        `images` are normalised as in the run. This method converts the images to the teacher's normalisation and size.
         """
         images = self.renormalise(images)
         if self._size is not None:
@@ -72,5 +72,5 @@ class Distillation(GuidedTerm):
         return self.guide(images)[:, self.get_buffer("columns")] / self._temperature
 
     def weight(self, progress: Progress) -> float:
-        """Return the constant weight."""
+        """Return the weight, which is constant."""
         return self._weight

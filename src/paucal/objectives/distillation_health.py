@@ -1,20 +1,21 @@
 """Health metrics of self-distillation, for reports and for `evaluation.collapse`, which detects collapse.
 
-All metrics are scalars on the device, computed from one batch. Names of the region task's metrics start with `region_`;
-these are computed for the middle cell of a crop.
+All metrics are scalar tensors on the device, computed from one batch. Names of the region task's metrics start with
+`region_`. These metrics are computed for the cell in the middle of a crop's feature map.
 
-- `teacher_entropy`, `student_entropy`: mean entropy of the distributions over prototypes, in nats: ln K if all K
-  prototypes have the same probability, 0 if one has the probability 1.
-- `batch_entropy`: entropy of the teacher's distribution averaged over the images; small if all images have the same
-  prototypes.
-- `agreement`: share of images for which teacher and student, with different crops, have the same most likely prototype.
-- `feature_spread`, `effective_rank`: spread and number of directions of the teacher's features, see
+- `teacher_entropy`, `student_entropy`: mean entropy of the distributions over prototypes in nats, which is ln K if all
+  K prototypes have the same probability and 0 if one prototype has probability 1.
+- `batch_entropy`: entropy of the teacher's distribution averaged over the images of the batch, which is small if all
+  images have the same most likely prototypes.
+- `agreement`: fraction of images for which teacher and student, given different crops, have the same most likely
+  prototype.
+- `feature_spread`, `effective_rank`: spread of the teacher's features and number of directions in which they vary, see
   `losses.feature_health`.
 - `feature_norm`: mean L2 norm of the teacher's features.
 - `centre_norm`: L2 norm of the centre.
 
-Two metrics are for both tasks together: `teacher_temperature`, and `teacher_distance`, the L2 norm of the difference
-between the weights of the two backbones, divided by the L2 norm of the student's weights.
+Two metrics do not belong to a single task: `teacher_temperature`, and `teacher_distance`, which is the L2 norm of the
+difference between the weights of the two backbones, divided by the L2 norm of the student's weights.
 """
 
 import torch
@@ -37,11 +38,11 @@ def task_health(
     """Return the health metrics of one task.
 
     Args:
-        student: Head of the student.
-        teacher: Head of the teacher.
-        student_features: (B, P) features of one crop of each image.
-        teacher_features: (B, P) features of another crop of each image.
-        sharpness: Temperatures and centre.
+        student: Student's head for the task.
+        teacher: Teacher's head for the task.
+        student_features: (B, P) student's features of one crop of each image.
+        teacher_features: (B, P) teacher's features of another crop of each image.
+        sharpness: Temperatures and centre of the task.
     """
     teacher_scores = teacher(teacher_features).float()
     teacher_probabilities = teacher_scores.sub(sharpness.centre).div(sharpness.teacher_temperature).softmax(1)
@@ -60,7 +61,7 @@ def task_health(
 
 @torch.no_grad()
 def teacher_distance(student: DistilledNetwork, teacher: DistilledNetwork) -> Tensor:
-    """Return the L2 norm of the difference between the backbones' weights, divided by that of the student's weights."""
+    """Return the L2 norm of the difference between the backbones' weights, divided by the norm of the student's."""
     pairs = list(zip(teacher.backbone.parameters(), student.backbone.parameters(), strict=True))
     squared_distance = torch.stack([(first - second).square().sum() for first, second in pairs]).sum()
     squared_norm = torch.stack([value.square().sum() for _, value in pairs]).sum()

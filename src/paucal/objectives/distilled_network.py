@@ -13,11 +13,12 @@ from paucal.objectives.self_distillation_options import SelfDistillationOptions
 
 @dataclass(frozen=True)
 class CropFeatures:
-    """The features of V crops of B images.
+    """The features of V crops of each of B images.
 
     Attributes:
         pooled: (B, V, P) pooled features of the crops.
-        cells: One (B, T_v, P) tensor per crop, with the features of its T_v grid cells.
+        cells: One (B, T_v, P) tensor per crop, with the features at the T_v positions (cells) of the crop's feature
+            map.
     """
 
     pooled: Tensor
@@ -25,12 +26,12 @@ class CropFeatures:
 
 
 class DistilledNetwork(nn.Module):
-    """A student or a teacher: a backbone, a head for crops and, with the region task, another head for cells.
+    """A student or a teacher: a backbone, a head for crops and, if the region task is used, another head for cells.
 
     Args:
-        backbone: Backbone with a grid.
+        backbone: Backbone that returns a feature map.
         options: Options of the method.
-        trained: Whether the optimizer trains the network: True for the student.
+        trained: Whether the optimizer trains the network; true for the student, false for the teacher.
     """
 
     def __init__(self, backbone: FeatureBackbone, options: SelfDistillationOptions, trained: bool) -> None:
@@ -40,7 +41,7 @@ class DistilledNetwork(nn.Module):
         self.heads = nn.ModuleDict({name: _build_head(backbone.dim, options, trained) for name in names})
 
     def extract(self, crops: Sequence[Tensor]) -> CropFeatures:
-        """Return the features of V (B, C, H, W) crops; the backbone runs once for all crops of the same size."""
+        """Return the features of V crops, each (B, C, H, W); all crops of one size share a single forward pass."""
         pooled: list[Tensor] = [crops[0]] * len(crops)
         cells: list[Tensor] = [crops[0]] * len(crops)
         for numbers in group_by_size(crops):
@@ -52,7 +53,7 @@ class DistilledNetwork(nn.Module):
         return CropFeatures(torch.stack(pooled, 1), cells)
 
     def project(self, task: str, features: Tensor) -> Tensor:
-        """Return the projections (..., D) of features (..., P) by a task's head, as compared with its prototypes."""
+        """Return the (..., D) projections of (..., P) features, which the task's head compares with its prototypes."""
         return self.head(task).project(features)
 
     def prototypes(self, task: str) -> Tensor:
@@ -67,7 +68,7 @@ class DistilledNetwork(nn.Module):
 
 
 def group_by_size(crops: Iterable[Tensor]) -> list[list[int]]:
-    """Return the indices of the crops of each size, in the order in which the sizes first appear."""
+    """Return one list of crop indices for each crop size, in the order in which the sizes first appear."""
     groups: dict[torch.Size, list[int]] = {}
     for number, crop in enumerate(crops):
         groups.setdefault(crop.shape[2:], []).append(number)
@@ -76,7 +77,7 @@ def group_by_size(crops: Iterable[Tensor]) -> list[list[int]]:
 
 @torch.no_grad()
 def update_teacher(teacher: nn.Module, student: nn.Module, momentum: float, buffers: bool) -> None:
-    """Set a teacher's weights, and with `buffers` its buffers, to momentum * teacher + (1 - momentum) * student."""
+    """Set a teacher's weights (and buffers, if `buffers`) to momentum * teacher + (1 - momentum) * student."""
     for teacher_value, student_value in zip(teacher.parameters(), student.parameters(), strict=True):
         teacher_value.lerp_(student_value, 1 - momentum)
     for teacher_value, student_value in zip(teacher.buffers(), student.buffers(), strict=True) if buffers else ():
@@ -94,6 +95,6 @@ def _build_head(dim: int, options: SelfDistillationOptions, trained: bool) -> Pr
         options.bottleneck_dim,
         options.head_layers,
         options.head_batch_norm,
-        # The teacher's prototype lengths need no gradient: `update_teacher` averages the student's.
+        # The teacher's prototype lengths need no gradient, since `update_teacher` sets them from the student's lengths.
         options.norm_last_layer or not trained,
     )

@@ -1,7 +1,7 @@
-"""Dense relative localization as an extra loss in any supervised run.
+"""Dense relative localization as an extra loss for any supervised training.
 
 Source: Liu et al., "Efficient Training of Visual Transformers with Small Datasets", NeurIPS 2021.
-The formulas are in `paucal.losses.drloc`. This file adds the heads, the weight with its schedule, and the choice of
+The formulas are in `paucal.losses.drloc`. This file adds the heads, the schedule of the loss weight, and the choice of
 pairs.
 """
 
@@ -18,24 +18,24 @@ from paucal.losses.drloc_targets import class_counts
 from paucal.objectives.base import Term
 from paucal.objectives.drloc_head import LocalizationHead
 from paucal.objectives.drloc_options import PAPER, DrLocOptions, preset_options
-from paucal.objectives.random_streams import stream_seed
+from paucal.objectives.random_streams import derive_seed
 from paucal.types import Batch, FeatureRequest, Features, Progress, UserError
 
 
 class DrLoc(Term):
-    """Dense relative localization: predict the offset between two cells of the final grid.
+    """Dense relative localization, which predicts the offset between two positions ("cells") of the final feature map.
 
-    The pairs depend only on the seed, the forward pass and the position of an image in the joint batch of all
-    processes. So several processes train on the same pairs as one process with the joint batch.
+    The pairs depend only on the seed, the index of the forward pass and the position of an image in the joint batch of
+    all processes. So several processes train on the same pairs as one process with the joint batch.
 
     Args:
-        dims: Number of channels of each grid.
-        grids: (height, width) of each grid in cells, before pooling. In the modes "l1" and "signed" the heads do not
-            depend on the size, so the grids of `forward` may have other sizes.
+        dims: Number of channels of each feature map.
+        grids: (height, width) of each feature map before pooling. In the modes "l1" and "signed", the heads do not
+            depend on this size, so the maps that `forward` receives may have other sizes.
         options: Options of the loss.
 
     Raises:
-        UserError: a grid has a single cell after pooling.
+        UserError: A feature map has a single cell after pooling.
 
     Example:
         >>> term = DrLoc([32], [(7, 7)], DrLocOptions(weight=0.1, n_pairs=16))
@@ -71,9 +71,9 @@ class DrLoc(Term):
         model_name: str | None = None,
         **overrides: Any,
     ) -> "DrLoc":
-        """Build the term with the options of the paper or of the authors' code.
+        """Build the loss with the options of the paper or of the authors' code.
 
-        `dims` and `grids` are as for the class, the other arguments as for `preset_options`.
+        `dims` and `grids` are arguments of the class; the other arguments are those of `preset_options`.
 
         Example:
             >>> DrLoc.from_preset("reference", [768], [(14, 14)], model_name="vit_base_patch16_224").sizes
@@ -82,17 +82,17 @@ class DrLoc(Term):
         return cls(dims, grids, preset_options(preset, model_name=model_name, **overrides))
 
     def forward(self, features: Features, batch: Batch, progress: Progress) -> Tensor:
-        """Return the unweighted loss, summed over the grids and averaged over images and pairs."""
+        """Return the unweighted loss, summed over the feature maps and averaged over images and pairs."""
         grids = features.grids[-1:] if self.options.levels == "last" else features.grids
         if len(grids) != len(self.heads):
             raise ValueError(f"DrLoc has a head for each of {len(self.heads)} grids, got {len(grids)} grids")
         generator = torch.Generator(device=grids[0].device)
-        generator.manual_seed(stream_seed(self.options.seed, progress.micro_step))
+        generator.manual_seed(derive_seed(self.options.seed, progress.micro_step))
         levels = zip(grids, self.heads, self.sizes, strict=True)
         return torch.stack([self._grid_loss(*level, generator) for level in levels]).sum()
 
     def weight(self, progress: Progress) -> float:
-        """Return the weight lambda; with the schedule "ramp" it depends on the epoch."""
+        """Return the weight lambda, which depends on the epoch if the schedule is "ramp"."""
         options = self.options
         if options.schedule == "constant":
             return options.weight
@@ -102,7 +102,7 @@ class DrLoc(Term):
         return options.weight * max(0.0, 1 - (epoch - warmup) / (horizon - warmup))
 
     def chance_level(self) -> float:
-        """Return the expected loss of the best constant prediction, summed over the grids (`drloc_chance_level`)."""
+        """Return the expected loss of the best constant prediction (`drloc_chance_level`), summed over feature maps."""
         return sum(drloc_chance_level(*size, self.options) for size in self.sizes)
 
     @property
@@ -110,7 +110,7 @@ class DrLoc(Term):
         return self.options.mode in ("ce", "reg")
 
     def pooled(self, grid: Tensor) -> Tensor:
-        """Return the pooled grid, from which pairs are drawn."""
+        """Return the feature map after pooling, from which pairs are drawn."""
         pool = self.options.pool
         return grid if self.options.levels != "last" and not isinstance(pool, int) else pool_grid(grid, pool)
 
@@ -119,7 +119,7 @@ class DrLoc(Term):
         if height * width < 2:
             raise UserError(
                 f"DrLoc compares the cells of a grid and needs at least 2, but a grid of {size[0]} x {size[1]} cells "
-                "has only 1 after pooling; use larger images, a backbone with a smaller stride, or less pooling."
+                "has only 1 after pooling: use larger images, a backbone with a smaller stride, or less pooling."
             )
         return height, width
 
@@ -129,5 +129,5 @@ class DrLoc(Term):
         if self._classifies and (height, width) != size:
             raise ValueError(f"DrLoc's head has the offset classes of a {size} grid, got a {(height, width)} grid")
         all_pairs = draw_pairs(world_size() * batch, self.options.n_pairs, height, width, generator=generator)
-        pairs = all_pairs[rank() * batch : (rank() + 1) * batch]  # of this process's images
+        pairs = all_pairs[rank() * batch : (rank() + 1) * batch]  # the pairs for this process's images
         return drloc_loss(grid, head, self.options, pairs=pairs)

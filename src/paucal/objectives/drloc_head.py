@@ -1,4 +1,4 @@
-"""The small network that predicts the offset between two cells of a grid."""
+"""The small network that predicts the offset between two cells (positions) of a feature map."""
 
 import torch
 import torch.nn.functional as F
@@ -8,22 +8,24 @@ from paucal.losses.drloc_targets import gather_cells, pair_index
 
 
 class LocalizationHead(nn.Module):
-    """Three linear layers on the concatenated embeddings of a pair (Table 15 of the paper's supplement).
+    """Three linear layers on the concatenated embeddings of a pair of cells (Table 15 of the paper's supplement).
 
-    A ReLU follows each of the first two layers. The last layer has one output per coordinate or, for classification,
-    the logits for the row offset followed by those for the column offset. The layers have torch's default
-    initialisation. The paper does not name any; in the authors' code it depends on the backbone (truncated normal with
-    a standard deviation of 0.02 for Swin and T2T-ViT, torch's default for others).
+    A ReLU follows each of the first two layers. For regression, the last layer has one output for the row offset and
+    one for the column offset; for classification, it has logits for the row offset followed by logits for the column
+    offset. The layers have torch's default initialisation. The paper does not specify an initialisation; in the
+    authors' code, it depends on the backbone (truncated normal with a standard deviation of 0.02 for Swin and T2T-ViT,
+    torch's default for others).
 
-    If a grid has fewer cells than pairs, the first layer is applied once per cell and its outputs are gathered, which
-    gives the same result with less work.
+    If a feature map has fewer cells than pairs, the first layer is applied once per cell and the outputs are gathered,
+    which gives the same result with less work.
 
     Args:
-        dim: Number of channels of the grid.
-        hidden: Width of both hidden layers.
-        classes: Numbers of classes of the row offset and of the column offset; None to regress both offsets.
+        dim: Number of channels of the feature map.
+        hidden: Width of the two hidden layers.
+        classes: Number of classes of the row offset and number of classes of the column offset; None to regress the
+            offsets.
         extra_layer: Whether a head with `classes` has another linear layer before the last, as in the authors' code.
-            No non-linearity follows it, so it adds parameters but no expressive power.
+            No non-linearity follows this layer, so it adds parameters but no expressive power.
 
     Example:
         >>> head = LocalizationHead(768)
@@ -48,7 +50,7 @@ class LocalizationHead(nn.Module):
         """Return the predictions for the row offset and for the column offset of each pair.
 
         Args:
-            grid: (B, D, H, W) embeddings.
+            grid: (B, D, H, W) feature map.
             pairs: (B, m, 2, 2) pairs of cells, see `paucal.losses.drloc_targets`.
 
         Returns:
@@ -56,7 +58,8 @@ class LocalizationHead(nn.Module):
         """
         cells = grid.flatten(2).transpose(1, 2).to(self.first.weight.dtype)
         index = pair_index(pairs, grid.shape[-1])
-        # The first layer needs 2 * dim * hidden multiplications per pair, or per cell if it is applied to cells.
+        # The first layer needs 2 * dim * hidden multiplications per pair, or the same number per cell if it is applied
+        # to cells.
         if cells.shape[1] < index.shape[1]:
             first = _apply_per_cell(cells, index, self.first)
         else:
@@ -69,8 +72,8 @@ class LocalizationHead(nn.Module):
 def _apply_per_cell(cells: Tensor, index: Tensor, layer: nn.Linear) -> Tensor:
     """Return the output of a linear layer on the concatenated embeddings of each pair, (B, m, hidden).
 
-    The layer's weight has a half for the first and a half for the second cell of a pair, whose outputs are added. So
-    both halves are applied to every cell, in one matrix product.
+    One half of the layer's weight applies to the first cell of a pair and the other half to the second cell, and the
+    two results are added. So both halves are applied to every cell, in a single matrix product.
     """
     outputs = F.linear(cells, torch.cat(layer.weight.chunk(2, dim=1)))
     first, second = outputs.chunk(2, dim=-1)

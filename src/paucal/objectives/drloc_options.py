@@ -1,4 +1,4 @@
-"""Options of dense relative localization, presets of the paper and of the authors' code, and weights per backbone."""
+"""Options of dense relative localization, presets of the paper and the authors' code, and loss weights per backbone."""
 
 import re
 from dataclasses import dataclass, fields, replace
@@ -17,19 +17,19 @@ class DrLocOptions(DrLocReading):
 
     Attributes:
         weight: Weight lambda of the loss; see `default_weight` for the published weights by backbone.
-        n_pairs: Number m of random pairs per image; None to pair each cell with one of a random permutation.
+        n_pairs: Number m of random pairs per image; None to pair each cell with a cell of a random permutation.
         hidden: Width of the head's two hidden layers.
         extra_layer: Whether the head has another linear layer in the modes "ce" and "reg", as in the authors' code.
-        pool: Pooling of the last grid before pairs are drawn, see `paucal.losses.drloc.pool_grid`. If `levels` has
-            several grids, "paper" and "reference" pool none of them, as in the paper and the authors' code.
-        levels: "last" for the final grid. "stages", "merged" or "blocks" for the sum of the losses on each of these
-            grids, each with its own head (L_all: on blocks in the paper; in the authors' code, on the outputs of Swin's
-            stages after patch merging).
-        norm: Whether the last grid is taken after the backbone's final norm.
+        pool: Pooling of the last feature map before pairs are drawn, see `paucal.losses.drloc.pool_grid`. If `levels`
+            selects several maps, "paper" and "reference" pool none of them, as in the paper and the authors' code.
+        levels: Feature maps on which the loss is computed: "last" for the final map; "stages", "merged" or "blocks" for
+            the sum of the losses on several maps, each with its own head. (The paper's L_all is computed on blocks; in
+            the authors' code, on the outputs of Swin's stages after patch merging.)
+        norm: Whether the backbone's final norm is applied to the last feature map.
         schedule: "constant" or "ramp". The ramp rises linearly from 0 to `weight` over `warmup_epochs` and then falls
-            linearly to 0 at `horizon_epochs`, as in the authors' code; the run may end long before that.
-        warmup_epochs: Epochs in which the ramp rises.
-        horizon_epochs: Epoch at which the ramp reaches 0.
+            linearly to 0 at `horizon_epochs`, as in the authors' code. The run may end long before `horizon_epochs`.
+        warmup_epochs: Number of epochs in which the ramp rises.
+        horizon_epochs: Epoch at which the ramp has fallen to 0.
         seed: Seed of the random pairs.
     """
 
@@ -75,8 +75,8 @@ _CHOICES: dict[str, tuple[Any, ...]] = {
 }
 _MINIMA = {"weight": 0, "alpha": 0, "n_pairs": 1, "hidden": 1, "warmup_epochs": 0, "seed": 0}
 
-# Options of the paper, which are the defaults, and of the authors' code; docs/reference/drloc_options.md lists every
-# difference.
+# The options of the paper, which are the defaults, and the options of the authors' code.
+# docs/reference/drloc_options.md lists every difference.
 PAPER = DrLocOptions()
 PRESETS = {
     "paper": PAPER,
@@ -108,7 +108,7 @@ _FAMILIES = {
 
 
 def default_weight(model_name: str) -> tuple[float, str]:
-    """Return the default weight of the loss for a backbone, by its name, and the source of the weight as text.
+    """Return the default weight of the loss for the backbone with this name, and the source of the weight as text.
 
     Example:
         >>> default_weight("swin_tiny_patch4_window7_224")
@@ -122,9 +122,9 @@ def preset_options(preset: str, *, model_name: str | None = None, **overrides: A
 
     Args:
         preset: "paper" or "reference".
-        model_name: Name of the backbone, which decides the weight (`default_weight`). With "reference" it also decides
-            two options as in the authors' code: the grid of a plain ViT is not pooled, and the grid of T2T-ViT is taken
-            after the final norm.
+        model_name: Name of the backbone, which determines the weight (`default_weight`). For the preset "reference", it
+            also determines two options as in the authors' code: the feature map of a plain ViT is not pooled, and the
+            feature map of T2T-ViT is taken after the final norm.
         **overrides: Fields of `DrLocOptions` that override the preset.
     """
     if preset not in PRESETS:

@@ -1,10 +1,10 @@
 """Fine-tuning of pretrained backbones: layer-wise learning rates, frozen layers, and training the classifier first.
 
-These three methods preserve what pretrained weights have learned. They work for any objective with one backbone and can
+These three methods preserve the features of pretrained weights. They work for any objective with one backbone and can
 be combined:
 
-- Layer-wise decay of the learning rate (BEiT, Bao et al., ICLR 2022): from the classifier down to the stem, each layer
-  has `layer_decay` times the learning rate of the layer above.
+- Layer-wise decay of the learning rate (BEiT, Bao et al., ICLR 2022): from the classifier down to the stem, the
+  learning rate of each layer is `layer_decay` times that of the layer above.
 - Freezing: the stem, the first stages or the whole backbone are not trained. Training with a frozen backbone is linear
   probing. In another variant, only norms, biases and the classifier are trained (BitFit, Ben Zaken et al., ACL 2022).
 - Linear probing, then fine-tuning (Kumar et al., ICLR 2022): in the first epochs only the classifier is trained, so
@@ -28,7 +28,7 @@ from paucal.types import GroupScale, GroupScales, Progress
 Frozen = Literal["stem", "backbone", "weights"] | int | None
 
 MAIN, BACKBONE = "main", "backbone"  # labels of parameter groups
-BACKBONE_WARMUP_EPOCHS = 1  # after `freeze_epochs`
+BACKBONE_WARMUP_EPOCHS = 1  # epochs of warm-up of the backbone's learning rate after `freeze_epochs`
 
 
 @dataclass(frozen=True)
@@ -36,13 +36,14 @@ class FineTuning:
     """Options of fine-tuning; by default all layers have the same learning rate and nothing is frozen.
 
     Attributes:
-        layer_decay: Factor of the learning rate from each layer to the layer below, in (0, 1]; None for equal rates.
-        freeze: What is frozen: "stem", "backbone" (all but the classifier), "weights" (all but norms, biases and the
-            classifier), or how many of the first stages (blocks if the model has no stages), the stem included. None to
-            train all.
-        freeze_epochs: Epochs at the start in which only the classifier is trained.
-        eval_mode: Whether the whole model, its classifier included, stays in evaluation mode: batch norms use the
-            running statistics of the start, and there is no dropout and no stochastic depth.
+        layer_decay: Factor by which the learning rate decreases from each layer to the layer below, in (0, 1]; None for
+            equal rates.
+        freeze: Part of the model that is frozen: "stem", "backbone" (all but the classifier), "weights" (all but norms,
+            biases and the classifier), or the number of first stages (or blocks, if the model has no stages) that are
+            frozen together with the stem. None to freeze nothing.
+        freeze_epochs: Number of epochs at the beginning in which only the classifier is trained.
+        eval_mode: Whether the whole model, including the classifier, stays in evaluation mode, so that batch norms use
+            the running statistics of the initial weights, and dropout and stochastic depth are off.
         lora_rank: Rank of the low-rank adapters that are trained instead of the backbone's weights, together with the
             classifier; None for no adapters.
     """
@@ -61,19 +62,19 @@ class FineTuning:
 
 
 class BackboneTuner:
-    """Applies a `FineTuning` to the timm model of an objective; the objective calls the methods of this class.
+    """Applies `FineTuning` options to the timm model of an objective; the objective calls the methods of this class.
 
-    Parameters that are frozen for the whole run get `requires_grad=False`, so the optimizer does not have them and
+    Parameters that are frozen for the whole run get `requires_grad=False`, so that they are not in the optimizer and
     other processes do not wait for their gradients. Parameters that are frozen in the first epochs keep
-    `requires_grad=True`, but their gradients are set to None: the optimizer then skips them, without weight decay and
-    without a change of their moments.
+    `requires_grad=True`, but their gradients are set to None, so that the optimizer skips these parameters without
+    weight decay and without changing their moments.
 
     Args:
-        model: timm model; `requires_grad` of its frozen parameters is set at once.
+        model: timm model; the constructor sets `requires_grad` of its frozen parameters.
         options: Options of fine-tuning.
         prefix: Prefix of the model's parameter names in the objective.
-        rate: Factor of the learning rate of the whole model; None if it has the same rate as the objective's other
-            parameters.
+        rate: Factor for the learning rate of the whole model; None if the model has the same learning rate as the
+            other parameters of the objective.
     """
 
     def __init__(
@@ -85,7 +86,7 @@ class BackboneTuner:
         self._frozen = frozen_parameters(model, options.freeze if options.lora_rank is None else "backbone")
         for name in self._frozen:
             model.get_parameter(name).requires_grad_(False)
-        # Names and modules that are frozen in the first epochs only
+        # Names of the parameters that are frozen only in the first epochs.
         self._frozen_at_start = body_names - self._frozen if options.freeze_epochs else set()
         is_all_frozen = self._frozen == body_names
         self._eval_modules = list(
@@ -97,11 +98,11 @@ class BackboneTuner:
         self._labels, self._scales = self._groups()
 
     def label(self, name: str) -> str:
-        """Return the label of the group of the objective's parameter with this name."""
+        """Return the label of the parameter group that the objective's parameter `name` belongs to."""
         return self._labels.get(name, BACKBONE if self._rate is not None and name.startswith(self._prefix) else MAIN)
 
     def scales(self, progress: Progress) -> GroupScales:
-        """Return the factors of the learning rate and the weight decay of each group at this step, by label."""
+        """Return the factors for the learning rate and weight decay of each parameter group at this step, by label."""
         factor = self._rate_factor(progress) if self._frozen_at_start else 1.0
         scales = {name: GroupScale(scale * factor, float(factor > 0)) for name, scale in self._scales.items()}
         if self._rate is None:
@@ -116,27 +117,27 @@ class BackboneTuner:
                 self._model.get_parameter(name).grad = None
 
     def set_modes(self, progress: Progress) -> None:
-        """Put modules that are frozen at this step in evaluation mode; call this before every training forward pass."""
+        """Put modules that are frozen at this step in evaluation mode; call this before each training forward pass."""
         for module in self._modules_frozen_at_start:
             module.training = not self.trains_classifier_only(progress)
         for module in self._eval_modules:
             module.training = False
 
     def trains_classifier_only(self, progress: Progress) -> bool:
-        """Return whether this step is in the first `freeze_epochs` epochs, in which only the classifier is trained."""
+        """Return whether this step is in the first `freeze_epochs` epochs, which train only the classifier."""
         return progress.step < self.options.freeze_epochs * progress.steps_per_epoch
 
     def _rate_factor(self, progress: Progress) -> float:
-        """Return the factor of the backbone's learning rate: 0 while it is frozen, then rising linearly to 1."""
+        """Return the factor for the backbone's learning rate: 0 while the backbone is frozen, then rising to 1."""
         if self.trains_classifier_only(progress):
             return 0.0
         steps = progress.step - self.options.freeze_epochs * progress.steps_per_epoch
         return min(1.0, (steps + 1) / (BACKBONE_WARMUP_EPOCHS * progress.steps_per_epoch))
 
     def _groups(self) -> tuple[dict[str, str], dict[str, float]]:
-        """Return the group label of each of the model's parameters, and the factor of the learning rate by label.
+        """Return the group label of the model's parameters by name, and the learning rate factor by group label.
 
-        Parameters that no group needs to tell apart are left out.
+        Parameters without a group of their own are left out.
         """
         decay, prefix, frozen_at_start = self.options.layer_decay, self._prefix, self._frozen_at_start
         if decay is None or decay == 1:
@@ -151,16 +152,16 @@ class BackboneTuner:
 
 
 class TunedObjective(Objective):
-    """An objective with one backbone that is fine-tuned by `tuner`."""
+    """An objective with one backbone, whose fine-tuning options `tuner` applies."""
 
     tuner: BackboneTuner
 
     def parameter_group(self, name: str) -> str:
-        """Return the label of the parameter's group: its layer if layers have different rates."""
+        """Return the label of the parameter's group, which names its layer if layers have different learning rates."""
         return self.tuner.label(name)
 
     def group_scales(self, progress: Progress) -> GroupScales:
-        """Return the factors of learning rates and weight decays from the fine-tuning options."""
+        """Return the factors for learning rates and weight decays that follow from the fine-tuning options."""
         return self.tuner.scales(progress)
 
     def before_step(self, progress: Progress) -> None:
@@ -184,8 +185,8 @@ def frozen_modules(model: nn.Module, frozen: set[str], is_all_frozen: bool, pref
     Args:
         model: Model to search.
         frozen: Names of frozen parameters.
-        is_all_frozen: Whether all parameters except the classifier's are frozen. Then modules with buffers but without
-            parameters, such as batch norms without affine parameters, count as frozen too.
+        is_all_frozen: Whether all parameters except the classifier's are frozen. If so, modules with buffers but
+            without parameters, such as batch norms without affine parameters, count as frozen too.
         prefix: Prefix of the parameter names of `model` in `frozen`.
     """
     names = [prefix + name for name, _ in model.named_parameters()]

@@ -1,4 +1,4 @@
-"""The common base of extra losses that compare a network with a frozen network, the guide, on the training images."""
+"""Base class for extra losses that compare a network with a frozen network, the guide, on the training images."""
 
 from collections.abc import Iterable, Sequence
 from typing import Self
@@ -10,10 +10,10 @@ from paucal.objectives.base import Term
 
 
 class GuidedTerm(Term):
-    """An extra loss with a guide: a frozen network that gets images normalised as in the guide's training.
+    """An extra loss that uses a guide, which is a frozen network with an input normalisation of its own.
 
     Args:
-        guide: Frozen network.
+        guide: Network to freeze and to put in evaluation mode.
         channels: Number of channels of the images.
     """
 
@@ -24,7 +24,7 @@ class GuidedTerm(Term):
         self.register_buffer("shift", torch.zeros(1, channels, 1, 1))
 
     def set_renormalisation(self, scale: Sequence[float], shift: Sequence[float]) -> None:
-        """Set the factor and the offset per channel that convert this run's normalisation to the guide's."""
+        """Set the factor and the offset per channel that convert this run's image normalisation to the guide's."""
         for name, values in (("scale", scale), ("shift", shift)):
             self.get_buffer(name).copy_(torch.tensor(values).reshape(1, -1, 1, 1))
 

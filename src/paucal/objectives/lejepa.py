@@ -9,10 +9,10 @@ from torch import Tensor, nn
 from torchvision.ops import MLP
 
 from paucal.backbones.spec import BackboneSpec
-from paucal.losses.lejepa import KNOTS, LIMIT, WEIGHT, lejepa_loss, unit_directions
+from paucal.losses.lejepa import INTEGRAL_LIMIT, KNOTS, WEIGHT, lejepa_loss, unit_directions
 from paucal.objectives.finetuning import FineTuning
 from paucal.objectives.one_network import OneNetwork
-from paucal.objectives.random_streams import stream_seed
+from paucal.objectives.random_streams import derive_seed
 from paucal.types import Batch, Crops, LossTerms, Progress
 
 NORMS = {"batch": nn.BatchNorm1d, "layer": nn.LayerNorm}
@@ -20,16 +20,17 @@ NORMS = {"batch": nn.BatchNorm1d, "layer": nn.LayerNorm}
 
 @dataclass(frozen=True)
 class LeJepaOptions:
-    """Options of LeJEPA. Defaults are from the authors' minimal example; the weight is the default of their package.
+    """Options of LeJEPA. Defaults are from the authors' minimal example, except `weight`, which is from their package.
 
     Attributes:
-        weight: Weight lambda of SIGReg; the prediction loss has the weight 1 - lambda.
-        directions: Number of random directions on which embeddings are projected, drawn in every forward pass.
+        weight: Weight lambda of SIGReg; the weight of the prediction loss is 1 - lambda.
+        directions: Number of random directions on which embeddings are projected; drawn anew in every forward pass.
         projection_dim: Number of channels of the projected embeddings.
         hidden_dim: Width of the projector's two hidden layers.
-        norm: Norm of the projector's hidden layers: "batch" as published, "layer" if batch statistics cannot be used.
-        knots: Number of points of SIGReg's integral from 0 to `limit`.
-        limit: Upper end of SIGReg's integral, which is taken from -limit to limit.
+        norm: Norm in the projector's hidden layers: "batch" as published, or "layer" if batch statistics cannot be
+            used.
+        knots: Number of integration points from 0 to `limit` in SIGReg.
+        limit: Upper limit of SIGReg's integral, which is taken from -limit to limit.
         seed: Seed of the random directions.
     """
 
@@ -39,21 +40,22 @@ class LeJepaOptions:
     hidden_dim: int = 2048
     norm: Literal["batch", "layer"] = "batch"
     knots: int = KNOTS
-    limit: float = LIMIT
+    limit: float = INTEGRAL_LIMIT
     seed: int = 0
 
 
 class LeJepa(OneNetwork):
     """A backbone and a projector, trained with the LeJEPA loss on the views of each image.
 
-    The embedding of every view must be near the mean of the image's global views; SIGReg prevents collapse.
+    The loss pulls the embedding of every view towards the mean of the image's global views, and SIGReg prevents
+    collapse.
 
     Args:
         spec: Backbone without a classifier, with the image size of the global views.
         crops: Groups of views with their sizes, global views first.
         options: Options of the method; None for the defaults.
         drop_path_rate: Stochastic depth rate of the backbone.
-        tuning: Which parts of a pretrained backbone are frozen; None to train all of it.
+        tuning: Fine-tuning options, such as which parts of the backbone are frozen; None to train the whole backbone.
     """
 
     def __init__(
@@ -75,7 +77,7 @@ class LeJepa(OneNetwork):
     def forward(self, batch: Batch, progress: Progress) -> LossTerms:
         """Return the losses of `compute_losses` for the batch's views."""
         pooled = self.embed(batch.views, progress)
-        # Project all views together, as published, so that batch norms compute statistics over all views.
+        # All views are projected together, as published, so that batch norms compute statistics over all views.
         return self.compute_losses(self.projector(torch.cat(pooled)).chunk(len(pooled)), progress)
 
     def compute_losses(self, projected: Sequence[Tensor], progress: Progress) -> LossTerms:
@@ -93,8 +95,8 @@ class LeJepa(OneNetwork):
         return LossTerms(values, {"prediction": 1 - options.weight, "sigreg": options.weight})
 
     def directions(self, progress: Progress, device: torch.device) -> Tensor:
-        """Draw random directions; they depend only on the seed and the forward pass, so all processes have the same."""
+        """Draw random directions from the seed and the forward pass's index, so that all processes draw the same."""
         generator = torch.Generator(device=device)
-        generator.manual_seed(stream_seed(self.options.seed, progress.micro_step))
+        generator.manual_seed(derive_seed(self.options.seed, progress.micro_step))
         directions = unit_directions(self.options.projection_dim, self.options.directions, generator)
         return directions.to(device, non_blocking=True)

@@ -1,4 +1,4 @@
-"""Locality guidance as an extra loss in any supervised run (Li et al., ECCV 2022, arXiv:2207.10026)."""
+"""Locality guidance as an extra loss for any supervised training (Li et al., ECCV 2022, arXiv:2207.10026)."""
 
 from collections.abc import Sequence
 
@@ -11,18 +11,18 @@ from paucal.objectives.guided import GuidedTerm
 from paucal.types import Batch, FeatureRequest, Features, Progress
 
 WEIGHT = 2.5  # as in the published code
-MAX_LEVELS = 3  # the number of stages of the paper's ResNet-56
+MAX_LEVELS = 3  # maximum number of compared stages, which is the number of stages of the paper's ResNet-56
 
 
 class LocalityGuidance(GuidedTerm):
     """A loss with which blocks of a transformer imitate the stages of a small CNN that was trained on the same images.
 
-    A CNN learns local features easily from few images; the transformer learns them from the CNN, in addition to the
-    labels. Each of the guide's last stages, at most three, is compared with one block of the transformer. These blocks
-    are spread evenly over the depth, and the last stage is compared with the last block. (The paper chooses the blocks
-    for each model.) A 1 x 1 convolution per stage projects the block's features to the guide's channels. If the mean
-    square of a stage's features is above 1, the loss is divided by it (`guide_energy`); with the paper's guides this
-    hardly occurs.
+    A CNN easily learns local features from few images. The transformer learns these features from the CNN (the guide),
+    in addition to the labels. Each of the guide's last stages, at most three, is compared with one block of the
+    transformer. These blocks are spread evenly over the depth, and the last stage is compared with the last block. (The
+    paper chooses the blocks for each model.) A 1 x 1 convolution per stage projects the block's features to the guide's
+    channels. If the mean square of a stage's features is above 1, the loss of this stage is divided by the mean square
+    (`guide_energy`), which hardly occurs with the paper's guides.
 
     Args:
         guide: Trained CNN, which stays frozen and in evaluation mode.
@@ -31,7 +31,7 @@ class LocalityGuidance(GuidedTerm):
         channels: Number of channels of the images.
 
     Raises:
-        ValueError: the backbone has fewer blocks than stages of the guide are compared.
+        ValueError: The backbone has fewer blocks than there are compared stages.
     """
 
     request = FeatureRequest("blocks")
@@ -51,7 +51,7 @@ class LocalityGuidance(GuidedTerm):
         self._weight = weight
 
     def forward(self, features: Features, batch: Batch, progress: Progress) -> Tensor:
-        """Return the unweighted loss, summed over the guide's stages."""
+        """Return the unweighted loss, summed over the compared stages of the guide."""
         images = self.renormalise(batch.views[0])
         with torch.no_grad():
             guide_maps = self.guide(images, FeatureRequest("stages")).grids[-len(self.blocks) :]
@@ -61,5 +61,5 @@ class LocalityGuidance(GuidedTerm):
         return torch.stack(losses).sum()
 
     def weight(self, progress: Progress) -> float:
-        """Return the constant weight."""
+        """Return the weight, which is constant."""
         return self._weight

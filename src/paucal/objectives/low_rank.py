@@ -1,9 +1,9 @@
-"""Low-rank adapters: the change of each attention layer's weights is the product of two thin matrices.
+"""Low-rank adapters, which restrict the change of each attention layer's weights to a product of two thin matrices.
 
 This is LoRA (Hu et al., ICLR 2022) on all linear layers of attention, as in CLIP-LoRA (Zanella and Ben Ayed, 2024,
-arXiv:2405.18541). The layers' weights always include the products (the adapters are merged): in training, gradients go
-to the adapters, and after every step the weights are updated. So the model that is evaluated, averaged, saved and
-exported is an ordinary network without adapters.
+arXiv:2405.18541). The adapters are always merged into the layers' weights: in training, gradients go to the adapters,
+and after every step the weights are updated by the change of the products. So the model that is evaluated, averaged,
+saved and exported is an ordinary network without adapters.
 """
 
 from typing import Any
@@ -18,7 +18,7 @@ LAYER_NAMES = ("qkv", "q", "k", "v", "kv", "q_proj", "k_proj", "v_proj", "out_pr
 
 
 def attention_layers(model: nn.Module) -> dict[str, nn.Linear]:
-    """Return a model's linear layers for queries, keys, values and the attention's output projection, by name.
+    """Return a model's linear layers for queries, keys, values and attention output projections, by name.
 
     Example:
         >>> import timm
@@ -37,9 +37,9 @@ class LowRankAdapters(nn.Module):
     """Adapters on the attention layers of a model.
 
     Args:
-        objective: Objective whose forward pass uses the model; the adapters hook into it.
+        objective: Objective whose forward pass uses the model; the adapters register hooks on this forward pass.
         model: Model whose attention layers get adapters.
-        rank: Rank of each adapter's product.
+        rank: Rank of the product of each adapter's two matrices.
     """
 
     def __init__(self, objective: nn.Module, model: nn.Module, rank: int) -> None:
@@ -47,7 +47,8 @@ class LowRankAdapters(nn.Module):
         self._layers = list(attention_layers(model).values())
         if not self._layers:
             raise UserError(
-                f"--lora-rank adds adapters to attention layers, but {model_name(model)} has none: leave it out."
+                f"--lora-rank adds adapters to attention layers, but {model_name(model)} has no attention layers: "
+                "remove --lora-rank, or choose a transformer with --model."
             )
         down = [torch.empty(rank, layer.in_features) for layer in self._layers]
         for matrix in down:
@@ -60,18 +61,18 @@ class LowRankAdapters(nn.Module):
         objective.register_forward_hook(self._restore_weights, always_call=True)
 
     def products(self) -> list[Tensor]:
-        """Return the change of each layer's weights, (out_features, in_features)."""
+        """Return the change of each attention layer's weights, one (out_features, in_features) tensor per layer."""
         return [up @ down for up, down in zip(self.up, self.down, strict=True)]
 
     def before_step(self, frozen: bool = False) -> None:
-        """Store the products that the weights include; with `frozen`, drop the adapters' gradients."""
+        """Store the products that are merged into the weights; if `frozen`, also drop the adapters' gradients."""
         if frozen:
             self.zero_grad()
         with torch.no_grad():
             self._merged_products = self.products()
 
     def after_step(self) -> None:
-        """Replace the products that the weights include by the new ones."""
+        """Replace the products that are merged into the weights by the new products."""
         with torch.no_grad():
             products = zip(self._layers, self.products(), self._merged_products, strict=True)
             for layer, new_product, old_product in products:
@@ -81,7 +82,7 @@ class LowRankAdapters(nn.Module):
     def _attach_products(self, *_: Any) -> None:
         self._weights = [layer.weight for layer in self._layers]
         for layer, weight, product in zip(self._layers, self._weights, self.products(), strict=True):
-            # The difference is 0, but sends the gradient to the product.
+            # The difference is 0, but its gradient flows into the product and thus into the adapters.
             layer._parameters["weight"] = weight + (product - product.detach())  # type: ignore[assignment]
 
     def _restore_weights(self, *_: Any) -> None:

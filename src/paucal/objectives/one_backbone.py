@@ -1,4 +1,4 @@
-"""The common base of methods that train one backbone, with extra losses on its forward pass and with fine-tuning."""
+"""Base classes of methods that train one backbone, with fine-tuning options and extra losses on the forward pass."""
 
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -12,7 +12,7 @@ from paucal.types import Batch, FeatureRequest, Features, LossTerms, Progress
 
 
 class TunedBackbone(TunedObjective):
-    """A method that trains one backbone; the backbone's timm model is deployed, without the method's heads."""
+    """A method that trains one backbone, whose timm model is deployed without the method's heads."""
 
     def __init__(self, backbone: FeatureBackbone, tuning: FineTuning | None) -> None:
         super().__init__()
@@ -32,10 +32,10 @@ class OneBackbone(TunedBackbone):
     """A method that trains one backbone with a classifier, and any number of extra losses.
 
     Args:
-        backbone: Backbone with grids and a classifier.
+        backbone: Backbone with feature maps and a classifier.
         terms: Extra losses by name.
         tuning: Layer-wise decay, freezing and adapters; None to train all layers with the same learning rate.
-        reserved_names: Names of the method's losses, which extra losses must not have.
+        reserved_names: Names of the method's own losses, which cannot be names of extra losses.
     """
 
     def __init__(
@@ -49,9 +49,11 @@ class OneBackbone(TunedBackbone):
             raise ValueError(f"the backbone's classifier needs at least 2 classes, got {backbone.num_classes}")
         for name in reserved_names:
             if name in (terms or {}):
-                raise ValueError(f"an extra loss cannot be named {name!r}, the name of a loss of the method; rename it")
+                raise ValueError(
+                    f"an extra loss cannot be named {name!r}, which is a loss of the method: rename the extra loss"
+                )
         super().__init__(backbone, tuning)
-        # A list, since an nn.ModuleDict does not allow keys such as "keys" or "pop".
+        # The terms are in an nn.ModuleList, since an nn.ModuleDict does not allow keys such as "keys" or "pop".
         self.names = tuple(terms or {})
         self.terms = nn.ModuleList((terms or {}).values())
         rank = self.tuner.options.lora_rank
@@ -69,7 +71,7 @@ class OneBackbone(TunedBackbone):
             losses.weights[name] = term.weight(progress)
 
     def chance_levels(self) -> dict[str, float]:
-        """Return the chance levels of the extra losses, by name, except those that are unknown."""
+        """Return the known chance levels of the extra losses, by name."""
         levels = {name: term.chance_level() for name, term in self.named_terms().items()}
         return {name: level for name, level in levels.items() if level is not None}
 

@@ -1,4 +1,4 @@
-"""The common base of pre-training methods with one network and no teacher: crops, features and health metrics."""
+"""Base class of pre-training methods with one network and no teacher: crops, features and health metrics."""
 
 from collections.abc import Sequence
 
@@ -11,7 +11,7 @@ from paucal.losses.feature_health import effective_rank, feature_spread
 from paucal.objectives.distilled_network import group_by_size
 from paucal.objectives.finetuning import FineTuning
 from paucal.objectives.one_backbone import TunedBackbone
-from paucal.objectives.self_distillation import HEALTH_STEPS, crop_size
+from paucal.objectives.self_distillation import HEALTH_INTERVAL_STEPS, crop_size
 from paucal.types import Crops, DataRequest, Progress
 
 
@@ -22,7 +22,7 @@ class OneNetwork(TunedBackbone):
         spec: Backbone without a classifier, with the image size of the global views.
         crops: Groups of views with their sizes, global views first.
         drop_path_rate: Stochastic depth rate of the backbone.
-        tuning: Which parts of a pretrained backbone are frozen; None to train all of it.
+        tuning: Fine-tuning options, such as which parts of the backbone are frozen; None to train the whole backbone.
     """
 
     def __init__(
@@ -37,7 +37,7 @@ class OneNetwork(TunedBackbone):
         self.data_request = DataRequest(tuple(crops), mixing=False, labels=False, smallest_batch=2)
 
     def embed(self, views: Sequence[Tensor], progress: Progress) -> list[Tensor]:
-        """Return the (B, D) pooled features of each view; the backbone runs once for all views of the same size."""
+        """Return the (B, D) pooled features of each view; all views of one size share a single forward pass."""
         if self.training:
             self.tuner.set_modes(progress)
         pooled = list(views)
@@ -45,14 +45,14 @@ class OneNetwork(TunedBackbone):
             features = self.backbone(torch.cat([views[number] for number in numbers])).pooled
             for number, view_features in zip(numbers, features.chunk(len(numbers)), strict=True):
                 pooled[number] = view_features
-        if self.training and progress.step % min(HEALTH_STEPS, progress.steps_per_epoch) == 0:
+        if self.training and progress.step % min(HEALTH_INTERVAL_STEPS, progress.steps_per_epoch) == 0:
             self._record_health(pooled[0].detach())
         return pooled
 
     def diagnostics(self) -> dict[str, Tensor]:
         """Return the spread, the effective rank and the mean norm of the first view's features.
 
-        They are measured every `HEALTH_STEPS` steps; empty if there is no new measurement.
+        Metrics are measured every `HEALTH_INTERVAL_STEPS` steps; the dict is empty if there is no new measurement.
         """
         health, self._health = self._health, {}
         return health

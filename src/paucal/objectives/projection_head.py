@@ -1,18 +1,18 @@
-"""The projection head of DINO and EsViT (Li et al., ICLR 2022, section 3): an MLP and a layer of prototypes."""
+"""The projection head of DINO and EsViT (Li et al., ICLR 2022, section 3), an MLP followed by a layer of prototypes."""
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-INIT_STD = 0.02
+INIT_STD = 0.02  # standard deviation of the MLP's initial weights
 
 
 class ProjectionHead(nn.Module):
-    """Projects features to vectors of length 1, and scores these for each prototype.
+    """Head that projects features to vectors of length 1 and computes the score of each vector for each prototype.
 
-    In training, `project` is used and `losses.prototype_cross_entropy` computes the scores, a few images at a time.
-    `forward` returns the scores of all rows at once, so it is for few rows. Parameters have the names of the published
-    checkpoints.
+    In training, only `project` is used, and `losses.prototype_cross_entropy` computes the scores of a few images at a
+    time. `forward` returns the scores of all rows at once and is meant for few rows. Parameters have the same names as
+    in the published checkpoints.
 
     Args:
         dim: Number of channels P of the features.
@@ -21,7 +21,7 @@ class ProjectionHead(nn.Module):
         bottleneck_dim: Number of channels D of the projected vectors.
         layers: Number of linear layers of the MLP, at least 1.
         batch_norm: Whether hidden layers have batch norm.
-        norm_last_layer: Whether all prototypes have length 1; False to learn their lengths.
+        norm_last_layer: Whether all prototypes have length 1; if false, the lengths are learned.
     """
 
     def __init__(
@@ -58,8 +58,8 @@ class ProjectionHead(nn.Module):
     def forward(self, features: Tensor) -> Tensor:
         """Return the (..., K) scores of (..., P) features.
 
-        The scores are computed in float32 also under autocast: in half precision, the highest scores of a row could
-        become equal.
+        The scores are computed in float32 even under autocast, because in half precision the highest scores of a row
+        could become equal.
         """
         rows = self.project(features)
         with torch.autocast(rows.device.type, enabled=False):
@@ -81,5 +81,5 @@ class Prototypes(nn.Module):
         self.weight_v = nn.Parameter(nn.Linear(dim, out_dim, bias=False).weight.detach())
 
     def directions(self) -> Tensor:
-        """Return the (K, D) prototypes: the rows of `weight_v`, scaled to the lengths `weight_g`."""
+        """Return the (K, D) prototypes, which are the rows of `weight_v` scaled to the lengths `weight_g`."""
         return self.weight_g * F.normalize(self.weight_v, dim=1)

@@ -1,13 +1,13 @@
-"""Seeds for random generators that depend on the step only, not on numbers drawn before."""
+"""Seeds for random generators that depend only on the run's seed and the step, not on numbers drawn before."""
 
 
-def stream_seed(seed: int, micro_step: int) -> int:
+def derive_seed(seed: int, micro_step: int) -> int:
     """Return the seed of a torch generator for one forward pass of a run, from 0 to 2**63 - 1.
 
     Consecutive seeds and forward passes give unrelated random numbers (SplitMix64; Steele et al., OOPSLA 2014).
 
     Example:
-        >>> stream_seed(0, 0) == stream_seed(2**32, 0), stream_seed(2**62, 9) < 2**63
+        >>> derive_seed(0, 0) == derive_seed(2**32, 0), derive_seed(2**62, 9) < 2**63
         (False, True)
     """
     mask = 2**64 - 1

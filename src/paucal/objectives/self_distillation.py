@@ -1,9 +1,9 @@
 """Self-distillation without labels: EsViT (Li et al., ICLR 2022), or DINO with the view task alone.
 
-The student gets all crops of an image; the teacher, a moving average of the student, gets the global crops. For every
-crop the student is trained to predict the teacher's distribution over prototypes for another crop, and for every cell
-the teacher's distribution for the most similar cell of that crop. Centring and sharpening the teacher's distributions
-prevents collapse.
+The student gets all crops of an image; the teacher, a moving average of the student, gets only the global crops. For
+every crop, the student is trained to predict the teacher's distribution over prototypes for another crop of the image.
+For every cell (position) of a crop's feature map, the student is trained to predict the teacher's distribution for the
+most similar cell of the other crop. Centring and sharpening the teacher's distributions prevents collapse.
 """
 
 import math
@@ -27,21 +27,21 @@ from paucal.losses import (
     view_targets,
 )
 from paucal.objectives.base import Objective
-from paucal.objectives.crop_mixing import mix_crops, mixed_targets
+from paucal.objectives.crop_mixing import mix_crops, mix_targets
 from paucal.objectives.distillation_health import task_health, teacher_distance
 from paucal.objectives.distilled_network import CropFeatures, DistilledNetwork, update_teacher
 from paucal.objectives.self_distillation_options import SelfDistillationOptions
 from paucal.types import Batch, Crops, DataRequest, GroupScale, GroupScales, LossTerms, Progress
 
-HEALTH_STEPS = 10  # steps between two measurements of the health metrics
+HEALTH_INTERVAL_STEPS = 10  # number of steps between two measurements of the health metrics
 
 
 class SelfDistillation(Objective):
-    """Self-distillation of any backbone with a grid, with the view task and the region task.
+    """Self-distillation of any backbone with a feature map, with the view task and the region task.
 
     There are four differences from the published code. Any number of crop groups with any sizes is possible. The
-    teacher and the centres are updated once per optimizer step, from all its images. Cells are matched in float32 also
-    under autocast. `options.teacher_norm` decides about the running statistics of the teacher's batch norms.
+    teacher and the centres are updated once per optimizer step, from all images of the step. Cells are matched in
+    float32 even under autocast. `options.teacher_norm` selects the statistics that the teacher's batch norms use.
 
     Args:
         spec: Backbone without a classifier, with the image size of the global crops.
@@ -50,8 +50,8 @@ class SelfDistillation(Objective):
         drop_path_rate: Stochastic depth rate of the student; the teacher has no stochastic depth.
 
     Raises:
-        UserError: the backbone does not support the sizes of the crops.
-        ValueError: there is no pair of crops to compare, or a group of crops has no size.
+        UserError: The backbone does not support the sizes of the crops.
+        ValueError: There is no pair of crops to compare, or a group of crops has no size.
     """
 
     def __init__(
@@ -79,24 +79,24 @@ class SelfDistillation(Objective):
         self.data_request = DataRequest(tuple(crops), mixing=False, labels=False, smallest_batch=2)
 
     def train(self, mode: bool = True) -> "SelfDistillation":
-        """Set the mode; with `teacher_norm="running"` the teacher stays in evaluation mode."""
+        """Set the mode of all modules; if `teacher_norm` is "running", the teacher stays in evaluation mode."""
         super().train(mode)
         if self.options.teacher_norm == "running":
             self.teacher.eval()
         return self
 
     def forward(self, batch: Batch, progress: Progress) -> LossTerms:
-        """Return the losses "view" and, with the region task, "region"."""
+        """Return the loss "view" and, if the region task is used, the loss "region"."""
         crops = batch.views
         with torch.no_grad():
             teacher_features = self.teacher.extract(crops[: self.global_views])
-        shares = None
+        mix_weights = None
         if self.options.mixup and self.training:
-            crops, shares = mix_crops(crops, self.options.mixup)
+            crops, mix_weights = mix_crops(crops, self.options.mixup)
         student_features = self.student.extract(crops)
         temperature = self.options.temperature(progress.epoch)
         losses = esvit_loss(
-            self._view_task(student_features, teacher_features, shares),
+            self._view_task(student_features, teacher_features, mix_weights),
             self._region_task(student_features, teacher_features) if "region" in self.options.weights() else None,
             student_temperature=self.options.student_temperature,
             teacher_temperature=temperature,
@@ -104,7 +104,7 @@ class SelfDistillation(Objective):
         values = {"view": losses.view}
         if losses.region is not None:
             values["region"] = losses.region
-        if self.training and progress.step % min(HEALTH_STEPS, progress.steps_per_epoch) == 0:
+        if self.training and progress.step % min(HEALTH_INTERVAL_STEPS, progress.steps_per_epoch) == 0:
             self._record_health(student_features, teacher_features, temperature)
         return LossTerms(values, self.options.weights())
 
@@ -117,14 +117,14 @@ class SelfDistillation(Objective):
         return self.teacher.backbone.model
 
     def group_scales(self, progress: Progress) -> GroupScales:
-        """Return the weight decay of this step as a factor of the run's highest weight decay."""
+        """Return the weight decay of this step, divided by the highest weight decay of the run."""
         highest = self.options.highest_decay
         return {"main": GroupScale(weight_decay=self.options.decay(progress) / highest if highest else 0.0)}
 
     def before_step(self, progress: Progress) -> None:
-        """Clip the gradient of each parameter separately; in the first epochs, drop the prototypes' gradients."""
+        """Clip the gradient of each parameter separately; in the first epochs, also drop the prototypes' gradients."""
         if self.options.clip:
-            clip_separately(self.student.parameters(), self.options.clip)
+            clip_each_gradient(self.student.parameters(), self.options.clip)
         if progress.epoch < self.options.freeze_last_layer:
             for name in self.options.weights():
                 for parameter in self.student.head(name).last_layer.parameters():
@@ -142,22 +142,22 @@ class SelfDistillation(Objective):
         self._means = {}
 
     def chance_levels(self) -> dict[str, float]:
-        """Return ln K for each task, the loss if the student gives all K prototypes the same probability."""
+        """Return ln K for each task, which is the loss if the student gives all K prototypes the same probability."""
         return dict.fromkeys(self.options.weights(), math.log(self.options.out_dim))
 
     def diagnostics(self) -> dict[str, Tensor]:
         """Return the health metrics of student and teacher, see `distillation_health`.
 
-        They are measured every `HEALTH_STEPS` steps; empty if there is no new measurement.
+        Metrics are measured every `HEALTH_INTERVAL_STEPS` steps; the dict is empty if there is no new measurement.
         """
         health, self._health = self._health, {}
         return health
 
-    def _view_task(self, student: CropFeatures, teacher: CropFeatures, shares: Tensor | None) -> EsvitTask:
+    def _view_task(self, student: CropFeatures, teacher: CropFeatures, mix_weights: Tensor | None) -> EsvitTask:
         images, teacher_rows = student.pooled.shape[0], teacher.pooled
         targets = view_targets(images, self.global_views, self.all_views, student.pooled.device)
-        if shares is not None:
-            teacher_rows, targets = mixed_targets(teacher_rows, targets, shares)
+        if mix_weights is not None:
+            teacher_rows, targets = mix_targets(teacher_rows, targets, mix_weights)
         return self._project_task("view", student.pooled, teacher_rows, targets)
 
     def _region_task(self, student: CropFeatures, teacher: CropFeatures) -> EsvitTask:
@@ -166,13 +166,13 @@ class SelfDistillation(Objective):
         return self._project_task("region", torch.cat(student.cells, 1), torch.cat(teacher.cells, 1), targets)
 
     def _project_task(self, name: str, student: Tensor, teacher: Tensor, targets: Targets) -> EsvitTask:
-        """Return the loss inputs of a task from the features (B, R, P) of both networks.
+        """Return the loss inputs of a task, given the student's and the teacher's (B, R, P) features.
 
-        In training, the teacher's mean scores are stored for the next update of the centre.
+        In training, the teacher's mean scores are also stored for the next update of the centre.
         """
         with torch.no_grad():
             teacher_rows, teacher_prototypes = self.teacher.project(name, teacher), self.teacher.prototypes(name)
-            mean = mean_score(teacher_rows, teacher_prototypes)
+            mean = compute_mean_score(teacher_rows, teacher_prototypes)
         if self.training:
             self._means.setdefault(name, []).append(mean)
         student_rows, prototypes = self.student.project(name, student), self.student.prototypes(name)
@@ -181,7 +181,7 @@ class SelfDistillation(Objective):
     @torch.no_grad()
     def _record_health(self, student: CropFeatures, teacher: CropFeatures, temperature: float) -> None:
         health: dict[str, Tensor] = {}
-        student_crop = min(1, self.all_views - 1)  # not the crop that the teacher gets, if there are two
+        student_crop = min(1, self.all_views - 1)  # a crop other than the teacher's, if there are at least two
         rows = {
             "view": (student.pooled[:, student_crop], teacher.pooled[:, 0]),
             "region": (_middle_cell(student.cells[student_crop]), _middle_cell(teacher.cells[0])),
@@ -213,10 +213,10 @@ def _middle_cell(cells: Tensor) -> Tensor:
     return cells[:, cells.shape[1] // 2]
 
 
-def mean_score(projections: Tensor, prototypes: Tensor) -> Tensor:
-    """Return the (K,) mean of the scores of all rows, computed in float32 also under autocast.
+def compute_mean_score(projections: Tensor, prototypes: Tensor) -> Tensor:
+    """Return the (K,) mean of the scores of all rows, computed in float32 even under autocast.
 
-    Scores are linear in the projections, so the mean projection is scored instead of each row.
+    Scores are linear in the projections, so the scores of the mean projection are the mean scores.
     """
     with torch.autocast(projections.device.type, enabled=False):
         return projections.float().flatten(0, 1).mean(0) @ prototypes.float().T
@@ -229,7 +229,7 @@ def crop_size(group: Crops) -> Size:
     return group.sides
 
 
-def clip_separately(parameters: Iterable[nn.Parameter], max_norm: float) -> None:
+def clip_each_gradient(parameters: Iterable[nn.Parameter], max_norm: float) -> None:
     """Clip the gradient of each parameter separately to an L2 norm of at most `max_norm`, as EsViT's code does."""
     for parameter in parameters:
         if parameter.grad is not None:

@@ -1,4 +1,4 @@
-"""Options of EsViT's self-distillation, with the values of its published runs as defaults."""
+"""Options of EsViT's self-distillation; the defaults are the values of the published runs."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -14,38 +14,39 @@ class SelfDistillationOptions:
     """Options of EsViT (Li et al., ICLR 2022), with the values of the published Swin-T run.
 
     Attributes:
-        tasks: "view" to compare crops, "view+region" to compare crops and cells.
-        view_weight: Weight of the view loss; None for 0.5 with the region loss and 1 without it, as in the published
-            code.
-        region_weight: Weight of the region loss. (The text of the paper adds both losses with the weight 1; Algorithm 1
-            and the authors' code use 0.5.)
-        similarity: Similarity that decides which cell is a cell's target: "cosine" or "dot".
+        tasks: "view" to compare crops; "view+region" to compare crops, and cells (positions) of their feature maps.
+        view_weight: Weight of the view loss; None for 0.5 if the region loss is used, else 1, as in the published code.
+        region_weight: Weight of the region loss. (The text of the paper adds the two losses without weights; Algorithm
+            1 and the authors' code use 0.5.)
+        similarity: Similarity by which the target of a cell is selected: "cosine" or "dot".
         out_dim: Number of prototypes K of a head.
         hidden_dim: Width of the hidden layers of a head's MLP.
         bottleneck_dim: Number of channels of the vectors that are compared with prototypes.
         head_layers: Number of linear layers of a head's MLP.
         head_batch_norm: Whether the MLP has batch norms.
-        norm_last_layer: Whether all prototypes have length 1, the default of the authors' code. Its published runs,
-            except Swin-B with windows of 14, learn the lengths, which is less stable.
-        freeze_last_layer: Epochs at the start in which prototypes are frozen.
+        norm_last_layer: Whether all prototypes have length 1, which is the default of the authors' code. The published
+            runs, except Swin-B with window size 14, learn the lengths, which is less stable.
+        freeze_last_layer: Number of epochs at the beginning in which prototypes are frozen.
         student_temperature: Temperature of the student.
         teacher_temperature: Temperature of the teacher after the warm-up.
-        warmup_teacher_temperature: Temperature of the teacher at the start of the warm-up.
-        warmup_teacher_epochs: Epochs of the linear warm-up between these two; the last has `teacher_temperature`.
-        momentum: Momentum of the teacher's moving average at the start; it rises to 1 on a half cosine.
+        warmup_teacher_temperature: Temperature of the teacher in the first epoch.
+        warmup_teacher_epochs: Number of epochs in which the teacher's temperature changes linearly; the last of these
+            epochs has `teacher_temperature`.
+        momentum: Initial momentum of the teacher's moving average, which rises to 1 on a half cosine.
         centre_momentum: Momentum of the centre's moving average.
-        weight_decay: Weight decay at the start.
-        weight_decay_end: Weight decay at the end, which is reached on a half cosine.
+        weight_decay: Initial weight decay.
+        weight_decay_end: Final weight decay, which is reached on a half cosine.
         decays_tables: Whether weight decay also applies to relative-position tables, tokens and position embeddings, as
-            in the authors' code, where only biases and one-dimensional parameters have none.
+            in the authors' code, where only biases and one-dimensional parameters are exempt.
         clip: L2 norm to which the gradient of each parameter is clipped separately; 0 for no clipping.
-        teacher_norm: Statistics that the teacher's batch norms use: "batch" for those of the batch, as published, or
-            "running" for a moving average of the student's running statistics.
-        mixup: Alpha of mixup between the student's crops of consecutive images; 0 for no mixup. Not with the region
-            task, since a mixed cell has no single match. (The authors' code also mixes cells, but not their targets.)
+        teacher_norm: Statistics that the teacher's batch norms use: "batch" for the statistics of the batch, as
+            published, or "running" for a moving average of the student's running statistics.
+        mixup: Alpha of mixup between the student's crops of consecutive images; 0 for no mixup. Mixup is not supported
+            for the region task, since a mixed cell has no single match. (The authors' code also mixes cells, but not
+            the targets of cells.)
 
     Raises:
-        ValueError: a value is out of range.
+        ValueError: A value is out of range.
     """
 
     tasks: Tasks = "view+region"
@@ -82,7 +83,7 @@ class SelfDistillationOptions:
         if self.out_dim < 2:
             raise ValueError(f"out_dim must be at least 2, got {self.out_dim}")
         if self.mixup and self.tasks != "view":
-            raise ValueError(f"mixup is only supported for the tasks 'view', got {self.tasks!r}")
+            raise ValueError(f"mixup is only supported if tasks is 'view', got {self.tasks!r}")
 
     def weights(self) -> dict[str, float]:
         """Return the weight of each task that is used, by the name of the task."""
@@ -110,5 +111,5 @@ class SelfDistillationOptions:
 
     @property
     def highest_decay(self) -> float:
-        """The larger of the weight decays at the start and at the end."""
+        """The maximum of the initial and the final weight decay."""
         return max(self.weight_decay, self.weight_decay_end)

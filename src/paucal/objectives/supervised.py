@@ -18,13 +18,13 @@ class Supervised(OneBackbone):
 
     For images that may have several labels, the loss is the binary cross-entropy of each class, see `use_sigmoids`.
 
-    The backbone runs once per batch, whatever features the extra losses need. Label smoothing is applied after mixing,
-    with the same result as before mixing.
+    The backbone runs once per batch, whatever features the extra losses need. Label smoothing is applied after mixup or
+    CutMix, which gives the same result as smoothing before mixing.
 
     Args:
-        backbone: Backbone with grids and a classifier.
+        backbone: Backbone with feature maps and a classifier.
         terms: Extra losses by name.
-        label_smoothing: Share of the label that is spread over all classes.
+        label_smoothing: Fraction of the target that is spread over all classes.
         tuning: Layer-wise decay and freezing; None to train all layers with the same learning rate.
     """
 
@@ -47,8 +47,8 @@ class Supervised(OneBackbone):
         """Weight the loss of each image by its class.
 
         Args:
-            weights: (K,) weights by class, with a mean of 1 over the training images. With `use_sigmoids`, factors of
-                the loss of positive labels instead.
+            weights: (K,) weights by class, with a mean of 1 over the training images. After `use_sigmoids`, these are
+                factors for the loss of positive labels instead.
         """
         self.class_weights = weights.float()
 
@@ -60,7 +60,7 @@ class Supervised(OneBackbone):
         """Return the loss named "class" and the extra losses.
 
         Raises:
-            ValueError: the batch has no labels.
+            ValueError: The batch has no labels.
         """
         if batch.labels is None:
             raise ValueError("a supervised objective needs labels, but the batch has none")
@@ -69,7 +69,7 @@ class Supervised(OneBackbone):
         features = self.backbone.extract(batch.views[0], self.requests or [FeatureRequest()])
         logits = features[0].logits
         assert logits is not None  # the constructor checked for a classifier
-        # Converted here, since under autocast it depends on the device which functions are computed in float32.
+        # The logits are converted here, since it depends on the device which functions autocast computes in float32.
         loss = self._loss(logits.float(), batch.labels)
         losses = LossTerms({"class": loss})
         self.add_terms(losses, features[: len(self.names)], batch, progress)
@@ -81,7 +81,8 @@ class Supervised(OneBackbone):
             return multi_label_loss(logits, labels, self.label_smoothing, weights)
         if self.class_weights is None:
             return F.cross_entropy(logits, labels, label_smoothing=self.label_smoothing)
-        # Divided by the number of images, as torch does for soft labels; for hard ones it divides by the class weights.
+        # The sum is divided by the number of images, as torch does for soft labels. For hard labels, torch divides by
+        # the sum of the class weights.
         weights = self.class_weights.to(logits.device)
         total = F.cross_entropy(logits, labels, weights, label_smoothing=self.label_smoothing, reduction="sum")
         return total / len(logits)

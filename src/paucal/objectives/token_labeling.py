@@ -1,7 +1,8 @@
-"""Token labeling: every token is trained on a teacher's label for the token's area of the image.
+"""Token labeling, in which every token is trained on a teacher's label for the token's patch of the image.
 
 Source: Jiang et al., "All Tokens Matter: Token Labeling for Training Better Vision Transformers", NeurIPS 2021. The
-authors' code trains LV-ViT on ImageNet's 1,000 classes; this works with any backbone that has a grid, and any classes.
+authors' code trains LV-ViT on ImageNet's 1,000 classes. This module supports any backbone with a feature map, and any
+classes.
 """
 
 from collections.abc import Mapping
@@ -14,11 +15,11 @@ from paucal.backbones.families.common.contract import new_classifier
 from paucal.backbones.families.mixtoken import exchange_tokens
 from paucal.backbones.features import FeatureBackbone
 from paucal.losses.label_targets import SparseTargets, compact_maps, map_targets, transpose_geometry
-from paucal.losses.token_labeling import Box, TokenLabelingReading, draw_mix_box, kept_share, token_label_loss
+from paucal.losses.token_labeling import Box, TokenLabelingReading, draw_mix_box, kept_fraction, token_label_loss
 from paucal.objectives.base import Term
 from paucal.objectives.finetuning import FineTuning
 from paucal.objectives.one_backbone import OneBackbone
-from paucal.objectives.random_streams import stream_seed
+from paucal.objectives.random_streams import derive_seed
 from paucal.types import Batch, DataRequest, FeatureRequest, Features, LossTerms, Progress
 
 
@@ -27,14 +28,15 @@ class TokenLabelingOptions:
     """Options of token labeling.
 
     Attributes:
-        reading: Variant of the loss, with its weights.
-        mix_token: Whether MixToken is used in training: each image gets a box of cells from another image.
-        label_smoothing: Share of each target that is spread over all classes.
-        like_authors_code: Whether to reproduce three mistakes of the published code: a crop's labels are looked up with
-            rows and columns exchanged, label maps of central squares are used as maps of whole images, and smoothed
-            targets sum to more than 1. (A fourth mistake, rotating maps about a point that is half a cell off, is not
-            reproduced.)
-        seed: Seed of MixToken's boxes.
+        reading: Variant of the loss, including its weights.
+        mix_token: Whether MixToken is used in training, which replaces a box of each image's tokens by tokens of
+            another image.
+        label_smoothing: Fraction of each target that is spread over all classes.
+        like_authors_code: Whether to reproduce three mistakes of the published code: the labels of a crop are looked up
+            with rows and columns exchanged, label maps of central squares are used as maps of whole images, and
+            smoothed targets sum to more than 1. (A fourth mistake, rotating maps about a point that is half a cell off,
+            is not reproduced.)
+        seed: Seed of the random boxes of MixToken.
     """
 
     reading: TokenLabelingReading = field(default_factory=TokenLabelingReading)
@@ -47,21 +49,21 @@ class TokenLabelingOptions:
 class TokenLabeling(OneBackbone):
     """Soft cross-entropy of the class logits and of every token's logits, with targets from a teacher's label map.
 
-    LV-ViT has a classifier of tokens and applies MixToken inside the network; its deployed logits combine class and
-    tokens. Any other backbone gets a linear classifier on its last grid, which is not deployed, and MixToken is applied
-    to the images before the backbone, with boxes that end at the edges of cells.
+    LV-ViT has a classifier for tokens and applies MixToken inside the network; its deployed logits combine class and
+    token logits. Any other backbone gets a linear classifier on its last feature map, which is not deployed, and
+    MixToken is applied to the images before the backbone, with boxes that end at patch borders.
 
-    With a dense weight of 0 and without MixToken, only the class logits are trained: this is ReLabel (Yun et al., CVPR
+    If the dense weight is 0 and MixToken is off, only the class logits are trained, which is ReLabel (Yun et al., CVPR
     2021).
 
     Args:
-        backbone: Backbone with a grid and a classifier.
+        backbone: Backbone with a feature map and a classifier.
         options: Options of the method; None for the defaults.
         terms: Extra losses, such as DrLoc, by name.
         tuning: Layer-wise decay and freezing; None to train all layers with the same learning rate.
 
     Raises:
-        ValueError: the backbone has no classifier.
+        ValueError: The backbone has no classifier.
     """
 
     data_request = DataRequest(geometry=True, label_maps=True, mixing=False)
@@ -84,7 +86,7 @@ class TokenLabeling(OneBackbone):
         """Return the losses named "class" and "tokens", and the extra losses.
 
         Raises:
-            ValueError: the batch has no label maps or no geometry.
+            ValueError: The batch has no label maps or no geometry.
         """
         if batch.label_maps is None or batch.geometry is None:
             raise ValueError("token labeling needs a batch with label_maps and geometry, but at least one is None")
@@ -95,7 +97,7 @@ class TokenLabeling(OneBackbone):
         reading, first = self.options.reading, features[0]
         image_targets, token_targets = self._targets(batch)
         truth = self._true_targets(batch) if reading.use_truth else None
-        kept = kept_share(box, self.backbone.grid)
+        kept = kept_fraction(box, self.backbone.grid)
         assert first.logits is not None
         tokens = (self._token_logits(first, box), token_targets) if reading.dense_weight > 0 else (None, None)
         label_losses = token_label_loss(first.logits, image_targets, *tokens, kept=kept, truth=truth, reading=reading)
@@ -106,21 +108,21 @@ class TokenLabeling(OneBackbone):
         return losses
 
     def _draw_box(self, progress: Progress) -> Box:
-        # The seed makes the box the same on every process, and the same if a step is repeated.
-        generator = torch.Generator().manual_seed(stream_seed(self.options.seed, progress.micro_step))
+        # With this seed, all processes draw the same box, and a repeated step draws the same box again.
+        generator = torch.Generator().manual_seed(derive_seed(self.options.seed, progress.micro_step))
         return draw_mix_box(self.backbone.grid, generator)
 
     def _extract_mixed(self, images: Tensor, box: Box | None) -> list[Features]:
         requests = [FeatureRequest(), *self.requests]
         if not self.dense:
-            mixed = images if box is None else exchange_boxes(images, box, self.backbone.grid)
+            mixed = images if box is None else swap_boxes(images, box, self.backbone.grid)
             return self.backbone.extract(mixed, requests)
-        # As a tensor, since `torch.compile` would compile again for each tuple of integers.
+        # The box is passed as a tensor, since `torch.compile` would compile again for each tuple of integers.
         box_tensor = None if box is None else torch.tensor(box).to(images.device, non_blocking=images.is_cuda)
         return self.backbone.extract(images, requests, dense=True, mix_box=box_tensor)
 
     def _token_logits(self, features: Features, box: Box | None) -> Tensor:
-        """Return the token logits (B, H * W, K), with those of mixed-in cells put back in their original image."""
+        """Return the (B, H * W, K) token logits; logits of exchanged tokens are put back in the original image."""
         if self.aux_head is None:
             assert features.token_logits is not None
             logits = features.token_logits
@@ -129,7 +131,7 @@ class TokenLabeling(OneBackbone):
         return logits if box is None else exchange_tokens(logits, box, self.backbone.grid)
 
     def _targets(self, batch: Batch) -> tuple[SparseTargets, SparseTargets]:
-        """Return the targets of the views, one per view, and the targets of their cells."""
+        """Return the targets of the views, one per view, and the targets of the tokens of each view."""
         label_maps, geometry = batch.label_maps, batch.geometry
         assert label_maps is not None
         assert geometry is not None
@@ -154,12 +156,12 @@ class TokenLabeling(OneBackbone):
         return exact.smoothed(self.options.label_smoothing)
 
 
-def exchange_boxes(images: Tensor, box: Box, grid: tuple[int, int]) -> Tensor:
+def swap_boxes(images: Tensor, box: Box, grid: tuple[int, int]) -> Tensor:
     """Exchange a box of pixels between the images i and B - 1 - i of a batch.
 
     Args:
         images: (B, C, H, W) images.
-        box: (top, left, bottom, right) in cells.
+        box: (top, left, bottom, right) in cells of the backbone's grid.
         grid: (rows, columns) of the backbone's grid for these images.
     """
     height, width = images.shape[-2:]

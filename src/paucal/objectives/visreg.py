@@ -1,4 +1,4 @@
-"""VISReg (arXiv:2606.02572): LeJEPA's network with another regularisation, which sorts projected embeddings."""
+"""VISReg (arXiv:2606.02572), which is LeJEPA with a different regularisation that sorts projected embeddings."""
 
 from collections.abc import Sequence
 
@@ -12,8 +12,8 @@ from paucal.types import LossTerms, Progress
 class VisReg(LeJepa):
     """A backbone and a projector, trained with the VISReg loss on the views of each image.
 
-    The embedding of every view must be near the mean of all the image's views; the regularisation prevents collapse.
-    The arguments are those of `LeJepa`; the options `knots` and `limit` have no effect.
+    The loss pulls the embedding of every view towards the mean of all views of the image, and the regularisation
+    prevents collapse. The arguments are the same as for `LeJepa`; the options `knots` and `limit` have no effect.
     """
 
     def compute_losses(self, projected: Sequence[Tensor], progress: Progress) -> LossTerms:

@@ -1,17 +1,18 @@
-"""Recipes for the papers' detection on COCO: Mask R-CNN and its cascade on a Swin, with the schedules "1x" and "3x".
+"""Recipes for the papers' detection on COCO: Mask R-CNN and Cascade Mask R-CNN on a Swin, with 1x and 3x schedules.
 
 The settings are those of DrLoc's supplement, section 4.1 (tables 10 and 11), which follows Swin's code. EsViT gives no
 settings for its table 4; its supervised row equals the "3x" result of Swin's code. Values that the text does not give
-are those of Swin's code: 500 steps of warm-up from a thousandth of the rate, no clipping, all layers learning at one
-rate, and the settings of the two detectors. `docs/reference/detector.md` lists the remaining differences.
+are those of Swin's code: 500 warm-up steps from a thousandth of the learning rate, no gradient clipping, one learning
+rate for all layers, and the settings of the two detectors. `docs/reference/detector.md` lists the remaining
+differences.
 """
 
 from typing import Any
 
 from paucal.recipes.recipe import Recipe
 
-LENGTH_SETTINGS = ("epochs", "milestones")  # replaced by --time or --steps
-TRAINING_IMAGES = 117_266  # images of COCO 2017 that show an object, of 118,287 in all
+LENGTH_SETTINGS = ("epochs", "milestones")  # settings that --time or --steps replaces
+TRAINING_IMAGES = 117_266  # number of COCO 2017 training images with at least one object, of 118,287 in all
 
 _COCO: dict[str, Any] = {
     "model": "padded_swin_tiny_patch4_window7_224",
@@ -38,7 +39,8 @@ _COCO: dict[str, Any] = {
     "average": 0.0,
     "hflip": 0.5,
     "jitter": "cropped",
-    "val_fraction": 0.0,  # the papers select no model: all images train, and the last step's weights are used
+    # The papers do no model selection: they train on all images, and evaluate the weights of the last step.
+    "val_fraction": 0.0,
 }
 _KINDS: dict[str, dict[str, Any]] = {
     "detector": {
@@ -75,10 +77,10 @@ _COSTS = {
     "3x": "263,844 steps of 16 images of 800x1333 pixels: eight GPUs with 2 images each (--devices 8), one to two days",
 }
 _EXPECTED = {
-    ("detector", "1x"): "with masks: AP of boxes 43.4; 43.8 if pre-trained with DrLoc (table 10)",
-    ("detector", "3x"): "with masks: AP of boxes 46.0; 46.2 if pre-trained with EsViT (table 4)",
-    ("cascade", "1x"): "with masks: AP of boxes 48.0; 48.2 if pre-trained with DrLoc (table 10)",
-    ("cascade", "3x"): "with masks: AP of boxes 50.4 (Swin's code)",
+    ("detector", "1x"): "with masks: box AP 43.4; 43.8 if pre-trained with DrLoc (table 10)",
+    ("detector", "3x"): "with masks: box AP 46.0; 46.2 if pre-trained with EsViT (table 4)",
+    ("cascade", "1x"): "with masks: box AP 48.0; 48.2 if pre-trained with DrLoc (table 10)",
+    ("cascade", "3x"): "with masks: box AP 50.4 (Swin's code)",
 }
 _SUMMARIES = {
     "detector": "Faster or Mask R-CNN on Swin-T as in the papers' COCO tables",
@@ -89,13 +91,13 @@ _SUMMARIES = {
 def _coco_recipe(kind: str, length: str) -> Recipe:
     settings = {**_COCO, **_KINDS[kind], **_LENGTHS[length], "drop_path": _DROP_PATHS[kind, length]}
     return Recipe(
-        f"{_SUMMARIES[kind]}: {settings['epochs']} passes, the rate falling after "
+        f"{_SUMMARIES[kind]}: {settings['epochs']} epochs, with the learning rate reduced after epochs "
         f"{settings['milestones'][0]} and {settings['milestones'][1]}",
         _SOURCES[length] if (kind, length) != ("cascade", "3x") else "Swin's code",
         _COSTS[length],
         _EXPECTED[kind, length],
         settings,
-        tunes="a pre-trained backbone: give --init a run, a weights file or timm",
+        initial_weights="a pre-trained backbone: give --init a run, a weights file or timm",
     )
 
 

@@ -1,15 +1,17 @@
 """Recipes of DHVT (Lu et al., NeurIPS 2022, arXiv 2210.05958), as in the supplement and as in the authors' code.
 
-The supplement gives learning rates for its batch sizes; the code has a rate for 512 images and scales it in proportion
-to the batch. Both use 1e-3 on CIFAR and DomainNet. Both use 5e-4 on ImageNet, but for different batch sizes. For
-fine-tuning with 256 images, the supplement has 5e-4 and the code 2.5e-4. The augmentation is DeiT's: the supplement
-names most of it, and the code has all of it, including RandAugment and repeated augmentation (every image three times
-in a row; not in fine-tuning). All recipes here have the code's augmentation. Only the `-reference` recipes change the
-rate as the code does, once per epoch and one epoch late. Paper and code report the best epoch on the test images;
-paucal trains on all training images too, but reports the last epoch.
+The supplement gives learning rates for its batch sizes; the code has a rate for 512 images and scales that rate in
+proportion to the batch size. Paper and code use 1e-3 on CIFAR and DomainNet. Paper and code use 5e-4 on ImageNet, but
+for different batch sizes. For fine-tuning with 256 images, the supplement has 5e-4 and the code 2.5e-4. The
+augmentation is DeiT's: the supplement names most operations, and the code has all of them, including RandAugment and
+repeated augmentation (every image three times in a row; not in fine-tuning). All recipes here use the code's
+augmentation. Only the `-reference` recipes change the learning rate as the code does, once per epoch and one epoch
+late. Paper and code report the best epoch on the test images; paucal also trains on all training images, but evaluates
+the last epoch.
 
-Two differences from the authors' code remain: affine scales and positions of heads have no weight decay, and statistics
-of batch norms are synchronised over devices only with `--sync-bn` (the code always does it in the patch embedding).
+Two differences from the authors' code remain. Affine scales and head positions have no weight decay, and batch norm
+statistics are synchronised over devices only with `--sync-bn` (the code always synchronises those of the patch
+embedding).
 """
 
 from dataclasses import replace
@@ -28,7 +30,7 @@ _COMMON: dict[str, Any] = {
     "min_lr": 1e-5,
     "weight_decay": 0.05,
     "clip": 0.0,
-    "average": 0.0,  # the authors' code keeps an average that nothing reads
+    "average": 0.0,  # the authors' code computes a moving average of the weights, but does not use it
     "label_smoothing": 0.1,
     "drop_path": 0.1,
     "hflip": 0.5,
@@ -49,8 +51,8 @@ _CIFAR = {
 _LARGE: dict[str, Any] = {**_COMMON, "img_size": [224], "crop": "random-resized", "crop_scale": 0.08}
 _DOMAINNET = {**_LARGE, "model": "dhvt_tiny_domain_patch16", "warmup_epochs": 20.0}
 _IMAGENET = {**_LARGE, "model": "dhvt_tiny_imagenet_patch16", "warmup_epochs": 10.0}
-# Fine-tuning from ImageNet needs the ImageNet variant, whose heads differ from those of the DomainNet variant.
-# The normalisation is that of the initial weights.
+# Fine-tuning from ImageNet weights needs the ImageNet variant, whose attention heads differ from those of the DomainNet
+# variant. "normalise" is left out, since the initial weights determine the normalisation.
 _TUNED = {
     **{name: value for name, value in _IMAGENET.items() if name != "normalise"},
     "repeats": 1,
@@ -76,16 +78,16 @@ _TUNED_WEIGHTS = (
     "dhvt-imagenet, or a weights file"
 )
 
-# DHVT's code evaluates like that of the DrLoc paper.
+# DHVT's code evaluates the central 224 of 256 pixels, as DrLoc's code does.
 _recipe = partial(Recipe, imagenet_crop=True)
 _PAPER = _recipe("DHVT from scratch on CIFAR", _SOURCE, _COST_CIFAR, _SCORES_CIFAR, _CIFAR, 1e-3)
-# Left out of the recipe `dhvt`, which reproduces no table; they are chosen from the images.
+# Settings that the recipe `dhvt` leaves to be chosen from the images, since it does not reproduce a published table.
 _CHOSEN_FROM_IMAGES = ("model", "img_size", "batch_size", "crop", "rand_augment", "val_fraction")
 
 RECIPES: dict[str, Recipe] = {
     "dhvt": replace(
         _PAPER,
-        summary="DHVT from scratch on any images: the paper's training, with the variant that fits their size",
+        summary="DHVT from scratch on any images: the paper's training, with the model variant for their size",
         settings={key: value for key, value in _CIFAR.items() if key not in _CHOSEN_FROM_IMAGES},
     ),
     "dhvt-cifar": _PAPER,
@@ -99,7 +101,7 @@ RECIPES: dict[str, Recipe] = {
     ),
     "dhvt-domainnet": _recipe(
         "DHVT from scratch on a domain of DomainNet",
-        f"{_SOURCE}, and its code's batch",
+        f"{_SOURCE}, and the batch size of the code",
         _COST_LARGE,
         _SCORES_DOMAINNET,
         {**_DOMAINNET, "batch_size": 128},
@@ -114,10 +116,15 @@ RECIPES: dict[str, Recipe] = {
         1e-3,
     ),
     "dhvt-imagenet": _recipe(
-        "DHVT on ImageNet-1K, 5e-4 at 512 images", _SOURCE, _COST_LARGE, _SCORES_IMAGENET, _IMAGENET, 5e-4
+        "DHVT on ImageNet-1K, learning rate 5e-4 for 512 images per step",
+        _SOURCE,
+        _COST_LARGE,
+        _SCORES_IMAGENET,
+        _IMAGENET,
+        5e-4,
     ),
     "dhvt-imagenet-reference": _recipe(
-        "the same as in the published code: half the images and half the rate",
+        "the same as in the published code: half the batch size and half the learning rate",
         _CODE_SOURCE,
         _COST_LARGE,
         _SCORES_IMAGENET,
@@ -125,28 +132,28 @@ RECIPES: dict[str, Recipe] = {
         5e-4,
     ),
     "dhvt-finetune": _recipe(
-        "DHVT from weights of ImageNet, 5e-4 at 256 images; give --init",
+        "DHVT fine-tuned from ImageNet weights, learning rate 5e-4 for 256 images per step; give --init",
         _SOURCE,
         _COST_TUNED,
         _SCORES_TUNED,
         {**_TUNED, "batch_size": 128},
         1e-3,
-        tunes=_TUNED_WEIGHTS,
+        initial_weights=_TUNED_WEIGHTS,
     ),
     "dhvt-finetune-reference": _recipe(
-        "the same as in the published code: half the rate, and fixed statistics of batch norms (evaluation mode)",
+        "the same as in the published code: half the learning rate, and fixed batch norm statistics (evaluation mode)",
         _CODE_SOURCE,
         _COST_TUNED,
         _SCORES_TUNED,
         {**_TUNED, **_CODE_SCHEDULE, "batch_size": 128, "eval_mode": True},
         5e-4,
-        tunes=_TUNED_WEIGHTS,
+        initial_weights=_TUNED_WEIGHTS,
     ),
 }
 
 
 def dhvt_variant(side: int, n_classes: int) -> tuple[str, str]:
-    """Return the name of the DHVT for images of `side` pixels and `n_classes` classes, and the reason."""
+    """Return the name of the DHVT for images with sides of `side` pixels and `n_classes` classes, and the reason."""
     if side <= 64:
         return "dhvt_tiny_cifar_patch4", f"images of {side} pixels: DHVT-T in patches of 4"
     if n_classes >= 1000:

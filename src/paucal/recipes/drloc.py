@@ -1,7 +1,8 @@
 """Recipes of DrLoc (Liu et al., NeurIPS 2021), as in the paper and as in its code.
 
-On ImageNet-1K (supplement, table 7), the paper trains with the public code of Swin and of T2T-ViT and its default
-values, with and without its loss. The recipes `swin-imagenet` and `t2t-imagenet` are those of this code.
+On ImageNet-1K (supplement, table 7), the paper trains with the public code of Swin and of T2T-ViT and the default
+values of this code, with and without the DrLoc loss. The recipes `swin-imagenet` and `t2t-imagenet` have the settings
+of this code.
 """
 
 from functools import partial
@@ -9,7 +10,7 @@ from typing import Any
 
 from paucal.recipes.recipe import Recipe
 
-# Section 4 and appendix of the paper (arXiv:2106.03746); values that it does not give are from its code.
+# Section 4 and appendix of the paper (arXiv:2106.03746); values that the paper does not give are from its code.
 _PAPER: dict[str, Any] = {
     "model": "swin_tiny_patch4_window7_224",
     "img_size": [224],
@@ -33,10 +34,10 @@ _PAPER: dict[str, Any] = {
     "cutmix": 1.0,
     "normalise": "imagenet",
 }
-# In the code, the 100 epochs are the first third of a cosine of 300 epochs, and the loss differs from the paper's
-# formula.
+# In the code, the 100 epochs are the first third of a cosine schedule over 300 epochs, and the loss differs from the
+# paper's formula.
 _REFERENCE = {**_PAPER, "drloc_preset": "reference", "schedule_epochs": 300}
-# DrLoc's code is based on Swin's and has its protocol, but Swin trains for all 300 epochs of the cosine.
+# DrLoc's code is based on Swin's code and has the same settings, but Swin trains for all 300 epochs of the schedule.
 _SWIN: dict[str, Any] = {
     **{name: value for name, value in _PAPER.items() if name != "drloc_preset"},
     "method": "supervised",
@@ -44,7 +45,7 @@ _SWIN: dict[str, Any] = {
     "schedule_epochs": 300,
     "drop_path": 0.2,
 }
-# A cosine of 300 epochs, and ten more at the lowest rate, which the authors' code calls the cool-down.
+# A cosine schedule over 300 epochs, then ten epochs at the lowest rate, which the authors' code calls the cool-down.
 _T2T: dict[str, Any] = {
     **_SWIN,
     "model": "t2t_vit_14",
@@ -58,9 +59,7 @@ _T2T: dict[str, Any] = {
     "drop_path": 0.1,
 }
 _TUNED = {"init": "timm", "warmup_epochs": 10.0}
-_TUNED_WEIGHTS = (
-    "weights of ImageNet-1k: leave --init to the recipe, which uses timm's, or give a run or a weights file"
-)
+_TUNED_WEIGHTS = "ImageNet-1k weights: remove --init to use timm's weights, or give --init a run or a weights file"
 _SCRATCH_SCORES = "Swin-T, table 4: CIFAR-10 83.89 (59.47 without the loss), CIFAR-100 66.23 (53.28), Flowers102 39.37"
 _TUNED_SCORES = "Swin-T, table 5: CIFAR-10 98.37 (97.95 without the loss), CIFAR-100 88.40 (88.22), Flowers102 98.21"
 _SWIN_SCORES = "ImageNet-1K: Swin-T 81.3 (its authors), 81.2 in DrLoc's run and 81.33 with DrLoc's loss, table 7"
@@ -69,18 +68,18 @@ _COST = "100 epochs at 224 pixels; the paper used eight V100 with 128 images eac
 
 
 def _without_normalisation(settings: dict[str, Any]) -> dict[str, Any]:
-    """Return the settings without the normalisation, which depends on the weights that are fine-tuned."""
+    """Return the settings without the normalisation, which the initial weights of fine-tuning determine."""
     return {name: value for name, value in settings.items() if name != "normalise"}
 
 
-_recipe = partial(Recipe, imagenet_crop=True)  # the paper's code evaluates the middle 224 of 256 pixels
+_recipe = partial(Recipe, imagenet_crop=True)  # the paper's code evaluates the central 224 of 256 pixels
 
 RECIPES: dict[str, Recipe] = {
     "drloc-scratch": _recipe(
         "the DrLoc paper's training from scratch", "arXiv:2106.03746, section 4", _COST, _SCRATCH_SCORES, _PAPER, 5e-4
     ),
     "drloc-scratch-reference": _recipe(
-        "the same as in the published code: its version of the loss, the first third of a 300-epoch cosine",
+        "the same as in the published code: its version of the loss, the first third of a 300-epoch cosine schedule",
         "the paper's code",
         _COST,
         _SCRATCH_SCORES,
@@ -94,7 +93,7 @@ RECIPES: dict[str, Recipe] = {
         _TUNED_SCORES,
         {**_without_normalisation(_PAPER), **_TUNED},
         2.5e-4,
-        tunes=_TUNED_WEIGHTS,
+        initial_weights=_TUNED_WEIGHTS,
         imagenet_alone=True,
     ),
     "drloc-finetune-reference": _recipe(
@@ -104,7 +103,7 @@ RECIPES: dict[str, Recipe] = {
         _TUNED_SCORES,
         {**_without_normalisation(_REFERENCE), **_TUNED, "schedule_epochs": 100},
         2.5e-4,
-        tunes=_TUNED_WEIGHTS,
+        initial_weights=_TUNED_WEIGHTS,
         imagenet_alone=True,
     ),
     "swin-imagenet": Recipe(

@@ -1,13 +1,13 @@
-"""The recipes of `paucal pretrain`: EsViT's published runs, one for each model, and one for small batches.
+"""The recipes of `paucal pretrain`: a recipe for each of EsViT's published models, and a recipe for small batches.
 
 The published settings are those of the released runs (the code's README, the names of the run folders and the author's
-list of arguments for Swin-T): two global crops of 224 and eight local ones of 96 pixels, AdamW, 300 epochs. With the
-flags in `Recipe.also`, the recipes cover every trained row of the paper's tables 1, 2, 3, 5 and 8. Scores are those of
-the tables; some of the README's scores differ from them by 0.1 or 0.2.
+list of arguments for Swin-T): two global crops of 224 pixels and eight local crops of 96, AdamW, 300 epochs. With the
+flags in `Recipe.scores_by_flags`, the recipes cover every trained row of the paper's tables 1, 2, 3, 5 and 8. Scores
+are taken from the tables; some scores in the README differ by 0.1 or 0.2.
 
-The number of images per device is the published one where it is known (Swin with W=14: 16 and 8; ResNet-50, ViL and
-CvT: 64). Elsewhere it is 32 for steps of 512 images and 64 for steps of 1024; only the sum over devices affects
-training.
+The number of images per device is the published number if known (Swin with W=14: 16 and 8; ResNet-50, ViL and CvT: 64).
+The other recipes have 32 images per device for steps of 512 images and 64 for steps of 1024; only the number of images
+per step affects training.
 """
 
 from collections.abc import Mapping
@@ -45,7 +45,7 @@ _METHOD: dict[str, Any] = {
     "weight_decay_end": 0.4,
     "clip": 3.0,
 }
-DEVICES_PER_NODE = 16  # in the published runs
+DEVICES_PER_NODE = 16  # number of GPUs in each node of the published runs
 VIEW = "--tasks view"
 HUNDRED_EPOCHS = "--epochs 100"
 
@@ -55,7 +55,7 @@ def _published_recipe(
     model: str,
     expected: str,
     devices: tuple[int, int] = (16, 32),
-    also: Mapping[str, str] | None = None,
+    scores_by_flags: Mapping[str, str] | None = None,
     **changes: Any,
 ) -> Recipe:
     """Return the recipe of a published run.
@@ -64,41 +64,41 @@ def _published_recipe(
         summary: Description in one line.
         model: Name of the model.
         expected: Published scores.
-        devices: Number of devices, and images per step on each.
-        also: Published scores of further runs, by the flags to add.
+        devices: Number of devices, and number of images per step on each device.
+        scores_by_flags: Published scores of further runs, by the flags to add.
         **changes: Settings that differ from those of the other recipes.
     """
-    count, batch = devices
-    rate = 0.2 if "swin_small" in model or "swin_base" in model else 0.1
+    n_devices, batch_size = devices
+    drop_path = 0.2 if "swin_small" in model or "swin_base" in model else 0.1
     flags = (
-        f"--devices {count}"
-        if count <= DEVICES_PER_NODE
-        else f"--nodes {count // DEVICES_PER_NODE} --devices {DEVICES_PER_NODE}"
+        f"--devices {n_devices}"
+        if n_devices <= DEVICES_PER_NODE
+        else f"--nodes {n_devices // DEVICES_PER_NODE} --devices {DEVICES_PER_NODE}"
     )
     return Recipe(
         summary,
         "arXiv:2106.09785, section 4, and the runs released with the code",
-        f"{changes.get('epochs', 300)} epochs of ImageNet-1K with {count * batch} images per step: {flags}",
+        f"{changes.get('epochs', 300)} epochs of ImageNet-1K with {n_devices * batch_size} images per step: {flags}",
         f"ImageNet-1K: {expected}",
-        {**_CROPS, **_METHOD, "model": model, "drop_path": rate, "batch_size": batch, **changes},
+        {**_CROPS, **_METHOD, "model": model, "drop_path": drop_path, "batch_size": batch_size, **changes},
         lr_per_512=1e-3,
-        also=also or {},
+        scores_by_flags=scores_by_flags or {},
     )
 
 
 RECIPES: dict[str, Recipe] = {
     "esvit-swin-tiny": _published_recipe(
-        "EsViT's Swin-T with windows of 7, both tasks from the start",
+        "EsViT's Swin-T with windows of 7, view and region tasks from the start",
         "esvit_swin_tiny_patch4_window7_224",
         "linear 78.1, k-NN 75.7",
-        also={VIEW: "linear 77.0, k-NN 74.2"},
+        scores_by_flags={VIEW: "linear 77.0, k-NN 74.2"},
     ),
     "esvit-swin-tiny-1024": _published_recipe(
         "EsViT's Swin-T with windows of 7, the view task alone in steps of 1024 images",
         "esvit_swin_tiny_patch4_window7_224",
         "linear 77.1, k-NN 73.7",
         (16, 64),
-        also={
+        scores_by_flags={
             HUNDRED_EPOCHS: "linear 75.3, k-NN 70.0",
             "--region-after 200": "the region task from epoch 200: linear 77.6, k-NN 75.4",
             "--epochs 150 --warmup-epochs 5": "of WebVision (paucal pretrain webvision): linear 75.4, k-NN 69.4",
@@ -108,23 +108,23 @@ RECIPES: dict[str, Recipe] = {
         tasks="view",
     ),
     "esvit-swin-small": _published_recipe(
-        "EsViT's Swin-S with windows of 7, both tasks from the start",
+        "EsViT's Swin-S with windows of 7, view and region tasks from the start",
         "esvit_swin_small_patch4_window7_224",
         "linear 79.5, k-NN 77.7",
-        also={VIEW: "linear 79.2, k-NN 76.8"},
+        scores_by_flags={VIEW: "linear 79.2, k-NN 76.8"},
     ),
     "esvit-swin-base": _published_recipe(
         "EsViT's Swin-B with windows of 7, the region task from epoch 200",
         "esvit_swin_base_patch4_window7_224",
         "linear 80.4, k-NN 78.9",
-        also={VIEW: "linear 79.6, k-NN 77.7"},
+        scores_by_flags={VIEW: "linear 79.6, k-NN 77.7"},
         region_after=200,
     ),
     "esvit-swin-tiny-w14": _published_recipe(
         "EsViT's Swin-T with windows of 14, the region task from epoch 200",
         "esvit_swin_tiny_patch4_window14_224",
         "linear 78.7, k-NN 77.0",
-        also={VIEW: "linear 77.9, k-NN 75.5"},
+        scores_by_flags={VIEW: "linear 77.9, k-NN 75.5"},
         region_after=200,
     ),
     "esvit-swin-small-w14": _published_recipe(
@@ -132,7 +132,7 @@ RECIPES: dict[str, Recipe] = {
         "esvit_swin_small_patch4_window14_224",
         "linear 80.8, k-NN 79.1",
         (32, 16),
-        also={VIEW: "linear 79.4, k-NN 77.3"},
+        scores_by_flags={VIEW: "linear 79.4, k-NN 77.3"},
         region_after=180,
     ),
     "esvit-swin-base-w14": _published_recipe(
@@ -140,7 +140,7 @@ RECIPES: dict[str, Recipe] = {
         "esvit_swin_base_patch4_window14_224",
         "linear 81.3, k-NN 79.3",
         (64, 8),
-        also={VIEW: "linear 80.5, k-NN 78.3"},
+        scores_by_flags={VIEW: "linear 80.5, k-NN 78.3"},
         region_after=200,
         learn_lengths=False,
     ),
@@ -149,7 +149,7 @@ RECIPES: dict[str, Recipe] = {
         "esvit_deit_small_patch16_224",
         "linear 75.9, k-NN 73.2",
         (16, 64),
-        also={HUNDRED_EPOCHS: "linear 73.1, k-NN 69.0"},
+        scores_by_flags={HUNDRED_EPOCHS: "linear 73.1, k-NN 69.0"},
         tasks="view",
     ),
     "esvit-vil-tiny": _published_recipe(
@@ -157,7 +157,7 @@ RECIPES: dict[str, Recipe] = {
         "esvit_vil_tiny",
         "linear 77.5, k-NN 74.5",
         (16, 64),
-        also={VIEW: "linear 77.3, k-NN 73.9", f"{VIEW} {HUNDRED_EPOCHS}": "linear 75.4, k-NN 70.1"},
+        scores_by_flags={VIEW: "linear 77.3, k-NN 73.9", f"{VIEW} {HUNDRED_EPOCHS}": "linear 75.4, k-NN 70.1"},
         region_after=200,
     ),
     "esvit-cvt-tiny": _published_recipe(
@@ -165,7 +165,7 @@ RECIPES: dict[str, Recipe] = {
         "esvit_cvt_tiny",
         "linear 78.5, k-NN 76.7",
         (16, 64),
-        also={VIEW: "linear 77.6, k-NN 74.8", f"{VIEW} {HUNDRED_EPOCHS}": "linear 75.5, k-NN 70.6"},
+        scores_by_flags={VIEW: "linear 77.6, k-NN 74.8", f"{VIEW} {HUNDRED_EPOCHS}": "linear 75.5, k-NN 70.6"},
         region_after=200,
     ),
     "esvit-resnet50": _published_recipe(
@@ -173,12 +173,13 @@ RECIPES: dict[str, Recipe] = {
         "resnet50",
         "linear 75.7, k-NN 71.2",
         (16, 64),
-        also={VIEW: "linear 75.0, k-NN 69.3"},
+        scores_by_flags={VIEW: "linear 75.0, k-NN 69.3"},
         region_after=200,
         drop_path=0.0,
     ),
     "esvit-small-batch": Recipe(
-        "batches of 16 to 128 on one device: prototypes of length 1, frozen for longer; a lower teacher temperature",
+        "batches of 16 to 128 images on one device: prototypes of length 1, frozen for longer; a lower teacher "
+        "temperature",
         "this project, after DINO's advice for small batches",
         "one device",
         "docs/lab/2026-11-21-pretraining-small.md",

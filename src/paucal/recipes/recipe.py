@@ -1,4 +1,4 @@
-"""The definition of a recipe, a named set of settings, and how a run uses it."""
+"""Recipes: named sets of training settings, and functions that apply a recipe to the settings of a run."""
 
 import difflib
 from collections.abc import Container, Mapping
@@ -15,11 +15,11 @@ S = TypeVar("S", bound="DataclassInstance")
 
 @dataclass(frozen=True)
 class Variant:
-    """Settings in which a recipe differs for some models.
+    """Settings of a recipe that apply only to some models, and override the recipe's own settings.
 
     Attributes:
-        settings: Settings by name.
-        lr_per_512: Learning rate, as in `Recipe`; None for the recipe's value.
+        settings: Values of the settings, by name.
+        lr_per_512: Learning rate for 512 images per step, as in `Recipe`; None to use the recipe's value.
     """
 
     settings: Mapping[str, Any]
@@ -33,16 +33,19 @@ class Recipe:
     Attributes:
         summary: Description in one line.
         source: Where the settings come from, such as a section of a paper.
-        cost: What a run takes, such as epochs, image size and GPUs.
-        expected: Published scores, or where to find scores.
-        settings: Settings by name; all other settings are chosen from the data.
-        lr_per_512: Learning rate for 512 images per step, scaled in proportion for others; None for the default rule.
-        variants: Settings that differ for some models, by the beginning of the model's name; the first match is used.
-        tunes: Description of the weights that the recipe fine-tunes, for messages; None if it may start from random
-            weights.
+        cost: Epochs, image size, images per step and GPUs of a run, as one line.
+        expected: Published scores, or the page that has measured scores.
+        settings: Values of the settings, by name; all other settings are chosen from the data.
+        lr_per_512: Learning rate for 512 images per step, which is scaled in proportion to the images per step; None
+            to use the default rule.
+        variants: Settings that apply only to some models, by the beginning of the model's name; the first match is
+            used.
+        initial_weights: Description of the weights that the recipe fine-tunes, for messages; None if a run of the
+            recipe may start from random weights.
         imagenet_alone: Whether `--init timm` means weights that were trained only on the labels of ImageNet-1k.
-        imagenet_crop: Whether its authors' code resizes to 256 pixels and evaluates the middle 224, for every model.
-        also: Published scores of further runs, by the flags to add to this recipe.
+        imagenet_crop: Whether models are evaluated as in the code of the recipe's authors, which resizes images to 256
+            pixels and evaluates the central 224 pixels for every model.
+        scores_by_flags: Published scores of further runs, by the flags to add to this recipe.
     """
 
     summary: str
@@ -52,21 +55,21 @@ class Recipe:
     settings: Mapping[str, Any]
     lr_per_512: float | None = None
     variants: Mapping[str, Variant] = field(default_factory=dict)
-    tunes: str | None = None
+    initial_weights: str | None = None
     imagenet_alone: bool = False
     imagenet_crop: bool = False
-    also: Mapping[str, str] = field(default_factory=dict)
+    scores_by_flags: Mapping[str, str] = field(default_factory=dict)
 
-    def of_model(self, model: str | None) -> "Recipe":
-        """Return the recipe with the settings for a model (None if the model is not chosen yet)."""
+    def for_model(self, model: str | None) -> "Recipe":
+        """Return the recipe with the settings for a model; `model` is None if no model is chosen yet."""
         for beginning, variant in self.variants.items():
             if (model or "").startswith(beginning):
                 rate = variant.lr_per_512 or self.lr_per_512
                 return replace(self, settings={**self.settings, **variant.settings}, lr_per_512=rate)
         return self
 
-    def rate(self, name: str, batch_size: int) -> tuple[float, str] | None:
-        """Return the learning rate for `batch_size` images per step, and the reason; None if the recipe has no rate."""
+    def learning_rate(self, name: str, batch_size: int) -> tuple[float, str] | None:
+        """Return the learning rate for `batch_size` images per step, and the reason; None if no rate is set."""
         if self.lr_per_512 is None:
             return None
         reason = f"recipe {name}: {self.lr_per_512:g} for 512 images in a step, here {batch_size}"
@@ -82,43 +85,43 @@ def find_recipe(recipes: Mapping[str, Recipe], name: str) -> Recipe:
     return recipes[name]
 
 
-def recipe_rate(
+def recipe_learning_rate(
     recipes: Mapping[str, Recipe], name: str | None, model: str | None, batch_size: int
 ) -> tuple[float, str] | None:
     """Return a recipe's learning rate for a model and `batch_size` images per step, and the reason.
 
-    None if `name` is None, or if the recipe has no rate.
+    The result is None if `name` is None, or if the recipe sets no learning rate.
     """
     recipe = recipes.get(name or "")
-    return None if recipe is None else recipe.of_model(model).rate(name or "", batch_size)
+    return None if recipe is None else recipe.for_model(model).learning_rate(name or "", batch_size)
 
 
-def require_start(recipes: Mapping[str, Recipe], name: str | None, init: str | None) -> None:
+def require_init(recipes: Mapping[str, Recipe], name: str | None, init: str | None) -> None:
     """Raise a UserError if a recipe for fine-tuning is used without `--init`."""
     recipe = recipes.get(name or "")
-    if recipe is not None and recipe.tunes is not None and init is None:
-        raise UserError(f"--recipe {name} starts from {recipe.tunes}.")
+    if recipe is not None and recipe.initial_weights is not None and init is None:
+        raise UserError(f"--recipe {name} starts from {recipe.initial_weights}.")
 
 
 def fill_in(
     settings: S, given: Mapping[str, str], recipes: Mapping[str, Recipe], name: str | None, left_out: Container[str]
 ) -> tuple[S, dict[str, str]]:
-    """Take the settings that were not given from a recipe, except those in `left_out`.
+    """Use a recipe's value for each setting that the user has not set, except for the settings in `left_out`.
 
     Args:
         settings: Settings of a run.
-        given: Origin of each setting that the user has given.
+        given: Origin of each setting that the user has set, by name.
         recipes: Recipes by name.
         name: Name of the recipe; None for no recipe.
         left_out: Names of settings that are not taken from the recipe.
 
     Returns:
-        The settings, and the origin of each setting that is given or comes from the recipe ("recipe NAME").
+        The settings, and the origins from `given` extended by the settings from the recipe (origin "recipe NAME").
     """
     if name is None:
         return settings, dict(given)
     recipe = find_recipe(recipes, name)
     model = getattr(settings, "model", None) if "model" in given else recipe.settings.get("model")
-    recipe_settings = recipe.of_model(model).settings
+    recipe_settings = recipe.for_model(model).settings
     values = {key: value for key, value in recipe_settings.items() if key not in given and key not in left_out}
     return replace(settings, **values), {**given, **dict.fromkeys(values, f"recipe {name}")}

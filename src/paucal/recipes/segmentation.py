@@ -6,7 +6,7 @@ from paucal.recipes.recipe import Recipe, Variant
 
 # From DrLoc's supplement (tables 12 and 13), which uses Swin's code. EsViT and LV-ViT use this code too.
 _ADE20K: dict[str, Any] = {
-    "ignore": [0],  # unlabelled pixels; the other values are 150 classes
+    "ignore": [0],  # 0 marks unlabelled pixels; the values from 1 to 150 are classes
     "img_size": [512],
     "resize_to": [512, 2048],
     "width": 512,
@@ -18,7 +18,7 @@ _ADE20K: dict[str, Any] = {
     "devices": 8,
     "epochs": 127,  # 160,000 steps on 20,210 images
     "crops": 1,
-    # The papers select no model: they train on all 20,210 images, and report the weights of the last step.
+    # The papers do no model selection: they train on all 20,210 images, and evaluate the weights of the last step.
     "val_fraction": 0.0,
     "lr": 6e-5,
     "min_lr": 0.0,
@@ -32,7 +32,7 @@ _ADE20K: dict[str, Any] = {
     "hflip": 0.5,
     "colour": "photometric",
 }
-SCALES = [0.5, 0.75, 1.0, 1.25, 1.5, 1.75]  # test scales, from the supplement's section 4.2
+SCALES = [0.5, 0.75, 1.0, 1.25, 1.5, 1.75]  # scale factors of the test images, from section 4.2 of the supplement
 _COST = "160,000 steps of 16 crops of 512 pixels: eight GPUs with 2 crops each (--devices 8), about a day"
 RECIPES: dict[str, Recipe] = {
     "upernet-ade20k": Recipe(
@@ -48,21 +48,22 @@ RECIPES: dict[str, Recipe] = {
             "scales": SCALES,
             "mirror": True,
         },
-        tunes="a pre-trained backbone: give --init a run, a weights file or timm",
+        initial_weights="a pre-trained backbone: give --init a run, a weights file or timm",
     ),
     "upernet-ade20k-lvvit": Recipe(
         "the same for LV-ViT, with a head of half the width, or of the full width for LV-ViT-L",
         "arXiv:2104.10858, the table of ADE20K, and the code",
         _COST,
-        "LV-ViT-S: mean IoU 47.9, at several scales 48.6; LV-ViT-M: 49.4 and 50.6; LV-ViT-L: 50.9 and 51.8",
+        "mean IoU at one scale and at several scales: LV-ViT-S 47.9 and 48.6; LV-ViT-M 49.4 and 50.6; LV-ViT-L 50.9 "
+        "and 51.8",
         {
             **_ADE20K,
             "model": "lvvit_s",
             "width": 256,
             "test_mode": "windows",
-            "overlap": 0.334,  # windows of 512 pixels every 341
+            "overlap": 0.334,  # windows of 512 pixels, one every 341 pixels
         },
-        tunes="a pre-trained LV-ViT: give --init a run or a weights file",
+        initial_weights="a pre-trained LV-ViT: give --init a run or a weights file",
         variants={"lvvit_l": Variant({"width": 512, "auxiliary_width": 512})},
     ),
 }

@@ -1,25 +1,26 @@
-"""The choice of timm's weights for recipes that start from weights of ImageNet-1k alone."""
+"""The choice among timm's weights of a model for recipes that fine-tune weights trained only on ImageNet-1k."""
 
 import timm
 
 from paucal.types import UserError
 
-IMAGENET_WORD = "in1k"  # in the tag of weights that were trained on ImageNet-1k
-# Words in the tags of other weights: trained on further images or texts, fine-tuned ("ft", "lc") or without labels
-# ("ijepa").
+# timm's tags consist of words joined by "_", such as "augreg_in1k".
+IMAGENET_WORD = "in1k"  # word in the tag of weights that were trained on ImageNet-1k
+# Words in the tags of weights that were trained on further images or texts, fine-tuned ("ft", "lc"), or trained without
+# labels ("ijepa").
 EXCLUDED_WORDS = {
     *("ft", "lc", "in12k", "in21k", "in22k", "jft", "ig1b", "yfcc100m", "m30m", "m38m", "6m", "laion2b", "laiona"),
     *("openai", "clip", "webli", "wsl", "ssl", "swsl", "ssld", "seer", "swag", "ns", "mim", "ijepa", "bamboo"),
 }
-TORCHVISION_TAG = "tv_in1k"  # preferred, since papers used these weights of ResNets
+TORCHVISION_TAG = "tv_in1k"  # preferred tag, since papers used torchvision's weights of ResNets
 
 
 def imagenet_alone(model: str, recipe: str) -> str:
-    """Return the name of a timm model with a tag of weights trained on the labels of ImageNet-1k only.
+    """Return the name of a timm model with the tag of weights that were trained on the labels of ImageNet-1k only.
 
-    The default tags of many models have weights that were trained on more images, such as ImageNet-21k for ViT-B/16. A
-    name that has a tag, or that has no weights in timm, is returned unchanged. `recipe` is a name for the error
-    message.
+    The default weights of many models were trained on more images, such as ImageNet-21k for ViT-B/16. A name that
+    already has a tag, or for which timm has no weights, is returned unchanged. `recipe` is the recipe's name, for the
+    error message.
 
     Example:
         >>> imagenet_alone("vit_base_patch16_224", "an example")
@@ -35,8 +36,8 @@ def imagenet_alone(model: str, recipe: str) -> str:
         return model
     if not matching_tags:
         raise UserError(
-            f"--recipe {recipe} needs weights trained on ImageNet-1k alone; timm has none for {model}: choose another "
-            f"--model, name other weights, as --model {model}.{default or published[0]} does, or give --init."
+            f"--recipe {recipe} needs weights trained on ImageNet-1k alone, but timm has no such weights for {model}. "
+            f"Choose another --model, use other weights with --model {model}.{default or published[0]}, or give --init."
         )
     return f"{model}.{TORCHVISION_TAG if TORCHVISION_TAG in matching_tags else matching_tags[0]}"
 

@@ -1,4 +1,4 @@
-"""The recipes of `paucal train`: settings of published experiments, and settings that worked in our own.
+"""The recipes of `paucal train`: settings of published experiments, and of experiments of this project.
 
 A recipe overrides values that are chosen from the data; a config file and flags override a recipe.
 """

@@ -6,7 +6,7 @@ from paucal.recipes.recipe import Recipe, Variant
 
 _SOURCE = "arXiv:2104.10858, supplement table 1"
 _COST = "310 epochs at 224 pixels with 1024 images per step; the paper used eight V100"
-# A cosine of 300 epochs, and ten more at the lowest rate, which the authors' code calls the cool-down.
+# A cosine schedule over 300 epochs, then ten epochs at the lowest rate, which the authors' code calls the cool-down.
 _COMMON: dict[str, Any] = {
     "img_size": [224],
     "val_fraction": 0.0,  # all images train, and the weights of the last epoch are used
@@ -32,10 +32,10 @@ _COMMON: dict[str, Any] = {
 }
 _DENSE = {**_COMMON, "model": "lvvit_s", "method": "token-labeling"}
 # CaiT as in table 5. timm's CaiT has one rate of stochastic depth for all blocks, and includes layer scale and class
-# attention. The table says only that mixup, CutMix and distillation are used. The alpha of mixup is here that of table
-# 1, the alpha of CutMix is from the authors (issue 6), and the distillation is that of CaiT's authors, from the
+# attention. The table says only that mixup, CutMix and distillation are used. The mixup alpha is taken from table 1,
+# and the CutMix alpha from the authors (issue 6). The distillation is that of CaiT's authors; its teacher is the
 # RegNetY-16GF of their DeiT. CaiT has no distillation token, so its class token learns both the labels and the
-# teacher's classes.
+# teacher's predicted classes.
 _CAIT = {
     **_COMMON,
     "model": "cait_s36_384",
@@ -49,7 +49,7 @@ _CAIT = {
     "cutmix": 1.0,
 }
 # Fine-tuning of a trained model at a larger image size (section 1 of the supplement).
-_AT_MORE_PIXELS: dict[str, Any] = {
+_HIGH_RESOLUTION: dict[str, Any] = {
     "img_size": [384],
     "epochs": 30,
     "schedule_epochs": 30,
@@ -61,16 +61,17 @@ _AT_MORE_PIXELS: dict[str, Any] = {
 
 
 def _tuning_settings(settings: dict[str, Any]) -> dict[str, Any]:
-    """Return the settings for fine-tuning at 384 pixels, without the normalisation, which the initial weights bring."""
-    return {**{name: value for name, value in settings.items() if name != "normalise"}, **_AT_MORE_PIXELS}
+    """Return the settings for fine-tuning at 384 pixels; the initial weights determine the normalisation."""
+    return {**{name: value for name, value in settings.items() if name != "normalise"}, **_HIGH_RESOLUTION}
 
 
-# Settings that differ by model size. The values of table 1 are for S, and also for T (author, issue 23 of the code).
+# Settings that depend on the model's size. The values of table 1 are for LV-ViT-S, and also apply to LV-ViT-T (says an
+# author in issue 23 of the code).
 _SIZES = {
     "lvvit_m": Variant({"drop_path": 0.2}),
     "lvvit_l": Variant({"drop_path": 0.3, "rand_augment": "rand-m9-n3-mstd0.5-inc1"}, lr_per_512=5e-4),
 }
-# In fine-tuning, models of these sizes have the learning rate of `_AT_MORE_PIXELS`.
+# Fine-tuning uses the learning rate of `_HIGH_RESOLUTION` for all sizes.
 _TUNED_SIZES = {name: Variant(variant.settings) for name, variant in _SIZES.items()}
 _SCORES = "ImageNet-1K: LV-ViT-T 79.1, S 83.3, M 84.0 at 224 pixels"
 _CAIT_SOURCE = (
@@ -80,7 +81,7 @@ _CAIT_SOURCE = (
 
 RECIPES: dict[str, Recipe] = {
     "token-labeling": Recipe(
-        "LV-ViT with a teacher's label on every token, the paper's weights of the loss",
+        "LV-ViT with a teacher's label for every token, and the paper's loss weights",
         _SOURCE,
         _COST,
         _SCORES,
@@ -89,7 +90,7 @@ RECIPES: dict[str, Recipe] = {
         _SIZES,
     ),
     "token-labeling-reference": Recipe(
-        "the same as in the published code: its weights, and its errors in label lookup and smoothing",
+        "the same as in the published code: its loss weights, and its errors in label lookup and smoothing",
         "the paper's code",
         _COST,
         _SCORES,
@@ -98,13 +99,13 @@ RECIPES: dict[str, Recipe] = {
         _SIZES,
     ),
     "token-labeling-high-resolution": Recipe(
-        "a trained LV-ViT tuned at 384 pixels, or --img-size 448 or 512, with its label maps; give --init",
+        "fine-tuning of a trained LV-ViT at 384 pixels, or at --img-size 448 or 512, with its label maps; give --init",
         "arXiv:2104.10858, supplement section 1, and the code",
         "30 epochs at 384 pixels and more with 512 images per step; the paper used eight V100, 32 for L at 448",
         "ImageNet-1K: LV-ViT-S 84.4, M 85.4 at 384 pixels, M 85.5, L 86.2 at 448, L 86.4 at 512",
         _tuning_settings(_DENSE),
         variants=_TUNED_SIZES,
-        tunes=(
+        initial_weights=(
             "an LV-ViT that was trained at 224 pixels: give --init a run, such as one of --recipe token-labeling, or a "
             "weights file"
         ),
@@ -131,17 +132,19 @@ RECIPES: dict[str, Recipe] = {
         "CaiT-S36 as LV-ViT's authors compare it with their model, with hard distillation from a RegNetY-16GF",
         _CAIT_SOURCE,
         "400 epochs at 224 pixels with 1024 images per step, and a teacher of 84 M parameters on every image",
-        "none is published at 224 pixels; tuned at 384, 85.4 on ImageNet-1K",
+        "no score is published at 224 pixels; fine-tuned at 384 pixels: 85.4 on ImageNet-1K",
         _CAIT,
         5e-4,
     ),
     "cait-high-resolution": Recipe(
-        "a trained CaiT tuned at 384 pixels as LV-ViT is, with the same distillation; give --init",
-        f"{_CAIT_SOURCE}; rate, decay and epochs are LV-ViT's (section 1), since CaiT's are not given",
+        "fine-tuning of a trained CaiT at 384 pixels, as for LV-ViT, with the same distillation; give --init",
+        f"{_CAIT_SOURCE}; learning rate, weight decay and epochs are LV-ViT's (section 1), since CaiT's are not given",
         "30 epochs at 384 pixels with 512 images per step, and a teacher of 84 M parameters on every image",
         "ImageNet-1K: CaiT-S36 85.4, supplement table 5",
         _tuning_settings(_CAIT),
-        tunes="a CaiT that was trained at 224 pixels: give --init a run, such as one of --recipe cait, or a file",
+        initial_weights=(
+            "a CaiT that was trained at 224 pixels: give --init a run, such as one of --recipe cait, or a weights file"
+        ),
     ),
 }
 

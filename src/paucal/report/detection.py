@@ -5,28 +5,29 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from paucal.report.explanations import cost, drop_unknown
+from paucal.report.explanations import cost_rows, drop_unknown
 from paucal.report.inputs import RunFiles, read_run
 from paucal.report.page import write_run_page
 from paucal.report.stored_scores import MAX_CLASSES, MAX_TEXT, read_stored, score_and_interval, warn_few_images
-from paucal.wording import counted, first_few, percent
+from paucal.wording import counted, join_first_few, percent
 
-METRICS = "evaluation/detection/metrics.json"
+METRICS_FILE = "evaluation/detection/metrics.json"
 CAPTIONS = {
-    "worst_detections": "The test images with the most mistakes: detections with a score of at least 0.5, objects as "
-    "thin white boxes.",
-    "detections": "Test images, evenly spaced in the set.",
+    "worst_detections": "The test images with the most mistakes. Coloured boxes are detections with a score of at "
+    "least 0.5, thin white boxes are labelled objects.",
+    "detections": "Test images, evenly spaced in the test set.",
     "precision_recall": (
-        "Precision (share of correct detections, overlap 0.5) over recall (share of found objects), for each class."
+        "Precision (fraction of detections that are correct at an IoU of 0.5) over recall (fraction of objects that "
+        "are found), for each class."
     ),
-    "mask_precision_recall": "Precision over recall for masks instead of boxes (overlap of masks 0.5).",
+    "mask_precision_recall": "Precision over recall for masks instead of boxes, at a mask IoU of 0.5.",
     "train_batch": "Images and boxes as the network sees them in training.",
 }
 
 
 @dataclass(frozen=True)
 class ClassRow:
-    """The average precision of one class as text, for boxes and for masks ("" without masks)."""
+    """The average precision of one class as text, for boxes and for masks ("" if the detector predicts no masks)."""
 
     name: str
     ap: str
@@ -35,16 +36,16 @@ class ClassRow:
 
 @dataclass(frozen=True)
 class ReportedScores:
-    """The scores of a detector on its test images as text; the defaults mean that it was not evaluated.
+    """The scores of a detector on its test images as text; the defaults mean that the detector was not evaluated.
 
     Attributes:
         images: Number of test images.
-        ap: Average precision, averaged over overlaps (IoU) from 0.5 to 0.95, and its interval.
-        ap50: Average precision at an overlap of 0.5, and its interval.
+        ap: Average precision, averaged over IoU thresholds from 0.5 to 0.95, and its confidence interval.
+        ap50: Average precision at an IoU threshold of 0.5, and its confidence interval.
         classes: Scores of each class, in ascending order of the average precision.
-        unseen: Classes without objects in the test images.
-        mask_ap: As `ap`, for masks instead of boxes; "" if the detector predicts no masks.
-        mask_ap50: As `ap50`, for masks instead of boxes; "" if the detector predicts no masks.
+        unseen: Names of classes without objects in the test images.
+        mask_ap: Same as `ap` for masks instead of boxes; two empty texts if the detector predicts no masks.
+        mask_ap50: Same as `ap50` for masks instead of boxes; two empty texts if the detector predicts no masks.
     """
 
     images: int = 0
@@ -59,15 +60,15 @@ class ReportedScores:
 def write_detection_report(run: Path) -> Path:
     """Write `report.html` into the run folder of a detector, and return the path of the page."""
     files = read_run(run)
-    scores = read_stored(files, METRICS, _parse_scores, ReportedScores())
+    scores = read_stored(files, METRICS_FILE, _parse_scores, ReportedScores())
     return write_run_page(
         files,
         "detection.html",
         scores=scores,
-        figures=figures(scores),
-        headline=headline(scores),
-        warnings=warnings(scores),
-        table=table(files),
+        figures=headline_numbers(scores),
+        headline=headline_sentences(scores),
+        warnings=warning_sentences(scores),
+        table=table_rows(files),
         captions=CAPTIONS,
     )
 
@@ -89,13 +90,13 @@ def _parse_scores(content: Mapping[str, Any]) -> ReportedScores:
     )
 
 
-def figures(scores: ReportedScores) -> list[tuple[str, str]]:
+def headline_numbers(scores: ReportedScores) -> list[tuple[str, str]]:
     """Return the numbers at the top of the page as (number, name) pairs."""
     pairs = [(scores.ap, "AP"), (scores.ap50, "AP50"), (scores.mask_ap, "mask AP"), (scores.mask_ap50, "mask AP50")]
     return [(score, name) for (score, _), name in pairs if score]
 
 
-def headline(scores: ReportedScores) -> list[str]:
+def headline_sentences(scores: ReportedScores) -> list[str]:
     """Return the result in a few sentences."""
     if not scores.images:
         return ["The detector has not been evaluated on test images yet."]
@@ -117,15 +118,15 @@ def headline(scores: ReportedScores) -> list[str]:
     return sentences
 
 
-def warnings(scores: ReportedScores) -> list[str]:
+def warning_sentences(scores: ReportedScores) -> list[str]:
     """Return warnings about the reliability of the scores."""
     sentences = warn_few_images(scores.images)
     if scores.unseen:
-        names = first_few(scores.unseen, 8)
+        names = join_first_few(scores.unseen, 8)
         sentences.append(f"No test image shows {names}: how well the detector finds these objects is unknown.")
     return sentences
 
 
-def table(files: RunFiles) -> Mapping[str, str]:
-    """Return the recorded facts about the training as names and texts."""
-    return drop_unknown({"model": files.summary.model, **cost(files), "images": files.summary.images_text})
+def table_rows(files: RunFiles) -> Mapping[str, str]:
+    """Return the model, cost and number of images of the training as texts by name; unknown values are left out."""
+    return drop_unknown({"model": files.summary.model, **cost_rows(files), "images": files.summary.images_text})

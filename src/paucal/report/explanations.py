@@ -1,4 +1,4 @@
-"""Explanations of a result in sentences, for readers who do not know metrics."""
+"""Explanations of a classifier's scores in sentences, for readers who do not know the metrics."""
 
 import math
 import shlex
@@ -9,16 +9,16 @@ from paucal.evaluation.curves import SPEED_COLUMN, best_epoch, validation_score,
 from paucal.evaluation.results import ClassificationReport, MultiLabelReport, Report
 from paucal.metrics.intervals import Score, images_needed
 from paucal.report.inputs import RunFiles, Summary
-from paucal.wording import counted, duration, images_text, percent, was
+from paucal.wording import counted, format_duration, images_text, percent, was_or_were
 
-MAX_WIDTH = 0.1  # wider intervals give a warning
-TARGET_HALF_WIDTH = 0.03  # half-width of an interval that is narrow enough to compare models
-FEW_IMAGES = 10  # classes with fewer test images give a warning
-MAX_GAP = 0.05  # a validation score that exceeds the test score by more gives a warning
-MAX_NAMES = 5  # names of classes in a sentence
+MAX_WIDTH = 0.1  # width of a score's confidence interval above which there is a warning
+TARGET_HALF_WIDTH = 0.03  # half-width of a confidence interval that is narrow enough to compare models
+FEW_IMAGES = 10  # number of test images of a class below which there is a warning
+MAX_GAP = 0.05  # excess of the validation score over the test score above which there is a warning
+MAX_NAMES = 5  # largest number of class names in a sentence
 
 
-def headline(files: RunFiles) -> list[str]:
+def headline_sentences(files: RunFiles) -> list[str]:
     """Return the result in a few sentences: the test score with its interval, and the score of a trivial classifier."""
     report = files.evaluation
     if report is None:
@@ -29,10 +29,11 @@ def headline(files: RunFiles) -> list[str]:
     if isinstance(report, MultiLabelReport):
         score = report.scores["map"]
         return [
-            f"The mean average precision (mAP) is {percent(score.value)} on {tested} that {was(report.images)} not "
-            "used in training. It measures how high the images of a class rank when all images are sorted by their "
-            f"probability of the class, averaged over {counted(len(report.scored), 'class', 'classes')}. At 100 %, "
-            "the images of each class rank above all other images.",
+            f"The mean average precision (mAP) is {percent(score.value)} on {tested} that {was_or_were(report.images)} "
+            "not used in training. The mAP measures how high the images of a class rank when all images are sorted by "
+            "their predicted probability of the class, averaged over "
+            f"{counted(len(report.scored), 'class', 'classes')}. At 100 %, the images of each class rank above all "
+            "other images.",
             "With this many images, the mAP on further images of the same kind most likely lies "
             f"{_format_range(score)} ({percent(report.level, 'g')} interval). A random order would reach "
             f"{percent(report.chance)}.",
@@ -44,8 +45,8 @@ def headline(files: RunFiles) -> list[str]:
     part = "training" if report.majority.from_train else "test"
     rank = report.majority.rank(len(report.per_class))
     return [
-        f"The model predicted the right class for {percent(top1.value)} of {tested} that {was(report.images)} not "
-        "used in training.",
+        f"The model predicted the right class for {percent(top1.value)} of {tested} that {was_or_were(report.images)} "
+        "not used in training.",
         "With this many images, the accuracy on further images of the same kind most likely lies "
         f"{_format_range(top1)} ({percent(report.level, 'g')} interval).",
         f"Always predicting {report.majority.name!r}, {rank} {part} images, would be right for "
@@ -59,7 +60,7 @@ def _cross_validated_headline(report: ClassificationReport) -> list[str]:
     return [
         f"In a cross-validation with {report.folds} folds, models fitted to the other folds predicted the right "
         f"class for {percent(top1.value)} of {report.images} images (mean of {report.repeats} repeats). There are too "
-        "few images to keep a test set, so the model itself was fitted to all images.",
+        "few images to keep a test set, so the final model was fitted to all images.",
         f"Its accuracy on further images of the same kind most likely lies {_format_range(top1)} "
         f"({percent(report.level, 'g')} interval, which accounts for the images shared between fits).",
         f"Always predicting {report.majority.name!r}, {rank} training images, would be right for "
@@ -71,8 +72,8 @@ def _format_range(score: Score) -> str:
     return f"between {percent(score.low or 0.0)} and {percent(1.0 if score.high is None else score.high)}"
 
 
-def warnings(files: RunFiles) -> list[str]:
-    """Return warnings about the reliability of the result; may be empty."""
+def warning_sentences(files: RunFiles) -> list[str]:
+    """Return warnings about the reliability of the result; the list may be empty."""
     report = files.evaluation
     if report is None:
         return []
@@ -126,7 +127,7 @@ def _warn_wide_interval(score: Score, report: Report, remedy: str = "") -> list[
     return [
         f"The interval is {100 * width:.0f} points wide because there are only "
         f"{images_text(report.images, report.groups)} to test on{remedy if report.groups is None else ''}. "
-        "Do not choose between models that differ by less than this."
+        "Do not choose between models whose scores differ by less than this width."
     ]
 
 
@@ -145,55 +146,55 @@ def _first_names(names: Sequence[str]) -> str:
 
 
 def _warn_validation_gap(score: Score, files: RunFiles) -> list[str]:
-    validation = kept_validation_score(files)
+    validation = find_kept_validation_score(files)
     if validation is None or score.high is None or validation - score.value <= MAX_GAP or validation <= score.high:
         return []
     return [
         f"The score on validation images ({percent(validation)}) is much higher than on test images "
         f"({percent(score.value)}): the test images may differ from the training images, or the validation images may "
-        "be too similar to them."
+        "be too similar to the training images."
     ]
 
 
 def _validation_sentence(files: RunFiles) -> list[str]:
-    value = kept_validation_score(files)
+    value = find_kept_validation_score(files)
     if value is None:
         return []
     if any("val_map" in row for row in files.rows):
         result = f"The mean average precision on the validation images is {percent(value)}"
     else:
         result = f"The model predicted the right class for {percent(value)} of the validation images"
-    return [f"{result}; the epoch was selected on these images, so this number is slightly optimistic."]
+    return [f"{result}. The epoch was selected on these images, so this score is slightly optimistic."]
 
 
-def kept_validation_score(files: RunFiles) -> float | None:
-    """Return the validation accuracy, or mAP, of the model that was kept; None if unknown."""
+def find_kept_validation_score(files: RunFiles) -> float | None:
+    """Return the validation accuracy or mAP of the model that was kept; None if the score is unknown."""
     if files.summary.kept_val_score is not None:
         return files.summary.kept_val_score
-    epoch = kept_epoch(files)
+    epoch = find_kept_epoch(files)
     for number, row in enumerate(files.rows, start=1):
         if row.get("epoch", number) == epoch and math.isfinite(validation_score(row)):
             return validation_score(row)
     return None
 
 
-def kept_epoch(files: RunFiles) -> float | None:
-    """Return the epoch whose weights were kept; None if it is unknown or the weights come from several epochs."""
+def find_kept_epoch(files: RunFiles) -> float | None:
+    """Return the epoch whose weights were kept; None if unknown, or if weights of several epochs were averaged."""
     if files.summary.kept is not None:
         return None
     return best_epoch(files.rows) if files.summary.best_epoch is None else files.summary.best_epoch
 
 
-def trained(files: RunFiles) -> Mapping[str, str]:
-    """Return facts about the trained model as names and texts; unknown values are left out."""
-    summary, epoch = files.summary, kept_epoch(files)
+def trained_model_rows(files: RunFiles) -> Mapping[str, str]:
+    """Return the properties of the trained model as texts by name; unknown values are left out."""
+    summary, epoch = files.summary, find_kept_epoch(files)
     return drop_unknown(
         {
             **model_rows(summary),
             "epochs": None if summary.epochs is None else f"{summary.epochs:g}",
             "epoch kept": None if epoch is None else f"{epoch:g}{'' if summary.selected else ', the last'}",
             "kept": summary.kept,
-            **cost(files),
+            **cost_rows(files),
         }
     )
 
@@ -204,7 +205,7 @@ def drop_unknown(rows: Mapping[str, str | None]) -> dict[str, str]:
 
 
 def model_rows(summary: Summary) -> dict[str, str | None]:
-    """Return the model and the method as names and texts; None for unknown values."""
+    """Return the model and the method as texts by name; unknown values are None."""
     return {
         "model": summary.model,
         "parameters": None if summary.parameters is None else f"{summary.parameters:,}",
@@ -213,26 +214,26 @@ def model_rows(summary: Summary) -> dict[str, str | None]:
     }
 
 
-def cost(files: RunFiles) -> dict[str, str | None]:
-    """Return time, speed and memory of a run as names and texts; None for unknown values."""
+def cost_rows(files: RunFiles) -> dict[str, str | None]:
+    """Return time, speed and memory of a run as texts by name; unknown values are None."""
     summary = files.summary
     return {
-        "training time": None if summary.seconds is None else duration(summary.seconds),
+        "training time": None if summary.seconds is None else format_duration(summary.seconds),
         "speed": _median_speed(files),
         "peak memory": None if summary.peak_memory is None else f"{summary.peak_memory / 2**30:.2f} GiB",
     }
 
 
-def training_images(summary: Summary) -> int | None:
-    """Return the number of images in an epoch; None if it is not recorded."""
+def count_training_images(summary: Summary) -> int | None:
+    """Return the number of training images per epoch; None if the number is not recorded."""
     if summary.epoch_images is not None:
         return summary.epoch_images
     return next((part.images for part in summary.parts if part.name == "train"), None)
 
 
 def _median_speed(files: RunFiles) -> str | None:
-    """Return the median over epochs of the training images per second, including validation, as text."""
-    images = training_images(files.summary)
+    """Return the median over epochs of the training images per second as text; the time includes validation."""
+    images = count_training_images(files.summary)
     rows = [] if images is None else with_speed(files.rows, images)
     speeds = [row[SPEED_COLUMN] for row in rows if SPEED_COLUMN in row]
     if not speeds:
@@ -240,26 +241,28 @@ def _median_speed(files: RunFiles) -> str | None:
     return f"{median(speeds):.3g} training images per second, including the validation of each epoch"
 
 
-def repeat_commands(files: RunFiles) -> list[str]:
+def list_repeat_commands(files: RunFiles) -> list[str]:
     """Return the commands that repeat the run, with its resolved settings and with its original command line."""
     commands = []
     if files.settings:
         verb, config = shlex.quote(files.verb), shlex.quote(str(files.run.config))
         commands.append(f"paucal {verb} --config {config}   # all settings as resolved, in a new folder")
     if "command" in files.environment:
-        commands.append(f"{files.environment['command']}   # the original command; settings it lacks are chosen again")
+        commands.append(
+            f"{files.environment['command']}   # the original command; settings that it does not give are chosen again"
+        )
     return commands
 
 
-def confidence_sentence(files: RunFiles) -> str | None:
+def describe_confidence(files: RunFiles) -> str | None:
     """Return a sentence on how temperature scaling changed the probabilities; None if no temperature was fitted."""
     confidence = files.summary.confidence
     if confidence is None or confidence.temperature == 1.0:
         return None
     verb = "reduces" if confidence.after < confidence.before else "changes"
     return (
-        f"Confidence and accuracy differed by {percent(confidence.before)} on average; a temperature of "
+        f"Confidence and accuracy differed by {percent(confidence.before)} on average. A temperature of "
         f"{confidence.temperature:.2f}, fitted to {counted(confidence.images, 'validation image')}, {verb} this "
-        f"to {percent(confidence.after)}. The scores on this page are computed with this temperature; it does not "
-        "change the predicted classes."
+        f"difference to {percent(confidence.after)}. The scores on this page are computed with this temperature, which "
+        "does not change the predicted classes."
     )

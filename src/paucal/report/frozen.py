@@ -18,13 +18,19 @@ from paucal.evaluation.protocols.table import (
 from paucal.runs import RunFolder
 from paucal.types import UserError
 
-MAX_ROWS = 500  # rows that are read from the stored results
-MAX_TEXT = 500  # characters of each text
+MAX_ROWS = 500  # largest number of rows that are read from the stored results
+MAX_TEXT = 500  # largest number of characters of each text
 
 
 @dataclass(frozen=True)
 class FrozenLine:
-    """One row of the table as text: the score's name, its value for each model, and the first model's gains."""
+    """One row of the table as text.
+
+    Attributes:
+        title: Name of the score.
+        scores: Value of the score for each model.
+        gains: Difference between the first model's score and the score of each other model.
+    """
 
     title: str
     scores: Sequence[str]
@@ -53,7 +59,7 @@ class FrozenFeatures:
 
 
 def read_frozen(run: RunFolder) -> FrozenFeatures | None:
-    """Return the stored results of a run's frozen features; None if they were not evaluated."""
+    """Return the stored results of a run's frozen features; None if frozen features were not evaluated."""
     path = run.evaluation(FOLDER) / JSON_NAME
     if not path.is_file():
         return None
@@ -74,11 +80,13 @@ def read_frozen(run: RunFolder) -> FrozenFeatures | None:
             level,
         )
     except (KeyError, TypeError, ValueError, AttributeError, UserError) as problem:
-        raise UserError(f"{str(path)!r} is damaged ({problem}): remove it or evaluate the features again.") from problem
+        raise UserError(
+            f"{str(path)!r} is damaged ({problem}): remove the file, or evaluate the features again."
+        ) from problem
 
 
-def frozen_pictures(run: RunFolder) -> dict[str, Path]:
-    """Return the paths of the figures of frozen features that exist, by name."""
+def find_frozen_pictures(run: RunFolder) -> dict[str, Path]:
+    """Return the paths of the existing figures of frozen features, by name."""
     paths = [run.evaluation(FOLDER) / name for name in (SCORES_PICTURE, MATCHES_PICTURE)]
     return {path.stem: path for path in paths if path.is_file()}
 

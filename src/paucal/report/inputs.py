@@ -1,4 +1,4 @@
-"""Reading of the files of a run folder for its report; files may be missing, and their content is untrusted."""
+"""Read the files of a run folder for its report; files may be missing, and their content is untrusted."""
 
 import csv
 import reprlib
@@ -16,13 +16,13 @@ from paucal.runs import RunFolder
 from paucal.types import UserError
 from paucal.wording import percent
 
-EXPORTS = "exports.json"  # the comparisons of the files written by `paucal export`
+EXPORTS_FILE = "exports.json"  # comparisons between the model and the files that `paucal export` has written
 MAX_METRICS_BYTES = 16 * 2**20
-# YAML values may nest deeply or contain themselves, so the length of their text is limited.
+# Values in YAML files may be deeply nested or contain themselves, so the length of their text is limited.
 SHORT_REPR = reprlib.Repr()
 SHORT_REPR.maxlevel, SHORT_REPR.maxlist, SHORT_REPR.maxdict, SHORT_REPR.maxstring = 3, 20, 20, 200
-MAX_ITEMS = 50  # entries of a list or mapping
-MAX_TEXT = 2000  # characters
+MAX_ITEMS = 50  # largest number of entries of a list or mapping that are shown
+MAX_TEXT = 2000  # largest number of characters of a text
 
 
 @dataclass(frozen=True)
@@ -35,8 +35,8 @@ class Setting:
 
 
 @dataclass(frozen=True)
-class Part:
-    """One split of the data: its name, its number of images, and the number of images per class, if recorded."""
+class SplitSummary:
+    """One split of the data: its name, its number of images and, if recorded, the number of images of each class."""
 
     name: str
     images: int
@@ -44,7 +44,7 @@ class Part:
 
 
 @dataclass(frozen=True)
-class Step:
+class TuningStep:
     """One step of auto-tuning: its description, validation score and time, and whether its model was kept."""
 
     name: str
@@ -55,7 +55,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Confidence:
-    """The expected calibration error before and after scaling with a temperature, fitted to `images` images."""
+    """The expected calibration error before and after temperature scaling; `images` images were used to fit it."""
 
     temperature: float
     images: int
@@ -74,16 +74,16 @@ class CheckFinding:
 
 @dataclass(frozen=True)
 class ExportedFile:
-    """One exported file and its comparison with the model, as text.
+    """One exported file and its comparison with the original model, as text.
 
     Attributes:
         name: File name.
-        size: Size with unit.
-        images: Number of images on which file and model were compared.
-        agreement: Share of equal predictions.
-        largest: Largest difference of a probability.
-        accuracy: Accuracy of the file, and that of the model in brackets; "" if unknown.
-        milliseconds: Milliseconds per image of the file, and those of the model in brackets.
+        size: File size with unit.
+        images: Number of images on which the file and the model were compared.
+        agreement: Percentage of images with equal predictions.
+        largest: Largest difference between two probabilities.
+        accuracy: Accuracy of the file, with the accuracy of the model in brackets; "" if unknown.
+        milliseconds: Milliseconds per image for the file, with the milliseconds for the model in brackets.
     """
 
     name: str
@@ -100,16 +100,18 @@ class Summary:
     """The content of `summary.json`, which describes a run; each entry may be missing.
 
     Attributes:
-        epoch_images: Number of training images in an epoch, if it differs from the number of training images.
-        parts: Splits. In the file they are {"train": 120, ...}, or {"train": {"cat": 70, "dog": 50}, ...} with the
-            number of images of each split in "part_images".
+        epoch_images: Number of images that an epoch uses, if it differs from the number of training images.
+        parts: Splits of the data. The file stores splits as {"train": 120, ...}, or as
+            {"train": {"cat": 70, "dog": 50}, ...} with the number of images of each split in "part_images".
         grid: Rows and columns of tokens, such as "8 x 8".
-        peak_memory: Peak memory in bytes, of the accelerator if one was used.
+        seconds: Training time in seconds.
+        peak_memory: Peak memory in bytes; GPU memory if a GPU was used, else main memory.
         selected: Whether the kept epoch was selected on validation images; otherwise the last epoch was kept.
-        steps: Steps of auto-tuning, "rungs" in the file.
-        kept: Sentence on the origin of the run's model, if its weights are not those of one epoch.
-        kept_val_score: Validation accuracy of the kept model, or its mean average precision.
+        steps: Steps of auto-tuning, called "rungs" in the file.
+        kept: Sentence on the origin of the model's weights, if these are not the weights of a single epoch.
+        kept_val_score: Validation accuracy or mean average precision of the kept model.
         learning_curve: Sentence on the accuracy as a function of the number of training images.
+        next_steps: Sentences or commands that suggest what to do next.
     """
 
     title: str | None = None
@@ -118,7 +120,7 @@ class Summary:
     data: str | None = None
     split: str | None = None
     epoch_images: int | None = None
-    parts: Sequence[Part] = ()
+    parts: Sequence[SplitSummary] = ()
     parameters: int | None = None
     grid: str | None = None
     epochs: float | None = None
@@ -126,7 +128,7 @@ class Summary:
     peak_memory: float | None = None
     selected: bool = True
     best_epoch: float | None = None
-    steps: Sequence[Step] = ()
+    steps: Sequence[TuningStep] = ()
     kept: str | None = None
     kept_val_score: float | None = None
     confidence: Confidence | None = None
@@ -135,7 +137,7 @@ class Summary:
 
     @property
     def images_text(self) -> str | None:
-        """The number of images in each split, such as "120 train, 30 test"; None if it is not recorded."""
+        """The number of images in each split, such as "120 train, 30 test"; None if no numbers are recorded."""
         return ", ".join(f"{part.images} {part.name}" for part in self.parts) or None
 
 
@@ -162,7 +164,7 @@ def read_run(path: Path) -> RunFiles:
     try:
         return _read_files(RunFolder(path))
     except (RecursionError, OSError) as problem:
-        raise UserError(f"the files of {str(path)!r} cannot be read ({problem}): restore them.") from problem
+        raise UserError(f"the files of {str(path)!r} cannot be read ({problem}): restore the files.") from problem
 
 
 def _read_files(run: RunFolder) -> RunFiles:
@@ -194,17 +196,17 @@ def _read_findings(run: RunFolder) -> list[CheckFinding] | None:
         return [CheckFinding(*(_short_text(finding[name]) for name in fields)) for finding in findings[:MAX_ITEMS]]
     except (KeyError, TypeError) as problem:
         path = str(run.path / "check.json")
-        raise UserError(f"{path!r} is damaged ({problem}): remove it or train again.") from problem
+        raise UserError(f"{path!r} is damaged ({problem}): remove the file, or train again.") from problem
 
 
 def _read_exports(run: RunFolder) -> list[ExportedFile]:
     try:
-        is_classifier = run.config.is_file() and run.verb == "train"  # only then are accuracies shares of images
-        exports = _read_json(run, EXPORTS).items()
+        is_classifier = run.config.is_file() and run.verb == "train"  # otherwise, scores are not fractions of images
+        exports = _read_json(run, EXPORTS_FILE).items()
         return [_exported_file(_short_text(key), values, is_classifier) for key, values in exports][:MAX_ITEMS]
     except (KeyError, TypeError, ValueError) as problem:
-        path = str(run.path / EXPORTS)
-        raise UserError(f"{path!r} is damaged ({problem!r}): remove it and export again.") from problem
+        path = str(run.path / EXPORTS_FILE)
+        raise UserError(f"{path!r} is damaged ({problem!r}): remove the file and export again.") from problem
 
 
 def _exported_file(name: str, comparison: Mapping[str, Any], is_classifier: bool) -> ExportedFile:
@@ -225,7 +227,7 @@ def _exported_file(name: str, comparison: Mapping[str, Any], is_classifier: bool
 
 
 def _with_interval(share: float, images: int) -> str:
-    """Return an accuracy with its 95 % interval; without an interval for 0 images."""
+    """Return an accuracy as text with its 95 % interval; without an interval if `images` is 0."""
     if not images:
         return percent(share)
     low, high = (percent(end).removesuffix(" %") for end in wilson_share(share, images).ends)
@@ -254,11 +256,11 @@ def _read_metrics(run: RunFolder) -> list[dict[str, float]]:
         if run.metrics.is_file() and run.metrics.stat().st_size > MAX_METRICS_BYTES:
             raise UserError(
                 f"{str(run.metrics)!r} is larger than {MAX_METRICS_BYTES} bytes, too large for a list of epochs: "
-                "restore it."
+                "restore the file."
             )
         return run.read_rows()
     except (ValueError, TypeError, csv.Error) as problem:
-        raise UserError(f"{str(run.metrics)!r} is damaged ({problem}): restore it or train again.") from problem
+        raise UserError(f"{str(run.metrics)!r} is damaged ({problem}): restore the file, or train again.") from problem
 
 
 def _read_summary(run: RunFolder) -> Summary:
@@ -287,12 +289,12 @@ def _read_summary(run: RunFolder) -> Summary:
         return Summary(**entries, parts=parts, steps=steps, confidence=confidence, next_steps=next_steps)
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as problem:
         path = str(run.path / "summary.json")
-        raise UserError(f"{path!r} is damaged ({problem}): restore it or train again.") from problem
+        raise UserError(f"{path!r} is damaged ({problem}): restore the file, or train again.") from problem
 
 
-def _parse_step(value: Mapping[str, Any]) -> Step:
+def _parse_step(value: Mapping[str, Any]) -> TuningStep:
     score = None if value["score"] is None else stored_number(value["score"])
-    return Step(_short_text(value["name"]), score, _short_text(value["time"]), bool(value["kept"]))
+    return TuningStep(_short_text(value["name"]), score, _short_text(value["time"]), bool(value["kept"]))
 
 
 def _parse_confidence(value: Mapping[str, Any]) -> Confidence:
@@ -300,15 +302,15 @@ def _parse_confidence(value: Mapping[str, Any]) -> Confidence:
     return Confidence(stored_number(value["temperature"]), int(value["images"]), before, after)
 
 
-def _parse_part(name: str, value: Any, images: Any = None) -> Part:
+def _parse_part(name: str, value: Any, images: Any = None) -> SplitSummary:
     if not isinstance(value, Mapping):
-        return Part(name, int(value))
+        return SplitSummary(name, int(value))
     counts = {str(label): int(count) for label, count in value.items()}
-    return Part(name, sum(counts.values()) if images is None else int(images), counts)
+    return SplitSummary(name, sum(counts.values()) if images is None else int(images), counts)
 
 
 def _short_text(value: Any) -> str:
-    """Return a value as text of limited length; lists and mappings without Python's brackets and quotes."""
+    """Return a value as text of limited length; lists and mappings are shown without Python's brackets and quotes."""
     if isinstance(value, str):
         return value[:MAX_TEXT]
     if isinstance(value, Mapping) and value:

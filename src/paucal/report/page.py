@@ -1,4 +1,4 @@
-"""The report: one self-contained page about a run."""
+"""The report about a run, which is a self-contained HTML page."""
 
 import shlex
 from collections.abc import Sequence
@@ -10,19 +10,25 @@ from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 
 from paucal.evaluation.record import NO_INTERVAL, score_lines
 from paucal.evaluation.results import MultiLabelReport, scored_part
-from paucal.report.explanations import confidence_sentence, headline, repeat_commands, trained, warnings
-from paucal.report.inputs import Part, RunFiles, read_run
-from paucal.report.pictures import pictures
+from paucal.report.explanations import (
+    describe_confidence,
+    headline_sentences,
+    list_repeat_commands,
+    trained_model_rows,
+    warning_sentences,
+)
+from paucal.report.inputs import RunFiles, SplitSummary, read_run
+from paucal.report.pictures import embed_pictures
 from paucal.runs import write_text
 from paucal.wording import percent
 
-NAME = "report.html"
+REPORT_FILE = "report.html"
 
 
 def write_report(run_dir: Path) -> Path:
     """Write `report.html` into the run folder of a classifier, and return the path of the page.
 
-    The page is self-contained: it includes its figures, loads nothing from the network, and contains no scripts.
+    The page is self-contained: figures are embedded, nothing is loaded from the network, and there are no scripts.
     Sections whose files are missing are left out. Files that are too large or damaged raise a UserError.
     """
     files = read_run(run_dir)
@@ -30,10 +36,10 @@ def write_report(run_dir: Path) -> Path:
     return write_run_page(
         files,
         "template.html",
-        headline=headline(files),
-        warnings=warnings(files),
-        trained=trained(files),
-        confidence=confidence_sentence(files),
+        headline=headline_sentences(files),
+        warnings=warning_sentences(files),
+        trained=trained_model_rows(files),
+        confidence=describe_confidence(files),
         report=report,
         scored_part=None if report is None else scored_part(report),
         several=isinstance(report, MultiLabelReport),
@@ -44,30 +50,30 @@ def write_report(run_dir: Path) -> Path:
 
 
 def write_run_page(files: RunFiles, name: str, **content: Any) -> Path:
-    """Render a template for a run, write it as `report.html` into the run folder, and return its path."""
-    page = template(name).render(
+    """Render the template `name` for a run, write it as `report.html` into the run folder, and return the path."""
+    page = load_template(name).render(
         title=files.summary.title or f"Run {files.run.path.resolve().name}",
         files=files,
         summary=files.summary,
         frozen=files.frozen,
-        pictures=pictures(files),
-        again=repeat_commands(files),
+        pictures=embed_pictures(files),
+        again=list_repeat_commands(files),
         shell_run=shlex.quote(str(files.run.path)),
         **content,
     )
-    path = files.run.path / NAME
+    path = files.run.path / REPORT_FILE
     write_text(path, page)
     return path
 
 
-def template(name: str) -> Template:
-    """Return a template from the folder of this module."""
+def load_template(name: str) -> Template:
+    """Return a jinja2 template from the folder of this module."""
     return _environment().get_template(name)
 
 
 @cache
 def _environment() -> Environment:
-    """Return the jinja2 environment, one per process, since it caches compiled templates."""
+    """Return the jinja2 environment; there is one per process, since the environment caches compiled templates."""
     environment = Environment(
         loader=PackageLoader("paucal", "report"),
         autoescape=True,
@@ -82,7 +88,7 @@ def _environment() -> Environment:
     return environment
 
 
-def _class_counts(parts: Sequence[Part]) -> dict[str, list[int | None]]:
-    """Return the number of images of each class in each split; None for splits without counts per class."""
+def _class_counts(parts: Sequence[SplitSummary]) -> dict[str, list[int | None]]:
+    """Return the number of images in each split, by class; None for splits whose counts per class are not recorded."""
     names = dict.fromkeys(name for part in parts for name in part.classes)
     return {name: [part.classes.get(name, 0) if part.classes else None for part in parts] for name in names}

@@ -11,37 +11,37 @@ from matplotlib.figure import Figure
 from PIL import Image
 
 from paucal.evaluation.curves import PANELS_PER_ROW, curves_figure, drawn_columns, with_speed
-from paucal.evaluation.plots import class_precision_figure, confusion_figure, per_class_figure, png_of
+from paucal.evaluation.plots import class_precision_figure, confusion_figure, per_class_figure, render_png
 from paucal.evaluation.results import MultiLabelReport
-from paucal.report.explanations import kept_epoch, training_images
-from paucal.report.frozen import frozen_pictures
+from paucal.report.explanations import count_training_images, find_kept_epoch
+from paucal.report.frozen import find_frozen_pictures
 from paucal.report.inputs import RunFiles
 from paucal.types import UserError
 
 PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
-MAX_PICTURE_BYTES = 8 * 2**20
-MAX_PAGE_BYTES = 48 * 2**20
+MAX_PICTURE_BYTES = 8 * 2**20  # size limit for one image file
+MAX_PAGE_BYTES = 48 * 2**20  # size limit for all image files of a page
 
 MAX_PNG_BYTES = 256 * 2**10  # larger PNGs probably show photographs, which are ten times smaller as JPEG
-MAX_PIXELS = 64_000_000  # of a PNG that is converted
+MAX_PIXELS = 64_000_000  # largest number of pixels of a PNG that is converted to JPEG
 JPEG_QUALITY = 85
-SHEETS = ("confusion", "mistakes", "mistakes_attribution", "train_batch", "eval_batch")
+IMAGE_SHEETS = ("confusion", "mistakes", "mistakes_attribution", "train_batch", "eval_batch")
 
 CAPTIONS = {
     "curves": "Losses and scores over the epochs.",
     "confusion": "Confusion matrix: each row is a true class, each column a prediction.",
-    "per_class": "Recall of each class (share of its images that were found), the lowest first.",
+    "per_class": "Recall of each class (fraction of its images that are classified correctly), the lowest first.",
     "reliability": (
         "Calibration. If the bars end at the dashed line, predictions with 80 % confidence are correct in 80 % of the "
-        "cases. If they end below it, the model is overconfident."
+        "cases. If the bars end below the line, the model is overconfident."
     ),
     "health": (
-        "Signs of collapse. Entropies at the dotted line, a spread near 0 or a rank near 1 mean that the "
-        "networks no longer distinguish images."
+        "Signs of collapse. Entropies at the dotted line, a feature spread near 0 or an effective rank near 1 mean "
+        "that the networks no longer distinguish images."
     ),
     "precision_recall": (
-        "Precision (share of predictions that are correct) over recall (share of images found) of each class. The "
-        "dot marks the threshold, the dashed line is chance."
+        "Precision (fraction of predictions that are correct) over recall (fraction of the class's images that are "
+        "found) of each class. The dot marks the threshold, the dashed line is the chance level."
     ),
     "train_batch": "Images as the networks see them in training.",
     "mistakes_attribution": (
@@ -51,12 +51,12 @@ CAPTIONS = {
     "eval_batch": "Images exactly as the finished model sees them.",
     "learning_curve": (
         "Accuracy of linear heads on the frozen network as a function of the number of images per class, with 95 % "
-        "intervals. Tuning the whole network would change it."
+        "intervals. Tuning the whole network would give other accuracies."
     ),
     "frozen_features": "Scores of the frozen networks with their intervals.",
     "correspondence": (
-        "Matched cells of two views of a test image: the ten most similar pairs that can be scored. For the network, "
-        "the colours of the second view were changed."
+        "Matched feature-map positions of two views of a test image: the ten most similar pairs that can be scored. "
+        "The network received the second view with changed colours."
     ),
     "mistakes": "The most confident mistakes. Check their labels first.",
 }
@@ -68,14 +68,14 @@ MULTI_LABEL_CAPTIONS = {
 
 @dataclass(frozen=True)
 class Picture:
-    """One picture of the page.
+    """One figure or sheet of images on the page.
 
     Attributes:
-        name: Name of the picture's file, without suffix.
-        caption: Text above the picture.
-        uri: Data URI of the picture.
-        narrow: Data URI of a version for small screens; None without one.
-        sheet: Whether it consists of many small images, which must not be reduced on a small screen.
+        name: Name of the image file, without suffix.
+        caption: Text above the image.
+        uri: Data URI of the image.
+        narrow: Data URI of a version for small screens; None if there is no such version.
+        sheet: Whether this is a sheet of many small images, which must not be scaled down on a small screen.
     """
 
     name: str
@@ -85,27 +85,30 @@ class Picture:
     sheet: bool = False
 
 
-def pictures(files: RunFiles) -> dict[str, Picture]:
-    """Return a run's pictures by name.
+def embed_pictures(files: RunFiles) -> dict[str, Picture]:
+    """Return a run's figures and image sheets by name.
 
-    They are the files in `plots/`, the figures of frozen features, and figures of the run's tables without a file.
+    These are the files in `plots/`, the figures of frozen features, and further figures that are drawn from the run's
+    metrics and scores.
     """
     plots = [path for path in sorted(files.run.plots.glob("*.png")) if path.is_file()]
-    plot_files = {path.stem: path for path in plots} | frozen_pictures(files.run)
+    plot_files = {path.stem: path for path in plots} | find_frozen_pictures(files.run)
     content = {name: _read_picture(path) for name, path in plot_files.items()}
     drawable = _drawable_figures(files)
-    content |= {name: png_of(draw()) for name, draw in drawable.items() if name not in content}
-    narrow_versions = {"curves": _data_uri(png_of(_draw_curves(files, columns=1)))} if "curves" in drawable else {}
+    content |= {name: render_png(draw()) for name, draw in drawable.items() if name not in content}
+    narrow_versions = {"curves": _data_uri(render_png(_draw_curves(files, columns=1)))} if "curves" in drawable else {}
     total = sum(len(data) for data in content.values())
     if total > MAX_PAGE_BYTES:
         raise UserError(
-            f"the pictures in {str(files.run.plots)!r} have {total} bytes, but a page can contain at most "
-            f"{MAX_PAGE_BYTES}: remove some."
+            f"the images in {str(files.run.plots)!r} take up {total} bytes, but a page can contain at most "
+            f"{MAX_PAGE_BYTES}: remove some of the images."
         )
     ordered = sorted(content, key=lambda name: (name not in CAPTIONS, name))
     captions = CAPTIONS | (MULTI_LABEL_CAPTIONS if isinstance(files.evaluation, MultiLabelReport) else {})
     return {
-        name: Picture(name, captions.get(name, ""), _data_uri(content[name]), narrow_versions.get(name), name in SHEETS)
+        name: Picture(
+            name, captions.get(name, ""), _data_uri(content[name]), narrow_versions.get(name), name in IMAGE_SHEETS
+        )
         for name in ordered
     }
 
@@ -125,34 +128,34 @@ def _drawable_figures(files: RunFiles) -> Mapping[str, Callable[[], Figure]]:
 
 
 def _draw_curves(files: RunFiles, columns: int = PANELS_PER_ROW) -> Figure:
-    images = training_images(files.summary)
+    images = count_training_images(files.summary)
     rows = files.rows if images is None else with_speed(files.rows, images)
-    return curves_figure(rows, best=kept_epoch(files) if files.summary.selected else None, columns=columns)
+    return curves_figure(rows, best=find_kept_epoch(files) if files.summary.selected else None, columns=columns)
 
 
 def _read_picture(path: Path) -> bytes:
     size = path.stat().st_size
     if size > MAX_PICTURE_BYTES:
-        raise UserError(f"{str(path)!r} has {size} bytes, expected at most {MAX_PICTURE_BYTES}: remove it.")
+        raise UserError(f"{str(path)!r} is {size} bytes large, expected at most {MAX_PICTURE_BYTES}: remove the file.")
     data = path.read_bytes()
     if not data.startswith(PNG_SIGNATURE):
-        raise UserError(f"{str(path)!r} is not a PNG, in spite of its name: remove it.")
+        raise UserError(f"{str(path)!r} is not a PNG image, in spite of its name: remove the file.")
     return data
 
 
 def _data_uri(png: bytes) -> str:
-    """Return a PNG as a data URI, converted to JPEG if that is smaller."""
+    """Return a PNG as a data URI; a large PNG is converted to JPEG if the JPEG is smaller."""
     jpeg = _as_jpeg(png) if len(png) > MAX_PNG_BYTES else None
     return data_uri(png) if jpeg is None or len(jpeg) >= len(png) else data_uri(jpeg, "jpeg")
 
 
 def data_uri(picture: bytes, kind: Literal["png", "jpeg"] = "png") -> str:
-    """Return a picture as a data URI, which contains its bytes in base64."""
+    """Return the bytes of an image file as a data URI in base64."""
     return f"data:image/{kind};base64,{base64.b64encode(picture).decode('ascii')}"
 
 
 def _as_jpeg(data: bytes) -> bytes | None:
-    """Return a PNG as JPEG; None if it is damaged or has more than `MAX_PIXELS` pixels."""
+    """Convert a PNG to JPEG; return None if the PNG is damaged or has more than `MAX_PIXELS` pixels."""
     buffer = io.BytesIO()
     try:
         with Image.open(io.BytesIO(data), formats=["PNG"]) as picture:

@@ -6,31 +6,31 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from paucal.report.explanations import cost, drop_unknown, model_rows
+from paucal.report.explanations import cost_rows, drop_unknown, model_rows
 from paucal.report.inputs import RunFiles, read_run
 from paucal.report.page import write_run_page
 from paucal.report.stored_scores import read_stored
 from paucal.wording import percent
 
 KNN_COLUMN = "val_knn"
-SUMMARY = "summary.json"
-MAX_TEXT = 2000  # characters of each text
+SUMMARY_FILE = "summary.json"
+MAX_TEXT = 2000  # largest number of characters of each text
 
 
 @dataclass(frozen=True)
 class PretrainingSummary:
-    """Entries of `summary.json` that only pre-training runs have; each may be missing.
+    """Entries of `summary.json` that are only written by pre-training runs; each entry may be missing.
 
     Attributes:
         crops: Description of the crops.
         out_dim: Number of prototypes of a head.
-        monitor: Source of the labelled images on which the features were monitored.
+        monitor: Source of the labelled images on which the features were evaluated during training.
         knn_start: Nearest-neighbour accuracy with the initial weights, before training.
-        verdict: "kind", "sentence" and "advice" of a collapse at the end of training; None without a collapse.
-        verdicts: "epoch", "kind" and "sentence" of each change of the verdict.
-        rollbacks: How often the run was reset to an earlier state after a collapse.
+        verdict: "kind", "sentence" and "advice" of a collapse at the end of training; None if there was no collapse.
+        verdicts: "epoch", "kind" and "sentence" of each change of the verdict during training.
+        rollbacks: Number of times that the run was reset to an earlier state after a collapse.
         start: Description of the initial weights.
-        remarks: Further sentences on the run.
+        remarks: Further sentences about the run.
     """
 
     crops: str | None = None
@@ -51,16 +51,16 @@ def write_pretraining_report(run: Path) -> Path:
     `metrics.csv`, and the figures health.png, curves.png and train_batch.png of `plots/`.
     """
     files = read_run(run)
-    summary = read_stored(files, SUMMARY, _parse_summary, PretrainingSummary(), "pre-train")
+    summary = read_stored(files, SUMMARY_FILE, _parse_summary, PretrainingSummary(), "pre-train")
     return write_run_page(
         files,
         "pretraining.html",
         pretraining=summary,
         remarks=summary.remarks,
-        headline=headline(files, summary),
-        warnings=warnings(files, summary),
-        figures=figures(files, summary),
-        table=table(files, summary),
+        headline=headline_sentences(files, summary),
+        warnings=warning_sentences(files, summary),
+        figures=headline_numbers(files, summary),
+        table=table_rows(files, summary),
     )
 
 
@@ -82,13 +82,13 @@ def _parse_summary(content: Mapping[str, Any]) -> PretrainingSummary:
 
 
 def knn_scores(files: RunFiles) -> list[tuple[float, float]]:
-    """Return (epoch, nearest-neighbour accuracy) for each epoch in which it was measured."""
+    """Return (epoch, nearest-neighbour accuracy) for each epoch in which the accuracy was measured."""
     rows = enumerate(files.rows, start=1)
     scores = [(row.get("epoch", float(number)), row.get(KNN_COLUMN, math.nan)) for number, row in rows]
-    return [(epoch, share) for epoch, share in scores if math.isfinite(share)]
+    return [(epoch, accuracy) for epoch, accuracy in scores if math.isfinite(accuracy)]
 
 
-def headline(files: RunFiles, summary: PretrainingSummary) -> list[str]:
+def headline_sentences(files: RunFiles, summary: PretrainingSummary) -> list[str]:
     """Return the result in a few sentences: signs of collapse, and the quality of the features."""
     no_collapse = "The networks show no sign of collapse: their outputs still differ between images."
     sentences = [no_collapse] if summary.verdict is None else []
@@ -97,25 +97,25 @@ def headline(files: RunFiles, summary: PretrainingSummary) -> list[str]:
         return [
             *sentences,
             "The features were not evaluated on labelled images during training (--monitor), so their quality is "
-            "unknown: evaluate them with paucal eval, or fine-tune them.",
+            "unknown: evaluate the features with paucal eval, or fine-tune the network.",
         ]
     epoch, last = scores[-1]
-    start = "" if summary.knn_start is None else f"; with the initial weights, {percent(summary.knn_start)}"
+    start = "" if summary.knn_start is None else f" ({percent(summary.knn_start)} with the initial weights)"
     noun = "labelled images" if summary.monitor is None else f"labelled images of {summary.monitor}"
     sentences.append(
-        f"After epoch {epoch:g} nearest neighbours classify {percent(last)} of the {noun} correctly{start}."
+        f"After epoch {epoch:g}, nearest neighbours classify {percent(last)} of the {noun} correctly{start}."
     )
-    top, best = max((share, epoch) for epoch, share in scores)
+    top, best = max((accuracy, epoch) for epoch, accuracy in scores)
     if top > last:
         sentences.append(
-            f"The highest share was {percent(top)}, after epoch {best:g}. The last epoch is kept nevertheless, since "
-            "pre-training does not use labels."
+            f"The highest accuracy was {percent(top)}, after epoch {best:g}. The last epoch is kept nevertheless, "
+            "since pre-training does not use labels."
         )
     return sentences
 
 
-def warnings(files: RunFiles, summary: PretrainingSummary) -> list[str]:
-    """Return warnings about the quality of the backbone; may be empty."""
+def warning_sentences(files: RunFiles, summary: PretrainingSummary) -> list[str]:
+    """Return warnings about the quality of the backbone; the list may be empty."""
     sentences = []
     if summary.verdict is not None:
         sentence = summary.verdict["sentence"]
@@ -123,7 +123,7 @@ def warnings(files: RunFiles, summary: PretrainingSummary) -> list[str]:
     scores = knn_scores(files)
     if scores and summary.knn_start is not None and scores[-1][1] <= summary.knn_start:
         sentences.append(
-            "Nearest neighbours are no better than with the initial weights: training has not improved the "
+            "Nearest neighbours are no better than with the initial weights, so training has not improved the "
             "features. Train for longer, or see the advice on collapse."
         )
     if summary.rollbacks:
@@ -134,16 +134,16 @@ def warnings(files: RunFiles, summary: PretrainingSummary) -> list[str]:
     return sentences
 
 
-def figures(files: RunFiles, summary: PretrainingSummary) -> list[tuple[str, str]]:
+def headline_numbers(files: RunFiles, summary: PretrainingSummary) -> list[tuple[str, str]]:
     """Return the numbers at the top of the page as (number, name) pairs."""
-    numbers = [(percent(share), f"nearest neighbours, epoch {epoch:g}") for epoch, share in knn_scores(files)[-1:]]
+    numbers = [(percent(score), f"nearest neighbours, epoch {epoch:g}") for epoch, score in knn_scores(files)[-1:]]
     if numbers and summary.knn_start is not None:
         numbers.append((percent(summary.knn_start), "before training"))
     return numbers
 
 
-def table(files: RunFiles, summary: PretrainingSummary) -> Mapping[str, str]:
-    """Return facts about the trained model as names and texts; unknown values are left out."""
+def table_rows(files: RunFiles, summary: PretrainingSummary) -> Mapping[str, str]:
+    """Return the properties of the trained model as texts by name; unknown values are left out."""
     return drop_unknown(
         {
             **model_rows(files.summary),
@@ -151,7 +151,7 @@ def table(files: RunFiles, summary: PretrainingSummary) -> Mapping[str, str]:
             "prototypes of a head": None if summary.out_dim is None else f"{summary.out_dim:,}",
             "initial weights": summary.start,
             "epochs": None if files.summary.epochs is None else f"{files.summary.epochs:g}",
-            **cost(files),
+            **cost_rows(files),
         }
     )
 

@@ -1,19 +1,19 @@
-"""The report of a regression: its errors, the error of predicting the mean, and predicted against true numbers."""
+"""The report of a regression: errors, the error of predicting the mean, and a plot of predicted against true values."""
 
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from paucal.evaluation.results import stored_groups
-from paucal.report.explanations import cost, drop_unknown, model_rows
+from paucal.report.explanations import cost_rows, drop_unknown, model_rows
 from paucal.report.inputs import read_run
 from paucal.report.page import write_run_page
 from paucal.report.stored_scores import read_stored
 from paucal.wording import images_text, percent
 
-METRICS = "evaluation/test/metrics.json"
-CAPTIONS = {"predicted": "Predicted against true number of each test image; larger points stand for several images."}
-TITLES = {
+METRICS_FILE = "evaluation/test/metrics.json"
+CAPTIONS = {"predicted": "Predicted against true value of each test image; larger points stand for several images."}
+SCORE_TITLES = {
     **{"exact": "grades exactly right", "kappa": "quadratic weighted kappa", "mae": "mean absolute error"},
     **{"rmse": "root mean squared error", "r2": "R²", "coverage": "inside the prediction interval"},
 }
@@ -21,7 +21,7 @@ TITLES = {
 
 @dataclass(frozen=True)
 class ScoreRow:
-    """One score as text."""
+    """One score as text: its name, its value and its confidence interval."""
 
     title: str
     value: str
@@ -31,7 +31,7 @@ class ScoreRow:
 def write_regression_report(run: Path) -> Path:
     """Write `report.html` into the run folder of a regression, and return the path of the page."""
     files = read_run(run)
-    rows, sentences = read_stored(files, METRICS, _parse_scores)
+    rows, sentences = read_stored(files, METRICS_FILE, _parse_scores)
     summary = files.summary
     return write_run_page(
         files,
@@ -40,17 +40,17 @@ def write_regression_report(run: Path) -> Path:
         figures=[(row.value, row.title) for row in (rows[0], rows[-1])],
         headline=sentences,
         warnings=[],
-        table=drop_unknown({**model_rows(summary), **cost(files), "images": summary.images_text}),
+        table=drop_unknown({**model_rows(summary), **cost_rows(files), "images": summary.images_text}),
         captions=CAPTIONS,
     )
 
 
 def _parse_scores(content: dict[str, Any]) -> tuple[list[ScoreRow], list[str]]:
     scores = content["scores"]
-    return [_score_row(name, scores[name]) for name in TITLES if name in scores], headline(content)
+    return [_score_row(name, scores[name]) for name in SCORE_TITLES if name in scores], headline_sentences(content)
 
 
-def headline(content: dict[str, Any]) -> list[str]:
+def headline_sentences(content: dict[str, Any]) -> list[str]:
     """Return the result in a few sentences."""
     mae, gain = content["scores"]["mae"], content["gain"]
     tested = images_text(int(content["images"]), stored_groups(content), "test image")
@@ -67,8 +67,8 @@ def headline(content: dict[str, Any]) -> list[str]:
     else:
         coverage = content["scores"]["coverage"]
         sentences.append(
-            f"On average, the 90 % prediction interval is the prediction ± {_format_number(content['half_width'])}; it "
-            f"contained the true number for {percent(coverage['value'])} of the test images."
+            f"On average, the 90 % prediction interval is the prediction ± {_format_number(content['half_width'])}. "
+            f"The interval contained the true value for {percent(coverage['value'])} of the test images."
         )
     return sentences
 
@@ -76,9 +76,9 @@ def headline(content: dict[str, Any]) -> list[str]:
 def _score_row(name: str, score: dict[str, Any]) -> ScoreRow:
     format_value = percent if name in ("coverage", "exact") else _format_number
     if score["value"] is None:
-        return ScoreRow(TITLES[name], "undefined", "")
+        return ScoreRow(SCORE_TITLES[name], "undefined", "")
     interval = "" if score["low"] is None else f"{format_value(score['low'])} to {format_value(score['high'])}"
-    return ScoreRow(TITLES[name], format_value(score["value"]), interval)
+    return ScoreRow(SCORE_TITLES[name], format_value(score["value"]), interval)
 
 
 def _format_range(score: dict[str, Any]) -> str:

@@ -6,13 +6,13 @@ from pathlib import Path
 from typing import Any
 
 from paucal.evaluation.results import stored_groups
-from paucal.report.explanations import cost, drop_unknown
+from paucal.report.explanations import cost_rows, drop_unknown
 from paucal.report.inputs import RunFiles, read_run
 from paucal.report.page import write_run_page
 from paucal.report.stored_scores import MAX_CLASSES, MAX_TEXT, read_stored, score_and_interval, warn_few_images
-from paucal.wording import first_few, images_text
+from paucal.wording import images_text, join_first_few
 
-METRICS = "evaluation/test/segmentation.json"
+METRICS_FILE = "evaluation/test/segmentation.json"
 CAPTIONS = {
     "worst_images": "The test images with the lowest IoU: image, labels, predictions, and mistakes (red).",
     "best_images": "The test images with the highest IoU.",
@@ -32,15 +32,15 @@ class ClassRow:
 
 @dataclass(frozen=True)
 class SegmentationScores:
-    """The scores of a segmentation model on its test images as text; the defaults mean that it was not evaluated.
+    """The scores of a segmentation model on its test images as text; the defaults mean that there was no evaluation.
 
     Attributes:
         images: Number of test images.
-        mean_iou: Mean IoU over the classes, and its interval.
-        accuracy: Share of correctly classified pixels, and its interval.
+        mean_iou: Mean IoU over the classes, and its confidence interval.
+        accuracy: Pixel accuracy, and its confidence interval.
         classes: Scores of each class, in ascending order of IoU.
-        unseen: Classes that do not occur in the test masks.
-        groups: Number of groups of similar images; None without groups.
+        unseen: Names of classes that do not occur in the test masks.
+        groups: Number of groups of similar images; None if images are not grouped.
     """
 
     images: int = 0
@@ -52,7 +52,7 @@ class SegmentationScores:
 
 
 def write_segmentation_report(run: Path) -> Path:
-    """Write `report.html` into the run folder of a segmentation, and return the path of the page."""
+    """Write `report.html` into the run folder of a segmentation model, and return the path of the page."""
     files = read_run(run)
     scores = read_scores(files)
     return write_run_page(
@@ -60,16 +60,16 @@ def write_segmentation_report(run: Path) -> Path:
         "segmentation.html",
         scores=scores,
         figures=[(scores.mean_iou[0], "mean IoU"), (scores.accuracy[0], "pixel accuracy")] if scores.images else [],
-        headline=headline(files, scores),
-        warnings=warnings(scores),
-        table=table(files),
+        headline=headline_sentences(files, scores),
+        warnings=warning_sentences(scores),
+        table=table_rows(files),
         captions=CAPTIONS,
     )
 
 
 def read_scores(files: RunFiles) -> SegmentationScores:
     """Read the test scores of a run."""
-    return read_stored(files, METRICS, _parse_scores, SegmentationScores())
+    return read_stored(files, METRICS_FILE, _parse_scores, SegmentationScores())
 
 
 def _parse_scores(content: Mapping[str, Any]) -> SegmentationScores:
@@ -86,7 +86,7 @@ def _parse_scores(content: Mapping[str, Any]) -> SegmentationScores:
     )
 
 
-def headline(files: RunFiles, scores: SegmentationScores) -> list[str]:
+def headline_sentences(files: RunFiles, scores: SegmentationScores) -> list[str]:
     """Return the result in a few sentences."""
     if not scores.images:
         return ["The model has not been evaluated on test images yet."]
@@ -101,21 +101,21 @@ def headline(files: RunFiles, scores: SegmentationScores) -> list[str]:
             f"{scores.mean_iou[1]} % (95 % interval over images)."
         )
     if not files.summary.selected:
-        sentences.append("No images were kept for validation: the model is that of the last epoch.")
+        sentences.append("No images were kept for validation, so the model of the last epoch was kept.")
     return sentences
 
 
-def warnings(scores: SegmentationScores) -> list[str]:
+def warning_sentences(scores: SegmentationScores) -> list[str]:
     """Return warnings about the reliability of the scores."""
     sentences = warn_few_images(scores.images)
     if scores.unseen:
-        names = first_few(scores.unseen, 8)
+        names = join_first_few(scores.unseen, 8)
         sentences.append(f"No test mask shows {names}: how well the model finds these areas is unknown.")
     return sentences
 
 
-def table(files: RunFiles) -> Mapping[str, str]:
-    """Return the recorded facts about the training as names and texts."""
+def table_rows(files: RunFiles) -> Mapping[str, str]:
+    """Return the properties of the trained model as texts by name; unknown values are left out."""
     summary = files.summary
     return drop_unknown(
         {
@@ -124,7 +124,7 @@ def table(files: RunFiles) -> Mapping[str, str]:
             "head": summary.method,
             "epochs": None if summary.epochs is None else f"{summary.epochs:g}",
             "best epoch": None if summary.best_epoch is None or not summary.selected else f"{summary.best_epoch:g}",
-            **cost(files),
+            **cost_rows(files),
             "images": summary.images_text,
         }
     )

@@ -1,4 +1,4 @@
-"""The pages of a data check, a comparison and a study: single HTML files that include their images, without scripts."""
+"""The pages of a data check, a comparison and a study: single HTML files with embedded images and no scripts."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -6,20 +6,20 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
-from paucal.evaluation.plots import png_of
-from paucal.report.page import template
+from paucal.evaluation.plots import render_png
+from paucal.report.page import load_template
 from paucal.report.pictures import data_uri
 from paucal.runs import write_text
 
 
 @dataclass(frozen=True)
-class Thumb:
+class Thumbnail:
     """A thumbnail of an image.
 
     Attributes:
         key: Key of the image.
-        words: Class and split of the image, or a remark.
-        jpeg: Content of the JPEG; None for an image that cannot be read.
+        words: Text below the thumbnail: class and split of the image, or a remark.
+        jpeg: Content of a JPEG file; None if the image cannot be read.
     """
 
     key: str
@@ -28,7 +28,7 @@ class Thumb:
 
     @property
     def uri(self) -> str | None:
-        """The thumbnail as a data URI; None for an image that cannot be read."""
+        """The thumbnail as a data URI; None if the image cannot be read."""
         return None if self.jpeg is None else data_uri(self.jpeg, "jpeg")
 
 
@@ -37,19 +37,19 @@ class Section:
     """The section of the page about one finding of a data check.
 
     Attributes:
-        title: Heading.
+        title: Heading of the section.
         level: "misleads", "warning" or "note".
         text: Sentence that states the finding.
-        advice: What to do; "" for no advice.
-        rows: Images; those that belong together, such as copies, are in one row.
-        more: Sentence about images that are not shown; "" if all are shown.
+        advice: Sentence that says what to do; "" if there is no advice.
+        rows: Rows of thumbnails; images that belong together, such as copies, are in the same row.
+        more: Sentence about images that are not shown; "" if all images are shown.
     """
 
     title: str
     level: str
     text: str
     advice: str
-    rows: Sequence[Sequence[Thumb]]
+    rows: Sequence[Sequence[Thumbnail]]
     more: str = ""
 
 
@@ -69,13 +69,13 @@ def write_check_page(
         path: Path of the page.
         title: Title of the page.
         figures: (number, name) pairs at the top of the page.
-        facts: (name, value) pairs of the table of contents of the data.
-        per_class: Number of images by split and class.
-        sections: Sections of the findings.
-        sheet: JPEG with a few images of each class.
+        facts: (name, value) pairs of the table that describes the data.
+        per_class: Number of images by split, then by class.
+        sections: Sections about the findings.
+        sheet: Content of a JPEG file that shows a few images of each class.
     """
     names = list(next(iter(per_class.values()), {}))
-    content = template("checking.html").render(
+    content = load_template("checking.html").render(
         title=title,
         figures=figures,
         facts=facts,
@@ -93,15 +93,15 @@ class ComparisonPage:
 
     Attributes:
         title: Title of the page.
-        verdicts: A sentence for each difference between methods.
-        warnings: Sentences on failed and missing runs.
-        rows: Rows of the table of scores, as texts by heading.
-        bold: Indices of the rows whose interval excludes 0.
-        fairness: Sentences on differences in the resources of the compared runs.
+        verdicts: One sentence for each difference between methods.
+        warnings: Sentences about failed and missing runs.
+        rows: Rows of the table of scores, as texts by column heading.
+        bold: Indices of the rows that are shown in bold, since the interval of the difference excludes 0.
+        fairness: Sentences about differences in the resources that the compared runs used.
         notes: Sentences below the table of scores.
-        pictures: Captions and figures.
+        pictures: (caption, figure) pairs.
         commands: Commands that produced the comparison.
-        runs: Rows of the table of runs, as texts by heading.
+        runs: Rows of the table of runs, as texts by column heading.
     """
 
     title: str
@@ -123,14 +123,14 @@ class StudyPage:
     Attributes:
         title: Title of the page.
         source: Reference of the published table.
-        scale: Sentence on which runs were made, at which scale.
-        warnings: Sentences on failed and missing runs.
-        rows: Rows of the table of numbers, as texts by heading.
-        caveats: Sentences on the limits of the numbers.
-        settings: Name, images and settings of each run.
-        comparisons: Pages with the curves of all runs, as (name, path relative to this page).
+        scale: Sentence that says which runs were made and at which size, or how the numbers were obtained.
+        warnings: Sentences about failed and missing runs.
+        rows: Rows of the table of numbers, as texts by column heading.
+        caveats: Sentences about the limits of the numbers.
+        settings: Texts "run" (name), "images" and "settings" of each run.
+        comparisons: (name, path relative to this page) pairs of pages with the curves of all runs.
         command: Command that repeats the study.
-        pictures: Captions and figures.
+        pictures: (caption, figure) pairs.
     """
 
     title: str
@@ -147,6 +147,6 @@ class StudyPage:
 
 def write_standalone(path: Path, page: ComparisonPage | StudyPage) -> None:
     """Write the page of a comparison or of a study."""
-    pictures = [(caption, data_uri(png_of(figure))) for caption, figure in page.pictures]
+    pictures = [(caption, data_uri(render_png(figure))) for caption, figure in page.pictures]
     name = "comparing.html" if isinstance(page, ComparisonPage) else "studying.html"
-    write_text(path, template(name).render(page=page, pictures=pictures))
+    write_text(path, load_template(name).render(page=page, pictures=pictures))

@@ -1,4 +1,4 @@
-"""Functions for the reports of all tasks: they read stored scores, which are untrusted, and format scores as text."""
+"""Functions for the reports of all tasks that read stored scores, which are untrusted, and format scores as text."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
@@ -8,8 +8,8 @@ from paucal.types import UserError
 from paucal.wording import counted, percent
 
 T = TypeVar("T")
-MAX_CLASSES, MAX_TEXT = 300, 300  # rows of a table of classes; characters of each text
-FEW_IMAGES = 20  # fewer test images give a warning
+MAX_CLASSES, MAX_TEXT = 300, 300  # largest number of rows in a table of classes, and of characters of a text
+FEW_IMAGES = 20  # number of test images below which there is a warning
 
 
 def read_stored(
@@ -21,8 +21,8 @@ def read_stored(
         files: Files of the run.
         name: Path of the JSON file in the run folder.
         read: Function that converts the content.
-        missing: Result if the file is missing; None to raise a UserError.
-        repeat: What to do again if the file is damaged, for the message.
+        missing: Value to return if the file is missing; None to raise a UserError.
+        repeat: Verb that tells the user what to do again if the file is damaged, such as "train".
     """
     path = files.run.path / name
     if missing is not None and not path.is_file():
@@ -30,11 +30,11 @@ def read_stored(
     try:
         return read(files.run.read_json(name))
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as problem:
-        raise UserError(f"{str(path)!r} is damaged ({problem!r}): restore it or {repeat} again.") from problem
+        raise UserError(f"{str(path)!r} is damaged ({problem!r}): restore the file, or {repeat} again.") from problem
 
 
 def score_and_interval(value: Mapping[str, Any]) -> tuple[str, str]:
-    """Return a score and its interval as texts; the interval is "" if it is unknown."""
+    """Return a score and its confidence interval as texts; the interval is "" if it is unknown."""
     estimate, low, high = (None if value[name] is None else float(value[name]) for name in ("value", "low", "high"))
     if estimate is None:
         return "none", ""
@@ -42,7 +42,7 @@ def score_and_interval(value: Mapping[str, Any]) -> tuple[str, str]:
 
 
 def warn_few_images(images: int) -> list[str]:
-    """Return a warning if there are few test images; no warning for 0 images, before the evaluation."""
+    """Return a warning if there are few test images; no warning for 0 images, which means not evaluated yet."""
     if not 0 < images < FEW_IMAGES:
         return []
     return [f"With only {counted(images, 'test image')}, the score and its interval are both unreliable."]

@@ -1,4 +1,4 @@
-"""The backbone that settings describe: its spec and its properties."""
+"""The spec and the properties of the backbone that settings describe."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,13 +21,13 @@ from paucal.types import UserError, height_and_width
 def backbone_spec(settings: ModelSettings, n_classes: int, channels: int = 3) -> tuple[BackboneSpec, list[str]]:
     """Return the spec of the backbone, with constructor arguments that suit the image size, and notes for the user.
 
-    The user's `model_args` take precedence over these arguments.
+    The user's `model_args` take precedence over the arguments that suit the image size.
     """
     size, name = height_and_width(settings.img_size), settings.model
     user_arguments = model_arguments(settings.model_args)
     sizing = fit_to_image_size(name, size, user_arguments)
     notes = [text for text in (sizing.reason, sizing.warning) if text]
-    # The spec is stored with the run and contains the chosen arguments, since later versions may choose others.
+    # The spec that is stored with the run includes the chosen arguments, since later versions may choose differently.
     size_arguments = {key: value for key, value in sizing.arguments.items() if key != "img_size"}
     arguments = {**size_arguments, **user_arguments}
     return BackboneSpec(name, n_classes, in_chans=channels, image_size=size, arguments=arguments), notes
@@ -38,10 +38,10 @@ class BackboneShape:
     """Properties of a backbone that rules depend on.
 
     Attributes:
-        grid: (rows, columns) of the last feature map.
-        dim: Channels of the last feature map.
+        grid: Size of the last feature map as (rows, columns).
+        dim: Number of channels of the last feature map.
         convolutional: Whether the network has overlapping convolutions and no attention.
-        stages: Number of stages, or of blocks if there are no stages; 0 if neither is known.
+        stages: Number of stages, or number of blocks if there are no stages; 0 if both are unknown.
     """
 
     grid: tuple[int, int]
@@ -53,7 +53,7 @@ class BackboneShape:
 def backbone_shape(
     model: str | None, model_args: Sequence[str] | None, img_size: Sequence[int] | None
 ) -> BackboneShape:
-    """Return the properties of a backbone, without running it."""
+    """Return the properties of a backbone without computing a forward pass."""
     return _backbone_shape(model or "", height_and_width(img_size or DEFAULT_SIDE), tuple(model_args or ()))
 
 
@@ -76,7 +76,7 @@ def _number_of_stages(model: nn.Module) -> int:
 
 
 def supports_sides(model: str | None, model_args: Sequence[str] | None, sides: Sequence[int]) -> bool:
-    """Return whether a backbone that is built for the first of several image sizes accepts all of them."""
+    """Return whether a backbone that is built for the first of several image sides accepts images of all sides."""
     name, sizes = model or "", [(side, side) for side in sides]
     user_arguments = model_arguments(model_args)
     try:
@@ -89,7 +89,7 @@ def supports_sides(model: str | None, model_args: Sequence[str] | None, sides: S
 
 
 def model_arguments(words: Sequence[str] | None) -> dict[str, Any]:
-    """Parse NAME=VALUE words; values are parsed as YAML, so `4`, `true` and `[1, 2]` become an int, bool and list.
+    """Parse NAME=VALUE words; values are parsed as YAML, so `4`, `true` and `[1, 2]` become an int, a bool and a list.
 
     Example:
         >>> model_arguments(["patch_size=2", "depths=[2, 2]", "qkv_bias=false"])
@@ -103,5 +103,5 @@ def model_arguments(words: Sequence[str] | None) -> dict[str, Any]:
         try:
             arguments[name] = parse_yaml(value)
         except ValueError:
-            raise UserError(f"--model-args: the value of {argument!r} is not valid YAML; quote it.") from None
+            raise UserError(f"--model-args: the value of {argument!r} is not valid YAML; quote the value.") from None
     return arguments

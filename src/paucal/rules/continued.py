@@ -1,7 +1,7 @@
 """Rules for pre-training that starts from weights trained on many images.
 
-A high learning rate or many epochs on few images would destroy the features that these weights have learned. From
-random weights, and from runs that were trained on few images, the usual rules apply.
+A high learning rate or many epochs on few images would destroy the features that these weights compute. For random
+weights, and for weights that were trained on few images, the usual rules apply.
 """
 
 import math
@@ -12,19 +12,19 @@ from paucal.rules.backbone import backbone_shape
 from paucal.rules.facts import DataAndMachine
 from paucal.rules.resolve import Choice
 
-PUBLISHED_RATE, PUBLISHED_BATCH = 1e-4, 32  # highest learning rate of DIET-CP (arXiv:2509.06990), and its batch size
-GPU_VIEWS, CPU_VIEWS = 100_000, 15_000  # images seen in a run: epochs times training images
+PUBLISHED_RATE, PUBLISHED_BATCH = 1e-4, 32  # DIET-CP's highest learning rate (arXiv:2509.06990) and its batch size
+GPU_VIEWS, CPU_VIEWS = 100_000, 15_000  # images seen in a run (epochs times training images), on a GPU and on a CPU
 MIN_EPOCHS, MAX_EPOCHS = 3, 30
-FROZEN_SHARE = 0.5  # of the stages
+FROZEN_STAGES_FRACTION = 0.5
 
 
-def starts_trained(facts: DataAndMachine) -> bool:
+def has_trained_weights(facts: DataAndMachine) -> bool:
     """Return whether a run starts from weights that were trained on many images."""
     return facts.start is not None and not facts.start.undertrained
 
 
 def continued_rate(batch_size: int) -> Choice:
-    """Choose DIET-CP's learning rate, times the square root of the ratio of the batch sizes."""
+    """Choose DIET-CP's learning rate, multiplied by sqrt(batch size / DIET-CP's batch size)."""
     rate = round(PUBLISHED_RATE * math.sqrt(batch_size / PUBLISHED_BATCH), 8)
     factor = f"sqrt({batch_size}/{PUBLISHED_BATCH})"
     return rate, f"pretrained weights: DIET-CP's {PUBLISHED_RATE:g} at batch {PUBLISHED_BATCH}, times {factor}"
@@ -32,7 +32,7 @@ def continued_rate(batch_size: int) -> Choice:
 
 def epochs(facts: DataAndMachine, device: str | None) -> Choice:
     """Choose few epochs for pretrained weights, and the usual number for random weights."""
-    if not starts_trained(facts):
+    if not has_trained_weights(facts):
         return crops.epochs(facts, device)
     n_views = CPU_VIEWS if device == "cpu" else GPU_VIEWS
     n_epochs = max(MIN_EPOCHS, min(MAX_EPOCHS, round(n_views / facts.n_train)))
@@ -43,11 +43,11 @@ def freeze(
     facts: DataAndMachine, model: str | None, model_args: Sequence[str] | None, img_size: Sequence[int] | None
 ) -> Choice:
     """Choose to freeze the first half of the stages of pretrained weights, and no stage of random weights."""
-    if not starts_trained(facts):
+    if not has_trained_weights(facts):
         return 0, "all stages are trained"
     stages = backbone_shape(model, model_args, img_size).stages
     return int(
-        FROZEN_SHARE * stages
+        FROZEN_STAGES_FRACTION * stages
     ), f"pretrained weights: the first half of the {stages} stages suits any photographs"
 
 

@@ -16,8 +16,8 @@ from paucal.data.views.multi_crop import (
     LOCAL_SCALE,
 )
 from paucal.rules.facts import DataAndMachine
-from paucal.rules.images import hflip, normalise_like_start
-from paucal.rules.model import SMALL_SIDE, expected_side, model_args, model_of_start, small_img_size
+from paucal.rules.images import hflip, normalise_for_initial_weights
+from paucal.rules.model import SMALL_SIDE, expected_side, model_args, model_of_initial_weights, small_img_size
 from paucal.rules.resolve import Choice
 
 PAPER_REASON = "EsViT's value"
@@ -32,8 +32,8 @@ Sides = Sequence[int] | None
 
 
 def model(facts: DataAndMachine, img_size: Sides) -> Choice:
-    """Choose the model of the initial weights; from scratch, a small backbone for small images, else the paper's."""
-    if start_model := model_of_start(facts):
+    """Choose the model of the initial weights; from scratch, a small backbone for small images, else EsViT's Swin-T."""
+    if start_model := model_of_initial_weights(facts):
         return start_model
     side = expected_side(facts, img_size)
     if side <= SMALL_SIDE:
@@ -42,7 +42,7 @@ def model(facts: DataAndMachine, img_size: Sides) -> Choice:
 
 
 def _model_args(facts: DataAndMachine, model: str | None, device: str | None) -> Choice:
-    """Choose the arguments of the initial weights' model; for the built-in images on a CPU, those of a quick model."""
+    """Choose the constructor arguments of the initial weights; for the built-in images on a CPU, a quick model's."""
     if facts.start is None and model == "vit_mini" and facts.hinted_epochs and device == "cpu":
         return list(QUICK_MODEL_ARGS), "a first result on this data set in about two minutes"
     return model_args(facts, model)
@@ -52,7 +52,7 @@ _model_args.__name__ = "model_args"
 
 
 def img_size(facts: DataAndMachine) -> Choice:
-    """Choose the size of small images, else the paper's 224 pixels."""
+    """Choose the recommended size or the size of small images, else the paper's 224 pixels."""
     return small_img_size(facts) or ([PAPER_SIDE], PAPER_REASON)
 
 
@@ -62,7 +62,7 @@ def pipeline() -> Choice:
 
 
 def local_crops(local_size: Sides, device: str | None) -> Choice:
-    """Choose the paper's eight local crops, divided among the sizes in `local_size`; without sizes on a CPU, four."""
+    """Choose the paper's eight local crops, divided among the sizes in `local_size`; 4 on a CPU if no size is given."""
     if local_size:
         return [8 // len(local_size)] * len(local_size), "eight in total, as in the EsViT paper"
     if device == "cpu":
@@ -71,7 +71,7 @@ def local_crops(local_size: Sides, device: str | None) -> Choice:
 
 
 def local_size(img_size: Sides, local_crops: Sides) -> Choice:
-    """Choose the paper's 96 pixels for images of 224; half the side of small images, and 96/224 of other sides."""
+    """Choose the paper's 96 pixels for global crops of 224; for small global crops half their side, else 96/224."""
     side, groups = min(img_size or [PAPER_SIDE]), len(local_crops or [0])
     if side == PAPER_SIDE:
         return [PAPER_LOCAL_SIDE] * groups, PAPER_REASON
@@ -81,7 +81,7 @@ def local_size(img_size: Sides, local_crops: Sides) -> Choice:
 
 
 def global_scale(local_crops: Sides, pipeline: str | None) -> Choice:
-    """Choose the areas published with the pipeline; a wider range without local crops, as in the authors' code."""
+    """Choose the areas published with the augmentation pipeline; a wider range if there are no local crops."""
     if pipeline == "deit":
         return list(DEIT_SCALE), DEIT_AREAS_REASON
     if pipeline == "alike":
@@ -94,7 +94,7 @@ def global_scale(local_crops: Sides, pipeline: str | None) -> Choice:
 
 
 def local_scale(img_size: Sides, pipeline: str | None) -> Choice:
-    """Choose the areas published with the pipeline; larger areas for small images."""
+    """Choose the areas published with the augmentation pipeline; larger areas for small images."""
     if pipeline == "deit":
         return list(DEIT_SCALE), DEIT_AREAS_REASON
     if min(img_size or [PAPER_SIDE]) <= SMALL_SIDE:
@@ -103,26 +103,26 @@ def local_scale(img_size: Sides, pipeline: str | None) -> Choice:
 
 
 def blur(img_size: Sides) -> Choice:
-    """Choose the paper's radii, in proportion to the side of the images."""
-    share = min(img_size or [PAPER_SIDE]) / PAPER_SIDE
-    radii = [round(radius * share, 3) for radius in BLUR]
+    """Choose the paper's blur radii, in proportion to the side of the images."""
+    scale = min(img_size or [PAPER_SIDE]) / PAPER_SIDE
+    radii = [round(radius * scale, 3) for radius in BLUR]
     return radii, f"EsViT's {BLUR[0]:g} to {BLUR[1]:g} at 224 pixels, in proportion to the side"
 
 
 def normalise(facts: DataAndMachine) -> Choice:
     """Choose the mean and standard deviation that suit the initial weights; from scratch, those of the images."""
-    return normalise_like_start(facts) or ("computed", "mean and standard deviation of these images")
+    return normalise_for_initial_weights(facts) or ("computed", "mean and standard deviation of these images")
 
 
 def batch_size(facts: DataAndMachine, accumulate: int, processes: int) -> Choice:
-    """Choose a power of two with at least ten steps per epoch, and at most the paper's 64 images per device."""
+    """Choose a power of two that gives at least 10 steps per epoch, if possible; at most 64 images, as in the paper."""
     device_images = facts.n_train // (processes * accumulate)
     size = max(2, min(2 ** int(math.log2(max(device_images / 10, 16))), 64, device_images))
     return size, f"{facts.n_train} images: at least 10 steps per epoch if possible, at most 64 images per device"
 
 
 def epochs(facts: DataAndMachine, device: str | None) -> Choice:
-    """Choose the paper's 300 epochs, fewer on a CPU; for larger data sets, as many images seen as in the paper."""
+    """Choose the paper's 300 epochs, or fewer on a CPU; for more images than the paper's, as many images seen."""
     if facts.n_train > PAPER_IMAGES:
         return max(1, round(PAPER_EPOCHS * PAPER_IMAGES / facts.n_train)), "as many images seen as EsViT's 300 epochs"
     if facts.hinted_epochs:

@@ -1,27 +1,29 @@
-"""Facts about the data, the machine and the initial weights, from which rules choose settings."""
+"""Properties of the data, the machine and the initial weights, from which rules choose settings."""
 
 from dataclasses import dataclass
 
 import torch
 
-# Images seen in training (epochs times images): after 10 epochs on 10,000 small photographs, weights were hardly better
-# than random ones for fine-tuning; after 100 epochs on 5,000, they were clearly better.
+# Number of images seen in training (epochs times images) below which weights count as undertrained. Weights trained for
+# 10 epochs on 10,000 small photographs were hardly better for fine-tuning than random weights; weights trained for 100
+# epochs on 5,000 photographs were clearly better.
 UNDERTRAINED_IMAGES = 300_000
 
 
 @dataclass(frozen=True)
-class StartFacts:
-    """Facts about the initial weights of a run, known before the weights are read.
+class InitialWeightsInfo:
+    """Properties of the initial weights of a run that are known before the weights are read.
 
     Attributes:
         where: Name of the weights in messages, such as "timm's weights" or the path of a run.
-        model: timm name of the model; None if unknown.
-        image_size: (height, width) of the training images in pixels; None for the default size of the model.
+        model: Name of the model in timm; None if unknown.
+        image_size: (height, width) in pixels of the images that the weights were trained on; None for the default size
+            of the model.
         model_args: Constructor arguments of the model, as NAME=VALUE.
         normalise: Value of the setting `normalise` that suits the weights.
-        chosen: Whether the run chose the weights itself, and auto-tunes from them in its time budget.
-        shown: Images seen in training (epochs times images), summed over the runs of paucal that trained the weights
-            from random ones; None if unknown.
+        chosen: Whether the run chose the weights itself and auto-tunes from these weights within its time budget.
+        shown: Number of images seen in training (epochs times images), summed over all paucal runs that trained the
+            weights, beginning with random weights; None if unknown.
     """
 
     where: str
@@ -34,33 +36,33 @@ class StartFacts:
 
     @property
     def undertrained(self) -> bool:
-        """Whether the weights were trained on so few images that fine-tuning need not preserve them."""
+        """Whether the weights were trained on so few images that fine-tuning need not preserve their features."""
         return self.shown is not None and self.shown < UNDERTRAINED_IMAGES
 
 
-def describe_undertrained(start: StartFacts) -> str:
-    """Return the reason why fine-tuning does not try to preserve the initial weights."""
+def describe_undertrained(start: InitialWeightsInfo) -> str:
+    """Return the reason for fine-tuning without an effort to preserve the features of the initial weights."""
     return f"{start.where} was trained on only {start.shown:,} images: not worth preserving"
 
 
 @dataclass(frozen=True)
 class DataAndMachine:
-    """Facts about the data, the machine and the initial weights.
+    """Properties of the data, the machine and the initial weights.
 
     Attributes:
         n_train: Number of training images.
         median_side: Median of the images' shorter sides in pixels.
-        hinted_size: Image size in pixels that the data set recommends; None without a recommendation.
-        hinted_epochs: Number of epochs that the data set recommends; None without a recommendation.
-        flip: Whether a mirrored image has the same meaning.
+        hinted_size: Recommended image side for the data set in pixels; None if there is no recommendation.
+        hinted_epochs: Recommended number of epochs for the data set; None if there is no recommendation.
+        flip: Whether mirroring an image leaves its meaning unchanged.
         cores: Number of CPU cores.
-        device: The best available device: "cuda", "mps" or "cpu".
+        device: Best available device: "cuda", "mps" or "cpu".
         bf16: Whether the device supports bfloat16 natively.
-        devices: Number of devices of this kind.
-        launched: (processes per node, nodes) that a launcher has started; None without a launcher.
-        start: Facts about the initial weights; None for training from scratch.
+        devices: Number of devices of the type `device`.
+        launched: (processes per node, number of nodes) that a launcher has started; None if there is no launcher.
+        start: Properties of the initial weights; None for training from scratch.
         several_labels: Whether an image can have any number of labels.
-        n_images: Number of all images, including those that the run does not use.
+        n_images: Number of all images, including images that the run does not use.
     """
 
     n_train: int
@@ -74,13 +76,13 @@ class DataAndMachine:
     bf16: bool = False
     devices: int = 1
     launched: tuple[int, int] | None = None
-    start: StartFacts | None = None
+    start: InitialWeightsInfo | None = None
     several_labels: bool = False
     n_images: int = 0
 
 
 def makes_few_passes(facts: DataAndMachine, time: str | None) -> bool:
-    """Return whether a run fine-tunes within a time budget, where it makes fewer epochs than published schedules."""
+    """Return whether a run fine-tunes within a time budget, which allows fewer epochs than published schedules."""
     return facts.start is not None and (facts.start.chosen or time is not None)
 
 

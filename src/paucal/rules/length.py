@@ -1,36 +1,37 @@
 """Rules that choose the length of a run, the batch size and the learning rate.
 
-Published values ("the paper") are those of the DrLoc paper. `time` is the time budget of the run as in `--time`, such
-as "15m"; None without one.
+Published values ("the paper") are from the DrLoc paper. `time` is the time budget of the run as given to `--time`, such
+as "15m"; None if the run has no time budget.
 """
 
 import math
 from collections.abc import Sequence
 
 from paucal.data.sampler import steps_per_epoch
-from paucal.recipes.recipe import recipe_rate
+from paucal.recipes.recipe import recipe_learning_rate
 from paucal.recipes.table import RECIPES
 from paucal.rules.facts import DataAndMachine, makes_few_passes
-from paucal.rules.model import QUICK_MODEL, is_quick
+from paucal.rules.model import QUICK_MODEL, trains_quick_model
 from paucal.rules.resolve import Choice
 from paucal.wording import counted
 
 PAPER_EPOCHS, MAX_EPOCHS = 100, 300
-MIN_STEPS = 2500  # optimizer steps of a run
+MIN_STEPS = 2500  # minimum number of optimizer steps in a run from scratch
 MIN_STEPS_PER_EPOCH = 10
-HINTED_STEPS_PER_EPOCH = 30  # at least, for data sets that recommend a number of epochs
+HINTED_STEPS_PER_EPOCH = 30  # minimum for data sets with a recommended number of epochs
 QUICK_STEPS_PER_EPOCH = 50
-TUNING_STEPS_PER_EPOCH = 100  # for fine-tuning on a CPU, where only few epochs fit in the time (docs/lab/)
-# The learning rate if no trial chooses it. Networks with batch norms tolerated 3e-4 and more, networks with layer norms
-# only 1e-4 (auto_tune/trials.py).
+TUNING_STEPS_PER_EPOCH = 100  # for fine-tuning on a CPU, where few epochs fit in the time budget (docs/lab/)
+# The learning rate for fine-tuning if no trial chooses one. Networks with batch norms tolerated 3e-4 and more, networks
+# with layer norms only 1e-4 (auto_tune/trials.py).
 SHORT_TUNING_RATE = 2e-4
-SOUP_EPOCHS = 3  # epochs to average: in Wortsman et al. (2022) the first few bring most of the gain
+SOUP_EPOCHS = 3  # number of epochs to average; in Wortsman et al. (2022) the first few give most of the gain
 
 
 def time(facts: DataAndMachine, recipe: str | None, epochs: int | None) -> Choice:
-    """Choose half an hour on a GPU, else a quarter of an hour.
+    """Choose a time budget of half an hour on a GPU, else of a quarter of an hour.
 
-    None if the length follows from --epochs, a recipe, the data set, or initial weights that the user gave.
+    There is no time budget if the length follows from --epochs, a recipe, the data set's recommendation, or initial
+    weights that the user gave.
     """
     is_start_given = facts.start is not None and not facts.start.chosen
     if epochs is not None or recipe is not None or facts.hinted_epochs or is_start_given:
@@ -41,7 +42,7 @@ def time(facts: DataAndMachine, recipe: str | None, epochs: int | None) -> Choic
 
 
 def epochs(facts: DataAndMachine, time: str | None, init: str | None, effective_batch: int) -> Choice:
-    """Choose the published 100 epochs, and up to 300 if an epoch has few steps; None if --time sets the length."""
+    """Choose the published 100 epochs, or up to 300 if an epoch has few steps; None if --time sets the length."""
     if time is not None:
         return None, ""
     if facts.hinted_epochs:
@@ -64,12 +65,12 @@ def batch_size(
     accumulate: int,
     processes: int,
 ) -> Choice:
-    """Choose a power of two with at least 10 steps per epoch, more for runs of few epochs; at most the published 128.
+    """Choose a power of two, at most the published 128, that gives at least 10 steps per epoch (more in short runs).
 
     On the built-in digits, 16 epochs of 39 steps are as accurate as 24 epochs of 19 steps, in two thirds of the time.
     """
     device_images = facts.n_train // (processes * accumulate)
-    if makes_few_passes(facts, time) or is_quick(facts, model, img_size, time):
+    if makes_few_passes(facts, time) or trains_quick_model(facts, model, img_size, time):
         steps = (
             TUNING_STEPS_PER_EPOCH
             if makes_few_passes(facts, time) and facts.device != "cuda"
@@ -85,11 +86,12 @@ def batch_size(
 
 
 def lr(recipe: str | None, model: str | None, init: str | None, time: str | None, effective_batch: int) -> Choice:
-    """Choose the recipe's peak learning rate, else the published one, scaled by the square root of the batch for AdamW.
+    """Choose the recipe's peak learning rate, else a rate for AdamW scaled by the square root of the batch size.
 
-    For small networks the same rate is reached at a smaller batch.
+    The published rate of 1e-3 holds for a batch size of 1024. For small networks, the same rate is used at a smaller
+    batch size.
     """
-    recipe_choice = recipe_rate(RECIPES, recipe, model, effective_batch)
+    recipe_choice = recipe_learning_rate(RECIPES, recipe, model, effective_batch)
     if recipe_choice is not None:
         return recipe_choice
     base_batch, source = {
@@ -112,7 +114,7 @@ def min_lr(lr: float) -> Choice:
 
 
 def warmup_epochs(init: str | None, epochs: int | None) -> Choice:
-    """Choose a fifth of the epochs, at most 20, as published; for fine-tuning a tenth, at most 10."""
+    """Choose a fifth of the epochs and at most 20, as published; for fine-tuning, a tenth and at most 10."""
     if epochs is None:
         return None, ""
     if init is not None:
@@ -121,12 +123,12 @@ def warmup_epochs(init: str | None, epochs: int | None) -> Choice:
 
 
 def schedule_epochs(epochs: int | None) -> Choice:
-    """Choose the number of epochs of the run."""
+    """Choose the number of epochs of the run, so that the cosine schedule ends with the run."""
     return epochs or None, "the cosine ends with the run"
 
 
 def average(facts: DataAndMachine, epochs: int | None, effective_batch: int) -> Choice:
-    """Choose a decay of the moving average that covers about the last twentieth of the run."""
+    """Choose a decay with which the moving average covers about the last twentieth of the steps."""
     if epochs is None:
         return None, ""
     steps = epochs * steps_per_epoch(facts.n_train, effective_batch)
@@ -135,7 +137,7 @@ def average(facts: DataAndMachine, epochs: int | None, effective_batch: int) -> 
 
 
 def soup(facts: DataAndMachine, time: str | None) -> Choice:
-    """Choose to average the weights of several epochs in short fine-tuning; else to use the best epoch."""
+    """Choose to average the weights of several epochs in short fine-tuning, and to use the best epoch otherwise."""
     if makes_few_passes(facts, time):
         return SOUP_EPOCHS, "in short fine-tuning the weights of different epochs are similar enough to be averaged"
     return 0, "in long training the weights of different epochs differ too much to be averaged"

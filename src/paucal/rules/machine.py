@@ -10,7 +10,7 @@ def device(facts: DataAndMachine) -> Choice:
 
 
 def devices(facts: DataAndMachine, device: str | None) -> Choice:
-    """Choose as many devices as a launcher started processes on this machine; without a launcher, all GPUs or 1."""
+    """Choose as many devices as a launcher started processes per machine; if there is no launcher, all GPUs or 1."""
     if facts.launched is not None:
         return facts.launched[0], "the launcher started this many processes per machine"
     if device == "cuda":
@@ -24,7 +24,7 @@ def nodes(facts: DataAndMachine) -> Choice:
 
 
 def strategy(processes: int) -> Choice:
-    """Choose a full copy of the model on each device; sharding saves memory but is slower, so only users choose it."""
+    """Choose a full copy of the model on each device; sharding saves memory but is slower."""
     return ("ddp", "each device has a full copy of the model") if processes > 1 else (None, "")
 
 
@@ -36,7 +36,7 @@ def precision(facts: DataAndMachine, device: str | None) -> Choice:
 
 
 def workers(facts: DataAndMachine, device: str | None) -> Choice:
-    """Choose no loader processes for training on the CPU; else one less than the CPU cores, and at most 8."""
+    """Choose no loader processes for training on the CPU; else the number of CPU cores minus 1, and at most 8."""
     if device == "cpu":
         return 0, "the CPU is busy with training: loader processes would slow it down"
     return min(8, facts.cores - 1), f"{facts.cores} CPU cores"

@@ -9,7 +9,7 @@ from paucal.rules.facts import DataAndMachine
 from paucal.rules.resolve import Choice
 
 IMAGE_SIDES = (32, 64, 96)  # pixels; slightly larger images are resized to one of these
-SMALL_SIDE = 64  # pixels; images up to this side are "small" and trained like CIFAR's
+SMALL_SIDE = 64  # pixels; images up to this side are "small" and are trained like CIFAR images
 PAPER_REASON = "the DrLoc paper's value"
 MEASURED_REASON = "the transformer that learned most from few images"  # benchmarks/results/small_data_*.json
 QUICK_MODEL = "resnet10t"  # timm's name
@@ -18,13 +18,13 @@ QUICK_MODEL = "resnet10t"  # timm's name
 QUICK_REASON = (
     "learns fastest from photographs on a CPU from scratch; at 64 pixels it makes many more epochs than at larger sizes"
 )
-MANY_CLASSES = 1000
+MANY_CLASSES = 1000  # number of classes from which the quick model is too small
 Sides = Sequence[int] | None
 
 
 def model(facts: DataAndMachine, img_size: Sides, recipe: str | None, epochs: int | None) -> Choice:
     """Choose the model of the initial weights; from scratch, the best in our measurements (docs/which_model.md)."""
-    if start_model := model_of_start(facts):
+    if start_model := model_of_initial_weights(facts):
         return start_model
     if facts.start is not None:
         return "swin_tiny_patch4_window7_224", "the DrLoc paper's backbone for fine-tuning"
@@ -42,14 +42,14 @@ def model(facts: DataAndMachine, img_size: Sides, recipe: str | None, epochs: in
     return name, f"{reason}; from scratch {MEASURED_REASON}"
 
 
-def model_of_start(facts: DataAndMachine) -> Choice | None:
-    """Choose the model of the initial weights; None without weights, or if the weights suit any model."""
+def model_of_initial_weights(facts: DataAndMachine) -> Choice | None:
+    """Choose the model of the initial weights; None if there are no initial weights or their model is unknown."""
     start = facts.start
     return None if start is None or start.model is None else (start.model, f"the model of {start.where}")
 
 
 def model_args(facts: DataAndMachine, model: str | None) -> Choice:
-    """Choose the constructor arguments of the initial weights' model, so that the weights fit."""
+    """Choose the constructor arguments of the model that the initial weights are from, so that the weights fit."""
     start = facts.start
     if start is None or not start.model_args or model != start.model:
         return None, ""
@@ -57,23 +57,23 @@ def model_args(facts: DataAndMachine, model: str | None) -> Choice:
 
 
 def img_size(facts: DataAndMachine, model: str | None) -> Choice:
-    """Choose the image size of the initial weights; from scratch, that of small images, or the backbone's default."""
+    """Choose the image size of the initial weights; from scratch, the size of small images, else the default size."""
     if facts.start is not None:
         size = facts.start.image_size
-        return _side_values(size or _native_size(model)), f"the size for {facts.start.where}"
+        return _side_values(size or _default_size(model)), f"the size for {facts.start.where}"
     if model == QUICK_MODEL and small_img_size(facts) is None and facts.device == "cpu":
         return [SMALL_SIDE], QUICK_REASON
-    return small_img_size(facts) or (_side_values(_native_size(model)), "the default of this backbone")
+    return small_img_size(facts) or (_side_values(_default_size(model)), "the default of this backbone")
 
 
-def is_quick(facts: DataAndMachine, model: str | None, img_size: Sides, time: str | None) -> bool:
+def trains_quick_model(facts: DataAndMachine, model: str | None, img_size: Sides, time: str | None) -> bool:
     """Return whether a run trains the quick model at a small size from scratch on a CPU within a time budget."""
     is_small = min(img_size or [SMALL_SIDE + 1]) <= SMALL_SIDE
     return facts.start is None and facts.device == "cpu" and model == QUICK_MODEL and is_small and time is not None
 
 
 def small_img_size(facts: DataAndMachine) -> Choice | None:
-    """Choose the recommended image size, or that of small images; None if the size depends on the model."""
+    """Choose the recommended image size, or a size near that of small images; None if the model determines the size."""
     if facts.hinted_size:
         return [facts.hinted_size], "the recommended size for this data set"
     side = next((side for side in IMAGE_SIDES if facts.median_side <= side * 1.25), None)
@@ -81,13 +81,13 @@ def small_img_size(facts: DataAndMachine) -> Choice | None:
 
 
 def expected_side(facts: DataAndMachine, img_size: Sides) -> int:
-    """Predict the shorter side of the model's input in pixels, from which the model is chosen."""
+    """Return the expected shorter side of the model's input in pixels, before the model is chosen."""
     size_and_reason = small_img_size(facts)
     return min(img_size or (size_and_reason[0] if size_and_reason else [facts.median_side]))
 
 
 def drop_path(model: str | None) -> Choice:
-    """Choose the published rate: 0.2 for Swin, 0.1 for DHVT, 0.1 to 0.3 for LV-ViT, 0 for other backbones."""
+    """Choose the published stochastic depth rate: 0.2 for Swin, 0.1 for DHVT, 0.1 to 0.3 for LV-ViT, otherwise 0."""
     name = model or ""
     if name.startswith(("swin", "esvit_swin", "padded_swin")):
         return 0.2, "the DrLoc paper's value for Swin"
@@ -98,7 +98,7 @@ def drop_path(model: str | None) -> Choice:
     return 0.0, "the DrLoc paper's value for backbones other than Swin"
 
 
-def _native_size(model: str | None) -> tuple[int, int]:
+def _default_size(model: str | None) -> tuple[int, int]:
     config = timm_config(model or "")
     return (config.input_size[1], config.input_size[2]) if config else (224, 224)
 

@@ -1,9 +1,9 @@
-"""Choosing settings from the data and the machine by rules; each value has a reason that is printed beside it.
+"""Choose settings from the data and the machine by rules; each value is printed with the reason for the choice.
 
-A rule is a function with the name of the setting that it chooses. Its parameters are named after what it reads:
-settings and their properties, such as `effective_batch`, and `facts` about the data and the machine. It returns a value
-and the reason; the value None leaves the setting as it is. Rules run in order, so a rule sees the settings that the
-user gave and those that earlier rules chose.
+A rule is a function that has the name of the setting that it chooses. Its parameters are the inputs of the choice:
+other settings, properties of the settings class such as `effective_batch`, and `facts`, which is a `DataAndMachine`. A
+rule returns a value and a reason; the value None leaves the setting unchanged. Rules run in order, so a rule sees the
+settings that the user gave and the settings that earlier rules chose.
 """
 
 import inspect
@@ -15,10 +15,11 @@ from typing import Any, TypeVar
 from paucal.rules.facts import DataAndMachine
 from paucal.settings.groups import JobSettings
 
-# Settings that depend on the number of epochs: None until it is planned from the time budget, and with 0 epochs.
+# Settings that depend on the number of epochs. These settings are None as long as the number of epochs has not been
+# planned from the time budget, and if the number of epochs is 0.
 EPOCH_DEPENDENT = ("schedule_epochs", "warmup_epochs", "average")
 
-Choice = tuple[Any, str]  # value of a setting (or None) and the reason
+Choice = tuple[Any, str]  # value of a setting (or None) and the reason for the value
 Rule = Callable[..., Choice]
 S = TypeVar("S", bound=JobSettings)
 
@@ -34,10 +35,10 @@ def resolve(settings: S, facts: DataAndMachine, rules: Mapping[str, Rule]) -> tu
     Afterwards a setting is None only if its type allows None, so code that reads settings needs no defaults.
 
     Returns:
-        The settings, and by name the reason for each chosen value.
+        The settings, and the reason for each chosen value by the name of the setting.
 
     Raises:
-        RuntimeError: A rule chose no value for a setting that must have one: a bug in the rule.
+        RuntimeError: A rule has a bug and chose no value for a setting that needs a value.
     """
     reasons: dict[str, str] = {}
     hints = typing.get_type_hints(type(settings))
@@ -53,7 +54,7 @@ def resolve(settings: S, facts: DataAndMachine, rules: Mapping[str, Rule]) -> tu
     return settings, reasons
 
 
-def origins(settings: object, given: Mapping[str, str], reasons: Mapping[str, str]) -> dict[str, str]:
-    """Return the origin of each setting: "auto: reason", its entry in `given` ("flag" or "config"), or "default"."""
+def list_origins(settings: object, given: Mapping[str, str], reasons: Mapping[str, str]) -> dict[str, str]:
+    """Return the origin of each setting: "auto: REASON", the entry in `given` ("flag" or "config"), or "default"."""
     auto_origins = {name: f"auto: {reason}" for name, reason in reasons.items()}
     return {name: auto_origins.get(name) or given.get(name, "default") for name in vars(settings)}

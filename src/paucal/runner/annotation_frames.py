@@ -1,4 +1,4 @@
-"""Let `paucal.detect` and `paucal.segment` take DataFrames of boxes or mask paths, by storing them as CSV files."""
+"""Let `paucal.detect` and `paucal.segment` take DataFrames of boxes or mask paths, which are stored as CSV files."""
 
 import os
 from collections.abc import Mapping
@@ -8,15 +8,15 @@ import numpy as np
 
 from paucal.data.boxes.table import columns_of as columns_of_boxes
 from paucal.data.masks.mask_table import MASK_COLUMNS
-from paucal.data.sources.table_columns import IMAGE_COLUMNS, plain_column
+from paucal.data.sources.table_columns import IMAGE_COLUMNS, normalise_column_name
 from paucal.runner.frames import (
     F,
     columns_of,
     find_image_column,
     is_frame,
+    replace_frame_by_path,
     store_table,
     with_stored_data,
-    without_frame,
 )
 from paucal.types import UserError
 
@@ -41,10 +41,12 @@ def _store_frame(data: Any, settings: Mapping[str, Any]) -> tuple[Any, dict[str,
     other_settings = {name: value for name, value in settings.items() if name not in (*named_columns, "data_root")}
     for name, column in named_columns.items():
         if column is not None and column not in columns:
-            raise UserError(f"{name}: the table has no column {column!r}; it has {', '.join(map(repr, columns))}.")
+            raise UserError(
+                f"{name}: the table has no column {column!r}; its columns are {', '.join(map(repr, columns))}."
+            )
     mask = named_columns["mask"] or next((name for name in columns if name.lower() in MASK_COLUMNS), None)
     if mask is None and columns_of_boxes([IMAGE_COLUMN, *columns]) is None:
-        return without_frame(data, settings)
+        return replace_frame_by_path(data, settings)
     image = find_image_column(columns, named_columns["image"])
     root = settings.get("data_root") or ""
     paths = [_absolute_path(value, root, row) for row, value in enumerate(columns[image], 1)]
@@ -57,12 +59,12 @@ def _store_frame(data: Any, settings: Mapping[str, Any]) -> tuple[Any, dict[str,
         table[CLASS_COLUMN] = columns[named_columns["label"]]
     stored_columns = (image, mask, named_columns["label"])
     further_columns = {name: cells for name, cells in columns.items() if name not in stored_columns}
-    # Leave out further columns with these names, since the reader of the CSV file might prefer them.
+    # Columns with these names are left out, since the reader of the CSV file might prefer them to the chosen columns.
     reserved_names = {*table, *IMAGE_COLUMNS, *MASK_COLUMNS}
     table_columns = {
         name: [_numbers_as_text(cell) for cell in cells]
         for name, cells in further_columns.items()
-        if plain_column(name) not in reserved_names
+        if normalise_column_name(name) not in reserved_names
     }
     return str(store_table({**table, **table_columns})), other_settings
 
@@ -74,5 +76,5 @@ def _numbers_as_text(cell: Any) -> Any:
 
 def _absolute_path(value: Any, root: str | os.PathLike[str], row: int) -> str:
     if not isinstance(value, str | os.PathLike):
-        raise UserError(f"image {row} is of type {type(value).__name__}, expected the path of a file.")
+        raise UserError(f"the image in row {row} is of type {type(value).__name__}, expected the path of a file.")
     return os.path.abspath(os.path.join(os.path.expanduser(root), os.path.expanduser(os.fspath(value))))

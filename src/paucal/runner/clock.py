@@ -5,27 +5,27 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 
-from paucal.wording import duration
+from paucal.wording import format_duration
 
-MAX_TIMING_SECONDS = 3.0  # seconds of measurement after which a forecast is made
-MIN_FORECAST_SECONDS = 60.0  # no forecast is printed if less time remains
+MAX_TIMING_SECONDS = 3.0  # maximum duration of the measurement before a forecast
+MIN_FORECAST_SECONDS = 60.0  # minimum remaining time for which a forecast is printed
 _command_start: ContextVar[float | None] = ContextVar("command", default=None)
 _run_start: ContextVar[float | None] = ContextVar("start", default=None)
 
 
 def begin_command() -> None:
-    """Record that a command starts now; call this before importing anything slow."""
+    """Record that a command starts now; call this function before slow imports."""
     _command_start.set(time.monotonic())
 
 
 def command_start() -> float | None:
-    """Return the `time.monotonic()` at which the command started; None if Python code called paucal."""
+    """Return the `time.monotonic()` at which the command started; None if paucal was called from Python."""
     return _command_start.get()
 
 
 @contextmanager
 def count_time_from(start: float | None) -> Iterator[None]:
-    """Within the block, count the run's duration from `start`, a value of `time.monotonic()`; None means now."""
+    """Within the block, measure the run's duration from `start`, a value of `time.monotonic()`; None means now."""
     token = _run_start.set(time.monotonic() if start is None else start)
     try:
         yield
@@ -34,14 +34,14 @@ def count_time_from(start: float | None) -> Iterator[None]:
 
 
 def start_time() -> float:
-    """Return the `time.monotonic()` from which the run's duration is counted; outside a run, return the current one."""
+    """Return the `time.monotonic()` from which the run's duration is measured; outside a run, the current value."""
     start = _run_start.get()
     return time.monotonic() if start is None else start
 
 
 def precise_duration(seconds: float) -> str:
     """Return a duration as text, with one decimal below ten seconds."""
-    return f"{seconds:.1f} s" if seconds < 10 else duration(seconds)
+    return f"{seconds:.1f} s" if seconds < 10 else format_duration(seconds)
 
 
 def end_time_text(seconds: float) -> str:
@@ -52,7 +52,7 @@ def end_time_text(seconds: float) -> str:
 
 
 class WorkForecast:
-    """Prints once how long the remaining work will take, if more than a minute."""
+    """Prints one forecast of how long the remaining work will take, if that is more than a minute."""
 
     def __init__(self, title: str, say: Callable[[str], None]) -> None:
         self._title, self._say = title, say
@@ -60,7 +60,7 @@ class WorkForecast:
         self._announced = False
 
     def __call__(self, done: int, total: int) -> None:
-        """Update the counts of items; the time before the first call, such as starting processes, is not counted."""
+        """Update the numbers of finished and of all items; the time before the first call is not measured."""
         now = time.monotonic()
         if self._timing_start is None:
             self._timing_start = (done, now)
@@ -71,4 +71,4 @@ class WorkForecast:
         if seconds_left > MIN_FORECAST_SECONDS:
             self._announced = True
             end_time = end_time_text(seconds_left)
-            self._say(f"time: {self._title} takes about {duration(seconds_left)} from now, until {end_time}")
+            self._say(f"time: {self._title} takes about {format_duration(seconds_left)} from now, until {end_time}")

@@ -1,4 +1,4 @@
-"""Consoles print the messages, tables and progress of a run to the terminal, and log them."""
+"""Consoles, which print the messages, tables and progress of a run to the terminal, and log the messages."""
 
 import logging
 import math
@@ -16,17 +16,17 @@ from rich.table import Table
 from paucal.runner.clock import WorkForecast
 from paucal.runner.notebook import CELL_OUTPUT, NotebookProgress, in_notebook
 from paucal.runner.plain_console import PlainConsole
-from paucal.wording import shortened, showable
+from paucal.wording import escape_controls, shorten
 
 if TYPE_CHECKING:
     from lightning.pytorch import Callback
 
 log = logging.getLogger("paucal")
-EPOCH_LINES = 30  # maximum number of epochs that are printed in a run
+EPOCH_LINES = 30  # approximate maximum number of epochs that are printed in a run
 
 
 class Console:
-    """Prints to the terminal, and to the run's log file once that is open."""
+    """Prints messages to the terminal and to the run's log file; messages before the log file is open are kept."""
 
     def __init__(self, terminal: Terminal | None = None) -> None:
         self.terminal = terminal or PlainConsole()
@@ -42,22 +42,22 @@ class Console:
     def note(self, text: str) -> None:
         """Log a line without printing it; the line waits until the log file is open."""
         if self._handler is None:
-            self._waiting_lines.append(showable(text))
+            self._waiting_lines.append(escape_controls(text))
         else:
-            log.info(showable(text))
+            log.info(escape_controls(text))
 
     def show(self, renderable: Any) -> None:
-        """Print a table or another object of rich, without logging it."""
+        """Print a table or another rich object without logging it."""
         self.terminal.print(renderable)
 
     @contextmanager
     def logging_to(self, path: Path) -> Iterator[None]:
-        """Write all lines until the end of the block, also those from before it, to a log file with timestamps."""
+        """Write all lines with timestamps to a log file until the end of the block; earlier lines are written first."""
         handler = _LogFile(path, encoding="utf-8", errors="backslashreplace")
         handler.setFormatter(logging.Formatter("%(asctime)s %(message)s"))
         log.addHandler(handler)
         level, log.level, propagate = log.level, logging.INFO, log.propagate
-        log.propagate = False  # otherwise a notebook would also print each line
+        log.propagate = False  # otherwise a notebook would print each line a second time
         self._handler = handler
         for text in self._waiting_lines:
             log.info(text)
@@ -72,7 +72,7 @@ class Console:
 
     @contextmanager
     def progress(self, title: str) -> Iterator[Callable[[int, int], None]]:
-        """Show a progress bar, and print when long work will end; yield a function to call with (done, total)."""
+        """Show a progress bar and print a forecast for long work; yield a function to call with (done, total)."""
         forecast = WorkForecast(title, self.say)
         with self.bar(transient=True) as bar:
             task = bar.add_task(title, total=None, news="")
@@ -85,12 +85,12 @@ class Console:
 
     def callbacks(self) -> Sequence["Callback"]:
         """Return the Lightning callbacks that show the progress of training."""
-        from paucal.runner.progress import TrainingBar, TrainingForecast  # loads Lightning, which takes seconds
+        from paucal.runner.progress import TrainingBar, TrainingForecast  # imports Lightning, which takes seconds
 
         return [TrainingForecast(self.say), TrainingBar(self.bar(transient=True))]
 
     def on_epoch(self, epoch: int, epochs: int, row: Mapping[str, float]) -> None:
-        """Log the results of an epoch, and print them; a long run prints only every nth epoch."""
+        """Log the results of an epoch, and print them; in a long run, only every nth epoch is printed."""
         text = epoch_line(epoch, epochs, row)
         if epoch % math.ceil(epochs / EPOCH_LINES) == 0 or epoch in (1, epochs):
             self.say(text)
@@ -98,7 +98,7 @@ class Console:
             self.note(text)
 
     def show_settings(self, settings: object, origins: Mapping[str, str], remarks: Sequence[str]) -> None:
-        """Print the settings that are not defaults, each with the reason for its value, then the remarks."""
+        """Print each setting that does not have its default value, with the reason for its value, then the remarks."""
         table = Table(title="settings", title_justify="left", box=None, padding=(0, 2, 0, 0))
         for heading in ("setting", "value", "why"):
             table.add_column(heading, overflow="fold")
@@ -112,7 +112,7 @@ class Console:
             self.say(f"note: {remark}")
 
     def bar(self, transient: bool) -> Progress:
-        """Return a progress bar, which is invisible if the output is not a terminal."""
+        """Return a progress bar, which is shown only if the output is a terminal."""
         return Progress(
             TextColumn("{task.description}"),
             BarColumn(bar_width=24),
@@ -129,7 +129,7 @@ class _LogFile(logging.FileHandler):
     """A log file that ignores write errors, such as a full disk."""
 
     def handleError(self, record: logging.LogRecord) -> None:
-        """Drop the line; the base class would print a traceback."""
+        """Drop the line, since the base class would print a traceback."""
 
     def close(self) -> None:
         """Close the file, ignoring write errors."""
@@ -138,14 +138,14 @@ class _LogFile(logging.FileHandler):
 
 
 class SilentConsole(Console):
-    """Prints nothing except a progress bar in a notebook; messages go only to the run's log file."""
+    """Prints nothing but a progress bar in a notebook; messages are only written to the run's log file."""
 
     def __init__(self) -> None:
         super().__init__(PlainConsole(file=sys.stderr, quiet=True))
         self._output = CELL_OUTPUT
 
     def bar(self, transient: bool) -> Progress:
-        """Return a progress bar, which is visible only in a notebook."""
+        """Return a progress bar, which is shown only in a notebook."""
         return NotebookProgress(self._output) if in_notebook() else super().bar(transient)
 
 
@@ -153,8 +153,8 @@ class LoggedConsole(SilentConsole):
     """Logs messages as warnings, for functions that write no files."""
 
     def say(self, text: str) -> None:
-        """Log a warning, which Python shows by default."""
-        log.warning(showable(text))
+        """Log a warning, which Python prints by default."""
+        log.warning(escape_controls(text))
 
     @contextmanager
     def progress(self, title: str) -> Iterator[Callable[[int, int], None]]:
@@ -165,7 +165,7 @@ class LoggedConsole(SilentConsole):
 
 
 class RecordingConsole(SilentConsole):
-    """Prints nothing; collects the messages in `said`, so that the caller can return them."""
+    """Prints nothing, and collects messages in `said`, so that the caller can return them."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -177,7 +177,7 @@ class RecordingConsole(SilentConsole):
 
 
 class NullConsole(SilentConsole):
-    """Neither prints nor logs; used by all processes but the first."""
+    """Neither prints nor logs; used by all processes except the first."""
 
     def bar(self, transient: bool) -> Progress:
         """Return an invisible progress bar."""
@@ -185,11 +185,11 @@ class NullConsole(SilentConsole):
 
     @contextmanager
     def logging_to(self, path: Path) -> Iterator[None]:
-        """Do nothing: the first process writes the log."""
+        """Do nothing, since only the first process writes the log."""
         yield
 
     def callbacks(self) -> Sequence["Callback"]:
-        """Return no callbacks: only the first process shows progress."""
+        """Return no callbacks, since only the first process shows progress."""
         return []
 
 
@@ -206,4 +206,4 @@ def epoch_line(epoch: int, epochs: int, row: Mapping[str, float]) -> str:
 def _short_text(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:g}"
-    return shortened(" ".join(map(str, value)) if isinstance(value, list) else str(value))
+    return shorten(" ".join(map(str, value)) if isinstance(value, list) else str(value))

@@ -1,4 +1,4 @@
-"""Detect images that differ from a run's training images; the detector is fitted once and stored in the run folder."""
+"""Detect images that differ from a run's training images, with a detector that is fitted once and stored in the run."""
 
 import hashlib
 from contextlib import suppress
@@ -25,18 +25,19 @@ from paucal.runs.files import write_atomically
 from paucal.types import UserError
 
 FILE_NAME = "familiar.safetensors"
-MAX_TRAIN_IMAGES, MAX_HELD_OUT_IMAGES = 2000, 500  # evenly spaced if the run has more
-MAX_BYTES = 256 << 20  # larger stored detectors are not read
+MAX_TRAIN_IMAGES, MAX_HELD_OUT_IMAGES = 2000, 500  # evenly spaced images are taken if the run has more
+MAX_BYTES = 256 << 20  # maximum size of a stored detector; larger files are not read
 BATCH_SIZE = 32
 
 
-def familiarity_of(run: RunFolder, model: TrainedModel, console: Console) -> Familiarity | None:
-    """Return a detector of images that differ from the run's training images; None, with a note, if none can be fitted.
+def load_familiarity(run: RunFolder, model: TrainedModel, console: Console) -> Familiarity | None:
+    """Return a detector of images that differ from the run's training images.
 
-    The detector is read from the run folder; if it is not stored there, it is fitted and stored.
+    The detector is read from the run folder, or fitted and stored there if the folder has none. If no detector can be
+    fitted, a note with the reason is printed and None is returned.
     """
     if linear_classifier(model.module) is None:
-        console.say("note: this model has no linear classifier, so pictures are not compared with the training images")
+        console.say("note: this model has no linear classifier, so images are not compared with the training images")
         return None
     key = _weights_key(run)
     stored_detector = _read_stored(run.path / FILE_NAME, key)
@@ -45,7 +46,7 @@ def familiarity_of(run: RunFolder, model: TrainedModel, console: Console) -> Fam
     try:
         familiarity = _fit_to_run(run, model, console)
     except (UserError, OSError) as problem:
-        console.say(f"note: pictures cannot be compared with the training images: {problem}")
+        console.say(f"note: images cannot be compared with the training images: {problem}")
         return None
     if familiarity is not None:
         _store(run.path / FILE_NAME, familiarity, key)
@@ -53,7 +54,7 @@ def familiarity_of(run: RunFolder, model: TrainedModel, console: Console) -> Fam
 
 
 def features_of(reader: ClassifierInputs, model: TrainedModel, batch: Tensor) -> Tensor:
-    """Return the classifier inputs of preprocessed images: (B, D) float32 features, on the CPU."""
+    """Return the (B, D) float32 features of preprocessed images at the classifier's input, on the CPU."""
     with torch.inference_mode():
         return reader(batch.to(model.device)).float().cpu()
 
@@ -66,7 +67,7 @@ def _fit_to_run(run: RunFolder, model: TrainedModel, console: Console) -> Famili
     train = train[evenly_spaced(len(train), MAX_TRAIN_IMAGES)]
     held_out = held_out[evenly_spaced(len(held_out), MAX_HELD_OUT_IMAGES)]
     if not len(train) or not len(held_out):
-        console.say("note: the run has no held-out images, so pictures are not compared with the training images")
+        console.say("note: the run has no held-out images, so images are not compared with the training images")
         return None
     rows, inputs = np.concatenate([train, held_out]), ClassifierInputs(model.module)
     try:
@@ -79,13 +80,13 @@ def _fit_to_run(run: RunFolder, model: TrainedModel, console: Console) -> Famili
 
 
 def _weights_key(run: RunFolder) -> str:
-    """Return a hash of the run's weights, which shows whether stored features still belong to them."""
+    """Return a hash of the run's weights, which shows whether stored features were computed with these weights."""
     with run.weights.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _read_stored(path: Path, key: str) -> Familiarity | None:
-    """Return the stored detector; None if it is missing, damaged, or belongs to other weights."""
+    """Return the stored detector; None if it is missing or damaged, or was fitted with other weights."""
     try:
         if require_regular(path).stat().st_size > MAX_BYTES:
             return None

@@ -1,7 +1,7 @@
-"""Let functions take DataFrames (of pandas, Polars, Arrow and others) as DATA, by storing them as files.
+"""Let functions take DataFrames (of pandas, Polars, Arrow and others) as DATA, which are stored as files.
 
-A table of paths is stored as CSV and a table of pictures as Parquet; the file is then opened like a file of the user.
-It is named by a digest of its content, so that all processes find the same file.
+A table of paths is stored as CSV and a table of images as Parquet; the file is then opened like any file of the user.
+The file name contains a digest of the content, so that all processes find the same file.
 """
 
 import hashlib
@@ -42,7 +42,7 @@ A = TypeVar("A", bound="RunSetup[Any]")
 
 
 class ArrowFrame(Protocol):
-    """A table with the Arrow PyCapsule protocol, such as a table of pandas, Polars or Arrow."""
+    """A table with the Arrow PyCapsule protocol, such as a pandas, Polars or Arrow table."""
 
     def __arrow_c_stream__(self, requested_schema: Any = None) -> object: ...
 
@@ -68,7 +68,7 @@ def takes_frames(function: F) -> F:
     The settings `image` and `label` name columns. The function receives the path of the stored table, and the two
     settings as `image_column` and `label_column`.
     """
-    return with_stored_data(function, without_frame)
+    return with_stored_data(function, replace_frame_by_path)
 
 
 def with_stored_data(function: F, store: Callable[[Any, Mapping[str, Any]], tuple[Any, dict[str, Any]]]) -> F:
@@ -82,8 +82,11 @@ def with_stored_data(function: F, store: Callable[[Any, Mapping[str, Any]], tupl
     return call  # type: ignore[return-value]
 
 
-def without_frame(data: Any, settings: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
-    """Store a DataFrame; return its path, and settings that name its columns. Other DATA is returned unchanged."""
+def replace_frame_by_path(data: Any, settings: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """Store a DataFrame; return the path of the file, and settings that name the columns.
+
+    DATA of other types is returned unchanged.
+    """
     if not is_frame(data):
         return data, dict(settings)
     columns = {"image_column": settings.get("image"), "label_column": settings.get("label")}
@@ -96,8 +99,8 @@ def without_frame(data: Any, settings: Mapping[str, Any]) -> tuple[Any, dict[str
 def store_frame(frame: Any, image: str | None = None, root: str | os.PathLike[str] | None = None) -> dict[str, str]:
     """Store a table in the cache; return the settings `data`, `image_column` and, for paths, `data_root`.
 
-    `image` names the column of paths, pictures or encoded bytes; None means the first with a usual name, such as
-    "path". Paths are relative to `root`, or to the working directory if it is None.
+    `image` names the column of paths, images or encoded bytes; if None, the first column with a usual name, such as
+    "path", is taken. Paths are relative to `root`, or to the working directory if `root` is None.
     """
     return store_columns(columns_of(frame), image, root)
 
@@ -109,12 +112,12 @@ def store_columns(
     image = find_image_column(columns, image)
     values, other_columns = columns[image], {name: cells for name, cells in columns.items() if name != image}
     if all(isinstance(value, str | os.PathLike) for value in values):
-        paths, folder = _below_one_folder([os.fspath(value) for value in values], root)
+        paths, folder = _relative_to_common_folder([os.fspath(value) for value in values], root)
         return {"data": str(store_table({image: paths, **other_columns})), "image_column": image, "data_root": folder}
-    pictures = pa.array([{"bytes": encode_image(value, row)} for row, value in enumerate(values, start=1)])
+    images = pa.array([{"bytes": encode_image(value, row)} for row, value in enumerate(values, start=1)])
     texts = {name: pa.array([_parquet_cell(cell) for cell in cells]) for name, cells in other_columns.items()}
     buffer = io.BytesIO()
-    pq.write_table(pa.table({image: pictures, **texts}), buffer, compression="none")  # images are already compressed
+    pq.write_table(pa.table({image: images, **texts}), buffer, compression="none")  # images are already compressed
     return {"data": str(_store_file(buffer.getvalue(), "parquet")), "image_column": image}
 
 
@@ -127,16 +130,16 @@ def store_table(columns: Mapping[str, Sequence[Any]]) -> Path:
 def images_of_frame(
     frame: Any, image: str | None = None, root: str | os.PathLike[str] | None = None
 ) -> list[str | ImageInMemory]:
-    """Return the path or picture in each row of a table; the arguments are those of `store_frame`."""
-    columns, pictures = columns_of(frame), []
+    """Return the path or image in each row of a table; the arguments are those of `store_frame`."""
+    columns, images = columns_of(frame), []
     for row, value in enumerate(columns[find_image_column(columns, image)], start=1):
         if isinstance(value, str | os.PathLike):
-            pictures.append(os.path.join(root or "", os.fspath(value)))
+            images.append(os.path.join(root or "", os.fspath(value)))
         elif isinstance(value, Image.Image | np.ndarray):
-            pictures.append(value)
+            images.append(value)
         else:
-            pictures.append(Image.open(io.BytesIO(encode_image(value, row))))
-    return pictures
+            images.append(Image.open(io.BytesIO(encode_image(value, row))))
+    return images
 
 
 def columns_of(frame: Any) -> dict[str, list[Any]]:
@@ -148,11 +151,12 @@ def columns_of(frame: Any) -> dict[str, list[Any]]:
             str(name): column.to_pylist() for name, column in zip(table.column_names, table.columns, strict=True)
         }
         names = table.column_names
-    except (pa.ArrowException, TypeError, AttributeError, ValueError):  # a pandas table of objects such as pictures
+    except (pa.ArrowException, TypeError, AttributeError, ValueError):  # a pandas table of objects such as images
         columns = {str(name): list(frame[name]) for name in getattr(frame, "columns", ())}
     if len(columns) < len(names):
         raise UserError(
-            f"the table has several columns with the same name ({', '.join(map(repr, names))}): rename one."
+            f"the table has several columns with the same name ({', '.join(map(repr, names))}): give each column "
+            "another name."
         )
     if not columns or not next(iter(columns.values())):
         raise UserError("the table has no rows: give a table with a row for each image.")
@@ -160,10 +164,10 @@ def columns_of(frame: Any) -> dict[str, list[Any]]:
 
 
 def encode_image(value: Any, row: int) -> bytes:
-    """Return the bytes of an image file: encoded bytes as they are, other images as lossless PNG or TIFF.
+    """Return the bytes of an image file; encoded bytes are returned unchanged, other images as lossless PNG or TIFF.
 
     The value is a PIL image, an array of uint8, encoded bytes, or a mapping with "bytes" as in Hugging Face datasets.
-    `row` is the number that error messages show.
+    `row` is the number of the image in error messages.
     """
     if isinstance(value, dict):
         value = value.get("bytes")
@@ -173,10 +177,10 @@ def encode_image(value: Any, row: int) -> bytes:
         value = Image.fromarray(value[..., 0] if value.shape[2:] == (1,) else value)
     if not isinstance(value, Image.Image):
         is_array = isinstance(value, np.ndarray)
-        description = f"array of {value.ndim} axes of {value.dtype}" if is_array else type(value).__name__
+        description = f"{value.dtype} array with {value.ndim} axes" if is_array else type(value).__name__
         raise UserError(
-            f"image {row} is of type {description}, expected paths, PIL images, encoded bytes, or arrays of (height, "
-            "width) or (height, width, channels) of uint8."
+            f"image {row} is of type {description}, expected paths, PIL images, encoded bytes, or uint8 arrays of "
+            "shape (height, width) or (height, width, channels)."
         )
     buffer = io.BytesIO()
     if value.mode in ("I", "F"):  # PNG cannot store these values, and a conversion would clip them to 255
@@ -188,7 +192,7 @@ def encode_image(value: Any, row: int) -> bytes:
 
 
 def read_table(file: Path) -> pa.Table:
-    """Read a CSV file of predictions; keys and class names stay text even if they look like numbers."""
+    """Read a CSV file of predictions; keys and class names remain text even if they look like numbers."""
     text_columns = dict.fromkeys(("key", "label", "labels", "predicted"), pa.string())
     try:
         return csv.read_csv(file, convert_options=csv.ConvertOptions(column_types=text_columns))
@@ -202,12 +206,12 @@ def to_pandas(table: pa.Table) -> "DataFrame":
         return table.to_pandas()
     except ImportError:
         raise UserError(
-            "pandas is not installed: install it (pip install pandas), or use the Arrow table, which other "
+            "pandas is not installed: install pandas (pip install pandas), or use the Arrow table, which other "
             "data-frame libraries can read."
         ) from None
 
 
-def keep_frame(run: RunFolder, setup: A) -> A:
+def copy_frame_to_run(run: RunFolder, setup: A) -> A:
     """Copy a stored DataFrame into the run folder, so that the run can be repeated, and return the new setup."""
     if setup.settings.data is None:  # segmentation may have --images instead
         return setup
@@ -238,36 +242,37 @@ def _store_file(content: bytes, suffix: str) -> Path:
 
 
 def find_image_column(columns: Mapping[str, Sequence[Any]], given: str | None) -> str:
-    """Return the name of the image column: `given`, or the first with a usual name."""
+    """Return the name of the image column: `given`, or the first column with a usual name."""
     column_names = ", ".join(map(repr, list(columns)[:12]))
     if given is not None:
         if given not in columns:
-            raise UserError(f"image: the table has no column {given!r}; it has {column_names}.")
+            raise UserError(f"image: the table has no column {given!r}; its columns are {column_names}.")
         return given
     usual_columns = [name for name in columns if re.sub(r"[\s-]+", "_", name.strip().lower()) in IMAGE_COLUMNS]
     if not usual_columns:
         raise UserError(
-            f"none of the table's columns has a usual name for paths or images ({column_names}): name it by image=."
+            f"none of the table's columns has a usual name for paths or images ({column_names}): name the column with "
+            "image=."
         )
     return min(usual_columns, key=lambda name: IMAGE_COLUMNS.index(re.sub(r"[\s-]+", "_", name.strip().lower())))
 
 
-def _below_one_folder(paths: Sequence[str], root: str | os.PathLike[str] | None) -> tuple[list[str], str]:
-    """Return paths relative to one folder, with forward slashes, and that folder."""
+def _relative_to_common_folder(paths: Sequence[str], root: str | os.PathLike[str] | None) -> tuple[list[str], str]:
+    """Return the paths relative to their common folder, with forward slashes, and the folder."""
     if root is not None:
         return list(paths), os.fspath(root)
     if any(re.match(r"[A-Za-z][A-Za-z0-9+.-]+://", path) for path in paths):
-        return list(paths), os.getcwd()  # the reader of the table refuses URLs, with advice
+        return list(paths), os.getcwd()  # the reader of the table later refuses URLs with advice
     absolute_paths = [os.path.abspath(os.path.expanduser(path)) for path in paths]
     try:
         folder = os.path.commonpath([os.path.dirname(path) for path in absolute_paths])
     except ValueError:
-        raise UserError("the images of the table are on several drives: put them on one.") from None
+        raise UserError("the images of the table are on several drives: move all images to one drive.") from None
     return [os.path.relpath(path, folder).replace(os.sep, "/") for path in absolute_paths], folder
 
 
 def _csv_cell(value: Any) -> str:
-    """Return a value as a CSV cell: numbers without a needless ".0", lists as JSON, missing values empty."""
+    """Return a value as a CSV cell: whole numbers without ".0", lists as JSON, and missing values as empty text."""
     if value is None or (isinstance(value, float) and value != value):
         return ""
     if isinstance(value, float | np.floating) and float(value).is_integer():
@@ -278,5 +283,5 @@ def _csv_cell(value: Any) -> str:
 
 
 def _parquet_cell(value: Any) -> str | list[str]:
-    """Return a value as text for a column of Parquet, where negative numbers would count as missing labels."""
+    """Return a value as text for a Parquet column, in which negative numbers would count as missing labels."""
     return [_csv_cell(entry) for entry in value] if isinstance(value, list | tuple | np.ndarray) else _csv_cell(value)

@@ -11,12 +11,12 @@ from numpy.typing import NDArray
 from torch.utils.data import DataLoader, Dataset
 
 from paucal.backbones.weights.inputs import ImageInput, input_of_timm
-from paucal.cores import usable_cores
+from paucal.cores import count_usable_cores
 from paucal.data.channels.pixel_format import count_channels, with_value_ranges
 from paucal.data.channels.pixels import RGB
 from paucal.data.classes import choose_classes
 from paucal.data.dataset import collate
-from paucal.data.decode import WHOLE, Reading
+from paucal.data.decode import DEFAULT_READING, Reading
 from paucal.data.decoded.prepare import prepare_images, side_for
 from paucal.data.images import ImageSet, without_decoded_copies
 from paucal.data.loader import TrainLoader, inference_batch_size, make_eval_loader, make_train_loader
@@ -48,7 +48,7 @@ D = TypeVar("D", bound=DataSettings)
 
 @dataclass(frozen=True)
 class SplitImages:
-    """The images of a run with their split, and with label maps for methods that need them."""
+    """The images of a run with their split, and with label maps if the method needs label maps."""
 
     images: ImageSet
     split: Split
@@ -56,7 +56,7 @@ class SplitImages:
 
     @property
     def primary_metric(self) -> PrimaryMetric:
-        """The metric by which models are selected on these images."""
+        """The metric by which models are selected on the validation images."""
         return primary_metric(self.images.multi_hot is not None)
 
     def part(self, name: str) -> NDArray[np.int64]:
@@ -68,7 +68,7 @@ class SplitImages:
         return {name: len(self.part(name)) for name in ("train", "val", "test")}
 
     def facts(self) -> DataAndMachine:
-        """Return the facts on data and machine from which settings are chosen automatically."""
+        """Return the properties of the data and the machine from which settings are chosen automatically."""
         sizes = self.images.sample_sizes()
         device, bf16 = best_device()
         return DataAndMachine(
@@ -78,7 +78,7 @@ class SplitImages:
             hinted_size=self.images.hints.image_size,
             hinted_epochs=self.images.hints.epochs,
             flip=self.images.hints.flip,
-            cores=usable_cores(),
+            cores=count_usable_cores(),
             device=device,
             bf16=bf16,
             devices=torch.cuda.device_count() if device == "cuda" else 1,
@@ -92,7 +92,7 @@ def pin_data(settings: D, paths: Iterable[str] = ()) -> D:
     """Return settings with absolute paths; `paths` are names of further settings whose values may be paths."""
     changes = {}
     if is_named(settings.data, settings.data_root):
-        # With a stored root, the name still means the published data set if a folder of that name is created later.
+        # With the root, the name refers to the published data set even if a folder of that name is created later.
         changes["data_root"] = str(data_root(settings.data_root))
     elif (
         settings.data != BUILT_IN
@@ -114,16 +114,16 @@ def _absolute_path(path: str) -> str:
     return str(Path(path).expanduser().resolve())
 
 
-def reading_for(image_size: Sequence[int] | None, like: Reading = WHOLE) -> Reading:
-    """Return decoding options for an image size (height, width); for None, images are decoded in full size.
+def reading_for(image_size: Sequence[int] | None, like: Reading = DEFAULT_READING) -> Reading:
+    """Return decoding options for an image size (height, width); if it is None, images are decoded at full size.
 
-    The other options, such as the channels, are those of `like`.
+    Other options, such as the channels, are copied from `like`.
     """
     return replace(like, side=None if image_size is None else side_for(image_size))
 
 
 def first_reading(settings: DataSettings, images: ImageSet, stored: Reading | None = None) -> Reading:
-    """Return the stored decoding options of a resumed run, or options with the channels of the settings or images."""
+    """Return the decoding options `stored` of a resumed run, or options with the channels of the settings or images."""
     return stored or Reading(channels=settings.channels or count_channels(images))
 
 
@@ -136,9 +136,9 @@ def with_run_reading(images: ImageSet, settings: DataSettings) -> ImageSet:
 
 
 def load_images(
-    settings: DataSettings, advance: Advance | None = None, labelled: bool = True, reading: Reading = WHOLE
+    settings: DataSettings, advance: Advance | None = None, labelled: bool = True, reading: Reading = DEFAULT_READING
 ) -> ImageSet:
-    """Open the images and decode each of them once; folders of images without labels may be nested to any depth."""
+    """Open the images and decode each image once; folders of images without labels may be nested to any depth."""
     return decode_images(find_images(settings, labelled, advance), settings, reading, advance)
 
 
@@ -171,7 +171,9 @@ def find_images(settings: DataSettings, labelled: bool = True, advance: Advance 
 def with_label_maps(data: SplitImages, labels: str | None, method: str, advance: Advance | None = None) -> SplitImages:
     """Return the data with the label maps of its training images, opened from the folder `labels`."""
     if labels is None:
-        raise UserError(f"--method {method} learns from label maps: make them with 'paucal label' and give --labels.")
+        raise UserError(
+            f"--method {method} learns from label maps: create the maps with 'paucal label' and give --labels."
+        )
     maps = LabelMaps(Path(labels).expanduser())
     images, split = data.images, data.split
     trained_keys = set(maps.facts.trained_on)
@@ -180,19 +182,19 @@ def with_label_maps(data: SplitImages, labels: str | None, method: str, advance:
         advice = "" if leaked["test"] else ", or keep no images for validation (--val-fraction 0)"
         raise UserError(
             f"--labels: the teacher was trained on {sum(leaked.values())} of the images that this run keeps for "
-            "validation and test, so it knows their labels: use the teacher's --seed and split, or another teacher"
-            f"{advice}."
+            "validation and test, so the teacher knows their labels: use the teacher's --seed and split, or another "
+            f"teacher{advice}."
         )
     return replace(data, label_maps=maps.rows(images, data.part("train"), advance))
 
 
 def open_again(
-    run: RunFolder, advance: Advance | None = None, download: bool = False, reading: Reading = WHOLE
+    run: RunFolder, advance: Advance | None = None, download: bool = False, reading: Reading = DEFAULT_READING
 ) -> ImageSet:
     """Open the images of a finished run from their stored location."""
     run_settings = run.settings
     if "data" not in run_settings:
-        raise UserError(f"{str(run.config)!r} does not name its data; give DATA.")
+        raise UserError(f"{str(run.config)!r} does not name the run's data: give DATA.")
     names = {item.name for item in fields(LabelledDataSettings)} & run_settings.keys()
     stored_settings = {name: run_settings[name] for name in names}
     data_settings = LabelledDataSettings(**{**stored_settings, "data": str(run_settings["data"]), "download": download})
@@ -200,12 +202,12 @@ def open_again(
     images = load_images(data_settings, advance, labelled=target is None, reading=reading)
     if target is None:
         return images
-    cells = images.columns.get(str(target), ())  # the run left out rows without a number
+    cells = images.columns.get(str(target), ())  # the run left out rows without a target value
     return images.select(np.asarray([row for row, cell in enumerate(cells) if not is_missing(cell)], dtype=np.int64))
 
 
 def stored_preprocessing(run: RunFolder | None) -> Preprocessing | None:
-    """Return the preprocessing of a resumed run; None if it is not stored yet."""
+    """Return the preprocessing of a resumed run; None if no preprocessing is stored yet."""
     card = stored_card(run)
     return None if card is None else card.preprocessing
 
@@ -219,7 +221,7 @@ def stored_reading(run: RunFolder | None) -> Reading | None:
 def normalisation(settings: JobSettings, data: SplitImages, start: ImageInput | None = None) -> Normalisation:
     """Return the mean and standard deviation of the training images, of ImageNet, or of the pretrained weights.
 
-    Images that do not have three channels always use the values of the training images.
+    For images that do not have three channels, these are always those of the training images.
     """
     if settings.normalise == "computed" or data.images.reading.channels != RGB:
         return compute_normalisation(data.images, data.part("train"))
@@ -239,7 +241,7 @@ def step_loader(
     balanced: bool = False,
     into_batch: Callable[[list[Any]], Any] = collate,
 ) -> TrainLoader:
-    """Return the training loader of this process, starting at the forward pass with index `start`."""
+    """Return the training loader of this process, which begins with forward pass `start`."""
     train, stream = data.part("train"), data.images.stream
     sampler = StepSampler(
         train,
@@ -263,7 +265,7 @@ def step_loader(
 def eval_loader(
     data: SplitImages, indices: NDArray[np.int64], preprocess: Preprocessing, settings: JobSettings
 ) -> DataLoader:
-    """Return a loader of the images with the given indices, in order, preprocessed as for the deployed model."""
+    """Return a loader of the images at `indices`, in this order, preprocessed as for the deployed model."""
     return make_eval_loader(
         data.images,
         indices,

@@ -1,4 +1,4 @@
-"""Read the input images of verbs such as predict, in order: paths, folders, patterns and pictures in memory."""
+"""Read the input images of commands such as predict, in order: paths, folders, patterns and images in memory."""
 
 import glob
 import os
@@ -29,7 +29,7 @@ NamedImage = tuple[str | None, Image.Image]
 
 @dataclass(frozen=True)
 class MemoryImage:
-    """A picture in memory, used in place of an `ImageSet`."""
+    """An image in memory, used in place of an `ImageSet`."""
 
     picture: ImageInMemory
 
@@ -40,7 +40,7 @@ class MemoryImage:
 def open_sources(
     sources: Sequence[str | ImageInMemory], console: Console, reading: Reading
 ) -> list[ImageSet | MemoryImage]:
-    """Open images, folders (to any depth), Parquet files, patterns and pictures in order, and print notes on them."""
+    """Open images, folders (to any depth), Parquet files, patterns and images in memory in order, and print notes."""
     image_sets: list[ImageSet | MemoryImage] = []
     for source in sources:
         image_sets += _open_path(source, console) if isinstance(source, str) else [MemoryImage(source)]
@@ -51,9 +51,9 @@ def open_sources(
 
 
 class InputImages:
-    """The pictures of all sources as one sequence, decoded with the model's options.
+    """The images of all sources as one sequence, decoded with the model's options.
 
-    Methods take the position of a picture in this sequence.
+    Methods take the position of an image in this sequence.
     """
 
     def __init__(self, sources: Sequence[ImageSet | MemoryImage], reading: Reading) -> None:
@@ -67,23 +67,23 @@ class InputImages:
         return self._end_positions[-1] if self._end_positions else 0
 
     def name(self, position: int) -> str | None:
-        """Return the path of a picture; None for a picture in memory."""
+        """Return the path of an image; None if it is an image in memory."""
         source_index, index = self._source_and_index(position)
         images = self._sources[source_index]
         return None if isinstance(images, MemoryImage) else path_of_image(images, images.keys[index])
 
     def stamp(self, position: int) -> str:
-        """Return size and modification time of a picture's file as text; "" if the picture has no file of its own."""
+        """Return the size and modification time of an image's file as text; "" if the image has no file of its own."""
         source_index, index = self._source_and_index(position)
         images = self._sources[source_index]
         if isinstance(images, MemoryImage):
             return ""
         store, row = locate(images.store, index)
         stamp = store.stamp(row) if isinstance(store, EncodedStore) else None
-        return "" if stamp is None else f"{stamp.size} {stamp.changed}"
+        return "" if stamp is None else f"{stamp.size} {stamp.modified_ns}"
 
     def read(self, position: int) -> Image.Image:
-        """Return a decoded picture; raise `UnreadableImage` if it cannot be decoded."""
+        """Return a decoded image; raise `UnreadableImage` if the image cannot be decoded."""
         source_index, index = self._source_and_index(position)
         store, images = self._stores[source_index], self._sources[source_index]
         if isinstance(images, MemoryImage):
@@ -95,20 +95,21 @@ class InputImages:
         return store.read(index)
 
     def read_or_skip(self, position: int, on_bad: str, console: Console) -> Image.Image | UnreadableImage:
-        """Return a decoded picture; if it cannot be decoded, print and return the reason, or refuse it.
+        """Return a decoded image.
 
-        `on_bad` is "skip" or "refuse".
+        If the image cannot be decoded, print and return the reason if `on_bad` is "skip", or raise a UserError if
+        `on_bad` is "refuse".
         """
         try:
             return self.read(position)
         except UnreadableImage as problem:
             if on_bad == "refuse":
-                raise UserError(f"{problem}; leave it out with --on-bad-image skip.") from problem
+                raise UserError(f"{problem}; leave this image out with --on-bad-image skip.") from problem
             console.say(f"skipped: {problem}")
             return problem
 
     def _source_and_index(self, position: int) -> tuple[int, int]:
-        """Return the index of a picture's source, and the picture's index in that source."""
+        """Return the index of an image's source, and the image's index in that source."""
         source_index = bisect_right(self._end_positions, position)
         start = self._end_positions[source_index - 1] if source_index else 0
         return source_index, position - start
@@ -117,19 +118,19 @@ class InputImages:
 def read_all(
     sources: Sequence[ImageSet | MemoryImage], reading: Reading, on_bad: str, console: Console
 ) -> Iterator[NamedImage]:
-    """Yield the (path, picture) of each readable image; pictures in memory have None as path.
+    """Yield (path, image) for each readable image; the path of an image in memory is None.
 
-    `on_bad` is "refuse" or "skip".
+    If an image cannot be decoded, it is skipped if `on_bad` is "skip", and refused if `on_bad` is "refuse".
     """
-    pictures = InputImages(sources, reading)
-    for position in range(len(pictures)):
-        picture = pictures.read_or_skip(position, on_bad, console)
-        if not isinstance(picture, UnreadableImage):
-            yield pictures.name(position), picture
+    images = InputImages(sources, reading)
+    for position in range(len(images)):
+        image = images.read_or_skip(position, on_bad, console)
+        if not isinstance(image, UnreadableImage):
+            yield images.name(position), image
 
 
 def _open_path(path: str, console: Console) -> Iterator[ImageSet]:
-    """Yield the images at a path or URL, or those at each match of a pattern."""
+    """Yield the images at a path or URL, or the images at each match of a pattern."""
     if is_remote(path):
         yield _open_remote(path)
         return
@@ -138,7 +139,7 @@ def _open_path(path: str, console: Console) -> Iterator[ImageSet]:
         return
     names = sorted(glob.glob(path, recursive=True))
     if not names:
-        raise UserError(f"the pattern {path!r} matches no file; check the spelling.")
+        raise UserError(f"the pattern {path!r} matches no file: check the spelling.")
     images = [name for name in names if _has_images(Path(name))]
     if not images:
         files = "1 file, which is not an image" if len(names) == 1 else f"{len(names)} files, but no image"
@@ -153,7 +154,7 @@ def _open_path(path: str, console: Console) -> Iterator[ImageSet]:
 
 def _open_remote(url: str) -> ImageSet:
     """Open shards or a Parquet file at a URL."""
-    advice = f"single images must be files, but {url!r} is a URL: fetch it first, and give the file."
+    advice = f"single images must be files, but {url!r} is a URL: download the image, and give the file."
     if urlsplit(url).path.lower().endswith(IMAGE_SUFFIXES):
         raise UserError(advice)
     try:
@@ -163,13 +164,13 @@ def _open_remote(url: str) -> ImageSet:
 
 
 def _has_images(path: Path) -> bool:
-    """Return whether a path is an image, a Parquet file, or a folder that contains one at any depth."""
+    """Return whether a path is an image, a Parquet file, or a folder that contains such a file at any depth."""
     if path.is_dir():
         return any(_has_images(Path(folder, name)) for folder, _, names in os.walk(path) for name in names)
     return path.name.lower().endswith((*IMAGE_SUFFIXES, ".parquet"))
 
 
 def path_of_image(images: ImageSet, key: str) -> str:
-    """Return the path of the image that has a key in the set."""
+    """Return the path of the image with the key `key` in an image set."""
     root = Path(images.location)
     return str(root / key) if root.is_dir() else str(root if root.name == key else root.parent / key)

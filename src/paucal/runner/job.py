@@ -1,4 +1,4 @@
-"""The interface that every verb that trains implements; `life` calls its methods in order."""
+"""The interface that every command that trains implements; the functions in `life` call its methods in order."""
 
 import time
 from abc import ABC, abstractmethod
@@ -28,7 +28,7 @@ from paucal.wording import counted
 
 @dataclass(frozen=True)
 class FinishedRun:
-    """A finished run; it can be passed wherever the path of its folder is expected."""
+    """A finished run, which can be passed wherever the path of its folder is expected."""
 
     folder: Path
 
@@ -47,7 +47,7 @@ class FinishedRun:
 
     @property
     def test_scores(self) -> Mapping[str, float]:
-        """The scores on the test images, by name; empty without test images."""
+        """The scores on the test images, by name; empty if there are no test images."""
         return {}
 
     @property
@@ -56,16 +56,18 @@ class FinishedRun:
         return self.folder
 
 
-class _Values(Protocol):
+class _HasValues(Protocol):
+    """A report whose `values` are the test scores by name."""
+
     @property
     def values(self) -> dict[str, float]: ...
 
 
 @dataclass(frozen=True)
 class EvaluatedRun(FinishedRun):
-    """A finished run with a report, which has the test scores with confidence intervals."""
+    """A finished run with a report of its test scores and their confidence intervals."""
 
-    report: _Values
+    report: _HasValues
     seconds: float
 
     @property
@@ -75,7 +77,7 @@ class EvaluatedRun(FinishedRun):
 
     @property
     def test_scores(self) -> dict[str, float]:
-        """The test scores by name, as in `metrics`."""
+        """The test scores by name; the same as `metrics`."""
         return self.metrics
 
 
@@ -86,11 +88,17 @@ Bars = Callable[[str], AbstractContextManager[Advance]]
 
 @dataclass(frozen=True)
 class RunSetup(Generic[S]):
-    """Everything that a run trains with, assembled before anything is written.
+    """Everything that a run needs for training, assembled before files are written.
 
     Attributes:
+        settings: Settings of the run.
+        origin: Origin of each setting by name, such as a flag or the reason for an automatic choice.
+        data: Images of the run and their split.
+        plan: Length, seed and hardware of the training.
+        objective: Objective to train.
+        card: Card of the deployed model.
         remarks: Sentences to print before the run starts.
-        start: Report on the loaded weights; None for random weights.
+        start: Report on the loaded initial weights; None if these are random.
         planned_at: `time.monotonic()` at which the length was planned, or else at which the setup was assembled.
     """
 
@@ -106,11 +114,11 @@ class RunSetup(Generic[S]):
 
     @property
     def weights_text(self) -> str:
-        """The number of parameters of the deployed model, and of heads that are only used in training, as text."""
+        """Text with the numbers of parameters of the deployed model and of heads that are only used in training."""
         deployed_ids = {id(p) for p in self.objective.backbones()[-1].model.parameters()}
-        in_heads = sum(p.numel() for p in self.objective.parameters() if p.requires_grad and id(p) not in deployed_ids)
-        heads = f" and {in_heads / 1e6:.2f} M in training heads" if in_heads > 0 else ""
-        return f"{self.parameters / 1e6:.2f} M parameters{heads}"
+        n_head = sum(p.numel() for p in self.objective.parameters() if p.requires_grad and id(p) not in deployed_ids)
+        head_text = f" and {n_head / 1e6:.2f} M in training heads" if n_head > 0 else ""
+        return f"{self.parameters / 1e6:.2f} M parameters{head_text}"
 
     @property
     def parameters(self) -> int:
@@ -119,7 +127,7 @@ class RunSetup(Generic[S]):
 
     @property
     def grid_text(self) -> str:
-        """The rows and columns of the backbone's last feature map, as text."""
+        """Text with the numbers of rows and columns of the backbone's last feature map."""
         rows, columns = self.objective.backbones()[0].grid
         return f"{rows}x{columns}"
 
@@ -130,7 +138,7 @@ class RunSetup(Generic[S]):
         return f"{spec.name}, {self.weights_text}, images {height}x{width}, grid {self.grid_text}"
 
     def summarise(self, outcome: Outcome) -> dict[str, Any]:
-        """Return the entries of `summary.json` that runs of all tasks have; the report and `paucal runs` show them."""
+        """Return the entries of `summary.json` for runs of any task, which the report and `paucal runs` show."""
         return {
             "model": self.card.backbone.name,
             "split": self.data.split.description,
@@ -147,9 +155,9 @@ A = TypeVar("A", bound=RunSetup[Any])
 
 
 class Watcher(Generic[A]):
-    """Watches a run while it trains, and may stop or restart it; by default it only prints each epoch.
+    """Receives the results of a run during training, and may stop or restart the run; by default, only prints them.
 
-    If `scores_start` is true, the initial weights are scored before the first step.
+    If `scores_start` is true, the initial weights are validated before the first step.
     """
 
     scores_start = False
@@ -166,11 +174,11 @@ class Watcher(Generic[A]):
 
     @property
     def should_restart(self) -> bool:
-        """Whether the stopped run continues after `advance_stage`; valid only on the first process."""
+        """Whether the stopped run continues after `advance_stage`; only valid on the first process."""
         return False
 
     def advance_stage(self) -> None:
-        """Change the stored settings or state before the run continues; called on the first process only."""
+        """Change the stored settings or state before the run continues; only called on the first process."""
 
     def stop_message(self) -> list[str]:
         """Return the lines to print when the run does not continue."""
@@ -178,9 +186,11 @@ class Watcher(Generic[A]):
 
 
 class Job(ABC, Generic[S, A, R]):
-    """The methods of a verb that trains: abstract ones that each verb defines, and defaults.
+    """The steps of a command that trains, as methods that each command defines or inherits.
 
     Attributes:
+        verb: Name of the command, such as "train".
+        settings_type: Class of the command's settings.
         reads: Names of the settings whose values are files or folders to read.
     """
 
@@ -192,8 +202,8 @@ class Job(ABC, Generic[S, A, R]):
     def check(self, settings: S, given: Mapping[str, str]) -> tuple[S, dict[str, str]]:
         """Fill in the settings of the recipe and refuse contradictory settings, without reading any file.
 
-        `given` has the origin of each setting that the user gave. Return the settings, and the origin of each that was
-        given or comes from the recipe ("recipe NAME").
+        `given` has the origin of each setting that the user gave. Return the settings, and the origin of each setting
+        that the user gave or that comes from the recipe ("recipe NAME").
         """
 
     def pin(self, settings: S) -> S:
@@ -202,10 +212,10 @@ class Job(ABC, Generic[S, A, R]):
 
     @abstractmethod
     def assemble(self, settings: S, given: Mapping[str, str], bars: Bars, run: RunFolder | None = None) -> A:
-        """Open the images, choose the settings that were not given and build the objective; train and write nothing.
+        """Open the images, choose settings that were not given, and build the objective, without training or writing.
 
         `given` has the origin of each setting that the user gave; `bars` opens a progress bar with a title; `run` is
-        the run to resume.
+        the run to resume, or None for a new run.
         """
 
     def announce(self, setup: A, console: Console) -> None:
@@ -221,7 +231,7 @@ class Job(ABC, Generic[S, A, R]):
         return [f"data: {self.describe_images(setup)}; {split_text}", f"split: {setup.data.split.description}"]
 
     def describe_images(self, setup: A) -> str:
-        """Return the name of the data, and its numbers of images and classes, as text."""
+        """Return a text with the name of the data and the numbers of images and classes."""
         classes = counted(len(setup.card.classes), "class", "classes")
         return f"{setup.data.images.name}, {counted(len(setup.data.images), 'image')}, {classes}"
 
@@ -230,40 +240,40 @@ class Job(ABC, Generic[S, A, R]):
         return setup.describe()
 
     def write_beginning(self, run: RunFolder, setup: A) -> None:
-        """Write files at the start of a run; by default, a picture of the first training batch."""
+        """Write files at the start of a run; by default, a drawing of the first training batch."""
         picture = self.draw_batch(replace(setup, settings=replace(setup.settings, workers=0)))
         write_atomically(run.plots / "train_batch.png", lambda file: picture.save(file, "PNG"))
 
     @abstractmethod
     def draw_batch(self, setup: A) -> Image:
-        """Draw images of the first training batch as the network will see them."""
+        """Draw images of the first training batch after augmentation."""
 
     def needs_planning(self, setup: A) -> bool:
-        """Return whether the length of the run must be planned from measurements; equal on all processes."""
+        """Return whether the length of the run must be planned from measurements; the same on all processes."""
         return False
 
     def plan(self, run: RunFolder, setup: A, console: Console) -> bool:
         """Plan the length of the run and store it; return False if a signal stopped the planning.
 
-        It is called on the first process only.
+        This method is only called on the first process.
         """
         return True
 
     @contextmanager
     def prepared(self, run: RunFolder, setup: A, console: Console) -> Iterator[A]:
-        """Prepare additional data for training, and remove it after training."""
+        """Prepare additional data for training, yield the setup, and remove the data after training."""
         yield setup
 
     @abstractmethod
     def loader(self, setup: A, start: int) -> TrainLoader:
-        """Return the training loader of this process, starting at the forward pass with index `start`."""
+        """Return the training loader of this process, which begins with forward pass `start`."""
 
     @abstractmethod
     def optimization(self, setup: A) -> Optimization:
-        """Return the optimizer and its learning rate schedule."""
+        """Return the settings of the optimizer and its learning-rate schedule."""
 
     def validation(self, setup: A) -> Watch | None:
-        """Return the validation to run after each epoch; without one, the weights of the last epoch are kept."""
+        """Return how to validate after each epoch; if None, the weights of the last epoch are kept."""
         return None
 
     def watcher(self, run: RunFolder, setup: A, console: Console) -> Watcher[A]:

@@ -13,17 +13,17 @@ from typing import Any
 import yaml
 from lightning.pytorch import Callback
 
-from paucal.cores import note_late_import, own_threads
+from paucal.cores import limited_threads, warn_of_late_import
 from paucal.data.checking.survey import image_digests
 from paucal.data.processes import require_guard
 from paucal.data.sampler import steps_per_epoch
 from paucal.data.shards.folders import is_remote
 from paucal.data.splits.split_csv import require_same_images, write_split
-from paucal.memory import kept_memory
+from paucal.memory import keep_freed_memory
 from paucal.models.trained import save_trained
 from paucal.runner.clock import count_time_from
 from paucal.runner.console import Console, NullConsole, SilentConsole
-from paucal.runner.frames import keep_frame
+from paucal.runner.frames import copy_frame_to_run
 from paucal.runner.job import A, Job, R, S, Watcher
 from paucal.runner.loggers import Loggers, check_loggers
 from paucal.runner.outputs import resolve_output
@@ -43,7 +43,7 @@ from paucal.runner.starts import START_FILE
 from paucal.runner.stored_runs import require_one_machine, written_to_storage
 from paucal.runner.time_budget import add_time_plan, describe_change
 from paucal.runs import RunFolder, describe_environment
-from paucal.settings.values import from_python, given_names
+from paucal.settings.values import given_names, settings_from_keywords
 from paucal.training import Outcome, Records, checkpoint_step, fit
 from paucal.training.ledger import Ledger
 from paucal.types import UserError
@@ -52,7 +52,7 @@ from paucal.wording import counted
 
 @dataclass(frozen=True)
 class Stopped:
-    """A run that a signal or its time limit stopped after some optimizer steps; its state is saved."""
+    """A run that was stopped by a signal or its time limit, after its state was saved."""
 
     run: Path
     step: int
@@ -73,10 +73,10 @@ def begin(
     callbacks: Sequence[Callback] = (),
     start: float | None = None,
 ) -> R | Stopped:
-    """Start a run; return its result, or a `Stopped` with the step at which it was stopped.
+    """Start a run; return its result, or a `Stopped` with the step at which the run was stopped.
 
-    Settings that the user did not give are None; `given` has the origin of each that was given. The run's duration is
-    counted from `start`, a value of `time.monotonic()`; None means now.
+    Settings that the user did not give are None; `given` has the origin of each setting that the user gave. The run's
+    duration is measured from `start`, a value of `time.monotonic()`; None means now.
     """
     join_processes()
     if not is_first():
@@ -96,11 +96,11 @@ def begin(
         require_guard(setup.settings.workers)
         job.announce(setup, console)
         run = writer.begin(setup.settings.output, setup.settings.overwrite)
-        setups[0] = keep_frame(run, setup)
+        setups[0] = copy_frame_to_run(run, setup)
         _write_start(job, run, setups[0])
         return run.path
 
-    with ExitStack() as exit_stack, count_time_from(start), own_threads(), RunWriter(console) as writer:
+    with ExitStack() as exit_stack, count_time_from(start), limited_threads(), RunWriter(console) as writer:
         run = RunFolder(broadcast_path(create))
         return _execute_run(job, run, setups[0], console, [*all_callbacks, *writer.callbacks()])
 
@@ -112,7 +112,7 @@ def resume(
     changes: Mapping[str, Any] | None = None,
     callbacks: Sequence[Callback] = (),
 ) -> R | Stopped:
-    """Resume the run in a folder, or the newest run in a folder of runs, from its newest saved state.
+    """Resume the run in a folder, or the newest run in a folder of runs, from its newest checkpoint.
 
     `changes` may contain the settings in `CHANGEABLE`, and the new paths of images and other inputs that have moved.
     """
@@ -137,17 +137,17 @@ def resume(
         if settings.processes != old_settings.processes and job.needs_planning(setup):
             raise UserError(
                 f"{str(run.path)!r} was stopped before the length of its training was chosen, with "
-                f"{counted(old_settings.processes, 'process', 'processes')}: resume it with the same number of "
+                f"{counted(old_settings.processes, 'process', 'processes')}: resume this run with the same number of "
                 "processes first."
             )
         if set(changes or {}) & set(input_names(job)):
             require_same_images(run.split, setup.data.images)
         job.announce(setup, console)
-        if settings != old_settings:  # stored only here, since an invalid change must not damage the run
+        if settings != old_settings:  # stored as late as here, since an invalid change must not damage the run
             store_changes(run, settings, origin)
         return run.path
 
-    with ExitStack() as exit_stack, count_time_from(None), own_threads(), RunWriter(console) as writer:
+    with ExitStack() as exit_stack, count_time_from(None), limited_threads(), RunWriter(console) as writer:
         run = RunFolder(broadcast_path(reopen_run))
         return _execute_run(job, run, setups[0], console, [*all_callbacks, *writer.callbacks()])
 
@@ -164,10 +164,12 @@ def run_quietly(
     callback_list = [] if callbacks is None else [callbacks] if isinstance(callbacks, Callback) else list(callbacks)
     for callback in callback_list:
         if not isinstance(callback, Callback):
-            raise TypeError(f"{name}: callbacks has a {type(callback).__name__}, expected lightning.pytorch.Callback.")
-    typed_settings, names = from_python(job.settings_type, arguments, name, job.verb), given_names(arguments)
-    note_late_import()
-    with kept_memory():
+            raise TypeError(
+                f"{name}: callbacks contains a {type(callback).__name__}, expected lightning.pytorch.Callback."
+            )
+    typed_settings, names = settings_from_keywords(job.settings_type, arguments, name, job.verb), given_names(arguments)
+    warn_of_late_import()
+    with keep_freed_memory():
         if resumed is None:
             result = begin(job, typed_settings, dict.fromkeys(names, "given"), SilentConsole(), callback_list)
         else:
@@ -179,7 +181,7 @@ def run_quietly(
 
 
 def show_config(job: Job[S, A, Any], settings: S, given: Mapping[str, str]) -> str:
-    """Return all settings as YAML for `--config`, each with its origin as a comment; train and write nothing."""
+    """Return all settings as YAML for `--config`, each with its origin as a comment, without training or writing."""
     setup = _check_and_assemble(job, replace(settings, output=None), given, SilentConsole())
     values = dict(vars(setup.settings))
     if values["init"] is None and setup.origin.get("init", "default") != "default":
@@ -211,7 +213,7 @@ def _reassemble_stored(job: Job[S, A, Any], run: RunFolder, console: Console) ->
 
 
 def _join_run(job: Job[S, A, R], callbacks: Sequence[Callback]) -> R | Stopped:
-    """Execute, on another process, the run that the first process has opened."""
+    """Execute the run that the first process has opened, on a process other than the first."""
     run, console = RunFolder(receive_path()), NullConsole()
     return _execute_run(job, run, _reassemble_stored(job, run, console), console, callbacks)
 
@@ -273,7 +275,7 @@ def _execute_run(
 
 
 def _plan_run(job: Job[S, A, Any], run: RunFolder, setup: A, console: Console) -> A | None:
-    """Plan the length of a run on the first process; return the run's new setup, or None if a signal stopped it."""
+    """Plan the length of a run on the first process; return the new setup, or None if a signal stopped the planning."""
     finished = True
 
     def plan() -> None:
@@ -294,7 +296,7 @@ def _plan_run(job: Job[S, A, Any], run: RunFolder, setup: A, console: Console) -
 
 
 def _next_stage(job: Job[S, A, Any], run: RunFolder, setup: A, watcher: Watcher, console: Console) -> A:
-    """Advance a run to its next stage on the first process, and assemble its setup again on every process."""
+    """Advance a run to its next stage on the first process, and assemble the setup again on every process."""
     setups: list[A] = []
 
     def advance() -> None:
@@ -302,7 +304,8 @@ def _next_stage(job: Job[S, A, Any], run: RunFolder, setup: A, watcher: Watcher,
         setups.append(_reassemble_stored(job, run, console))
 
     run_on_rank_zero(advance)
-    # The other processes read what the first has stored. The time limit applies to the whole command, so it stays.
+    # The other processes read the settings that the first process has stored. The deadline is kept, since the time
+    # limit applies to the whole command.
     new_setup = setups[0] if setups else _reassemble_stored(job, run, console)
     return replace(new_setup, plan=replace(new_setup.plan, deadline=setup.plan.deadline))
 
@@ -316,7 +319,7 @@ def _fit_run(
     callbacks: Sequence[Callback],
     loggers: Loggers,
 ) -> Outcome:
-    if not setup.plan.total_steps:  # nothing to train: the probe is the final model
+    if not setup.plan.total_steps:  # the network is not trained, and the probe is the final model
         return Outcome(True, 0, [], {}, 0.0)
     with job.prepared(run, setup, console) as prepared:
         start = checkpoint_step(run.last) * prepared.plan.accumulate if run.last.exists() else 0

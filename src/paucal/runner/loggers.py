@@ -1,8 +1,8 @@
-"""Log a run to TensorBoard, MLflow or wandb: settings at its start, a row per epoch, test scores at its end.
+"""Log a run to TensorBoard, MLflow or wandb: settings at the start, a row per epoch, and test scores at the end.
 
-Each logger is an optional package, used through its Lightning logger and imported only then. Loggers write into the run
-folder, unless a logger's environment variables set another location. `metrics.csv` is written without them: a logger
-that fails is dropped, and the run continues.
+Each logger is an optional package, which is used through its Lightning logger and imported only if requested. Loggers
+write into the run folder, unless a logger's environment variables set another location. If a logger fails, it is
+dropped and the run continues, since `metrics.csv` does not depend on loggers.
 """
 
 import math
@@ -23,13 +23,13 @@ from paucal.runs import RunFolder
 from paucal.settings.groups import JobSettings
 from paucal.training.keeper import OnEpoch
 from paucal.types import UserError
-from paucal.wording import shortened
+from paucal.wording import shorten
 
 DEFAULT_PROJECT = "paucal"  # name of the wandb project and the MLflow experiment
 STATUSES = ("success", "failed", "stopped")
 _ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
-RECORD_FILE = "loggers.json"  # ids of the loggers and last logged step, in the run folder
-MAX_ERROR_CHARACTERS = 200  # longer error messages of a logger are shortened
+RECORD_FILE = "loggers.json"  # file in the run folder with the ids of the loggers and the last logged step
+MAX_ERROR_CHARACTERS = 200  # maximum length to which a logger's error messages are shortened
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class LoggerFunctions:
     """The functions that open, use and close one type of logger.
 
     Attributes:
-        open: Opens the logger of a run, given the logger's id for a resumed run, or None for a new one.
+        open: Opens the logger of a run, given the logger's id for a resumed run, or None for a new run.
         score: Logs the final scores, which may be empty, with the settings and the optimizer step.
         close: Closes the logger with one of `STATUSES`.
         place: Returns the path or URL of the logs.
@@ -56,7 +56,7 @@ def check_loggers(names: Sequence[str] | None) -> None:
         if spec is None or spec.origin is None:  # some loggers create a folder of that name, which has no origin
             raise UserError(
                 f"--logger {name} needs the package {name}, which is not installed: pip install "
-                f'"paucal[{name}]", or leave {name} out.'
+                f'"paucal[{name}]", or remove {name} from --logger.'
             )
 
 
@@ -70,7 +70,9 @@ def _open_tensorboard(run: RunFolder, run_id: str | None) -> Logger:
 
     path = str(run.path.resolve())
     if os.path.expandvars(path) != path:
-        raise UserError(f"--logger tensorboard would expand a variable in {path!r}: choose another --output.")
+        raise UserError(
+            f"--logger tensorboard would expand an environment variable in {path!r}: choose another --output."
+        )
     return TensorBoardLogger(path, name="", version="tensorboard", default_hp_metric=False)
 
 
@@ -86,51 +88,52 @@ def _open_mlflow(run: RunFolder, run_id: str | None) -> Logger:
         artifact_location=None if server else (folder / "mlartifacts").as_uri(),
         run_id=run_id,
     )
-    logger.experiment.set_terminated(logger.run_id, "RUNNING")  # a resumed run is still marked as ended
+    logger.experiment.set_terminated(logger.run_id, "RUNNING")  # MLflow has marked a resumed run as ended
     return logger
 
 
 def _open_wandb(run: RunFolder, run_id: str | None) -> Logger:
     from lightning.pytorch.loggers import WandbLogger
 
-    # Do not capture the console: that would overwrite the progress bar, and the run has its own log.
+    # Do not capture the console, since that would overwrite the progress bar, and the run has its own log.
     settings = import_module("wandb").Settings(console="off")
     project = os.environ.get("WANDB_PROJECT", DEFAULT_PROJECT)
     name, wandb_id = run.path.name, run_id or uuid.uuid4().hex[:8]
     return WandbLogger(name=name, save_dir=run.path.resolve(), project=project, id=wandb_id, settings=settings)
 
 
-def _score_beside_settings(logger: Any, settings: Mapping[str, Any], scores: dict[str, float], step: int) -> None:
-    # TensorBoard shows settings only with a score, so a run without test images logs its number of steps.
+def _log_scores_with_settings(logger: Any, settings: Mapping[str, Any], scores: dict[str, float], step: int) -> None:
+    # TensorBoard shows settings only together with a score, so a run without test images logs its number of steps.
     logger.log_hyperparams(dict(settings), scores or {"steps": float(step)}, step)
 
 
-def _score_alone(logger: Any, settings: Mapping[str, Any], scores: dict[str, float], step: int) -> None:
+def _log_scores(logger: Any, settings: Mapping[str, Any], scores: dict[str, float], step: int) -> None:
     if scores:
         logger.log_metrics(scores, step)
 
 
 def _close_wandb(logger: Any, status: str) -> None:
     logger.finalize(status)
-    logger.experiment.finish(exit_code=int(status != "success"))  # a later run in this process needs a new wandb run
+    # Otherwise, a later run in this process would continue the same wandb run.
+    logger.experiment.finish(exit_code=int(status != "success"))
 
 
 LOGGER_FUNCTIONS: dict[str, LoggerFunctions] = {
     "tensorboard": LoggerFunctions(
         _open_tensorboard,
-        _score_beside_settings,
+        _log_scores_with_settings,
         lambda logger, status: logger.finalize(status),
         lambda logger: str(logger.log_dir),
     ),
     "mlflow": LoggerFunctions(
         _open_mlflow,
-        _score_alone,
+        _log_scores,
         lambda logger, status: logger.finalize({"stopped": "KILLED"}.get(status, status)),
         lambda logger: str(logger._tracking_uri),
     ),
     "wandb": LoggerFunctions(
         _open_wandb,
-        _score_alone,
+        _log_scores,
         _close_wandb,
         lambda logger: str(logger.experiment.url or logger.experiment.settings.sync_dir),
     ),
@@ -138,12 +141,14 @@ LOGGER_FUNCTIONS: dict[str, LoggerFunctions] = {
 
 
 class Loggers:
-    """The loggers of a run, as a context manager that closes them.
+    """The loggers of a run, as a context manager that opens and closes the loggers.
 
     A resumed run continues the same logs. Epochs that are repeated after a crash are not logged twice.
 
     Args:
-        names: Names from `LOGGER_FUNCTIONS`; empty on all processes but the first.
+        run: Run folder.
+        names: Keys of `LOGGER_FUNCTIONS`; empty or None on all processes except the first.
+        console: Console for messages.
     """
 
     def __init__(self, run: RunFolder, names: Sequence[str] | None, console: Console) -> None:
@@ -190,12 +195,14 @@ class Loggers:
         return log_and_call
 
     def log_row(self, row: Mapping[str, float]) -> None:
-        """Log the row of an epoch, unless it was logged before a crash."""
+        """Log the row of an epoch, unless the row was already logged before a crash."""
         step = int(row["step"])
         if step <= self._logged_step:
             return
         for name in list(self._open_loggers):
-            self._call_or_drop(name, lambda logger: _log(logger, {k: v for k, v in row.items() if k != "step"}, step))
+            self._call_or_drop(
+                name, lambda logger: _log_row(logger, {k: v for k, v in row.items() if k != "step"}, step)
+            )
         self._logged_step = step
         self._write_record()
 
@@ -243,7 +250,7 @@ class Loggers:
             action(self._open_loggers[name])
         except Exception as problem:  # any exception, since no logger may end the run
             del self._open_loggers[name]
-            text = shortened(" ".join(str(problem).split()), MAX_ERROR_CHARACTERS)
+            text = shorten(" ".join(str(problem).split()), MAX_ERROR_CHARACTERS)
             self._console.say(f"note: {name} failed ({text}); the run continues, and metrics.csv has all values")
 
     def _close_all(self, status: str) -> None:
@@ -253,7 +260,7 @@ class Loggers:
 
 
 def _open_logger(name: str, run: RunFolder, run_id: str | None) -> tuple[Logger, str]:
-    """Open a logger; return it and the location of its logs."""
+    """Open a logger; return the logger and the location of its logs."""
     functions = LOGGER_FUNCTIONS[name]
     try:
         logger = functions.open(run, run_id)
@@ -261,12 +268,13 @@ def _open_logger(name: str, run: RunFolder, run_id: str | None) -> tuple[Logger,
     except UserError:
         raise
     except Exception as problem:  # any exception of the logger, its database or the network
-        text = shortened(" ".join(str(problem).split()), MAX_ERROR_CHARACTERS)
+        text = shorten(" ".join(str(problem).split()), MAX_ERROR_CHARACTERS)
         raise UserError(
-            f"--logger {name} cannot be started ({type(problem).__name__}: {text}): fix it, or leave {name} out."
+            f"--logger {name} cannot be started ({type(problem).__name__}: {text}): correct the cause, or remove "
+            f"{name} from --logger."
         ) from problem
 
 
-def _log(logger: Any, values: dict[str, float], step: int) -> None:
+def _log_row(logger: Any, values: dict[str, float], step: int) -> None:
     logger.log_metrics(values, step)
     logger.save()  # a crash would lose buffered values

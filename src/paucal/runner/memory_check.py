@@ -9,25 +9,25 @@ from paucal.backbones.cost import FLOAT_BYTES, image_cost
 from paucal.backbones.layout import Size
 from paucal.backbones.sizing import fit_to_image_size
 from paucal.backbones.spec import BackboneSpec
-from paucal.memory import available_memory, is_out_of_memory
+from paucal.memory import is_out_of_memory, read_available_memory
 from paucal.settings.groups import JobSettings
 from paucal.types import UserError
 from paucal.wording import counted
 
 GIB = 2**30
-# Memory of weights, gradients and optimizer state, as a multiple of the weights.
+# Memory of weights, gradients and optimizer state together, as a multiple of the memory of the weights
 MEMORY_FACTORS = {"adamw": 4, "sgd": 3, "lars": 3}
-SMALL_STEP_PIXELS = 16 * 224 * 224  # forward passes with at most as many pixels are not checked
-MAX_STEP_IMAGES = 1 << 20  # images per optimizer step
+SMALL_STEP_PIXELS = 16 * 224 * 224  # forward passes with at most this number of pixels are not checked
+MAX_STEP_IMAGES = 1 << 20  # maximum number of images per optimizer step
 CHANNELS = 3
 
 
 def check_memory(settings: JobSettings, spec: BackboneSpec, views: float = 1.0) -> list[str]:
-    """Refuse a run whose steps cannot fit in the memory; return a remark if they need more than half of it.
+    """Refuse a run whose steps cannot fit in memory; return a remark if a step needs more than half of the memory.
 
-    The estimate is a lower bound, computed without building the model: weights, gradients and optimizer state, and the
-    activations of a forward pass. `views` is the number of pixels in all views of an image, relative to an image of the
-    backbone's size.
+    The estimate is a lower bound, computed without building the model: weights, gradients, optimizer state, and the
+    activations of a forward pass. `views` is the total number of pixels in all views of an image, relative to one image
+    of the backbone's size.
     """
     check_step_size(settings.effective_batch)
     batch_size = 1 if settings.batch_size == "auto" else settings.images_per_pass
@@ -44,7 +44,7 @@ def check_memory(settings: JobSettings, spec: BackboneSpec, views: float = 1.0) 
     image_bytes = round(views * cost.activation_bytes / activation_divisor)
     local_processes = 1 if settings.device == "cuda" else settings.devices
     on_gpu = settings.device == "cuda" and torch.cuda.is_available()
-    available_bytes = (torch.cuda.mem_get_info()[1] if on_gpu else available_memory()) // local_processes
+    available_bytes = (torch.cuda.mem_get_info()[1] if on_gpu else read_available_memory()) // local_processes
     needed_bytes = weight_bytes + batch_size * image_bytes
     if needed_bytes <= available_bytes // 2:
         return []
@@ -61,7 +61,7 @@ def check_memory(settings: JobSettings, spec: BackboneSpec, views: float = 1.0) 
 
 @contextmanager
 def explain_memory_errors() -> Iterator[None]:
-    """Turn an out-of-memory error while building networks into a UserError: `check_memory` does not count the heads."""
+    """Raise a UserError if memory runs out while networks are built, since `check_memory` does not count the heads."""
     try:
         yield
     except (MemoryError, RuntimeError) as problem:
@@ -77,19 +77,19 @@ def check_batch_memory(batch_size: int, image_size: Size) -> None:
     """Refuse an evaluation batch whose images alone do not fit in the free memory."""
     height, width = image_size
     image_bytes = CHANNELS * height * width * FLOAT_BYTES
-    free_bytes = available_memory()
+    free_bytes = read_available_memory()
     if batch_size * image_bytes > free_bytes:
         raise UserError(
-            f"--batch-size {batch_size} takes {batch_size * image_bytes / GIB:.3g} GiB for images of {height}x{width} "
-            f"pixels alone, but only {free_bytes / GIB:.3g} GiB are free: give "
+            f"--batch-size {batch_size} takes {batch_size * image_bytes / GIB:.3g} GiB for the images of {height}x"
+            f"{width} pixels alone, but only {free_bytes / GIB:.3g} GiB are free: give --batch-size "
             f"{max(1, free_bytes // (4 * image_bytes))} or less."
         )
 
 
 def check_step_size(images: int) -> None:
-    """Refuse optimizer steps of more than a million images."""
+    """Refuse optimizer steps of more than `MAX_STEP_IMAGES` images."""
     if images > MAX_STEP_IMAGES:
         raise UserError(
             f"an optimizer step would take {images:,} images (--batch-size times --accumulate times the processes), "
-            f"expected {MAX_STEP_IMAGES:,} at most: give less."
+            f"expected {MAX_STEP_IMAGES:,} at most: lower --batch-size or --accumulate."
         )

@@ -1,4 +1,4 @@
-"""A progress bar for Jupyter without widgets: an output of the cell that is replaced in place."""
+"""A progress bar for Jupyter without widgets: the output of a notebook cell that is replaced in place."""
 
 import sys
 import time
@@ -7,7 +7,8 @@ from typing import Any
 
 from rich.progress import Progress, TaskID
 
-REFRESH_SECONDS = 0.2  # between updates, since each is sent to the browser and stays in the notebook's history
+# Minimum interval between updates, since each update is sent to the browser and stays in the notebook's history
+REFRESH_SECONDS = 0.2
 
 
 def in_notebook() -> bool:
@@ -17,7 +18,7 @@ def in_notebook() -> bool:
 
 
 class NotebookProgress(Progress):
-    """A progress bar in the output of a notebook's cell; it disappears when the work is done."""
+    """A progress bar in the output of a notebook cell, which disappears when the work is done."""
 
     def __init__(self, output: "NotebookOutput") -> None:
         super().__init__(auto_refresh=False)
@@ -32,7 +33,7 @@ class NotebookProgress(Progress):
         self._output.show("", "")
 
     def update(self, task_id: TaskID, **changes: Any) -> None:
-        """Change a task; redraw the bar if it is finished, or if `REFRESH_SECONDS` have passed since the last time."""
+        """Change a task, and redraw the bar if the task is finished or the last redraw was `REFRESH_SECONDS` ago."""
         super().update(task_id, **changes)
         task = self._tasks[task_id]
         if task.finished or time.monotonic() - self._shown_at >= REFRESH_SECONDS:
@@ -54,14 +55,14 @@ class NotebookProgress(Progress):
 
 
 class NotebookOutput:
-    """The output that shows progress in a notebook's cell: a new one per execution of a cell, replaced in place."""
+    """The output that shows progress in a notebook cell; each execution of a cell gets a new output."""
 
     def __init__(self) -> None:
         self._handle: Any = None
         self._execution: int | None = None
 
     def show(self, text: str, html: str) -> None:
-        """Replace the content of the output; no output is created as long as the text is empty."""
+        """Replace the content of the output; no output is created until the text is not empty."""
         from IPython import get_ipython  # type: ignore[import-not-found]
         from IPython.display import display  # installed in any notebook  # type: ignore[import-not-found]
 

@@ -1,4 +1,4 @@
-"""Check before any work that results can be written: to a writable, unused path outside the images."""
+"""Check before any work is done that results can be written to a writable, unused path outside the images."""
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
@@ -10,11 +10,11 @@ from paucal.data.named.table import is_named
 from paucal.data.sources.joining import split_location
 from paucal.data.sources.opening import BUILT_IN
 from paucal.evaluation.results import read_report
-from paucal.reading import named_path
+from paucal.reading import expand_user_path
 from paucal.runner.console import Console
 from paucal.runs import RunFolder, create_run
 from paucal.runs.files import check_file_writable, check_folder_writable
-from paucal.runs.folder import RUNS_FOLDER, is_taken
+from paucal.runs.folder import RUNS_FOLDER, is_nonempty
 from paucal.runs.replacing import aside_path, finish_replacement, require_replaceable
 from paucal.settings.groups import JobSettings
 from paucal.settings.options import flag
@@ -26,19 +26,19 @@ S = TypeVar("S", bound=JobSettings)
 def resolve_output(settings: S, reads: Iterable[str], console: Console) -> S:
     """Check the output folder of a run before any work is done, and return the settings with its absolute path.
 
-    If an interrupted command had moved the previous run aside, that run is moved back first.
+    If an interrupted command moved the previous run to another path, that run is moved back first.
     """
     read_paths = {flag(name): str(value) for name in reads if (value := getattr(settings, name)) is not None}
     for name, value in read_paths.items():
-        named_path(value, name)  # raises for an empty path
+        expand_user_path(value, name)  # raises for an empty path
     images = {name: value for name, value in read_paths.items() if name in ("--data", "--monitor", "--unlabelled")}
     if settings.output is None:
         refuse_inside_images(RUNS_FOLDER, images, settings.data_root)
         return settings
-    path = named_path(str(settings.output))
+    path = expand_user_path(str(settings.output))
     refuse_inside_images(path, images, settings.data_root)
     if finish_replacement(path):
-        console.say(f"moved the run that an interrupted call had set aside from {aside_path(path)} back to {path}")
+        console.say(f"moved the previous run back from {aside_path(path)} to {path}, since a command was interrupted")
     if not _is_taken(path):
         check_folder_writable(path)
     elif not settings.overwrite:
@@ -48,7 +48,7 @@ def resolve_output(settings: S, reads: Iterable[str], console: Console) -> S:
         check_folder_writable(path)
         check_folder_writable(aside_path(path))
         for name, value in read_paths.items():
-            if value != BUILT_IN and _resolve_links(named_path(value, name)).is_relative_to(_resolve_links(path)):
+            if value != BUILT_IN and _resolve_links(expand_user_path(value, name)).is_relative_to(_resolve_links(path)):
                 raise UserError(
                     f"{name}: {value!r} is inside the run folder, which --overwrite would remove: choose another "
                     "--output."
@@ -61,15 +61,15 @@ def refuse_inside_images(
 ) -> None:
     """Refuse results inside a folder of images, where they would later be read as images or as a class.
 
-    `images` maps flags to locations of images; `flag` is the flag that gave the path of the results.
+    `images` maps flags to locations of images; `flag` is the flag with which the path of the results was given.
     """
     for name, location in images.items():
         if location is None or location == BUILT_IN or is_named(location, root):
             continue
-        for folder in (named_path(path_text, name) for path_text in split_location(location)):
+        for folder in (expand_user_path(path_text, name) for path_text in split_location(location)):
             if folder.is_dir() and _resolve_links(path).is_relative_to(_resolve_links(folder)):
                 raise UserError(
-                    f"{flag}: {str(path)!r} lies within the images of {str(folder)!r}, where it would be read as an "
+                    f"{flag}: {str(path)!r} is inside the images of {str(folder)!r}, where it would be read as an "
                     f"image or a class: choose another {flag}."
                 )
 
@@ -77,7 +77,7 @@ def refuse_inside_images(
 def check_results(
     folder: Path, images: Mapping[str, str | None], root: str | None = None, more: Sequence[str] = ()
 ) -> None:
-    """Refuse a folder for results that is not writable, or that has files with their names from another program.
+    """Refuse a folder for results if it is not writable, or if results would replace files of another program.
 
     `images` maps flags to locations of images; `more` are names of further files that this evaluation writes.
     """
@@ -91,20 +91,20 @@ def check_results(
         if foreign_files or (existing and not main_existing):
             raise UserError(
                 f"--output: {str(folder / (foreign_files or existing)[0])!r} would be replaced, but was not written by "
-                "an evaluation of paucal: choose another folder."
+                "an evaluation with paucal: choose another folder."
             )
 
 
 def check_new_file(text: str, images: Mapping[str, str | None], root: str | None, flag: str) -> Path:
-    """Return the path of a picture to write; refuse one that exists, is not writable, or is inside the images."""
-    path = named_path(text, flag)
+    """Return the path of an image to write; refuse a path that exists, is not writable, or is inside the images."""
+    path = expand_user_path(text, flag)
     refuse_inside_images(path, images, root, flag)
     check_file_writable(path, flag)
     return path
 
 
 SCORE_FILES = ("metrics.json", "segmentation.json")
-# Names of the files that evaluations write: (main files, other files). A main file identifies a folder of results.
+# Names of the files that evaluations write, as (main files, other files); a main file identifies a folder of results.
 RESULT_FILES = (
     (
         SCORE_FILES,
@@ -116,7 +116,7 @@ RESULT_FILES = (
     ),
     (("results.json",), ("table.csv",)),
 )
-# Keys by which a main file is recognised; `read_report` also recognises older formats of metrics.json.
+# Keys that identify a main file; `read_report` also recognises older formats of metrics.json.
 REQUIRED_KEYS = {
     "metrics.json": {"images", "scores", "intervals", "per_class"},
     "segmentation.json": {"images", "mean_iou", "confusion"},
@@ -137,13 +137,13 @@ def _is_result(folder: RunFolder, name: str) -> bool:
 
 
 def _resolve_links(path: Path) -> Path:
-    """Resolve all links; unlike `Path.resolve`, leave a link to itself as it is."""
+    """Resolve all links; unlike `Path.resolve`, keep a link that points to itself."""
     return Path(os.path.realpath(path))
 
 
 def _is_taken(path: Path) -> bool:
     try:
-        return is_taken(path)
+        return is_nonempty(path)
     except (OSError, ValueError):  # `check_folder_writable` reports long names and unreadable folders
         return False
 
@@ -151,8 +151,8 @@ def _is_taken(path: Path) -> bool:
 def check_new_folder(
     text: str, images: Mapping[str, str | None], root: str | None = None, flag: str = "--output"
 ) -> Path:
-    """Return the path of a folder to fill; refuse one that is not empty, is not writable, or is inside the images."""
-    path = named_path(text, flag)
+    """Return the path of a folder to fill; refuse a folder that is not empty, not writable, or inside the images."""
+    path = expand_user_path(text, flag)
     if path.exists() and (not path.is_dir() or any(path.iterdir())):
         raise UserError(f"{flag}: {str(path)!r} is not empty: give a new or an empty folder.")
     refuse_inside_images(path, images, root, flag)

@@ -1,4 +1,4 @@
-"""The rich console with which all verbs print to the terminal."""
+"""The rich console with which all commands print to the terminal."""
 
 import os
 from typing import IO, Any
@@ -6,17 +6,17 @@ from typing import IO, Any
 from rich.console import Console
 from rich.text import Text
 
-from paucal.wording import showable
+from paucal.wording import escape_controls
 
 FILE_WIDTH = 160  # width of output to a file or a pipe, in characters
-closed_descriptors: set[int] = set()  # descriptors of streams whose reader has closed, such as a pipe into `head`
+closed_descriptors: set[int] = set()  # descriptors of streams that their reader has closed, such as a pipe into `head`
 
 
 class PlainConsole(Console):
-    """Prints text literally: no highlighting, no emoji for `:x:`, control characters escaped.
+    """Prints text literally: without highlighting, without emoji for `:x:`, and with control characters escaped.
 
     Strings in tables pass through `render_str`, so that callers need not escape names of files and classes. Output to
-    a file or a pipe is not wrapped to the width of a terminal.
+    a file or a pipe is wrapped at `FILE_WIDTH` characters instead of the width of a terminal.
     """
 
     def __init__(self, **options: Any) -> None:
@@ -26,15 +26,15 @@ class PlainConsole(Console):
 
     def render_str(self, text: str, **options: Any) -> Text:  # type: ignore[override]
         """Convert a string to text with control characters escaped."""
-        return super().render_str(showable(text), **options)
+        return super().render_str(escape_controls(text), **options)
 
     def on_broken_pipe(self) -> None:
-        """Continue after the reader has closed the pipe: the run still writes its files."""
+        """Continue after the reader has closed the pipe, so that the run still writes its files."""
         redirect_to_null(self.file)
 
 
 def redirect_to_null(stream: IO[str]) -> None:
-    """Redirect a stream whose reader has closed to the null device."""
+    """Redirect a stream that its reader has closed to the null device."""
     closed_descriptors.add(stream.fileno())
     null_descriptor = os.open(os.devnull, os.O_WRONLY)
     os.dup2(null_descriptor, stream.fileno())

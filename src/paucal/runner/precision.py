@@ -1,4 +1,4 @@
-"""Choose the precision with which a trained model runs: as requested, or the faster one on this machine."""
+"""Choose the precision of predictions: the requested precision, or the precision that is faster on this machine."""
 
 from collections.abc import Sequence
 
@@ -22,7 +22,7 @@ from paucal.runner.input_images import InputImages
 def choose_for_images(
     model: TrainedModel, asked: str | None, pictures: InputImages, console: Console
 ) -> PrecisionChoice:
-    """Return the precision `asked`; if it is None, measure which one is faster on the first pictures, and print it."""
+    """Return the precision `asked`; without a request, measure and print which is faster on the first images."""
     if asked is not None:
         return EXPLICIT_CHOICES[asked]
     sample: list[Image.Image] = []
@@ -36,13 +36,13 @@ def choose_for_images(
 
 
 def choose_on_sample(
-    model: TrainedModel, few: Sequence[Image.Image], count: int | None, console: Console
+    model: TrainedModel, sample: Sequence[Image.Image], count: int | None, console: Console
 ) -> PrecisionChoice:
-    """Return the precision that is faster on the pictures `few`, of `count` in total; float32 if `few` is empty."""
-    classifies = type(model.card) is ModelCard  # regressions have no classes to compare
-    if not few or model.device.type != "cpu" or not classifies:
+    """Return the precision that is faster on sample images, out of `count` images; float32 if there is no sample."""
+    is_classifier = type(model.card) is ModelCard  # regression models have no classes to compare
+    if not sample or model.device.type != "cpu" or not is_classifier:
         return FLOAT32
-    choice = choose_precision(model.module, model.prepared(few), model.card.backbone.name, count)
+    choice = choose_precision(model.module, model.prepared(sample), model.card.backbone.name, count)
     if choice.measured:
         console.say(f"precision: {choice.reason}")
     return choice

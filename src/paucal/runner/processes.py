@@ -1,9 +1,9 @@
 """Coordinate the processes that train one run: ranks, process group, and the path of the run folder.
 
-If a launcher (torchrun, SLURM) starts all processes at once, they form a process group before anything is written. If
-Lightning starts the other processes when training begins, an environment variable passes them the path of the run. In
-both cases only the first process reads the flags and creates the folder, and the others read the stored settings, so
-that all processes have equal settings.
+If a launcher (torchrun, SLURM) starts all processes at once, the processes form a process group before files are
+written. If Lightning starts the other processes when training begins, an environment variable passes the path of the
+run folder to them. In both cases only the first process reads the flags and creates the folder, and the other processes
+read the stored settings, so that all processes have equal settings.
 """
 
 import os
@@ -24,7 +24,7 @@ from paucal.types import UserError
 T = TypeVar("T")
 
 RUN_VARIABLE = "PAUCAL_RUN"
-# Phrases by which torch's messages about failed communication between processes are recognised.
+# Phrases that identify torch's messages about failed communication between processes
 _EXCHANGE_PHRASES = ("gloo", "nccl", "connection closed by peer", "connection reset by peer")
 
 
@@ -38,7 +38,7 @@ def launcher() -> ClusterEnvironment | None:
 
 
 def launched_shape() -> tuple[int, int] | None:
-    """Return (processes per node, nodes) as set by the launcher; None without a launcher."""
+    """Return (processes per node, nodes) as set by the launcher; None if there is no launcher."""
     environment = launcher()
     if environment is None:
         return None
@@ -48,7 +48,7 @@ def launched_shape() -> tuple[int, int] | None:
 
 
 def is_first() -> bool:
-    """Return whether this process has rank 0: it reads the flags, writes files and prints."""
+    """Return whether this process has rank 0, and so reads the flags, writes files and prints."""
     environment = launcher()
     if environment is not None:
         return environment.global_rank() == 0
@@ -58,7 +58,7 @@ def is_first() -> bool:
 def join_processes() -> None:
     """Initialise the process group if a launcher started this process; otherwise do nothing.
 
-    With GPUs, the group has two backends: gloo gathers results on the CPU, and nccl gradients on GPUs.
+    With GPUs, the group has two backends: gloo gathers results on the CPU, and NCCL reduces gradients on the GPUs.
     """
     environment = launcher()
     if environment is None or dist.is_initialized():
@@ -73,9 +73,9 @@ def join_processes() -> None:
 
 
 def broadcast_path(make: Callable[[], Path]) -> Path:
-    """Create the run folder on the first process and send its path to the others.
+    """Create the run folder on the first process and send its path to the other processes.
 
-    If that fails, the others are notified, so that they exit instead of waiting.
+    If the creation fails, the other processes are notified, so that they exit instead of waiting.
     """
     if launcher() is None:
         return make()
@@ -95,7 +95,7 @@ def receive_path() -> Path:
     received: list[str | None] = [None]
     dist.broadcast_object_list(received)
     if received[0] is None:
-        raise UserError("the first process could not start the run; see its message.")
+        raise UserError("the first process could not start the run; see the message of that process.")
     return Path(received[0])
 
 
@@ -106,13 +106,13 @@ def pass_run_to_children(run: Path) -> None:
 
 
 def forget_run_of_children() -> None:
-    """Undo `pass_run_to_children`, so that the next run of this process is a new one."""
+    """Undo `pass_run_to_children`, so that this process can start another run."""
     if launcher() is None and int(os.environ.get("LOCAL_RANK", 0)) == 0:
         os.environ.pop(RUN_VARIABLE, None)
 
 
 def broadcast_value(value: T) -> T:
-    """Return the value of the first process; every process must call this."""
+    """Return the value of the first process; every process must call this function."""
     if not is_distributed():
         return value
     received = [value]
@@ -121,9 +121,9 @@ def broadcast_value(value: T) -> T:
 
 
 def run_on_rank_zero(act: Callable[[], None]) -> None:
-    """Call a function on the first process while the others wait; every process must call this.
+    """Call `act` on the first process while the other processes wait; every process must call this function.
 
-    If it fails, the others raise a UserError.
+    If `act` raises an exception, the other processes raise a UserError.
     """
     if not is_distributed() or dist.get_rank() == 0:
         try:
@@ -132,15 +132,15 @@ def run_on_rank_zero(act: Callable[[], None]) -> None:
             broadcast_value(False)
             raise
     if not broadcast_value(True):
-        raise UserError("the first process could not continue the run; see its message.")
+        raise UserError("the first process could not continue the run; see the message of that process.")
 
 
 @contextmanager
 def explain_lost_processes(resume: str) -> Iterator[None]:
-    """Turn errors of communication between processes into a UserError, which advises the command `resume`.
+    """Raise a UserError that recommends the command `resume` if the communication between processes fails.
 
-    A closed connection causes an error at once; a process that hangs causes one after torch's timeout (half an hour on
-    the CPU, ten minutes on GPUs).
+    A closed connection causes an error at once; a process that hangs causes an error after torch's timeout (half an
+    hour on the CPU, ten minutes on GPUs).
     """
     try:
         yield
@@ -150,8 +150,8 @@ def explain_lost_processes(resume: str) -> Iterator[None]:
         ):
             raise
         raise UserError(
-            "another process of this run ended or did not answer; its output says why. The saved state is kept: "
-            f"continue with '{resume}', also on fewer processes."
+            "another process of this run ended or did not answer; the output of that process says why. The saved state "
+            f"is kept: continue with '{resume}', if needed with fewer processes."
         ) from problem
 
 

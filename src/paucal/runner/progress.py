@@ -1,4 +1,4 @@
-"""Lightning callbacks that show the progress of training: a bar of steps, and a forecast of the end."""
+"""Lightning callbacks that show the progress of training: a progress bar of steps and a forecast of the end time."""
 
 import time
 from collections.abc import Callable
@@ -8,17 +8,17 @@ from lightning.pytorch import Callback, Trainer
 from rich.progress import Progress
 
 from paucal.runner.clock import MAX_TIMING_SECONDS, MIN_FORECAST_SECONDS, end_time_text
-from paucal.wording import duration
+from paucal.wording import format_duration
 
-REFRESH_STEPS = 10  # steps between updates of the bar: each update reads the loss, which waits for the device
-WARMUP_STEPS, TIMED_STEPS = 2, 5
+REFRESH_STEPS = 10  # number of steps between updates of the bar, since each update waits for the device
+WARMUP_STEPS, TIMED_STEPS = 2, 5  # number of steps before the forecast that are not timed, and that are timed
 
 
 class TrainingBar(Callback):
-    """A progress bar of steps with the newest losses.
+    """Shows a progress bar of steps with the mean loss of the current epoch.
 
     Args:
-        bar: Progress bar that is not started yet; if it is disabled, it stays invisible.
+        bar: Progress bar that is not started yet; a disabled bar is never shown.
     """
 
     def __init__(self, bar: Progress) -> None:
@@ -51,7 +51,7 @@ class TrainingBar(Callback):
 
 
 class TrainingForecast(Callback):
-    """Prints once how long the remaining steps will take, without validation and report, if more than a minute."""
+    """Prints once how long the remaining steps, without validation and report, will take, if more than a minute."""
 
     def __init__(self, say: Callable[[str], None]) -> None:
         self._say = say
@@ -73,4 +73,4 @@ class TrainingForecast(Callback):
         seconds_left = (pl_module.plan.last_step - trainer.global_step) * seconds / steps
         if seconds_left > MIN_FORECAST_SECONDS:
             end_time = end_time_text(seconds_left)
-            self._say(f"time: about {duration(seconds_left)} of training from now, until {end_time}")
+            self._say(f"time: about {format_duration(seconds_left)} of training from now, until {end_time}")

@@ -1,4 +1,4 @@
-"""Create, lock, replace and reopen the folder of a run; a resumed run uses its stored settings."""
+"""Create, lock, replace and reopen the folder of a run, and read the stored settings of a resumed run."""
 
 import os
 import shlex
@@ -19,36 +19,36 @@ from paucal.data.splits.split_csv import read_split
 from paucal.runner.console import Console
 from paucal.runner.processes import launched_shape
 from paucal.runs import RunFolder, create_run, open_run
-from paucal.runs.folder import is_taken
+from paucal.runs.folder import is_nonempty
 from paucal.runs.lock import RunLock
 from paucal.runs.replacing import (
     aside_path,
     discard_replaced_run,
+    has_set_aside_run,
+    move_aside,
     remove_temporary_files,
     require_replaceable,
     restore_replaced_run,
-    set_aside,
-    was_set_aside,
 )
 from paucal.settings.groups import JobSettings
 from paucal.settings.options import check_ranges, earlier_names, flag, setting_fields, with_current_names
 from paucal.settings.values import convert_setting, setting_types
 from paucal.types import UserError
-from paucal.wording import brief, counted
+from paucal.wording import counted, short_repr
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
     from paucal.runner.job import AnyJob
 
-# Settings that may change when a run is resumed; among them, only the number of processes changes results on the CPU.
+# Settings that may change when a run is resumed; on the CPU, only the number of processes changes the results.
 CHANGEABLE = ("workers", "device", "devices", "nodes", "time_limit", "hang_after", "logger")
 S = TypeVar("S", bound="DataclassInstance")
 J = TypeVar("J", bound=JobSettings)
 
 
 class RunWriter:
-    """Context manager that locks a run folder, and keeps a replaced run until the new one has saved a valid state."""
+    """Context manager that locks a run folder, and keeps a replaced run until the new run has saved a valid state."""
 
     def __init__(self, console: Console) -> None:
         self.console = console
@@ -57,8 +57,8 @@ class RunWriter:
         self._replaced = False
 
     def begin(self, output: str | None, overwrite: bool) -> RunFolder:
-        """Create and lock the folder of a new run, and set aside the run that it replaces."""
-        if output is not None and overwrite and is_taken(Path(output)):
+        """Create and lock the folder of a new run, after moving a run that will be replaced to another path."""
+        if output is not None and overwrite and is_nonempty(Path(output)):
             self._set_aside(Path(output))
         run = create_run(None if output is None else Path(output))
         self._keep_lock(run)
@@ -68,13 +68,13 @@ class RunWriter:
         """Lock the folder of an existing run."""
         self._keep_lock(run)
         remove_temporary_files(run.path)
-        if was_set_aside(run.path):  # an earlier process was killed before it saved a state or removed the replaced run
+        if has_set_aside_run(run.path):  # an earlier process was killed before it removed the replaced run
             self._replaced = True
             if run.last.exists():
                 self.discard_replaced()
 
     def discard_replaced(self) -> None:
-        """Remove the replaced run, because this one has saved a state."""
+        """Remove the replaced run, because the new run has saved a state."""
         if self._replaced and self._run is not None:
             self._replaced = False
             discard_replaced_run(self._run.path)
@@ -116,20 +116,20 @@ class RunWriter:
             self.console.say(f"the old run is in {aside_path(self._run.path)}")
             return
         restore_replaced_run(self._run.path)
-        self.console.say(f"restored the old run in {self._run.path}: the new one ended before it saved a valid state")
+        self.console.say(f"restored the old run in {self._run.path}: the new run ended before it saved a valid state")
 
     def _set_aside(self, path: Path) -> None:
         require_replaceable(path)
-        # Lock the old run, so that no other process replaces or resumes it meanwhile.
+        # Lock the old run, so that no other process replaces or resumes that run meanwhile.
         lock = RunLock(path)
         lock.acquire()
         try:
-            aside_folder = set_aside(path)
+            aside_folder = move_aside(path)
             self._run, self._replaced = RunFolder(path), True
             lock.folder, lock.path = aside_folder, aside_folder / lock.path.name
         finally:
             lock.release()
-        self.console.say(f"the old run is kept in {aside_folder} until the new one has saved its first state")
+        self.console.say(f"the old run is kept in {aside_folder} until the new run has saved its first state")
 
     def _keep_lock(self, run: RunFolder) -> None:
         lock = RunLock(run.path)
@@ -157,24 +157,24 @@ def is_valid_state(trainer: Trainer, module: Any) -> bool:
     """Return whether the weights are finite and at most half of the steps were skipped."""
     if 2 * float(module.meters.skipped) > trainer.global_step:
         return False
-    # Of sharded weights, only the local shard is checked, since the other processes do not call this function.
+    # If the weights are sharded, only the local shard is checked, since other processes do not call this function.
     local_weights = (p.to_local() if hasattr(p, "to_local") else p for p in module.parameters())
     return all(bool(torch.isfinite(weights.detach()).all()) for weights in local_weights)
 
 
 def process_shape(changes: Mapping[str, Any], settings: JobSettings) -> tuple[int, int]:
-    """Return (processes per node, nodes) of a resumed run: as given, else as launched, else as stored."""
+    """Return (processes per node, nodes) of a resumed run: as in `changes`, else as launched, else as in `settings`."""
     single_process = (1, 1) if TorchElasticEnvironment.detect() else None  # torchrun started a single process
     devices, nodes = launched_shape() or single_process or (settings.devices, settings.nodes)
     return changes.get("devices", devices), changes.get("nodes", nodes)
 
 
 def with_processes(settings: J, devices: int, nodes: int) -> tuple[J, dict[str, str]]:
-    """Return settings for another number of processes, and the reasons; a step still takes the same images.
+    """Return settings for another number of processes, and the reasons; each step still uses the same images.
 
-    The order of the images depends only on seed and epoch, so only the division of a step's images among processes
-    changes. A process takes at most as many images per forward pass as before, since more might not fit in its memory;
-    it takes more forward passes per step instead.
+    The order of the images depends only on seed and epoch, so only the division of a step's images among the processes
+    changes. A process takes at most as many images per forward pass as before, since more images might not fit in its
+    memory; instead, the process makes more forward passes per step.
     """
     batch, processes = settings.effective_batch, devices * nodes
     images_per_process, remainder = divmod(batch, processes)
@@ -183,7 +183,7 @@ def with_processes(settings: J, devices: int, nodes: int) -> tuple[J, dict[str, 
         nearest = sorted(sorted(divisors, key=lambda n: abs(n - processes))[:2])
         raise UserError(
             f"{counted(processes, 'process', 'processes')} cannot share the {counted(batch, 'image')} of a step of "
-            f"this run equally: resume it with {' or '.join(map(str, nearest))}."
+            f"this run equally: the number of processes must be {' or '.join(map(str, nearest))}."
         )
     max_batch_size = min(images_per_process, settings.images_per_pass)
     batch_size = max(n for n in range(1, max_batch_size + 1) if images_per_process % n == 0)
@@ -195,18 +195,18 @@ def with_processes(settings: J, devices: int, nodes: int) -> tuple[J, dict[str, 
 
 
 def reopen(path: str | Path, changes: Mapping[str, Any], job: "AnyJob") -> tuple[RunFolder, Any, dict[str, str]]:
-    """Open a run to resume; return it with its changed settings and their origins, without writing anything."""
+    """Open a run to resume; return the run, its changed settings and their origins, without writing files."""
     allowed = (*CHANGEABLE, *input_names(job))
     refused = [name for name in changes if name not in allowed]
     if refused:
         raise UserError(
-            f"--resume uses the settings stored in the run; leave out {', '.join(map(flag, refused))} "
+            f"--resume uses the settings stored in the run: remove {', '.join(map(flag, refused))} "
             f"(only {', '.join(map(flag, CHANGEABLE))} may change, and if files have moved, "
             f"{', '.join(map(flag, input_names(job)))})."
         )
     run = open_run(path)
     if run.finished:
-        raise UserError(f"the run {str(run.path)!r} is finished; start another with 'paucal {job.verb}'.")
+        raise UserError(f"the run {str(run.path)!r} is finished: start a new run with 'paucal {job.verb}'.")
     settings, origin = stored_settings(run, job.settings_type, job.verb)
     if set(changes) & set(input_names(job)):
         pinned = job.pin(replace(settings, init=None, **changes))
@@ -224,7 +224,7 @@ def reopen(path: str | Path, changes: Mapping[str, Any], job: "AnyJob") -> tuple
 
 
 def input_names(job: "AnyJob") -> tuple[str, ...]:
-    """Return the names of settings for inputs that a run reads until its end; these may move before it is resumed."""
+    """Return the names of settings for inputs that a run reads until its end, and that may move before a resume."""
     return tuple(name for name in job.reads if name not in ("init", "split"))
 
 
@@ -232,10 +232,10 @@ def _require_inputs(run: RunFolder, settings: Any, job: "AnyJob") -> None:
     """Refuse to resume a run whose stored inputs are missing, and explain how to give their new location."""
     for name in input_names(job):
         for path in split_location(getattr(settings, name) or ""):
-            if os.path.isabs(path) and not os.path.exists(path):  # relative values are names of published data sets
+            if os.path.isabs(path) and not os.path.exists(path):  # a relative value is the name of a published data set
                 new_location = "DATA" if name == "data" else f"{flag(name)} PLACE"
                 raise UserError(
-                    f"{path!r} of the run {str(run.path)!r} does not exist: give its new location, as in 'paucal "
+                    f"{path!r} of the run {str(run.path)!r} does not exist: give the new location, as in 'paucal "
                     f"{job.verb} --resume {shlex.quote(str(run.path))} {new_location}'."
                 )
 
@@ -247,31 +247,31 @@ def store_changes(run: RunFolder, settings: Any, origin: Mapping[str, str]) -> N
 
 
 def stored_split(run: RunFolder, images: ImageSet) -> Split:
-    """Return the stored split of a run, with the description from its config."""
+    """Return the stored split of a run, with the description from the run's config."""
     split = read_split(run.split, images)
     description = run.read_yaml(run.config.name).get("split")
     return Split(split.strings, str(description), split.groups) if description else split
 
 
 def typed_settings(values: Any, settings_type: type[S]) -> S:
-    """Build settings from the values of a file; raise a TypeError for an unknown name or a value of another type."""
+    """Build settings from the values in a file; raise a TypeError for an unknown name or a value of a wrong type."""
     if not isinstance(values, dict):
         raise TypeError("not a mapping of settings")
     known_fields, hints, values_by_name = setting_fields(settings_type), setting_types(settings_type), {}
     for name, value in values.items():
         if name not in hints:
-            raise TypeError(f"there is no setting {brief(name)}")
+            raise TypeError(f"there is no setting {short_repr(name)}")
         if value is None and name in known_fields and known_fields[name].default is not None:
             raise TypeError(f"{name} cannot be empty")
         try:
             values_by_name[name] = None if value is None else convert_setting(name, value, hints[name], "")
         except UserError as problem:
-            raise TypeError(f"{name} cannot be {brief(value)}") from problem
+            raise TypeError(f"{name} cannot be {short_repr(value)}") from problem
     return settings_type(**with_current_names(values_by_name, settings_type))
 
 
 def stored_settings(run: RunFolder, settings_type: type[S], verb: str) -> tuple[S, dict[str, str]]:
-    """Return the stored settings of a run, and the origin of each by name."""
+    """Return the stored settings of a run, and the origin of each setting by name."""
     config = run.read_yaml(run.config.name)
     if run.verb != verb:
         raise UserError(f"the run {str(run.path)!r} was made by 'paucal {run.verb}': use 'paucal {run.verb} --resume'.")
@@ -282,8 +282,11 @@ def stored_settings(run: RunFolder, settings_type: type[S], verb: str) -> tuple[
         values = run.with_kept_frame(values) if isinstance(values, dict) else values
         return typed_settings(values, settings_type), origin
     except KeyError as problem:
-        raise UserError(f"{str(run.config)!r} is damaged (it lacks {problem}): restore it or train again.") from problem
+        raise UserError(
+            f"{str(run.config)!r} is damaged ({problem} is missing): restore the file or train again."
+        ) from problem
     except (TypeError, ValueError) as problem:
         raise UserError(
-            f"{str(run.config)!r} is damaged or not of this version of paucal ({problem}): restore it or train again."
+            f"{str(run.config)!r} is damaged or from another version of paucal ({problem}): restore the file or train "
+            "again."
         ) from problem

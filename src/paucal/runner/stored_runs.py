@@ -1,9 +1,9 @@
-"""Runs on object storage: written to a local folder, and copied to the storage whenever a state was saved.
+"""Runs on object storage, which are written to a local folder and copied to the storage after each saved state.
 
-The storage has an object for each distinct file content, named by its digest, and two manifests that list the objects
-of the run's files. Since object storage cannot rename, the manifests are overwritten in turn, each after its objects;
-the complete manifest with the highest number is valid. So even if the writer is killed, a reader finds a complete run,
-the newest or the previous one.
+The storage has an object for each distinct file content, named by the digest of the content, and two manifests that
+list the objects of the run's files. Since object storage cannot rename objects, the manifests are overwritten
+alternately, each after its objects; the complete manifest with the highest number is valid. So even if the writer is
+killed, a reader finds a complete run in its newest or previous state.
 """
 
 import hashlib
@@ -37,24 +37,24 @@ from paucal.wording import first_line
 
 MANIFEST_NAMES, OBJECTS_FOLDER, LOCK_NAME = ("manifest-0.json", "manifest-1.json"), "objects", "lock"
 _MAX_MANIFEST_BYTES = 64 << 20
-# File beside a local copy whose newest state could not be uploaded; it has the number of the last uploaded manifest.
+# File beside a local copy whose newest state could not be uploaded, with the number of the last uploaded manifest
 UNSENT_FILE = "unsent.json"
-# Time between two checks for a new state, and longest pause after failed uploads.
+# Seconds between two checks for a new state, and maximum pause after failed uploads
 _CHECK_SECONDS, _MAX_PAUSE_SECONDS = 1.0, 300.0
 _ABANDONED_AFTER = 24 * 3600.0  # seconds after which the temporary folder of a killed process is removed
-_SCRATCH_PREFIX = "tmp-"  # prefix of temporary folders
+_SCRATCH_PREFIX = "tmp-"  # prefix of the names of temporary folders
 Manifest = dict[str, tuple[str, int]]  # digest and size in bytes of each file, by relative path
 
 
 class StoredRun:
-    """A run on object storage, at a URL that fsspec can write, such as `s3://bucket/runs/flowers`."""
+    """A run on object storage, at a URL that fsspec can write to, such as `s3://bucket/runs/flowers`."""
 
     def __init__(self, url: str) -> None:
         self.url = url.rstrip("/")
         self._storage, root = open_storage(self.url)
         self._root = root.rstrip("/")
-        self._newest_manifest: Manifest = {}  # as last fetched or published
-        self._manifest_number = 0  # number of the newest manifest; 0 without one
+        self._newest_manifest: Manifest = {}  # files of the manifest that was last fetched or published
+        self._manifest_number = 0  # number of the newest manifest; 0 if there is no manifest
         self._uploaded: dict[str, tuple[FileStamp, str]] = {}  # stamp and digest of each file at its last upload
 
     @property
@@ -77,13 +77,15 @@ class StoredRun:
         complete_manifests = [manifest for manifest in manifests if manifest]
         if not complete_manifests:
             if None not in manifests:
-                raise UserError(f"both manifests of the run {self.url!r} are damaged: restore one, or train again.")
+                raise UserError(
+                    f"both manifests of the run {self.url!r} are damaged: restore a manifest, or train again."
+                )
             return None
         self._manifest_number, files = max(complete_manifests, key=lambda manifest: manifest[0])
         return files
 
     def _read_manifest(self, name: str) -> tuple[int, Manifest] | tuple[()] | None:
-        """Return the number and the files of a manifest; an empty tuple if it is damaged, None if it does not exist."""
+        """Return the number and files of a manifest; an empty tuple if it is damaged, and None if it does not exist."""
         try:
             content = retry(lambda: self._storage.cat_file(self.path(name), end=_MAX_MANIFEST_BYTES))
         except FileNotFoundError:
@@ -105,7 +107,7 @@ class StoredRun:
         return number, files
 
     def read_settings(self) -> dict[str, Any]:
-        """Return the stored settings, unchecked; empty if there is no run."""
+        """Return the stored settings without checking them; an empty dictionary if there is no run."""
         manifest = self.manifest() or {}
         if CONFIG_FILE not in manifest:
             return {}
@@ -114,10 +116,10 @@ class StoredRun:
             return RunFolder(scratch).settings
 
     def fetch(self, folder: Path) -> None:
-        """Download the run into a local folder, and remove other files from the folder."""
+        """Download the run into a local folder, and remove all other files from the folder."""
         manifest = self.manifest()
         if manifest is None:
-            raise UserError(f"there is no run at {self.url!r}: expected the --output of an earlier call.")
+            raise UserError(f"there is no run at {self.url!r}, expected the --output of an earlier command.")
         for file in [file for file in folder.rglob("*") if file.is_file()]:
             if file.relative_to(folder).as_posix() not in manifest:
                 file.unlink()
@@ -148,7 +150,7 @@ class StoredRun:
     def publish(self, folder: Path, confirm: Callable[[], None] = lambda: None) -> None:
         """Upload changed files of a folder, then a manifest; remove objects that the last two manifests do not list.
 
-        The run may write to the folder meanwhile; `confirm` raises an error if this process has lost the lock.
+        The run may write to the folder during the upload; `confirm` raises an error if this process has lost the lock.
         """
         if not self._manifest_number:
             self.manifest()  # reads the last number
@@ -163,7 +165,7 @@ class StoredRun:
         listed_digests = {digest for digest, _ in (*manifest.values(), *self._newest_manifest.values())}
         self._newest_manifest, self._manifest_number = manifest, number
         confirm()
-        with suppress(Exception):  # the run is complete; credentials may not allow removal
+        with suppress(Exception):  # the credentials may not allow removal, and the run is complete without it
             for path in self._storage.ls(self.path(OBJECTS_FOLDER), detail=False, refresh=True):
                 if path.rpartition("/")[2] not in listed_digests:
                     self._storage.rm_file(path)
@@ -183,7 +185,7 @@ class StoredRun:
 
 
 class StoredCopy(Callback):
-    """Copies a run to storage in a thread, whenever the run has saved a state, and once more at its end."""
+    """Copies a run to storage in a thread whenever the run has saved a state, and once more at the end of the run."""
 
     def __init__(self, stored: StoredRun, lock: StorageLock, folder: Path, console: Console) -> None:
         self.folder = folder
@@ -193,7 +195,7 @@ class StoredCopy(Callback):
         self._state = self._saved_state()
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: Any, batch: Any, batch_idx: int) -> None:
-        """End the run if another process has taken it over."""
+        """End the run if another process has taken over the lock."""
         self._lock.check()
 
     def __enter__(self) -> "StoredCopy":
@@ -212,8 +214,8 @@ class StoredCopy(Callback):
         except Exception as failure:  # each storage backend raises its own exceptions
             write_text(self.folder.parent / UNSENT_FILE, json.dumps({"number": self._stored_run.number}) + "\n")
             message = (
-                f"the newest state cannot be copied to {self._stored_run.url!r} ({first_line(failure)}): it is in "
-                f"{str(self.folder)!r}; the next call with this URL on this machine copies it."
+                f"the newest state cannot be copied to {self._stored_run.url!r} ({first_line(failure)}): the state is "
+                f"in {str(self.folder)!r}; the next command with this URL on this machine copies it."
             )
             if problem is None:
                 raise UserError(message) from failure
@@ -244,7 +246,7 @@ class StoredCopy(Callback):
 
 @contextmanager
 def written_to_storage(url: str, is_resumed: bool, console: Console) -> Iterator[StoredCopy]:
-    """Lock a run on storage; copy its local folder to the storage during the block and at its end.
+    """Lock a run on storage, and copy the run's local folder to the storage during the block and at its end.
 
     A resumed run is downloaded first; a new run must not exist on the storage yet.
     """
@@ -255,15 +257,17 @@ def written_to_storage(url: str, is_resumed: bool, console: Console) -> Iterator
         local_home.mkdir(parents=True, exist_ok=True)
         exists = stored_run.manifest() is not None
         if not is_resumed and exists:
-            raise UserError(f"--output: {url!r} exists already: resume it with --resume {url}, or choose another.")
+            raise UserError(
+                f"--output: {url!r} exists already: resume that run with --resume {url}, or choose another --output."
+            )
         if is_resumed and _last_sent_number(local_home) == stored_run.number and folder.exists():
             console.say(f"copying the newest state of {stored_run.url} from this machine")
             stored_run.publish(folder, lock.confirm)
         elif is_resumed:
-            _put_aside(local_home, console)
+            _keep_unsent_copy(local_home, console)
             stored_run.fetch(folder)
         else:
-            _put_aside(local_home, console)
+            _keep_unsent_copy(local_home, console)
             shutil.rmtree(folder, ignore_errors=True)
         (local_home / UNSENT_FILE).unlink(missing_ok=True)
         write_text(local_home / PLACE_FILE, json.dumps({"url": stored_run.url}) + "\n")
@@ -273,23 +277,23 @@ def written_to_storage(url: str, is_resumed: bool, console: Console) -> Iterator
 
 
 def _last_sent_number(local_home: Path) -> int | None:
-    """Return the number of the last manifest that was uploaded before an upload failed; None if none has failed."""
+    """Return the number of the last manifest uploaded before a failed upload; None if no upload has failed."""
     try:
         return int(parse_json((local_home / UNSENT_FILE).read_bytes())["number"])
     except (OSError, ValueError, KeyError, TypeError):
         return None
 
 
-def _put_aside(local_home: Path, console: Console) -> None:
-    """Move away a local copy whose newest state was not uploaded, so that it is not overwritten."""
+def _keep_unsent_copy(local_home: Path, console: Console) -> None:
+    """Rename a local copy whose newest state was not uploaded, so that the copy is not overwritten."""
     if _last_sent_number(local_home) is not None and (local_home / "run").exists():
         target = local_home / f"unsent-{time.time_ns()}"
         (local_home / "run").rename(target)
-        console.say(f"a state that could not be sent to the storage is kept in {target}")
+        console.say(f"a state that could not be copied to the storage is kept in {target}")
 
 
 def require_one_machine(overwrite: bool = False) -> None:
-    """Refuse settings that are not supported for runs on object storage."""
+    """Refuse several machines and `--overwrite`, which are not supported for runs on object storage."""
     shape = launched_shape()
     if shape is not None and shape[1] > 1:
         raise UserError("a run on object storage must run on one machine: give --output on a shared disk.")
@@ -311,7 +315,7 @@ def local_copies_folder() -> Path:
 
 @contextmanager
 def _temporary_folder() -> Iterator[Path]:
-    """Yield a temporary folder beside the copies of runs; also remove the folders that killed processes left."""
+    """Yield a temporary folder beside the copies of runs, after removing old folders that killed processes left."""
     path = local_copies_folder()
     for leftover in path.glob(f"{_SCRATCH_PREFIX}*"):
         with suppress(OSError):

@@ -1,16 +1,16 @@
-"""The output table of a verb: its format by file extension, and a check that it can be written."""
+"""The output table of a command: choose its format by the file extension, and check that it can be written."""
 
 from pathlib import Path
 from typing import Literal
 
 from paucal.data.sources.suffixes import IMAGE_SUFFIXES
-from paucal.reading import named_path
+from paucal.reading import expand_user_path
 from paucal.runs.files import check_file_writable
 from paucal.types import UserError
 
 TableFormat = Literal["csv", "json"]
 FORMATS: dict[str, TableFormat] = {".csv": "csv", ".json": "json"}
-# Names of file contents for messages, by file extension.
+# Descriptions of files by file extension, for messages
 UNSUPPORTED_FORMATS = {
     **dict.fromkeys((".xlsx", ".xls", ".xlsm", ".xlsb", ".ods", ".numbers"), "a spreadsheet"),
     **dict.fromkeys((".parquet", ".pq", ".arrow", ".feather", ".orc", ".avro"), "a columnar file"),
@@ -27,7 +27,7 @@ UNSUPPORTED_FORMATS = {
 
 def resolve_table(text: str, form: TableFormat | None = None) -> tuple[Path, TableFormat]:
     """Return the path and the format of an output table: `form`, else the format of the file extension, else CSV."""
-    path = named_path(text)
+    path = expand_user_path(text)
     extension = path.suffix.lower()
     if extension in UNSUPPORTED_FORMATS:
         raise UserError(
@@ -36,8 +36,10 @@ def resolve_table(text: str, form: TableFormat | None = None) -> tuple[Path, Tab
         )
     format_of_extension = FORMATS.get(extension)
     if form is not None and format_of_extension not in (None, form):
-        raise UserError(f"--output: {text[:120]!r} ends in {extension}, but --format is {form}: give one of the two.")
+        raise UserError(
+            f"--output: {text[:120]!r} ends in {extension}, but --format is {form}: change --output or --format."
+        )
     if not path.parent.exists():
-        raise UserError(f"there is no folder for {text[:120]!r}: create it, or choose another --output.")
+        raise UserError(f"there is no folder for {text[:120]!r}: create the folder, or choose another --output.")
     check_file_writable(path)
     return path, form or format_of_extension or "csv"

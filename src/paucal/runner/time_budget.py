@@ -1,4 +1,4 @@
-"""Plan the length of a run from its time budget: time a few steps on this machine, then store and print the plan.
+"""Plan the length of a run from its time budget, by timing a few steps on this machine; store and print the plan.
 
 During training, `paucal.training.clock` corrects the planned length. A resumed run reads the stored plan.
 """
@@ -18,7 +18,7 @@ from torch import nn
 
 from paucal.cores import choose_threads, cores_are_shared
 from paucal.objectives import Objective
-from paucal.rules.resolve import origins
+from paucal.rules.resolve import list_origins
 from paucal.runner.clock import end_time_text, start_time
 from paucal.runner.console import Console
 from paucal.runner.job import A, Job, R, S
@@ -28,12 +28,12 @@ from paucal.settings.values import EXPECTED_DURATION
 from paucal.training import Plan, TimePlan
 from paucal.training.failures import memory_advice
 from paucal.types import Batch, Progress, UserError
-from paucal.wording import counted, duration
+from paucal.wording import counted, format_duration
 
 UNIT_SECONDS = {"d": 86400, "h": 3600, "m": 60, "s": 1}
 TIME_PLAN_FILE = "time_plan.json"
-TIMED_SECONDS = 15.0  # no further steps are timed after this many seconds
-OVERHEAD_FACTOR = 1.08  # accounts for optimizer, moving average and records, which are not timed
+TIMED_SECONDS = 15.0  # after this many seconds, no further steps are timed
+OVERHEAD_FACTOR = 1.08  # factor on the step time for the optimizer, moving average and records, which are not timed
 
 
 def parse_duration(text: str, name: str = "--time-limit") -> float:
@@ -57,11 +57,11 @@ def parse_duration(text: str, name: str = "--time-limit") -> float:
 
 
 def keep_one_length(settings: Any, origin: Mapping[str, str]) -> Any:
-    """Return settings in which only one of time and epochs decides the length of the run.
+    """Return settings in which either the time or the epochs set the length of the run.
 
-    Flags take precedence over a config, and a config over a recipe; within a config the epochs take precedence, since
-    they were planned from the config's time. Together with the epochs, other lengths of the same origin, such as the
-    warm-up, are dropped.
+    Flags take precedence over a config, and a config over a recipe. Within a config the epochs take precedence, since
+    they were planned from the config's time. If the epochs are dropped, other lengths of the same origin, such as the
+    warm-up, are dropped, too.
     """
     if settings.time is not None:
         parse_duration(settings.time, "--time")
@@ -73,19 +73,19 @@ def keep_one_length(settings: Any, origin: Mapping[str, str]) -> Any:
         lengths = ("epochs", "schedule_epochs", "warmup_epochs")
         return replace(settings, **{name: None for name in lengths if origin.get(name) == origin["epochs"]})
     raise UserError(
-        f"--time {settings.time} and --epochs {settings.epochs} both set the length of the run: give one of them."
+        f"--time {settings.time} and --epochs {settings.epochs} both set the length of the run: give only one of these."
     )
 
 
 @dataclass(frozen=True)
 class Pace:
-    """Measured durations of the parts of a run, in seconds.
+    """Measured durations of the phases of a run, in seconds.
 
     Attributes:
-        step: An optimizer step.
-        val_image: Evaluation of one validation image.
-        test_image: Evaluation of one test image.
-        closing: Other work after the last step.
+        step: Seconds per optimizer step.
+        val_image: Seconds for the evaluation of one validation image.
+        test_image: Seconds for the evaluation of one test image.
+        closing: Seconds of all other work after the last step.
     """
 
     step: float
@@ -94,21 +94,21 @@ class Pace:
     closing: float
 
     def evaluation(self, counts: Mapping[str, int]) -> float:
-        """Return the seconds of one validation, given the number of images in each split."""
+        """Return the seconds of one validation, given the number of images by split."""
         return counts["val"] * self.val_image
 
     def ending(self, counts: Mapping[str, int]) -> float:
-        """Return the seconds from the last step until all results are written, given the number of images per split."""
+        """Return the seconds from the last step until all results are written, given the number of images by split."""
         return counts["test"] * self.test_image + self.closing
 
 
 @dataclass(frozen=True)
 class PlannedLength:
-    """The length of a run that was planned from its time budget.
+    """The length of a run, planned from its time budget.
 
     Attributes:
-        settings: Settings that set the length of the run, by name.
-        reasons: Reason for each of these settings, by name.
+        settings: Values of the settings that determine the length of the run, by name.
+        reasons: Reasons for the values of these settings, by name.
         text: Description of the length of the run.
         seconds: Expected seconds from the first step to the last file.
         most_steps: Number of optimizer steps after which further steps would not help.
@@ -122,20 +122,27 @@ class PlannedLength:
 
 
 class TimedJob(Job[S, A, R]):
-    """A job that can plan the length of its runs, the setting `length_setting`, from `--time`."""
+    """A job that can plan the length of its runs from `--time`.
+
+    Attributes:
+        length_setting: Name of the setting for the length of a run, such as "epochs".
+    """
 
     length_setting: ClassVar[str]
 
     @abstractmethod
     def measure(self, setup: A, threads: bool = False) -> Pace:
-        """Time a few steps and evaluations, and restore the objective; if `threads`, choose the number of threads."""
+        """Time a few steps and evaluations, and restore the objective.
+
+        If `threads` is True, the number of CPU threads is chosen, too.
+        """
 
     @abstractmethod
     def fit_length(self, setup: A, pace: Pace, left: float) -> PlannedLength:
-        """Return the length of a run that takes `left` seconds from now on."""
+        """Return the length of a run that takes at most `left` seconds from now on."""
 
     def needs_planning(self, setup: A) -> bool:
-        """Return whether the run has a time budget, but no planned length yet."""
+        """Return whether the run has a time budget, but its length is not planned yet."""
         return setup.settings.time is not None and getattr(setup.settings, self.length_setting) is None
 
     def plan(self, run: RunFolder, setup: A, console: Console) -> bool:
@@ -157,12 +164,12 @@ class TimedJob(Job[S, A, R]):
         )
         new_settings = replace(settings, **length.settings)
         open_origins = {name: origin for name, origin in setup.origin.items() if name not in length.reasons}
-        store_changes(run, new_settings, origins(new_settings, open_origins, length.reasons))
+        store_changes(run, new_settings, list_origins(new_settings, open_origins, length.reasons))
         store_length(run, time_plan, length.text, length.seconds, console)
         return True
 
     def seconds_of_run(self, setup: A) -> float:
-        """Return the expected seconds of a run with a given length, by timing a few steps and evaluations."""
+        """Return the expected seconds of a run whose length is known, by timing a few steps and evaluations."""
         plan, counts, pace = setup.plan, setup.data.counts(), self.measure(setup)
         evaluations = math.ceil(plan.total_steps / plan.steps_per_epoch)
         return plan.total_steps * pace.step + evaluations * pace.evaluation(counts) + pace.ending(counts)
@@ -170,7 +177,7 @@ class TimedJob(Job[S, A, R]):
 
 @contextmanager
 def trial_steps(objective: nn.Module, device: torch.device) -> Iterator[None]:
-    """Move an objective to a device for timed steps, and restore it after the block."""
+    """Move an objective to a device for timed steps, and restore the objective after the block."""
     initial_state = {name: value.detach().clone() for name, value in objective.state_dict().items()}
     objective.to(device)
     try:
@@ -190,10 +197,11 @@ def seconds_per_step(
     accumulate: int = 1,
     threads: bool = False,
 ) -> float:
-    """Return the seconds of an optimizer step: reading, forward and backward passes, times `OVERHEAD_FACTOR`.
+    """Return the seconds per optimizer step, including data loading, multiplied by `OVERHEAD_FACTOR`.
 
-    Call it within `trial_steps`, which moves the objective to the device. The first batch is a warm-up and not timed.
-    With `threads`, the number of CPU threads is chosen during the warm-up if other programs use the same cores.
+    Call this function within `trial_steps`, which moves the objective to the device. The first batch is a warm-up and
+    not timed, unless it is the only batch. If `threads` is True, the number of CPU threads is chosen during the warm-up
+    if other programs use the same cores.
     """
     dtype = torch.float16 if precision == "16-mixed" else torch.bfloat16
 
@@ -220,8 +228,8 @@ def seconds_per_step(
 
 
 def store_length(run: RunFolder, time_plan: TimePlan | None, text: str, seconds: float, console: Console) -> None:
-    """Store the time plan of a run, unless it is None, and print the length of the run and when it will end."""
-    console.say(f"plan: {text}; about {duration(seconds)} from now, until {end_time_text(seconds)}")
+    """Store the time plan of a run, unless it is None, and print the length and the expected end time of the run."""
+    console.say(f"plan: {text}; about {format_duration(seconds)} from now, until {end_time_text(seconds)}")
     if time_plan is not None:
         store_time_plan(run, time_plan)
 
@@ -232,7 +240,7 @@ def store_time_plan(run: RunFolder, plan: TimePlan) -> None:
 
 
 def add_time_plan(run: RunFolder, plan: Plan, planned_at: float) -> Plan:
-    """Return the plan with the stored time plan of its run, if any; the time since `planned_at` counts as spent."""
+    """Return the plan with the run's stored time plan, if there is one; the time since `planned_at` counts as spent."""
     path = run.path / TIME_PLAN_FILE
     if not path.is_file():
         return plan
@@ -241,17 +249,17 @@ def add_time_plan(run: RunFolder, plan: Plan, planned_at: float) -> Plan:
         counts = {name: int(record.pop(name)) for name in ("most_steps", "threads")}
         stored_plan = TimePlan(**{name: float(value) for name, value in record.items()}, **counts)
     except (KeyError, TypeError, ValueError) as problem:
-        raise UserError(f"{str(path)!r} is damaged ({problem}): restore it or train again.") from problem
+        raise UserError(f"{str(path)!r} is damaged ({problem}): restore the file or train again.") from problem
     return replace(plan, time=replace(stored_plan, spent=stored_plan.spent + time.monotonic() - planned_at))
 
 
 def describe_change(plan: Plan, pace: float) -> str:
-    """Return the message about a corrected length of a run, given the current seconds of a step."""
+    """Return the message about a correction of a run's length; `pace` is the current number of seconds per step."""
     assert plan.time is not None
     change, previous_plan = plan.changes[-1], replace(plan, changes=plan.changes[:-1])
     if change.total_steps == previous_plan.last_step:
         return f"plan: {counted(change.threads, 'thread')} from step {change.step} on, which is faster now"
     return (
         f"plan: a step takes {pace:.2g} s now ({plan.time.step:.2g} s when the length was planned): the run has "
-        f"{counted(change.total_steps, 'step')} instead of {previous_plan.last_step}, to end in its time"
+        f"{counted(change.total_steps, 'step')} instead of {previous_plan.last_step}, to keep the time budget"
     )

@@ -7,7 +7,7 @@ import torch
 from timm.layers.norm_act import convert_sync_batchnorm
 from torch import nn
 
-from paucal.cores import usable_cores
+from paucal.cores import count_usable_cores
 from paucal.data.sampler import steps_per_epoch
 from paucal.data.views.augmentation import Mixing
 from paucal.models.devices import DEVICES
@@ -20,7 +20,7 @@ from paucal.types import UserError
 from paucal.wording import counted
 
 M = TypeVar("M", bound=nn.Module)
-MIN_STEPS_PER_EPOCH = 5  # with fewer steps, a remark is printed
+MIN_STEPS_PER_EPOCH = 5  # a remark is printed if an epoch has fewer steps
 
 
 def trainer_plan(settings: JobSettings, n_train: int, mixing: Mixing | None = None, n_classes: int = 0) -> Plan:
@@ -44,14 +44,17 @@ def hardware(settings: JobSettings) -> Hardware:
     if device not in DEVICES:
         raise UserError(f"--device is {device!r}, expected one of {', '.join(DEVICES)}.")
     if device != "cpu" and best_device()[0] != device:
-        raise UserError(f"--device is {device!r}, but torch finds no such device on this machine; leave it out.")
+        raise UserError(f"--device is {device!r}, but torch finds no such device on this machine: remove --device.")
     launched, requested = launched_shape(), (settings.devices, settings.nodes)
     if launched is None and requested[1] > 1:
-        raise UserError(f"--nodes is {requested[1]}, but the other machines were not started: start with torchrun.")
+        raise UserError(
+            f"--nodes is {requested[1]}, but the processes on the other machines were not started: start the command "
+            "with torchrun."
+        )
     if launched is not None and requested != launched:
         raise UserError(
-            f"--devices {requested[0]} and --nodes {requested[1]} differ from what the launcher started "
-            f"({launched[0]} on each of {launched[1]}): leave them out."
+            f"--devices is {requested[0]} and --nodes is {requested[1]}, but the launcher started {launched[0]} "
+            f"processes on each of {launched[1]} machines: remove --devices and --nodes."
         )
     if launched is None:
         _check_count(device, requested[0])
@@ -69,7 +72,7 @@ def hardware(settings: JobSettings) -> Hardware:
 
 def _check_count(device: str, requested: int) -> None:
     if device == "cpu":
-        available, noun = max(2, usable_cores()), "processor core"
+        available, noun = max(2, count_usable_cores()), "processor core"
     else:
         available, noun = torch.cuda.device_count() if device == "cuda" else 1, f"{device} device"
     if requested > available:
@@ -84,7 +87,7 @@ def _check_strategy(settings: JobSettings) -> None:
         return
     if settings.processes == 1:
         raise UserError(
-            f"--strategy {strategy} is for several devices, but this run has one: leave it out, or give "
+            f"--strategy {strategy} is for several devices, but this run uses one device: remove --strategy, or give "
             "--devices 2 or more."
         )
     if strategy == "fsdp" and settings.precision == "16-mixed":
@@ -97,12 +100,13 @@ def check_sync_bn(settings: JobSettings) -> None:
     """Refuse synchronised batch norms on devices where torch does not support them."""
     if getattr(settings, "sync_bn", False) and settings.device != "cuda":
         raise UserError(
-            f"--sync-bn: torch synchronises batch norms only on GPUs, but --device is {settings.device}: leave it out."
+            f"--sync-bn: torch synchronises batch norms only on GPUs, but --device is {settings.device}: remove "
+            "--sync-bn."
         )
 
 
 def with_synced_norms(settings: JobSettings, module: M) -> M:
-    """Return the module, with synchronised batch norms if these are requested for several processes."""
+    """Return the module with synchronised batch norms if `--sync-bn` is given and the run has several processes."""
     if not getattr(settings, "sync_bn", False) or settings.processes == 1:
         return module
     check_sync_bn(settings)
@@ -110,7 +114,7 @@ def with_synced_norms(settings: JobSettings, module: M) -> M:
 
 
 def check_rates(settings: JobSettings) -> None:
-    """Refuse a learning rate schedule that contradicts itself; resumed runs are not checked."""
+    """Refuse a learning-rate schedule whose settings contradict each other; do not call this for resumed runs."""
     peak, floor, warmup, epochs = settings.lr, settings.min_lr, settings.warmup_epochs, settings.epochs
     if peak is not None and floor is not None and floor > peak:
         raise UserError(
@@ -131,13 +135,13 @@ def check_length(settings: JobSettings, n_train: int) -> list[str]:
     steps = steps_per_epoch(n_train, batch)
     if batch > n_train:
         remarks.append(
-            f"a step takes {counted(batch, 'image')}, but there are {n_train}: images repeat within a step; give "
-            "a smaller --batch-size"
+            f"a step takes {counted(batch, 'image')}, but there are only {n_train} training images, so images repeat "
+            "within a step: give a smaller --batch-size"
         )
     elif steps < MIN_STEPS_PER_EPOCH:
         remarks.append(
-            f"only {counted(steps, 'step')} an epoch: a smaller --batch-size or more --epochs may train better"
+            f"an epoch has only {counted(steps, 'step')}: a smaller --batch-size or more --epochs may train better"
         )
     if settings.warmup_epochs is not None and settings.warmup_epochs >= settings.passes:
-        remarks.append("the warm-up lasts as long as the run: the learning rate never falls")
+        remarks.append("the warm-up is at least as long as the run, so the learning rate never falls")
     return remarks

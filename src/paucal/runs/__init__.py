@@ -1,4 +1,4 @@
-"""Run folders: creating, opening and reading them, and writing their files atomically."""
+"""Create, open and read run folders, and write their files atomically."""
 
 from paucal.runs.files import csv_text, link_or_copy, replace_folder, write_atomically, write_text
 from paucal.runs.folder import RunFolder, create_run, describe_environment, open_model_folder, open_run

@@ -1,4 +1,4 @@
-"""Writing files and folders atomically, so that readers never see half of one, and checking that paths are writable."""
+"""Write files and folders atomically, so that readers never see partial content, and check that paths are writable."""
 
 import csv
 import errno
@@ -13,16 +13,16 @@ from typing import Any, BinaryIO
 
 from paucal.types import UserError
 
-LONGEST_NAME = ".predictions.csv.4194304.tmp"  # the longest file name that is written into an output folder
+LONGEST_NAME = ".predictions.csv.4194304.tmp"  # an example of the longest file name in an output folder
 
 
 def write_atomically(path: Path, write: Callable[[BinaryIO], object]) -> None:
-    """Let `write` fill a temporary file beside `path`, flush it to disk, then rename it to `path`.
+    """Let `write` fill a temporary file beside `path`, flush the file to disk, and rename it to `path`.
 
-    After a crash at any moment `path` holds either the old content or the new one, never a mixture.
+    After a crash at any time, `path` contains either the old or the new content, never a mixture.
 
     Raises:
-        OSError: The disk is full or the folder is not writable; `path` then keeps its old content.
+        OSError: The disk is full or the folder is not writable. The old content of `path` is then unchanged.
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
@@ -53,14 +53,14 @@ def _write_file(file: BinaryIO, write: Callable[[BinaryIO], object]) -> None:
 
 
 class _ErrorRecordingFile:
-    """Keeps the OSError of a failed write, since `torch.save` raises a RuntimeError ("enforce fail") instead."""
+    """File wrapper that keeps the OSError of a failed write, which `torch.save` replaces by a RuntimeError."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
         self.problem: OSError | None = None
 
     def write(self, content: bytes) -> int:
-        """Write the content; an OSError is kept as `problem` and raised."""
+        """Write the content; if this raises an OSError, keep the error as `problem`."""
         try:
             return self._file.write(content)
         except OSError as problem:
@@ -72,9 +72,10 @@ class _ErrorRecordingFile:
 
 
 def link_or_copy(source: Path, path: Path) -> None:
-    """Store the current content of `source` at `path` too, atomically.
+    """Make `path` a second name or a copy of the file `source`, atomically.
 
-    A hard link suffices where the file system supports it, since `source` is only ever replaced, never modified.
+    A hard link is used if the file system supports hard links. This is safe because `source` is only ever replaced by
+    a new file, never modified in place.
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
@@ -90,9 +91,9 @@ def link_or_copy(source: Path, path: Path) -> None:
 
 @contextmanager
 def replace_folder(path: Path) -> Iterator[Path]:
-    """Yield a new folder to write into, which replaces `path` when the block ends without an error.
+    """Yield a new folder to write into, which replaces the folder `path` when the block ends without an error.
 
-    If the block fails or the process is killed, the old folder stays unchanged.
+    If the block raises an error or the process is killed, the old folder stays unchanged.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent) as temporary:
@@ -107,13 +108,13 @@ def replace_folder(path: Path) -> Iterator[Path]:
 def write_text(path: Path, text: str) -> None:
     """Write UTF-8 text atomically.
 
-    Bytes of Linux file names that are not UTF-8 are written as escapes, which JSON reads back.
+    Bytes of Linux file names that are not UTF-8 are written as escapes, which JSON parsers convert back.
     """
     write_atomically(path, lambda file: file.write(text.encode(errors="backslashreplace")))
 
 
 def csv_text(*rows: Iterable[object]) -> str:
-    r"""Return rows, the first of which is the header, as CSV text with "\n" line ends.
+    r"""Return rows as CSV text with "\n" line ends; the first row is the header.
 
     Example:
         >>> csv_text(("class", "images"), ("cat, dog", 3)).splitlines()
@@ -125,7 +126,7 @@ def csv_text(*rows: Iterable[object]) -> str:
 
 
 def _sync_folder(folder: Path) -> None:
-    """Flush the rename to disk, if the system supports it (Windows does not)."""
+    """Flush a rename in a folder to disk, on systems that support this (Windows does not)."""
     if os.name != "posix":
         return
     descriptor = os.open(folder, os.O_RDONLY)
@@ -136,12 +137,12 @@ def _sync_folder(folder: Path) -> None:
 
 
 def check_folder_writable(path: Path, flag: str = "--output") -> None:
-    """Raise a UserError unless files can be written into a folder, which may not exist yet; nothing is left behind."""
+    """Raise a UserError unless files can be written into a folder (which may not exist yet); leave no file behind."""
     _try_to_write(path, LONGEST_NAME, path, flag)
 
 
 def _try_to_write(path: Path, name: str, target: Path, flag: str) -> None:
-    """Create a file `name` in the folder `path` for a moment; the error message is about `target`."""
+    """Create a file `name` in the folder `path` and remove it again; the error message of a failure names `target`."""
     created: list[Path] = []
     try:
         for folder in (*reversed(path.absolute().parents), path.absolute()):
@@ -158,19 +159,19 @@ def _try_to_write(path: Path, name: str, target: Path, flag: str) -> None:
         for folder in reversed(created):
             try:
                 folder.rmdir()
-            except OSError:  # another process uses it
+            except OSError:  # another process uses the folder
                 break
 
 
 def check_file_writable(path: Path, flag: str = "--output") -> None:
-    """Raise a UserError unless a new file can be written at `path`; nothing is left behind."""
+    """Raise a UserError unless a new file can be written at `path`; leave no file behind."""
     try:
         is_taken = path.exists() or path.is_symlink()
     except (OSError, ValueError) as problem:  # the name is too long
         raise UserError(_refusal_text(path, flag, problem)) from problem
     if is_taken:
-        raise UserError(f"{flag}: {str(path)!r} exists already: choose another name, or remove it.")
-    temporary = f".{path.name}.{os.getpid()}.tmp"  # the file that `write_atomically` will write
+        raise UserError(f"{flag}: {str(path)!r} exists already: choose another name, or remove the file.")
+    temporary = f".{path.name}.{os.getpid()}.tmp"  # the name of the temporary file in `write_atomically`
     _try_to_write(path.parent, temporary, path, flag)
 
 

@@ -1,4 +1,4 @@
-"""The run folder: paths of its files, and creating, opening and reading it."""
+"""The run folder: paths of its files, and functions that create, open and read run folders."""
 
 import csv
 import io
@@ -16,18 +16,18 @@ from typing import Any
 
 import yaml
 
-from paucal.cores import usable_cores
+from paucal.cores import count_usable_cores
 from paucal.reading import MAX_CONFIG_BYTES, parse_json, parse_yaml, read_text
 from paucal.runs.files import write_text
 from paucal.types import UserError
 
-MAX_TEXT_BYTES = 64 * 2**20
-RUNS_FOLDER = Path("runs")  # parent of the numbered runs
+MAX_TEXT_BYTES = 64 * 2**20  # size limit for text files of a run
+RUNS_FOLDER = Path("runs")  # parent folder of the numbered runs
 CONFIG_FILE = "config.yaml"
-SUMMARY_FILE = "summary.json"  # written at the end, so only finished runs have it
-PLACE_FILE = "place.json"  # beside the local copy of a run on object storage: the URL of the run
+SUMMARY_FILE = "summary.json"  # written at the end, so only finished runs have a summary
+PLACE_FILE = "place.json"  # contains the URL of a run on object storage; stored beside the local copy of the run
 FRAME_FILE = re.compile(r"frame-[0-9a-f]{16}\.(csv|parquet)")  # the stored copy of a DataFrame that was given as DATA
-ASIDE_SUFFIX = ".replaced"  # suffix of the folder of a run that is being replaced
+ASIDE_SUFFIX = ".replaced"  # suffix of the folder that holds the old run while a new run replaces it
 REPORTED_PACKAGES = (
     "paucal",
     "torch",
@@ -41,14 +41,14 @@ REPORTED_PACKAGES = (
 )
 # Values of the setting `init` that are not paths.
 TIMM = "timm"  # the weights that timm publishes for the model
-AUTO = "auto"  # the same weights, when the run chose them itself and auto-tunes
-COCO = "coco"  # a detector that torchvision publishes
+AUTO = "auto"  # the same weights, if the run chose the weights itself and auto-tunes
+COCO = "coco"  # the weights of a detector that torchvision publishes
 PUBLISHED_WEIGHTS = (TIMM, AUTO, COCO)
-MAX_ANCESTORS = 32  # runs that started from one another's weights
+MAX_ANCESTORS = 32  # limit for a chain of runs in which each run started from the weights of the next
 
 
 class _PlainDumper(yaml.SafeDumper):
-    """Writes repeated values in full instead of as YAML aliases, which `parse_yaml` refuses."""
+    """YAML dumper that writes repeated values in full instead of as aliases, which `parse_yaml` refuses."""
 
     def ignore_aliases(self, data: Any) -> bool:
         """Never write an alias."""
@@ -57,18 +57,18 @@ class _PlainDumper(yaml.SafeDumper):
 
 @dataclass(frozen=True)
 class RunFolder:
-    """The folder of a run; its properties are the paths and contents of files."""
+    """The folder of a run; the properties are paths and contents of files in the folder."""
 
     path: Path
 
     @property
     def finished(self) -> bool:
-        """Whether the run has reached its end, and therefore cannot be resumed."""
+        """Whether the run has reached its end, so that it cannot be resumed."""
         return (self.path / SUMMARY_FILE).exists()
 
     @property
     def place(self) -> str:
-        """The URL if this folder is the local copy of a run on object storage; otherwise the path."""
+        """The URL of the run if this folder is the local copy of a run on object storage; otherwise the path."""
         try:
             return str(parse_json(read_text(self.path.parent / PLACE_FILE, MAX_CONFIG_BYTES))["url"])
         except (OSError, UserError, ValueError, KeyError, TypeError):
@@ -76,68 +76,68 @@ class RunFolder:
 
     @property
     def config(self) -> Path:
-        """The file of resolved settings, with the origin of each value."""
+        """The path of the file with the resolved settings and the origin of each value."""
         return self.path / CONFIG_FILE
 
     @property
     def split(self) -> Path:
-        """The table of each image's split."""
+        """The path of the table with the split of each image."""
         return self.path / "split.csv"
 
     @property
     def metrics(self) -> Path:
-        """The table of metrics, one row per epoch."""
+        """The path of the table of metrics, with one row per epoch."""
         return self.path / "metrics.csv"
 
     @property
     def last(self) -> Path:
-        """The newest checkpoint, from which the run is resumed."""
+        """The path of the newest checkpoint, from which the run is resumed."""
         return self.path / "checkpoints" / "last.ckpt"
 
     @property
     def best(self) -> Path:
-        """The checkpoint with the best validation score."""
+        """The path of the checkpoint with the best validation score."""
         return self.path / "checkpoints" / "best.ckpt"
 
     @property
     def weights(self) -> Path:
-        """The final weights, for inference."""
+        """The path of the final weights, for inference."""
         return self.path / "model.safetensors"
 
     @property
     def card(self) -> Path:
-        """The model card: the architecture, classes and preprocessing of `weights`."""
+        """The path of the model card, which describes the architecture, classes and preprocessing of `weights`."""
         return self.path / "model.json"
 
     @property
     def plots(self) -> Path:
-        """The folder of figures."""
+        """The path of the folder with figures."""
         return self.path / "plots"
 
     @property
     def log(self) -> Path:
-        """The log: each printed line with its time."""
+        """The path of the log, which contains each printed line with its time."""
         return self.path / "train.log"
 
     def write_config(self, settings: Mapping[str, Any], origin: Mapping[str, str], verb: str, **more: Any) -> None:
-        """Write `config.yaml`: the settings, the origin of each value, the verb, and further entries."""
+        """Write `config.yaml` with the settings, the origin of each value, the name of the command, and `more`."""
         self.write_yaml(CONFIG_FILE, {"settings": dict(settings), "origin": dict(origin), "verb": verb, **more})
 
     @property
     def verb(self) -> str:
-        """The verb of the run, such as "train" or "pretrain"."""
+        """The name of the command that made the run, such as "train" or "pretrain"."""
         return str(self.read_yaml(CONFIG_FILE).get("verb", "train"))
 
     @property
     def settings(self) -> dict[str, Any]:
-        """The stored settings, not validated; empty if the folder contains only a model."""
+        """The stored settings, which are not validated; empty if the folder contains only a model."""
         values = self.read_yaml(CONFIG_FILE).get("settings") if self.config.exists() else None
         return self.with_kept_frame(values) if isinstance(values, dict) else {}
 
     def with_kept_frame(self, settings: dict[str, Any]) -> dict[str, Any]:
-        """Return settings whose `data`, if it is a DataFrame stored with the run, is its path in this folder.
+        """Return the settings; if `data` is a DataFrame that is stored with the run, update its path to this folder.
 
-        The stored path is outdated if the folder was moved.
+        The path in the settings is outdated if the run folder was moved.
         """
         data = settings.get("data")
         name = Path(data).name if isinstance(data, str) else ""
@@ -149,7 +149,7 @@ class RunFolder:
         return self.path / "evaluation" / name
 
     def write_yaml(self, name: str, value: Mapping[str, Any]) -> None:
-        """Write a mapping as a YAML file in the run folder, with its keys in their order."""
+        """Write a mapping as a YAML file in the run folder, keeping the order of the keys."""
         write_text(self.path / name, yaml.dump(dict(value), Dumper=_PlainDumper, sort_keys=False, allow_unicode=True))
 
     def write_json(self, name: str, value: Mapping[str, Any]) -> None:
@@ -165,7 +165,7 @@ class RunFolder:
         return _read_mapping(self.path / name, parse_json, MAX_TEXT_BYTES)
 
     def write_rows(self, rows: Sequence[Mapping[str, float]]) -> None:
-        """Write `metrics.csv`; a column's position is that of its first appearance in the rows."""
+        """Write `metrics.csv`, with columns in the order in which they first appear in the rows."""
         columns = list(dict.fromkeys(name for row in rows for name in row))
         text = io.StringIO()
         writer = csv.DictWriter(text, columns, lineterminator="\n")
@@ -174,21 +174,23 @@ class RunFolder:
         write_text(self.metrics, text.getvalue())
 
     def read_rows(self) -> list[dict[str, float]]:
-        """Read the rows of `metrics.csv`; an empty list if it does not exist yet."""
+        """Read the rows of `metrics.csv`; an empty list if the file does not exist yet."""
         if not self.metrics.exists():
             return []
         try:
             text = io.StringIO(read_text(self.metrics, MAX_TEXT_BYTES), newline="")
             return [{k: float(v) for k, v in row.items() if v} for row in csv.DictReader(text)]
         except (ValueError, TypeError, csv.Error) as problem:
-            raise UserError(f"{str(self.metrics)!r} is not a table of numbers ({problem}): restore it.") from problem
+            raise UserError(
+                f"{str(self.metrics)!r} is not a table of numbers ({problem}): restore the file."
+            ) from problem
 
 
 def create_run(output: Path | None, root: Path = Path("runs")) -> RunFolder:
     """Create a run folder: `output`, or the next free number in `root`."""
-    if output is not None and is_taken(output):
+    if output is not None and is_nonempty(output):
         raise UserError(f"--output: {str(output)!r} exists already{_advice_on_run(output)}.")
-    path = next_numbered(root) if output is None else output
+    path = create_next_numbered(root) if output is None else output
     (path / "checkpoints").mkdir(parents=True, exist_ok=True)
     (path / "plots").mkdir(exist_ok=True)
     return RunFolder(path)
@@ -204,13 +206,13 @@ def _advice_on_run(output: Path) -> str:
     )
 
 
-def is_taken(path: Path) -> bool:
+def is_nonempty(path: Path) -> bool:
     """Return whether a path for a run already exists and is not empty."""
     return path.exists() and (not path.is_dir() or any(path.iterdir()))
 
 
 def open_run(path: str | Path) -> RunFolder:
-    """Open an existing run folder; for a folder of several runs, the newest of them."""
+    """Open an existing run folder; if `path` contains several runs, open the newest one."""
     path = Path(path)
     if (path / CONFIG_FILE).is_file():
         return RunFolder(path)
@@ -222,7 +224,7 @@ def open_run(path: str | Path) -> RunFolder:
 
 
 def open_model_folder(path: str | Path) -> RunFolder:
-    """Open a folder that contains a model: a run, see `open_run`, or only `model.json` and `model.safetensors`."""
+    """Open a run (see `open_run`), or a folder that contains only `model.json` and `model.safetensors`."""
     folder = RunFolder(Path(path))
     has_only_model = folder.card.is_file() and folder.weights.is_file() and not folder.config.exists()
     return folder if has_only_model else open_run(path)
@@ -234,8 +236,8 @@ def _runs_below(path: Path) -> list[Path]:
     return [child for child in path.iterdir() if (child / CONFIG_FILE).is_file() and child.suffix != ASIDE_SUFFIX]
 
 
-def next_numbered(root: Path) -> Path:
-    """Create the folder with the next free number in `root`; safe if other processes do so at the same time."""
+def create_next_numbered(root: Path) -> Path:
+    """Create the folder with the next free number in `root`; several processes may do this at the same time."""
     root.mkdir(parents=True, exist_ok=True)
     number = 1 + max((int(p.name) for p in root.iterdir() if re.fullmatch(r"\d{1,9}", p.name)), default=0)
     while True:
@@ -253,9 +255,9 @@ def _read_mapping(path: Path, parse: Callable[[str], Any], max_bytes: int) -> di
     except FileNotFoundError:
         raise UserError(f"{str(path)!r} is missing: the run folder is incomplete; train again.") from None
     except ValueError as problem:
-        raise UserError(f"{str(path)!r} cannot be read ({problem}): restore it or train again.") from problem
+        raise UserError(f"{str(path)!r} cannot be read ({problem}): restore the file, or train again.") from problem
     if not isinstance(value, dict):
-        raise UserError(f"{str(path)!r} is not a mapping of names to values: restore it or train again.")
+        raise UserError(f"{str(path)!r} is not a mapping of names to values: restore the file, or train again.")
     return value
 
 
@@ -270,7 +272,7 @@ def describe_environment(device: str) -> dict[str, Any]:
         "packages": {name: _installed_version(name) for name in REPORTED_PACKAGES},
         "device": device,
         "accelerator": torch.cuda.get_device_name() if device.startswith("cuda") else None,
-        "cpu_cores": usable_cores(),
+        "cpu_cores": count_usable_cores(),
         "torch_threads": torch.get_num_threads(),
     }
 
@@ -282,8 +284,8 @@ def _installed_version(package: str) -> str | None:
         return None
 
 
-def run_of_file(file: Path) -> RunFolder | None:
-    """Return the run whose weights or checkpoint a file is; None for other files."""
+def find_run_of_file(file: Path) -> RunFolder | None:
+    """Return the run that a weights file or checkpoint belongs to; None for other files."""
     for folder in (file.parent, file.parent.parent):
         run = RunFolder(folder)
         if (folder / CONFIG_FILE).is_file() and file in (run.weights, run.best, run.last):
@@ -291,21 +293,21 @@ def run_of_file(file: Path) -> RunFolder | None:
     return None
 
 
-def run_of_init(init: str | None) -> RunFolder | None:
-    """Return the run that the setting `init` names by its folder, weights or checkpoint; None for other values."""
+def find_run_of_init(init: str | None) -> RunFolder | None:
+    """Return the run that the setting `init` names by a folder, weights file or checkpoint; None for other values."""
     if init is None or init in PUBLISHED_WEIGHTS:
         return None
     path = Path(init).expanduser()
-    return RunFolder(path) if path.is_dir() else run_of_file(path)
+    return RunFolder(path) if path.is_dir() else find_run_of_file(path)
 
 
-def with_ancestors(run: RunFolder | None) -> Iterator[RunFolder]:
-    """Yield a run, then the run whose weights it started from, and so on.
+def iterate_ancestry(run: RunFolder | None) -> Iterator[RunFolder]:
+    """Yield a run, then the run that provided its initial weights, and so on.
 
-    The last is a run that did not start from another, or a missing run.
+    The last yielded run is missing, or did not start from the weights of another run.
 
     Raises:
-        UserError: The config of an existing run cannot be read, after that run has been yielded.
+        UserError: The config of an existing run cannot be read. The error is raised after that run has been yielded.
     """
     for _ in range(MAX_ANCESTORS):
         if run is None:
@@ -317,4 +319,4 @@ def with_ancestors(run: RunFolder | None) -> Iterator[RunFolder]:
         if not isinstance(init, str):
             return
         is_gone = init not in PUBLISHED_WEIGHTS and not Path(init).exists()
-        run = RunFolder(Path(init)) if is_gone else run_of_init(init)
+        run = RunFolder(Path(init)) if is_gone else find_run_of_init(init)

@@ -1,4 +1,4 @@
-"""The two files that mark a grid of runs, as `paucal compare` and `paucal study` write it, and one of its runs."""
+"""The files that mark the folder of a comparison or study ("grid" of runs) and the folder of each of its runs."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -7,16 +7,16 @@ from paucal.runs.folder import RunFolder
 from paucal.types import UserError
 
 GRID_FILE = "grid.json"
-SCORES_FILE = "judged.json"  # in the parent of a run's folder: scores by evaluation protocol
+SCORES_FILE = "judged.json"  # in the parent folder of a run; contains the run's scores by evaluation protocol
 
 
-def is_grid(folder: Path) -> bool:
-    """Return whether a folder is the folder of a grid of runs."""
+def is_grid_folder(folder: Path) -> bool:
+    """Return whether a folder contains the runs of a comparison or study."""
     return (folder / GRID_FILE).is_file()
 
 
 def read_scores(folder: Path) -> Mapping[str, Mapping[str, float]]:
-    """Read `judged.json` in the folder of a grid cell: its run's scores by name, for each evaluation protocol."""
+    """Read `judged.json` beside a run of a comparison or study; return scores by evaluation protocol, then by name."""
     content = RunFolder(folder).read_json(SCORES_FILE)
     try:
         return {
@@ -24,4 +24,6 @@ def read_scores(folder: Path) -> Mapping[str, Mapping[str, float]]:
             for protocol, scores_by_name in content["scores"].items()
         }
     except (KeyError, TypeError, ValueError, AttributeError) as problem:
-        raise UserError(f"{str(folder / SCORES_FILE)!r} is damaged ({problem}): remove it and run again.") from problem
+        raise UserError(
+            f"{str(folder / SCORES_FILE)!r} is damaged ({problem}): remove the file and run again."
+        ) from problem

@@ -1,8 +1,9 @@
 """The ledger of a run: append-only files that record the images of every optimizer step on every process.
 
-Each process writes one file each time the run is started or resumed: a line of JSON (`Start`), then one record before
-each forward pass. A record is written in a single call, so a killed process leaves at most its last record incomplete.
-Images are stored as 8-byte hashes of their keys: an epoch of a million images takes 8 MB.
+Each process writes one file each time the run is started or resumed. The file contains a line of JSON (`Start`) and one
+record for each forward pass, which is written before the pass. A record is written in a single call, so a killed
+process leaves at most its last record incomplete. Images are stored as 8-byte hashes of their keys, so an epoch of a
+million images takes 8 MB.
 """
 
 import errno
@@ -26,15 +27,15 @@ _MAX_START_BYTES = 4096  # limit for the first line of a file
 
 @dataclass(frozen=True)
 class Start:
-    """The facts that a process stores when the run is started or resumed.
+    """The information that a process stores when the run is started or resumed.
 
     Attributes:
-        number: 0 when the run is first started, 1 when it is first resumed, and so on.
+        number: Number of earlier starts: 0 when the run is first started, 1 when it is first resumed, and so on.
         rank: Rank of the process.
         processes: Number of processes.
-        step: Optimizer steps that the run had made before.
-        batch: Images per optimizer step, over all processes.
-        steps_per_pass: Optimizer steps per epoch.
+        step: Number of optimizer steps that were completed before this start.
+        batch: Number of images per optimizer step, over all processes.
+        steps_per_pass: Number of optimizer steps per epoch.
     """
 
     number: int
@@ -50,7 +51,8 @@ class Record:
     """The images of one forward pass on one process.
 
     Attributes:
-        step: Index of the optimizer step that the forward pass belongs to, from 0.
+        start: Information about the start of the run after which the pass was computed.
+        step: Index of the optimizer step that the forward pass belongs to, counted from 0.
         hashes: (B,) hashes of the images' keys.
     """
 
@@ -69,7 +71,7 @@ class LedgerWriter:
         os.write(self._descriptor, json.dumps(asdict(start)).encode() + b"\n")
 
     def write(self, step: int, hashes: NDArray[np.uint64]) -> None:
-        """Append a record with the hashes of a forward pass's images; raises an OSError if the disk is full."""
+        """Append a record with the hashes of a forward pass's images; raise an OSError if the disk is full."""
         content = hashes.astype(_HASH_TYPE).tobytes()
         record = _RECORD_HEADER.pack(step, len(hashes), zlib.crc32(content)) + content
         if os.write(self._descriptor, record) != len(record):
@@ -96,12 +98,12 @@ def image_hashes(keys: Iterable[str]) -> NDArray[np.uint64]:
 
 
 def next_start_number(run: Path) -> int:
-    """Return the value of `Start.number` for starting or resuming a run now."""
+    """Return the value of `Start.number` for the next start or resumption of a run."""
     return max((int(file.name[:6]) + 1 for file in (run / LEDGER_FOLDER).glob("??????-?????.bin")), default=0)
 
 
 def read_records(run: Path) -> Iterator[Record]:
-    """Yield all records, ordered by start number, then rank; the incomplete last record of a file is left out."""
+    """Yield all records, ordered by start number, then by rank; an incomplete last record of a file is left out."""
     for file in sorted((run / LEDGER_FOLDER).glob("??????-?????.bin")):
         content = np.memmap(file, dtype=np.uint8, mode="r") if file.stat().st_size else np.zeros(0, np.uint8)
         line, newline, _ = bytes(content[:_MAX_START_BYTES]).partition(b"\n")

@@ -1,9 +1,9 @@
 """Locks on folders: a lock file in the folder names the writing process, which keeps renewing its modification time.
 
-This works on several machines with a shared disk: the lock file is created by a hard link, so that only one process can
-succeed, and its age is measured by the clock of the disk. If a process ends without releasing its lock (SIGKILL, power
-failure), processes on the same machine can take over the lock at once, and those on other machines after a time
-without renewal.
+This works for several machines with a shared disk, because the lock file is created by a hard link, so that only one
+process can succeed, and the age of the lock file is measured by the clock of the disk. If a process ends without
+releasing its lock (SIGKILL, power failure), processes on the same machine can take over the lock at once. Processes on
+other machines can take over the lock after it has not been renewed for a while.
 """
 
 import json
@@ -20,10 +20,10 @@ from pathlib import Path
 from paucal.reading import read_text
 from paucal.types import UserError
 
-LOCK = "lock.json"
-RUN = "the run"  # in messages, followed by the path of the locked folder
-RENEWAL_INTERVAL = 10.0  # seconds between two renewals of the lock
-DEAD_AFTER = 60.0  # seconds without renewal after which the holder counts as dead
+LOCK_FILE = "lock.json"
+RUN_NOUN = "the run"  # name of the locked folder in messages, where its path follows
+RENEWAL_SECONDS = 10.0  # seconds between two renewals of the lock
+DEAD_AFTER_SECONDS = 60.0  # seconds without renewal after which the holder of a lock counts as dead
 _HELD_TOKENS: set[str] = set()  # tokens of the locks of this process
 
 
@@ -33,9 +33,10 @@ class Holder:
 
     Attributes:
         token: Random identifier of the `RunLock` object.
+        pid: Process id.
         host: Host name.
         space: Scope in which `pid` is unique, see `pid_namespace`.
-        since: Local time of the acquisition.
+        since: Local time at which the lock was acquired.
     """
 
     token: str
@@ -49,25 +50,28 @@ class RunLock:
     """An exclusive lock on a folder, held from `acquire` to `release`.
 
     Attributes:
-        what: What the folder contains, for messages, such as "the run".
+        folder: Locked folder.
+        what: Name for the content of the folder in messages, such as "the run".
+        path: Path of the lock file.
         lost: Whether another process has taken over the lock.
     """
 
-    def __init__(self, folder: Path, what: str = RUN) -> None:
+    def __init__(self, folder: Path, what: str = RUN_NOUN) -> None:
         self.folder = folder
         self.what = what
-        self.path = folder / LOCK
+        self.path = folder / LOCK_FILE
         self.lost = False
         self._token = uuid.uuid4().hex
         self._released = threading.Event()
         self._last_renewal = 0.0
 
     def acquire(self) -> None:
-        """Acquire the lock, and start a thread that renews it; raises a UserError if a live process holds it."""
-        claim = self.folder / f".{LOCK}.{self._token}.tmp"
+        """Acquire the lock and start a thread that renews the lock; raise a UserError if a live process holds it."""
+        claim = self.folder / f".{LOCK_FILE}.{self._token}.tmp"
         since = time.strftime("%Y-%m-%d %H:%M:%S")
         holder = Holder(self._token, os.getpid(), socket.gethostname(), pid_namespace(), since)
-        _HELD_TOKENS.add(self._token)  # first, or other threads would take the holder of the new lock for dead
+        # The token is added first, because other threads would otherwise consider the holder of the new lock dead.
+        _HELD_TOKENS.add(self._token)
         try:
             claim.write_text(json.dumps(asdict(holder)))
             self._take_over(self.path, claim)
@@ -88,18 +92,18 @@ class RunLock:
 
     def check(self) -> None:
         """Raise a UserError if another process has taken over the lock while this process was suspended."""
-        # The process may have been suspended, and with it the thread that renews the lock.
-        if time.monotonic() - self._last_renewal > 3 * RENEWAL_INTERVAL:
+        # If the process was suspended, so was the thread that renews the lock.
+        if time.monotonic() - self._last_renewal > 3 * RENEWAL_SECONDS:
             self._renew()
         if self.lost:
             raise UserError(
                 f"another process has taken over {self.what} {str(self.folder)!r}, because this process was suspended "
-                f"for over {DEAD_AFTER:.0f} seconds or its {LOCK} was removed: this process has written nothing since, "
-                "and exits."
+                f"for over {DEAD_AFTER_SECONDS:.0f} seconds or its {LOCK_FILE} was removed: this process has written "
+                "nothing since, and exits."
             )
 
     def _renew_until_released(self) -> None:
-        while not self._released.wait(RENEWAL_INTERVAL) and not self.lost:
+        while not self._released.wait(RENEWAL_SECONDS) and not self.lost:
             self._renew()
 
     def _renew(self) -> None:
@@ -112,11 +116,12 @@ class RunLock:
             pass
 
     def _take_over(self, path: Path, claim: Path) -> None:
-        """Turn `claim` into the lock file `path`, if there is no lock or its holder is dead.
+        """Turn `claim` into the lock file `path` if there is no lock or its holder is dead.
 
-        If several processes find the same lock abandoned, only one may replace it: the first to create a second file
-        (the mark) that is named after the abandoned lock. This process renames its mark to the lock in one step, so
-        that the folder is locked at all times. An abandoned mark is taken over in the same manner.
+        If several processes find the same abandoned lock, only one process may replace it, which is the first to create
+        a second file (the mark) that is named after the abandoned lock. This process then renames its mark to the lock
+        file in a single step, so that the folder is locked at all times. An abandoned mark is taken over in the same
+        way.
         """
         while not _link_unless_exists(claim, path):
             holder, lock_identity = _read_holder(path), _file_identity(path)
@@ -124,7 +129,7 @@ class RunLock:
                 continue
             if _is_live(path, holder, _modified_at(claim)):
                 raise UserError(_in_use_message(self.folder, self.what, holder))
-            mark = self.folder / f".{LOCK}.after-{lock_identity}.tmp"
+            mark = self.folder / f".{LOCK_FILE}.after-{lock_identity}.tmp"
             self._take_over(mark, claim)
             if _file_identity(path) == lock_identity:
                 mark.replace(path)
@@ -133,8 +138,8 @@ class RunLock:
 
 
 @contextmanager
-def sole_writer(folder: Path, what: str) -> Iterator[RunLock]:
-    """Lock a folder within the block, and create it if it is missing; messages name its content by `what`."""
+def lock_folder(folder: Path, what: str) -> Iterator[RunLock]:
+    """Lock a folder within the block; a missing folder is created. Messages call the folder's content `what`."""
     folder.mkdir(parents=True, exist_ok=True)
     lock = RunLock(folder, what)
     lock.acquire()
@@ -145,22 +150,22 @@ def sole_writer(folder: Path, what: str) -> Iterator[RunLock]:
 
 
 def is_locked(folder: Path) -> bool:
-    """Return at once whether a live process holds the lock of a folder.
+    """Return whether a live process holds the lock of a folder, without waiting.
 
-    After a jump of the clock, the holder counts as dead until its next renewal.
+    After a jump of the clock, a live holder counts as dead until the next renewal of the lock.
     """
-    path = folder / LOCK
+    path = folder / LOCK_FILE
     return path.exists() and _is_live(path, _read_holder(path), time.time(), wait=False)
 
 
 def has_holder(folder: Path) -> bool:
-    """Return whether a folder has a lock that names its holder, a live or dead process."""
-    return _read_holder(folder / LOCK) is not None
+    """Return whether a folder has a lock that names a holder, which may be a live or a dead process."""
+    return _read_holder(folder / LOCK_FILE) is not None
 
 
-def require_unlocked(folder: Path, what: str = RUN) -> None:
+def require_unlocked(folder: Path, what: str = RUN_NOUN) -> None:
     """Raise a UserError for a folder that another process is writing into."""
-    path = folder / LOCK
+    path = folder / LOCK_FILE
     if path.exists() and _is_live(path, _read_holder(path), time.time()):
         raise UserError(_in_use_message(folder, what, _read_holder(path)))
 
@@ -168,15 +173,15 @@ def require_unlocked(folder: Path, what: str = RUN) -> None:
 def _in_use_message(folder: Path, what: str, holder: Holder | None) -> str:
     holder_text = f"process {holder.pid} on {holder.host}, since {holder.since}" if holder else "another process"
     return (
-        f"{what} {str(folder)!r} is being written by {holder_text}: wait for it or stop it first; a killed process "
-        f"counts as ended after {DEAD_AFTER:.0f} seconds."
+        f"{what} {str(folder)!r} is being written by {holder_text}: wait until that process ends, or stop it first; a "
+        f"killed process counts as ended after {DEAD_AFTER_SECONDS:.0f} seconds."
     )
 
 
 def _is_live(path: Path, holder: Holder | None, now: float, wait: bool = True) -> bool:
-    """Return whether the holder of a lock is alive; with `wait`, after waiting for the next renewal if necessary."""
+    """Return whether the holder of a lock is alive; if `wait`, wait for the next renewal in case of doubt."""
     try:
-        is_expired = now - _modified_at(path) > DEAD_AFTER
+        is_expired = now - _modified_at(path) > DEAD_AFTER_SECONDS
     except FileNotFoundError:
         return False
     if holder is None or holder.space != pid_namespace():
@@ -187,21 +192,21 @@ def _is_live(path: Path, holder: Holder | None, now: float, wait: bool = True) -
 
 
 def _is_renewed(path: Path) -> bool:
-    """Wait for the next renewal of a lock, and return whether it came.
+    """Wait for the next renewal of a lock, and return whether the lock was renewed in time.
 
     After a jump of the clock, or while a machine wakes up, even the lock of a live process may look expired.
     """
-    identity, end = _file_identity(path), time.monotonic() + 1.5 * RENEWAL_INTERVAL
+    identity, end = _file_identity(path), time.monotonic() + 1.5 * RENEWAL_SECONDS
     while time.monotonic() < end:
         if _file_identity(path) != identity:
             return path.exists()
-        time.sleep(0.05 * RENEWAL_INTERVAL)
+        time.sleep(0.05 * RENEWAL_SECONDS)
     return False
 
 
 def is_running(pid: int) -> bool:
-    """Return whether a process with this id runs on this machine; True if that cannot be determined."""
-    if os.name != "posix":  # other systems have no harmless signal
+    """Return whether a process with this id runs on this machine; True if this cannot be determined."""
+    if os.name != "posix":  # other systems have no signal that only tests whether a process exists
         return True
     try:
         os.kill(pid, 0)
@@ -227,7 +232,7 @@ def _token_in(path: Path) -> str | None:
 
 
 def _file_identity(path: Path) -> str | None:
-    """Return a text that differs between lock files and changes with each renewal; None if the file does not exist."""
+    """Return text that differs between lock files and changes with each renewal; None if the file does not exist."""
     try:
         state = path.stat()
     except FileNotFoundError:
@@ -257,7 +262,7 @@ def _modified_at(path: Path) -> float:
 
 
 def pid_namespace() -> str:
-    """Return the scope in which a process id is unique: host name, boot id and PID namespace (container)."""
+    """Return the scope in which a process id is unique, as text: host name, boot id and PID namespace (container)."""
     parts = [socket.gethostname()]
     for read_part in (
         lambda: Path("/proc/sys/kernel/random/boot_id").read_text().strip(),

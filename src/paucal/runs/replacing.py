@@ -1,24 +1,25 @@
-"""Replacing a run: the old run is kept until the new run has saved its first checkpoint.
+"""Replacement of a run: the old run is kept until the new run has saved its first checkpoint.
 
 The old run in `runs/1` is moved to `runs/1.replaced`, with a note inside. If the new run ends before its first
-checkpoint, the old run is moved back at once; if it was killed, by the next command that uses the folder.
+checkpoint, the old run is moved back at once. If the new run was killed, the next command that uses the folder moves
+the old run back.
 """
 
 import re
 import shutil
 from pathlib import Path
 
-from paucal.runs.folder import ASIDE_SUFFIX, CONFIG_FILE, FRAME_FILE, RunFolder, is_taken
+from paucal.runs.folder import ASIDE_SUFFIX, CONFIG_FILE, FRAME_FILE, RunFolder, is_nonempty
 from paucal.runs.ledger import LEDGER_FOLDER as LEDGER
-from paucal.runs.lock import LOCK, has_holder, require_unlocked
+from paucal.runs.lock import LOCK_FILE, has_holder, require_unlocked
 from paucal.types import UserError
 
 NOTE_FILE = "replaced.txt"
-# Names of the files and folders that runs write; anything else in a run folder belongs to the user.
+# Names of the files and folders that runs write. Any other file in a run folder belongs to the user.
 RUN_FILES = {
     *(
         CONFIG_FILE,
-        LOCK,
+        LOCK_FILE,
         NOTE_FILE,
         "env.json",
         "check.json",
@@ -44,7 +45,7 @@ def aside_path(path: Path) -> Path:
 
 
 def require_replaceable(path: Path) -> None:
-    """Raise a UserError for a folder that is not a run, is in use, or contains files that no run writes."""
+    """Raise a UserError if a folder is not a run, is in use, or contains files that do not belong to a run."""
     if path.is_symlink():
         raise UserError(f"--overwrite: {str(path)!r} is a link to {str(path.readlink())!r}: name the run itself.")
     if Path.cwd().is_relative_to(path.resolve()):
@@ -54,15 +55,15 @@ def require_replaceable(path: Path) -> None:
         )
     if not is_run(path):
         raise UserError(
-            f"--overwrite replaces only run folders, and {str(path)!r} is not one: choose another --output, or remove "
-            "the folder yourself."
+            f"--overwrite replaces only run folders, but {str(path)!r} is not a run folder: choose another --output, "
+            "or remove the folder yourself."
         )
     if foreign := sorted(_foreign_names(path)):
         raise UserError(
-            f"--overwrite would remove {foreign[0]!r} in {str(path)!r}, which is not part of a run: move it elsewhere, "
-            "or choose another --output."
+            f"--overwrite would remove {foreign[0]!r} in {str(path)!r}, which is not part of a run: move this file or "
+            "folder elsewhere, or choose another --output."
         )
-    if aside_path(path).exists():  # `finish_replacement` would have moved a replaced run back
+    if aside_path(path).exists():  # not a replaced run, which `finish_replacement` would have moved back
         raise UserError(
             f"--overwrite: the old run would be moved to {str(aside_path(path))!r}, which already exists: rename that "
             "folder."
@@ -71,9 +72,9 @@ def require_replaceable(path: Path) -> None:
 
 
 def is_run(path: Path) -> bool:
-    """Return whether a folder is a run: its files name settings, their origins and a version of paucal.
+    """Return whether a folder is a run, whose files contain settings, their origins and a version of paucal.
 
-    A run that was killed while it was created has only a lock, or no file at all, and counts too.
+    A run that was killed while it was created has only a lock, or no file at all, and counts as a run too.
     """
     run = RunFolder(path)
     if not (path / "checkpoints").is_dir():
@@ -96,8 +97,8 @@ def is_run(path: Path) -> bool:
     return isinstance(packages, dict) and "paucal" in packages
 
 
-def set_aside(path: Path) -> Path:
-    """Move a run that is to be replaced to its `aside_path`, and return that path."""
+def move_aside(path: Path) -> Path:
+    """Move a run that will be replaced to its `aside_path`, and return that path."""
     aside, note = aside_path(path), path / NOTE_FILE
     note.write_text(
         f"This run was in {path} and is being replaced by a new run (--overwrite).\n"
@@ -118,7 +119,7 @@ def restore_replaced_run(path: Path) -> None:
         if foreign := sorted(_foreign_names(path)):
             raise UserError(
                 f"{str(path)!r} contains {foreign[0]!r}, which is not part of a run, so the old run in {str(aside)!r} "
-                "cannot be moved back: move one of the two elsewhere."
+                "cannot be moved back: move that file or the old run elsewhere."
             )
         shutil.rmtree(path)
     aside.rename(path)
@@ -130,7 +131,7 @@ def discard_replaced_run(path: Path) -> None:
     shutil.rmtree(aside_path(path), ignore_errors=True)
 
 
-def was_set_aside(path: Path) -> bool:
+def has_set_aside_run(path: Path) -> bool:
     """Return whether the old run of `path` is at its `aside_path`."""
     try:
         return bool(path.name) and (aside_path(path) / NOTE_FILE).is_file()
@@ -147,9 +148,9 @@ def finish_replacement(path: Path) -> bool:
     Raises:
         UserError: A process is still writing the new run.
     """
-    if not was_set_aside(path):
+    if not has_set_aside_run(path):
         return False
-    if is_taken(path):
+    if is_nonempty(path):
         require_unlocked(path)
     if RunFolder(path).last.exists():
         discard_replaced_run(path)
@@ -159,7 +160,7 @@ def finish_replacement(path: Path) -> bool:
 
 
 def remove_temporary_files(path: Path) -> None:
-    """Remove temporary files that a killed process left. The caller must hold the lock of the run."""
+    """Remove temporary files that a killed process left behind. The caller must hold the lock of the run."""
     for folder in (path, *(entry for entry in path.rglob("*") if entry.is_dir() and not entry.is_symlink())):
         for file in folder.iterdir():
             if TEMPORARY_FILE.fullmatch(file.name) and file.is_file():
@@ -167,7 +168,7 @@ def remove_temporary_files(path: Path) -> None:
 
 
 def _foreign_names(path: Path) -> set[str]:
-    """Return the names of files and folders in a run folder that no run writes."""
+    """Return the names of files and folders in a run folder that do not belong to a run."""
     names = {entry.name for entry in path.iterdir()} - RUN_FILES
     return {
         name

@@ -1,4 +1,4 @@
-"""Reading and writing weights: safetensors, training checkpoints, and untrusted files."""
+"""Read and write weights: safetensors files, training checkpoints, and untrusted files."""
 
 import argparse
 import pickle
@@ -18,15 +18,15 @@ from paucal.reading import require_regular
 from paucal.runs.files import write_atomically
 from paucal.types import UserError
 
-MAX_BYTES = 16 * 2**30  # enough for a billion parameters with their optimizer state
-_MAX_OVERHEAD_BYTES = 1 << 20  # by which an unpacked checkpoint may exceed the size of its file
-MAX_DEPTH = 6  # levels of nested mappings
-_FORBIDDEN_GLOBAL = re.compile(r"GLOBAL ([\w.]+)")  # name of a Python object in `torch.load`'s error
+MAX_WEIGHTS_BYTES = 16 * 2**30  # size limit of a weights file, enough for a billion parameters with optimizer state
+_MAX_OVERHEAD_BYTES = 1 << 20  # largest excess of a small checkpoint's unpacked size over its file size
+MAX_DEPTH = 6  # largest number of levels of nested mappings that are searched for tensors
+_FORBIDDEN_GLOBAL = re.compile(r"GLOBAL ([\w.]+)")  # the name of a Python object in error messages of `torch.load`
 TensorTree = Mapping[str, Any]  # tensors by name, or nested mappings of tensors
 
 
 def unpacked_size(path: Path) -> int:
-    """Return the unpacked size in bytes of a zip archive, such as `torch.save` writes; the file size of other files."""
+    """Return the unpacked size in bytes of a zip archive, as written by `torch.save`, or the size of another file."""
     size = path.stat().st_size
     try:
         with zipfile.ZipFile(path) as archive:
@@ -45,12 +45,14 @@ def save_weights(path: Path, state: dict[str, Tensor]) -> None:
 def read_weights(path: Path) -> dict[str, Tensor]:
     """Read a state dict from a safetensors file."""
     try:
-        if require_regular(path).stat().st_size > MAX_BYTES:
-            raise UserError(f"{str(path)!r} has more than {MAX_BYTES >> 30} GiB, the limit for a model file.")
+        if require_regular(path).stat().st_size > MAX_WEIGHTS_BYTES:
+            raise UserError(f"{str(path)!r} is larger than {MAX_WEIGHTS_BYTES >> 30} GiB, the limit for a model file.")
         return safetensors.torch.load_file(path)
     except FileNotFoundError:
-        raise UserError(f"{str(path)!r} is missing: the run has not saved a model yet; train it first.") from None
-    except (SafetensorError, MemoryError) as problem:  # files larger than the memory cannot be mapped
+        raise UserError(
+            f"{str(path)!r} is missing: the run has not saved a model yet; finish training first."
+        ) from None
+    except (SafetensorError, MemoryError) as problem:  # a file that is larger than the memory cannot be mapped
         raise UserError(f"{str(path)!r} is not a readable safetensors file ({problem}).") from problem
 
 
@@ -67,25 +69,25 @@ def load_checkpoint(path: Path) -> dict:
         raise
     except FileNotFoundError:
         raise UserError(
-            f"{str(path)!r} is missing: the run was stopped before it saved a checkpoint; start it again."
+            f"{str(path)!r} is missing: the run was stopped before it saved a checkpoint; start the run again."
         ) from None
-    except Exception as problem:  # torch raises many types for a damaged or hostile file
+    except Exception as problem:  # torch raises many types of errors for a damaged or hostile file
         reason = str(problem).split("\n")[0]
         raise UserError(f"{str(path)!r} is not a checkpoint of paucal or is damaged ({reason}).") from problem
 
 
-def read_untrusted(path: Path, max_bytes: int = MAX_BYTES) -> TensorTree:
-    """Read an untrusted safetensors file or file of `torch.save`, without running any code in it.
+def read_untrusted(path: Path, max_bytes: int = MAX_WEIGHTS_BYTES) -> TensorTree:
+    """Read an untrusted safetensors file or `torch.save` file without running any code in it.
 
     Returns:
-        Tensors by name, possibly in nested mappings. Other values are left out, and so are tensors that are sparse,
-        quantised, on the meta device, or larger than their storage.
+        Tensors by name, possibly in nested mappings. Values that are not tensors are left out, and so are tensors that
+        are sparse, quantised, on the meta device, or larger than their storage.
     """
     if not path.is_file():
         raise UserError(f"There is no file {str(path)!r}: check the path.")
     _require_size(path, unpacked_size(path), max_bytes)
     content = read_weights(path) if path.suffix == ".safetensors" else _load_tensors(path)
-    tree = _plain_mapping(content, seen_ids=set())
+    tree = _keep_plain_tensors(content, seen_ids=set())
     if not tree:
         raise UserError(f"{str(path)!r} contains no named tensors: give a file with a state dict.")
     return tree
@@ -97,12 +99,12 @@ def _load_tensors(path: Path) -> Any:
         with warnings.catch_warnings(), torch.serialization.safe_globals([argparse.Namespace]):
             warnings.simplefilter("ignore")  # warnings about old pickles
             return torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as problem:  # torch raises many types for a damaged or hostile file
+    except Exception as problem:  # torch raises many types of errors for a damaged or hostile file
         raise UserError(_refusal_message(path, problem)) from problem
 
 
 def _refusal_message(path: Path, problem: Exception) -> str:
-    """Return the message for a file that `torch.load` cannot read, or that contains Python objects."""
+    """Return the message for a file that `torch.load` cannot read or that contains Python objects."""
     text = str(problem)
     match = _FORBIDDEN_GLOBAL.search(text)
     if match or isinstance(problem, pickle.UnpicklingError):
@@ -116,19 +118,19 @@ def _refusal_message(path: Path, problem: Exception) -> str:
             "tensors, such as a state dict or safetensors."
         )
     reason = text.split("\n")[0].split(". ")[0][:200].rstrip(".") or type(problem).__name__
-    return f"{str(path)!r} is damaged, truncated or not a weights file ({reason}): download or save it again."
+    return f"{str(path)!r} is damaged, truncated or not a weights file ({reason}): download or save the file again."
 
 
 def _require_size(path: Path, size: int, max_bytes: int) -> None:
     if size > max_bytes:
         raise UserError(
-            f"{str(path)!r} has {size / 2**30:.3g} GiB, and at most {max_bytes / 2**30:.3g} GiB are allowed: save only "
-            "the weights, without the state of the optimizer."
+            f"{str(path)!r} is {size / 2**30:.3g} GiB large, but at most {max_bytes / 2**30:.3g} GiB are allowed: save "
+            "only the weights, without the optimizer state."
         )
 
 
-def _plain_mapping(value: Any, seen_ids: set[int], depth: int = 0) -> dict[str, Any]:
-    """Return the plain tensors in nested mappings; `seen_ids` prevents endless loops if mappings contain each other."""
+def _keep_plain_tensors(value: Any, seen_ids: set[int], depth: int = 0) -> dict[str, Any]:
+    """Return the plain tensors in nested mappings; `seen_ids` prevents endless recursion in circular mappings."""
     if not isinstance(value, Mapping) or depth > MAX_DEPTH or id(value) in seen_ids:
         return {}
     seen_ids.add(id(value))
@@ -137,15 +139,16 @@ def _plain_mapping(value: Any, seen_ids: set[int], depth: int = 0) -> dict[str, 
         if not isinstance(name, str):
             continue
         if isinstance(entry, Tensor):
-            if _is_plain(entry):
+            if _is_plain_tensor(entry):
                 plain[name] = entry.detach()
-        elif inner := _plain_mapping(entry, seen_ids, depth + 1):
+        elif inner := _keep_plain_tensors(entry, seen_ids, depth + 1):
             plain[name] = inner
     return plain
 
 
-def _is_plain(tensor: Tensor) -> bool:
+def _is_plain_tensor(tensor: Tensor) -> bool:
     if tensor.layout != torch.strided or tensor.device.type != "cpu" or tensor.is_quantized:
         return False
-    # A stored view of a few bytes can have any shape (stride 0), and computing with it would fill the memory.
+    # A stored view of a few bytes can have any shape (with stride 0), and computing with such a tensor would fill the
+    # memory.
     return tensor.numel() * tensor.element_size() <= tensor.untyped_storage().nbytes()

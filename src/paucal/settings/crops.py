@@ -1,10 +1,10 @@
-"""Settings that only pre-training has: crops, optimizer, and monitoring of the run."""
+"""Settings that are only for pre-training: crops, optimizer, and monitoring of the run."""
 
 from dataclasses import dataclass
 from typing import Literal
 
 from paucal.settings.groups import ScheduleSettings, ViewSettings
-from paucal.settings.options import MAX_COUNT, MAX_SIDE, option
+from paucal.settings.options import MAX_IMAGES, MAX_SIDE, option
 
 
 @dataclass(frozen=True)
@@ -12,26 +12,34 @@ class CropSettings(ViewSettings):
     """The crops of an image that pre-training compares, and their augmentation."""
 
     global_crops: int = option("global crops per image", 2, group="crops", low=1, high=64)
-    global_scale: list[float] = option("share of an image's area that a global crop covers", group="crops")
+    global_scale: list[float] = option(
+        "range of the fraction of an image's area that a global crop covers", group="crops"
+    )
     local_crops: list[int] = option(
-        "local crops per image, one number for each entry of --local-size", group="crops", low=0, high=64
+        "local crops per image, with one number for each side in --local-size", group="crops", low=0, high=64
     )
     local_size: list[int] = option(
-        "side of the local crops in pixels, or several sides", group="crops", low=4, high=MAX_SIDE
+        "side of the local crops in pixels; several sides for crops of several sizes",
+        group="crops",
+        low=4,
+        high=MAX_SIDE,
     )
-    local_scale: list[float] = option("share of an image's area that a local crop covers", group="crops")
+    local_scale: list[float] = option(
+        "range of the fraction of an image's area that a local crop covers", group="crops"
+    )
     resize: Literal["crop", "letterbox", "squash"] = option(
-        "treatment before cropping of images whose shape differs from the network's input: none, padding with the "
-        "mean colour, or stretching; with the last two, features are computed from the whole image",
+        "treatment, before cropping, of images whose shape differs from the network's input: crop (none), letterbox "
+        "(padding with the mean colour) or squash (stretching); with the last two, features are computed from the "
+        "whole image",
         "crop",
         group="crops",
     )
     pipeline: Literal["dino", "alike", "deit"] = option(
-        "augmentation of crops: as in DINO, where it differs between crops (dino), the same for all crops (alike), or "
-        "as in timm's training (deit)",
+        "augmentation of crops: dino (as in DINO, different for each kind of crop), alike (the same for all crops) or "
+        "deit (as in timm's training)",
         group="crops",
     )
-    blur: list[float] = option("range of the blur's radius in pixels", group="crops")
+    blur: list[float] = option("smallest and largest radius of the blur in pixels", group="crops")
 
 
 @dataclass(frozen=True)
@@ -40,26 +48,26 @@ class PretrainScheduleSettings(ScheduleSettings):
 
     batch_size: int = option("images per forward pass and device", low=1, high=1 << 20)
     optimizer: Literal["adamw", "sgd", "lars"] = option(
-        "optimizer; sgd and lars (momentum 0.9) need their own learning rate, --lr", "adamw"
+        "optimizer; sgd and lars (with momentum 0.9) need a learning rate given by --lr", "adamw"
     )
-    weight_decay: float = option("weight decay", low=0)
+    weight_decay: float = option("weight decay of the optimizer", low=0)
     clip: float = option("L2 norm to which gradients are clipped; 0 for no clipping", low=0)
 
 
 @dataclass(frozen=True)
 class MonitorSettings:
-    """Monitoring of the features during the run, and the reaction to collapse."""
+    """Monitoring of the features during the run, and the reaction if the features collapse."""
 
     monitor: str | None = option(
-        "labelled images for a nearest-neighbour evaluation after each epoch; they are not used for training",
+        "labelled images for a nearest-neighbour evaluation after each epoch; these images are not used for training",
         group="watching",
     )
     monitor_images: int = option(
-        "largest number of images used for --monitor", 5000, group="watching", low=20, high=MAX_COUNT
+        "largest number of images used for --monitor", 5000, group="watching", low=20, high=MAX_IMAGES
     )
     on_collapse: Literal["warn", "stop", "rollback"] = option(
-        "reaction to collapse: warn, stop, or roll back to the last healthy checkpoint and continue with settings "
-        "that counteract the collapse",
+        "reaction to collapse: warn, stop, or roll back to the last checkpoint before the collapse and continue with "
+        "settings that counteract collapse",
         "warn",
         group="watching",
     )

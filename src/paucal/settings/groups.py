@@ -1,8 +1,8 @@
-"""Settings that the training verbs share, as small dataclasses.
+"""Settings that the training commands share, as small dataclasses.
 
-The settings class of a verb inherits from several of them, so that all its settings are fields of one object. A
-function's parameter has the type of the small dataclass with the settings that the function reads. In the help, the
-settings of later base classes come first.
+The settings class of a command inherits from several of these dataclasses, so that all settings of the command are
+fields of one object. A function that reads only some settings takes the small dataclass that declares these settings.
+In the help, the settings of later base classes come first.
 """
 
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from paucal.settings.options import MAX_EPOCHS, option
 Precision = Literal["32-true", "bf16-mixed", "16-mixed"]
 ForwardPrecision = Literal["32-true", "bf16-mixed"]
 FORWARD_PRECISION_HELP = (
-    "precision of a classifier; by default bfloat16 if this CPU is at least 1.3 times as fast with it and gives "
+    "precision of a classifier; by default bfloat16 if this CPU is at least 1.3 times as fast with bfloat16 and gives "
     "the same predictions for the first few images, else float32"
 )
 Strategy = Literal["auto", "ddp", "fsdp"]
@@ -32,20 +32,22 @@ class DataSettings:
 
     data: str = option(
         "folder of images, zip or tar, CSV, Parquet file or folder, folder or URL of shards, hf:OWNER/NAME, a "
-        "published set, or 'digits'; several of these are joined by ':' (';' on Windows)",
+        "published set, or 'digits'; join several sources by ':' (';' on Windows)",
         "digits",
         group="data",
     )
     data_root: str | None = option(
-        "folder of the published sets, or of the images that a table or list file names; by default the folder in the "
-        "environment variable PAUCAL_DATA, or the user's cache",
+        "folder of the published data sets, or of the images that a table or list file names; by default the folder in "
+        "the environment variable PAUCAL_DATA, or the user's cache",
         group="data",
     )
-    download: bool = option("download a missing published set", False, group="data")
+    download: bool = option("download a published data set that is missing", False, group="data")
     on_bad_image: Literal["refuse", "skip"] = option("treatment of unreadable images", "refuse", group="data")
-    image_column: str | None = option("column of the image, or of its path, in a table or Parquet file", group="data")
+    image_column: str | None = option(
+        "column with the images, or with their paths, in a table or Parquet file", group="data"
+    )
     channels: int | None = option(
-        "channels per image; by default 3, or for arrays (.npy, TIFF) as many as they have",
+        "channels per image; by default 3, or the number of channels in the files for arrays (.npy, TIFF)",
         group="data",
         low=1,
         high=1024,
@@ -56,10 +58,10 @@ class DataSettings:
 class LabelledDataSettings(DataSettings):
     """Location of labelled images, and the classes to use."""
 
-    label_column: str | None = option("column of the class in a table or Parquet file", group="data")
+    label_column: str | None = option("column with the class in a table or Parquet file", group="data")
     label_separator: str | None = option(
         "separator between the labels in a table cell, such as ';' or ' '; 'none' for one label per cell; by default "
-        "';', '|' or ',' if the cells suggest it",
+        "';', '|' or ',' if the content of the cells suggests a separator",
         group="data",
     )
     classes: str | None = option("use only the classes named in this file, or in 'imagenet100'", group="data")
@@ -67,10 +69,10 @@ class LabelledDataSettings(DataSettings):
 
 @dataclass(frozen=True)
 class RecipeSettings:
-    """The recipe of a run: a set of settings with a name."""
+    """The recipe of a run, which is a named set of settings."""
 
     recipe: str | None = option(
-        "settings of a published training, by one of the names in 'paucal recipes'", group="data"
+        "use the settings of a published training with this name; 'paucal recipes' lists the names", group="data"
     )
 
 
@@ -78,21 +80,21 @@ class RecipeSettings:
 class ModelSettings:
     """The backbone and its initial weights."""
 
-    model: str = option("backbone: name of a timm model or of one of paucal's models", group="model")
+    model: str = option("backbone, by the name of a timm model or of one of paucal's models", group="model")
     model_args: list[str] | None = option(
         "constructor arguments of the model, as NAME=VALUE", group="model", chosen=True
     )
-    img_size: list[int] = option("image side in pixels, or height and width", group="model")
+    img_size: list[int] = option("image size in pixels: one side, or height and width", group="model")
     drop_path: float = option("stochastic depth rate", group="model", low=0, high=0.95)
     init: str | None = option(
         "initial weights: a run folder, a weights file (.safetensors, .pth), 'timm' (the weights that timm publishes), "
-        "or 'none'; by default 'paucal train' looks for pretrained weights on this machine and downloads some if "
-        "possible, and 'paucal pretrain' starts from random weights",
+        "or 'none'; by default, 'paucal train' looks for pretrained weights on this machine and otherwise tries to "
+        "download some, and 'paucal pretrain' starts from random weights",
         group="fine-tuning",
     )
     init_network: str | None = option(
-        "network to use from a published checkpoint with several networks: teacher, student, ...; by default a moving "
-        "average or the teacher",
+        "network to use from a published checkpoint with several networks, such as teacher or student; by default the "
+        "moving average or the teacher",
         group="fine-tuning",
     )
 
@@ -105,18 +107,18 @@ class ScheduleSettings:
     batch_size: int | Literal["auto"] = option("images per forward pass and device", low=1, high=1 << 20)
     accumulate: int = option("forward passes per optimizer step", 1, low=1, high=1 << 20)
     lr: float = option("peak learning rate", above=0)
-    min_lr: float = option("learning rate at the end of the cosine", low=0)
+    min_lr: float = option("learning rate at the end of the cosine schedule", low=0)
     warmup_epochs: float = option("epochs of linear warm-up", low=0)
 
 
 @dataclass(frozen=True)
 class ViewSettings:
-    """Augmentation settings that all training verbs have."""
+    """Augmentation settings that all training commands have."""
 
     hflip: float = option("probability of a horizontal flip", group="augmentation", low=0, high=1)
     normalise: Literal["computed", "imagenet", "model"] = option(
-        "mean and standard deviation for normalising images: those of the training images (computed), of ImageNet, or "
-        "of the model's pretrained weights (model)",
+        "source of the mean and standard deviation for normalising images: the training images (computed), ImageNet, "
+        "or the model's pretrained weights (model)",
         group="augmentation",
     )
 
@@ -126,18 +128,18 @@ class MachineSettings:
     """Devices, precision and processes."""
 
     device: str = option("cpu, cuda or mps", group="run")
-    precision: Precision = option("precision of the computation", group="run")
+    precision: Precision = option("numerical precision of training", group="run")
     devices: int = option("devices per machine that train together", group="run", low=1, high=1024)
     nodes: int = option("machines that train together", group="run", low=1, high=4096)
     strategy: Strategy | None = option(
-        "distribution of the model over several devices: a full copy on each (ddp, also auto) or a shard (fsdp)",
+        "distribution of the model over several devices: a full copy on each device (ddp or auto) or a shard (fsdp)",
         group="run",
         chosen=True,
     )
     workers: int = option("processes that load images", group="run", low=0, high=64)
     compile: bool = option("compile the backbone with torch.compile", False, group="run")
     hang_after: str | None = option(
-        "time without a response after which another process counts as lost, such as 5m; by default 30m", group="run"
+        "time after which a process that does not respond counts as lost, such as 5m; by default 30m", group="run"
     )
 
 
@@ -149,32 +151,32 @@ class RunSettings:
     time_limit: str | None = option("save a checkpoint and stop after this time, such as 45m, 8h or 1d12h", group="run")
     output: str | None = option("run folder; by default the next free number in runs/", group="run")
     overwrite: bool = option("replace an existing run folder", False, group="run")
-    ledger: bool = option("record the images of every step, for 'paucal runs verify'", False, group="run")
-    logger: list[Logger] | None = option("also log to other programs: tensorboard, mlflow, wandb", group="run")
+    ledger: bool = option("record which images each step uses, for 'paucal runs verify'", False, group="run")
+    logger: list[Logger] | None = option("other programs to log to: tensorboard, mlflow, wandb", group="run")
 
 
 @dataclass(frozen=True)
 class JobSettings(
     RunSettings, MachineSettings, ScheduleSettings, ViewSettings, ModelSettings, RecipeSettings, DataSettings
 ):
-    """Settings that every training verb has."""
+    """Settings that every training command has."""
 
     @property
     def passes(self) -> int:
-        """The number of epochs; 1 before it is planned from the time budget, and for `--epochs 0`."""
+        """The number of epochs; 1 if the number has not been planned from the time budget yet, or is 0."""
         return self.epochs or 1
 
     @property
     def images_per_pass(self) -> int:
-        """The images per forward pass and device; 1 before the batch size is resolved."""
+        """The number of images per forward pass and device; 1 if the batch size has not been chosen yet."""
         return self.batch_size if isinstance(self.batch_size, int) else 1
 
     @property
     def processes(self) -> int:
-        """The number of processes that train together, one per device."""
+        """The number of processes that train together, which is one per device."""
         return (self.devices or 1) * (self.nodes or 1)
 
     @property
     def effective_batch(self) -> int:
-        """The images per optimizer step, over all devices and accumulated forward passes."""
+        """The number of images per optimizer step, over all devices and accumulated forward passes."""
         return self.images_per_pass * self.accumulate * self.processes

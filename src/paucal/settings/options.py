@@ -1,7 +1,8 @@
-"""Declaring settings: fields of frozen dataclasses that are also command-line flags and keys of configs.
+"""Declare settings: fields of frozen dataclasses that are also command-line flags and keys of config files.
 
-If the default of a field is `AUTO` (None) and its type does not allow None, a rule chooses the value and gives a
-reason: after `rules.resolve.resolve` it is set. If the type allows None, None is a valid value, such as "no limit".
+If the default of a field is `AUTO` (None) and the field's type does not allow None, `rules.resolve.resolve` sets the
+field to a value that a rule chooses, and keeps the rule's reason. If the type allows None, None is a valid value that
+means, for instance, "no limit".
 """
 
 import math
@@ -14,19 +15,19 @@ from paucal.types import UserError
 AUTO = None
 DEFAULT_SIDE = 224  # default image size in pixels
 MAX_SIDE = 4096  # pixels
-MAX_COUNT = 10**9  # images; numbers that need more than 64 bits would overflow
+MAX_IMAGES = 10**9  # largest valid number of images, far below the limit of 64-bit integers
 MAX_EPOCHS = 1_000_000
-MAX_NUMBER = 1e30  # limit for every setting, since larger numbers could overflow float32
+MAX_NUMBER = 1e30  # largest valid number for any setting, since larger numbers could overflow float32
 
 
 @dataclass(frozen=True)
 class EarlierName:
-    """A former name of a setting, which stays valid in flags, configs and stored runs.
+    """A former name of a setting, which is still accepted in flags, configs and stored runs.
 
     Attributes:
         name: The former name.
-        hint: Type of the values that are valid with this name.
-        values: Current value for each value that had another name too; other values are unchanged.
+        hint: Type hint of the values that are valid with this name.
+        values: Current value for each former value that was renamed too; other values are unchanged.
     """
 
     name: str
@@ -34,7 +35,7 @@ class EarlierName:
     values: Mapping[Any, Any] = field(default_factory=dict)
 
 
-def option(  # noqa: PLR0913 (each declaration names the few that it needs)
+def option(  # noqa: PLR0913 (a declaration passes only a few of the arguments, by name)
     help: str,
     default: Any = AUTO,
     *,
@@ -49,15 +50,15 @@ def option(  # noqa: PLR0913 (each declaration names the few that it needs)
     """Declare a setting: return a dataclass field.
 
     Args:
-        help: Description for the command line's help.
-        default: Default value; None if a rule chooses it.
-        group: Heading in the help.
+        help: Description that `--help` shows.
+        default: Default value; None if a rule chooses the value.
+        group: Heading of the setting in `--help`.
         low: Smallest valid number, or smallest valid entry of a list.
-        high: Largest valid number or entry.
-        above: Exclusive lower bound, instead of `low`.
-        or_zero: Whether 0 is valid too, for "none".
-        chosen: Whether a rule may choose a value although the type allows None.
-        earlier: Former name of the setting.
+        high: Largest valid number, or largest valid entry of a list.
+        above: Exclusive lower bound of a number; replaces `low`.
+        or_zero: Whether 0, meaning "none", is valid although it lies below `low`.
+        chosen: Whether a rule may choose a value even though the type allows None.
+        earlier: Former name of the setting; None if the setting was not renamed.
     """
     bounds = {"low": low, "high": high, "above": above, "or_zero": or_zero}
     metadata = {"help": help, "group": group, "chosen": chosen, "earlier": earlier, **bounds}
@@ -69,8 +70,8 @@ def setting_fields(settings: type | object) -> dict[str, Field]:
     return {item.name: item for item in fields(settings)}  # type: ignore[arg-type]
 
 
-def chosen_settings(settings: type) -> frozenset[str]:
-    """Return the names of the settings that a rule chooses if the user does not give them."""
+def rule_chosen_names(settings: type) -> frozenset[str]:
+    """Return the names of the settings for which a rule chooses a value unless the user gives one."""
     hints = get_type_hints(settings)
     return frozenset(
         name
@@ -80,24 +81,24 @@ def chosen_settings(settings: type) -> frozenset[str]:
 
 
 def earlier_names(settings: type) -> dict[str, tuple[str, EarlierName]]:
-    """Return the current name and the `EarlierName` of each renamed setting, by its earlier name."""
+    """Return (current name, `EarlierName`) for each renamed setting, by its former name."""
     earlier_by_name = {name: item.metadata["earlier"] for name, item in setting_fields(settings).items()}
     return {earlier.name: (name, earlier) for name, earlier in earlier_by_name.items() if earlier is not None}
 
 
 def with_current_names(values: Mapping[str, Any], settings: type) -> dict[str, Any]:
-    """Return values by setting name, with earlier names and values replaced by current ones."""
+    """Return the values of settings by name, with former names and values replaced by the current ones."""
     current, renamed_settings = {}, earlier_names(settings)
     for given_name, value in values.items():
         name, earlier_name = renamed_settings.get(given_name, (given_name, None))
         if name in current or (earlier_name is not None and name in values):
-            raise UserError(f"{flag(given_name)} is an earlier name of {flag(name)}: give one of them.")
+            raise UserError(f"{flag(given_name)} is an earlier name of {flag(name)}: remove one of the two flags.")
         current[name] = value if earlier_name is None else earlier_name.values.get(value, value)
     return current
 
 
 def with_earlier_names(values: Mapping[str, Any], settings: type) -> dict[str, Any]:
-    """Return values with the earlier names and values of renamed settings, so that hashes of settings do not change."""
+    """Return values with the former names and values of renamed settings, so that hashes of settings stay the same."""
     renamed, earlier_by_name = dict(values), dict(earlier_names(settings).values())
     for name in earlier_by_name.keys() & values.keys():
         value, earlier = renamed.pop(name), earlier_by_name[name]
@@ -106,7 +107,7 @@ def with_earlier_names(values: Mapping[str, Any], settings: type) -> dict[str, A
 
 
 def flag(name: str) -> str:
-    """Return the flag of a setting.
+    """Return the command-line flag of a setting.
 
     Example:
         >>> flag("batch_size")
@@ -129,10 +130,10 @@ def flag_words(name: str, value: Any) -> list[str]:
 
 
 def check_ranges(settings: object) -> None:
-    """Raise a UserError for the first setting with a number out of range or an empty text."""
+    """Raise a UserError for the first setting that is a number out of range or an empty text."""
     for name, item in setting_fields(settings).items():
         value, bounds = getattr(settings, name), item.metadata
-        refuse_empty(flag(name), value)
+        refuse_empty_text(flag(name), value)
         if isinstance(value, list):
             _check_entries(name, value, bounds)
         elif isinstance(value, int | float) and not isinstance(value, bool):
@@ -140,8 +141,8 @@ def check_ranges(settings: object) -> None:
     check_size(getattr(settings, "img_size", None))
 
 
-def refuse_empty(name: str, value: object) -> None:
-    """Raise a UserError for an empty text, alone or in a list, such as an unset shell variable gives."""
+def refuse_empty_text(name: str, value: object) -> None:
+    """Raise a UserError for an empty text or a list with an empty text, as an unset shell variable produces."""
     for text in value if isinstance(value, list) else [value]:
         if isinstance(text, str) and not text.strip():
             alternative = f", or leave {name} out" if name.startswith("-") else ""
@@ -156,7 +157,7 @@ def _check_entries(name: str, values: list, bounds: Mapping[str, Any]) -> None:
 
 
 def _check_number(name: str, value: float, bounds: Mapping[str, Any]) -> None:
-    """Raise a UserError for a number out of range; an integer may also be too large for a float."""
+    """Raise a UserError for a number out of range, including an integer that is too large for a float."""
     low, high, above = bounds["low"], bounds["high"], bounds["above"]
     if above is not None and not above < value <= MAX_NUMBER:
         raise UserError(f"{flag(name)} is {value}, expected a number above {above:g}, at most {MAX_NUMBER:g}.")

@@ -1,31 +1,33 @@
-"""Settings that only supervised training has: splits, fine-tuning and augmentation."""
+"""Settings that are only for supervised training: splits, fine-tuning and augmentation."""
 
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from paucal.settings.groups import ScheduleSettings, ViewSettings
-from paucal.settings.options import MAX_COUNT, MAX_EPOCHS, option
+from paucal.settings.options import MAX_EPOCHS, MAX_IMAGES, option
 
-LOWEST_ALPHA, HIGHEST_ALPHA = 1e-3, 1e3  # `data.views.augmentation.ALPHA_RANGE`, which is slow to import
+LOWEST_ALPHA, HIGHEST_ALPHA = 1e-3, 1e3  # same as `data.views.augmentation.ALPHA_RANGE`, which is slow to import
 
 
 @dataclass(frozen=True)
 class FractionSettings:
-    """Shares of the validation and test images, for data sets that do not define these splits themselves."""
+    """Fractions of images used for validation and test, for data sets that do not define these splits themselves."""
 
     val_fraction: float | None = option(
-        "share of the training images kept for validation; 0 for none, which keeps the weights of the last epoch",
+        "fraction of the training images used for validation; with 0, the weights of the last epoch are kept",
         group="data",
         low=0,
         high=0.999,
     )
-    test_fraction: float | None = option("share kept for the test if the data has no test split", group="data", above=0)
+    test_fraction: float | None = option(
+        "fraction of the images used for testing if the data has no test split", group="data", above=0
+    )
 
     @property
     def given_fractions(self) -> dict[str, Any]:
-        """The shares that are set, by the name of their setting."""
-        shares = {"val_fraction": self.val_fraction, "test_fraction": self.test_fraction}
-        return {name: share for name, share in shares.items() if share is not None}
+        """The fractions that are not None, by the name of their setting."""
+        fractions = {"val_fraction": self.val_fraction, "test_fraction": self.test_fraction}
+        return {name: fraction for name, fraction in fractions.items() if fraction is not None}
 
 
 @dataclass(frozen=True)
@@ -40,7 +42,7 @@ class MaskFileSettings:
         group="data",
     )
     ignore: list[int] | None = option(
-        "value of unlabelled pixels, or their red, green and blue; by default 255 in index masks",
+        "mask value of unlabelled pixels, or its red, green and blue components; by default 255 in index masks",
         group="data",
         low=0,
         high=65535,
@@ -49,7 +51,7 @@ class MaskFileSettings:
 
 @dataclass(frozen=True)
 class SyncBatchNormSettings:
-    """Batch norms that are synchronised over GPUs."""
+    """Synchronisation of batch norms over several GPUs."""
 
     sync_bn: bool = option("synchronise batch norms over all GPUs", False, group="run")
 
@@ -58,27 +60,31 @@ class SyncBatchNormSettings:
 class SplitSettings(FractionSettings):
     """The training images to use, and the split into training, validation and test images."""
 
-    fraction: float | None = option("use only this share of the training images, stratified", group="data", above=0)
-    few_labels: int | None = option("number of training images per class to use", group="data", low=1, high=MAX_COUNT)
+    fraction: float | None = option(
+        "use only this fraction of the training images, stratified by class", group="data", above=0
+    )
+    few_labels: int | None = option("number of training images per class to use", group="data", low=1, high=MAX_IMAGES)
     group_by: str | None = option(
-        "keep the images of a group in the same split: groups are the values of a column of the table, 'duplicates', "
-        "or the matches of a pattern in the file names, such as 'patient[0-9]+'",
+        "keep the images of a group in the same split; groups are given by a column of the table, by 'duplicates', or "
+        "by the matches of a pattern in the file names, such as 'patient[0-9]+'",
         group="data",
     )
-    split: str | None = option("use the split in this split.csv", group="data")
+    split: str | None = option("use the splits in this table (split.csv of a run)", group="data")
     folds: int | None = option("cross-validate with this number of folds", group="data", low=2, high=100)
     fold: str | None = option("train with one fold as the test set, such as 2/5", group="data")
 
 
 @dataclass(frozen=True)
 class BalanceSettings:
-    """Balancing of classes with different numbers of images."""
+    """Balancing of classes that have different numbers of images."""
 
     class_weights: Literal["none", "auto"] = option(
-        "weights of the classes in the loss: auto gives all classes the same total weight", "none"
+        "weights of the classes in the loss; auto gives all classes the same total weight", "none"
     )
     sampling: Literal["shuffled", "balanced"] = option(
-        "training images of an epoch: all in random order, or the same number from every class", "shuffled"
+        "training images of an epoch: all images in random order (shuffled), or the same number of images from every "
+        "class (balanced)",
+        "shuffled",
     )
 
 
@@ -87,51 +93,51 @@ class FineTuningSettings:
     """Fine-tuning of pretrained backbones, and random initialisation."""
 
     attention_init: Literal["model", "mimetic"] = option(
-        "random initialisation of attention weights: that of the model, or similar to trained transformers (mimetic)",
+        "random initialisation of attention weights: the model's own, or similar to trained transformers (mimetic)",
         "model",
         group="model",
     )
     init_head: Literal["auto", "keep", "fresh"] = option(
-        "whether to keep the classifier of the initial weights: if its classes match (auto), always (keep) or never "
-        "(fresh)",
+        "whether to keep the classifier of the initial weights: auto (if the classes match), keep (always) or fresh "
+        "(never)",
         "auto",
         group="fine-tuning",
     )
     layer_decay: float | None = option(
-        "learning rate of each layer, divided by that of the layer above it, such as 0.75",
+        "factor by which the learning rate decreases from each layer to the layer below, such as 0.75",
         group="fine-tuning",
         low=0.01,
         high=1,
     )
     freeze: Literal["stem", "backbone", "weights"] | int | None = option(
-        "frozen part: stem, backbone (all but the classifier), weights (all but norms, biases and the "
-        "classifier), or a number of stages",
+        "part of the model that is not trained: stem, backbone (all but the classifier), weights (all but norms, "
+        "biases and the classifier), or a number of first stages",
         group="fine-tuning",
     )
     lora_rank: int | None = option(
-        "tune a transformer through low-rank adapters (LoRA) of this rank on its attention, such as 8, with at "
-        "least 16 images per class; other weights are frozen, and the architecture does not change",
+        "tune a transformer through low-rank adapters (LoRA) of this rank, such as 8, on its attention layers; use "
+        "with at least 16 images per class; other weights are frozen, and the architecture does not change",
         group="fine-tuning",
         low=1,
         high=1024,
     )
     frozen_views: int = option(
-        "augmented views per image that pass the frozen stages once, before training; training uses their stored "
-        "activations in turn; 0 for new views in every epoch",
+        "augmented views per image that pass through the frozen stages once, before training; training uses the stored "
+        "activations of these views in turn; 0 for new views in every epoch",
         0,
         group="fine-tuning",
         low=0,
         high=1000,
     )
     freeze_epochs: int = option(
-        "first epochs, in which only the classifier is trained",
+        "number of epochs at the beginning in which only the classifier is trained",
         0,
         group="fine-tuning",
         low=0,
         high=MAX_EPOCHS,
     )
     eval_mode: bool = option(
-        "keep the backbone in evaluation mode: fixed running statistics, no dropout", False, group="fine-tuning"
+        "keep the backbone in evaluation mode (fixed running statistics, no dropout)", False, group="fine-tuning"
     )
 
 
@@ -140,21 +146,21 @@ class AugmentationSettings(ViewSettings):
     """Augmentation of training images."""
 
     repeats: int = option(
-        "times that an epoch uses each image in succession, each with a new augmentation",
+        "number of times that an epoch uses each image in succession, each time with a new augmentation",
         1,
         group="augmentation",
         low=1,
         high=1000,
     )
     resize: Literal["crop", "letterbox", "squash"] = option(
-        "treatment of images whose shape differs from the network's input: a crop, padding with the mean colour, or "
-        "stretching",
+        "treatment of images whose shape differs from the network's input: crop, letterbox (padding with the mean "
+        "colour) or squash (stretching)",
         "crop",
         group="augmentation",
     )
     crop: Literal["random-resized", "padded", "none"] = option("training crop", group="augmentation")
     crop_scale: float | None = option(
-        "smallest share of the image's area that a random crop covers",
+        "smallest fraction of the image's area that a random crop covers",
         group="augmentation",
         low=0.01,
         high=1,
@@ -166,7 +172,7 @@ class AugmentationSettings(ViewSettings):
         "alpha of mixup; 0 for none", group="augmentation", low=LOWEST_ALPHA, high=HIGHEST_ALPHA, or_zero=True
     )
     cutmix: float = option(
-        "alpha of cutmix; 0 for none", group="augmentation", low=LOWEST_ALPHA, high=HIGHEST_ALPHA, or_zero=True
+        "alpha of CutMix; 0 for none", group="augmentation", low=LOWEST_ALPHA, high=HIGHEST_ALPHA, or_zero=True
     )
 
 
@@ -175,41 +181,45 @@ class TrainScheduleSettings(ScheduleSettings):
     """The length and the optimizer of supervised training."""
 
     epochs: int | None = option(
-        "passes over the training images; 0 for only a linear probe of pretrained weights",
+        "passes over the training images; 0 to fit only a linear classifier to pretrained features",
         low=0,
         high=MAX_EPOCHS,
         chosen=True,
     )
     time: str | None = option(
-        "plan the run to end after this time, such as 15m, 2h or 1d, in place of --epochs; by default a quarter of an "
-        "hour, half an hour on a GPU",
+        "plan the run to end after this time, such as 15m, 2h or 1d, in place of --epochs; by default 15 minutes, or "
+        "30 minutes on a GPU",
         chosen=True,
     )
-    schedule_epochs: int = option("length of the cosine in epochs; by default all epochs", low=1, high=MAX_EPOCHS)
+    schedule_epochs: int = option(
+        "length of the cosine schedule in epochs; by default all epochs", low=1, high=MAX_EPOCHS
+    )
     batch_size: int | Literal["auto"] = option(
-        "images per forward pass and device; 'auto' halves the usual number until it fits in memory, and accumulates",
+        "images per forward pass and device; 'auto' halves the usual number until a batch fits in memory, and "
+        "accumulates gradients",
         low=1,
         high=1 << 20,
     )
     warmup_lr: float | None = option(
-        "learning rate at the beginning of the warm-up; by default a thousandth of the peak", low=0
+        "learning rate at the beginning of the warm-up; by default a thousandth of the peak learning rate", low=0
     )
     schedule: Literal["step", "lagging"] = option(
-        "when the learning rate changes: every step, or every epoch with a delay of one epoch, as in DeiT's code",
+        "when the learning rate changes: after every step, or after every epoch with a delay of one epoch (lagging), "
+        "as in DeiT's code",
         "step",
     )
     weight_decay: float = option("weight decay of AdamW", 0.05, low=0)
     clip: float = option("L2 norm to which gradients are clipped; 0 for no clipping", 5.0, low=0)
     average: float = option("decay of the moving average of the weights; 0 for none", low=0, high=0.999999)
     soup: int = option(
-        "average the weights of up to this many of the best epochs if that improves the validation score; 0 for the "
-        "best epoch alone",
+        "average the weights of up to this many of the best epochs if the average improves the validation score; 0 to "
+        "use the best epoch alone",
         low=0,
         high=20,
     )
     calibrate: Literal["temperature", "none"] = option(
-        "fit a temperature on the validation images so that confidence matches accuracy; it does not change the "
-        "predicted classes",
+        "fit a temperature on the validation images so that confidence matches accuracy; the temperature does not "
+        "change the predicted classes",
         "temperature",
     )
     label_smoothing: float = option("label smoothing", 0.1, low=0, high=0.999)

@@ -1,4 +1,4 @@
-"""Checking and converting the types of settings, for flags, keyword arguments, configs and stored runs."""
+"""Check and convert the types of settings from flags, keyword arguments, configs and stored runs."""
 
 import inspect
 import json
@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from paucal.reading import parse_yaml
 from paucal.settings.options import earlier_names, flag, setting_fields, with_current_names
 from paucal.types import UserError
-from paucal.wording import did_you_mean, shortened
+from paucal.wording import did_you_mean, shorten
 
 S = TypeVar("S")
 F = TypeVar("F", bound=Callable[..., Any])
@@ -24,27 +24,27 @@ BOOLEAN_WORDS = {
 EXPECTED_DURATION = "expected a time such as 10m, 600s, 8h, 1d12h or 1:30:00"
 # Separator between name and value, for settings that take NAME=VALUE words or a mapping.
 PAIR_SEPARATORS = {"model_args": "=", "slurm": "=", "arms": ": "}
-MAX_SHOWN = 80  # characters of a value in a message
+MAX_SHOWN_CHARACTERS = 80  # largest number of characters of a value that a message shows
 
 
 class _WrongType(Exception):
     """Raised for a value of the wrong type."""
 
 
-def from_python(settings_type: type[S], values: Mapping[str, Any], name: str, verb: str) -> S:
-    """Build settings from the keyword arguments of the Python function `name`, whose command is `paucal VERB`.
+def settings_from_keywords(settings_type: type[S], values: Mapping[str, Any], name: str, verb: str) -> S:
+    """Build settings from keyword arguments of the Python function `name`, whose command is `verb` (such as "train").
 
-    None counts as not given, a path becomes text, and a single value is accepted for a list.
+    A value of None counts as not given, a path becomes text, and a single value is accepted for a list.
 
     Raises:
-        UserError: A value has the wrong type; the message is the same as on the command line.
-        TypeError: A setting does not exist; the message suggests the most similar name.
+        UserError: A value has the wrong type. The message is the same as on the command line.
+        TypeError: A setting does not exist. The message suggests the most similar name.
     """
     hints = setting_types(settings_type)
     for setting in values:
         if setting not in hints:
             suggestion = did_you_mean(setting, setting_fields(settings_type))
-            raise TypeError(f"{name} has no setting {setting!r}{suggestion}; help({name}) lists all.")
+            raise TypeError(f"{name} has no setting {setting!r}{suggestion}; help({name}) lists all settings.")
     given = {
         setting: convert_setting(setting, value, hints[setting], verb)
         for setting, value in values.items()
@@ -54,29 +54,31 @@ def from_python(settings_type: type[S], values: Mapping[str, Any], name: str, ve
 
 
 def setting_types(settings_type: type) -> dict[str, Any]:
-    """Return the type hint of each setting by its name, also by its earlier name."""
+    """Return the type hint of each setting, by its current name and by its former name."""
     earlier_hints = {setting: earlier.hint for setting, (_, earlier) in earlier_names(settings_type).items()}
     return {**typing.get_type_hints(settings_type), **earlier_hints}
 
 
 def convert_setting(name: str, value: Any, hint: Any, verb: str, parse_text: bool = False, shown: str = "") -> Any:
-    """Convert the value of a setting to its type, `hint`; raises a UserError if that is impossible.
+    """Convert the value of a setting to the type `hint`; raise a UserError if that is impossible.
 
-    With `parse_text`, as for configs, text such as "3" or "true" is accepted for a number or boolean. The error message
-    names the setting as `shown`, or by its flag if that is empty.
+    If `parse_text` is true, as for flags and configs, text such as "3" or "true" is accepted for a number or boolean.
+    The error message calls the setting `shown`, or uses its flag if `shown` is empty.
     """
     # The values in `model_args` are later parsed as YAML, so text that looks like a number needs quotes.
     plain = parse_text or name != "model_args"
-    value_words = _pair_words(value, PAIR_SEPARATORS[name], plain) if name in PAIR_SEPARATORS else value
+    value_words = _mapping_to_words(value, PAIR_SEPARATORS[name], plain) if name in PAIR_SEPARATORS else value
     try:
         return _convert_to_hint(value_words, hint, parse_text)
     except _WrongType:
-        if _is_list(without_none(hint)) and isinstance(value, list) and len(value) == 1 and isinstance(value[0], str):
-            value = value[0]  # what the user typed: the command line makes a list even of one word
+        if _is_list(strip_none(hint)) and isinstance(value, list) and len(value) == 1 and isinstance(value[0], str):
+            value = value[0]  # the message shows what the user typed; argparse makes a list even of a single word
         expected = (
-            EXPECTED_DURATION if name in ("time", "time_limit", "hang_after") else expectation(*_allowed_types(hint))
+            EXPECTED_DURATION
+            if name in ("time", "time_limit", "hang_after")
+            else describe_expected(*_allowed_types(hint))
         )
-        value_text = got_text(_yaml_on_one_line(value) if parse_text else value)
+        value_text = describe_got(_yaml_on_one_line(value) if parse_text else value)
         raise UserError(f"{shown or flag(name)}: {expected}{value_text}; see 'paucal {verb} --help'.") from None
 
 
@@ -85,10 +87,10 @@ def given_names(values: Mapping[str, Any]) -> list[str]:
     return [name for name, value in values.items() if value is not None]
 
 
-def shows_settings(settings_type: type) -> Callable[[F], F]:
-    """Return a decorator that shows settings as keyword arguments in a function's signature, in place of `**settings`.
+def with_settings_signature(settings_type: type) -> Callable[[F], F]:
+    """Return a decorator that replaces `**settings` in a function's signature by one keyword argument per setting.
 
-    `help` and editors show this signature.
+    Only the signature that `help` and editors show is replaced.
     """
 
     def decorate(function: F) -> F:
@@ -106,27 +108,27 @@ def shows_settings(settings_type: type) -> Callable[[F], F]:
     return decorate
 
 
-def expectation(types: Iterable[type], choices: str = "") -> str:
-    """Return the part of an error message that names the valid types and words of a setting.
+def describe_expected(types: Iterable[type], choices: str = "") -> str:
+    """Return the part of an error message that names the valid types and choices of a setting.
 
     Example:
-        >>> expectation([int], "'auto'")
+        >>> describe_expected([int], "'auto'")
         "expected a whole number or one of 'auto'"
     """
     type_names = [TYPE_NAMES[value_type] for value_type in types] + ([f"one of {choices}"] if choices else [])
     return f"expected {' or '.join(type_names)}" if type_names else "the value has the wrong type"
 
 
-def got_text(value: object) -> str:
-    """Return the part of an error message that shows a value of the wrong type, as in ", got '12x'"."""
-    return f", got {shortened(str(value), MAX_SHOWN)!r}"
+def describe_got(value: object) -> str:
+    """Return the part of an error message that shows an invalid value, such as ", got '12x'"."""
+    return f", got {shorten(str(value), MAX_SHOWN_CHARACTERS)!r}"
 
 
-def without_none(hint: Any) -> Any:
-    """Return the type hint of an optional value without None; other hints unchanged.
+def strip_none(hint: Any) -> Any:
+    """Return `T` for the type hint `T | None` with a single type `T`; return other hints unchanged.
 
     Example:
-        >>> without_none(int | None), without_none(bool)
+        >>> strip_none(int | None), strip_none(bool)
         (<class 'int'>, <class 'bool'>)
     """
     members = [m for m in typing.get_args(hint) if m is not type(None)]
@@ -142,20 +144,20 @@ def _is_list(hint: Any) -> bool:
 
 
 def _member_types(hint: Any) -> list[Any]:
-    """Return the types of a union without None; for other hints, the hint alone."""
+    """Return the members of a union without None; for any other hint, a list of the hint alone."""
     plain = _is_literal(hint) or _is_list(hint)
     return [hint] if plain else [m for m in typing.get_args(hint) if m is not type(None)] or [hint]
 
 
 def _allowed_types(hint: Any) -> tuple[list[type], str]:
-    """Return the scalar types that a hint allows, for a list those of its entries, and the valid words as text."""
+    """Return the scalar types that a hint (or a list's entries) may have, and the valid choices as text."""
     members = [typing.get_args(m)[0] if _is_list(m) else m for m in _member_types(hint)]
     choices = [choice for m in members if _is_literal(m) for choice in typing.get_args(m)]
     return [scalar_type for scalar_type in TYPE_NAMES if scalar_type in members], ", ".join(map(repr, choices))
 
 
 def _convert_to_hint(value: Any, hint: Any, parse_text: bool) -> Any:
-    """Convert a value to the first type of a hint that it fits; raises `_WrongType` if it fits none."""
+    """Convert a value to the first type in a hint that fits the value; raise `_WrongType` if no type fits."""
     for member in _member_types(hint):
         try:
             return (
@@ -201,8 +203,8 @@ def _parse_scalar(text: str, scalar_type: type) -> Any:
         raise _WrongType from None
 
 
-def _pair_words(value: Any, separator: str, plain: bool) -> list[Any]:
-    """Return each mapping, alone or in a list, as words with name, separator and value; other entries unchanged."""
+def _mapping_to_words(value: Any, separator: str, plain: bool) -> list[Any]:
+    """Return each mapping, alone or in a list, as words "NAME<separator>VALUE"; return other entries unchanged."""
     entries = []
     for entry in value if isinstance(value, list | tuple) else [value]:
         is_mapping = isinstance(entry, Mapping)
@@ -211,7 +213,7 @@ def _pair_words(value: Any, separator: str, plain: bool) -> list[Any]:
 
 
 def _yaml_on_one_line(value: Any, plain: bool = True) -> str:
-    """Return a value as YAML on one line; text that looks like another type is quoted unless `plain`."""
+    """Return a value as YAML on one line; text that looks like another type is quoted unless `plain` is true."""
     if isinstance(value, Mapping):
         return "{" + ", ".join(f"{name}: {_yaml_on_one_line(entry, plain)}" for name, entry in value.items()) + "}"
     if isinstance(value, list | tuple):
@@ -231,7 +233,7 @@ def _is_plain(text: str) -> bool:
 def _as_float(value: Any) -> float | int:
     try:
         number = float(value)
-    except OverflowError:  # an integer too large for a float: refused by the range check
+    except OverflowError:  # an integer too large for a float, which the range check refuses later
         return value
     return _require_fit(number, math.isfinite(number))
 

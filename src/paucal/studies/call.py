@@ -7,12 +7,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from paucal.reading import named_path
+from paucal.reading import expand_user_path
 from paucal.runner.console import Console
 from paucal.runner.outputs import refuse_inside_images
 from paucal.runs.files import check_folder_writable
 from paucal.runs.folder import RUNS_FOLDER
-from paucal.runs.grid_files import GRID_FILE, is_grid
+from paucal.runs.grid_files import GRID_FILE, is_grid_folder
 from paucal.studies.drawing import PICTURE
 from paucal.studies.numbers import RESULTS
 from paucal.studies.plan import PlannedRun
@@ -24,7 +24,7 @@ from paucal.verbs.compare.settings import GridSettings
 from paucal.wording import did_you_mean
 
 PAGE = "study.html"
-RESERVED = ("teacher", "maps", "starts", "drawn")  # names of a study's other folders; no data set may have them
+RESERVED = ("teacher", "maps", "starts", "drawn")  # names of a study's other folders, which no data set may have
 MAX_NAME_LENGTH = 60
 
 
@@ -34,9 +34,9 @@ class DataLocations:
 
     Attributes:
         by_name: Value of DATA for each data set that a run reads, by the data set's name.
-        shared: Further settings with which every run reads its images, such as `data_root` and `workers`.
-        start_images: Value of DATA for training the starts of a smaller scale; "" without starts, or if starts are
-            trained on the images of the rows.
+        shared: Other settings with which every run reads its images, such as `data_root` and `workers`.
+        start_images: Value of DATA for training the initial weights at a smaller scale; "" if no initial weights are
+            trained, or if they are trained on the images of the rows.
     """
 
     by_name: Mapping[str, str]
@@ -50,13 +50,13 @@ class Call:
 
     Attributes:
         study: Study to run.
-        runs: Runs that the call requests.
+        runs: Requested runs.
         small: Smaller scale; None at full scale.
         settings: Settings of the call.
         locations: Locations of the images.
         folder: Output folder of the study.
         command: Command line that repeats the call.
-        console: Where messages are printed.
+        console: Console for messages.
     """
 
     study: Study
@@ -70,27 +70,30 @@ class Call:
 
     @property
     def seeds(self) -> list[int]:
-        """The seeds with which every run is trained: of `--seeds`, else of the scale or the paper."""
+        """The seeds with which every run is trained: those of `--seeds`, by default those of the scale or the paper."""
         return list(self.settings.seeds or (self.study.seeds if self.small is None else self.small.seeds))
 
     def by_images(self) -> Iterator[tuple[str, list[PlannedRun]]]:
-        """Yield the name of each data set that runs are trained on, with these runs."""
+        """Yield the name of each data set and the runs that are trained on this data set."""
         for data in dict.fromkeys(run.data for run in self.runs):
             yield data, [run for run in self.runs if run.data == data]
 
     def grid_settings(self, output: Path, seeds: Sequence[int] | None = None) -> GridSettings:
-        """Return the settings of the grid in the folder `output`; by default with the seeds of the call."""
+        """Return the settings of the grid (the runs for all rows and seeds) in the folder `output`.
+
+        `seeds` are by default the seeds of the call.
+        """
         seeds = self.seeds if seeds is None else list(seeds)
         return replace(worker_settings(self.settings), seeds=seeds, output=str(output))
 
 
 def worker_settings(settings: StudySettings) -> GridSettings:
-    """Return the settings of the workers, without those of a grid."""
+    """Return the settings of the workers, without settings of a particular grid of runs."""
     return GridSettings(jobs=settings.jobs, on=settings.on, slurm=settings.slurm, retry=settings.retry)
 
 
 def require_runnable(study: Study, settings: StudySettings) -> None:
-    """Raise a UserError if a study trains nothing, or if a setting does not apply to the study or its scale."""
+    """Raise a UserError if a study has no runs, or if a setting does not apply to the study or its scale."""
     if not study.trains:
         advice = f"'paucal study show {study.name}' prints its published numbers"
         if study.kind == "facts":
@@ -98,34 +101,37 @@ def require_runnable(study: Study, settings: StudySettings) -> None:
         raise UserError(f"{study.name} cannot be run, only reproduced by hand: {study.see}; {advice}.")
     only_full = [name for name in ("recipe", "init", "labels") if getattr(settings, name) is not None]
     if only_full and settings.scale != "full":
-        raise UserError(f"--{only_full[0]} belongs to --scale full: leave it out at {settings.scale}.")
+        raise UserError(
+            f"--{only_full[0]} needs --scale full, but --scale is {settings.scale}: remove --{only_full[0]}."
+        )
     if settings.init is not None and len(settings.init) > 1 and not study.starts:
         raise UserError(
-            f"--init has several values, but all runs of {study.name} start from the same weights: give one value."
+            f"--init has several values, but all runs of {study.name} have the same initial weights: give one value."
         )
     if study.kind in ("detect", "segment") and (settings.data_root is not None or settings.download):
         name = "data-root" if settings.data_root is not None else "download"
         raise UserError(
-            f"--{name} is for data sets with a name in paucal; boxes and masks are read from folders: leave it out."
+            f"--{name} is only for data sets that paucal can open by name, but boxes and masks are read from folders: "
+            f"remove --{name}."
         )
     if settings.recipe is not None and study.kind != "train":
-        raise UserError("--recipe is for studies that train with labels: leave it out.")
+        raise UserError("--recipe is only for studies that train with labels: remove --recipe.")
 
 
 def study_folder(study: Study, settings: StudySettings, locations: Mapping[str, str]) -> Path:
     """Return the output folder of a study, which may not exist yet.
 
-    Raise a UserError if it contains files that are not of a study, or runs on other images.
+    Raise a UserError if the folder contains files that do not belong to a study, or runs on other images.
     """
     default = f"study-{study.name}-{settings.scale}" if study.trains else f"study-{study.name}"
-    folder = RUNS_FOLDER / default if settings.output is None else named_path(settings.output)
+    folder = RUNS_FOLDER / default if settings.output is None else expand_user_path(settings.output)
     for path in locations.values():
         refuse_inside_images(folder, {"DATA": path}, settings.data_root)
     check_folder_writable(folder)
     if not folder.is_dir():
         return folder
     expected = (PAGE, RESULTS, PICTURE, *RESERVED, *locations)
-    names = [path.name for path in folder.iterdir() if not is_grid(path)]
+    names = [path.name for path in folder.iterdir() if not is_grid_folder(path)]
     foreign = [name for name in names if name not in expected and not name.startswith(UNFINISHED)]
     if foreign:
         raise UserError(
@@ -136,16 +142,16 @@ def study_folder(study: Study, settings: StudySettings, locations: Mapping[str, 
     ]
     if grids and settings.scale != "full":  # the page shows the numbers of one data set
         raise UserError(
-            f"--output: {str(folder)!r} contains the study on {grids[0]!r}, but these images are "
+            f"--output: {str(folder)!r} contains the study on {grids[0]!r}, but the requested images are "
             f"{', '.join(locations)}: choose another folder."
         )
     return folder
 
 
 def on_given_images(runs: Sequence[PlannedRun], settings: StudySettings) -> list[PlannedRun]:
-    """Return the runs; if `--data` is given at a smaller scale, with its images in place of the scale's.
+    """Return the runs; if `--data` is given at a smaller scale, replace the images of the scale with these images.
 
-    The scale's selection of classes is then removed, since it does not apply to these images.
+    The scale's setting `classes` is then removed, since it does not apply to the images of `--data`.
     """
     if settings.scale == "full" or not settings.data:
         return list(runs)
@@ -157,7 +163,7 @@ def on_given_images(runs: Sequence[PlannedRun], settings: StudySettings) -> list
 
 
 def folder_name(data: str) -> str:
-    """Return the name of the folder for runs on DATA: the last part of its path, with "-" for special characters.
+    """Return the name of the folder for runs on DATA: the last component of its path, without special characters.
 
     Example:
         >>> folder_name("/data/my photos/"), folder_name("cifar10"), folder_name("teacher")
@@ -179,7 +185,7 @@ def find_locations(
     if settings.scale != "full":
         if len(arguments) > 1 or any("=" in argument for argument in arguments):
             raise UserError(
-                f"--data: at --scale {settings.scale}, one DATA replaces all data sets: give only one DATA."
+                f"--data: at --scale {settings.scale}, a single DATA replaces all data sets: give only one DATA."
             )
         return DataLocations({name: arguments[0] if arguments else name for name in needed_data}, shared)
     location_of: dict[str, str] = {}
@@ -196,5 +202,5 @@ def find_locations(
         location_of[name] = location
     for name in needed_data:
         if name not in location_of and not (data_set := data_sets[name]).named:
-            raise UserError(f"{data_set.title} is not available by name: {data_set.how}, with --data {name}=DATA.")
+            raise UserError(f"{data_set.title} cannot be opened by name: {data_set.how}, with --data {name}=DATA.")
     return DataLocations({name: location_of.get(name) or data_sets[name].named for name in needed_data}, shared)

@@ -1,4 +1,4 @@
-"""Parameters and multiply-adds of published models, counted on the meta device, where nothing is computed."""
+"""Parameters and multiply-adds of published models, counted on the meta device without computing anything."""
 
 import warnings
 from dataclasses import dataclass
@@ -23,13 +23,13 @@ from paucal.tasks.segmentation.cost import segmenter_cost
 
 @dataclass(frozen=True)
 class ModelCost:
-    """The size of a model and the work of its forward pass for one image.
+    """The number of parameters of a model and the multiply-adds of its forward pass for one image.
 
     Attributes:
-        params: Parameters in millions, including frozen ones.
-        gmacs: Multiply-adds in billions without the two products of attention, which fvcore does not count either; None
-            if they cannot be counted.
-        gmacs_all: Multiply-adds in billions with these products; None if they cannot be counted.
+        params: Parameters in millions, including frozen parameters.
+        gmacs: Multiply-adds in billions without the two matrix products of attention, which fvcore does not count
+            either; None if the multiply-adds cannot be counted.
+        gmacs_all: Multiply-adds in billions including these products; None if the multiply-adds cannot be counted.
     """
 
     params: float
@@ -38,9 +38,10 @@ class ModelCost:
 
 
 def counted_value(study: Study, row: Row, column: Column) -> float | None:
-    """Return the parameters (millions) or multiply-adds (billions) of a row's published model, as a column asks.
+    """Return the parameters (millions) or multiply-adds (billions) of a row's published model.
 
-    None if they cannot be counted, or if the row has no model.
+    The metric of the column determines which of them is returned. The result is None if they cannot be counted, or if
+    the row has no model.
     """
     if not row.model:
         return None
@@ -58,10 +59,11 @@ def counted_value(study: Study, row: Row, column: Column) -> float | None:
 def count_model(name: str, side: int, model_args: tuple[str, ...], classes: int) -> ModelCost:
     """Count the parameters and multiply-adds of a timm model for square images of `side` pixels.
 
-    `model_args` are arguments of its constructor, each as NAME=VALUE. With 0 classes it has no classifier.
+    `model_args` are arguments of the model's constructor, each as NAME=VALUE. With 0 classes, the model has no
+    classifier.
     """
     keyword_args = model_arguments(model_args)
-    # Only the image size is adapted, if the model needs one.
+    # Of the fitted arguments, only the image size is used, which some models need.
     fitted = fit_to_image_size(name, (side, side), keyword_args).arguments
     size = {key: value for key, value in fitted.items() if key == "img_size"}
     arguments = {**size, **keyword_args, "num_classes": classes}
@@ -78,7 +80,9 @@ def _count_operations(model: Any, side: int) -> int | None:
     counter = FlopCounterMode(display=False)
     with warnings.catch_warnings(), torch.random.fork_rng(devices=[]):
         warnings.simplefilter("ignore")
-        images = probe_images(model, (side, side)).requires_grad_()  # the counter fails on some models without it
+        images = probe_images(
+            model, (side, side)
+        ).requires_grad_()  # without a gradient, the counter fails on some models
         try:
             with counter:
                 model(images)
@@ -94,8 +98,8 @@ def count_network(
     """Count a mask detector ("detector" or "cascade") with 1,000 proposals, or a segmenter ("upernet").
 
     `name` and `model_args` describe the backbone. `shape` is the image size, (height, width) in pixels. `width` is the
-    number of channels of the segmenter's head; its auxiliary head is counted too. `classes` is by default the number of
-    classes of COCO (80) or ADE20K (150).
+    number of channels of the segmenter's head; the auxiliary head is counted too. If `classes` is None, it is the
+    number of classes of COCO (80) or ADE20K (150).
     """
     spec = BackboneSpec(name, 0, image_size=(shape[0], shape[1]), arguments=model_arguments(model_args))
     if network == "upernet":

@@ -1,4 +1,4 @@
-"""EsViT's figure 1: accuracy against images per second, and against parameters."""
+"""EsViT's figure 1: accuracy against images per second, and accuracy against parameters."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from paucal.studies.outcome import Line
 from paucal.studies.study import FIGURE_AXES, Study
 
 PICTURE = "figure.png"
-MAX_CIRCLE_AREA = 900.0  # square points
+MAX_CIRCLE_AREA = 900.0  # area of the largest circle in square points (1 point = 1/72 inch)
 COLOURS = ("tab:blue", "tab:orange", "tab:green", "tab:red", "tab:purple", "tab:brown", "tab:pink", "tab:gray")
 
 
@@ -20,8 +20,8 @@ class Point:
 
     Attributes:
         name: Name of the row.
-        values: Accuracy in percent, images per second and parameters in millions, by their names in `FIGURE_AXES`; None
-            for an unknown value.
+        values: Accuracy in percent, images per second and parameters in millions, by their names in `FIGURE_AXES`;
+            unknown values are None.
         quoted: Names of the values that come from the paper and were not measured here.
     """
 
@@ -31,7 +31,7 @@ class Point:
 
 
 def points_of(study: Study, lines: Sequence[Line]) -> list[Point]:
-    """Return a point for each row, with measured values where they exist and published values elsewhere."""
+    """Return a point for each row; its values are measured values if they exist, otherwise published values."""
     lines_by_name = {(line.row.name, line.column.name): line for line in lines}
     points = []
     for row in study.rows:
@@ -46,8 +46,8 @@ def points_of(study: Study, lines: Sequence[Line]) -> list[Point]:
 def efficiency_figure(points: Sequence[Point]) -> Figure:
     """Draw accuracy against images per second in the left panel, and against parameters in the right panel.
 
-    In the left panel, the area of a circle is proportional to the parameters. A circle is filled if its value on the
-    x axis was measured here, and a star follows the name if its accuracy was.
+    In the left panel, the area of a circle is proportional to the number of parameters. A circle is filled if its value
+    on the x axis was measured here. A star follows the name if the accuracy was measured here.
     """
     figure = Figure(figsize=(13, 6), layout="constrained")
     left, right = figure.subplots(1, 2, sharey=True)
@@ -56,8 +56,8 @@ def efficiency_figure(points: Sequence[Point]) -> Figure:
     largest = max(point.values["parameters"] or 0.0 for point in points if point.values["throughput"])
     for point in points:
         colour = colours[point.name.split()[0]]
-        share = (point.values["parameters"] or largest) / largest
-        _draw_circle(left, point, "throughput", colour, max(30.0, MAX_CIRCLE_AREA * share))
+        relative_size = (point.values["parameters"] or largest) / largest
+        _draw_circle(left, point, "throughput", colour, max(30.0, MAX_CIRCLE_AREA * relative_size))
         _draw_circle(right, point, "parameters", colour, 60.0)
     left.set_xlabel("images per second; larger circles have more parameters")
     right.set_xlabel("parameters in millions")
@@ -80,7 +80,7 @@ def _draw_circle(axes: Axes, point: Point, x_name: str, colour: str, area: float
 
 
 def describe_sources(study: Study, points: Sequence[Point], folders: Mapping[str, str]) -> list[str]:
-    """Return sentences that say which numbers of the figure were measured, and which were published.
+    """Return sentences that say which numbers of the figure were measured, and which are published numbers.
 
     `folders` are the folders that were searched for measured accuracies, by the name of the study that measures them.
     """
@@ -90,10 +90,10 @@ def describe_sources(study: Study, points: Sequence[Point], folders: Mapping[str
     folder = folders[accuracy_column.study]
     if measured_names:
         text = (
-            f"Accuracies with a star were measured in {folder}: {', '.join(measured_names)}; all others are the "
-            f"published ones of {accuracy_column.study}."
+            f"Accuracies with a star were measured in {folder}: {', '.join(measured_names)}; all other accuracies are "
+            f"published in {accuracy_column.study}."
         )
     else:
-        text = f"All accuracies are the published ones of {accuracy_column.study}: {folder} has no measured ones."
+        text = f"All accuracies are published in {accuracy_column.study}, since {folder} has no measured accuracies."
     times = f"Filled circles on the left were timed here: {', '.join(timed) or 'none'}; all other times are published."
     return [text, times]

@@ -1,4 +1,4 @@
-"""The grids of a study: one for each data set, with the runs of the rows that are trained or evaluated on it."""
+"""The grids of a study. A grid contains the runs of all rows and seeds that use the same data set."""
 
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -27,23 +27,24 @@ from paucal.verbs.compare.running import is_settled, run_workers
 from paucal.verbs.compare.settings import Arm
 from paucal.verbs.label.launch import label_set
 from paucal.verbs.label.settings import LabelSettings
-from paucal.wording import counted, duration
+from paucal.wording import counted, format_duration
 
-MAX_EVALUATED_IMAGES = 2000  # of each split, for the evaluation of features at a smaller scale
-# Image sizes for evaluation at several scales, relative to the training size; without mirroring, since a mirrored digit
-# is not a digit.
+MAX_EVALUATED_IMAGES = 2000  # largest number of images per split for evaluating features at a smaller scale
+# Image sizes for multi-scale evaluation of segmenters at a smaller scale, relative to the training size. Images are not
+# mirrored, since a mirrored digit is not a digit.
 SMALL_SCALES = (0.8, 1.0, 1.25)
-MIN_ACCURACY = 0.3  # minimum accuracy of a teacher of label maps
-SELECTION_SETTINGS = ("fraction", "classes")  # which images are used; equal for all rows
-SPLIT_SETTINGS = ("fraction", "val_fraction", "test_fraction")  # replaced by the teacher's split
-TIMED_IMAGES = 8
-EVALUATION_SECONDS = 20.0  # without computing the features: opening images, regression, intervals, pictures
+MIN_ACCURACY = 0.3  # smallest accuracy of a teacher that may make label maps
+SELECTION_SETTINGS = ("fraction", "classes")  # settings that select images, which are equal for all rows
+SPLIT_SETTINGS = ("fraction", "val_fraction", "test_fraction")  # settings that the teacher's split replaces
+TIMED_IMAGES = 8  # number of images in the timed forward pass
+# Estimated seconds of an evaluation without computing features: opening images, regression, intervals, figures.
+EVALUATION_SECONDS = 20.0
 
 
 def prepare_grids(call: Call) -> list[Grid]:
-    """Check every run, estimate how long it takes by timing a few steps, and store the grids.
+    """Check every run, estimate its duration by timing a few steps, and store the grids.
 
-    At a smaller scale the starts may not exist yet; random weights then replace them in this timing.
+    At a smaller scale, the initial weights may not be trained yet. The steps are then timed with random weights.
     """
     call = with_starts(call)
     study, small, kind, console = call.study, call.small, call.study.kind, call.console
@@ -83,10 +84,10 @@ def _training_settings(call: Call, run: PlannedRun, shared: Mapping[str, Any]) -
         return {**run.settings, **fraction_for(images, small.images), **_start_entry(call, run)}
     if run.row.maps and settings.labels is None:
         raise UserError(
-            f"{run.row.name!r} is trained with label maps: make them with 'paucal label DATA --teacher RUN --output "
-            "FOLDER' and give --labels FOLDER, or leave the row out by --rows."
+            f"{run.row.name!r} is trained with label maps: make label maps with 'paucal label DATA --teacher RUN "
+            "--output FOLDER' and give --labels FOLDER, or exclude the row with --rows."
         )
-    # Rows with their own recipe, such as rows with label maps, keep it.
+    # Rows with their own recipe, such as rows with label maps, keep their recipe.
     recipe = settings.recipe if run.settings.get("recipe") == study.recipe else None
     init = None if study.starts else (settings.init or [None])[0]
     run_settings = {"recipe": recipe, "init": init, "labels": settings.labels if run.row.maps else None}
@@ -95,7 +96,7 @@ def _training_settings(call: Call, run: PlannedRun, shared: Mapping[str, Any]) -
 
 def _pretraining_settings(call: Call, run: PlannedRun, images: GridImages) -> dict[str, Any]:
     small, locations = call.small, call.locations
-    # If a column shows the curve of the monitor, the monitor has the same images as the evaluation after training.
+    # If a column shows the k-NN accuracy during training, it is monitored on the images of the final evaluation.
     is_watched = any(column.metric == "knn_curve" for column in run.columns)
     monitor = {"monitor": locations.by_name[run.evaluated]} if is_watched else {}
     if small is None:
@@ -118,7 +119,7 @@ def _transfer_settings(call: Call, run: PlannedRun, images: GridImages) -> dict[
 
 
 def _feature_settings(call: Call, run: PlannedRun) -> dict[str, Any]:
-    """Return the settings of `paucal eval`, with the model to evaluate."""
+    """Return the settings of `paucal eval`, including the model to evaluate."""
     if call.small is not None:
         return {**run.settings, "max_images": MAX_EVALUATED_IMAGES, "no_cache": True, **_start_entry(call, run)}
     settings = {name: value for name, value in run.settings.items() if name != "init"}
@@ -136,16 +137,16 @@ def _start_entry(call: Call, run: PlannedRun) -> dict[str, list[str]]:
 def _shorten(run: PlannedRun, small: Scale, images: int) -> dict[str, Any]:
     """Return a run's settings, with fewer epochs if there are more images than `small.images`.
 
-    The number of training samples over all epochs then stays that of the scale.
+    The number of training samples over all epochs is then the same as with `small.images` images.
     """
     epochs = max(1, round(run.epochs * min(1.0, small.images / images)))
     return {**run.settings, "batch_size": min(run.settings["batch_size"], images), "epochs": epochs}
 
 
 def _make_feature_timer(call: Call, runs: Sequence[PlannedRun], images: int) -> Callable[[Mapping[str, Any]], float]:
-    """Return a function that estimates, from a row's settings, how many seconds its evaluation takes.
+    """Return a function that estimates the seconds that an evaluation takes, given the settings of a row.
 
-    It times a few images. `images` is the number of images whose features are computed.
+    The function times a forward pass of a few images. `images` is the number of images whose features are computed.
     """
     models, small = dict[str, tuple[Architecture, int]](), call.small
     for model in (call.study.models[run.row.model] for run in runs):
@@ -164,7 +165,7 @@ def _make_feature_timer(call: Call, runs: Sequence[PlannedRun], images: int) -> 
             backbone(batch).pooled.sum().item()  # warm-up
             start = time.perf_counter()
             backbone(batch).pooled.sum().item()
-        # Twice, since a backbone with random weights is evaluated too.
+        # The factor is 2, since a backbone with random weights is evaluated too.
         return EVALUATION_SECONDS + 2 * images * (time.perf_counter() - start) / TIMED_IMAGES
 
     return estimate_seconds
@@ -173,10 +174,10 @@ def _make_feature_timer(call: Call, runs: Sequence[PlannedRun], images: int) -> 
 def _with_maps(
     call: Call, arms: Sequence[Arm], need_maps: Sequence[bool], small: Scale, shared: Mapping[str, Any]
 ) -> list[Arm]:
-    """Train the teacher, make its label maps, and return the arms with them where `need_maps` is true.
+    """Train the teacher, make its label maps, and add the label maps to the arms for which `need_maps` is True.
 
-    All arms get the teacher's split: the maps contain the labels of its training images, which therefore must not be
-    test images of any arm.
+    An arm is the settings of a row. All arms get the teacher's split, because the label maps contain the labels of the
+    teacher's training images, which must not be test images of any arm.
     """
     selection = {name: arms[0].settings[name] for name in SELECTION_SETTINGS if name in arms[0].settings}
     teacher, maps = _train_teacher(call, selection, small, shared), str(call.folder / "maps")
@@ -191,12 +192,12 @@ def _with_maps(
 
 
 def _train_teacher(call: Call, selection: Mapping[str, Any], small: Scale, shared: Mapping[str, Any]) -> Path:
-    """Train the teacher of label maps on the images of the rows, unless it is trained; return its run folder."""
+    """Train the teacher of label maps on the images of the rows unless it exists; return its run folder."""
     teacher, console = small.teacher, call.console
     if teacher is None:
         raise UserError("this scale has no teacher for label maps: use --scale full with --labels.")
     epochs = counted(teacher.epochs, "epoch")
-    console.say(f"label maps: training their teacher {teacher.name} on these images for {epochs}")
+    console.say(f"label maps: training the teacher {teacher.name} on these images for {epochs}")
     settings = {
         "init": "none",
         **{name: value for name, value in small.set.items() if name not in SELECTION_SETTINGS},
@@ -208,11 +209,11 @@ def _train_teacher(call: Call, selection: Mapping[str, Any], small: Scale, share
     grid = prepare_grid(grid_settings, arms, shared, "the teacher of a study", console)
     if not grid_settings.jobs and not is_settled(grid):
         raise UserError(
-            "--jobs 0: the rows' label maps come from a teacher, which must be trained before the rows can be timed "
-            f"(about {duration(grid.forecast['teacher'])}): leave --jobs out."
+            "--jobs 0: a teacher makes the label maps of the rows and must be trained before the rows can be timed "
+            f"(about {format_duration(grid.forecast['teacher'])}): remove --jobs."
         )
     if not run_workers(grid, grid_settings, "the same command", console):
-        raise UserError("the teacher is not trained yet: the same command resumes its training.")
+        raise UserError("the teacher is not trained yet: run the same command again to resume its training.")
     (cell,) = cells_of(grid)
     state = state_of(cell)
     if state.name == "failed":
@@ -223,14 +224,15 @@ def _train_teacher(call: Call, selection: Mapping[str, Any], small: Scale, share
 def shown_settings(runs: Sequence[PlannedRun], starts: Sequence[Grid], grids: Sequence[Grid]) -> list[dict[str, str]]:
     """Return the rows of the page's table of settings, with the columns "run", "images" and "settings".
 
-    There is a row for each start that is used, one for the settings that all runs share, and one for each run.
+    There is a row for each set of initial weights that is used, a row for the settings that all runs share, and a row
+    for each run.
     """
     rows, used_starts = [], {run.row.start for run in runs}
     used_arms = [(start, arm) for start in starts for arm in start.arms if arm.name in used_starts]
     for grid, arm in used_arms:
         flags = f"paucal {grid.verb} {describe_settings(verb_settings(arm.settings))}"
         images = Path(str(grid.shared["data"])).name
-        rows.append({"run": f"{arm.name}, a start", "images": images, "settings": flags})
+        rows.append({"run": f"{arm.name} (initial weights)", "images": images, "settings": flags})
     arms = {(grid.folder.name, arm.name): verb_settings(arm.settings) for grid in grids for arm in grid.arms}
     run_settings = [arms[run.data, run.name] for run in runs]
     shared = {

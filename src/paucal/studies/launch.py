@@ -1,4 +1,4 @@
-"""`paucal.study`: reproduce a table of a paper, and show the published beside the measured numbers."""
+"""`paucal.study`: reproduce a table of a paper, and show published and measured numbers side by side."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -13,9 +13,9 @@ from paucal.evaluation.plots import save_figure
 from paucal.report.standalone import StudyPage, write_standalone
 from paucal.runner.clock import end_time_text
 from paucal.runner.console import Console, SilentConsole
-from paucal.runs.grid_files import is_grid
+from paucal.runs.grid_files import is_grid_folder
 from paucal.settings.options import check_ranges
-from paucal.settings.values import from_python, shows_settings
+from paucal.settings.values import settings_from_keywords, with_settings_signature
 from paucal.studies.call import (
     PAGE,
     Call,
@@ -42,7 +42,7 @@ from paucal.verbs.compare.findings import read_findings
 from paucal.verbs.compare.grid import Grid, cells_of, read_grid, state_of
 from paucal.verbs.compare.report import write_report
 from paucal.verbs.compare.running import require_workers, run_workers
-from paucal.wording import counted, duration
+from paucal.wording import counted, format_duration
 
 
 @dataclass(frozen=True)
@@ -51,9 +51,9 @@ class StudyResult:
 
     Attributes:
         folder: Folder of the runs, the table and the page.
-        lines: Published and measured numbers, one entry for each number of the table.
+        lines: Published and measured numbers, with one entry for each number of the table.
         settled: Whether every run is done or has failed.
-        failed: Reasons why runs failed, by the runs' names.
+        failed: Reasons for failed runs, by the runs' names.
     """
 
     folder: Path
@@ -65,7 +65,7 @@ class StudyResult:
         return str(self.folder)
 
 
-@shows_settings(StudySettings)
+@with_settings_signature(StudySettings)
 def study(name: str, **settings: Any) -> StudyResult:
     """Reproduce a table or figure of one of the papers; the same as `paucal study NAME`.
 
@@ -77,24 +77,24 @@ def study(name: str, **settings: Any) -> StudyResult:
         Published and measured numbers.
 
     Raises:
-        UserError: There is no such study, it cannot be run, images or trained weights are missing, or it was stopped
-            (the same call then resumes it).
+        UserError: There is no such study, the study cannot be run, images or initial weights are missing, or the study
+            was stopped (the same call resumes the study).
         TypeError: A setting does not exist.
 
     Example:
         >>> result = paucal.study("drloc-table-9", scale="tiny")  # doctest: +SKIP
         >>> [(line.row.name, line.published, line.measured) for line in result.lines]  # doctest: +SKIP
     """
-    typed_settings = from_python(StudySettings, settings, "paucal.study", "study")
+    typed_settings = settings_from_keywords(StudySettings, settings, "paucal.study", "study")
     result = run_study(name, typed_settings, f"paucal.study({name!r}, ...)", SilentConsole())
     if not result.settled and typed_settings.jobs:
-        raise UserError("the study was stopped; the same call resumes it.")
+        raise UserError("the study was stopped: run the same call again to resume it.")
     return result
 
 
 @threads_restored()
 def run_study(name: str, settings: StudySettings, command: str, console: Console) -> StudyResult:
-    """Run a study, or resume it; see `study`."""
+    """Run or resume a study; see `study`."""
     check_ranges(settings)
     study = find_study(name)
     if study.kind == "count":
@@ -118,16 +118,16 @@ def run_study(name: str, settings: StudySettings, command: str, console: Console
 
 
 def _compute_grids(call: Call, grids: Sequence[Grid]) -> bool:
-    """Let workers compute one grid after the other, and return whether all cells are settled: done or failed.
+    """Let workers compute one grid after the other, and return whether all their runs are done or have failed.
 
-    A later grid may start from the runs of an earlier grid, so each grid waits for the previous one.
+    The initial weights of a later grid may be runs of an earlier grid, so each grid waits for the previous grid.
     """
     workers, console = worker_settings(call.settings), call.console
     cells = {cell: grid for grid in grids for cell in cells_of(grid) if not state_of(cell).settled}
     seconds = sum(grid.forecast.get(cell.arm.name, 0.0) for cell, grid in cells.items()) / max(1, workers.jobs)
     if len(grids) > 1 and seconds:
         console.say(
-            f"time: {counted(len(cells), 'run')} in all to compute, about {duration(seconds)}, "
+            f"time: {counted(len(cells), 'run')} in all to compute, about {format_duration(seconds)}, "
             f"until {end_time_text(seconds)}"
         )
     all_settled = True
@@ -144,13 +144,13 @@ def _write_results(call: Call, starts: Sequence[Grid], grids: Sequence[Grid], al
     all_runs = on_given_images(all_runs, call.settings)
     # Earlier calls may have stored grids of runs on other data sets.
     other_data = dict.fromkeys(run.data for run in all_runs if run.data not in {grid.folder.name for grid in grids})
-    earlier_grids = [read_grid(folder / name) for name in other_data if is_grid(folder / name)]
+    earlier_grids = [read_grid(folder / name) for name in other_data if is_grid_folder(folder / name)]
     lines, findings = find_lines(study, runs, [*grids, *earlier_grids], all_runs)
     pages = [(f"curves and all runs on {result.grid.folder.name}", write_report(result)) for result in findings]
     trained = [read_findings(grid) for grid in starts if grid.verb == "train"]
-    pages += [("curves and runs of the starts", write_report(result)) for result in trained]
+    pages += [("curves and runs of the initial weights", write_report(result)) for result in trained]
     states = {cell: state_of(cell) for grid in (*starts, *grids) for cell in cells_of(grid)}
-    # Runs of verbs other than `train` are not in a comparison, but have their own reports.
+    # Runs of commands other than `paucal train` are not in a comparison, but have their own reports.
     finished = [cell for cell, state in states.items() if cell.verb != "train" and state.name == "done"]
     reports = [(f"report of {cell.name}", cell.run.path / "report.html") for cell in finished]
     pages += [(words, page) for words, page in reports if page.is_file()]
@@ -159,7 +159,7 @@ def _write_results(call: Call, starts: Sequence[Grid], grids: Sequence[Grid], al
     if left := sum(not state.settled for state in states.values()):
         resume = without_jobs_0(call.command)
         warnings.append(f"{counted(left, 'run')} of {len(states)} left to compute; resume with: {resume}")
-    # At a smaller scale the heading says that the numbers are not of the published models.
+    # At a smaller scale, the heading says that the numbers are not those of the published models.
     heading = "measured" if small is None else f"stand-ins on {grids[0].folder.name}"
     seeds = max(len(grid.seeds) for grid in grids)
     page = StudyPage(

@@ -19,7 +19,7 @@ from paucal.studies.words import (
     gpu_hours,
 )
 
-MAX_COLUMNS = 10  # more do not fit side by side on a terminal
+MAX_COLUMNS = 10  # more columns do not fit side by side on a terminal
 
 
 def list_studies() -> tuple[Table, list[str]]:
@@ -34,13 +34,16 @@ def list_studies() -> tuple[Table, list[str]]:
     missing = dict.fromkeys(name for study in all_studies.values() for name in missing_sets(study, sets))
     sentences = [FORMULA[0].upper() + FORMULA[1:] + "."]
     sentences += [f"{name}: {sets[name].title}. {sets[name].how}." for name in missing]
-    sentences.append("The smaller scales need no downloads by hand: stand-ins replace models and images.")
+    sentences.append("The smaller scales need no downloads by hand, since stand-ins replace models and images.")
     sentences.append("'paucal study show NAME' prints the published numbers and the settings of a study.")
     return table, sentences
 
 
 def show(name: str) -> tuple[Table | None, list[str]]:
-    """Return a table of a study's published numbers (None without any), and sentences about it, first its title."""
+    """Return a table of a study's published numbers, and sentences about the study, the first with its title.
+
+    The table is None if the study has no published numbers.
+    """
     study, sets = find_study(name), data_sets()
     sentences = [f"{study.title}: {study.paper}, {study.where} ({study.source})"]
     sentences.append(f"as published: {describe_status(study, sets)}")
@@ -80,7 +83,7 @@ def _published_table(study: Study) -> Table | None:
 
 
 def describe_status(study: Study, data_sets: Mapping[str, DataSet]) -> str:
-    """Return a short text that says whether a study can be run as published, and what that needs.
+    """Return a short text that says whether a study can be run as published, and what the user must provide.
 
     Example:
         >>> from paucal.studies.reading import data_sets, find_study
@@ -108,10 +111,10 @@ def missing_sets(study: Study, data_sets: Mapping[str, DataSet]) -> list[str]:
 
 
 def how_to_get(study: Study, data_sets: Mapping[str, DataSet]) -> list[str]:
-    """Return a sentence for each data set, start or label map that has to be provided at full scale."""
+    """Return a line for each data set, set of initial weights or label maps that the user provides at full scale."""
     lines = [f"{data_sets[name].title} ({name}): {data_sets[name].how}" for name in missing_sets(study, data_sets)]
     lines += [
-        f"{name} starts from {start.words}: {'automatic, or ' if start.init else ''}--init {name}=RUN"
+        f"{name}: initial weights are {start.words}: {'automatic, or ' if start.init else ''}--init {name}=RUN"
         for name, start in study.starts.items()
     ]
     if any(row.maps for row in study.trained_rows):
@@ -120,7 +123,7 @@ def how_to_get(study: Study, data_sets: Mapping[str, DataSet]) -> list[str]:
 
 
 def describe_hours(study: Study, data_sets: Mapping[str, DataSet]) -> str:
-    """Return the GPU hours of a study at full scale, as text; "-" if it trains nothing."""
+    """Return the GPU hours of a study at full scale as text; "-" if the study has no runs."""
     if not study.trains:
         return "-"
     return format_hours(gpu_hours(study, plan(study, "full", data_sets), len(study.seeds), data_sets))

@@ -1,4 +1,4 @@
-"""Measured numbers of a study, in the units of its columns: from runs, from other columns, and from other studies."""
+"""Measured numbers of a study in the units of its columns, from runs, from other columns and from other studies."""
 
 import csv
 from collections.abc import Mapping, Sequence
@@ -15,11 +15,11 @@ from paucal.types import UserError
 from paucal.verbs.compare.findings import ArmOutcome, Outcome
 
 RESULTS = "results.csv"
-MAX_BYTES = 1 << 22  # limit of a study's table of numbers
+MAX_BYTES = 1 << 22  # largest size of a `results.csv` that is read
 UNSCALED_METRICS = ("correspondence", "correspondence_distance")  # all other scores are published in percent
 WIN_DECIMALS = 1  # percentages are rounded as in the printed tables before wins are counted
 BySeed = Mapping[int, float]  # scores by seed
-Numbers = Mapping[tuple[str, str], "Measurement"]  # by the names of row and column
+Numbers = Mapping[tuple[str, str], "Measurement"]  # measurements by the names of row and column
 
 
 @dataclass(frozen=True)
@@ -28,13 +28,15 @@ class Measurement:
 
     Attributes:
         value: Mean over seeds, in the unit of the column.
-        deviation: Standard deviation over seeds; None for one seed.
-        seeds: Number of seeds, each with a run; 0 for a count or a time.
-        gain: Gain over the row's baseline, in the unit of the column; None without a baseline.
-        difference: Gain with its intervals; None unless the predictions on test images are stored.
-        random: Score of the same backbone with random weights; None except for frozen features.
-        low: Lower end of the interval over test images, for a single run; for times, the lower quartile; else None.
-        high: Upper end of this interval; for times, the upper quartile; else None.
+        deviation: Standard deviation over seeds; None if there is only one seed.
+        seeds: Number of seeds, with one run each; 0 if the number is a count or a time.
+        gain: Gain over the row's baseline, in the unit of the column; None if the row has no baseline.
+        difference: Gain with its intervals; None if predictions on test images are not stored.
+        random: Score of the same backbone with random weights; None if the study does not evaluate frozen features.
+        low: Lower end of the interval over test images if there is a single run, or the lower quartile of times;
+            otherwise None.
+        high: Upper end of the interval over test images if there is a single run, or the upper quartile of times;
+            otherwise None.
     """
 
     value: float
@@ -48,7 +50,7 @@ class Measurement:
 
 
 def mean_over_seeds(values: BySeed, base: BySeed | None = None) -> Measurement:
-    """Return the mean over seeds with its standard deviation, and the gain over a baseline on the common seeds."""
+    """Return the mean and the standard deviation over seeds, and the gain over a baseline on the common seeds."""
     numbers = list(values.values())
     gains = [values[seed] - base[seed] for seed in values if seed in base] if base else []
     deviation = float(np.std(numbers, ddof=1)) if len(numbers) > 1 else None
@@ -77,9 +79,9 @@ def measure_arm(column: Column, arm: ArmOutcome, baseline: ArmOutcome | None) ->
 def measure_scores(
     column: Column, runs: Sequence[Mapping[str, Any]], baseline: Sequence[Mapping[str, Any]]
 ) -> tuple[Measurement | None, str]:
-    """Return the number that a column shows for a row, from the stored scores of its runs and of its baseline's.
+    """Return the number that a column shows for a row, from the stored scores of the row's and the baseline's runs.
 
-    None without scores; the second value is then the reason.
+    If there are no scores, the number is None, and the second value is the reason.
     """
     scores, base = (
         {run["seed"]: score for run in part if (score := score_of(column, run)) is not None}
@@ -96,9 +98,9 @@ def measure_scores(
 
 
 def score_of(column: Column, run: Mapping[str, Any]) -> dict[str, float] | None:
-    """Return a run's score in the unit of a column, as "trained", "random", "low" and "high"; None without a score.
+    """Return a run's score in the unit of a column, with the keys "trained", "random", "low" and "high".
 
-    Entries other than "trained" may be missing.
+    Keys other than "trained" may be missing. The result is None if the run has no score.
     """
     if column.metric == "knn_curve":
         curve = [row["val_knn"] for row in run["rows"] if np.isfinite(row.get("val_knn", np.nan))]
@@ -110,7 +112,7 @@ def score_of(column: Column, run: Mapping[str, Any]) -> dict[str, float] | None:
 
 
 def mean_over_data_sets(data_sets: Sequence[BySeed]) -> dict[int, float]:
-    """Return the mean score over data sets, for every seed that all of them have.
+    """Return the mean score over data sets for every seed that has a score on all data sets.
 
     Example:
         >>> mean_over_data_sets([{0: 80.0, 1: 70.0}, {0: 60.0}])
@@ -121,7 +123,7 @@ def mean_over_data_sets(data_sets: Sequence[BySeed]) -> dict[int, float]:
 
 
 def count_wins(data_sets: Sequence[BySeed], baseline: Sequence[BySeed]) -> dict[int, float]:
-    """Return, for each seed, the number of data sets on which a row beats its baseline after rounding.
+    """Return for each seed the number of data sets on which the rounded score of a row is above its baseline's.
 
     Example:
         >>> count_wins([{0: 80.0}, {0: 60.04}], [{0: 79.0}, {0: 60.0}])
@@ -133,7 +135,7 @@ def count_wins(data_sets: Sequence[BySeed], baseline: Sequence[BySeed]) -> dict[
 
 
 def measured_in_other_studies(study: Study, folder: Path) -> dict[str, Numbers]:
-    """Return, by study, the full-scale results of the other studies that the columns of a study name."""
+    """Return the full-scale results of the other studies that the columns of a study refer to, by study name."""
     names = dict.fromkeys(column.study for column in study.columns if column.study)
     return {name: _read_numbers(full_folder(name, folder) / RESULTS) for name in names}
 
@@ -156,6 +158,6 @@ def _read_numbers(path: Path) -> Numbers:
                 numbers[line["row"], line["column"]] = Measurement(value, deviation, seeds, low=low, high=high)
     except (OSError, ValueError, KeyError, TypeError) as problem:
         raise UserError(
-            f"{str(path)!r} is not a table of study results ({problem}): move it to another folder."
+            f"{str(path)!r} is not a table of study results ({problem}): move the file to another folder."
         ) from problem
     return numbers

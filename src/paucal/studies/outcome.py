@@ -33,9 +33,9 @@ class Line:
         column: Column of the study.
         published: Published value.
         deviation: Published standard deviation.
-        gain: Published gain over the row's baseline; None without a baseline.
+        gain: Published gain over the row's baseline; None if the row has no baseline.
         measured: Measured number; None if nothing was measured.
-        why: Reason why `measured` is None.
+        why: Reason why `measured` is None; "" if there is a measured number.
     """
 
     row: Row
@@ -53,12 +53,12 @@ class Evidence:
 
     Attributes:
         requested: Runs that the user requested.
-        all_runs: All runs of the scale, requested or not.
+        all_runs: All runs of the scale, whether requested or not.
         trained: Results of runs that are trained with labels, by the names of data set and run.
         scored: Scores of all other runs with their seeds, by the names of data set and run.
-        failed: Names of data set and run, for runs that failed with every seed.
+        failed: Names of data set and run for runs that failed with every seed.
         timed: Speed of the models on this device; None if no column is a time.
-        other_studies: Full-scale numbers of other studies, by study.
+        other_studies: Full-scale numbers of other studies, by study name.
     """
 
     requested: Sequence[PlannedRun]
@@ -70,7 +70,7 @@ class Evidence:
     other_studies: Mapping[str, Numbers] = field(default_factory=dict)
 
     def run_of(self, row: Row, column: Column) -> PlannedRun | None:
-        """Return the run that measures a row's number in a column; None if the scale has no run for it."""
+        """Return the run that measures the number of a row and a column; None if the scale has no such run."""
         return next((run for run in self.all_runs if run.row == row and column in run.columns), None)
 
 
@@ -82,15 +82,15 @@ def find_lines(
     timed: ModelSpeeds | None = None,
     other_studies: Mapping[str, Numbers] | None = None,
 ) -> tuple[list[Line], list[Findings]]:
-    """Return a line for every number of the table, and the findings of the grids that train with labels.
+    """Return a line for every number of the table, and the results of the grids that train with labels.
 
     Args:
         study: Study of any kind.
-        runs: Requested runs; none for a study that trains nothing.
-        grids: Stored grids, including those of earlier calls.
-        all_runs: All runs of the scale; by default the requested ones.
+        runs: Requested runs; empty if the study has no runs.
+        grids: Stored grids of runs, including those of earlier calls.
+        all_runs: All runs of the scale; by default the requested runs.
         timed: Speed of the models on this device, for a study with columns of times.
-        other_studies: Full-scale numbers of the studies that columns name, by study.
+        other_studies: Full-scale numbers of the studies that columns refer to, by study name.
     """
     findings = [read_findings(grid) for grid in grids if grid.verb == "train"]
     trained = {(result.grid.folder.name, arm.arm.way): arm for result in findings for arm in result.arms}
@@ -116,7 +116,7 @@ def find_lines(
 
 
 def _published_gain(study: Study, row: Row, index: int) -> float | None:
-    """Return the published gain over the baseline of the row, or of the column if the row has no baseline."""
+    """Return the published gain over the row's baseline, or over the column's baseline if the row has none."""
     column = study.columns[index]
     if column not in study.trained_columns and column.metric != "average":
         return None
@@ -131,7 +131,7 @@ def _published_gain(study: Study, row: Row, index: int) -> float | None:
 
 
 def _measured_number(study: Study, row: Row, column: Column, evidence: Evidence) -> tuple[Measurement | None, str]:
-    """Return the measured number of a row in a column, and ""; or None and the reason why there is none."""
+    """Return the measured number of a row and a column, and ""; or None and the reason why it is missing."""
     if column.metric in COUNTED:
         value = counted_value(study, row, column)
         return (None, "not built here") if value is None else (Measurement(value), "")
@@ -144,7 +144,7 @@ def _measured_number(study: Study, row: Row, column: Column, evidence: Evidence)
         spread, reason = timed_value(study, row, column, evidence.timed)
         if spread is None:
             return None, reason
-        # The reference row's own number is exact.
+        # The number of the reference row is its published number, so it has no quartiles.
         low, high = (None, None) if spread.low == spread.high else (spread.low, spread.high)
         return Measurement(spread.median, low=low, high=high), reason
     if column.metric in DERIVED and row in study.trained_rows:
@@ -173,7 +173,7 @@ def _measure_runs(study: Study, row: Row, column: Column, evidence: Evidence) ->
 
 
 def _derived_number(study: Study, row: Row, column: Column, evidence: Evidence) -> tuple[Measurement | None, str]:
-    """Return the mean score or the wins of a row over all data sets, and ""; or None and the reason why."""
+    """Return the mean score or the wins of a row over all data sets, and ""; or None and the reason for None."""
     sets = [_scores_by_seed(row, other, evidence) for other in study.trained_columns]
     if None in sets:
         return None, NOT_RUN
@@ -195,7 +195,7 @@ def _derived_number(study: Study, row: Row, column: Column, evidence: Evidence) 
 
 
 def _scores_by_seed(row: Row, column: Column, evidence: Evidence) -> dict[int, float] | None:
-    """Return a row's scores in a column by seed; None if the scale has no run for it."""
+    """Return the scores of a row and a column by seed; None if the scale has no run for them."""
     run = evidence.run_of(row, column)
     if run is None:
         return None

@@ -10,24 +10,24 @@ from paucal.studies.study import SCALES, Architecture, Column, DataSet, Part, Ro
 from paucal.types import UserError
 from paucal.wording import did_you_mean
 
-PROTOCOLS = {"correspondence_distance": "correspondence"}  # evaluation protocol of a metric with another name
-EPOCH_SETTINGS = ("region_after",)  # numbers of an epoch, reduced in proportion in a shorter run
+PROTOCOLS = {"correspondence_distance": "correspondence"}  # protocols of metrics whose name is not their protocol's
+EPOCH_SETTINGS = ("region_after",)  # settings that are an epoch number, which is scaled to the length of a run
 T = TypeVar("T", bound=Part)
 
 
 @dataclass(frozen=True)
 class PlannedRun:
-    """One run of a study, for any seed.
+    """One run of a study, which is repeated with each seed.
 
     Attributes:
         row: Row of the run.
         columns: Columns whose numbers this run measures.
         name: Name that is unique among the runs on the same images.
-        data: Name of the data set to train on; at a smaller scale, of the images that replace it.
-        evaluated: Name of the data set to evaluate frozen features on; at a smaller scale, of its replacement.
-        epochs: Epochs of training.
-        settings: Settings of the verb, without images and seed.
-        against: Name of the baseline run; "" without a baseline.
+        data: Name of the data set to train on, or of the images that replace it at a smaller scale.
+        evaluated: Name of the data set to evaluate frozen features on, or of its replacement at a smaller scale.
+        epochs: Number of training epochs.
+        settings: Settings of the command that makes the run, without images and seed.
+        against: Name of the baseline run; "" if there is no baseline.
     """
 
     row: Row
@@ -47,10 +47,10 @@ def plan(
     rows: Sequence[str] | None = None,
     columns: Sequence[str] | None = None,
 ) -> list[PlannedRun]:
-    """Return the runs for the named rows and columns of a study, each once; None stands for all rows or columns.
+    """Return the runs for the named rows and columns of a study, without duplicates; None means all rows or columns.
 
-    At a smaller scale one set of images replaces all data sets, so only the columns of the first one are run. The name
-    of a run and its baseline do not depend on which other runs are requested.
+    At a smaller scale, one set of images replaces all data sets, so only the columns of the first data set are run. The
+    name of a run and its baseline do not depend on which other runs are requested.
     """
     wanted_rows = _select_named(study.rows_at(find_scale(study, scale)), study.rows, rows, "--rows", study)
     wanted_columns = _select_named(study.trained_columns, study.columns, columns, "--columns", study)
@@ -60,7 +60,7 @@ def plan(
         if requested and run.row in wanted_rows:
             runs.append(replace(run, columns=requested))
     if not runs:
-        raise UserError(f"nothing is left of {study.name} to run: leave --rows and --columns out, or choose others.")
+        raise UserError(f"no run of {study.name} has these --rows and --columns: remove these options or change them.")
     return runs
 
 
@@ -69,7 +69,7 @@ def plan_all_runs(
 ) -> list[PlannedRun]:
     """Return the runs for all rows of a scale, whether requested or not; see `plan`.
 
-    At a smaller scale, only the columns with the data set of the first of `columns` are run.
+    At a smaller scale, only the columns with the same data set as the first of `columns` are run.
     """
     small = find_scale(study, scale)
     wanted_columns = _select_named(study.trained_columns, study.columns, columns, "--columns", study)
@@ -90,7 +90,7 @@ def plan_all_runs(
 def _select_named(
     parts: Sequence[T], all_parts: Sequence[Part], names: Sequence[str] | None, flag: str, study: Study
 ) -> list[T]:
-    """Return the rows or columns with the given names, out of those that are run; without names, return all."""
+    """Return the rows or columns of `parts` with the given names; if no names are given, return all of `parts`."""
     all_names = [part.name for part in all_parts]
     names = names or all_names
     for name in names:
@@ -99,12 +99,12 @@ def _select_named(
             raise UserError(f"{flag}: {message}")
     selected = [part for part in parts if part.name in names]
     if not selected:
-        raise UserError(f"{flag}: {study.name} does not run {', '.join(names)} at this scale: choose others.")
+        raise UserError(f"{flag}: {study.name} does not run {', '.join(names)} at this scale: choose other names.")
     return selected
 
 
 def start_settings(study: Study, start: Start, small: Scale) -> dict[str, Any]:
-    """Return the settings for training a start at a smaller scale, without images and seed."""
+    """Return the settings for training initial weights at a smaller scale, without images and seed."""
     standin, training = study.models[start.model].standin, small.start_training
     if standin is None or training is None:
         raise UserError(f"{study.name} cannot replace {start.words} at a smaller scale: use --scale full.")
@@ -114,7 +114,7 @@ def start_settings(study: Study, start: Start, small: Scale) -> dict[str, Any]:
 
 
 def with_given_start(study: Study, run: PlannedRun, init: str) -> PlannedRun:
-    """Return a run of the full scale that starts from `init`, a run or a file, instead of published weights."""
+    """Return a full-scale run with the initial weights `init` (a run or a file) instead of published weights."""
     model = study.models[run.row.model].full.name  # without the tag of the published weights
     return replace(run, settings={**run.settings, "model": model, "init": init})
 
@@ -124,7 +124,7 @@ def find_scale(study: Study, scale: str) -> Scale | None:
     if scale not in SCALES:
         raise UserError(f"--scale is {scale!r}{did_you_mean(scale, SCALES)}; expected one of {', '.join(SCALES)}.")
     if not study.trains:
-        raise UserError(f"{study.name} trains nothing, so it has no scales: 'paucal study show {study.name}'.")
+        raise UserError(f"{study.name} has no runs, so it has no scales: see 'paucal study show {study.name}'.")
     if scale == "full":
         return None
     if scale not in study.scales:
@@ -175,7 +175,7 @@ def _full_settings(study: Study, row: Row, column: Column) -> dict[str, Any]:
 def _standin_settings(study: Study, row: Row, column: Column, small: Scale, full_epochs: int) -> dict[str, Any]:
     standin = study.models[row.model].standin
     if standin is None:
-        raise UserError(f"{row.name!r} of {study.name} has no model for a smaller scale: use --scale full.")
+        raise UserError(f"{row.name!r} of {study.name} has no stand-in model for smaller scales: use --scale full.")
     init = {"init": "none"} if study.kind == "train" and not row.start else {}
     epochs = max(1, round(small.epochs * full_epochs / study.epochs))
     specific = {**row.set, **column.set, **row.standin, **column.standin}
@@ -187,19 +187,19 @@ def _standin_settings(study: Study, row: Row, column: Column, small: Scale, full
 
 
 def _model_settings(model: Architecture, row: Row | None = None) -> dict[str, Any]:
-    """Return the settings of a model; the arguments of a row take precedence over the model's own."""
+    """Return the settings of a model; the arguments of a row take precedence over the model's own arguments."""
     args = {argument.partition("=")[0]: argument for argument in (*model.args, *(row.args if row else ()))}
     return {"model": model.name, **({"model_args": list(args.values())} if args else {})}
 
 
 def _without_unused(settings: dict[str, Any]) -> dict[str, Any]:
-    """Return settings without the epoch in which the region task begins, if the run has no region task."""
+    """Return the settings; if the run has no region task, without the epoch in which that task begins."""
     unused = EPOCH_SETTINGS if settings.get("tasks") == "view" else ()
     return {name: value for name, value in settings.items() if name not in unused}
 
 
 def _name_runs(runs: Sequence[PlannedRun]) -> list[PlannedRun]:
-    """Name each run after its row; add its columns if the row has several runs on the same images."""
+    """Name each run after its row; if a row has several runs on the same images, add the names of the columns."""
     counts = Counter((run.row.name, run.data) for run in runs)
     named_runs = []
     for run in runs:
@@ -211,7 +211,7 @@ def _name_runs(runs: Sequence[PlannedRun]) -> list[PlannedRun]:
 
 
 def _common_name(columns: Sequence[Column]) -> str:
-    """Return the words with which the names of all columns begin, or the first name if they share no first word."""
+    """Return the words with which the names of all columns begin, or the first name if there are no such words."""
     common = []
     for position_words in zip(*(column.name.split() for column in columns), strict=False):
         if len(set(position_words)) > 1:
@@ -221,7 +221,7 @@ def _common_name(columns: Sequence[Column]) -> str:
 
 
 def _baseline_name(run: PlannedRun, runs: Sequence[PlannedRun]) -> str:
-    """Return the name of a run's baseline, which is a run of another row or of another column; "" without one."""
+    """Return the name of a run's baseline, which is a run of another row or column; "" if there is no baseline."""
     same_data = [other for other in runs if other.data == run.data]
     if run.row.against:
         candidates = [other for other in same_data if other.row.name == run.row.against]

@@ -1,4 +1,4 @@
-"""Studies with their published numbers, read from YAML files of this package; every entry is checked."""
+"""Studies with their published numbers, read from YAML files in this package. Every entry is checked."""
 
 import types
 import typing
@@ -34,21 +34,22 @@ from paucal.wording import did_you_mean
 
 FOLDER = Path(__file__).parent / "published"
 PAPERS = ("drloc", "token_labeling", "dhvt", "esvit", "networks")
-MAX_BYTES = 1 << 20  # of a YAML file
-# Entries at the top of a file that apply to all its studies, and entries in `by_kind.yaml` that apply to a kind.
+MAX_BYTES = 1 << 20  # largest size of a YAML file
+# Entries at the top level of a paper's file, which apply to all its studies, and entries in `by_kind.yaml`, which apply
+# to all studies of a kind.
 SHARED = ("paper", "source", "recipe", "epochs", "full", "telling")
 SHARED_BY_KIND = ("telling", "scales")
-# Two more kinds in `by_kind.yaml`: TUNE for studies of kind "train" whose rows start from trained weights, ENLARGE for
-# studies with `like: enlarge`, whose rows start from weights trained on the same images at a smaller size.
+# Two additional kinds in `by_kind.yaml`: TUNE for studies of kind "train" whose rows have trained initial weights, and
+# ENLARGE for studies with `like: enlarge`, whose initial weights are trained on the same images at a smaller size.
 TUNE = "tune"
 ENLARGE = "enlarge"
-STARTED = ("detect", "segment", "frozen")  # kinds of studies in which every trained row needs a start
+STARTED = ("detect", "segment", "frozen")  # kinds of studies in which every trained row needs initial weights
 T = TypeVar("T")
 
 
 @cache
 def data_sets() -> Mapping[str, DataSet]:
-    """Return the data sets of all studies, by the names that studies use."""
+    """Return the data sets of all studies by the names that the studies use."""
     return read_data_sets(FOLDER / "data_sets.yaml")
 
 
@@ -64,21 +65,23 @@ def find_study(name: str) -> Study:
     """Return a study by its name."""
     names = studies()
     if name not in names:
-        raise UserError(f"there is no study {name!r}{did_you_mean(name, names)}; 'paucal study list' shows all.")
+        raise UserError(
+            f"there is no study {name!r}{did_you_mean(name, names)}: 'paucal study list' shows all studies."
+        )
     return names[name]
 
 
 def read_data_sets(path: Path) -> dict[str, DataSet]:
-    """Read a YAML file of data sets, and return them by name."""
+    """Read a YAML file of data sets; return the data sets by name."""
     sets = {name: _make(DataSet, entry, f"{path.name}: {name}") for name, entry in _read_mapping(path).items()}
     for name, data_set in sets.items():
         if not data_set.named and not data_set.how:
-            raise UserError(f"{path.name}: {name} has neither 'named' nor 'how': add one of them.")
+            raise UserError(f"{path.name}: {name} has neither 'named' nor 'how': add one of these entries.")
     return sets
 
 
 def read_by_kind(path: Path) -> dict[str, Any]:
-    """Read the entries that apply to all studies of a kind, by kind; they override the entries of a paper's file."""
+    """Read the entries that apply to all studies of a kind; they override the top-level entries of a paper's file."""
     content = _read_mapping(path)
     for kind, entry in content.items():
         _require_name(kind, (*TRAINED, TUNE, ENLARGE), f"{path.name}: the kind")
@@ -90,7 +93,7 @@ def read_by_kind(path: Path) -> dict[str, Any]:
 def read_studies(
     path: Path, data_sets: Mapping[str, DataSet], by_kind: Mapping[str, Mapping[str, Any]] | None = None
 ) -> dict[str, Study]:
-    """Read the YAML file of a paper, and return its studies by name; `by_kind` is the result of `read_by_kind`."""
+    """Read the YAML file of a paper; return its studies by name. `by_kind` is the result of `read_by_kind`."""
     content, by_kind = _read_mapping(path), by_kind or {}
     entries = {*SHARED, "title", "models", "scales", "columns", "studies"}
     if unknown := sorted(set(content) - entries):
@@ -119,7 +122,7 @@ def read_studies(
 
 
 def _expand_columns(entries: Any, groups: Mapping[str, Any], location: str) -> list[Any]:
-    """Return the columns of a study, with the names of column groups replaced by the columns of the groups."""
+    """Return the columns of a study; names of column groups are replaced by the columns in these groups."""
     columns = []
     for entry in _require_list(entries, f"{location}: columns"):
         if isinstance(entry, str):
@@ -131,10 +134,10 @@ def _expand_columns(entries: Any, groups: Mapping[str, Any], location: str) -> l
 def _rows_of_other(
     rows: Mapping[str, Any], columns: list[Any], studies_read: Mapping[str, Study], location: str
 ) -> list[Any]:
-    """Return the entries of the rows of a study that repeats the rows of an earlier one, `rows: {of: NAME}`.
+    """Return the row entries of a study that repeats the rows of an earlier study, written as `rows: {of: NAME}`.
 
     Values are taken from the columns that both studies have. In `rows`, the optional entry `models` maps names of rows
-    to models that the earlier study does not train, and `against` names the reference row for times.
+    to models that the earlier study does not train, and `against` is the name of the reference row for times.
     """
     _require_name(str(rows.get("of")), studies_read, f"{location}: the entry 'of' of its rows")
     other, models = studies_read[str(rows["of"])], rows.get("models", {})
@@ -163,7 +166,7 @@ def _make_study(name: str, entry: Mapping[str, Any], models: Mapping[str, Model]
 
 
 def _make_scales(shared: Mapping[str, Any], entry: Mapping[str, Any], location: str) -> dict[str, Scale]:
-    """Return the smaller scales of a study: the shared ones, updated by its own entries; null removes a scale."""
+    """Return the smaller scales of a study: shared scales, updated by the study's own entries. Null removes a scale."""
     if entry.get("kind") not in TRAINED:
         return {}
     own_scales = entry.get("scales", {})
@@ -182,11 +185,11 @@ def _make_scales(shared: Mapping[str, Any], entry: Mapping[str, Any], location: 
 
 def _make_model(entry: Any, location: str) -> Model:
     if not isinstance(entry, dict):
-        raise UserError(f"{location} is not a model: give its name and its GMACs.")
+        raise UserError(f"{location} is not a model: give 'name' and 'gmacs'.")
     values = {name: value for name, value in entry.items() if name not in ("name", "args")}
     full = {name: value for name, value in entry.items() if name in ("name", "args")}
     if values.get("standin") is not None:
-        values["standin"] = _make(Architecture, values["standin"], f"{location}: its stand-in")
+        values["standin"] = _make(Architecture, values["standin"], f"{location}: the stand-in")
     model = _make(Model, {**values, "full": _make(Architecture, full, location)}, location)
     _require_name(model.network, NETWORKS, f"{location}: the network")
     if model.network and len(model.shape) != 2:
@@ -197,7 +200,7 @@ def _make_model(entry: Any, location: str) -> Model:
 
 
 def _make(kind: type[T], entry: Any, location: str) -> T:
-    """Make an object of the dataclass `kind` from a mapping, and check the types of its values; lists become tuples."""
+    """Make an object of the dataclass `kind` from a mapping and check the types of its values. Lists become tuples."""
     if not isinstance(entry, dict):
         raise UserError(f"{location} is {entry!r}, expected a mapping of names to values.")
     hints, field_of = _type_hints(kind), {item.name: item for item in fields(kind)}  # type: ignore[arg-type]
@@ -208,11 +211,11 @@ def _make(kind: type[T], entry: Any, location: str) -> T:
         values[name] = _convert(value, hints[name], f"{location}: {name}")
     for name, item in field_of.items():
         if name not in values and item.default is MISSING and item.default_factory is MISSING:
-            raise UserError(f"{location} lacks {name!r}.")
+            raise UserError(f"{location} has no entry {name!r}: add this entry.")
     return kind(**values)
 
 
-_type_hints = cache(typing.get_type_hints)  # cached, since the files make a thousand objects of a few classes
+_type_hints = cache(typing.get_type_hints)  # cached, since the files define a thousand objects of a few classes
 
 
 def _convert(value: Any, hint: Any, location: str) -> Any:
@@ -250,7 +253,7 @@ def _read_mapping(path: Path) -> dict[str, Any]:
 
 
 def _require_name(word: str, names: Iterable[str], where: str) -> None:
-    """Raise a UserError if `word` is not among the names; `where` begins the message, such as "FILE: the kind"."""
+    """Raise a UserError if `word` is not one of the names; `where`, such as "FILE: the kind", begins the message."""
     names = list(names)
     if word not in names:
         raise UserError(f"{where} is {word!r}{did_you_mean(word, names)}; expected one of {', '.join(names)}.")
@@ -262,9 +265,9 @@ def _check_study(study: Study, data_sets: Mapping[str, DataSet], where: str) -> 
     for column in study.columns:
         _require_name(column.metric, METRICS, f"{where}: the metric of {column.name!r}")
         if column.metric in DERIVED and study.kind != "frozen":
-            raise UserError(f"{where}: the column {column.name!r} is only for frozen features.")
+            raise UserError(f"{where}: the metric of {column.name!r} is only for studies of kind 'frozen'.")
         if column in study.trained_columns and not column.data:
-            raise UserError(f"{where}: the column {column.name!r} is trained and names no data.")
+            raise UserError(f"{where}: the column {column.name!r} is measured by runs, so it needs an entry 'data'.")
     for row in study.rows:
         _check_row(study, row, f"{where}: {row.name!r}")
     for parts in (study.columns, study.rows):
@@ -274,9 +277,9 @@ def _check_study(study: Study, data_sets: Mapping[str, DataSet], where: str) -> 
         _require_name(start.model, study.models, f"{where}: the model of the start {name!r}")
         _require_name(start.verb, ("train", "pretrain"), f"{where}: the verb of the start {name!r}")
         if start.tag and start.init != "timm":
-            raise UserError(f"{where}: the start {name!r} has the tag {start.tag!r}, which belongs to init: timm.")
+            raise UserError(f"{where}: the start {name!r} has the tag {start.tag!r}, which needs 'init: timm'.")
     if study.draws and set(study.draws) != set(FIGURE_AXES):
-        raise UserError(f"{where}: its figure draws {', '.join(study.draws)}; expected {', '.join(FIGURE_AXES)}.")
+        raise UserError(f"{where}: 'draws' has {', '.join(study.draws)}; expected {', '.join(FIGURE_AXES)}.")
     for name in study.draws.values():
         _require_name(name, [column.name for column in study.columns], f"{where}: the column that is drawn")
     _check_completeness(study, where)
@@ -284,11 +287,11 @@ def _check_study(study: Study, data_sets: Mapping[str, DataSet], where: str) -> 
 
 def _check_completeness(study: Study, location: str) -> None:
     if study.trains and not (study.trained_rows and study.trained_columns):
-        raise UserError(f"{location}: a study that trains needs at least one trained row and one trained column.")
+        raise UserError(f"{location}: a study with runs needs at least one trained row and one trained column.")
     if study.trains and not study.scales and not study.without:
-        raise UserError(f"{location}: it has no smaller scale and no reason: add 'without'.")
+        raise UserError(f"{location}: the study has no smaller scale: add 'without' with the reason.")
     if not study.see and not study.rows:
-        raise UserError(f"{location}: it has neither rows nor 'see', which says how to reproduce it: add one of them.")
+        raise UserError(f"{location}: the study has no rows: add 'rows', or 'see' to say how to reproduce the study.")
 
 
 def _check_row(study: Study, row: Row, location: str) -> None:
@@ -303,7 +306,8 @@ def _check_row(study: Study, row: Row, location: str) -> None:
         model = study.starts[row.start].model
         if model in study.models and study.models[row.model].standin != study.models[model].standin:
             raise UserError(
-                f"{location} starts from {row.start!r}, but {row.model} and its {model} have different stand-ins."
+                f"{location} has the start {row.start!r}, but its model {row.model} and the start's model {model} have "
+                "different stand-ins."
             )
     for scale in study.scales.values():
         if row in study.rows_at(scale):
@@ -317,7 +321,7 @@ def _check_names(parts: Sequence[Part], data_sets: Mapping[str, DataSet], locati
     names = [part.name for part in parts]
     for part in parts:
         if names.count(part.name) > 1:
-            raise UserError(f"{location}: {part.name!r} occurs twice: rename one.")
+            raise UserError(f"{location}: the name {part.name!r} occurs twice: names must be different.")
         if part.data:
             _require_name(part.data, data_sets, f"{location}: the data of {part.name!r}")
         if part.against:
@@ -329,8 +333,8 @@ def _check_scales(study: Study, location: str) -> None:
         for name in scale.rows:
             _require_name(name, [row.name for row in study.trained_rows], f"{location}: the row of a scale")
         if study.starts and scale.start_training is None:
-            raise UserError(f"{location}: its rows have starts, but a smaller scale has no 'start_training'.")
+            raise UserError(f"{location}: the rows have starts, but a smaller scale has no 'start_training'.")
         if scale.start_training is not None and not scale.start_training.data and scale.teacher is None:
             raise UserError(
-                f"{location}: a smaller scale trains starts on its rows' images, but has no teacher to split them."
+                f"{location}: 'start_training' of a smaller scale has no 'data', which needs a 'teacher' for the split."
             )

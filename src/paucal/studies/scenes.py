@@ -1,8 +1,8 @@
-"""Drawn scenes in place of photographs that have boxes and masks: handwritten digits on a noisy background.
+"""Drawn scenes with boxes and masks, which replace photographs: handwritten digits on a noisy background.
 
-Half of the built-in digits are reserved for training the initial weights of a study's runs (its "starts"). The others
-are used unchanged for frozen features, and are divided among the train, val and test scenes, so that no initial weights
-are trained on a digit of a scene, and no digit of a test scene occurs in a training scene.
+Half of the built-in digits are reserved for training the initial weights of a study's runs (its "starts"). The other
+digits are used unchanged for frozen features, and are divided among the train, val and test scenes. So no initial
+weights are trained on a digit of a scene, and no digit of a test scene occurs in a training scene.
 """
 
 import json
@@ -19,22 +19,22 @@ from PIL import Image
 from paucal.data.boxes.annotations import run_lengths_of
 from paucal.data.sources.opening import open_digits
 
-# Folders of scenes, of digits for initial weights, and of all other digits.
+# Names of the folders of scenes, of digits for training initial weights, and of all other digits.
 SCENES, START_DIGITS, OTHER_DIGITS = "scenes", "digits", "other-digits"
-DRAWN = "drawn"  # the folder within a study's folder that contains these three
-UNFINISHED = f".{DRAWN}-"  # prefix of the temporary folder that images are drawn into
-DIGIT_SHARES = {"train": 0.5, "val": 0.2, "test": 0.3}  # share of the scenes' digits in each split
+DRAWN = "drawn"  # folder within a study's folder that contains these three folders
+UNFINISHED = f".{DRAWN}-"  # prefix of the temporary folder into which images are drawn
+DIGIT_FRACTIONS = {"train": 0.5, "val": 0.2, "test": 0.3}  # fraction of the scenes' digits in each split
 SCENES_PER_TRAINING_SCENE = {"train": 1.0, "val": 0.2, "test": 0.5}
-MIN_DIGITS, MAX_DIGITS = 3, 6  # per scene
-MIN_SIZE, MAX_SIZE = 0.28, 0.45  # side of a digit, as a share of the scene's side
-BACKGROUND_MEAN, BACKGROUND_STD = 60.0, 20.0  # grey levels
-INK_LEVEL = 80  # pixels of a digit with higher grey levels hide the background
-MAX_TRIES = 30  # random positions to try before a digit is left out
+MIN_DIGITS, MAX_DIGITS = 3, 6  # smallest and largest number of digits per scene
+MIN_SIZE, MAX_SIZE = 0.28, 0.45  # side of a digit as a fraction of the scene's side
+BACKGROUND_MEAN, BACKGROUND_STD = 60.0, 20.0  # mean and standard deviation of the background's grey levels
+INK_LEVEL = 80  # pixels of a digit whose grey level is above this hide the background
+MAX_TRIES = 30  # number of random positions that are tried before a digit is skipped
 
 
 @dataclass(frozen=True)
 class Scene:
-    """A drawn image: (S, S) grey levels, the labels of its N digits, and their (N, S, S) pixels, without overlap."""
+    """A drawn image: (S, S) grey levels, the labels of N digits, and (N, S, S) masks of the digits without overlap."""
 
     pixels: NDArray[np.uint8]
     labels: tuple[int, ...]
@@ -42,7 +42,7 @@ class Scene:
 
     @property
     def classes(self) -> NDArray[np.uint8]:
-        """(S, S) class numbers: 0 for the background, else one more than the digit."""
+        """(S, S) class numbers: 0 for the background, otherwise the digit plus 1."""
         classes = np.zeros(self.pixels.shape, np.uint8)
         for label, mask in zip(self.labels, self.masks, strict=True):
             classes[mask] = label + 1
@@ -50,13 +50,15 @@ class Scene:
 
 
 def draw_data_sets(folder: Path, images: int, side: int, seed: int = 0) -> Path:
-    """Write scenes and digits into a folder unless it exists; return the folder.
+    """Write scenes and digits into a folder unless the folder exists; return the folder.
 
-    Several processes may draw at once: all draw the same images, and the first to finish moves them into the folder.
+    Several processes may draw at the same time. All draw the same images, and the process that finishes first moves
+    them into the folder.
 
-    `scenes/` has `images/`, `masks/` (class numbers) and `boxes.json` (COCO, with outlines) in a folder for each split;
-    `digits/` has the digits for initial weights, in a folder for each class, and `other-digits/` the others. `images`
-    is the number of training scenes, `side` the side of a scene in pixels.
+    `scenes/` contains a folder for each split with `images/`, `masks/` (class numbers) and `boxes.json` (COCO
+    annotations with masks). `digits/` contains the digits for training initial weights in a folder for each class, and
+    `other-digits/` contains all other digits. `images` is the number of training scenes, and `side` is the side of a
+    scene in pixels.
     """
     if folder.is_dir():
         return folder
@@ -88,16 +90,19 @@ def _draw_into(folder: Path, images: int, side: int, seed: int) -> None:
 
 
 def split_digits(count: int, rng: np.random.Generator) -> tuple[NDArray[np.int64], dict[str, NDArray[np.int64]]]:
-    """Return the indices of the digits for initial weights, and of those for scenes by split; no index occurs twice."""
+    """Return the indices of the digits for training initial weights, and the indices of the digits of each split.
+
+    No index occurs twice.
+    """
     for_starts, for_scenes = np.split(rng.permutation(count), [count // 2])
-    ends = np.round(np.cumsum(list(DIGIT_SHARES.values())) * len(for_scenes)).astype(int)[:-1]
-    return for_starts, dict(zip(DIGIT_SHARES, np.split(for_scenes, ends), strict=True))
+    ends = np.round(np.cumsum(list(DIGIT_FRACTIONS.values())) * len(for_scenes)).astype(int)[:-1]
+    return for_starts, dict(zip(DIGIT_FRACTIONS, np.split(for_scenes, ends), strict=True))
 
 
 def draw_scene(pool: Sequence[tuple[NDArray[np.uint8], int]], side: int, rng: np.random.Generator) -> Scene:
-    """Return a square scene of `side` pixels: digits of different sizes on noise, without overlap.
+    """Return a square scene of `side` pixels, with digits of different sizes on noise that do not overlap.
 
-    `pool` contains the (8, 8) grey levels and the label of each digit to choose from.
+    `pool` contains the (8, 8) grey levels and the label of each available digit.
     """
     pixels = rng.normal(BACKGROUND_MEAN, BACKGROUND_STD, (side, side))
     is_taken = np.zeros((side, side), bool)

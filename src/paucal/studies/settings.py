@@ -13,14 +13,14 @@ class StudySettings:
     """Every setting of `paucal study NAME`: which runs, on which images, and by which workers."""
 
     scale: Literal["tiny", "small", "full"] = option(
-        "tiny: stand-ins on few small images, minutes on a core; small: longer, for a GPU or a night; full: as "
+        "tiny: stand-ins on few small images, minutes on one CPU core; small: longer, for a GPU or a night; full: as "
         "published",
         "tiny",
         group=_RUNS,
     )
     data: list[str] | None = option(
-        "images: with --scale tiny or small, DATA instead of all published sets (by default the built-in digits, "
-        "or cifar10); with --scale full, NAME=DATA for each set without a name in paucal",
+        "images: with --scale tiny or small, DATA that replaces all published sets (by default the built-in digits, "
+        "or cifar10); with --scale full, NAME=DATA for each set that paucal cannot open by name",
         group=_RUNS,
     )
     rows: list[str] | None = option("rows to run, by their names in 'paucal study show NAME'", group=_RUNS)
@@ -29,14 +29,13 @@ class StudySettings:
         "seeds of every row; by default those of the scale, or of the paper", group=_RUNS, low=0, high=2**62
     )
     recipe: str | None = option(
-        "full: named settings instead of the study's, such as drloc-scratch-reference", group=_RUNS
+        "full: recipe that replaces the recipe of the study, such as drloc-scratch-reference", group=_RUNS
     )
     init: list[str] | None = option(
-        "full: pretrained weights to start from, if a study needs them; NAME=RUN for each start in 'paucal study "
-        "show NAME'",
+        "full: initial weights, if a study needs them; NAME=RUN for each of the names in 'paucal study show NAME'",
         group=_RUNS,
     )
-    labels: str | None = option("full: folder of label maps, if a study needs them", group=_RUNS)
+    labels: str | None = option("full: folder of label maps, if a study needs label maps", group=_RUNS)
     data_root: str | None = option("folder of the published sets, as in 'paucal train'", group=_RUNS)
     download: bool = option("download a missing published set", False, group=_RUNS)
     device: str | None = option("cpu, cuda or mps; by default as in 'paucal train'", group=_WORKERS)

@@ -1,7 +1,7 @@
-"""The weights that the rows of a study start from, its "starts".
+"""The initial weights of the rows of a study, which are called "starts".
 
-At full scale they are published weights or those of `--init`; at a smaller scale they are trained first, in grids of
-their own. No start is trained on a test image of a row.
+At full scale, starts are published weights or the weights of `--init`. At a smaller scale, starts are trained first, in
+separate grids of runs. No start is trained on a test image of a row.
 """
 
 from collections.abc import Mapping, Sequence
@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from paucal.runner.console import Console
-from paucal.runs.grid_files import is_grid
+from paucal.runs.grid_files import is_grid_folder
 from paucal.studies.call import Call, DataLocations
 from paucal.studies.plan import PlannedRun, start_settings, with_given_start
 from paucal.studies.scenes import DRAWN, OTHER_DIGITS, SCENES, START_DIGITS, draw_data_sets
@@ -22,14 +22,15 @@ from paucal.verbs.compare.jobs import GridImages, open_images
 from paucal.verbs.compare.preparation import prepare_grid
 from paucal.verbs.compare.settings import Arm
 
-VERBS = ("train", "pretrain")  # which train starts
-TOLERANCE = 1.05  # a data set with up to this many times the images of a scale is used completely
+VERBS = ("train", "pretrain")  # commands that train starts
+TOLERANCE = 1.05  # a data set with at most this many times the images of a scale is used completely
 
 
 def with_starts(call: Call) -> Call:
-    """Return a call in which every run has its start: the weights of `--init`, or the published ones.
+    """Return a call in which every run has its initial weights: those of `--init`, or published weights.
 
-    The call is returned unchanged at a smaller scale, where starts are trained first, and for a study without starts.
+    The call is returned unchanged if the scale is smaller, since starts are then trained first, or if the study has no
+    starts.
     """
     study, runs = call.study, call.runs
     if not study.starts or call.small is not None:
@@ -40,7 +41,7 @@ def with_starts(call: Call) -> Call:
         if name not in study.starts or not init:
             raise UserError(f"--init: expected NAME=RUN with NAME one of {', '.join(study.starts)}, got {argument!r}.")
         if name in init_of_start:
-            raise UserError(f"--init: {name!r} is given twice: leave one out.")
+            raise UserError(f"--init: {name!r} is given twice: give it once.")
         init_of_start[name] = init
     _require_starts(study, runs, init_of_start)
     inits = [init_of_start.get(run.row.start) for run in runs]
@@ -56,26 +57,27 @@ def _require_starts(study: Study, runs: Sequence[PlannedRun], init_of_start: Map
     rows = list(dict.fromkeys(run.row.name for run in incomplete))
     needed_starts = " and ".join(f"{name} ({study.starts[name].words})" for name in missing)
     flags = " ".join(f"{name}=RUN_OR_FILE" for name in missing)
-    begin, pronoun = "starts" if len(rows) == 1 else "start", "it" if len(missing) == 1 else "them"
+    verb_text, pronoun = "needs" if len(rows) == 1 else "need", "it" if len(missing) == 1 else "them"
     has_others = any(run.row.name not in rows for run in runs)
-    leave = f", or leave out the rows that start from {pronoun} (--rows)" if has_others else ""
+    leave_text = f", or exclude the rows that need {pronoun} with --rows" if has_others else ""
     raise UserError(
-        f"{', '.join(rows)} of {study.name} {begin} from {needed_starts}: give {pronoun} with --init {flags}{leave}."
+        f"{', '.join(rows)} of {study.name} {verb_text} the initial weights {needed_starts}: give --init {flags}"
+        f"{leave_text}."
     )
 
 
 def with_start_images(locations: DataLocations, small: Scale, settings: StudySettings, folder: Path) -> DataLocations:
-    """Return the locations, completed by the images on which starts are trained.
+    """Return the locations, with the location of the images on which starts are trained.
 
-    If neither DATA is given nor a data set with a name is used, digits and scenes are drawn into the study's folder.
+    If the scale uses digits and scenes and DATA is not given, the digits and scenes are drawn into the study's folder.
     """
     start_training = small.start_training
     if start_training is None or not start_training.data:
         return locations
     if settings.data and settings.data[0] == start_training.data:
         raise UserError(
-            f"--data: the rows' starts are trained on {start_training.data} at {settings.scale}, and rows must not be "
-            "tested on images seen by their starts: leave it out, or give other images."
+            f"--data: the initial weights are trained on {start_training.data} at --scale {settings.scale}, so the "
+            "rows must be tested on other images: remove --data, or give other images."
         )
     if settings.data or small.data not in (SCENES, OTHER_DIGITS):
         return replace(locations, start_images=start_training.data)
@@ -85,26 +87,26 @@ def with_start_images(locations: DataLocations, small: Scale, settings: StudySet
 
 
 def read_starts(folder: Path) -> list[Grid]:
-    """Return the stored grids of a study's starts; the grid of starts that are trained with labels comes first."""
-    return [read_grid(folder / STARTS / verb) for verb in VERBS if is_grid(folder / STARTS / verb)]
+    """Return the stored grids of a study's starts; the grid of starts trained with labels comes first."""
+    return [read_grid(folder / STARTS / verb) for verb in VERBS if is_grid_folder(folder / STARTS / verb)]
 
 
 def prepare_starts(call: Call, rows: Grid) -> None:
-    """Check the starts of all rows, measure how long they take, and store a grid for each verb that trains starts.
+    """Check the starts of all rows, estimate their training time, and store a grid for each command that trains starts.
 
-    `rows` is the grid of the runs that need the starts. It includes runs of earlier calls that are not done, since any
+    `rows` is the grid of the runs that need the starts. This grid includes unfinished runs of earlier calls, since any
     worker may compute them.
     """
     study, small, console = call.study, call.small, call.console
     if small is None or (start_training := small.start_training) is None:
-        raise UserError(f"{study.name} has no images for training its starts at this scale: use --scale full.")
+        raise UserError(f"{study.name} has no images for training initial weights at this scale: use --scale full.")
     shared = {**call.locations.shared, "data": call.locations.start_images or rows.shared["data"]}
     for verb in VERBS:
         settings = {}
         for arm in rows.arms:
             start_verb, name = arm.settings[START]
             if start_verb == verb and name not in settings:
-                # A start that is trained on the images of its rows has their split and label maps.
+                # A start that is trained on the images of its rows uses the split and the label maps of these rows.
                 like_rows = () if start_training.data else ("split", "labels")
                 parts = {name: value for name, value in arm.settings.items() if name in like_rows}
                 settings[name] = {**start_settings(study, study.starts[name], small), **parts}
@@ -121,11 +123,14 @@ def prepare_starts(call: Call, rows: Grid) -> None:
 
 
 def open_labelled(shared: Mapping[str, Any], classes: str | None, console: Console) -> GridImages:
-    """Open labelled images of the classes that `classes` selects, as `paucal train --classes` does; None for all."""
+    """Open labelled images of the classes that `classes` selects, as `paucal train --classes` does.
+
+    If `classes` is None, the images of all classes are opened.
+    """
     location = {name: shared[name] for name in ("data", "data_root", "download") if name in shared}
     return open_images("train", {**location, "classes": classes}, console)
 
 
 def fraction_for(images: GridImages, count: int) -> dict[str, float]:
-    """Return the setting `fraction` that limits training to `count` images; empty if all images are used."""
+    """Return the setting `fraction` that limits training to `count` images; {} if all images are used."""
     return {} if images.training <= TOLERANCE * count else {"fraction": round(count / images.training, 6)}

@@ -5,19 +5,19 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
 SCALES = ("tiny", "small", "full")
-NETWORKS = ("", "detector", "cascade", "upernet")  # "" for a backbone alone
+NETWORKS = ("", "detector", "cascade", "upernet")  # "" means a backbone alone
 Kind = Literal["train", "pretrain", "frozen", "detect", "segment", "count", "facts", "pictures", "command"]
 Metric = Literal[
     *("top1", "curve", "seconds_per_step", "linear", "knn", "knn_curve"),  # scores of runs
-    *("logistic", "correspondence", "correspondence_distance"),  # scores of frozen features, like linear and knn
+    *("logistic", "correspondence", "correspondence_distance"),  # scores of frozen features, as are linear and knn
     *("ap", "ap50", "ap75", "mask_ap", "mask_ap50", "mask_ap75"),  # scores of detectors, for boxes and for masks
     *("mean_iou", "mean_iou_scales", "mean_accuracy", "pixel_accuracy"),  # scores of segmentation networks
-    *("params", "gmacs", "gmacs_all"),  # counted
+    *("params", "gmacs", "gmacs_all"),  # counted on the published models
     *("average", "wins"),  # derived from a row's other columns
     *("throughput", "throughput_scaled"),  # timed on this device, without training
-    *("quoted", "text"),  # shown only
+    *("quoted", "text"),  # only shown, never measured
 ]
-Value = float | str | None  # a published value; None without one
+Value = float | str | None  # published value; None if none is published
 KINDS: tuple[str, ...] = get_args(Kind)
 METRICS: tuple[str, ...] = get_args(Metric)
 # Metrics that the runs of a study measure, for each kind of study that has runs.
@@ -29,7 +29,7 @@ TRAINED: Mapping[str, tuple[str, ...]] = {
     "segment": ("mean_iou", "mean_iou_scales", "mean_accuracy", "pixel_accuracy"),
 }
 COUNTED = ("params", "gmacs", "gmacs_all")
-FIGURE_AXES = ("accuracy", "throughput", "parameters")  # quantities of the efficiency figure, each one column
+FIGURE_AXES = ("accuracy", "throughput", "parameters")  # quantities in the efficiency figure; each is a column
 DERIVED = ("average", "wins")
 TIMED = ("throughput", "throughput_scaled")
 
@@ -39,13 +39,13 @@ class DataSet:
     """A data set of a paper.
 
     Attributes:
-        title: Name to show.
+        title: Name for display.
         train: Number of training images.
         test: Number of test images that the paper uses.
         classes: Number of classes.
-        named: Name of the data set in paucal; "" without one.
-        how: How to get its files if paucal does not download them.
-        settings: Settings of a run on it, such as `classes`.
+        named: Name by which paucal can open the data set; "" if paucal cannot open it by name.
+        how: How to get the files if paucal does not download them.
+        settings: Settings of a run on this data set, such as `classes`.
     """
 
     title: str
@@ -67,16 +67,16 @@ class Architecture:
 
 @dataclass(frozen=True)
 class Model:
-    """A published model that rows name, with its stand-in at the smaller scales.
+    """A published model that rows refer to, with its stand-in at the smaller scales.
 
     Attributes:
         full: Published model.
         gmacs: Multiply-adds of a forward pass for one image in billions, including attention, to estimate the cost.
         side: Side of the images in pixels.
-        standin: Model that replaces it at the smaller scales; None without one.
-        network: Detector or segmenter whose backbone it is, one of `NETWORKS`; "" for the model alone.
-        shape: Height and width of the images in pixels, if it has a network.
-        width: Channels of the head, for a segmenter.
+        standin: Model that replaces the published model at the smaller scales; None if there is no such model.
+        network: Detector or segmenter in which the model is the backbone, one of `NETWORKS`; "" for the model alone.
+        shape: Height and width in pixels of the images of the detector or segmenter.
+        width: Number of channels of a segmenter's head.
     """
 
     full: Architecture
@@ -98,12 +98,12 @@ class Teacher(Architecture):
 
 @dataclass(frozen=True)
 class StartTraining:
-    """How the weights that rows start from are trained at a smaller scale.
+    """How the initial weights of rows (their "starts") are trained at a smaller scale.
 
     Attributes:
-        epochs: Epochs of every start.
+        epochs: Number of epochs of every start.
         side: Side of the images in pixels.
-        data: Labelled images; "" for the images of the rows, with the split of the teacher of their label maps.
+        data: Labelled images; "" to use the images of the rows, with the split of the teacher of their label maps.
         images: Maximum number of training images; no effect if `data` is "".
         set: Settings of all starts that are trained with labels.
         pretrain: Settings of all starts that are trained without labels.
@@ -124,13 +124,13 @@ class Scale:
     Attributes:
         data: Images that replace all published data sets.
         images: Maximum number of training images.
-        epochs: Epochs of a run that has the study's number of epochs at full scale.
+        epochs: Number of epochs of a run that has the study's number of epochs at full scale.
         seeds: Seeds of every row.
         side: Side of the images in pixels.
         set: Settings of all runs.
-        rows: Names of the rows that are run; () for all that have a stand-in.
-        teacher: Teacher of label maps; None if no row needs any.
-        start_training: Training of the starts; None if rows have none.
+        rows: Names of the rows that are run; () to run all trained rows.
+        teacher: Teacher of label maps; None if no row needs label maps.
+        start_training: Training of the initial weights; None if the rows start from random weights.
     """
 
     data: str
@@ -153,11 +153,11 @@ class Part:
         set: Settings at every scale.
         full: Settings at full scale.
         standin: Settings at the smaller scales.
-        data: Data set to train on, or to evaluate on for a column of frozen features; "" for a row whose columns name
-            it, or a column whose rows name it.
-        epochs: Epochs, if they differ from the study's.
-        classes: Number of classes of the model whose parameters are counted.
-        against: Name of the baseline, another row (or column); "" without one.
+        data: Name of the data set to train on, or to evaluate on if this is a column of frozen features; "" in a row if
+            the columns have the data set, and vice versa.
+        epochs: Number of epochs; None for the study's number of epochs.
+        classes: Number of classes of the model whose parameters are counted; None for the default.
+        against: Name of the baseline, which is another row or another column; "" if there is no baseline.
     """
 
     name: str
@@ -175,9 +175,9 @@ class Column(Part):
     """A column of a table, with one number for each row.
 
     Attributes:
-        metric: Metric of its numbers, one of `METRICS`.
-        study: Name of another study whose full-scale results contain the numbers; "" for numbers of this study.
-        at: Position at which a curve is read, as a share of all epochs; for "knn_curve", of the monitored epochs.
+        metric: Metric of the numbers, one of `METRICS`.
+        study: Name of another study whose full-scale results contain the numbers; "" if this study measures them.
+        at: Position at which a curve is read, as a fraction of all epochs, or of the monitored epochs for "knn_curve".
     """
 
     metric: str = "quoted"
@@ -191,12 +191,12 @@ class Row(Part):
 
     Attributes:
         values: Published values, one for each column.
-        deviations: Published standard deviations, one for each column; () if none is published.
-        model: Name of the model to train; "" for a row that is quoted from elsewhere.
-        args: Further arguments of the model's constructor, each as NAME=VALUE.
+        deviations: Published standard deviations, one for each column; () if no deviations are published.
+        model: Name of the model to train; "" if the row has no model of its own and is only quoted.
+        args: Additional arguments of the model's constructor, each as NAME=VALUE.
         quoted: Whether the paper took the row's numbers from another paper.
-        maps: Whether it is trained with label maps of a teacher.
-        start: Name of its start in the study's `starts`; "" for random weights.
+        maps: Whether the row is trained with label maps of a teacher.
+        start: Key of the row's initial weights in the study's `starts`; "" to start from random weights.
         note: Remark to print below the table.
     """
 
@@ -212,15 +212,15 @@ class Row(Part):
 
 @dataclass(frozen=True)
 class Start:
-    """The weights that rows start from, or whose frozen features are evaluated.
+    """The initial weights of rows, or the weights whose frozen features are evaluated.
 
     Attributes:
         words: Description of the weights at full scale, for messages.
         model: Name of the model in the study.
         init: Value of `--init` at full scale; "" if the user has to give a run.
-        tag: Tag of timm's weights if `init` is "timm"; "" for timm's default.
-        verb: Verb that trains its stand-in at a smaller scale, "train" or "pretrain".
-        set: Settings of the stand-in.
+        tag: Tag of timm's weights if `init` is "timm"; "" for timm's default tag.
+        verb: Command that trains the stand-in at a smaller scale, "train" or "pretrain".
+        set: Settings for training the stand-in.
     """
 
     words: str
@@ -241,21 +241,21 @@ class Study:
         paper: Short name of the paper.
         source: Where the paper is published, such as "arXiv:2106.03746".
         where: Where the table or figure is in the paper, such as "table 1".
-        kind: How it is reproduced: the verb of its runs or another computation, one of `KINDS`.
+        kind: How the table or figure is reproduced: the command of its runs or another computation, one of `KINDS`.
         columns: Columns in the published order.
         rows: Rows in the published order.
         models: Models by the names that rows use.
-        recipe: Recipe of every run at full scale; "" without one.
-        epochs: Published epochs of a run.
-        full: Settings of every run at full scale that the recipe does not contain, such as those of the optimizer.
+        recipe: Recipe of every run at full scale; "" if the runs use no recipe.
+        epochs: Published number of epochs of a run.
+        full: Settings of every run at full scale that the recipe does not contain, such as optimizer settings.
         seeds: Seeds at full scale.
         scales: Smaller scales by name.
         misprints: Misprints of the paper, and other remarks on its numbers.
         telling: Sentences on what the smaller scales can and cannot show.
         without: Reason for having no smaller scales.
-        starts: Starts of its rows by name; empty if all rows start from random weights.
-        draws: Name of the column that each of the `FIGURE_AXES` shows; empty for a study without a figure.
-        see: How to reproduce a study that cannot be run, or where paucal has what it shows.
+        starts: Initial weights of the rows by name; empty if all rows start from random weights.
+        draws: Name of the column for each of the `FIGURE_AXES`; empty if the study has no figure.
+        see: How to reproduce a study that cannot be run, or where paucal implements what the study shows.
         note: Remark to print below the table.
     """
 
@@ -283,7 +283,7 @@ class Study:
 
     @property
     def trains(self) -> bool:
-        """Whether it is reproduced by runs of a verb, not counted, timed or only shown."""
+        """Whether the study has runs; other studies are counted, timed or only shown."""
         return self.kind in TRAINED
 
     @property
@@ -293,11 +293,11 @@ class Study:
 
     @property
     def trained_rows(self) -> Sequence[Row]:
-        """The rows that have runs, so not those with numbers from other papers."""
+        """The rows that have runs; rows with numbers from other papers have none."""
         return [row for row in self.rows if self.trains and row.model and not row.quoted]
 
     def rows_at(self, small: Scale | None) -> list[Row]:
-        """Return the rows that are run at a smaller scale; None for the full scale."""
+        """Return the rows that are run at the scale `small`, or at full scale if `small` is None."""
         return [row for row in self.trained_rows if small is None or not small.rows or row.name in small.rows]
 
     @property

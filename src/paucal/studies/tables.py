@@ -13,17 +13,17 @@ from paucal.studies.study import Study
 from paucal.studies.words import format_published
 from paucal.verbs.compare.report import format_interval
 
-DECIMALS = {  # by metric; 1 for all others
+DECIMALS = {  # number of decimals by metric; 1 for all other metrics
     **dict.fromkeys(("params", "gmacs", "gmacs_all", "correspondence_distance", "throughput", "average"), 2),
     **{"wins": 0, "correspondence": 3, "seconds_per_step": 4},
 }
 
 
 def shown_rows(lines: Sequence[Line], heading: str = "measured") -> list[dict[str, str]]:
-    """Return the rows of the table on the page, one for each number, as texts by the column's heading.
+    """Return the rows of the table on the page, one for each number; each row maps column headings to texts.
 
-    `heading` is that of the measured numbers. Columns without any entry are left out, and so are rows without a
-    published number that are not run at the scale.
+    `heading` is the heading of the measured numbers. Empty columns are omitted, and so are rows that have no published
+    number and are not run at the scale.
     """
     rows = []
     for line in lines:
@@ -59,7 +59,7 @@ def _describe_gain(measured: Measurement, digits: int) -> str:
 
 
 def terminal_table(study: Study, rows: Sequence[Mapping[str, str]]) -> Table:
-    """Return the rows of `shown_rows` as a table for the terminal, with each row name only once."""
+    """Return the rows of `shown_rows` as a table for the terminal; repeated row names are left blank."""
     title = f"{study.title} ({study.paper}, {study.where})"
     table = Table(title=title, title_justify="left", box=None, padding=(0, 2, 0, 0))
     for index, heading in enumerate(rows[0]):

@@ -1,7 +1,8 @@
-"""Images per second of a study's models on this device, each timed in alternation with its reference model.
+"""Images per second of a study's models on this device, each measured alternately with its reference model.
 
-Forward passes of the two models alternate, so that other load on the machine slows both, and the median of the ratios
-of their times compares them. Models are in evaluation mode and float32, and the images are already on the device.
+Forward passes of the two models alternate, so that other load on the machine slows down both models. They are compared
+by the median of the ratios of their times. Models are in evaluation mode and in float32, and the images are already on
+the device.
 """
 
 import platform
@@ -22,14 +23,14 @@ from paucal.runner.console import Console
 from paucal.studies.settings import StudySettings
 from paucal.studies.study import TIMED, Column, Row, Study
 from paucal.types import UserError
-from paucal.wording import counted, did_you_mean, duration, first_line
+from paucal.wording import counted, did_you_mean, first_line, format_duration
 
 Step = Callable[[], object]
 
 
 @dataclass(frozen=True)
 class Effort:
-    """How much to time: images in a forward pass, and pairs of passes (of the model and its reference)."""
+    """Number of images in a forward pass, and number of timed pairs of passes (of a model and its reference model)."""
 
     images: int
     pairs: int
@@ -49,7 +50,10 @@ class Spread:
 
 @dataclass(frozen=True)
 class ModelSpeed:
-    """Images per second of a model, and their ratio to those of its reference model (None for a reference model)."""
+    """Images per second of a model, and their ratio to the images per second of its reference model.
+
+    The ratio is None if the model is a reference model.
+    """
 
     rate: Spread
     ratio: Spread | None
@@ -57,9 +61,9 @@ class ModelSpeed:
 
 @dataclass(frozen=True)
 class ModelSpeeds:
-    """The measured speed of each row's model, by the row's name; None if this device cannot run it.
+    """The measured speed of each row's model by the row's name; None if this device cannot run the model.
 
-    `words` is a sentence that names the device and the method.
+    `words` is a sentence that describes the device and the measurement.
     """
 
     speeds: Mapping[str, ModelSpeed | None]
@@ -82,8 +86,8 @@ def time_models(study: Study, settings: StudySettings, console: Console) -> Mode
     try:
         seconds = bench.forecast(rows)
     except torch.OutOfMemoryError as problem:
-        raise UserError(f"{device} has no memory for the models of {study.name}: choose another --device.") from problem
-    console.say(f"time: about {duration(seconds)}, until {end_time_text(seconds)}")
+        raise UserError(f"{device} has too little memory for the models of {study.name}: change --device.") from problem
+    console.say(f"time: about {format_duration(seconds)}, until {end_time_text(seconds)}")
     speeds: dict[str, ModelSpeed | None] = {}
     for row in rows:
         try:
@@ -97,7 +101,10 @@ def time_models(study: Study, settings: StudySettings, console: Console) -> Mode
 
 
 def timed_rows(study: Study, names: Sequence[str] | None) -> list[Row]:
-    """Return the rows that have a model, or those of them with the given names; raise a UserError for unknown names."""
+    """Return the rows that have a model; if names are given, only the rows with these names.
+
+    Raise a UserError if a name is unknown.
+    """
     rows = {row.name: row for row in study.rows if row.model}
     for name in names or ():
         if name not in rows:
@@ -106,11 +113,11 @@ def timed_rows(study: Study, names: Sequence[str] | None) -> list[Row]:
 
 
 def timed_value(study: Study, row: Row, column: Column, timed: ModelSpeeds) -> tuple[Spread | None, str]:
-    """Return the measured value of a row in a column of times, and ""; or None and the reason why there is none.
+    """Return the measured value of a row and a column of times, and ""; or None and the reason why it is missing.
 
-    The metric "throughput" is images per second. "throughput_scaled" makes this device comparable with the paper's: the
-    reference row, which other rows name with `against`, has its published number, and every other row has this number
-    times the ratio of its images per second to the reference row's.
+    The metric "throughput" is images per second. "throughput_scaled" makes this device comparable with the paper's
+    device. The reference row, to which the entry `against` of other rows refers, has its published number. Every other
+    row has this number times the ratio of its images per second to the reference row's.
     """
     if not row.model:
         return None, "quoted"
@@ -129,7 +136,7 @@ def timed_value(study: Study, row: Row, column: Column, timed: ModelSpeeds) -> t
 
 
 def in_turns(first: Step, second: Step, pairs: int) -> list[tuple[float, float]]:
-    """Call two functions alternately, and return the seconds of both calls for each pair after one warm-up pair."""
+    """Call two functions alternately; return the seconds of both calls for each pair, after one warm-up pair."""
     seconds = []
     for _ in range(pairs + 1):
         start = synchronized_time()
@@ -141,7 +148,7 @@ def in_turns(first: Step, second: Step, pairs: int) -> list[tuple[float, float]]
 
 
 def synchronized_time() -> float:
-    """Wait until the accelerator has finished its work, and return the time of a clock in seconds."""
+    """Wait until the accelerator has finished its work; return the current time of a monotonic clock in seconds."""
     if torch.accelerator.is_available():
         torch.accelerator.synchronize()
     return time.perf_counter()
@@ -159,7 +166,7 @@ def spread(values: Sequence[float]) -> Spread:
 
 
 class _Bench:
-    """Times the models of a study in alternation with their reference models; keeps the last reference model loaded."""
+    """Times the models of a study alternately with their reference models; keeps the last reference model loaded."""
 
     def __init__(self, study: Study, device: torch.device, effort: Effort) -> None:
         self._study, self._device, self._effort = study, device, effort
@@ -167,7 +174,7 @@ class _Bench:
         self._measured: dict[tuple[Any, ...], ModelSpeed] = {}
 
     def forecast(self, rows: Sequence[Row]) -> float:
-        """Estimate the seconds for timing all rows, from one pass of a reference model and all multiply-adds."""
+        """Estimate the seconds for timing all rows from one pass of a reference model and all multiply-adds."""
         base = _base_row(self._study, rows[0])
         step = self._base_step(base)
         ((seconds, _),) = in_turns(step, lambda: None, 1)

@@ -1,9 +1,10 @@
 """Sentences about the runs of a study: description, cost, and the limits of their scale.
 
-The cost at full scale is estimated from the multiply-adds of the models. A training step costs as much as three
-forward passes: one, and twice as much for the gradients of activations and of weights. Pre-training with two crops of
-224 pixels and eight of 96 costs 12.4 forward passes of 224 pixels, without the heads: 2 + 8 (96 / 224)^2 = 3.5 of the
-student, times three with its gradients, and 2 of the teacher. A multiply-add is two operations.
+The cost at full scale is estimated from the multiply-adds of the models. A training step costs three forward passes:
+one for the forward pass, and two for the gradients of activations and of weights. Pre-training with two crops of 224
+pixels and eight crops of 96 pixels costs 12.4 forward passes at 224 pixels, without the heads. The student's forward
+passes cost 2 + 8 (96 / 224)^2 = 3.5, which is multiplied by three to include the gradients, and the teacher's forward
+passes cost 2. A multiply-add is two operations.
 """
 
 import re
@@ -16,20 +17,26 @@ from paucal.studies.plan import PlannedRun
 from paucal.studies.study import COUNTED, DataSet, Scale, Study, Value
 from paucal.wording import counted
 
-GPU_RATE = 50e12  # operations per second of one GPU on these models in bfloat16 (an assumption)
-# Cost of a training image (or an evaluated one) by kind of study, in forward passes.
-PASSES = {"train": 3.0, "pretrain": 3 * (2 + 8 * (96 / 224) ** 2) + 2, "detect": 3.0, "segment": 3.0, "frozen": 1.0}
+GPU_RATE = 50e12  # assumed operations per second of one GPU on these models in bfloat16
+# Cost of training on (or evaluating) one image, in forward passes, by kind of study.
+FORWARD_PASSES = {
+    "train": 3.0,
+    "pretrain": 3 * (2 + 8 * (96 / 224) ** 2) + 2,
+    "detect": 3.0,
+    "segment": 3.0,
+    "frozen": 1.0,
+}
 FORMULA = (
     "GPU hours = runs x epochs x images x passes x 2 x multiply-adds / 50 TFLOP/s, with 3 passes per image in "
-    "training, 12.4 in pre-training and 1 in evaluation: an estimate for one GPU like an A100 in bfloat16"
+    "training, 12.4 in pre-training and 1 in evaluation; this is an estimate for one GPU like an A100 in bfloat16"
 )
-# The word before "run" in messages, by the kind of study.
+# The word before "run" in messages, by kind of study.
 RUN_NAMES = {"train": "training", "pretrain": "pre-training", "frozen": "evaluation"}
 RUN_NAMES |= {"detect": "detector", "segment": "segmenter"}
 
 
 def without_jobs_0(command: str) -> str:
-    """Return a command without `--jobs 0`, so that it computes the runs.
+    """Return a command without `--jobs 0`, so that the command computes the runs.
 
     Example:
         >>> without_jobs_0("paucal study drloc-table-9 --jobs 0 --seeds 0 1")
@@ -44,9 +51,10 @@ def describe_cost(study: Study, runs: Sequence[PlannedRun], seeds: int, data_set
 
 
 def gpu_hours(study: Study, runs: Sequence[PlannedRun], seeds: int, data_sets: Mapping[str, DataSet]) -> float:
-    """Return the hours of one GPU that runs take at full scale with `seeds` seeds each, by `FORMULA`."""
+    """Return the hours that runs take on one GPU at full scale, with `seeds` seeds each, according to `FORMULA`."""
     passes = seeds * sum(
-        run.epochs * data_sets[run.data].train * PASSES[study.kind] * study.models[run.row.model].gmacs for run in runs
+        run.epochs * data_sets[run.data].train * FORWARD_PASSES[study.kind] * study.models[run.row.model].gmacs
+        for run in runs
     )
     return 2e9 * passes / GPU_RATE / 3600
 
@@ -57,7 +65,7 @@ def format_hours(hours: float) -> str:
 
 
 def describe_scale(study: Study, small: Scale | None, runs: Sequence[PlannedRun], seeds: int) -> str:
-    """Return a sentence on the number and size of the runs that a call makes with `seeds` seeds each."""
+    """Return a sentence on the number and size of the runs of a call, with `seeds` seeds each."""
     run_count, per_run = counted(len(runs), f"{RUN_NAMES[study.kind]} run"), f"{counted(seeds, 'seed')} each"
     if small is None:
         return f"{study.name} as published: {run_count}, {per_run}"
@@ -73,7 +81,7 @@ def describe_scale(study: Study, small: Scale | None, runs: Sequence[PlannedRun]
     if not starts or training is None:
         return text
     images = f"up to {training.images} images of" if training.data else "the same images at"
-    return f"{text}; first their starts ({', '.join(starts)}), on {images} {training.side} pixels"
+    return f"{text}; first their initial weights ({', '.join(starts)}), on {images} {training.side} pixels"
 
 
 def _format_range(numbers: Iterable[int]) -> str:
@@ -93,12 +101,13 @@ def caveats(study: Study, small: Scale | None, seeds: int = 1) -> list[str]:
             has_intervals = study.kind not in ("pretrain", "frozen")
             numbers = "the intervals are for other test images and say" if has_intervals else "the numbers say"
             lines.append(
-                f"One seed for each row: {numbers} nothing about the variation of training; use --seeds 0 1 2."
+                f"Each row has only one seed: {numbers} nothing about the variation between seeds; use --seeds 0 1 2."
             )
         columns = study.trained_columns
         if skipped := [column.name for column in columns if column.data != columns[0].data]:
             lines.append(
-                f"One set of images replaces all sets, so {', '.join(skipped)} are not run: only their data differ."
+                f"One set of images replaces all data sets, so {', '.join(skipped)}, which differ only in their data, "
+                "are not run."
             )
         if any(column.metric in COUNTED for column in study.columns):
             lines.append("Parameters and multiply-adds are counted on the published models, not on stand-ins.")
@@ -108,7 +117,7 @@ def caveats(study: Study, small: Scale | None, seeds: int = 1) -> list[str]:
 
 
 def describe_run(run: PlannedRun) -> str:
-    """Return the name of a run, with the name of its start if it has one."""
+    """Return the name of a run, with the name of its initial weights if it does not start from random weights."""
     return f"{run.name}, started from {run.row.start}" if run.row.start else run.name
 
 

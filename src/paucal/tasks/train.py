@@ -13,7 +13,7 @@ from paucal.runner.frames import Data, takes_frames
 from paucal.runner.job import AnyJob
 from paucal.runner.stored_runs import StoredRun
 from paucal.runs import open_run
-from paucal.settings.values import shows_settings
+from paucal.settings.values import with_settings_signature
 from paucal.tasks.classification.job import TrainingJob
 from paucal.tasks.regression.job import RegressionJob
 from paucal.types import UserError
@@ -25,7 +25,10 @@ def select_job(target: object) -> AnyJob:
 
 
 def read_target(path: str) -> object:
-    """Return the `target` setting of a stopped run; None for a classifier, or for a missing run (reported later)."""
+    """Return the `target` setting of a stopped run.
+
+    None for a classifier, and for a run that cannot be read, which is reported later.
+    """
     try:
         settings = StoredRun(path).read_settings() if is_remote(path) else open_run(path).settings
         return settings.get("target")
@@ -33,7 +36,7 @@ def read_target(path: str) -> object:
         return None
 
 
-@shows_settings(TrainSettings)
+@with_settings_signature(TrainSettings)
 @takes_frames
 def train(
     data: Data | None = None,
@@ -47,14 +50,14 @@ def train(
     Args:
         data: "digits" (the built-in images, the default), a folder of images, Parquet in the Hugging Face layout, a
             list file, or the name of a published data set such as "cifar10"; or a DataFrame (pandas, Polars, Arrow)
-            with a row per image, where `image=` names the column of paths or pictures and `label=` the column of
-            labels. The run folder keeps a copy of a DataFrame.
-        resume: Folder of a stopped run to resume, or a folder of runs, whose newest run is resumed. It uses its stored
-            data and settings; only settings that do not change the result may be given, and `data` if the images have
-            moved.
+            with a row per image, where `image=` names the column of paths or images and `label=` the column of labels.
+            The run folder keeps a copy of a DataFrame.
+        resume: Folder of a stopped run to resume, or a folder of runs, whose newest run is resumed. The run uses its
+            stored data and settings. Only settings that do not change the result may be given, and `data` if the
+            images have moved.
         callbacks: Additional Lightning callbacks.
-        **settings: Fields of `paucal.methods.training_settings.TrainSettings`, such as `model`, `epochs` or `output`;
-            settings that are left out are chosen from the data.
+        **settings: Fields of `paucal.methods.training_settings.TrainSettings`, such as `model`, `epochs` or `output`.
+            Settings that are not given are chosen from the data.
 
     Returns:
         The run with its folder, its model and its test scores.

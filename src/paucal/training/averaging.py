@@ -16,7 +16,7 @@ from paucal.runs.weights import read_weights, save_weights
 from paucal.training.sharding import gather_state, load_unsharded, local_shard, shard
 
 FILE_PREFIX = "epoch-"
-SoupScore = tuple[float, float]  # score, and minus the loss, which breaks ties
+SoupScore = tuple[float, float]  # (score, minus the loss); the loss decides between equal scores
 
 
 class MovingAverage(Callback):
@@ -49,7 +49,7 @@ class MovingAverage(Callback):
         self.updates += 1
 
     def on_fit_start(self, trainer: Trainer, pl_module: Any) -> None:
-        """Move the average to the device of the weights; shard it if they are sharded."""
+        """Move the average to the device of the trained weights, or shard the average if those weights are sharded."""
         if pl_module.mesh is None:
             self.module.to(pl_module.device)
         else:
@@ -76,9 +76,9 @@ class KeptEpochs:
 
     Attributes:
         folder: Folder of the files.
-        count: Maximum number of epochs.
-        score: Metric that ranks the epochs; higher is better.
-        loss: Metric that breaks ties; lower is better.
+        count: Maximum number of epochs whose weights are kept.
+        score: Name of the metric that ranks the epochs; higher is better.
+        loss: Name of the metric that breaks ties; lower is better.
     """
 
     folder: Path
@@ -87,9 +87,9 @@ class KeptEpochs:
     loss: str
 
     def after_epoch(self, rows: Sequence[Mapping[str, float]], module: nn.Module) -> None:
-        """Save the newest epoch's weights if it is among the best, and remove the files of epochs that no longer are.
+        """Save the newest epoch's weights if the epoch is among the best, and remove the files of all other epochs.
 
-        The choice depends only on the metrics of all epochs (`rows`), so that a resumed run keeps the same epochs.
+        The choice depends only on the metrics of all epochs (`rows`), so a resumed run keeps the same epochs.
         """
         best = self._best_rows(rows)
         if rows[-1] in best:
@@ -108,13 +108,13 @@ class KeptEpochs:
         return sorted(p for p in self.folder.glob("*.safetensors") if re.fullmatch(rf"{FILE_PREFIX}\d+", p.stem))
 
     def clear(self) -> None:
-        """Remove these files."""
+        """Remove all files with the weights of an epoch."""
         for path in self.files():
             path.unlink(missing_ok=True)
 
     def _best_rows(self, rows: Sequence[Mapping[str, float]]) -> list[Mapping[str, float]]:
         finite = [row for row in rows if math.isfinite(row[self.loss])]
-        # In a tie, the earlier epoch ranks first, as in the choice of the best checkpoint.
+        # If score and loss are equal, the earlier epoch ranks first, as in the choice of the best checkpoint.
         return sorted(finite, key=lambda row: (-row[self.score], row[self.loss], row["step"]))[: self.count]
 
     def file(self, row: Mapping[str, float]) -> Path:
@@ -132,7 +132,7 @@ def greedy_soup(
         evaluate: Function that returns the score of a state dict.
 
     Returns:
-        The mean, the files that are in it, and its score.
+        The mean weights, the files that were averaged, and the score of the mean weights.
     """
     mean, used_files = read_weights(files[0]), [files[0]]
     score = evaluate(mean)
@@ -145,9 +145,9 @@ def greedy_soup(
 
 
 def extend_mean(mean: Mapping[str, Tensor], count: int, new: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the mean of `count + 1` state dicts from the mean of the first `count` and the new one.
+    """Return the mean of `count + 1` state dicts, given the mean of the first `count` and the new state dict.
 
-    Only floating-point tensors are averaged.
+    Only floating-point tensors are averaged; all other tensors are copied from `mean`.
     """
     return {
         name: value + (new[name] - value) / (count + 1) if value.is_floating_point() else value

@@ -39,8 +39,8 @@ def checkpoint_step(path: Path) -> int:
 def recount_passes(checkpoint: dict[str, Any], accumulate: int) -> None:
     """Set Lightning's count of forward passes in a checkpoint to `accumulate` per optimizer step.
 
-    The stored count does not fit if the run is resumed with another number of processes, which may change the number of
-    forward passes per step.
+    The stored count is wrong if the run is resumed with another number of processes, because the number of forward
+    passes per step may then differ.
     """
     counts = checkpoint["loops"]["fit_loop"]["epoch_loop.batch_progress"]
     added = checkpoint["global_step"] * accumulate - counts["current"]["ready"]
@@ -49,7 +49,7 @@ def recount_passes(checkpoint: dict[str, Any], accumulate: int) -> None:
 
 
 def checkpoint_rows(path: Path) -> list[dict[str, float]]:
-    """Return the metrics of each epoch before a checkpoint; empty if the file does not exist.
+    """Return the metrics of each epoch before a checkpoint; an empty list if the file does not exist.
 
     `metrics.csv` may have more rows: a row is added after every epoch, and a killed run repeats the epochs since its
     newest checkpoint.
@@ -61,13 +61,13 @@ def checkpoint_rows(path: Path) -> list[dict[str, float]]:
 
 
 def checkpoint_best(path: Path) -> tuple[int, dict[str, float]]:
-    """Return the number of optimizer steps before a checkpoint, and the metrics of the best epoch until then."""
+    """Return the number of optimizer steps before a checkpoint, and the metrics of the best epoch up to that step."""
     with _keeper_state(path) as state:
         return int(state["step"]), dict(state["best"])
 
 
 def checkpoint_changes(path: Path) -> tuple[PlanChange, ...]:
-    """Return the corrections of the run's length that a checkpoint stores; empty if the file does not exist."""
+    """Return the corrections of the run's length that a checkpoint stores; an empty tuple if there is no file."""
     if not path.exists():
         return ()
     with _keeper_state(path) as state:
@@ -85,7 +85,7 @@ def _keeper_state(path: Path) -> Iterator[dict[str, Any]]:
 
 @contextmanager
 def mismatch_advice(path: Path) -> Iterator[None]:
-    """Turn the error that a checkpoint's weights belong to another model into a UserError with advice."""
+    """Raise a UserError with advice if a checkpoint contains the weights of another model."""
     try:
         yield
     except RuntimeError as problem:
@@ -93,6 +93,6 @@ def mismatch_advice(path: Path) -> Iterator[None]:
             raise
         reason = str(problem).split("\n")[1].strip() if "\n" in str(problem) else str(problem)
         raise UserError(
-            f"{str(path)!r} contains the weights of another model ({reason[:200]}): resume the run that it belongs to, "
-            "or train again."
+            f"{str(path)!r} contains the weights of another model ({reason[:200]}): resume the run that this "
+            "checkpoint belongs to, or train again."
         ) from problem

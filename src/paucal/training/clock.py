@@ -1,6 +1,6 @@
-"""Keeps a run within its time budget: if steps take more or less time than planned, the number of steps is corrected.
+"""Keeps a run within its time budget by correcting the number of steps if these take more or less time than planned.
 
-Checkpoints store the corrections, so a resumed run makes the same steps at the same learning rates as one that was
+Checkpoints store the corrections, so a resumed run makes the same steps at the same learning rates as a run that was
 never stopped.
 """
 
@@ -18,14 +18,16 @@ from paucal.training.plan import Plan, PlanChange, TimePlan
 from paucal.training.stopping import POLL_STEPS
 from paucal.types import Batch
 
-RESERVED_SHARE = 0.03  # of the time budget, since the duration of the work after the last step varies
-# A correction is made if the expected end is off by more than both of these shares.
-BUDGET_TOLERANCE, REMAINING_TOLERANCE = 0.03, 0.15  # of the time budget; of the remaining time
-# Minimum interval between two checks of the step time
-MIN_CHECK_SECONDS, MIN_CHECK_STEPS, MIN_CHECK_SHARE = 1.0, 2, 0.01  # the last is a share of the time budget
-MIN_NEW_WEIGHT = 0.15  # weight of the latest measurement in the moving average of the step time
-MIN_LAST_EPOCH = 0.1  # share of an epoch; a shorter incomplete epoch at the end is left out
-# Extra steps that find the fastest number of threads, and their maximum share of the remaining time
+# Fraction of the time budget kept in reserve, since the duration of the work after the last step varies
+RESERVED_SHARE = 0.03
+# The number of steps is corrected if the expected end differs from the deadline by more than this fraction of the time
+# budget and by more than this fraction of the remaining time.
+BUDGET_TOLERANCE, REMAINING_TOLERANCE = 0.03, 0.15
+# Minimum seconds, steps and fraction of the time budget between two checks of the step time
+MIN_CHECK_SECONDS, MIN_CHECK_STEPS, MIN_CHECK_SHARE = 1.0, 2, 0.01
+MIN_NEW_WEIGHT = 0.15  # minimum weight of the latest measurement in the moving average of the step time
+MIN_LAST_EPOCH = 0.1  # minimum fraction of an epoch; a shorter incomplete epoch at the end of the run is left out
+# Number of extra steps for finding the fastest number of threads, and maximum fraction of the remaining time for them
 THREAD_TEST_STEPS, THREAD_TEST_SHARE = 6, 0.02
 
 OnChange = Callable[[Plan, float], None]
@@ -40,21 +42,22 @@ class RunClock:
         self._on_change = on_change
         self._deadline = math.inf
         self._step_seconds: float | None = None  # moving average
-        self._n_checks = 0  # number of measurements in that average
+        self._n_checks = 0  # number of measurements in the moving average
         self._evaluation_seconds: float | None = None
-        self._new_steps, self._new_seconds = 0, 0.0  # since the last check
+        self._new_steps, self._new_seconds = 0, 0.0  # number and duration of the steps since the last check
         self._step_end: float | None = None
-        self._next_thread_test = math.inf  # remaining seconds from which threads may be tested again
+        self._next_thread_test = math.inf  # maximum remaining seconds at which threads may be tested
 
     def start(self, trained_seconds: float) -> None:
         """Start the clock; `trained_seconds` is the duration of training before the run was resumed."""
         budget = self._time.budget
-        if not trained_seconds:  # in a resumed run, the load of the machine may have changed
+        # A resumed run measures the step time anew, since the load of the machine may have changed.
+        if not trained_seconds:
             self._step_seconds, self._n_checks = self._time.step, 1
         self._deadline = time.monotonic() + (1 - RESERVED_SHARE) * budget - self._time.spent - trained_seconds
 
     def skip_pause(self, evaluation_seconds: float | None = None) -> None:
-        """Do not count the time since the last step, which went into a validation or a checkpoint."""
+        """Exclude the time since the last step, which was spent on a validation or a checkpoint, from the step time."""
         if evaluation_seconds is not None:
             self._evaluation_seconds = evaluation_seconds
         self._step_end = time.monotonic()
@@ -63,7 +66,7 @@ class RunClock:
         """Measure a step, and correct the module's plan if the run would end too early or too late.
 
         Returns:
-            Whether the plan was changed, the same on every process.
+            Whether the plan was changed; every process returns the same value.
         """
         now, plan, step = time.monotonic(), module.plan, trainer.global_step
         if self._step_end is not None:  # the first step is slower, so it is not measured
@@ -108,9 +111,9 @@ class RunClock:
         return PlanChange(step, total_steps if threads == current_threads else plan.last_step, threads)
 
     def _current_costs(self) -> tuple[float, float, float]:
-        """Return the seconds of a step, of a validation and of the work after the last step, from measurements so far.
+        """Return the expected seconds of a step, of a validation and of the work after the last step.
 
-        What was not measured during training is scaled by the ratio of the measured to the planned step time.
+        Planned durations that were not measured during training are multiplied by measured / planned step time.
         """
         step_seconds = self._step_seconds or self._time.step
         ratio = step_seconds / max(self._time.step, 1e-9)
@@ -124,7 +127,7 @@ class RunClock:
         return (plan.last_step - step) * step_seconds + n_evaluations * evaluation + closing
 
     def _affordable_steps(self, plan: Plan, step: int, available: float) -> int:
-        """Return the total steps with which the run ends within `available` seconds; at least `step`."""
+        """Return the total number of steps with which the run ends within `available` seconds; at least `step`."""
         step_seconds, evaluation, closing = self._current_costs()
         steps_left = (available - closing - evaluation) / (step_seconds + evaluation / plan.steps_per_epoch)
         total = min(step + max(0, int(steps_left)), self._time.most_steps)
@@ -134,7 +137,7 @@ class RunClock:
         return max(total, step)
 
     def _fastest_threads(self, trainer: Trainer, module: TrainingModule, batch: Batch, available: float) -> int | None:
-        """Return the number of CPU threads with which a step is fastest; None if it is not worth measuring now."""
+        """Return the number of CPU threads with which a step is fastest, or None if a measurement is not worthwhile."""
         cannot_measure = trainer.world_size > 1 or module.device.type != "cpu"
         takes_too_long = THREAD_TEST_STEPS * (self._step_seconds or 0.0) > THREAD_TEST_SHARE * available
         if cannot_measure or takes_too_long or available > self._next_thread_test:

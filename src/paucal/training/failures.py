@@ -9,17 +9,18 @@ from paucal.memory import is_out_of_memory
 from paucal.objectives.base import Objective
 from paucal.training.plan import Plan
 from paucal.types import Batch, Progress, UserError
-from paucal.wording import shortened
+from paucal.wording import shorten
 
-# Training needs memory for the weights, the gradients, AdamW's two moments and the moving average.
-RESERVED_COPIES = 3  # of the weights: the moments and the average
+# Number of tensors as large as all weights for which memory is reserved: AdamW's two moments and the moving average.
+# The trial steps themselves allocate the weights and the gradients.
+RESERVED_COPIES = 3
 COMPILER_MODULES = ("torch._dynamo", "torch._inductor", "torch._functorch", "triton")
 MAX_REASON_CHARACTERS = 200
 
 
 @contextmanager
 def memory_advice(plan: Plan) -> Iterator[None]:
-    """Turn an out-of-memory error into a UserError with advice."""
+    """Raise a UserError with advice in place of an out-of-memory error."""
     try:
         yield
     except (RuntimeError, MemoryError) as problem:
@@ -29,7 +30,7 @@ def memory_advice(plan: Plan) -> Iterator[None]:
         raise UserError(
             f"the memory of the device ({plan.hardware.accelerator}) is too small: use half the --batch-size "
             f"with --accumulate {2 * plan.accumulate} (the same effective batch), or use --batch-size auto, or "
-            f"lower --img-size{precision}. Files that the run saved before remain in its folder."
+            f"lower --img-size{precision}. Files that the run has already saved remain in the run folder."
         ) from problem
 
 
@@ -42,8 +43,8 @@ def largest_batch(
 ) -> int:
     """Return the largest batch size with which a training step fits in a device's memory.
 
-    Each size is tried with a real forward and backward pass, while memory for the optimizer and the moving average is
-    reserved. Afterwards the objective has its initial state again and is on the CPU.
+    Each size is tried with a forward and backward pass, while memory for the optimizer and the moving average is
+    reserved. Afterwards the objective is on the CPU in its initial state.
 
     Args:
         objective: Objective to train.
@@ -101,7 +102,7 @@ def is_compiler_error(problem: BaseException | None) -> bool:
 
 @contextmanager
 def compile_advice(plan: Plan) -> Iterator[None]:
-    """Turn a failed compilation into a UserError that advises the user to leave out --compile."""
+    """Raise a UserError that advises the user to remove --compile if the compilation failed."""
     try:
         yield
     except Exception as problem:
@@ -109,13 +110,13 @@ def compile_advice(plan: Plan) -> Iterator[None]:
             raise
         raise UserError(
             f"--compile failed with {_error_reason(problem)}: the error is in torch's compiler, not in your data; "
-            "leave --compile out."
+            "remove --compile."
         ) from problem
 
 
 def _error_reason(problem: Exception) -> str:
-    """Return the type of an error and the first line of its text; advice for torch's developers follows that line."""
+    """Return the type of an error and the first line of its text; later lines are advice for torch's developers."""
     inner = getattr(problem, "inner_exception", problem)
     lines = [line.strip() for line in str(inner).splitlines() if line.strip()]
-    text = shortened(lines[0], MAX_REASON_CHARACTERS) if lines else "no message"
+    text = shorten(lines[0], MAX_REASON_CHARACTERS) if lines else "no message"
     return f"{type(inner).__name__} ({text.rstrip('.:')})"

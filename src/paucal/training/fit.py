@@ -14,8 +14,8 @@ from lightning.pytorch import Callback, Trainer
 from torch import nn
 from torch.utils.data import DataLoader
 
-from paucal.cores import usable_cores
-from paucal.distributed import take_from_first
+from paucal.cores import count_usable_cores
+from paucal.distributed import broadcast_tensors
 from paucal.objectives.base import Objective
 from paucal.training.averaging import MovingAverage
 from paucal.training.checkpoints import AtomicCheckpoints, checkpoint_changes, mismatch_advice
@@ -29,14 +29,14 @@ from paucal.training.plan import Hardware, Optimization, Plan
 from paucal.training.sharding import BufferBroadcast, ShardedStrategy, UnshardedCopy
 from paucal.training.stopping import StopSignal, interruptible
 
-# Regular expressions of Lightning's warnings about what paucal does deliberately
+# Regular expressions for Lightning's warnings about things that paucal does on purpose
 SILENCED_WARNINGS = (
     r".*does not have many workers.*",
     r".*GPU available but not used.*",
     r".*MPS available but not used.*",
     r".*Checkpoint directory .* exists and is not empty.*",
-    r".*module\(s\) in eval mode at the start of training.*",  # such as a guide network that is not trained
-    r".*LeafSpec.*",  # Lightning uses a deprecated function of torch
+    r".*module\(s\) in eval mode at the start of training.*",  # for example, a teacher network that is not trained
+    r".*LeafSpec.*",  # Lightning uses a deprecated torch function
 )
 
 
@@ -45,13 +45,13 @@ class Outcome:
     """The outcome of a call of `fit`.
 
     Attributes:
-        finished: Whether all steps are completed; False if the run was stopped before.
+        finished: Whether all steps are completed; False if the run was stopped earlier.
         step: Number of optimizer steps completed so far.
         rows: Metrics of every epoch so far.
         best: Metrics of the best epoch.
         seconds: Seconds of training so far, including those before the run was resumed.
         plan: Plan of the run with all corrections; None if nothing was trained.
-        interrupted: Whether `Records.on_epoch` requested a stop and a signal or the time limit did so at the same step.
+        interrupted: Whether a signal or the time limit requested a stop at the same step as `Records.on_epoch`.
     """
 
     finished: bool
@@ -63,7 +63,7 @@ class Outcome:
     interrupted: bool = False
 
     def passes(self, planned: int | None) -> float | None:
-        """Return the completed epochs: `planned`, unless the number of steps was corrected during the run."""
+        """Return the number of epochs: `planned`, or the completed epochs if the number of steps was corrected."""
         if self.plan is None or not self.plan.changes:
             return planned
         passes = self.step / self.plan.steps_per_epoch
@@ -71,7 +71,7 @@ class Outcome:
 
     @property
     def remarks(self) -> list[str]:
-        """A note if the number of steps was corrected during the run; otherwise empty."""
+        """A list with one note if the number of steps was corrected during the run; otherwise an empty list."""
         totals = {change.total_steps for change in self.plan.changes} if self.plan is not None else set()
         if self.plan is None or totals <= {self.plan.total_steps}:
             return []
@@ -89,16 +89,16 @@ def fit(
     records: Records,
     callbacks: Sequence[Callback] = (),
 ) -> Outcome:
-    """Train an objective; resume from the run's newest checkpoint if it has one.
+    """Train an objective, or resume training from the run's newest checkpoint if one exists.
 
     Args:
         objective: Objective to train.
         make_loader: Function that returns the data loader, called after the process group is initialised. The loader
-            yields `Batch`es, beginning with the run's next forward pass (see `checkpoint_step`). Its length is the
-            number of forward passes of the whole run, with as many steps as it may have (`Plan.most_steps`).
+            yields `Batch`es, beginning with the run's next forward pass (see `checkpoint_step`). The loader's length is
+            the number of forward passes in a run of `Plan.most_steps` steps.
         optimization: Optimizer and schedule.
         plan: Length, seed and hardware.
-        records: Run folder, validation and functions to call.
+        records: Run folder, validation and functions that are called during training.
         callbacks: Further Lightning callbacks, such as a progress bar.
     """
     compiled = plan.hardware.compile_backend is not None
@@ -126,23 +126,23 @@ def fit(
         keeper,
         stop,
     ]
-    module, last = TrainingModule(objective, optimization, plan, make_loader), records.run.last
+    module, newest_checkpoint = TrainingModule(objective, optimization, plan, make_loader), records.run.last
     with (
         _silenced_lightning(),
         _planned_threads(plan),
         interruptible(),
         memory_advice(plan),
         compile_advice(plan),
-        mismatch_advice(last),
+        mismatch_advice(newest_checkpoint),
     ):
         trainer = build_trainer(plan, records.run.path, [*required_callbacks, *callbacks])
-        trainer.fit(module, ckpt_path=last if last.exists() else None)
+        trainer.fit(module, ckpt_path=newest_checkpoint if newest_checkpoint.exists() else None)
     finished = keeper.step >= module.plan.last_step
     return Outcome(finished, keeper.step, keeper.rows, keeper.best, keeper.seconds, module.plan, keeper.interrupted)
 
 
 def build_trainer(plan: Plan, folder: Path, callbacks: Sequence[Callback]) -> Trainer:
-    """Return a Lightning Trainer without its logger, checkpoints and progress bar, which `callbacks` replace."""
+    """Return a Lightning Trainer; `callbacks` replace its own logger, checkpoints and progress bar."""
     in_slurm = SLURMEnvironment.detect() and not TorchElasticEnvironment.detect()
     hardware: Hardware = plan.hardware
     return Trainer(
@@ -172,19 +172,19 @@ def build_trainer(plan: Plan, folder: Path, callbacks: Sequence[Callback]) -> Tr
 def _equal_buffers(module: nn.Module) -> Iterator[nn.Module]:
     """Copy the first process's buffers to all processes, and yield the module.
 
-    With DDP, batch norm statistics may differ between processes within a step, and the first process's are saved.
-    Without this, scores after resuming would differ from those of an uninterrupted run.
+    With DDP, batch norm statistics may differ between processes within a step, and checkpoints contain those of the
+    first process. Without this copy, a resumed run would get different scores than an uninterrupted run.
     """
-    take_from_first(module.buffers())
+    broadcast_tensors(module.buffers())
     yield module
 
 
 @contextmanager
 def _planned_threads(plan: Plan) -> Iterator[None]:
-    """Let torch use the plan's number of CPU threads; it changes the order of sums, and so their rounding."""
+    """Let torch use the plan's number of CPU threads, because the number changes the order and rounding of sums."""
     previous = torch.get_num_threads()
     if plan.threads is not None and plan.hardware.accelerator == "cpu":
-        torch.set_num_threads(min(plan.threads, usable_cores()))
+        torch.set_num_threads(min(plan.threads, count_usable_cores()))
     try:
         yield
     finally:
@@ -193,7 +193,7 @@ def _planned_threads(plan: Plan) -> Iterator[None]:
 
 @contextmanager
 def _silenced_lightning() -> Iterator[None]:
-    """Silence Lightning's tips and `SILENCED_WARNINGS`; other warnings are still shown."""
+    """Silence Lightning's tips and the warnings in `SILENCED_WARNINGS`; other warnings are still shown."""
     loggers = [logging.getLogger(name) for name in ("lightning.pytorch", "lightning.fabric")]
     levels = [logger.level for logger in loggers]
     for logger in loggers:

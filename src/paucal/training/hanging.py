@@ -11,8 +11,8 @@ from torch.distributed import distributed_c10d
 class HangLimit(Callback):
     """Limits the wait for other processes during training.
 
-    After training torch's default limit applies again, since the other processes then wait for the first one, which may
-    work for long.
+    After training torch's default limit applies again, since the other processes then wait for the first process, whose
+    work may take long.
     """
 
     def __init__(self, seconds: float) -> None:
@@ -25,11 +25,12 @@ class HangLimit(Callback):
     def on_train_end(self, trainer: Trainer, pl_module: Any) -> None:
         """Restore torch's default limit."""
         if dist.is_initialized():
-            _set_timeout(distributed_c10d._get_default_timeout(dist.get_backend()))  # nccl has a shorter default
+            # The default depends on the backend: it is shorter for NCCL.
+            _set_timeout(distributed_c10d._get_default_timeout(dist.get_backend()))
 
 
 def _set_timeout(limit: timedelta) -> None:
     if dist.is_initialized():
-        # Before torch 2.15 the function was private.
+        # Before torch 2.15 `set_timeout` was a private function with another name.
         set_timeout = getattr(dist, "set_timeout", None) or distributed_c10d._set_pg_timeout
         set_timeout(limit)

@@ -34,7 +34,8 @@ class Watch:
         validate: Function that returns a model's metrics on the validation images; called on every process.
         score: Name of the metric to maximise; None if the newest epoch always counts as the best.
         loss: Name of the metric that breaks ties; lower is better.
-        floor: Score of the model already in the run folder, which only a better epoch replaces; None without a model.
+        floor: Score of the model already in the run folder, which only an epoch with a higher score replaces; None if
+            the folder has no model.
         keep: Number of best epochs whose weights are kept for averaging; requires `score` and `loss`.
     """
 
@@ -51,12 +52,12 @@ class Records:
 
     Attributes:
         run: Run folder for checkpoints and metrics.
-        save_model: Function that saves the deployable model, called when it is the best so far.
-        watch: Validation; None for no validation, where the newest epoch counts as the best.
-        on_epoch: Function called on the first process with (epoch, number of epochs, metrics of the epoch); it may
+        save_model: Function that saves the deployable model, called after each epoch that is the best so far.
+        watch: Validation and choice of the best epoch; if None, the newest epoch counts as the best.
+        on_epoch: Function called on the first process with (epoch, number of epochs, metrics of the epoch), which may
             return True to save a checkpoint and stop the run.
-        on_start: Function called on the first process with the metrics of the initial weights; None to not validate
-            these.
+        on_start: Function called on the first process with the metrics of the initial weights; if None, the initial
+            weights are not validated.
         on_change: Function called on the first process with (plan, seconds per step) after the number of steps was
             corrected.
     """
@@ -85,7 +86,7 @@ class ObjectiveHooks(Callback):
     """Calls the objective's `after_step` and `diagnostics` after every optimizer step."""
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-        """Call both hooks if the forward pass completed an optimizer step."""
+        """Call `after_step` and `diagnostics` if the forward pass completed an optimizer step."""
         if completed_step(pl_module, batch_idx):
             pl_module.objective.after_step(pl_module.progress(batch_idx))
             pl_module.meters.add_diagnostics(pl_module.objective.diagnostics())
@@ -94,14 +95,14 @@ class ObjectiveHooks(Callback):
 class RunKeeper(Callback):
     """Writes the run folder: a row of metrics per epoch, the newest and the best checkpoint, and the best model.
 
-    It also validates after each epoch, and stops the run when that is requested.
+    This callback also validates after each epoch, and stops the run on request.
 
     Args:
-        records: Run folder and functions to call.
+        records: Run folder, validation and functions that are called during training.
         evaluation_model: Function that returns a context manager, which yields the model to validate and save.
-        stop: Requests to stop by a signal or the time limit.
-        finite_watch: Check for NaN and infinite losses.
-        clock: Clock that corrects the number of steps; None without a time budget.
+        stop: Callback that receives stop requests by a signal or the time limit.
+        finite_watch: Callback that checks for NaN and infinite losses.
+        clock: Clock that corrects the number of steps; None if the run has no time budget.
         changes: Corrections of a resumed run, oldest first.
     """
 
@@ -145,7 +146,8 @@ class RunKeeper(Callback):
             else:
                 self.records.run.metrics.unlink(missing_ok=True)
         if self.step == 0 and self.records.on_start is not None and self.records.watch is not None:
-            # Not before `fit`: the processes share the validation images, and their group was initialised only now.
+            # This cannot be done before `fit`: the processes share the validation images, and the process group is
+            # initialised by `fit`.
             with self.evaluation_model() as model:
                 metrics = self.records.watch.validate(model, pl_module.device)
             if trainer.is_global_zero:
@@ -154,7 +156,7 @@ class RunKeeper(Callback):
             self.clock.start(self.seconds)
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-        """Validate at the end of an epoch, save a checkpoint when one is due, and stop if that is requested."""
+        """Validate at the end of an epoch, save a checkpoint when that is due, and stop the run if requested."""
         if not completed_step(pl_module, batch_idx):
             return
         self.step = trainer.global_step
@@ -168,7 +170,7 @@ class RunKeeper(Callback):
                 self._finish_epoch(trainer, pl_module, model)
         stopping = self.stop.requested(trainer) or self._on_epoch_requested_stop
         failure = self.finite_watch.stop_message
-        # Save a checkpoint after a correction: a run resumed from an older one would make another correction.
+        # Save a checkpoint after a correction: a run resumed from an older checkpoint would make another correction.
         if stopping or finished or length_changed or failure or self._save_is_due(trainer, plan):
             self._save_checkpoint(trainer, pl_module)
         if self.clock is not None:
@@ -209,8 +211,8 @@ class RunKeeper(Callback):
             self.best = row
             if trainer.is_global_zero:
                 self.records.save_model(model)
-            if self._selects_by_score:  # otherwise the newest checkpoint is the best one
-                # Save the model first: where this checkpoint exists, a resumed run relies on the model.
+            if self._selects_by_score:  # otherwise the newest checkpoint is the best checkpoint
+                # Save the model first: if this checkpoint exists, a resumed run expects that the model exists, too.
                 trainer.save_checkpoint(self.records.run.best, weights_only=False)
 
     @property
@@ -244,7 +246,7 @@ class RunKeeper(Callback):
         return {name: getattr(self, name) for name in names} | {"meters": self._meters, "changes": changes}
 
     def on_load_checkpoint(self, trainer: Trainer, pl_module: Any, checkpoint: dict[str, Any]) -> None:
-        """Let Lightning continue at the first forward pass of the next step, also if `accumulate` has changed."""
+        """Make Lightning continue at the first forward pass of the next step, even if `accumulate` has changed."""
         recount_passes(checkpoint, pl_module.plan.accumulate)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:

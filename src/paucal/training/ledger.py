@@ -1,4 +1,4 @@
-"""The callback that writes a run's ledger, the record of which images each step used."""
+"""The callback that writes a run's ledger, which records the images that each step used."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,8 +13,8 @@ from paucal.runs.ledger import LedgerWriter, Start, image_hashes, next_start_num
 class Ledger(Callback):
     """Writes the images of each forward pass to the ledger before that pass.
 
-    So the ledger has every step before a checkpoint: a checkpoint is saved after an exchange of gradients, and each
-    process takes part in the exchange only after it has written its record.
+    So the ledger contains every step before a checkpoint: a checkpoint is saved after the processes have exchanged
+    gradients, and each process takes part in the exchange only after it has written its record.
 
     Args:
         run: Run folder.
@@ -45,7 +45,7 @@ class Ledger(Callback):
             self._writer.flush()
 
     def teardown(self, trainer: Trainer, pl_module: Any, stage: str) -> None:
-        """Close the file."""
+        """Close the ledger file."""
         if self._writer is not None:
             self._writer.close()
             self._writer = None

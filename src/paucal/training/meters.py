@@ -12,19 +12,19 @@ from lightning.pytorch import Callback, Trainer
 from torch import Tensor
 
 from paucal.types import LossTerms
-from paucal.wording import was
+from paucal.wording import was_or_were
 
-CHECK_STEPS = 50  # steps between two checks for skipped steps
+CHECK_STEPS = 50  # number of steps between two checks for skipped steps
 log = logging.getLogger("paucal")
 
 
 class Meters:
-    """Sums over the steps since the last reset; only reading them waits for the device.
+    """Sums of metrics over the steps since the last reset, on the device; only reading waits for the device.
 
     Attributes:
         rate: Learning rate of the newest step.
-        skipped: Steps of the whole run that were skipped because a gradient was not finite.
-        nonfinite: For each loss, the number of forward passes of the whole run in which it was not finite.
+        skipped: Number of steps of the whole run that were skipped because a gradient was not finite.
+        nonfinite: Number of forward passes of the whole run in which a loss was not finite, by the name of the loss.
     """
 
     def __init__(self) -> None:
@@ -40,7 +40,7 @@ class Meters:
         self.weights: dict[str, float] = {}
 
     def add(self, terms: LossTerms, total: Tensor) -> None:
-        """Add the losses of a forward pass; non-finite ones are counted but not averaged."""
+        """Add the losses of a forward pass; non-finite losses are counted but not averaged."""
         for name, value in {"loss": total, **terms.values}.items():
             value = value.detach().float()
             self._add_finite(f"train_{name}", value)
@@ -48,7 +48,7 @@ class Meters:
         self.weights = dict(terms.weights)
 
     def add_step(self, norm: Tensor, skipped: Tensor) -> None:
-        """Add an optimizer step: the gradient's L2 norm, and 1 if the step was skipped, else 0."""
+        """Add the gradient's L2 norm at an optimizer step, and `skipped`: 1 if the step was skipped, else 0."""
         self._add_finite("gradient_norm", norm.detach().float())
         self._add_finite("skipped_steps", skipped)
         self.skipped = skipped + self.skipped
@@ -59,9 +59,9 @@ class Meters:
             self._add_finite(name, value.detach().float())
 
     def read(self) -> dict[str, float]:
-        """Return the mean of each metric since the last reset, over all processes; for skipped steps, their number.
+        """Return the mean of each metric since the last reset, over all processes, and the number of skipped steps.
 
-        Every process must call this, and it waits for the device. A metric without a finite value is NaN.
+        Every process must call this method, which waits for the device. A metric without a finite value is NaN.
         """
         if not self.sums:
             return {}
@@ -77,7 +77,7 @@ class Meters:
         self.counts[name] = finite.float() + self.counts.get(name, 0.0)
 
     def newest_mean(self, name: str) -> float:
-        """Return this process's mean of a value since the last reset; NaN if there is none yet."""
+        """Return this process's mean of a metric since the last reset; NaN if the metric has no value yet."""
         return float(self.sums[name] / self.counts[name]) if name in self.sums else float("nan")
 
     def nonfinite_losses(self) -> list[str]:
@@ -114,13 +114,13 @@ class FiniteWatch(Callback):
     checkpoint and ends the run.
 
     Attributes:
-        stop_message: Message with which the run ends; None if it may continue.
+        stop_message: Message with which the run ends; None if the run may continue.
     """
 
     def __init__(self) -> None:
         self.stop_message: str | None = None
-        self._n_skipped = 0.0  # skipped steps at the newest check
-        self._checked_step = 0  # step of that check
+        self._n_skipped = 0.0  # number of skipped steps at the last check
+        self._checked_step = 0  # step of the last check
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state for a checkpoint."""
@@ -147,10 +147,10 @@ class FiniteWatch(Callback):
             self.stop_message = (
                 f"{window} {'was' if steps == 1 else 'were all'} skipped because the loss or its gradient was not "
                 f"finite (non-finite losses: {names}): lower --lr (now {pl_module.meters.rate:.2g}), or use "
-                "--precision 32-true. The run folder still has the earlier weights."
+                "--precision 32-true. The run folder still contains the earlier weights."
             )
             return
-        subject = f"{window} was" if steps == 1 else f"{n_new:.0f} of {window} {was(int(n_new))}"
+        subject = f"{window} was" if steps == 1 else f"{n_new:.0f} of {window} {was_or_were(int(n_new))}"
         log.warning(
             "%s skipped because the loss or its gradient was not finite (non-finite losses: %s)", subject, names
         )

@@ -23,13 +23,13 @@ log = logging.getLogger("paucal")
 class TrainingModule(LightningModule):
     """Trains an objective: seeds each step, sums the losses, clips gradients and sets learning rates.
 
-    For Lightning the whole run is one epoch. paucal counts epochs from steps, so that a run can be stopped and resumed
-    within an epoch, and data loader workers are not restarted between epochs.
+    For Lightning the whole run is one epoch. paucal computes epochs from steps, so that a run can be stopped and
+    resumed within an epoch, and data loader workers are not restarted between epochs.
 
-    No step waits for the device. Losses are summed on the device and read at the end of an epoch. If a gradient is not
-    finite, the optimizer skips the step by itself (`found_inf`). All ranks decide alike, because the gradients were
-    already averaged over the ranks, or their norm was summed over all shards. For an optimizer without `found_inf`,
-    this module skips the step, and only then waits for the device.
+    Steps do not wait for the device. Losses are summed on the device and read at the end of an epoch. If a gradient is
+    not finite, the optimizer itself skips the step (`found_inf`). All ranks skip the same steps, because the gradients
+    were already averaged over the ranks, or their norm was summed over all shards. An optimizer that does not support
+    `found_inf` is the exception: this module waits for the device at every step, and skips the step if needed.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class TrainingModule(LightningModule):
         self.batch_ids = torch.zeros(0, dtype=torch.int64)
 
     def progress(self, micro_step: int = 0) -> Progress:
-        """Return the progress of the run, with the step that applies in its schedules (see `Plan.position`)."""
+        """Return the progress of the run; its step is the position in the schedules (see `Plan.position`)."""
         position = int(self.plan.position(self.trainer.global_step))
         return Progress(position, self.plan.total_steps, self.plan.steps_per_epoch, micro_step)
 
@@ -54,7 +54,7 @@ class TrainingModule(LightningModule):
         # Random numbers depend only on (seed, forward pass, rank), so that a resumed run repeats them.
         seed = derive_seed(plan.seed, batch_idx, self.global_rank)
         if self.device.type == "cpu":
-            # `torch.manual_seed` is slow here: it formats a stack trace for each type of device that is absent.
+            # `torch.manual_seed` is slow here: it formats a stack trace for each type of device that is not available.
             torch.default_generator.manual_seed(seed)
         else:
             torch.manual_seed(seed)
@@ -67,11 +67,11 @@ class TrainingModule(LightningModule):
 
     def transfer_batch_to_device(self, batch: Batch, device: torch.device, dataloader_idx: int) -> Batch:
         """Move a batch to the device asynchronously, which Lightning does only for tensors."""
-        self.batch_ids = batch.ids  # in main memory, so that the ledger can read them without waiting for the device
+        self.batch_ids = batch.ids  # in main memory, so that the ledger can read the ids without waiting for the device
         return batch.to(device, non_blocking=True)
 
     def train_dataloader(self) -> DataLoader:
-        """Build the loader of this process."""
+        """Build the data loader of this process."""
         return self.make_loader()
 
     @property
@@ -85,7 +85,7 @@ class TrainingModule(LightningModule):
             shard(self.objective, self.objective.shardable(), self.mesh)
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
-        """Build the optimizer over the objective's parameter groups."""
+        """Build the optimizer for the objective's parameter groups."""
         objective = self.objective
         groups = parameter_groups(objective, objective.parameter_group, objective.decays_tables)
         return build_optimizer(groups, self.optimization)
@@ -99,16 +99,16 @@ class TrainingModule(LightningModule):
                         state[name] = torch.empty_like(parameter).copy_(value)
 
     def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
-        """Set learning rates, call the objective's hook, clip gradients, and skip the step if they are not finite."""
+        """Set learning rates, call the objective's hook, clip gradients, and skip the step if any is not finite."""
         progress = self.progress()
         self._set_rates(optimizer, progress)
         if progress.step == 0:
             self._check_unused_parameters()
         scaler = getattr(self.trainer.precision_plugin, "scaler", None)
         if scaler is not None and getattr(optimizer, "_step_supports_amp_scaling", False):
-            # Lightning lets a fused optimizer unscale the gradients, but that is after the clipping.
+            # Lightning lets a fused optimizer unscale the gradients, but only after gradient clipping.
             scaler.unscale_(optimizer)
-        self.objective.before_step(progress)  # may clip in its own manner, or set gradients to None
+        self.objective.before_step(progress)  # may clip gradients by its own rule, or set gradients to None
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
         norm = clip_gradients(parameters, self.optimization.clip)
         found_inf = (~torch.isfinite(norm)).float()
@@ -124,19 +124,19 @@ class TrainingModule(LightningModule):
         """Warn of trainable parameters without a gradient, which the objective should have frozen.
 
         Raises:
-            RuntimeError: There are several processes; at the next step they would wait for these gradients forever.
+            RuntimeError: There are such parameters and several processes, which would wait for their gradients forever.
         """
         unused = [name for name, p in self.objective.named_parameters() if p.requires_grad and p.grad is None]
         if not unused:
             return
         names = ", ".join(unused[:3])
-        text = f"no gradient reaches {len(unused)} trainable parameters ({names}, ...): they do not change"
+        text = f"no gradient reaches {len(unused)} trainable parameters ({names}, ...), which therefore do not change"
         if self.trainer.world_size > 1:
-            raise RuntimeError(f"{text}; on several processes the objective must freeze them.")
+            raise RuntimeError(f"{text}; with several processes the objective must freeze these parameters.")
         log.warning(text)
 
     def configure_gradient_clipping(self, *args, **kwargs) -> None:
-        """Do nothing, since `on_before_optimizer_step` clips."""
+        """Do nothing, since `on_before_optimizer_step` clips gradients."""
 
     def _set_rates(self, optimizer: torch.optim.Optimizer, progress: Progress) -> None:
         rate = self.optimization.schedule(self.plan.position(self.trainer.global_step))
@@ -149,13 +149,13 @@ class TrainingModule(LightningModule):
 
 
 def clip_gradients(parameters: Iterable[nn.Parameter], max_norm: float | None) -> Tensor:
-    """Clip gradients to a global L2 norm of at most `max_norm`; None or 0 for no clipping.
+    """Clip gradients to a global L2 norm of at most `max_norm`; None or 0 disables clipping.
 
     Returns:
         The norm before clipping, a scalar on the device.
     """
-    with_gradient = [p for p in parameters if p.grad is not None]
-    norm = total_norm([p.grad for p in with_gradient if p.grad is not None])
-    if max_norm and with_gradient:
-        torch.nn.utils.clip_grads_with_norm_(with_gradient, max_norm, norm)
+    updated_parameters = [p for p in parameters if p.grad is not None]
+    norm = total_norm([p.grad for p in updated_parameters if p.grad is not None])
+    if max_norm and updated_parameters:
+        torch.nn.utils.clip_grads_with_norm_(updated_parameters, max_norm, norm)
     return norm

@@ -18,14 +18,14 @@ TOKEN_OR_TABLE = re.compile(
     r"(^|\.|_)(cls_token|dist_token|reg_token|mask_token|head_token|pos_embed\w*|absolute_pos_embed|pos_emb"
     r"|position_embedding\w*|relative_position_bias_table|rel_pos\w*|attention_biases)$"
 )
-TRUST_COEFFICIENT = 1e-3  # of LARS, as in EsViT's code
-DEVICES_IGNORING_FOUND_INF = ("mps",)  # torch's fused AdamW
+TRUST_COEFFICIENT = 1e-3  # trust coefficient of LARS, as in EsViT's code
+DEVICES_IGNORING_FOUND_INF = ("mps",)  # types of device on which torch's fused AdamW ignores `found_inf`
 
 
 def parameter_groups(
     module: nn.Module, label: Callable[[str], str] = lambda name: "main", decays_tables: bool = False
 ) -> list[dict[str, Any]]:
-    """Sort trainable parameters into optimizer groups by label and by whether they get weight decay.
+    """Group trainable parameters by label and by whether they get weight decay.
 
     No weight decay applies to norms of any shape, biases, other parameters with at most one dimension, class and
     position tokens, relative-bias tables, and the names in a submodule's `no_weight_decay()`. (The published DrLoc code
@@ -34,13 +34,13 @@ def parameter_groups(
     Args:
         module: Module with the parameters.
         label: Function that returns the label of a parameter's group from the parameter's name.
-        decays_tables: Whether to decay every parameter except biases and those with at most one dimension.
+        decays_tables: Whether to decay every parameter except biases and parameters with at most one dimension.
 
     Returns:
-        Optimizer groups with the keys `params`, `names`, `label` and `decayed`, in an order that is always the same.
+        Optimizer groups with the keys `params`, `names`, `label` and `decayed`, in a deterministic order.
     """
-    vectors = (name for name, parameter in module.named_parameters() if parameter.ndim <= 1 or name.endswith(".bias"))
-    undecayed = set(vectors if decays_tables else undecayed_parameters(module))
+    vector_names = (name for name, p in module.named_parameters() if p.ndim <= 1 or name.endswith(".bias"))
+    undecayed = set(vector_names if decays_tables else undecayed_parameters(module))
     groups: dict[tuple[str, bool], dict[str, Any]] = {}
     for name, parameter in module.named_parameters():
         if not parameter.requires_grad:
@@ -66,11 +66,11 @@ def undecayed_parameters(module: nn.Module) -> Iterator[str]:
 
 
 def _excluded_patterns(module: nn.Module) -> Iterator[str]:
-    """Yield the full names, or patterns of names, that the `no_weight_decay()` of submodules list, as in timm."""
+    """Yield the full names, or patterns of names, that `no_weight_decay()` of each submodule lists, as in timm."""
     for prefix, parent in module.named_modules():
-        listing = getattr(parent, "no_weight_decay", None)
-        if callable(listing):
-            names: Any = listing()
+        list_names = getattr(parent, "no_weight_decay", None)
+        if callable(list_names):
+            names: Any = list_names()
             for name in names:
                 yield f"{prefix}.{name}" if prefix else name
 
@@ -88,17 +88,17 @@ def build_optimizer(groups: Sequence[dict[str, Any]], settings: Optimization) ->
         # Without "always_adapt", timm's LARS would not scale the updates while the weight decay is 0.
         lars_groups = [{**group, "always_adapt": group["decayed"]} for group in groups]
         # Typed as Any, since timm's defaults make type checkers expect integers.
-        numbers: Any = {"momentum": settings.momentum, "trust_coeff": TRUST_COEFFICIENT}
-        return Lars(lars_groups, lr=0.0, **numbers)
-    # The fused version supports `found_inf`, and so skips non-finite steps itself.
+        lars_options: Any = {"momentum": settings.momentum, "trust_coeff": TRUST_COEFFICIENT}
+        return Lars(lars_groups, lr=0.0, **lars_options)
+    # The fused version supports `found_inf`, so it skips non-finite steps itself.
     return AdamW(list(groups), lr=0.0, betas=settings.betas, eps=settings.eps, fused=True)
 
 
 def supports_found_inf(optimizer: Optimizer, device: torch.device) -> bool:
-    """Return whether an optimizer skips a step by itself if its attribute `found_inf` is 1.
+    """Return whether an optimizer itself skips a step if the optimizer's attribute `found_inf` is 1.
 
-    SGD and LARS do not. Fused SGD would, but in torch its momentum is undefined if the first step is skipped, and it
-    does not support parameters that get gradients later than others, such as EsViT's prototypes.
+    SGD and LARS do not skip steps. torch's fused SGD does, but its momentum is undefined if the first step is skipped,
+    and it does not support parameters that get gradients later than others, such as EsViT's prototypes.
     """
     supports = getattr(optimizer, "_step_supports_amp_scaling", False)
     return bool(supports) and device.type not in DEVICES_IGNORING_FOUND_INF

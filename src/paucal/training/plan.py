@@ -15,11 +15,11 @@ class Optimization:
 
     Attributes:
         schedule: Function that returns the learning rate from the number of completed steps.
-        weight_decay: Weight decay of the parameter groups that get any.
+        weight_decay: Weight decay of the parameter groups that are decayed.
         betas: Betas of AdamW.
         eps: Epsilon of AdamW.
-        clip: Global L2 norm to which gradients are clipped; None or 0 for no clipping.
-        average_decay: Maximum decay of the moving average of the weights; None or 0 for no average.
+        clip: Global L2 norm to which gradients are clipped; None or 0 disables clipping.
+        average_decay: Maximum decay of the moving average of the weights; None or 0 disables the average.
         optimizer: "adamw", "sgd" or "lars".
         momentum: Momentum of SGD and LARS.
     """
@@ -36,16 +36,17 @@ class Optimization:
 
 @dataclass(frozen=True)
 class Hardware:
-    """Hardware and precision, with Lightning's names.
+    """Hardware and precision, as Lightning names them.
 
     Attributes:
         accelerator: "cpu", "cuda", "mps" or "auto".
         devices: Devices per node.
         nodes: Number of nodes (machines).
-        strategy: "auto" for one process, "ddp" for a full copy on each process, "fsdp" for a shard on each.
+        strategy: "auto" for one process, "ddp" for a copy of the model on each process, "fsdp" for a shard on each
+            process.
         precision: "32-true", "bf16-mixed" or "16-mixed".
-        compile_backend: Backend of `torch.compile` for the backbones; None for no compilation.
-        hang_seconds: Timeout in seconds for waiting for another process; None for torch's default.
+        compile_backend: Backend of `torch.compile` for the backbones; None disables compilation.
+        hang_seconds: Timeout in seconds for waiting for another process; None means torch's default.
     """
 
     accelerator: str = "cpu"
@@ -73,7 +74,7 @@ class TimePlan:
         step: Measured seconds of an optimizer step.
         evaluation: Measured seconds of one validation.
         most_steps: Maximum number of optimizer steps, however much time is left.
-        threads: CPU threads during the measurements.
+        threads: Number of CPU threads during the measurements.
     """
 
     budget: float
@@ -90,7 +91,7 @@ class PlanChange:
     """A correction of a run's length during training.
 
     Attributes:
-        step: Optimizer steps that were completed at the correction.
+        step: Number of optimizer steps completed before the correction.
         total_steps: New number of optimizer steps of the whole run.
         threads: New number of CPU threads.
     """
@@ -109,14 +110,14 @@ class Plan:
         steps_per_epoch: Optimizer steps per epoch.
         accumulate: Forward passes per optimizer step.
         seed: Seed for all random numbers.
-        mixing: Mixup and CutMix; None for no mixing.
-        n_classes: Number of classes, needed for mixing.
+        mixing: Mixup and CutMix; None disables both.
+        n_classes: Number of classes, which mixing needs.
         save_every: Maximum number of optimizer steps between two checkpoints.
-        save_seconds: Age of the newest checkpoint, in seconds, from which another is saved at the end of an epoch.
-        deadline: `time.monotonic()` after which the run is stopped and saved; None for no limit.
+        save_seconds: Minimum seconds since the newest checkpoint for saving another at the end of an epoch.
+        deadline: `time.monotonic()` after which the run is stopped and saved; None means no limit.
         hardware: Hardware and precision.
         time: Time budget that limits the number of steps; None if the number of steps is fixed.
-        changes: Corrections of the length so far, oldest first.
+        changes: Corrections of the run's length so far, oldest first.
     """
 
     total_steps: int
@@ -134,23 +135,23 @@ class Plan:
 
     @property
     def last_step(self) -> int:
-        """The optimizer steps of the whole run, after all corrections so far."""
+        """The number of optimizer steps of the whole run, after all corrections so far."""
         return self.changes[-1].total_steps if self.changes else self.total_steps
 
     @property
     def most_steps(self) -> int:
-        """The maximum number of optimizer steps that the run may have after further corrections."""
+        """The maximum number of optimizer steps of the run after any further corrections."""
         return max(self.last_step, self.total_steps if self.time is None else self.time.most_steps)
 
     @property
     def threads(self) -> int | None:
-        """The number of CPU threads for the run; None for torch's default."""
+        """The number of CPU threads for the run; None means torch's default."""
         return self.changes[-1].threads if self.changes else self.time and self.time.threads
 
     def position(self, step: int) -> float:
         """Return the step of the original plan whose learning rate and other scheduled values apply at `step`.
 
-        A correction stretches or compresses what remains of the original plan to the remaining steps, so that every
+        A correction stretches or compresses the rest of the original plan to fit the remaining steps, so that every
         schedule continues without a jump and ends at the last step.
 
         Example:

@@ -26,7 +26,7 @@ class _WarmupAndDecay:
     floor: float = 0.0
 
     def __call__(self, step: float) -> float:
-        """Return the learning rate of the step that follows `step` completed ones."""
+        """Return the learning rate of the step after `step` completed steps."""
         if step < self.warmup:
             return self.start + (self.peak - self.start) * step / self.warmup
         return self.decayed_rate(step)
@@ -40,9 +40,9 @@ class _WarmupAndDecay:
 class CosineWarmup(_WarmupAndDecay):
     """Linear warm-up, then one half cosine, evaluated at every step.
 
-    The cosine's position counts from step 0, so it is not restarted after the warm-up, and its horizon is independent
-    of the length of the run. Both are as in DrLoc's published code, where the paper's "100 epochs" (section 4) are the
-    first third of a 300-epoch cosine.
+    The cosine's position counts from step 0, so the cosine is not restarted after the warm-up, and its horizon is
+    independent of the length of the run. DrLoc's published code does the same: the paper's "100 epochs" (section 4) are
+    the first third of a 300-epoch cosine.
 
     Example:
         >>> schedule = CosineWarmup(peak=1e-3, horizon=300, warmup=20, start=1e-6, floor=1e-5)
@@ -51,13 +51,13 @@ class CosineWarmup(_WarmupAndDecay):
     """
 
     def decayed_rate(self, step: float) -> float:
-        """Return the learning rate on the half cosine."""
+        """Return the learning rate of the half cosine."""
         return half_cosine(self.peak, self.floor, step, self.horizon)
 
 
 @dataclass(frozen=True)
 class LinearWarmup(_WarmupAndDecay):
-    """Linear warm-up, then a linear decay whose position counts from step 0: "poly" with power 1.
+    """Linear warm-up, then a linear decay ("poly" with power 1) whose position counts from step 0.
 
     This is the schedule of Swin's, DrLoc's and LV-ViT's segmentation code. As in `CosineWarmup`, the decay is not
     restarted after the warm-up.
@@ -69,7 +69,7 @@ class LinearWarmup(_WarmupAndDecay):
     """
 
     def decayed_rate(self, step: float) -> float:
-        """Return the learning rate on the line."""
+        """Return the learning rate of the linear decay."""
         return self.floor + (self.peak - self.floor) * max(0.0, 1 - step / max(self.horizon, 1))
 
 
@@ -100,7 +100,7 @@ class WarmupThenSteps:
     factor: float = 0.1
 
     def __call__(self, step: float) -> float:
-        """Return the learning rate of the step that follows `step` completed ones."""
+        """Return the learning rate of the step after `step` completed steps."""
         rate = self.peak * self.factor ** sum(step >= milestone for milestone in self.milestones)
         if step < self.warmup:
             return self.start + (rate - self.start) * step / self.warmup
@@ -117,7 +117,7 @@ class WarmupThenCosine:
     Attributes:
         peak: Highest learning rate.
         horizon: Steps of the whole schedule; afterwards the rate stays at the floor.
-        warmup: Steps of linear warm-up; the first has the rate 0 and the last the peak.
+        warmup: Steps of linear warm-up; the rate is 0 at the first of these steps and the peak at the last.
         floor: Learning rate at the end of the cosine.
 
     Example:
@@ -132,7 +132,7 @@ class WarmupThenCosine:
     floor: float = 0.0
 
     def __call__(self, step: float) -> float:
-        """Return the learning rate of the step that follows `step` completed ones."""
+        """Return the learning rate of the step after `step` completed steps."""
         if step < self.warmup:
             return self.peak * step / max(self.warmup - 1, 1)
         return half_cosine(self.peak, self.floor, step - self.warmup, self.horizon - self.warmup)
@@ -140,7 +140,7 @@ class WarmupThenCosine:
 
 @dataclass(frozen=True)
 class LaggingEpochs:
-    """A schedule that changes the rate once per epoch, one epoch late, as in DeiT's code and, based on it, DHVT's.
+    """A schedule that changes the rate once per epoch, one epoch late, as in DeiT's code and DHVT's, which extends it.
 
     After epoch n, counted from 0, the rate for the next epoch is set to the schedule's value at the first step of epoch
     n. So the first two epochs have the rate of step 0, and the last epoch does not reach the floor.
@@ -159,5 +159,5 @@ class LaggingEpochs:
     steps_per_epoch: int
 
     def __call__(self, step: float) -> float:
-        """Return the learning rate of the step that follows `step` completed ones."""
+        """Return the learning rate of the step after `step` completed steps."""
         return self.schedule(max(0, int(step) // self.steps_per_epoch - 1) * self.steps_per_epoch)

@@ -2,8 +2,8 @@
 
 This uses torch's `fully_shard` (FSDP2; Zhao et al., "PyTorch FSDP", VLDB 2023): the weights of each submodule are
 gathered on every process for its forward and backward pass, and freed afterwards. A sharded tensor is a `DTensor`. Only
-this file handles these: files, and the model that is evaluated and deployed, have unsharded tensors, so checkpoints
-have the same format with and without sharding.
+this module handles `DTensor`s. Saved files, and the model that is evaluated and deployed, have unsharded tensors, so
+checkpoints have the same format with and without sharding.
 """
 
 import copy
@@ -22,7 +22,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.optim import Optimizer
 
-from paucal.distributed import take_from_first
+from paucal.distributed import broadcast_tensors
 
 
 def shard(module: nn.Module, submodules: Iterable[nn.Module], mesh: DeviceMesh) -> None:
@@ -30,8 +30,8 @@ def shard(module: nn.Module, submodules: Iterable[nn.Module], mesh: DeviceMesh) 
 
     Args:
         module: Module whose parameters are sharded.
-        submodules: Submodules, none inside another, whose weights are gathered one submodule at a time. All other
-            parameters stay gathered during the whole forward and backward pass.
+        submodules: Submodules, not nested, whose weights are gathered one submodule at a time. All other parameters
+            stay gathered during the whole forward and backward pass.
         mesh: One-dimensional mesh of the processes.
     """
     for parameter in module.parameters():  # torch cannot shard weights in channels-last layout
@@ -48,17 +48,17 @@ def _copy_views(module: nn.Module, inputs: Any, output: Any) -> Any:
 
 
 def local_shard(tensor: Tensor) -> Tensor:
-    """Return this process's shard of a tensor, which shares its memory; an unsharded tensor is returned as it is."""
+    """Return this process's shard of a tensor, without a copy; an unsharded tensor is returned unchanged."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def unshard(tensor: Tensor) -> Tensor:
-    """Return the full tensor of a tensor that may be sharded; every process must call this."""
+    """Return the full tensor for a tensor that may be sharded; every process must call this function."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
 def shard_like(tensor: Tensor, pattern: Tensor) -> Tensor:
-    """Shard an unsharded tensor like `pattern`, without communication; return it as it is if `pattern` is unsharded."""
+    """Shard a tensor like `pattern`, without communication; return the same tensor if `pattern` is unsharded."""
     if not isinstance(pattern, DTensor):
         return tensor
     # Clone the shard, since a view would keep the full tensor in memory.
@@ -68,7 +68,7 @@ def shard_like(tensor: Tensor, pattern: Tensor) -> Tensor:
 def gather_state(state: Mapping[str, Any]) -> dict[str, Any]:
     """Return a state dict in which sharded tensors are replaced by full tensors in the first process's main memory.
 
-    Every process must call this. Processes other than the first get empty tensors instead.
+    Every process must call this function. Processes other than the first get empty tensors instead.
     """
     result: dict[str, Any] = {}
     for name, value in state.items():
@@ -92,12 +92,12 @@ def load_unsharded(module: nn.Module, state: Mapping[str, Tensor]) -> None:
 
 
 def total_norm(gradients: Sequence[Tensor]) -> Tensor:
-    """Return the L2 norm over all gradients, which may be sharded; a scalar on the device, equal on all processes."""
+    """Return the L2 norm of all gradients, which may be sharded, as a scalar on the device, equal on all processes."""
     norm = torch.nn.utils.get_total_norm([local_shard(gradient) for gradient in gradients])
     sharded = next((gradient for gradient in gradients if isinstance(gradient, DTensor)), None)
     if sharded is None:
         return norm
-    square = norm.double().square()  # float32 would overflow for large norms
+    square = norm.double().square()  # in float32 the square of a large norm would overflow
     dist.all_reduce(square, group=sharded.device_mesh.get_group())
     return square.sqrt().to(norm.dtype)
 
@@ -117,7 +117,7 @@ class UnshardedCopy:
 
     @contextmanager
     def updated(self) -> Iterator[nn.Module]:
-        """Yield the copy with the module's current weights, on their device; every process must call this."""
+        """Yield the copy with the module's current weights, on their device; every process must call this method."""
         source = self._source().state_dict()
         copy_state = self._module.to(next(iter(source.values())).device).state_dict()
         for name, value in source.items():
@@ -131,13 +131,13 @@ class UnshardedCopy:
 class BufferBroadcast(Callback):
     """Broadcasts the first process's buffers after every forward pass, as DDP does.
 
-    FSDP does not shard buffers, and checkpoints store those of the first process.
+    FSDP does not shard buffers, and checkpoints store the buffers of the first process.
     """
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         """Broadcast the floating-point buffers of the objective."""
         state = pl_module.objective.state_dict().values()
-        take_from_first(value for value in state if not isinstance(value, DTensor) and value.is_floating_point())
+        broadcast_tensors(value for value in state if not isinstance(value, DTensor) and value.is_floating_point())
 
 
 class ShardedStrategy(ModelParallelStrategy):
@@ -158,12 +158,12 @@ class ShardedStrategy(ModelParallelStrategy):
         return True
 
     def lightning_module_state_dict(self) -> dict[str, Any]:
-        """Return the unsharded weights on the first process, and empty tensors on others."""
+        """Return the unsharded weights on the first process, and empty tensors on the other processes."""
         assert self.lightning_module is not None
         return gather_state(self.lightning_module.state_dict())
 
     def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
-        """Return the unsharded optimizer state on the first process, and empty tensors on others."""
+        """Return the unsharded optimizer state on the first process, and empty tensors on the other processes."""
         state = optimizer.state_dict()
         return {**state, "state": {number: gather_state(values) for number, values in state["state"].items()}}
 
@@ -188,5 +188,5 @@ class ShardedStrategy(ModelParallelStrategy):
 
 
 def _shard_moment(value: Any, parameter: Tensor) -> Any:
-    """Shard an optimizer value of the parameter's shape; return other values, such as the step count, as they are."""
+    """Shard an optimizer value of the parameter's shape; return other values, such as the step count, unchanged."""
     return shard_like(value, parameter) if isinstance(value, Tensor) and value.shape == parameter.shape else value

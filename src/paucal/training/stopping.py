@@ -12,14 +12,14 @@ from lightning.pytorch import Callback, Trainer
 
 from paucal.signals import stop_signals
 
-POLL_STEPS = 10  # steps between two checks of whether another process has to stop
+POLL_STEPS = 10  # number of steps between two checks whether another process has to stop
 
 
 class StopSignal(Callback):
     """Turns a signal or the end of the time limit into a request to stop; a second SIGINT interrupts at once.
 
     Args:
-        deadline: `time.monotonic()` after which to stop; None for no limit.
+        deadline: `time.monotonic()` after which to stop; None means no limit.
         slow_start: Whether the first step takes minutes because code is compiled. A run on one process then stops at
             the first signal without completing that step, since there is nothing new to save.
     """
@@ -29,17 +29,17 @@ class StopSignal(Callback):
         self.deadline = deadline
         self.slow_start = slow_start
         self._signals = (signal.SIGINT, *stop_signals())
-        # If the calling program handles or ignores SIGTERM, its handler is restored after Lightning has set its own.
+        # If the calling program handles or ignores SIGTERM, its handler is restored after Lightning has replaced it.
         previous_handler, self._callers_handlers = signal.getsignal(signal.SIGTERM), {}
         if signal.SIGTERM not in self._signals and previous_handler is not None:
             self._callers_handlers[signal.SIGTERM] = previous_handler
         self._previous: dict[int, signal._HANDLER] = {}
 
     def requested(self, trainer: Trainer, at_once: bool = False) -> bool:
-        """Return whether any process has to stop; every process must call this at the same steps.
+        """Return whether any process has to stop; every process must call this method at the same steps.
 
-        With several processes it is False except at every `POLL_STEPS`-th step, when they exchange their requests, or
-        with `at_once`.
+        Several processes exchange their requests only at every `POLL_STEPS`-th step, or if `at_once` is True; at all
+        other steps the result is False.
         """
         if trainer.world_size == 1:
             return self._must_stop()
@@ -65,7 +65,7 @@ class StopSignal(Callback):
             self._previous[number] = signal.signal(number, handler)
 
     def on_before_optimizer_step(self, trainer: Trainer, pl_module: Any, optimizer: Any) -> None:
-        """Complete the current step at a signal from now on, since the code is compiled."""
+        """From now on, complete the current step after a signal, since the code is compiled."""
         self.slow_start = False
 
     def on_train_end(self, trainer: Trainer, pl_module: Any) -> None:

@@ -128,7 +128,7 @@ def test_forward__refuses_images_smaller_than_its_kernel() -> None:
     ("arguments", "message"),
     [
         ({"num_heads": (1, 3, 3)}, "embed_dims has 16, which is not a multiple of 3"),
-        ({"depths": (1, 2)}, "one of each per stage"),
+        ({"depths": (1, 2)}, "depths 2 and num_heads 3; give one entry of each per stage"),
         ({"depths": (1, 0, 1)}, r"depths is \(1, 0, 1\)"),
         ({"mlp_ratio": 0.01}, "mlp_ratio is 0.01"),
         ({"drop_path_rate": 1.0}, "drop_path_rate is 1.0"),

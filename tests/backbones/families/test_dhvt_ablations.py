@@ -136,7 +136,7 @@ def test_plain__computes_what_timms_vision_transformer_does() -> None:
 def test_positions__bind_a_model_to_its_size_until_it_is_changed() -> None:
     model = small({"abs_pos": True, "img_size": (16, 32)})
     assert model.pos_embed.shape == (1, 1 + 4 * 8, 48)
-    with pytest.raises(ValueError, match=r"is for a grid of \(4, 8\) cells, but the images have \(8, 4\)"):
+    with pytest.raises(ValueError, match=r"is for a grid of \(4, 8\) patches, but the images have \(8, 4\)"):
         model(images(32, 16))
     dynamic = small({"abs_pos": True, "img_size": (16, 32)}, dynamic_img_size=True)
     dynamic.load_state_dict(model.state_dict())
@@ -180,7 +180,7 @@ def test_drop_path__grows_linearly() -> None:
         ({"sope_norm": "group"}, "sope_norm is 'group'; it must be one of 'batch', 'layer'"),
         ({"aggregate": "cells"}, "aggregate is 'cells'; it must be one of 'cls', 'all', 'none', None"),
         ({"daff": 1}, "daff is 1; it must be one of True, False"),
-        ({"num_heads": 5}, "num_heads is 5; embed_dim, which is 192, must be a multiple of it"),
+        ({"num_heads": 5}, "num_heads is 5; embed_dim, which is 192, must be a multiple of num_heads"),
         ({"img_size": (32, 32, 3)}, "img_size is .* expected one side, or .height, width., in whole pixels"),
         ({"global_pool": "max"}, "global_pool is 'max', but Dhvt only supports 'token', 'avg', ''"),
     ],

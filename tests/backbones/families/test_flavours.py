@@ -11,7 +11,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import paucal.backbones  # noqa: F401 (registers our models)
 from paucal.backbones.families.flavours import checkpoint_filter_fn
-from paucal.backbones.weights.checkpoints import name_resnet
+from paucal.backbones.weights.checkpoints import rename_resnet
 from vectors import recorded
 
 DRLOC, ESVIT = "drloc_vit_base_patch16_224", "esvit_deit_small_patch16_224"
@@ -156,5 +156,5 @@ def test_resnet__takes_the_names_of_drlocs_sequence() -> None:
     with torch.device("meta"):
         model = timm.create_model("resnet50", num_classes=100)
     names = {name: torch.zeros(0) for name, _, _ in recorded.load("drloc_resnet50")["state_dict"]}
-    assert list(name_resnet(names)) == list(model.state_dict())
+    assert list(rename_resnet(names)) == list(model.state_dict())
     assert sum(p.numel() for p in timm.create_model("resnet50", num_classes=0).parameters()) == 23_508_032

@@ -132,7 +132,7 @@ def test_global_pool__none_gives_every_token() -> None:
 
 def test_dynamic_img_size__resamples_positions_as_a_change_of_size_does() -> None:
     fixed, dynamic, x = build(), build(dynamic_img_size=True), images(2, 3, 48, 96)
-    with pytest.raises(ValueError, match=r"3x6 cells, but the model is built for 4x4 \(64x64 pixels\)"):
+    with pytest.raises(ValueError, match=r"3x6 patches, but the model is built for 4x4 \(64x64 pixels\)"):
         fixed(x)
     before = fixed.pos_embed.detach().clone()
     fixed.set_input_size((48, 96))

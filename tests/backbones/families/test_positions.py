@@ -5,7 +5,7 @@ import timm
 import torch
 from torch.nn import functional
 
-from paucal.backbones.families.common.positions import antialiases
+from paucal.backbones.families.common.positions import uses_antialiasing
 from paucal.backbones.weights.adapt import fit_to_model, position_grid
 
 SMALL = {"embed_dim": 16, "depth": 1, "num_heads": 2, "num_classes": 3}
@@ -37,7 +37,7 @@ def test_table__of_a_checkpoint_is_resampled_in_the_familys_way_from_any_grid(na
     old, new = position_grid(source), position_grid(target)
     state = {**source.state_dict(), "pos_embed": table}
     smooth = name.startswith(("vit", "drloc"))  # timm's way; the papers' programs have their own
-    assert antialiases(target) == smooth
+    assert uses_antialiasing(target) == smooth
     expected = resized(table, old, new, smooth)
     for grid in {old, old if old[0] != old[1] else None}:  # of square grids also where nobody says so
         found = fit_to_model(target, state, grid).state["pos_embed"]

@@ -11,7 +11,7 @@ from paucal.backbones.families.t2t_layers import (
     TransformerLayer,
     cells_last,
     cut_windows,
-    padding,
+    padding_width,
     project_windows,
 )
 from paucal.backbones.families.t2t_vit import sinusoid
@@ -21,7 +21,7 @@ from paucal.backbones.families.t2t_vit import sinusoid
 @pytest.mark.parametrize("size", [(32, 24), (13, 22)])
 def test_cut_windows__is_unfold_in_another_order(side, stride, size) -> None:
     cells = torch.randn(2, 5, *size, dtype=torch.float64, requires_grad=True)
-    expected = functional.unfold(cells, side, padding=padding(side, stride), stride=stride).transpose(1, 2)
+    expected = functional.unfold(cells, side, padding=padding_width(side, stride), stride=stride).transpose(1, 2)
     actual = cut_windows(cells.permute(0, 2, 3, 1), side, stride).flatten(1, 2)
     assert torch.equal(actual, cells_last(expected, 5))
     grads = [
@@ -32,7 +32,7 @@ def test_cut_windows__is_unfold_in_another_order(side, stride, size) -> None:
 
 
 def test_padding__is_the_published_one() -> None:
-    assert (padding(7, 4), padding(3, 2)) == (2, 1)
+    assert (padding_width(7, 4), padding_width(3, 2)) == (2, 1)
 
 
 def published_order(windows, channels):

@@ -1,4 +1,4 @@
-"""COCO's JSON in the folders that programs write it to, with all that programs write for numbers and names."""
+"""COCO JSON in the folders that programs write it to, with all that programs write for numbers and names."""
 
 import json
 from pathlib import Path
@@ -156,7 +156,7 @@ def test_boxes__given_by_their_edges_are_refused(tmp_path: Path):
         row["bbox"] = [left, top, left + width, top + height]
 
     with pytest.raises(
-        UserError, match=r"boxes that would end outside .* none if they were left, top, right and bottom"
+        UserError, match=r"boxes that would end outside .* but all boxes would be inside as left, top, right and bottom"
     ):
         changed(tmp_path, as_edges)
 
@@ -203,9 +203,9 @@ def test_runs_that_are_none__have_no_box():
 
 def test_images_that_are_not_there__are_named_for_what_they_are(tmp_path: Path):
     for name, words in {
-        "https://host.example/9.png": "a URL: download its images",
-        "C:\\pictures\\9.png": "a path out of its folder, and no such image is in it",
-        "../../9.png": "a path out of its folder",
+        "https://host.example/9.png": "a URL: download the images",
+        "C:\\pictures\\9.png": "a path out of the folder of the data, which has no such image",
+        "../../9.png": "a path out of the folder of the data",
         "9.png": "there is no such image in",
     }.items():
         file = write_coco(tmp_path / "set")

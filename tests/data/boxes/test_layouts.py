@@ -16,12 +16,12 @@ from paucal.types import UserError
 from tasks.detection.made import write_coco, write_voc
 
 SETS = {
-    "Pascal VOC's XML": lambda root: write_voc(root),
-    "COCO's JSON": lambda root: write_coco(root).parent,
-    "CVAT's XML for images": lambda root: write_cvat(root),
-    "LabelMe's JSON": lambda root: write_labelme(root),
-    "Label Studio's JSON": lambda root: write_label_studio(root),
-    "YOLO's text files": lambda root: write_yolo(root),
+    "Pascal VOC XML": lambda root: write_voc(root),
+    "COCO JSON": lambda root: write_coco(root).parent,
+    "CVAT XML for images": lambda root: write_cvat(root),
+    "LabelMe JSON": lambda root: write_labelme(root),
+    "Label Studio JSON": lambda root: write_label_studio(root),
+    "YOLO text files": lambda root: write_yolo(root),
     "a CSV of boxes": lambda root: write_tables(root, PIXELS, {"boxes.csv": range(6)}),
 }
 
@@ -82,10 +82,10 @@ def test_archives_in_a_folder_and_compressed_ones__are_named(tmp_path: Path):
     (tmp_path / "tars").mkdir()
     file = pack(write_voc(tmp_path / "set"), tmp_path / "tars/0.tar", "")
     with pytest.raises(
-        UserError, match=r"boxes as Pascal VOC's XML in archives \(0\.tar\), .*: give one archive as DATA"
+        UserError, match=r"boxes as Pascal VOC XML in archives \(0\.tar\), .*: give one archive as DATA"
     ):
         read_boxes(tmp_path / "tars")
-    with pytest.raises(UserError, match=r"has boxes \(0\.tar\) as Pascal VOC's XML in archives"):
+    with pytest.raises(UserError, match=r"has boxes \(0\.tar\) as Pascal VOC XML in archives"):
         open_images(tmp_path / "tars")
     shutil.move(file, tmp_path / "set.tar.gz")
     with pytest.raises(UserError, match="compressed as a whole"):
@@ -93,7 +93,7 @@ def test_archives_in_a_folder_and_compressed_ones__are_named(tmp_path: Path):
 
 
 UNREAD = {
-    "the VGG Image Annotator": ("via.json", '{"a.png1": {"regions": [{"shape_attributes": {"name": "rect"}}]}}'),
+    "VGG Image Annotator": ("via.json", '{"a.png1": {"regions": [{"shape_attributes": {"name": "rect"}}]}}'),
     "Supervisely": ("ann/a.png.json", '{"objects": [{"classTitle": "cat", "points": {}}]}'),
     "Create ML": ("a.json", '[{"image": "a.png", "annotations": [{"label": "x", "coordinates": {"x": 1}}]}]'),
     "Datumaro": ("default.json", '{"items": [{"annotations": [{"type": "bbox", "label_id": 0, "bbox": [1]}]}]}'),
@@ -101,7 +101,7 @@ UNREAD = {
     "KITTI": ("label_2/a.txt", "Car 0.00 0 -1.57 10.0 10.0 20.0 20.0 1.5 1.6 3.9 1.0 1.5 10.0 -1.5\n"),
     "DOTA": ("labelTxt/a.txt", "imagesource:x\ngsd:1\n1.0 2.0 3.0 2.0 3.0 4.0 1.0 4.0 plane 0\n"),
     "VisDrone": ("annotations/a.txt", "684,8,273,116,0,0,0,0\n"),
-    "TensorFlow's records": ("a.tfrecord", "x"),
+    "TFRecord": ("a.tfrecord", "x"),
 }
 
 
@@ -112,7 +112,9 @@ def test_layouts_that_are_not_read__are_called_by_their_names(tmp_path: Path, na
     path.parent.mkdir(parents=True)
     path.write_text(text)
     Image.new("RGB", (30, 30)).save(tmp_path / "set/a.png")
-    with pytest.raises(UserError, match=rf"has boxes as {name}.* writes? them .*not read: convert them to COCO's JSON"):
+    with pytest.raises(
+        UserError, match=rf"has boxes as {name}.* annotations .*is not supported: convert the boxes to COCO JSON"
+    ):
         read_boxes(tmp_path / "set")
     with pytest.raises(UserError, match=f"has boxes .* as {name}"):
         open_images(tmp_path / "set")
@@ -125,14 +127,16 @@ def test_two_layouts_of_one_set__count_once_and_of_different_images_not_at_all(t
         (root / f"labels/{n}.txt").write_text("0 0.5 0.5 0.1 0.1\n")
     described = read_boxes(root)[1]
     assert len(described.images) == 6
-    assert described.notes == ("the boxes were read as Pascal VOC's XML, and those as YOLO's text files were skipped",)
+    assert described.notes == (
+        "the boxes were read as Pascal VOC XML, and the same boxes as YOLO text files were skipped",
+    )
     (root / "Annotations/2.xml").unlink()
     with pytest.raises(
-        UserError, match=r"boxes as Pascal VOC's XML \(5 images\) and as YOLO.* \(5 images\) of different images"
+        UserError, match=r"boxes as Pascal VOC XML \(5 images\) and as YOLO.* \(5 images\) of different images"
     ):
         read_boxes(root)
     (root / "labels/0.txt").write_text("damaged\n")
-    assert "YOLO's text files beside Pascal VOC's XML was skipped" in read_boxes(root)[1].notes[0]
+    assert "YOLO text files beside Pascal VOC XML was skipped" in read_boxes(root)[1].notes[0]
 
 
 def test_class_folders__stay_classes_whatever_lies_beside(tmp_path: Path):
@@ -148,7 +152,7 @@ def test_class_folders__stay_classes_whatever_lies_beside(tmp_path: Path):
 def test_folders_of_images_and_labels__are_no_classes(tmp_path: Path):
     root = write_yolo(tmp_path / "set", "images", "labels")
     Image.new("RGB", (9, 9)).save(root / "labels/overview.png")
-    with pytest.raises(UserError, match=r"has boxes \(labels\) as YOLO's text files"):
+    with pytest.raises(UserError, match=r"has boxes \(labels\) as YOLO text files"):
         open_images(root)
 
 
@@ -156,13 +160,13 @@ def test_annotation_files_alone__give_their_images(tmp_path: Path):
     root = write_coco(tmp_path / "set", 6).parent
     Image.new("RGB", (9, 9)).save(root / "more.png")
     assert len(open_images(root / "_annotations.coco.json", labelled=False)) == 6
-    with pytest.raises(UserError, match="has boxes as COCO's JSON"):
+    with pytest.raises(UserError, match="has boxes as COCO JSON"):
         open_images(root / "_annotations.coco.json")
     table = write_tables(tmp_path / "table", PIXELS, {}) / "boxes.csv"
     table.write_text("filename,class,xmin,ymin,xmax,ymax\nimages/0.png,a,1,2,3,4\nimages/1.png,b,1,2,3,4\n")
     images = open_images(table)
     assert images.classes == ("a", "b")
-    assert "the boxes (xmin, ymin, xmax, ymax) are not read, only one label per image" in images.notes
+    assert "only one label per image is read; the boxes (xmin, ymin, xmax, ymax) are not read" in images.notes
 
 
 def test_own_roots__are_folders_above_those_of_images_and_labels():

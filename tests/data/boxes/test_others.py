@@ -1,4 +1,4 @@
-"""LabelMe's JSON, CVAT's XML and tables of boxes."""
+"""LabelMe JSON, CVAT XML and tables of boxes."""
 
 from pathlib import Path
 
@@ -60,8 +60,8 @@ def test_labelme__shapes_of_all_kinds(tmp_path: Path):
 @pytest.mark.parametrize(
     ("shape", "words"),
     [
-        ({"label": "a", "points": [[1, 2]], "shape_type": "rectangle"}, "expected at least two of x and y"),
-        ({"label": "a", "points": "all", "shape_type": "polygon"}, "expected at least two of x and y"),
+        ({"label": "a", "points": [[1, 2]], "shape_type": "rectangle"}, "expected at least two pairs of x and y"),
+        ({"label": "a", "points": "all", "shape_type": "polygon"}, "expected at least two pairs of x and y"),
         ({"label": "", "points": [[1, 2], [3, 4]], "shape_type": "rectangle"}, "without a label"),
         ({"label": "a", "points": [[1, 2], [3, 4]], "shape_type": "rotation"}, "rotated boxes are not read"),
     ],
@@ -145,7 +145,7 @@ def test_cvat__refuses_sizes_that_no_image_has(tmp_path: Path, width: str, heigh
     (root / "annotations.xml").write_text(
         text.replace('width="96" height="64"', f'width="{width}" height="{height}"', 1)
     )
-    words = rf"says that 'images/0\.png' has {width[:20]} x {height[:20]} pixels, expected at most 268,435,456: correct"
+    words = rf"says that 'images/0\.png' has {width[:20]} x {height[:20]} pixels, expected at most 268,435,456 pixels"
     with pytest.raises(UserError, match=words):
         read_boxes(root)
 
@@ -201,12 +201,12 @@ def test_tables__crowds_columns_of_parts_and_rows_without_a_box(tmp_path: Path):
     [
         ("0.png,96,64,a,1,2,x,4", "line 3 of .* expected names and four numbers"),
         ("0.png,96,64,,1,2,3,4", "line 3 of .* expected names and four numbers"),
-        ("0.png,96,64,a,1,2", "line 3 of .* has 6 cells, too few: correct it"),
-        ("0.png", "line 3 of .* has 1 cell, too few: correct it"),
+        ("0.png,96,64,a,1,2", "line 3 of .* has 6 cells, too few: correct the line"),
+        ("0.png", "line 3 of .* has 1 cell, too few: correct the line"),
         ("9.png,96,64,a,1,2,3,4", "describes '9.png', but there is no such image"),
         (
             "0.png,96,64,a,0.1,0.2,0.3,0.4",
-            "in line 3 and one with .* in line 2: give all in pixels, or all from 0 to 1",
+            "in line 3 and a box with .* in line 2: give all boxes in pixels, or all from 0 to 1",
         ),
     ],
 )
@@ -277,7 +277,7 @@ def test_tables__of_tools_and_competitions(tmp_path: Path, form: str):
     require_read(described)
     assert {one.declared for one in described.images} == ({"train"} if form == "automl" else {""})
     words = {
-        "list of spans": "left, top, width, height, as in COCO's JSON",
+        "list of spans": "left, top, width, height, as in COCO JSON",
         "list of edges": "left, top, right, bottom",
     }
     assert described.notes == ((f"the boxes of boxes.csv are read as {words[form]}",) if form in words else ())
@@ -294,7 +294,10 @@ def test_tables__of_centres_are_refused(tmp_path: Path, shares: bool):
             numbers = (value / side for value, side in zip(spans, sides * 2, strict=True))
             lines.append(",".join([f"{n}.png", name, *map(str, numbers)]))
     (root / "boxes.csv").write_text("\n".join(lines))
-    with pytest.raises(UserError, match=r"seem to be the centres of the boxes: as corners, .* as centres, none\."):
+    with pytest.raises(
+        UserError,
+        match=r"seem to be the centres of the boxes: as corners, .* as centres they would put no box outside\.",
+    ):
         read_boxes(root)
 
 
@@ -315,7 +318,7 @@ def test_tables__without_classes_have_one(tmp_path: Path):
     (root / "train.csv").write_text("image_id,xmin,ymin,xmax,ymax,source\n0,1,2,30,40,x\n1,,,,,y\n")
     described = read_boxes(root)[1]
     assert [(one.names, one.boxes) for one in described.images] == [(["object"], [(1, 2, 30, 40)]), ([], [])]
-    assert "train.csv has no column of classes, so all boxes are of one class, 'object'" in described.notes
+    assert "train.csv has no column of classes, so all boxes have the class 'object'" in described.notes
 
 
 @pytest.mark.parametrize("cell", ["[1, 2, 3]", "all of it", "[1, 2, 3, x]"])

@@ -82,7 +82,7 @@ def test_trainval__is_what_train_and_val_leave(tmp_path: Path):
     assert parts(root) == {**EXPECTED, "3": "train"}
     assert parts(write_lists(root, val=["3"])) == EXPECTED
     write_lists(root, trainval=["0", "4"])
-    with pytest.raises(UserError, match=r"trainval\.txt' lists '4', which is in the list of test too: correct it"):
+    with pytest.raises(UserError, match=r"trainval\.txt' lists '4', which is also in the list of test: remove"):
         parts(root)
 
 
@@ -110,7 +110,7 @@ def test_what_belongs_to_no_part__is_left_out_and_said(tmp_path: Path):
     assert {Path(one.key).stem for one in described.images} == {"0", "1", "2"}
     assert described.notes == (
         f"1 line of {LISTS}/train.txt without an image with annotations, such as '77'",
-        "3 images with annotations that belong to no part were left out",
+        "3 images with annotations that belong to no split were left out",
     )
 
 
@@ -136,7 +136,7 @@ def test_a_single_folder_called_like_a_part__is_no_part(tmp_path: Path):
     (tmp_path / "set/day/_annotations.coco.json").rename(tmp_path / "set/day/_annotations_day.coco.json")
     described = read_boxes(tmp_path / "set")[1]
     assert [one.declared for one in described.images] == ["test"] * 3  # its file says so
-    assert described.notes == ("3 images with annotations that belong to no part were left out",)
+    assert described.notes == ("3 images with annotations that belong to no split were left out",)
 
 
 def slow_part(line: str, lists: dict[str, list[str]]) -> str:

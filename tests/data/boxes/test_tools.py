@@ -89,10 +89,10 @@ def test_label_studio__whose_images_are_gone_is_refused_by_name(tmp_path: Path) 
     rows = [task(f"e97d473{n}-{n} ä.jpg", [result("labels", {**PLACE, "labels": ["x"]})]) for n in range(3)]
     root = photos(tmp_path / "set", "0 ä.jpg", "2 ä.jpg")
     write(root, **{"export.json": rows})
-    words = r"describes '/data/upload/1/e97d4731-1 ä\.jpg', but there is no such image in .*: add it"
+    words = r"describes '/data/upload/1/e97d4731-1 ä\.jpg', but there is no such image in .*: add the image"
     with pytest.raises(UserError, match=words):
         read_boxes(root)
-    assert recognise(root) == {"detect": "boxes (export.json) as Label Studio's JSON"}
+    assert recognise(root) == {"detect": "boxes (export.json) as Label Studio JSON"}
 
 
 def test_label_studio__csv_has_choices_and_no_boxes(tmp_path: Path) -> None:
@@ -107,7 +107,7 @@ def test_label_studio__csv_has_choices_and_no_boxes(tmp_path: Path) -> None:
     ]
     boxes = json.dumps([{**PLACE, "rectanglelabels": ["cat"]}]).replace('"', '""')
     write(root, **{"project-1-at-2026.csv": f'id,image,label\n1,/data/upload/1/e97d4735-a.jpg,"{boxes}"\n'})
-    with pytest.raises(UserError, match=r"has boxes \(project-1-at-2026\.csv\) as Label Studio's CSV writes them"):
+    with pytest.raises(UserError, match=r"has boxes \(project-1-at-2026\.csv\) as Label Studio CSV annotations"):
         open_images(root)
 
 

@@ -1,4 +1,4 @@
-"""Pascal VOC's XML: folders and endings, encodings, which image a file is of, difficult objects and turned boxes."""
+"""Pascal VOC XML: folders and endings, encodings, which image a file is of, difficult objects and turned boxes."""
 
 import shutil
 from pathlib import Path
@@ -53,7 +53,7 @@ def test_folders_of_cameras__and_a_set_in_a_folder_of_its_own(tmp_path: Path):
             assert found[f"JPEGImages/{camera}/{n}.png"] == [row[1:] for row in rows]
     write_voc(root / "backup" / "of_yesterday", 2)
     assert {one.key for one in read_boxes(root)[1].images} == set(found)
-    assert read_boxes(root)[1].notes == ("2 annotation files of another set, in 'backup/of_yesterday', were skipped",)
+    assert read_boxes(root)[1].notes == ("2 annotation files of another set in 'backup/of_yesterday' were skipped",)
     shutil.rmtree(root / "backup")
     kit = tmp_path / "VOCdevkit"
     kit.mkdir()
@@ -85,8 +85,8 @@ def test_names_of_before_a_renaming__are_not_believed_where_several_files_have_t
         path.write_text(path.read_text().replace(f"<filename>{n}.png", "<filename>0.png"))
     assert boxes_by_stem(root) == EXPECTED
     assert read_boxes(root)[1].notes == (
-        "5 annotation files name the image of another file, such as Annotations/1.xml: the image with its own name was "
-        "used",
+        "5 annotation files name the image of another file, such as Annotations/1.xml: the image with the name of "
+        "the annotation file was used",
     )
     (root / "JPEGImages/3.png").unlink()
     with pytest.raises(UserError, match=r"'JPEGImages/0\.png' is described twice in .*'Annotations/3\.xml'"):

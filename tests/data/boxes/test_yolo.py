@@ -1,4 +1,4 @@
-"""YOLO's text files: data.yaml in its forms, lists, names, labels beside or apart, and what is refused by its line."""
+"""YOLO text files: data.yaml in its forms, lists, names, labels beside or apart, and what is refused by its line."""
 
 from pathlib import Path
 
@@ -87,7 +87,7 @@ def test_lists__with_images_that_are_missing_are_told_of(tmp_path: Path):
 def test_names_after_an_empty_line__are_refused(tmp_path: Path, names: str):
     root = write_yolo(tmp_path / "set", "images", "labels")
     (root / "classes.txt").write_text(names)
-    with pytest.raises(UserError, match="is empty, so the numbers of the classes after it are unclear"):
+    with pytest.raises(UserError, match="is empty, so the class numbers after this line are unclear"):
         read_boxes(root)
     (root / "classes.txt").write_text("red\r\nblue\r\n\r\n \r\n")
     require_read(read_boxes(root)[1], has_parts=False)
@@ -122,7 +122,7 @@ def test_key_points__are_passed_over_where_the_yaml_has_their_shape(tmp_path: Pa
 def test_without_names__classes_are_numbers(tmp_path: Path):
     described = read_boxes(write_yolo(tmp_path / "set"))[1]
     assert described.numbers == {"0": 0, "1": 1}
-    assert "there is no data.yaml and no classes.txt, so the classes are called by their numbers" in described.notes
+    assert "there is no data.yaml and no classes.txt, so the class numbers are used as class names" in described.notes
 
 
 def test_empty_labels_missing_labels_and_missing_images(tmp_path: Path):
@@ -136,8 +136,8 @@ def test_empty_labels_missing_labels_and_missing_images(tmp_path: Path):
     ]
     assert described.images[-1].declared == "train"
     assert described.notes == (
-        "val and train have the same images: they count as train alone",
-        "1 label without an image was left out, such as labels/2.txt",
+        "val and train have the same images, which are used as train only",
+        "1 label file without an image was left out, such as labels/2.txt",
         "1 image without a label file was read as having no objects",
     )
 
@@ -151,14 +151,14 @@ def test_missing_labels__mean_nothing_where_no_yaml_names_the_images(tmp_path: P
 
 
 BAD = {
-    "0 0.5 0.5 0.1": "expected the number of a class, and four numbers",
-    "0 0.5 0.5 0.1 0.1 0.9": "expected the number of a class, and four numbers",
-    "red 0.5 0.5 0.1 0.1": "expected the number of a class, and four numbers",
-    "0.5 0.5 0.5 0.1 0.1": "expected the number of a class",
-    "-1 0.5 0.5 0.1 0.1": "expected the number of a class",
-    "0 0.5 0.5 0.1 1.2": "with a number outside of 0 to 1: give fractions",
-    "0 48 32 10 10": "with a number outside of 0 to 1: give fractions",
-    "2 0.5 0.5 0.1 0.1": r"has the class 2, and .*data\.yaml names 2 \(0 to 1\)",
+    "0 0.5 0.5 0.1": "expected a class number and either four numbers",
+    "0 0.5 0.5 0.1 0.1 0.9": "expected a class number and either four numbers",
+    "red 0.5 0.5 0.1 0.1": "expected a class number and either four numbers",
+    "0.5 0.5 0.5 0.1 0.1": "expected a class number",
+    "-1 0.5 0.5 0.1 0.1": "expected a class number",
+    "0 0.5 0.5 0.1 1.2": "with a number below 0 or above 1: give fractions",
+    "0 48 32 10 10": "with a number below 0 or above 1: give fractions",
+    "2 0.5 0.5 0.1 0.1": r"has the class 2, but .*data\.yaml names 2 classes \(0 to 1\)",
 }
 
 
@@ -171,12 +171,15 @@ def test_lines_that_are_no_object__are_refused_by_file_and_line(tmp_path: Path, 
 
 
 REFUSED = {
-    "no folder": ({**FOLDERS, "train": "nowhere"}, "gives 'nowhere' as images of train, but .* has no such images"),
+    "no folder": ({**FOLDERS, "train": "nowhere"}, "gives 'nowhere' as the train images, but .* has no such images"),
     "shared images": (
         {"train": ["images/train", "images/val"], "val": "images/val"},
         "has 1 image in train and in val",
     ),
-    "yes and no": ({**FOLDERS, "names": [True, False]}, "names the class 0 True, expected a number and a text"),
+    "yes and no": (
+        {**FOLDERS, "names": [True, False]},
+        "has the class number 0 with the name True, expected an integer and a text",
+    ),
     "no names": ({**FOLDERS, "names": {}}, "has no names of classes"),
     "a number": ({**FOLDERS, "train": 5}, "gives train as 5, expected a folder or a list"),
 }
@@ -197,7 +200,7 @@ def test_twins_and_several_files__are_refused(tmp_path: Path):
         read_boxes(root)
     (root / "images/train/0.bmp").unlink()
     (root / "other.yaml").write_text((root / "data.yaml").read_text())
-    with pytest.raises(UserError, match=r"several YAML files of a YOLO set \(data\.yaml, other\.yaml\)"):
+    with pytest.raises(UserError, match=r"several YAML files of a YOLO data set \(data\.yaml, other\.yaml\)"):
         read_boxes(root)
     require_read(read_boxes(root / "other.yaml")[1])
 
@@ -207,5 +210,5 @@ def test_text_without_image__is_a_label_only_if_it_begins_with_a_class(tmp_path:
     root = told(write_yolo(tmp_path / "set"), names=NAMES, **FOLDERS)
     (root / "labels/train/notes.txt").write_text(text)
     described = read_boxes(root)[1]
-    note = "1 label without an image was left out, such as labels/train/notes.txt"
+    note = "1 label file without an image was left out, such as labels/train/notes.txt"
     assert (note in described.notes) is counts

@@ -101,7 +101,7 @@ def test_size__is_reduced_as_that_of_photographs():
         (as_npy(np.zeros((2, 3, 4, 5))), 3, "expected numbers with 2 axes"),
         (as_npy(np.zeros((4, 4), dtype="U3")), 3, "expected numbers with 2 axes"),
         (as_npy(np.zeros((0, 4))), 3, "expected numbers with 2 axes"),
-        (as_npy(FIVE)[:-1], 5, "it is cut short"),
+        (as_npy(FIVE)[:-1], 5, "it is truncated"),
         (as_npy(FIVE)[:20], 5, "reading array header"),
         (as_npy(np.zeros((4, 2000), dtype=np.uint8)), 3, "more than 100 times as long as wide"),
         (b"\x93NUMPY\x09\x00", 3, "format"),

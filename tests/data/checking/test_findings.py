@@ -10,12 +10,12 @@ from PIL import Image, ImageEnhance
 from paucal.data.checking.findings import (
     CheckedSet,
     classes_table,
+    has_misleading,
     label_findings,
-    misleads,
     size_findings,
     sort_findings,
 )
-from paucal.data.checking.pictures import exact_findings, picture_findings
+from paucal.data.checking.pictures import exact_findings, image_findings
 from paucal.data.checking.related import (
     CANDIDATE_SIDE,
     Pair,
@@ -124,8 +124,8 @@ def test_exact_groups__between_parts_and_labels_mislead_and_others_do_not():
         "duplicates": "warning",
     }
     assert [finding.groups for finding in found] == [((0, 1),), ((2, 3),), ((4, 5),)]
-    assert misleads(found)
-    assert not misleads(found[2:])
+    assert has_misleading(found)
+    assert not has_misleading(found[2:])
 
 
 def test_sizes__far_below_the_others_are_named():
@@ -195,7 +195,7 @@ def test_survey__knows_every_file(folder: Path):
     pairs = similar_pairs(survey, images.store)
     assert [(images.keys[p.first], images.keys[p.second]) for p in pairs] == [("a/2.jpg", "b/2near.jpg")]
     parts = np.full(len(images), "train")
-    found = kinds(picture_findings(CheckedSet(images, parts, False), survey, pairs))
+    found = kinds(image_findings(CheckedSet(images, parts, False), survey, pairs))
     assert found == {
         "unreadable": "misleads",
         "conflicting-labels": "misleads",
@@ -221,7 +221,7 @@ def test_near_pairs__that_features_tell_apart_are_left_out(folder: Path):
     (pair,) = similar_pairs(survey, images.store)
     one = CheckedSet(images, np.full(len(images), "train"), False)
     for cosine, there in ((0.95, True), (0.5, False)):
-        found = picture_findings(one, survey, [Pair(pair.first, pair.second, pair.likeness, cosine)])
+        found = image_findings(one, survey, [Pair(pair.first, pair.second, pair.correlation, cosine)])
         assert ("alike-with-other-labels" in kinds(found)) == there
 
 
@@ -245,7 +245,7 @@ def test_near_pairs__of_video_frames_are_those_of_a_plain_loop(tmp_path: Path):
     found = similar_pairs(survey_images(images), images.store)
     small = [np.asarray(images.store.read(n).resize((24, 24), Image.Resampling.BOX)).reshape(-1) for n in range(24)]
     for pair in found:
-        assert pair.likeness == pytest.approx(np.corrcoef(small[pair.first], small[pair.second])[0, 1], abs=1e-4)
+        assert pair.correlation == pytest.approx(np.corrcoef(small[pair.first], small[pair.second])[0, 1], abs=1e-4)
     scenes_of = [list(range(first, 24, 2)) for first in (0, 1)]  # of frames with one hash, the first stands for all
     assert merge_groups([pair.first, pair.second] for pair in found) == scenes_of
     reduced = similar_pairs(survey_images(images), reduce_images(images, CANDIDATE_SIDE).store)
@@ -267,4 +267,4 @@ def test_survey__sees_deep_images_as_the_set_reads_them(tmp_path: Path):
         assert (problems, survey.unreadable) == ([], {})
         assert survey.brightness == pytest.approx([0.5, 0.5], abs=0.1)
         one = CheckedSet(images, np.full(2, "train"), False)
-        assert set(kinds(picture_findings(one, survey, []))) == {"deep"}
+        assert set(kinds(image_findings(one, survey, []))) == {"deep"}

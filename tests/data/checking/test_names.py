@@ -61,7 +61,7 @@ def test_names_in_several_folders__are_told_with_both_patterns():
     within, across = re.findall(r"--group-by '([^']+)'", finding.advice)
     assert [len(np.unique(group_numbers(images, pattern))) for pattern in (within, across)] == [12, 6]
     assert "suggest 12 groups of up to 4 images" in finding.text
-    assert "'patient0' is one group in all of its folders" in finding.advice
+    assert "'patient0' is the same group in every folder" in finding.advice
 
 
 LAYOUTS = {

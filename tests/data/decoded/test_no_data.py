@@ -43,7 +43,7 @@ def filled(values: np.ndarray, fill: float) -> np.ndarray:
         (filled(HEIGHTS, 0.5) * 0 + filled(HEIGHTS, 7777), "7777", None),
         (filled(HEIGHTS.astype(np.int32), -32768), None, "is treated as no data"),
         (filled(HEIGHTS.astype(np.uint16), 65535), "65535", None),
-        (filled(HEIGHTS, -3.4028235e38), None, "beyond 1e+30, and are treated as no data"),
+        (filled(HEIGHTS, -3.4028235e38), None, "beyond ±1e+30, and are treated as no data"),
         (filled(HEIGHTS, np.nan), None, "NaN or infinite (in 4 of 4 sampled images); NaN is read as black"),
         (filled(HEIGHTS, np.inf), None, "NaN or infinite"),
     ],
@@ -65,7 +65,7 @@ def test_range__keeps_what_may_be_measured_and_says_so(tmp_path, fill):
     assert reading.value_range is not None
     assert fill in reading.value_range
     assert len(notes) == 1
-    assert "if it means no data, write NaN" in notes[0]
+    assert "means no data, write NaN" in notes[0]
 
 
 def test_range__of_ordinary_images_says_nothing(tmp_path):

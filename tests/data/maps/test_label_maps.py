@@ -125,7 +125,7 @@ def test_maps__cut_short_are_refused(tmp_path, name):
     written(tmp_path, image_set())
     content = (tmp_path / name).read_bytes()
     (tmp_path / name).write_bytes(content[:-2])
-    refused(tmp_path, image_set(), "cut short")
+    refused(tmp_path, image_set(), "truncated")
 
 
 @pytest.mark.parametrize(

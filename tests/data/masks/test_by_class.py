@@ -60,7 +60,7 @@ def test_given_classes__are_the_order_and_have_to_name_all(tmp_path: Path):
     later = opened(root, named=NamedClasses(masked.images.classes), coding=masked.coding)  # a run on other images
     assert later.masks.read(0).tolist() == masked.masks.read(0).tolist()
     assert later.images.classes == masked.images.classes
-    with pytest.raises(UserError, match="named after the class 'Cat', but the classes are background, dog: name it"):
+    with pytest.raises(UserError, match="named after the class 'Cat', but the classes are background, dog: add"):
         opened(root, named=NamedClasses(("background", "dog")))
 
 

@@ -74,7 +74,7 @@ def test_tables__that_do_not_fit_are_named_and_not_used(tmp_path: Path, name: st
     (root / name).write_text(text)
     masked = opened(root)
     assert masked.images.classes == ("#000000", "#008000", "#800000")
-    assert f"{name} does not name the classes of these masks, and is not used" in masked.images.notes
+    assert f"{name} is not used, since its classes do not match these masks" in masked.images.notes
 
 
 def test_tables__count_less_than_what_is_given(tmp_path: Path):

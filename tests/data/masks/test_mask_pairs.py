@@ -57,12 +57,12 @@ def test_files_without_a_partner__are_left_out_and_named(tmp_path):
 @pytest.mark.parametrize(
     ("names", "words"),
     [
-        (["photos/a.png"], "has no masks in it"),
-        (["masks/a.png"], "has no images in it"),
-        (["other/a.png"], "has no masks in it"),
+        (["photos/a.png"], "contains no masks"),
+        (["masks/a.png"], "contains no images"),
+        (["other/a.png"], "contains no masks"),
         (["images/a.png", "masks/b.png"], "none of the 1 image has a mask with its name"),
-        (["images/a.png", "images/a.bmp", "masks/a.png"], "have the same name, and masks are matched by name"),
-        (["images/a.png", "masks/a.png", "masks/a.bmp"], "belong to one image"),
+        (["images/a.png", "images/a.bmp", "masks/a.png"], "have the same name, but masks such as"),
+        (["images/a.png", "masks/a.png", "masks/a.bmp"], "are masks of one image"),
     ],
 )
 def test_folders_that_do_not_do__are_refused(tmp_path, names, words):
@@ -73,7 +73,7 @@ def test_folders_that_do_not_do__are_refused(tmp_path, names, words):
 def test_a_folder_that_is_not_there__is_refused(tmp_path):
     with pytest.raises(UserError, match=r"DATA: .*does not exist"):
         find_pairs(tmp_path / "none")
-    with pytest.raises(UserError, match="--images and --masks go together"):
+    with pytest.raises(UserError, match="--images and --masks must be given together"):
         find_pairs(tmp_path, tmp_path, None)
     with pytest.raises(UserError, match=r"--masks: .*does not exist"):
         find_pairs(tmp_path, tmp_path, tmp_path / "none")
@@ -160,20 +160,20 @@ def test_cityscapes__has_pictures_and_instances_beside_its_masks(tmp_path):
 @pytest.mark.parametrize(
     ("names", "words"),
     [
-        (["images/a.png", "masks/a.png", "labels/a.png"], "belong to one image"),
-        (["images/a.png", "masks/a_mask.png", "masks/a_seg.png"], "belong to one image"),
+        (["images/a.png", "masks/a.png", "labels/a.png"], "are masks of one image"),
+        (["images/a.png", "masks/a_mask.png", "masks/a_seg.png"], "are masks of one image"),
         (["images/a.png", "masks/a.png", "masks/a_1.png"], "is named after 'images/a.png', which has the mask"),
         (["images/a.png", "masks/a.png", "masks/a_tumor.png"], "is named after 'images/a.png', which has the mask"),
         (["images/a.png", "images/a_1.png", "masks/a_mask.png", "masks/a_mask_1.png"], "may belong to"),
-        ([f"{file}.png" for n in "123" for file in (f"images/a0{n}", f"masks/a0{n}", f"masks/a0{n}2")], "further mask"),
+        ([f"{file}.png" for n in "123" for file in (f"images/a0{n}", f"masks/a0{n}", f"masks/a0{n}2")], "another mask"),
         (["images/a.png", "masks/liver/a.png", "masks/lung/a.png"], "in two folders"),
         (
             [f"{at}.png" for n in "12" for at in (f"images/{n}", *(f"masks/{n}/{x}" for x in ("liver", "lung", n)))],
-            "named like classes, 'liver', 'lung': join",
+            r"names look like classes \('liver', 'lung'\): join",
         ),
         (
             ["t/images/21_training.tif", "t/1st_manual/21_manual1.gif", "t/mask/21_training_mask.gif"],
-            "belong to one image",
+            "are masks of one image",
         ),
     ],
 )
@@ -192,4 +192,4 @@ def test_images_outside_of_parts__are_named_and_make_parts_void(tmp_path):
     folder(tmp_path, "train/images/a.png", "train/masks/a.png", "images/b.png", "masks/b.png")
     pairs = find_pairs(tmp_path)
     assert [pair.part for pair in pairs.pairs] == ["", ""]
-    assert "1 image is outside of the part folders" in pairs.notes[0]
+    assert "1 image is outside of the folders for train, val and test" in pairs.notes[0]

@@ -41,7 +41,7 @@ def test_masks__that_do_not_fit_in_memory_are_read_again(tmp_path, monkeypatch):
     mask = np.arange(24, dtype=np.uint8).reshape(4, 6) % 3
     make(tmp_path, [mask, mask.T.reshape(4, 6)])
     kept = opened(tmp_path)
-    monkeypatch.setattr("paucal.data.masks.masked_images.available_memory", lambda: 0)
+    monkeypatch.setattr("paucal.data.masks.masked_images.read_available_memory", lambda: 0)
     read = opened(tmp_path)
     assert kept.masks._kept is not None
     assert read.masks._kept is None
@@ -61,7 +61,7 @@ def test_smaller_masks__are_enlarged_by_the_nearest_pixel_and_said(tmp_path):
 )
 def test_masks_of_another_size_or_shape__are_refused(tmp_path, shape, words):
     make(tmp_path, [np.zeros((4, 6), np.uint8), np.ones(shape, np.uint8)])
-    with pytest.raises(UserError, match=rf"mask 1\.png has {shape[0]}x{shape[1]} pixels .*4x6: it .*{words}"):
+    with pytest.raises(UserError, match=rf"mask 1\.png has {shape[0]}x{shape[1]} pixels .*4x6: the mask .*{words}"):
         opened(tmp_path)
 
 
@@ -119,11 +119,11 @@ def test_arrays__are_found_beside_their_images(tmp_path):
 @pytest.mark.parametrize(
     ("values", "words"),
     [
-        (np.asarray([[0.0, 0.5]]), "expected whole numbers from 0 to 65535"),
-        (np.asarray([[0.0, np.nan]]), "expected whole numbers"),
-        (np.asarray([[0, -1]]), "it holds numbers from -1 to 0"),
-        (np.asarray([[0, 1 << 40]]), "expected whole numbers"),
-        (np.zeros((9, 8, 7)), "it has 7 channels of float64"),
+        (np.asarray([[0.0, 0.5]]), "expected integers from 0 to 65535"),
+        (np.asarray([[0.0, np.nan]]), "expected integers"),
+        (np.asarray([[0, -1]]), "the mask has values from -1 to 0"),
+        (np.asarray([[0, 1 << 40]]), "expected integers"),
+        (np.zeros((9, 8, 7)), "the array has 7 channels of float64"),
         (np.asarray([["a"]]), "expected numbers with 2 axes"),
         (np.zeros((40, 50), np.uint8), "many more than its image"),
     ],
@@ -142,11 +142,11 @@ def test_several_masks_of_an_image__are_joined(tmp_path, monkeypatch):
     save(tmp_path / "masks/0_mask_2.png", right)
     masked = opened(tmp_path)
     assert masked.masks.read(0).tolist() == (np.maximum(left, right) // 255).tolist()
-    monkeypatch.setattr("paucal.data.masks.masked_images.available_memory", lambda: 0)
+    monkeypatch.setattr("paucal.data.masks.masked_images.read_available_memory", lambda: 0)
     assert opened(tmp_path).masks.read(0).tolist() == masked.masks.read(0).tolist()
     save(tmp_path / "masks/0_mask_2.png", grey(*np.eye(4, 6, dtype=np.uint8) * 2))
     save(tmp_path / "masks/0_mask_1.png", left // 255)
-    with pytest.raises(UserError, match=r"0_mask_1\.png and 0_mask_2\.png are masks of one image, but masks have 3"):
+    with pytest.raises(UserError, match=r"0_mask_1\.png and 0_mask_2\.png are masks of one image, but the masks"):
         opened(tmp_path)
 
 
@@ -176,7 +176,7 @@ def test_turned_images__have_masks_that_fit_or_a_doubt(tmp_path, orientation):
     assert [finding.name for finding in masked.findings] == (["turned-images"] if orientation == 3 else [])
     if orientation == 6:
         save(tmp_path / "masks/1.png", np.ones((4, 6), np.uint8))
-        with pytest.raises(UserError, match="once its EXIF tag rotates it: the mask was drawn before the rotation"):
+        with pytest.raises(UserError, match="after the rotation of the EXIF tag: the mask was drawn before"):
             opened(tmp_path)
 
 
@@ -187,7 +187,7 @@ def test_damaged_masks__are_named(tmp_path):
         opened(tmp_path)
     Image.fromarray(np.zeros((4, 6), np.float32)).save(tmp_path / "masks/1.tiff")
     (tmp_path / "masks/1.png").unlink()
-    with pytest.raises(UnreadableImage, match="it holds floats"):
+    with pytest.raises(UnreadableImage, match="the mask has floating-point values"):
         opened(tmp_path)
 
 

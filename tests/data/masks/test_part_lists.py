@@ -62,15 +62,15 @@ def test_trainval__gives_what_train_and_val_lack(tmp_path):
     assert read("one", trainval="a\nb", test="slide1") == [(slide, "test"), (a, "train"), (b, "train")]
     assert read("two", train="a", trainval="a\nb", test="slide1") == [(a, "train"), (slide, "test"), (b, "val")]
     assert read("three", val="a", Train_Val="a\nb", test="slide1") == [(a, "val"), (slide, "test"), (b, "train")]
-    with pytest.raises(UserError, match=r"'JPEGImages/a\.jpg' is in the lists of test and of trainval"):
+    with pytest.raises(UserError, match=r"'JPEGImages/a\.jpg' is in the lists for test and trainval"):
         read("four", trainval="a\nb", test="a")
 
 
 def test_lists_that_do_not_fit__are_refused(tmp_path):
     for where, texts, words in (
-        ("none", {"train": "q\nr"}, r"the lists in .*Segmentation \(train.txt\) name none of the images"),
-        ("twice", {"train": "a\nb", "val": "b"}, "'JPEGImages/b.jpg' is in the lists of train and of val"),
-        ("alike", {"val": "a", "valid": "b"}, "are both lists of val"),
+        ("none", {"train": "q\nr"}, r"the lists in .*Segmentation \(train.txt\) contain none of the images"),
+        ("twice", {"train": "a\nb", "val": "b"}, "'JPEGImages/b.jpg' is in the lists for train and val"),
+        ("alike", {"val": "a", "valid": "b"}, "are both lists for val"),
     ):
         with pytest.raises(UserError, match=words):
             read_part_lists([lists(tmp_path / where, **texts)], KEYS)
@@ -80,7 +80,7 @@ def test_text_files_at_the_top__may_be_anything(tmp_path):
     lists(tmp_path, ".", train="these images were taken in May")
     listed = read_part_lists([tmp_path], KEYS)
     assert listed.parts == {}
-    assert listed.notes == ("lists that name no image are not used: train.txt",)
+    assert listed.notes == ("lists that contain none of the images are not used: train.txt",)
 
 
 def make_set(root: Path, *names: str) -> Path:
@@ -97,7 +97,7 @@ def test_images_that_no_list_names__are_left_out_and_named(tmp_path):
         ("JPEGImages/a.jpg", "train"),
         ("JPEGImages/b.jpg", "val"),
     ]
-    assert any("1 image with a mask that no list names was left out: JPEGImages/c.jpg" in note for note in pairs.notes)
+    assert any("1 image that is in no list was left out: JPEGImages/c.jpg" in note for note in pairs.notes)
 
 
 def test_lists_with_other_names_than_the_images__are_refused(tmp_path):
@@ -113,5 +113,5 @@ def test_lists_and_folders_that_disagree__are_refused(tmp_path):
     lists(tmp_path, ".", train="train/images/train.png", val="val/images/val.png")
     assert [pair.part for pair in find_pairs(tmp_path).pairs] == ["train", "val"]
     lists(tmp_path, ".", train="val/images/val.png", val="train/images/train.png")
-    with pytest.raises(UserError, match="is in a folder of train, but in the list of val"):
+    with pytest.raises(UserError, match="is in the folder for train, but in the list for val"):
         find_pairs(tmp_path)

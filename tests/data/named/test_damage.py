@@ -84,7 +84,7 @@ def test_pcam__points_into_no_other_file(root):
         open_images("pcam", root=root)
     with h5py.File(file, "w") as damaged:
         damaged["x"] = np.zeros((2, 96, 96), dtype=np.uint8)
-    with pytest.raises(UserError, match="not 8-bit RGB images"):
+    with pytest.raises(UserError, match="expected uint8 and"):
         open_images("pcam", root=root)
     file.write_bytes(b"no HDF5")
     with pytest.raises(UserError, match="incomplete or damaged"):

@@ -40,10 +40,10 @@ def test_missing_set__says_what_to_fetch_and_where_to_put_it(name, root):
     ("name", "obstacle"),
     [
         ("cars", "torchvision can no longer download it, so put"),
-        ("fer2013", "Kaggle only gives it to signed-in users, so put fer2013.csv"),
+        ("fer2013", "Kaggle only offers it to signed-in users, so put fer2013.csv"),
         ("ucf101", "extracted from videos"),
-        ("hateful_memes", "its licence must be accepted by hand, so put train.jsonl"),
-        ("webvision", "its archives must be downloaded by hand, so put the folders google, flickr and info"),
+        ("hateful_memes", "its licence must be accepted manually, so put train.jsonl"),
+        ("webvision", "its archives must be downloaded manually, so put the folders google, flickr and info"),
     ],
 )
 def test_set__that_no_program_can_fetch_says_why(name, obstacle, root):

@@ -69,11 +69,11 @@ def test_lists__are_asked_for_where_they_are_not_there(scenes):
     assert len(images) == 8
     assert set(images.declared) == {""}
     put = (
-        "put Training_01.txt and Testing_01.txt of Partitions.zip "
+        "put Training_01.txt and Testing_01.txt from Partitions.zip "
         f"(https://vision.princeton.edu/projects/2010/SUN/download/Partitions.zip) into {scenes / 'SUN397'}"
     )
     assert images.hints.official_parts == put
-    note = f"SUN397: paucal divides the images into parts; for the first of the ten official partitions {put}"
+    note = f"SUN397: paucal splits the images; to use the first of the ten official partitions, {put}"
     assert note in images.notes
 
 
@@ -85,7 +85,7 @@ def test_lists__are_asked_for_where_they_are_not_there(scenes):
         ("../../secret.jpg", "line 2 of {} is '../../secret.jpg', but no such image"),
         ("/etc/passwd", "line 2 of {} is '/etc/passwd', but no such image"),
         ("a" * 5000, "line 2 of {} is 'aaaaaaaaaa"),
-        (line_of(0, 3), "line 2 of {} names '/a/abbey/sun_3.jpg' for the second time: unpack Partitions.zip"),
+        (line_of(0, 3), "line 2 of {} repeats the image '/a/abbey/sun_3.jpg': unpack Partitions.zip"),
     ],
 )
 def test_lines__that_will_not_do_are_named(scenes, line, expected):
@@ -111,7 +111,7 @@ def test_lists__are_both_there_and_are_bounded_text(scenes, monkeypatch):
     with pytest.raises(UserError, match=r"Testing_01\.txt' cannot be read as a list of images"):
         open_images("sun397", root=scenes)
     monkeypatch.setattr(named_store, "MAX_LIST_BYTES", 8)
-    with pytest.raises(UserError, match=r"Training_01\.txt' has more than 8 bytes"):
+    with pytest.raises(UserError, match=r"Training_01\.txt' is larger than 8 bytes"):
         open_images("sun397", root=scenes)
     file.unlink()
     with pytest.raises(UserError, match=r"the lists of SUN397 lack Testing_01\.txt: put Training_01\.txt and Testing"):

@@ -89,7 +89,7 @@ def test_bad_line__is_one_sentence_with_file_and_line(line, problem, labelled, r
 def test_bad_label__is_named_with_file_and_line(root):
     MAKE["webvision"](root)
     (root / "info" / "val_filelist.txt").write_text("val000001.jpg 2\nval000002.jpg 3\n")
-    with pytest.raises(UserError, match=r"line 2 of \S+val_filelist.txt has the class 3; expected one from 0 to 2\.$"):
+    with pytest.raises(UserError, match=r"line 2 of \S+val_filelist.txt has the class 3; expected a class from 0 to 2"):
         open_images("webvision", root=root)
     assert len(open_images("webvision", root=root, labelled=False)) == 5
 
@@ -100,7 +100,7 @@ def test_info__is_read_within_bounds(root, monkeypatch):
     with pytest.raises(UserError, match=r"synsets.txt names 1001 classes, expected 1000"):
         open_images("webvision", root=root)
     monkeypatch.setattr(layouts, "MAX_SYNSETS_BYTES", 1000)
-    with pytest.raises(UserError, match=r"synsets.txt' has more than 1,000 bytes"):
+    with pytest.raises(UserError, match=r"synsets.txt' is larger than 1,000 bytes"):
         open_images("webvision", root=root)
     (root / "info" / "synsets.txt").unlink()
     (root / "info" / "val_filelist.txt").unlink()
@@ -124,6 +124,7 @@ def test_open_images__are_read_from_one_folder_too(root):
 
 def test_open_images__have_no_classes(root):
     with pytest.raises(
-        UserError, match=r"labels of the data set 'openimages' are not read.*'paucal pretrain openimages' learns from"
+        UserError,
+        match=r"labels of the data set 'openimages' are not read.*use 'paucal pretrain openimages', which learns from",
     ):
         open_images("openimages", root=root)

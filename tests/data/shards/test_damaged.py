@@ -99,7 +99,7 @@ def test_damaged_footer_of_remote_parquet__is_no_failure_of_the_network(storage,
     first = min(folder.glob("*.parquet"))
     content = first.read_bytes()
     first.write_bytes(content[:-200] + b"\xff" * 190 + content[-10:])
-    words = rf"{first.name} cannot be read as a Parquet file \(Could.*\); give another one"
+    words = rf"{first.name} cannot be read as a Parquet file \(Could.*\); give another file"
     for place in (folder, "memory://bucket/footer"):
         if place != folder:
             upload(folder, place)

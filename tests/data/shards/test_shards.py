@@ -188,12 +188,12 @@ def test_shards__same_key_in_several_shards_is_no_duplicate(tmp_path):
 def test_shards__names_after_an_empty_line_are_refused(shards):
     (shards / "classes.txt").write_text("cat\n\ndog\n")
     assert "line 2 of" in (text := refused(shards))
-    assert "is empty, so the numbers of the classes after it are unclear" in text
+    assert "is empty, so the class numbers after this line are unclear" in text
 
 
 def test_shards__number_beyond_the_names_is_refused(shards):
     (shards / "classes.txt").write_text("cat\n")
-    assert "have the label 1, but classes.txt names 1 class, numbered" in refused(shards)
+    assert "have the label 1, but classes.txt has 1 class, numbered" in refused(shards)
 
 
 def test_shards__cut_off_shard_is_named(shards):
@@ -246,7 +246,7 @@ def test_index__missing_changed_and_unknown_shards_are_named(written):
     shard = written / "train-000001.tar"
     content = shard.read_bytes()
     shard.unlink()
-    assert "the shard train-000001.tar is missing" in refused(written)
+    assert "the shard train-000001.tar is in paucal_index.npz, but not in" in refused(written)
     shard.write_bytes(content + b"\0" * 512)
     assert "train-000001.tar of" in refused(written)
     assert "was changed after it was indexed" in refused(written)
@@ -257,7 +257,7 @@ def test_index__missing_changed_and_unknown_shards_are_named(written):
     assert "was changed after it was indexed" in refused(written)
     shard.write_bytes(content)
     tar(written / "train-000009.tar", samples(range(2)))
-    assert "does not name the shard train-000009.tar" in refused(written)
+    assert "does not list the shard train-000009.tar" in refused(written)
 
 
 def test_index__shard_that_changes_while_it_is_read_is_named(written):
@@ -277,11 +277,11 @@ def test_index__shard_that_changes_while_it_is_read_is_named(written):
     [
         ("offsets", lambda values: values - 10**6, "outside of its shard"),
         ("lengths", lambda values: values + 10**6, "outside of its shard"),
-        ("labels", lambda values: values + 9, "beyond its 3 classes"),
-        ("shards", lambda values: values[::-1].copy(), "shards that it does not list"),
+        ("labels", lambda values: values + 9, "outside of the 3 classes"),
+        ("shards", lambda values: values[::-1].copy(), "the shards of images are not in the list of shards"),
         ("key_ends", lambda values: values + 5, "names of images are damaged"),
         ("offsets", lambda values: values.astype(np.float64), "'offsets' has the type float64"),
-        ("about", lambda _: np.array('{"format": 99}'), "format 99"),
+        ("about", lambda _: np.array('{"format": 99}'), "its format is 99, but"),
         ("about", lambda _: np.array("{"), "cannot be read as an index"),
         ("about", lambda text: np.array(str(text).replace("test-000000", "../000000")), "leads out of it"),
     ],

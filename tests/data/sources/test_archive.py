@@ -145,7 +145,7 @@ def test_tar__that_ends_early_is_refused(tmp_path, damage):
         begin = [member.offset for member in archive][5]
     content = file.read_bytes()
     file.write_bytes(content[:begin] + (b"\xff" * 512 + content[begin + 512 :] if damage == "other bytes" else b""))
-    with pytest.raises(UserError, match="cut off or damaged"):
+    with pytest.raises(UserError, match="truncated or damaged"):
         open_images(file)
 
 
@@ -165,7 +165,7 @@ def test_archive__damaged_ends_in_a_sentence(tmp_path, name, content):
 def test_zip__image_of_more_bytes_than_are_read_is_named(tmp_path, monkeypatch):
     monkeypatch.setattr("paucal.data.sources.archive.MAX_IMAGE_BYTES", 10_000)
     images = open_images(pack(tmp_path / "set.zip", {**PICTURES, "cat/bomb.png": b"\0" * 1_000_000}))
-    with pytest.raises(UnreadableImage, match=r"cat/bomb\.png has more than 10,000 bytes"):
+    with pytest.raises(UnreadableImage, match=r"cat/bomb\.png is larger than the limit of 10,000 bytes"):
         images.store.check(images.keys.index("cat/bomb.png"))
 
 

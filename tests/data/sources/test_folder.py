@@ -181,5 +181,8 @@ def test_open_images__says_what_a_file_should_be(make_folder):
     folder = make_folder("a/1.png", "b/notes.md")
     with pytest.raises(UserError, match="is a single image; give a folder"):
         open_images(folder / "a/1.png")
-    with pytest.raises(UserError, match=r"nor a Parquet or Arrow file .*, nor a list file .*, nor an image; give"):
+    with pytest.raises(
+        UserError,
+        match=r"not supported; expected a folder, or a Parquet or Arrow file .*, or a list file .*, or an image\.$",
+    ):
         open_images(folder / "b/notes.md")

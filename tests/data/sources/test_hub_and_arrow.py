@@ -148,7 +148,7 @@ def test_hub__asks_for_one_of_several_configurations(fetched):
     for name in ("large", "small"):
         (folder / "main" / name).mkdir(parents=True)
         pq.write_table(table(6), folder / "main" / name / "train.parquet")
-    with pytest.raises(UserError, match=r"several configurations \(large, small\); name one: hf:owner/plants/large"):
+    with pytest.raises(UserError, match=r"several configurations \(large, small\); choose .* hf:owner/plants/large"):
         open_images("hf:owner/plants", label_column="fine_label")
     assert len(open_images("hf:owner/plants/small", label_column="fine_label")) == 6
     with pytest.raises(UserError, match="has no configuration 'tiny'; it has large, small"):
@@ -156,7 +156,7 @@ def test_hub__asks_for_one_of_several_configurations(fetched):
 
 
 def test_hub__says_what_to_do_where_nothing_is_there(fetched):
-    with pytest.raises(UserError, match=r"no such revision on this machine\); fetch it with --download"):
+    with pytest.raises(UserError, match=r"no such revision on this machine\); download the data set with --download"):
         open_images("hf:owner/plants")
 
 

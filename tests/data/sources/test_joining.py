@@ -119,7 +119,7 @@ def test_voc__image_with_two_marks_in_one_list_is_refused(tmp_path):
     file.write_text(f"{file.read_text()}1 1\n")
     assert open_images(tmp_path).labels.tolist() == [0, 1]  # the same line again does no harm
     file.write_text(f"{file.read_text()}1.jpg -1\n")
-    with pytest.raises(UserError, match=r"'1' has the marks 1 and -1 for 'cat' in the lists of .*; keep one\."):
+    with pytest.raises(UserError, match=r"'1' has the marks 1 and -1 for 'cat' in the lists in .*; keep one mark\."):
         open_images(tmp_path)
 
 

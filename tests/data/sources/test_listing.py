@@ -65,7 +65,7 @@ def test_open_listing__takes_the_root_it_is_given(make_folder, tmp_path):
     assert images.keys == ["dog/3.png", "cat/1.png"]
     assert images.store.size(0) == (8, 12)
     with pytest.raises(
-        UserError, match=r"'dog/3.png', the first image of .*elsewhere.txt, is not in .* nor in .*; give"
+        UserError, match=r"'dog/3.png', the first image of .*elsewhere.txt, is not in .* nor in .*; use --data-root"
     ):
         open_images(list_file)
 
@@ -132,22 +132,22 @@ def test_open_listing__repeated_lines_are_left_out_with_a_note(make_folder):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", r"list.txt lists no images"),
+        ("", r"list.txt contains no images"),
         ("real/dog/3.png\n", r"line 1 of .*list.txt is 'real/dog/3.png'; expected a path and a class number, such as"),
         ("real/dog/3.png 1\nreal/cat/1.png zero\n", r"line 2 of .* is 'real/cat/1.png zero'; expected"),
         ("real/dog/3.png -1\n", "line 1 of .*; expected"),
         ("real/dog/3.png 1.5\n", "line 1 of .*; expected"),
         ("real/dog/3.png 99999999999\n", "line 1 of .*; expected"),
         ("real/dog 1\n", "line 1 of .*; expected"),
-        ("/real/dog/3.png 1\n", r"line 1 of .* leads out of the folder of the images \('/real/dog/3.png'\)"),
-        ("real/../../x.png 1\n", "leads out of the folder"),
-        ("real\\..\\x.png 1\n", "leads out of the folder"),
-        ("C:\\x.png 1\n", "leads out of the folder"),
+        ("/real/dog/3.png 1\n", r"line 1 of .* has a path outside of the folder of the images \('/real/dog/3.png'\)"),
+        ("real/../../x.png 1\n", "has a path outside of the folder"),
+        ("real\\..\\x.png 1\n", "has a path outside of the folder"),
+        ("C:\\x.png 1\n", "has a path outside of the folder"),
         (
             "real/dog/3.png 1\nreal/dog/3.png 0\n",
             "'real/dog/3.png' is in lines 1 and 2 of .*list.txt with different labels",
         ),
-        ("gone.png 1\n", r"'gone.png', the first image of .*, is not in .* nor in .*; give the folder"),
+        ("gone.png 1\n", r"'gone.png', the first image of .*, is not in .* nor in .*; use --data-root"),
         ("real/dog/3.png 1\nreal/dog/4.png 1\n", r"list.txt has only one class \('dog'\)"),
     ],
 )
@@ -164,7 +164,7 @@ def test_open_listing__an_image_is_in_one_part_only(make_folder):
     (folder / "train.txt").write_text("real/dog/3.png 1\nreal/cat/1.png 0\n")
     (folder / "test.txt").write_text("real/dog/3.png 1\n")
     with pytest.raises(
-        UserError, match=r"line 1 of .*train\.txt and line 1 of .*test\.txt with different labels or parts"
+        UserError, match=r"line 1 of .*train\.txt and line 1 of .*test\.txt with different labels or splits"
     ):
         open_images(folder)
     (folder / "test.txt").write_text("real/dog/4.png 1\n")
@@ -178,7 +178,7 @@ def test_open_listing__has_a_limit(make_folder, monkeypatch):
     (folder / "train.txt").write_text("real/dog/3.png 1\nreal/cat/1.png 0\n")
     for module in (table_rows, tables):
         monkeypatch.setattr(module, "MAX_LIST_BYTES", 20)
-    with pytest.raises(UserError, match=r"train\.txt' has more than 20 bytes"):
+    with pytest.raises(UserError, match=r"train\.txt' is larger than 20 bytes"):
         open_images(folder / "train.txt")
     with pytest.raises(UserError, match="only one class"):
         open_images(folder)  # its class folders are not deep enough to be classes

@@ -68,7 +68,7 @@ def test_table__of_paths_in_folders_of_parts_has_these_parts(tmp_path):
     paths = [f"{part}/{name}" for part in ("train", "Valid") for name in NAMES]
     images = open_images(table(tmp_path / "metadata.csv", paths, "file_name,label"))
     assert images.declared == ["train"] * 4 + ["val"] * 4
-    assert any("the parts are the folders of the images (Valid, train)" in note for note in images.notes)
+    assert any("the splits are the folders of the images (Valid, train)" in note for note in images.notes)
     assert set(open_images(table(tmp_path / "metadata.csv", paths[4:], "file_name,label")).declared) == {""}
 
 
@@ -129,7 +129,7 @@ def test_table__of_ids_finds_images_of_any_ending(tmp_path):
         "v1.5.webp",
     ]
     images_at(tmp_path, "1.png")
-    with pytest.raises(UserError, match=r"'1' in line 2 of .*l.csv matches 1.jpg and 1.png: give one of the files\."):
+    with pytest.raises(UserError, match=r"'1' in line 2 of .*l.csv matches 1.jpg and 1.png: give the exact name"):
         open_images(tmp_path / "l.csv")
 
 
@@ -163,10 +163,10 @@ def test_paths__that_are_urls_or_climb(tmp_path):
     images_at(tmp_path, "0.png")
     for url in ("https://example.org/0.png", "s3://bucket/0.png"):
         with pytest.raises(
-            UserError, match=f"line 2 of .* has the URL '{url}': download the images, and give their paths"
+            UserError, match=f"line 2 of .* has the URL '{url}': download the images, and replace the URLs by"
         ):
             open_images(table(tmp_path / "l.csv", [url, url]))
-    with pytest.raises(UserError, match=r"line 3 of .* leads out of the folder"):
+    with pytest.raises(UserError, match=r"line 3 of .* has a path outside of the folder"):
         open_images(table(tmp_path / "l.csv", ["0.png", "../secret.png"]))
 
 

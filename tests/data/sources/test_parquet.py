@@ -136,14 +136,14 @@ def test_parquet_store__names_a_row_without_bytes(tmp_path):
         (
             {"text": ["a", "b"]},
             None,
-            r"no label column; expected 'label' or 'labels' and found 'image' .*'text' \(string\)",
+            r"no label column; expected 'label' or 'labels', but found 'image' .*'text' \(string\)",
         ),
         (
             {"label": [0.5, 1.0]},
             None,
             "column 'label' of .* has the type double; expected one integer or name per row",
         ),
-        ({"label": [0, 5]}, NAMES, "has the label 5, but its metadata names only 2 classes"),
+        ({"label": [0, 5]}, NAMES, "has the label 5, but the metadata has only 2 class names"),
         ({"label": [-1, -1]}, NAMES, "no rows with an image and a label"),
         ({"label": [3, 3]}, None, r"only one class \('3'\)"),
     ],
@@ -155,7 +155,7 @@ def test_open_parquet__says_what_is_wrong(make_parquet, columns, metadata, messa
 
 def test_open_parquet__names_the_columns_without_an_image(tmp_path):
     pq.write_table(pa.table({"picture": [b"x"], "label": [1]}), tmp_path / "s.parquet")
-    with pytest.raises(UserError, match=r"no image column; expected 'image' .* found 'picture' \(binary\), 'label'"):
+    with pytest.raises(UserError, match=r"expected a column 'image' .* found 'picture' \(binary\), 'label'"):
         open_images(tmp_path / "s.parquet")
 
 
@@ -168,7 +168,7 @@ def test_open_parquet__refuses_a_damaged_file(tmp_path):
 def test_open_parquet__refuses_shards_that_differ(make_parquet):
     make_parquet("h/test.parquet", 2, {"label": [0, 1]})
     path = make_parquet("h/train.parquet", 2, {"class": [0, 1]}).parent
-    with pytest.raises(UserError, match=r"train\.parquet has no column 'label' as the other files have"):
+    with pytest.raises(UserError, match=r"train\.parquet has no column 'label', unlike the other files"):
         open_images(path)
 
 
@@ -190,7 +190,7 @@ def test_open_parquet__refuses_parts_that_number_their_classes_differently(make_
     with pytest.raises(UserError, match=r"train\.parquet numbers its classes differently from the other files"):
         open_images(path)
     make_parquet("h/train.parquet", 2, {"label": ["no", "yes"]})
-    with pytest.raises(UserError, match=r"has numbers in some files of .* and text in others"):
+    with pytest.raises(UserError, match=r"has numbers in some files of .* and text in other files; use one type"):
         open_images(path)
 
 
@@ -217,7 +217,7 @@ def test_open_parquet__tests_with_validation_files_where_the_labels_of_the_test_
     held = {key for key, part in zip(alone.keys, alone.declared, strict=True) if part == held_out_part(alone.declared)}
     assert tested <= held
     assert len(held) == (4 if hidden else 2)
-    assert any("validation files are test images too" in note for note in alone.notes) == hidden
+    assert any("images of the validation files are also test images" in note for note in alone.notes) == hidden
 
 
 def test_open_parquet__names_can_be_written(make_parquet):

@@ -81,20 +81,20 @@ def test_lists__that_could_be_marks_are_classes_where_none_is_repeated(make_parq
 @pytest.mark.parametrize(
     ("column", "named", "message"),
     [
-        ([[0, 3], [1]], True, r"has the label 3, but its metadata names only 3 classes"),
+        ([[0, 3], [1]], True, r"has the label 3, but the metadata has only 3 class names"),
         ([[0, -1], [1]], True, r"has the label -1 in a list; expected 0 or more"),
-        ([[0, None], [1]], True, r"has a list with an empty item; write a label there"),
+        ([[0, None], [1]], True, r"has a list with an empty item; replace the item by a label"),
         ([[0.5, 1.0], [1.0, 0.0]], False, r"the type list<.*double>; expected lists of integers or names"),
         ([[0.0, 1.0], [1.0]], False, r"expected lists of integers or names, or lists with a 1 or 0 for every class"),
         (
             [[1, 1, 0, 0], [0, 1, 0, 0]],
             True,
-            r"4 values of 1 or 0, but its metadata names 3 classes; correct one",
+            r"4 values of 1 or 0, but the metadata has 3 class names; correct",
         ),
         (
             [[{"id": 1}], []],
             False,
-            r"has the type list<.*struct.*expected one integer or name per row, or a list of them",
+            r"has the type list<.*struct.*expected one integer or name per row, or a list of integers",
         ),
         (pa.array([None, None], pa.list_(pa.int64())), True, r"no rows with an image and a label"),
     ],
@@ -107,10 +107,12 @@ def test_lists__say_what_is_wrong(make_parquet, column, named, message):
 def test_lists__in_some_files_and_single_labels_in_others_are_refused(make_parquet):
     make_parquet("h/test.parquet", 2, {"labels": [[0], [1]]}, SEQUENCE)
     folder = make_parquet("h/train.parquet", 2, {"labels": [0, 1]}).parent
-    with pytest.raises(UserError, match=r"'labels' has lists of numbers in some files of .* and numbers in others"):
+    with pytest.raises(
+        UserError, match=r"'labels' has lists of numbers in some files of .* and numbers in other files; use one type"
+    ):
         open_images(folder)
     make_parquet("h/train.parquet", 2, {"labels": [["cat"], ["dog"]]})
-    with pytest.raises(UserError, match=r"has lists of numbers in some files .* lists of text in others; use one type"):
+    with pytest.raises(UserError, match=r"has lists of numbers in some files .* lists of text in other files; use"):
         open_images(folder)
 
 

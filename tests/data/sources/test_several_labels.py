@@ -127,7 +127,7 @@ def test_split__goes_through_its_file(tmp_path):
     assert again.multi_hot is not None
     assert (again.multi_hot == images.multi_hot).all()
     other = open_images(cells(tmp_path, ["a;c", "a", "", "b", "b;c", "c"] * 10))
-    with pytest.raises(UserError, match=r"in class 'a;b', but in .* it is in 'a;c'"):
+    with pytest.raises(UserError, match=r"is in class 'a;b' in .*, but in class 'a;c' in"):
         read_split(tmp_path / "split.csv", other)
 
 

@@ -8,7 +8,7 @@ from data.conftest import encode
 from paucal.data.sources.labels import find_separator, labels_in_lists
 from paucal.data.sources.opening import open_images
 from paucal.data.splits.groups import group_numbers
-from paucal.tasks.regression.images import with_numbers
+from paucal.tasks.regression.images import read_targets
 from paucal.types import UserError
 
 
@@ -92,7 +92,7 @@ def test_separator__is_found_beside_empty_cells_and_at_other_places(cells, separ
 def test_columns__of_fastai_are_the_parts(opened):
     images = opened({"name": FILES, "label": AB, "is_valid": ["True"] * 2 + ["False"] * 6}, image_column="name")
     assert images.declared == ["val"] * 2 + ["train"] * 6
-    assert told(images, "the parts are in the column 'is_valid'")
+    assert told(images, "the split is in the column 'is_valid'")
     marks = opened({"image": FILES, "a": [1, 0] * 4, "b": [0, 1] * 4, "is_valid": [0, 1] * 4})
     assert (marks.classes, marks.declared[:2]) == (("a", "b"), ["train", "val"])
     assert told(opened({"image": FILES, "label": AB, "fold": [1, 2] * 4}), "the column 'fold' is not read")
@@ -104,7 +104,7 @@ def test_columns__of_fastai_are_the_parts(opened):
 def test_columns__of_names_win_over_those_of_their_numbers(opened):
     images = opened({"image": FILES, "label": [0, 1] * 4, "class_name": ["cat", "dog"] * 4})
     assert images.classes == ("cat", "dog")
-    assert told(images, "the classes are in the column 'class_name'; 'label' has their numbers")
+    assert told(images, "the class names are in the column 'class_name'; 'label' has the numbers")
     other = opened({"image": FILES, "label": [0, 1] * 4, "breed": [f"b{n}" for n in range(8)]})
     assert other.classes == ("0", "1")
     assert opened({"image": FILES, "label": AB, "class_name": ["cat", "dog"] * 4}).classes == ("a", "b")
@@ -136,7 +136,7 @@ def test_boxes__in_a_table_are_named(opened):
 
 
 def test_rows__with_more_cells_than_names_are_refused(opened):
-    with pytest.raises(UserError, match=r"line 2 of .* has 3 cells, but the first has 2: .* quotes around names"):
+    with pytest.raises(UserError, match=r"line 2 of .* has 3 cells, but the first line has 2: .* quotes around names"):
         opened({"image": FILES, "label": ["polar bear, white", "dog"] * 4})
     assert opened({"image": FILES, "label": ["cat,", "dog,"] * 4}).classes == ("cat", "dog")
 
@@ -213,14 +213,14 @@ def test_columns__of_one_name_that_are_not_read_do_no_harm(tmp_path):
     with pytest.raises(UserError, match="several columns called 'age'"):
         group_numbers(images, "age")
     with pytest.raises(UserError, match="several columns called 'age'"):
-        with_numbers(images, "age", fewest=1)
+        read_targets(images, "age", fewest=1)
 
 
 def test_columns__with_two_numbers_for_an_image_are_refused_as_targets(opened):
     images = opened({"path": [*FILES, "0.png"], "age": [*range(8), 9], "sex": ["f"] * 9}, labelled=False)
     assert images.cells("sex") == ["f"] * 8
     with pytest.raises(UserError, match=r"'0\.png' is in lines 2 and 10 of .* different cells in the column 'age'"):
-        with_numbers(images, "age", fewest=1)
+        read_targets(images, "age", fewest=1)
 
 
 def test_columns__that_one_table_of_a_set_lacks_are_empty_there(tmp_path):

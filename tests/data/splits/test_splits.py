@@ -124,8 +124,8 @@ def test_make_split__without_val_trains_on_a_val_folder_beside_a_test_folder(mak
             ["train", "train", "val", "test"],
             "class 'b' has 0 images to train on; expected at least 1",
         ),
-        ([0, 1], ["test", "test"], r"has the parts \['test'\]; expected train with val or test"),
-        ([0, 1], ["val", "test"], r"has the parts \['test', 'val'\]"),
+        ([0, 1], ["test", "test"], r"has the splits \['test'\]; expected train with val or test"),
+        ([0, 1], ["val", "test"], r"has the splits \['test', 'val'\]"),
     ],
 )
 def test_make_split__says_what_is_wrong(make_set, labels, declared, message):
@@ -241,21 +241,21 @@ def test_split_file__keeps_odd_names(make_set, tmp_path):
     [
         (
             "key,label,class,split\n0000.png,0,a,train\n",
-            r"1 \(0001\.png\) of the images are not in the file and 0 of",
+            r"1 \(0001\.png\) of the images are not in the file, and 0 of",
         ),
         (
             "key,label,class,split\n0000.png,0,a,train\n0001.png,1,b,val\nz,1,b,val\n",
-            r"and 1 \(z\) of the file are not",
+            r"and 1 \(z\) of the file's rows are not",
         ),
         (
             "key,label,class,split\n0000.png,0,a,train\n0001.png,1,a,val\n",
-            r"has 0001\.png in class 'a', but .* in 'b'",
+            r"0001\.png is in class 'a' in .*, but in class 'b' in",
         ),
         (
             "key,label,class,split\n0000.png,0,a,train\n0001.png,1,b,dev\n",
-            r"puts 0001\.png in 'dev'; expected one of",
+            r"has the split 'dev' for 0001\.png; expected",
         ),
-        ("key,label,class,split\n0000.png\n", "puts 0000.png in 'None'"),
+        ("key,label,class,split\n0000.png\n", "has the split 'None' for 0000.png"),
         ("key,label,class,split\n0000.png,0,a,train\n0000.png,0,a,val\n", "names an image twice"),
         ("key,split\n0000.png,train\n", r"has the columns \['key', 'split'\]; expected"),
         (

@@ -3,7 +3,7 @@ import torch
 from PIL import Image
 
 from paucal.data.views.normalisation import Normalisation
-from paucal.data.views.sheets import crop_sheet
+from paucal.data.views.sheets import draw_crop_sheet
 from paucal.types import Batch
 
 NORMALISATION = Normalisation()
@@ -21,7 +21,7 @@ def batch_of(sizes: list[tuple[int, int]], images: int) -> tuple[Batch, list[lis
 
 def test_crop_sheet__a_row_for_each_image_and_all_crops_at_one_scale():
     batch, colours = batch_of([(32, 32), (32, 32), (16, 16), (16, 20)], 3)
-    page = np.asarray(crop_sheet(batch, NORMALISATION))
+    page = np.asarray(draw_crop_sheet(batch, NORMALISATION))
     assert page.shape == (3 * (96 + 4) + 4, 4 + 2 * (96 + 4) + 12 + (48 + 4) + 12 + (60 + 4), 3)
     lefts = [4, 104, 216, 280]
     for row in range(3):
@@ -35,4 +35,4 @@ def test_crop_sheet__a_row_for_each_image_and_all_crops_at_one_scale():
 
 def test_crop_sheet__shows_six_images_at_most_and_does_not_enlarge_large_ones():
     batch, _ = batch_of([(224, 224), (96, 96)], 9)
-    assert crop_sheet(batch, NORMALISATION).size == (4 + 228 + 12 + 100, 6 * 228 + 4)
+    assert draw_crop_sheet(batch, NORMALISATION).size == (4 + 228 + 12 + 100, 6 * 228 + 4)

@@ -6,7 +6,7 @@ from PIL import Image
 from data.seeding import seeded
 from paucal.data.views.augmentation import Mixing
 from paucal.data.views.normalisation import Normalisation
-from paucal.data.views.sheets import sheet
+from paucal.data.views.sheets import draw_sheet
 from paucal.types import Batch, UserError
 
 
@@ -97,7 +97,7 @@ def test_mix__refuses_batches_it_would_spoil():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"mixup": -1}, "mixup is -1 and cutmix 1.0; expected 0"),
+        ({"mixup": -1}, "mixup is -1 and cutmix is 1.0; expected 0"),
         ({"prob": 2}, "mixing probability is 2; expected a probability"),
         ({"switch_prob": -0.1}, "switch_prob is -0.1"),
     ],
@@ -120,7 +120,7 @@ def test_sheet__shows_the_images_in_order_and_in_their_colours():
     normalisation = Normalisation()
     colours = [(255, 0, 0), (0, 255, 0), (30, 60, 90)]
     views = torch.stack([normalisation.apply(Image.new("RGB", (32, 32), colour)) for colour in colours])
-    page = np.asarray(sheet(Batch(torch.arange(3), [views], torch.arange(3)), normalisation, ("a", "b", "c")))
+    page = np.asarray(draw_sheet(Batch(torch.arange(3), [views], torch.arange(3)), normalisation, ("a", "b", "c")))
     tile = 96 + 4
     assert page.shape == (96 + 4 + 14 + 4, 3 * tile + 4, 3)
     assert [tuple(page[50, 50 + i * tile].tolist()) for i in range(3)] == colours
@@ -132,12 +132,12 @@ def test_sheet__shows_the_images_in_order_and_in_their_colours():
 
 def test_sheet__has_at_most_32_images_and_no_captions_without_classes():
     batch = Batch(torch.arange(40), [torch.zeros(40, 3, 100, 120)], torch.arange(40))
-    assert sheet(batch, Normalisation(), ()).size == (8 * 124 + 4, 4 * 104 + 4)
+    assert draw_sheet(batch, Normalisation(), ()).size == (8 * 124 + 4, 4 * 104 + 4)
 
 
 def test_sheet__captions_mixed_labels_and_odd_names():
     batch = _mixed(Mixing(cutmix=0))
-    page = sheet(batch, Normalisation(), ("zażółć", "b" * 300, "c", "d", "e"))
+    page = draw_sheet(batch, Normalisation(), ("zażółć", "b" * 300, "c", "d", "e"))
     assert page.size[0] == 5 * 100 + 4
 
 

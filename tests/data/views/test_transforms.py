@@ -187,7 +187,8 @@ def test_augmentation__says_what_is_wrong(settings, message):
 
 @pytest.mark.parametrize("description", ["augmix-m5", "rand-q3", "", "rand-m9.5"])
 def test_rand_augment__refuses_what_timm_does_not_know(description):
-    with pytest.raises(UserError, match=f"rand_augment is '{description}'; expected a description such as"):
+    words = f"rand_augment is '{description}', but '[^']*' is not valid; expected a description such as"
+    with pytest.raises(UserError, match=words):
         TrainTransform((8, 8), Augmentation(rand_augment=description), PLAIN)
 
 
@@ -199,10 +200,10 @@ def test_rand_augment__refuses_what_timm_does_not_know(description):
         ("rand-m9.5", "'m9.5' is not valid"),
         ("rand-m9-m5", "'m5' is not valid"),
         ("rand-tfoo", "'tfoo' is not valid"),
-        ("rand-m99", "whose m is 99; expected a number from 0 to 10,"),
-        ("rand-m21-mmax20", "whose m is 21; expected a number from 0 to 20,"),
-        ("rand-m9-n99999999999", r"whose n is 1e\+11; expected a number from 1 to 15,"),
-        ("rand-m9-p7", "whose p is 7; expected a number from 0 to 1,"),
+        ("rand-m99", "in which m is 99; expected a number from 0 to 10,"),
+        ("rand-m21-mmax20", "in which m is 21; expected a number from 0 to 20,"),
+        ("rand-m9-n99999999999", r"in which n is 1e\+11; expected a number from 1 to 15,"),
+        ("rand-m9-p7", "in which p is 7; expected a number from 0 to 1,"),
     ],
 )
 def test_rand_augment__refuses_what_timm_would_leave_out_or_cut_off(description, message):

@@ -156,5 +156,5 @@ def test_cell_centres__are_in_the_middle_of_their_cells():
 
 
 def test_correspond__refuses_a_single_cell():
-    with pytest.raises(UserError, match="the last grid has a single cell"):
+    with pytest.raises(UserError, match="the last feature map is 1x1"):
         correspond(Coordinates((1, 1)), [], "cpu")

@@ -6,12 +6,12 @@ import torch
 from sklearn.linear_model import LogisticRegression
 from sklearn.model_selection import PredefinedSplit, cross_val_score
 
-from paucal.evaluation.protocols.classifier import draw_folds, even_folds
+from paucal.evaluation.protocols.classifier import balanced_fold_count, draw_folds
 from paucal.evaluation.protocols.linear_probe import (
     ProbeSettings,
     cached_batches,
     fit_probe_by_folds,
-    for_images,
+    limit_batch_size,
     train_probes,
 )
 from paucal.evaluation.protocols.logistic import fit_by_folds
@@ -70,7 +70,7 @@ def test_logistic__has_the_strength_that_sklearns_cross_validation_prefers():
 
 def test_probe__has_the_rate_that_the_folds_prefer_and_is_trained_on_all_images_with_it():
     features, labels = blobs()
-    settings = for_images(ProbeSettings(rates=(1e-6, 0.3, float("inf")), epochs=8, seed=2), len(labels))
+    settings = limit_batch_size(ProbeSettings(rates=(1e-6, 0.3, float("inf")), epochs=8, seed=2), len(labels))
     done = []
     batches = cached_batches(features, labels, settings)
     found = fit_probe_by_folds((features, labels), batches, 3, settings, progress=lambda *at: done.append(at))
@@ -79,7 +79,7 @@ def test_probe__has_the_rate_that_the_folds_prefer_and_is_trained_on_all_images_
     assert np.isnan(found.scores[float("inf")])
     shares = []
     for rows, held in draw_folds(labels, 2):
-        fold = for_images(settings, len(rows))
+        fold = limit_batch_size(settings, len(rows))
         weights, biases = train_probes(cached_batches(features[rows], labels[rows], fold), 8, 3, fold)
         shares.append(((features[held] @ weights[1].T + biases[1]).argmax(1) == labels[held]).float().mean().item())
     assert found.scores[0.3] == pytest.approx(np.mean(shares))
@@ -99,12 +99,12 @@ def test_probe__of_features_that_are_no_numbers_is_refused():
 def test_folds__keep_groups_whole_and_spread_the_groups_of_each_class():
     labels = torch.arange(3).repeat_interleave(40)
     groups = torch.arange(120) // 8  # five of each class
-    folds = draw_folds(labels, seed=4, folds=even_folds(labels, 5, groups), groups=groups)
+    folds = draw_folds(labels, seed=4, folds=balanced_fold_count(labels, 5, groups), groups=groups)
     assert len(folds) == 5
     for rows, held in folds:
         assert not set(groups[rows].tolist()) & set(groups[held].tolist())
         assert torch.bincount(labels[held]).tolist() == [8, 8, 8]
-    assert even_folds(labels, 5, torch.arange(120) // 20) == 2
+    assert balanced_fold_count(labels, 5, torch.arange(120) // 20) == 2
 
 
 @pytest.mark.parametrize("groups", [torch.arange(12) // 4, torch.zeros(12, dtype=torch.int64)])

@@ -235,7 +235,7 @@ def test_table9__has_the_papers_eighteen_sets():
 def test_parts__without_a_test_part_need_consent():
     images = shades()
     bare = replace(images, declared=["train"] * len(images))
-    with pytest.raises(UserError, match="toy has no test part: give a folder with train and test, or draw one"):
+    with pytest.raises(UserError, match="toy has no test split: give a folder with train and test, or draw one"):
         with_parts(bare, 0, None, None)
     split = with_parts(bare, 0, None, 0.2)
     assert split.counts()["test"] == 30
@@ -267,7 +267,7 @@ def test_parts__of_a_published_number_per_class_are_drawn_by_the_seed():
 def test_parts__that_are_published_are_asked_for_where_they_are_not_there():
     images = shades((20, 0, 0))
     bare = replace(images, declared=[""] * 60, hints=replace(images.hints, official_parts="put the list into toy"))
-    with pytest.raises(UserError, match="toy has no test part: put the list into toy, or draw one with"):
+    with pytest.raises(UserError, match="toy has no test split: put the list into toy, or draw one with"):
         with_parts(bare, 0, None, None)
 
 
@@ -316,7 +316,7 @@ def test_compare__less_distance_wins():
 
 
 def test_compare__refuses_other_test_images():
-    with pytest.raises(UserError, match="same test images, but these were scored on a: 3, b: 4"):
+    with pytest.raises(UserError, match="same test images, but their numbers are a: 3, b: 4"):
         compare("toy", {"a": [outcome([1, 0, 1])], "b": [outcome([1, 0, 1, 1])]}, DRAWS)
 
 

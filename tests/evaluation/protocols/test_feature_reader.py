@@ -93,7 +93,7 @@ def test_class_and_mean__where_the_class_token_comes_after_the_blocks():
         torch.testing.assert_close(found, torch.cat([tokens[:, 0], tokens[:, 1:].mean(1)], 1))
         reader = FeatureReader(backbone, [FeatureKind("class+mean", 2)])
         with pytest.raises(
-            UserError, match="needs a class token in each, but cait_xxs24_224 adds its class token later"
+            UserError, match="needs a class token in each block, but cait_xxs24_224 adds its class token later"
         ):
             reader(family.images())
 
@@ -188,7 +188,7 @@ def test_parse__and_its_words():
     "text", ["last", "blocks", "blocks:0", "stages:-1", "blocks:4:2", "class+mean:0", "class", "pooled:2", ""]
 )
 def test_parse__refuses_what_is_no_kind(text):
-    with pytest.raises(UserError, match="expected auto or pooled, or last blocks"):
+    with pytest.raises(UserError, match="expected auto or pooled, or a number of last blocks"):
         parse_kind(text)
 
 

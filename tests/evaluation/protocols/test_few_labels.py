@@ -47,5 +47,5 @@ def test_curve__leaves_out_numbers_beyond_what_exists():
 
 def test_curve__refuses_features_of_another_model():
     test = blobs()
-    with pytest.raises(UserError, match="5 channels and the test features 3"):
+    with pytest.raises(UserError, match="5 channels, but the test features have 3"):
         few_label_curve(blobs(), (test[0][:, :3], test[1]), 3)

@@ -124,5 +124,5 @@ def test_selected__refuses_missing_validation_images_and_other_models():
     train = blobs()
     with pytest.raises(UserError, match="there are no validation images to select lambda with"):
         fit_selected(train, (train[0][:0], train[1][:0]), 3)
-    with pytest.raises(UserError, match="have 6 channels and the test features 7"):
+    with pytest.raises(UserError, match="have 6 channels, but the test features have 7"):
         fit_selected(train, blobs(dim=7), 3)

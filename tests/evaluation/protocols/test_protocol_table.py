@@ -66,7 +66,7 @@ def test_table__names_the_data_in_a_column_only_where_there_are_several_and_cuts
 def test_remarks__count_and_say_what_was_chosen():
     lines = remarks([*rows_of("one"), *rows_of("two")])
     assert "logistic, mean of 2 data sets: mine 80.0, random weights 50.0" in lines
-    leaves = "the interval of the difference leaves out 0"
+    leaves = "the interval of the difference excludes 0"
     assert f"mine against random weights: 4 wins, 0 ties, 0 losses; {leaves} in 4 of 4 wins" in lines
     assert "one, logistic, accuracy: mine: lambda 0.1; random weights: lambda 10" in lines
 
@@ -87,16 +87,16 @@ def against(first, second):
     ("first", "second", "said"),
     [
         ((20, 20), (20, 20), "0 wins, 2 ties, 0 losses"),
-        ((30, 20), (20, 20), "1 win, 1 tie, 0 losses; the interval of the difference leaves out 0 in 1 of 1 win"),
+        ((30, 20), (20, 20), "1 win, 1 tie, 0 losses; the interval of the difference excludes 0 in 1 of 1 win"),
         (
             (30, 21, 20),
             (20, 20, 21),
-            "2 wins, 0 ties, 1 loss; the interval of the difference leaves out 0 in 1 of 2 wins and in 0 of 1 loss",
+            "2 wins, 0 ties, 1 loss; the interval of the difference excludes 0 in 1 of 2 wins and in 0 of 1 loss",
         ),
         (
             (5, 19),
             (20, 20),
-            "0 wins, 0 ties, 2 losses; the interval of the difference leaves out 0 in 1 of 2 losses",
+            "0 wins, 0 ties, 2 losses; the interval of the difference excludes 0 in 1 of 2 losses",
         ),
     ],
 )

@@ -46,7 +46,7 @@ def test_voc__has_several_labels_per_image_and_eleven_point_map(folder):
     (found,) = evaluate_backbone(subject(), data, ["logistic"], OPTIONS)
     assert found.line.score == "11-point mAP"
     assert 0 < value_of(found.measure, 12) <= 1
-    with pytest.raises(UserError, match="have several classes each, which only two protocols support"):
+    with pytest.raises(UserError, match="have several labels, which only the protocols logistic and corr"):
         evaluate_backbone(subject(), data, ["knn", "logistic"], OPTIONS)
 
 
@@ -97,5 +97,5 @@ def test_download__that_fails_is_one_sentence(tmp_path, monkeypatch):
         raise OSError("<urlopen error no route>")
 
     monkeypatch.setattr(data_module, "VOCDetection", fetch)
-    with pytest.raises(UserError, match=r"could not be fetched \(<urlopen error no route>\); try again, or put"):
+    with pytest.raises(UserError, match=r"could not be downloaded \(<urlopen error no route>\); try again, or put"):
         data_module.find_voc(tmp_path, download=True)

@@ -139,7 +139,7 @@ def test_kuberay_job__begins_or_resumes_on_a_cluster_of_its_own(here, capsys):
     (here / "runs/a/summary.json").write_text("{}")
     subprocess.run(shlex.split(job["spec"]["entrypoint"]), env=environment, check=True)  # it is finished
     assert main(["train", "photos", "--output", str(here.parent / "b"), "--print-script", "kuberay"]) == 2
-    assert "is not below the current folder" in capsys.readouterr().err
+    assert "is not inside the current folder" in capsys.readouterr().err
     on_ray = "--on ray --devices 2 --nodes 3"
     assert (here / "calls").read_text().splitlines() == [
         f"train --output {here}/runs/a {on_ray} my photos --time-limit 8h",
@@ -185,7 +185,7 @@ def test_on__is_refused_in_one_sentence(here, capsys, monkeypatch, verb):
         return " ".join(capsys.readouterr().err.split())
 
     monkeypatch.setattr(packages.shutil, "which", lambda name: None)
-    assert "there is no SLURM on this machine" in failure("--on", "slurm")
+    assert "SLURM is not installed on this machine" in failure("--on", "slurm")
     for flag in ("--on", "--print-script"):
         assert f"--time-limit is not supported with {flag} slurm: " in failure("--time-limit", "8h", flag, "slurm")
     assert "give --on slurm" in failure("--slurm", "a=1")
@@ -215,7 +215,7 @@ def test_on__with_print_config_starts_nothing(here, capsys, monkeypatch):
         (
             None,
             "--on ray: no cluster could be started on this machine (no time): try again when the machine is less busy, "
-            "or leave out --on ray.",
+            "or remove --on ray.",
         ),
         ("far:1", "--on ray: the cluster cannot be reached (no time): check RAY_ADDRESS."),
     ],

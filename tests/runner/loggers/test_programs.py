@@ -71,7 +71,7 @@ def test_tensorboard__has_every_epoch_once_and_the_settings_with_the_scores(phot
 def test_tensorboard__refuses_a_folder_that_it_would_take_for_a_variable(photos, tmp_path, monkeypatch):
     pytest.importorskip("tensorboard", reason="the extra tensorboard is not installed")
     monkeypatch.setenv("ELSEWHERE", "other")
-    with pytest.raises(paucal.UserError, match="expand a variable"):
+    with pytest.raises(paucal.UserError, match="expand an environment variable"):
         paucal.train(photos, output=tmp_path / "$ELSEWHERE", logger=["tensorboard"], **SHORT)
     assert not (tmp_path / "other").exists()
 

@@ -27,7 +27,9 @@ def test_calibration_line__says_what_the_temperature_did_or_why_there_is_none():
     assert line(1.0, 1).endswith("1 validation image is too few to fit a temperature")
 
 
-@pytest.mark.parametrize(("size", "end"), [((128, 128), ""), ((224, 160), "; it takes images of 224x160 pixels")])
+@pytest.mark.parametrize(
+    ("size", "end"), [((128, 128), ""), ((224, 160), "; the model takes images of 224x160 pixels")]
+)
 def test_kept_text__names_the_image_size_if_tuning_went_on_to_another(monkeypatch, size, end):
     def of_size(size: tuple[int, int]) -> Any:
         return SimpleNamespace(backbone=SimpleNamespace(image_size=size))

@@ -42,7 +42,7 @@ def test_run__on_few_images_trains_on_all_and_is_cross_validated(weights, tmp_pa
     held_out = read_held_out(RunFolder(result.folder))
     report = read_report(json.loads((result.folder / "evaluation/test/metrics.json").read_text()))
     assert (report.images, report.repeats, report.folds) == (3 * each, 3, min(each, 5))
-    assert report.scores["top1"] == cross_validated(held_out.hits.numpy(), folds=min(each, 5))
+    assert report.scores["top1"] == cross_validated(held_out.is_correct.numpy(), folds=min(each, 5))
     assert {score.low for name, score in report.scores.items() if name != "top1"} == {None}
     assert rungs_of(result.folder)["probe"]["score"] == pytest.approx(report.scores["top1"].value)
     summary = json.loads((result.folder / "summary.json").read_text())
@@ -109,8 +109,8 @@ def test_curve__is_drawn_where_it_is_asked_for_and_refused_without_trained_weigh
 
 
 def test_curve__keeps_groups_whole(weights, tmp_path, monkeypatch):
-    given, usual = [], first_model.learning_curve
-    monkeypatch.setattr(first_model, "learning_curve", lambda *words: given.append(words[-1]) or usual(*words))
+    given, usual = [], first_model.measure_learning_curve
+    monkeypatch.setattr(first_model, "measure_learning_curve", lambda *words: given.append(words[-1]) or usual(*words))
     data = photos(tmp_path / "photos", each=18)
     result = started_from(data, tmp_path / "run", epochs=0, curve=True, group_by=r"(class\d/\d)")
     with (result.folder / "split.csv").open() as file:

@@ -97,7 +97,7 @@ def test_refitted_head__that_is_kept_for_its_loss_alone_is_not_called_better(ref
     assert ("better on the validation images" in reason) != by_loss
     assert ("its loss on the validation images is lower than those of its tuned head" in reason) == by_loss
     where = ", where the loss is higher" if by_loss else ""
-    assert lines == [f"kept a head fitted to the tuned features, a head: score, 80.0 % without it{where}"]
+    assert lines == [f"kept a head fitted to the tuned features, a head: score, 80.0 % without this head{where}"]
 
 
 def test_temperature__is_stored_with_the_model_and_in_all_scores(photos, tmp_path):
@@ -240,7 +240,7 @@ def test_mirror_sentence__is_silent_where_fewer_images_are_right():
     labels = torch.zeros(40, dtype=torch.long)
     plain = torch.tensor([[0.1, 0.0]]).repeat(40, 1)  # all right, none sure
     mirrored = torch.tensor([[3.0, 0.0]]).repeat(40, 1)
-    assert "100.0 % of the validation images are right, 100.0 % without" in finishing.mirror_sentence(
+    assert "100.0 % of the validation images are classified correctly instead of 100.0 %" in finishing.mirror_sentence(
         plain, mirrored, labels
     )
     mirrored[0] = torch.tensor([0.0, 0.1])

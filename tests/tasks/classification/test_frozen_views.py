@@ -92,9 +92,9 @@ def test_run__that_is_resumed_ends_as_one_that_was_not_stopped(tmp_path):
     ("changes", "why"),
     [
         ({"mixup": 0.8}, "mixup and cutmix change the images"),
-        ({"freeze": None}, "it needs frozen stages"),
-        ({"freeze": "backbone"}, "it needs frozen stages"),
-        ({"add": ["drloc"]}, "it needs --method supervised without extra losses"),
+        ({"freeze": None}, "give the number of frozen stages"),
+        ({"freeze": "backbone"}, "give the number of frozen stages"),
+        ({"add": ["drloc"]}, "use --method supervised without extra losses"),
     ],
 )
 def test_run__whose_settings_allow_no_kept_activations_is_refused(tmp_path, changes, why):
@@ -103,7 +103,7 @@ def test_run__whose_settings_allow_no_kept_activations_is_refused(tmp_path, chan
 
 
 def test_most_views__fit_in_a_quarter_of_the_free_memory_and_half_of_the_free_disk(tmp_path, monkeypatch):
-    monkeypatch.setattr(frozen_views, "available_memory", lambda: 4000)
+    monkeypatch.setattr(frozen_views, "read_available_memory", lambda: 4000)
     monkeypatch.setattr(frozen_views, "free_bytes", lambda folder: 700)
     assert max_views(tmp_path, images=10, n_bytes=20) == 3
     monkeypatch.setattr(frozen_views, "free_bytes", lambda folder: 10**9)
@@ -111,7 +111,7 @@ def test_most_views__fit_in_a_quarter_of_the_free_memory_and_half_of_the_free_di
 
 
 def test_run__whose_activations_need_too_much_space_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr(frozen_views, "available_memory", lambda: 4000)
+    monkeypatch.setattr(frozen_views, "read_available_memory", lambda: 4000)
     with pytest.raises(UserError, match="may use at most a quarter of the free memory"):
         started(tmp_path / "run")
 

@@ -64,7 +64,7 @@ def test_pin_data__leaves_a_url_as_it_is():
 
 def test_epochs_0__which_is_the_probe_alone_is_refused_with_the_reason():
     settings, found = TrainSettings(time="1h", epochs=0), WeightsChoice(("weights",), "")  # type: ignore[arg-type]
-    with pytest.raises(UserError, match=r"--epochs 0 keeps the linear probe.*shards are streamed: give at least 1"):
+    with pytest.raises(UserError, match=r"--epochs 0 keeps the linear probe.*shards are streamed: give --epochs 1"):
         _open_tune_record(settings, found, None, in_memory=False)
 
 

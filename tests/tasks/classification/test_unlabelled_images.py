@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from paucal.data.checking.copies import copies_among
+from paucal.data.checking.copies import find_copies
 from paucal.data.decode import Reading
 from paucal.data.sources.opening import open_images
 from paucal.data.splits.split import Split
@@ -83,7 +83,7 @@ def test_folder_of_test_images_alone__is_refused(folder):
 
 def test_copies__of_no_images_are_none(folder):
     images = open_images(folder, labelled=False)
-    of_known, of_own = copies_among(images.select(np.empty(0, dtype=np.int64)), images)
+    of_known, of_own = find_copies(images.select(np.empty(0, dtype=np.int64)), images)
     assert (of_known.tolist(), of_own.tolist()) == ([], [])
 
 

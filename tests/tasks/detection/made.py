@@ -52,7 +52,7 @@ def write_xml(path: Path, name: str, size: tuple[int, int], rows: list[tuple]) -
 
 
 def coco(images: list[tuple[str, tuple[int, int], list[tuple]]], numbers: dict[str, int]) -> dict[str, Any]:
-    """Return COCO's JSON of (name, (width, height), rows)."""
+    """Return COCO JSON of (name, (width, height), rows)."""
     annotations = [
         {
             "id": 100 * place + index,

@@ -1,4 +1,4 @@
-"""Small sets of images with outlines: discs and rectangles on grey, as COCO's JSON with polygons."""
+"""Small sets of images with outlines: discs and rectangles on grey, as COCO JSON with polygons."""
 
 import json
 from pathlib import Path

@@ -66,7 +66,7 @@ def test_eval__refuses_strange_classes_and_what_is_of_classifiers(finished: Path
     strange = write_coco(tmp_path / "strange", 4).parent
     file = strange / "_annotations.coco.json"
     file.write_text(file.read_text().replace('"red"', '"green"'))
-    with pytest.raises(UserError, match="has boxes of 'green', which the detector does not know: it detects"):
+    with pytest.raises(UserError, match="has boxes of 'green', which the detector does not know: its classes are"):
         paucal.evaluate(finished, strange, output=str(tmp_path / "no"))
     assert not (tmp_path / "no").exists()
     with pytest.raises(UserError, match=r"--mirror is for classifiers.*is for detection"):
@@ -79,7 +79,7 @@ def test_eval__refuses_images_without_an_object(finished: Path, tmp_path: Path):
     write_coco(tmp_path / "set" / "train", 3, seed=5)
     file = write_coco(tmp_path / "set" / "test", 3, seed=6)
     file.write_text(json.dumps({**json.loads(file.read_text()), "annotations": []}))
-    with pytest.raises(UserError, match="the detector cannot be scored, since there is no object in 3 images"):
+    with pytest.raises(UserError, match="the detector cannot be evaluated, since there is no object in 3 images"):
         paucal.evaluate(finished, tmp_path / "set", output=str(tmp_path / "no"))
 
 
@@ -105,5 +105,5 @@ def test_eval__of_the_two_files_of_a_detector_alone(finished: Path, tmp_path: Pa
     models = (tmp_path / "alone", finished)
     found = [paucal.evaluate(model, others, output=tmp_path / "out").metrics for model in models]
     assert found[0] == found[1]
-    with pytest.raises(UserError, match="does not name the images it was trained on: give DATA"):
+    with pytest.raises(UserError, match="does not name its training images: give DATA"):
         paucal.evaluate(tmp_path / "alone", output=tmp_path / "out")

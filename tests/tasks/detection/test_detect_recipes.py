@@ -10,7 +10,7 @@ from torchvision import tv_tensors
 
 from paucal.data.dataset import SampleKey
 from paucal.recipes.detection import RECIPES, TRAINING_IMAGES
-from paucal.rules.facts import UNDERTRAINED_IMAGES, StartFacts
+from paucal.rules.facts import UNDERTRAINED_IMAGES, InitialWeightsInfo
 from paucal.rules.resolve import resolve
 from paucal.runner.console import SilentConsole
 from paucal.runner.starts import without_none_init
@@ -58,7 +58,7 @@ def test_a_start_that_has_been_shown_little__is_not_handled_with_care():
         (UNDERTRAINED_IMAGES, (1, 0.5, True)),
         (None, (1, 0.5, True)),
     ):
-        start = StartFacts("runs/5", "resnet10t", normalise="model", shown=shown)
+        start = InitialWeightsInfo("runs/5", "resnet10t", normalise="model", shown=shown)
         settings, reasons = resolve(DetectSettings(data="cells/", init="runs/5"), replace(few, start=start), RULES)
         assert (settings.freeze, settings.backbone_lr, settings.eval_mode) == expected
         assert ("runs/5 was trained on only 2,050 images" in reasons["eval_mode"]) == (shown == 2_050)
@@ -265,7 +265,7 @@ def test_images_without_objects__are_left_out_of_training_alone(tmp_path: Path):
     assert empty
     assert after == {**before, "train": before["train"] - len(empty)}
     assert all(len(dropped.images.boxes_of(int(index))) for index in dropped.data.part("train"))
-    words = f"{len(empty)} training image{'s' if len(empty) > 1 else ''} without an object left out"
+    words = f"left out: {len(empty)} training image{'s' if len(empty) > 1 else ''} without an object"
     assert dropped.data.split.description == f"{kept.data.split.description}; {words}"
 
 
@@ -281,16 +281,16 @@ def test_parts_without_an_object__select_no_state_and_give_no_score(tmp_path: Pa
 
     data = parts_without("val")
     assert data.counts() == {"train": 6, "val": 0, "test": 3}
-    words = "3 validation images without an object left out, since they cannot select a model"
+    words = "left out: 3 validation images without an object, which cannot select a model"
     assert data.split.description.endswith(words)
-    with pytest.raises(UserError, match="the detector cannot be scored, since there is no object in 3 test images"):
+    with pytest.raises(UserError, match="the detector cannot be evaluated, since there is no object in 3 test images"):
         parts_without("test")
 
 
 def test_fraction_that_leaves_no_test_image__is_refused(tmp_path: Path):
     write_coco(tmp_path / "set", 6)
     settings = without_none_init(DetectSettings(str(tmp_path / "set"), epochs=1, test_fraction=0.01, **TINY))
-    with pytest.raises(UserError, match="the detector cannot be scored, since there is no object in 0 test images"):
+    with pytest.raises(UserError, match="the detector cannot be evaluated, since there is no object in 0 test images"):
         assemble(settings, {**GIVEN, "epochs": "flag"}, SilentConsole().progress)
 
 

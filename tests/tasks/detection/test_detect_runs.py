@@ -20,7 +20,7 @@ from paucal.runner.starts import without_none_init
 from paucal.runner.time_budget import Pace
 from paucal.runs import RunFolder
 from paucal.runs.weights import load_checkpoint, read_weights
-from paucal.settings.options import chosen_settings
+from paucal.settings.options import rule_chosen_names
 from paucal.tasks.detection.assembly import assemble
 from paucal.tasks.detection.images import open_boxed
 from paucal.tasks.detection.job import DetectionJob, detect, fit_steps
@@ -170,7 +170,7 @@ def test_answers__are_written_as_labels_that_are_read_back(
 def test_labels__need_a_folder_and_a_layout_for_boxes(finished: Path, images: Path, tmp_path: Path, capsys):
     words = ["predict", str(finished), str(images / "3.png")]
     assert main([*words, "--to", "coco"]) == 2
-    assert "give --output, a new folder" in " ".join(capsys.readouterr().err.split())
+    assert "needs --output, a new folder" in " ".join(capsys.readouterr().err.split())
     assert main([*words, "--to", "folders", "--output", str(tmp_path / "out")]) == 2
     assert "this model predicts boxes, which --to folders does not support" in " ".join(capsys.readouterr().err.split())
     assert main([*words, "--to", "coco", "--format", "json", "--output", str(tmp_path / "out")]) == 2
@@ -202,9 +202,9 @@ def test_exported_file__finds_the_same_objects_with_its_runtime_alone(finished, 
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--format", "coreml"], "the number of a detector's regions depends on the image: use --format onnx"),
+        (["--format", "coreml"], "a detector's number of regions depends on the image: use --format onnx"),
         (["--format", "onnx", "--int8"], "--int8 is for classifiers and segmenters, but this model is a detector"),
-        (["--format", "pt2", "--with-preprocessing"], "this model is a detector: leave it out"),
+        (["--format", "pt2", "--with-preprocessing"], "this model is a detector: remove --with-preprocessing"),
         (["--format", "html"], "--format html is for classifiers"),
     ],
 )
@@ -260,7 +260,7 @@ def assemble_whole(tmp_path: Path):
 
 
 def test_chosen__are_the_settings_that_have_a_rule():
-    assert chosen_settings(DetectSettings) == set(RULES)
+    assert rule_chosen_names(DetectSettings) == set(RULES)
 
 
 def test_measuring__leaves_the_detector_as_it_was(images: Path):

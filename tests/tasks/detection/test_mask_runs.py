@@ -146,7 +146,7 @@ def test_masks__are_learnt_where_every_box_has_an_outline_and_told_why(images: P
 def test_masks__that_cannot_be_learnt_are_refused_before_anything_is_written(images: Path, tmp_path: Path):
     some, output = some_bare(tmp_path / "some", 3), tmp_path / "run"
     cases = [
-        (some, {"masks": "on"}, r"--masks on needs an outline for every box, but 3 of \d+ boxes have none"),
+        (some, {"masks": "on"}, r"--masks on needs an outline for every box, but 3 of \d+ boxes have no outline"),
         (some, {"copy_paste": 0.5}, "masks are off or boxes lack an outline"),
         (images, {"masks": "off", "copy_paste": 0.5}, r"--copy-paste 0\.5 cuts objects out by their masks"),
         (images, {"copy_paste": 1.5}, "--copy-paste"),

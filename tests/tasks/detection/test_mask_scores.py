@@ -146,7 +146,7 @@ def test_boxes_alone__are_judged_without_masks():
     answers, objects = sets(4)
     bare = [Detections(one.boxes, one.scores, one.labels) for one in answers]
     assert not any(name.startswith("mask") for name in coco_scores(bare, objects, 4))
-    with pytest.raises(UserError, match="predicts boxes only: train one with --masks on"):
+    with pytest.raises(UserError, match="predicts only boxes: train a detector with --masks on"):
         bare[0].mask(0)
 
 

@@ -1,4 +1,4 @@
-"""Boxes from COCO's JSON and VOC's XML: the same objects from both, and one sentence for everything that is wrong."""
+"""Boxes from COCO JSON and VOC XML: the same objects from both, and one sentence for everything that is wrong."""
 
 import json
 import os
@@ -52,7 +52,7 @@ def test_image_lists__of_voc_say_which_part_an_image_belongs_to(tmp_path: Path):
     boxed = open_boxed(root)
     assert boxed.images.declared == ["train", "train", "val", "test", "test"]
     (lists / "val.txt").write_text("2\n0\n")
-    with pytest.raises(UserError, match="lists '0', which is in the list of train too"):
+    with pytest.raises(UserError, match="lists '0', which is also in the list of train"):
         open_boxed(root)
 
 
@@ -104,9 +104,9 @@ def test_two_categories_of_one_name__stay_two_classes(tmp_path: Path):
 
 
 BAD_BOXES = {
-    "outside": ([200, 5, 10, 10], "a box of 'red' outside of the image"),
-    "negative size": ([20, 5, -10, 10], "that ends before it begins"),
-    "not a number": ([float("nan"), 5, 10, 10], "are not numbers"),
+    "outside": ([200, 5, 10, 10], "a box of 'red' outside the image"),
+    "negative size": ([20, 5, -10, 10], "left <= right and top <= bottom"),
+    "not a number": ([float("nan"), 5, 10, 10], "are not finite numbers"),
     "three numbers": ([1, 2, 3], "expected left, top, width and height"),
     "words": (["a", 2, 3, 4], "expected left, top, width and height"),
 }
@@ -128,10 +128,10 @@ def test_coco__refuses_what_it_does_not_list(tmp_path: Path):
     for row, words in (
         (
             {"image_id": 0, "category_id": 4, "bbox": [1, 1, 5, 5]},
-            "of the category 4, which it does not list among 3, 7",
+            "of the category 4, expected one of 3, 7",
         ),
-        ({"image_id": 77, "category_id": 3, "bbox": [1, 1, 5, 5]}, "of the image 77, which it does not list"),
-        ({"image_id": [1], "category_id": 3, "bbox": [1, 1, 5, 5]}, "which it does not list"),
+        ({"image_id": 77, "category_id": 3, "bbox": [1, 1, 5, 5]}, "of the image 77, which is not in 'images'"),
+        ({"image_id": [1], "category_id": 3, "bbox": [1, 1, 5, 5]}, "which is not in 'images'"),
     ):
         change(file, annotations=[*rows, row])
         with pytest.raises(UserError, match=words):
@@ -149,8 +149,14 @@ BAD_FILES = {
     "nothing in it": (json.dumps({"images": [], "annotations": [], "categories": []}), "has no annotated image"),
     "no box": (json.dumps({**coco([("0.png", (96, 64), [])], {"red": 1})}), "has no box in 1 image"),
     "no file": (json.dumps(coco([("9.png", (96, 64), [])], {"red": 1})), "there is no such image"),
-    "out of it": (json.dumps({**coco([], {"red": 1}), "images": named("../secret.png")}), "a path out of its folder"),
-    "absolute": (json.dumps({**coco([], {"red": 1}), "images": named("/etc/passwd")}), "a path out of its folder"),
+    "out of it": (
+        json.dumps({**coco([], {"red": 1}), "images": named("../secret.png")}),
+        "a path out of the folder of the data",
+    ),
+    "absolute": (
+        json.dumps({**coco([], {"red": 1}), "images": named("/etc/passwd")}),
+        "a path out of the folder of the data",
+    ),
     "no name": (json.dumps({**coco([], {"red": 1}), "images": named(None)}), "without an id or a file_name"),
     "two of one id": (json.dumps({**coco([], {"red": 1}), "images": named("0.png") * 2}), "two images with the id 0"),
     "one twice": (
@@ -159,7 +165,7 @@ BAD_FILES = {
     ),
     "another size": (
         json.dumps(coco([("0.png", (97 + 9, 64), [])], {"red": 1})),
-        "has 106x64 pixels, but it has 96x64",
+        "has 106x64 pixels, but the image has 96x64",
     ),
     "turned": (json.dumps(coco([("0.png", (64, 96), [])], {"red": 1})), "as after an EXIF rotation"),
     "images in words": (json.dumps({"images": "all", "annotations": [], "categories": []}), "that are not a list"),
@@ -185,7 +191,7 @@ def test_links_out_of_the_folder__are_refused(tmp_path: Path):
     Image.new("RGB", (96, 64)).save(tmp_path / "elsewhere.png")
     (tmp_path / "set" / "0.png").unlink()
     os.symlink(tmp_path / "elsewhere.png", tmp_path / "set" / "0.png")
-    with pytest.raises(UserError, match="lies outside of"):
+    with pytest.raises(UserError, match="is outside"):
         open_boxed(file.parent)
 
 
@@ -200,7 +206,10 @@ BAD_XML = {
     "empty": ("", "is not XML"),
     "no name": ("<annotation><object><bndbox/></object></annotation>", "an object without a name"),
     "no corners": ("<annotation><object><name>red</name></object></annotation>", "expected numbers for xmin"),
-    "size in words": ("<annotation><size><width>w</width><height>1</height></size></annotation>", "by '1' pixels"),
+    "size in words": (
+        "<annotation><size><width>w</width><height>1</height></size></annotation>",
+        "width of 'w' and a height of '1'",
+    ),
 }
 
 
@@ -309,7 +318,7 @@ def test_turned_images__whose_size_tells_nothing_are_named(
 def test_boxes_drawn_before_an_image_was_turned__are_refused(tmp_path: Path):
     root = write_voc(tmp_path / "set")
     save_turned(root / "JPEGImages/0.png", (96, 64), 6)
-    with pytest.raises(UserError, match="has 96x64 pixels, but it has 64x96 after its EXIF rotation: store"):
+    with pytest.raises(UserError, match="has 96x64 pixels, but the image has 64x96 after its EXIF rotation: store"):
         open_boxed(root)
 
 
@@ -330,5 +339,5 @@ def test_class_names_that_look_the_same__are_noted(tmp_path: Path):
     boxed = open_boxed(file)
     assert boxed.classes == ("RBC", "rbc ")
     assert boxed.images.notes == (
-        "classes have names that look the same ('RBC' and 'rbc '): give them one name if one class is meant",
+        "some class names look the same ('RBC' and 'rbc '): rename the classes if they should be one class",
     )

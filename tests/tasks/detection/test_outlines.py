@@ -58,8 +58,8 @@ BAD = {
     "odd": ([[1, 1, 9, 1, 9, 9, 3]], "a polygon of 7 coordinates, expected x, y, x, y"),
     "two points": ([[1, 1, 9, 9]], "a polygon of 2 points, expected 3 or more"),
     "no points": ([[]], "a polygon of 0 points"),
-    "far outside": ([[1, 1, 9, 1, 9, 900]], "a point at 9 900, far outside of it"),
-    "further than numbers go": ([[1, 1, 9, 1, 9, HUGE]], "far outside of it"),
+    "far outside": ([[1, 1, 9, 1, 9, 900]], "a point at 9 900, far outside the image"),
+    "further than numbers go": ([[1, 1, 9, 1, 9, HUGE]], "far outside the image"),
     "infinite": ([[1, 1, 9, 1, 9, float("inf")]], "expected numbers"),
     "not a number": ([[1, 1, 9, 1, 9, float("nan")]], "expected numbers"),
     "true": ([[1, 1, 9, 1, True, 9]], "expected numbers"),
@@ -71,7 +71,7 @@ BAD = {
     "no counts": ({"size": [*SIZE]}, "expected integers"),
     "empty counts": ({"size": [*SIZE], "counts": []}, "expected integers"),
     "fractions": ({"size": [*SIZE], "counts": [0.5, 6143.5]}, "expected integers"),
-    "too few": ({"size": [*SIZE], "counts": [100, 200]}, "do not add up to its 6144 pixels"),
+    "too few": ({"size": [*SIZE], "counts": [100, 200]}, "do not add up to the image's 6144 pixels"),
     "too much": ({"size": [*SIZE], "counts": [6144, 6144]}, "do not add up"),
     "negative": ({"size": [*SIZE], "counts": [7000, -856]}, "do not add up"),
     "huge": ({"size": [*SIZE], "counts": [2**34, 2**34]}, "do not add up"),
@@ -90,7 +90,7 @@ def test_outlines__that_cannot_be_meant_are_refused_in_one_sentence(kind: str):
         mask_of_outline(form, SIZE, WHERE)
     assert words in str(refused.value)
     assert str(refused.value).startswith(WHERE)
-    assert str(refused.value).endswith("correct it, or ignore the outlines with paucal detect --masks off.")
+    assert str(refused.value).endswith("correct the outline, or ignore all outlines with paucal detect --masks off.")
     assert "\n" not in str(refused.value)
 
 
@@ -118,7 +118,7 @@ def test_outlines__without_a_pixel_stand_for_their_box():
 
 
 def test_outlines__apart_from_their_box_are_refused():
-    with pytest.raises(UserError, match="lies outside of its box"):
+    with pytest.raises(UserError, match="is outside its box"):
         masks_of_outlines([[outline(*DISC)]], [(60.0, 30.0, 80.0, 50.0)], [False], SIZE, [WHERE], Counter())
 
 

@@ -173,7 +173,7 @@ def test_layers__follow_from_the_published_detector():
 def test_other_verbs__say_that_it_is_a_detector(tmp_path: Path, capsys):
     data = write_coco(tmp_path / "set", 6).parent
     assert main(["pretrain", str(data), "--init", "coco", "--output", str(tmp_path / "run")]) == 2
-    assert "only 'paucal detect' starts from" in " ".join(capsys.readouterr().err.split())
+    assert "only 'paucal detect' can start from" in " ".join(capsys.readouterr().err.split())
 
 
 def test_job__keeps_the_name_as_it_is(tmp_path: Path):

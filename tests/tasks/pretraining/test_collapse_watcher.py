@@ -23,7 +23,7 @@ def with_sick_epochs(sick: dict, epochs: range, total: int = 12) -> list[dict[st
 
 def test_watcher__says_once_what_is_wrong_and_when_it_is_over():
     seen, said = watcher()
-    kinds = [verdict and verdict.kind for verdict in map(seen.look, with_sick_epochs(ONE_PROTOTYPE, range(6, 10)))]
+    kinds = [verdict and verdict.kind for verdict in map(seen.assess, with_sick_epochs(ONE_PROTOTYPE, range(6, 10)))]
     assert kinds == [None] * 7 + ["constant output"] * 2 + [None] * 3
     assert len(said) == 3
     assert said[0].startswith("epoch 8: constant output: the teacher's view head gives all images the same output")
@@ -39,9 +39,9 @@ def test_watcher__an_epoch_with_a_sign_is_not_healthy_before_there_is_a_verdict(
     seen, _ = watcher()
     healthy, suspicious = [], []
     for row in with_sick_epochs(LINE, range(5, 9)):
-        seen.look(row)
+        seen.assess(row)
         healthy.append(seen.healthy_epoch)
-        suspicious.append(seen.suspicious)
+        suspicious.append(seen.is_suspicious)
     assert healthy == [1, 2, 3, 4, 4, 4, 4, 4, 9, 10, 11, 12]
     assert suspicious == [False] * 4 + [True] * 4 + [False] * 4
 
@@ -50,7 +50,7 @@ def test_watcher__an_epoch_with_a_sign_is_not_healthy_before_there_is_a_verdict(
 def test_watcher__says_what_the_run_does_about_it(on_collapse, words):
     seen, said = watcher(on_collapse)
     for row in course(8, **UNIFORM):
-        seen.look(row)
+        seen.assess(row)
     assert words in said[1]
 
 
@@ -58,10 +58,10 @@ def test_watcher__silent_looks_remember_and_say_nothing():
     rows = with_sick_epochs(UNIFORM, range(4, 9), 8)
     loud, _ = watcher()
     for row in rows:
-        loud.look(row)
+        loud.assess(row)
     quiet, said = watcher()
     for row in rows:
-        quiet.look(row, silent=True)
+        quiet.assess(row, silent=True)
     assert said == []
     assert quiet.verdict == loud.verdict is not None
     assert quiet.history() == loud.history()
@@ -70,14 +70,14 @@ def test_watcher__silent_looks_remember_and_say_nothing():
 def test_watcher__goes_on_from_its_state_as_if_never_interrupted():
     rows = with_sick_epochs(ONE_PROTOTYPE, range(6, 12))
     whole, _ = watcher()
-    verdicts = [whole.look(row) for row in rows]
+    verdicts = [whole.assess(row) for row in rows]
     for cut in (3, 7, 9):
         first, _ = watcher()
         for row in rows[:cut]:
-            first.look(row)
+            first.assess(row)
         second, said = watcher()
         second.load_state_dict(json.loads(json.dumps(first.state_dict())))
-        assert [second.look(row) for row in rows[cut:]] == verdicts[cut:]
+        assert [second.assess(row) for row in rows[cut:]] == verdicts[cut:]
         assert second.history() == whole.history()
         assert second.healthy_epoch == whole.healthy_epoch
         assert len(said) == (3 if cut < 8 else 1)  # the verdict's two lines were said before the cut, or after it
@@ -87,7 +87,7 @@ def test_watcher__grace_and_choices():
     early, _ = watcher(grace_steps=100)
     late, _ = watcher()
     rows = course(4, **UNIFORM)
-    assert [early.look(row) is None for row in rows] == [True, True, False, False]
-    assert [late.look(row) is None for row in rows] == [True] * 4
+    assert [early.assess(row) is None for row in rows] == [True, True, False, False]
+    assert [late.assess(row) is None for row in rows] == [True] * 4
     with pytest.raises(UserError, match="--on-collapse is 'panic'; expected one of warn, stop, rollback"):
         watcher("panic")

@@ -10,17 +10,17 @@ import yaml
 from paucal.methods.pretraining import resolve_pretraining
 from paucal.methods.pretraining_settings import PretrainSettings
 from paucal.models.trained import load_trained
-from paucal.rules.facts import DataAndMachine, StartFacts
+from paucal.rules.facts import DataAndMachine, InitialWeightsInfo
 from paucal.runner.console import SilentConsole
 from paucal.runner.life import Stopped, begin, resume
 from paucal.runs import RunFolder
 from paucal.tasks.pretraining.job import PretrainingJob
-from paucal.tasks.pretraining.monitor import NAME
-from paucal.tasks.pretraining.stage_watch import begins_settled, health_scale
+from paucal.tasks.pretraining.monitor import KNN_SCORE
+from paucal.tasks.pretraining.stage_watch import expects_healthy_start, health_scale
 from tasks.pretraining.short_runs import StopAfter
 
-TRAINED = StartFacts("timm's weights", normalise="model")
-LITTLE = StartFacts("runs/1", "resnet18", shown=20_000)
+TRAINED = InitialWeightsInfo("timm's weights", normalise="model")
+LITTLE = InitialWeightsInfo("runs/1", "resnet18", shown=20_000)
 SMALL = {
     **{"model": "test_resnet", "img_size": [32], "local_crops": [2], "local_size": [16], "batch_size": 8},
     **{"epochs": 3, "device": "cpu", "workers": 0},
@@ -79,10 +79,10 @@ def test_run__stops_where_it_makes_its_trained_weights_worse(pictures, tmp_path,
     begun = run(pictures, tmp_path / "begun", "lejepa", epochs=1)
     assert not isinstance(begun, Stopped)
     left = iter(scores)  # of the start, then of the epochs
-    monkeypatch.setattr("paucal.tasks.pretraining.assembly.open_monitor", lambda *_: lambda *_: {NAME: next(left)})
+    monkeypatch.setattr("paucal.tasks.pretraining.assembly.open_monitor", lambda *_: lambda *_: {KNN_SCORE: next(left)})
     given = {"init": str(begun.folder), "epochs": len(scores) - 1, "model": None}
     ended = run(pictures, tmp_path / "run", "lejepa", **given)
-    assert json.loads((tmp_path / "run" / "monitor.json").read_text()) == {NAME: 0.9}
+    assert json.loads((tmp_path / "run" / "monitor.json").read_text()) == {KNN_SCORE: 0.9}
     assert len(RunFolder(tmp_path / "run").read_rows()) == (ends or len(scores) - 1)
     assert isinstance(ended, Stopped) == (ends is not None)
     said = "training makes the weights worse: nearest neighbours classify 50.0 % of the monitor's images"
@@ -98,7 +98,7 @@ def test_resumed_run__remembers_the_epochs_that_made_its_weights_worse(pictures,
     trained_enough(monkeypatch)
     begun = run(pictures, tmp_path / "begun", "lejepa", epochs=1)
     left = iter([0.9, 0.5, 0.5, 0.5])
-    monkeypatch.setattr("paucal.tasks.pretraining.assembly.open_monitor", lambda *_: lambda *_: {NAME: next(left)})
+    monkeypatch.setattr("paucal.tasks.pretraining.assembly.open_monitor", lambda *_: lambda *_: {KNN_SCORE: next(left)})
     given = {"init": str(begun.folder), "epochs": 4, "model": None}
     assert isinstance(run(pictures, tmp_path / "run", "lejepa", [StopAfter(5)], **given), Stopped)
     assert len(RunFolder(tmp_path / "run").read_rows()) == 1
@@ -121,7 +121,7 @@ def test_grace__is_left_out_only_for_trained_features_without_new_heads(method, 
         objective=SimpleNamespace(backbones=lambda: [SimpleNamespace(dim=8)]),
         start=None if undertrained is None else SimpleNamespace(undertrained=undertrained),
     )
-    assert begins_settled(setup) is settled
+    assert expects_healthy_start(setup) is settled
     assert (health_scale(setup).grace_steps == 0) is settled
 
 

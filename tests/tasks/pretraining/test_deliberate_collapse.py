@@ -63,7 +63,7 @@ def watched_run(epochs: int, **options) -> tuple[CollapseWatcher, list[str], lis
             meters.add(terms, terms.total)
             meters.add_diagnostics(objective.diagnostics())
         rows.append({"epoch": epoch + 1.0, "step": (epoch + 1.0) * STEPS, **meters.read()})
-        watcher.look(rows[-1])
+        watcher.assess(rows[-1])
     return watcher, said, rows
 
 

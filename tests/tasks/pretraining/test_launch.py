@@ -116,7 +116,7 @@ def test_frozen_features__are_judged_on_the_images_it_has_seen_without_labels(pi
     run = start(tmp_path / "data", tmp_path / "run", epochs=1).run
     for words in ([str(tmp_path / "data")], []):
         assert main(["eval", str(run), *words, "--protocol", "knn", "--output", str(tmp_path / f"e{len(words)}")]) == 0
-        assert "the table and its pictures are in" in capsys.readouterr().out
+        assert "the table and its figures are in" in capsys.readouterr().out
 
 
 def test_test_images__of_the_data_are_left_out(pictures, tmp_path):

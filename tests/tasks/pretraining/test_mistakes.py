@@ -16,7 +16,7 @@ def test_command_line__refuses_mistakes_with_exit_code_2(pictures, tmp_path, cap
         (["--tasks", "cells"], "--tasks"),
         (["--recipe", "esvit"], "--recipe"),
         (["--batch-size", "500"], "a step needs 500 images"),
-        (["--resume", output], "leave out --output"),
+        (["--resume", output], "remove --output"),
     ):
         assert main(["pretrain", str(pictures), "--output", output, *words]) == 2
         message = capsys.readouterr().err.replace("\n", " ")
@@ -40,14 +40,14 @@ def test_print_config__can_be_given_back(pictures, tmp_path, capsys):
 WRONG = {
     "batch": ({"batch_size": 32}, "a step needs 32 images, but there are 24"),
     "crop": ({"model": "vit_tiny_patch16_224", "model_args": None, "local_size": [6]}, "does not run at"),
-    "counts": ({"local_crops": [2, 2]}, "give one number for each size"),
+    "counts": ({"local_crops": [2, 2]}, "give a number of crops for each size"),
     "pair": ({"global_crops": 1, "local_crops": [0]}, "give no pair"),
-    "scale": ({"local_scale": [0.5, 0.2]}, "two shares of the area"),
-    "mixup": ({"mixup": 0.8}, "no single counterpart"),
+    "scale": ({"local_scale": [0.5, 0.2]}, "two fractions of the area"),
+    "mixup": ({"mixup": 0.8}, "no single match"),
     "recipe": ({"recipe": "esvit-swin-tine"}, "did you mean 'esvit-swin-tiny'"),
     "temperature": ({"teacher_temperature": 0.0}, "expected a number above 0"),
     "late": ({"region_after": 4}, "leaves no epoch of 4"),
-    "contrary": ({"region_after": 2, "tasks": "view"}, "give one of them"),
+    "contrary": ({"region_after": 2, "tasks": "view"}, "give only one of the two"),
     "blur": ({"blur": [2.0]}, "--blur"),
 }
 

@@ -135,7 +135,7 @@ def test_eval__says_how_many_test_images_the_pretraining_has_seen(pictures, tmp_
     stored = json.loads((tmp_path / "out" / "results.json").read_text())["data"][0]["seen_unlabelled"]
     assert stored == {str(again): [f"{said}set"]}
     shutil.move(first, tmp_path / "elsewhere")
-    assert f"whether {first}, which the model began with, had seen the 12 test images is unknown" in run_eval(
+    assert f"whether {first}, whose weights the model started from, has seen the 12 test images is unknown" in run_eval(
         [again], capsys
     )
 

@@ -11,12 +11,12 @@ from starlette.testclient import TestClient
 
 import paucal
 from paucal.cli.main import main
-from paucal.verbs.check.labels import weights_at_hand
+from paucal.verbs.check.labels import find_local_weights
 from paucal.verbs.serve.app import make_app
 from paucal.verbs.serve.picture_predictor import PicturePredictor
 from tasks.regression.test_regression import bright_table
 
-pytestmark = pytest.mark.skipif(weights_at_hand() is None, reason="no trained weights are on this machine")
+pytestmark = pytest.mark.skipif(find_local_weights() is None, reason="no trained weights are on this machine")
 
 
 @pytest.fixture(scope="module", params=["level", "grade"])
@@ -79,7 +79,7 @@ def test_exports__give_the_same_numbers(run, tmp_path: Path, capsys):
     made = paucal.export_model(run, format=["onnx"], output=str(tmp_path / "out"))
     assert set(made.comparisons) == {"model.onnx"}
     assert all(found.agreement == 1 and found.largest < 1e-3 for found in made.comparisons.values())
-    assert "same number, to a tenth of the target's deviation, for 100.0 %" in " ".join(made.said)
+    assert "equal predictions, within a tenth of the target's standard deviation, for 100.0 %" in " ".join(made.said)
     assert "model.onnx" in (run.folder / "report.html").read_text()
     file = tmp_path / "out/model.onnx"
     assert numbers(paucal.predict(file, images(run))) == pytest.approx(
@@ -119,7 +119,7 @@ def test_a_classifier__may_start_from_the_weights_of_a_regression(run, tmp_path:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["next", "RUN", "IMAGES"], "predicts numbers, which paucal next does not support"),
+        (["next", "RUN", "IMAGES"], "predicts target values, which paucal next does not support"),
         (["eval", "RUN", "--protocol", "knn"], "frozen features are evaluated with classes: give DATA with classes"),
         (["label", "CLASSES", "--teacher", "RUN", "--output", "OUT"], "predicts a number"),
         (["explain", "RUN", "IMAGE", "--explain-class", "a"], "predicts a number"),
@@ -134,7 +134,7 @@ def test_a_classifier__may_start_from_the_weights_of_a_regression(run, tmp_path:
         (["predict", "RUN", "IMAGE", "--precision", "bf16-mixed"], "16 bits would round predicted numbers"),
         (
             ["serve", "RUN", "--label", "IMAGES", "--save", "OUT"],
-            "but the page is only for one class per image",
+            "but the labelling page only supports one class per image",
         ),
     ],
 )
@@ -161,7 +161,7 @@ def test_exported_numbers__are_no_labels(run, tmp_path: Path, capsys):
     paucal.export_model(run, format=["onnx"], output=tmp_path / "files")
     words = ["predict", tmp_path / "files/model.onnx", images(run)[0], "--to", "csv", "--output", tmp_path / "out"]
     assert main(list(map(str, words))) == 2
-    assert "predicts numbers, which --to does not support" in " ".join(capsys.readouterr().err.split())
+    assert "predicts target values, which --to does not support" in " ".join(capsys.readouterr().err.split())
 
 
 def test_frozen_features__are_judged_on_the_classes_of_the_same_table(run):
@@ -178,4 +178,4 @@ def test_check__says_what_numbers_a_table_has(run, capsys):
     assert len(result.checked.images) == 58
     with pytest.raises(paucal.UserError, match="--target is for paucal train, but --verb is detect"):
         paucal.check(str(table), target=column, verb="detect")
-    assert ("--ordinal predicts one of them" in " ".join(f.text for f in result.findings)) == (column == "grade")
+    assert ("--ordinal predicts a grade" in " ".join(f.text for f in result.findings)) == (column == "grade")

@@ -30,7 +30,7 @@ def test_shares__are_those_of_the_cumulative_logits():
     grades = Grades(1, (0.5, 2.0), 3.0)
     outputs = np.array([-1.0, 1.0, 4.0])
     up_to = 1 / (1 + np.exp(-3 * (np.array([0.5, 2.0]) - outputs[:, None])))
-    assert grades.names == (1, 2, 3)
+    assert grades.values == (1, 2, 3)
     assert grades.probabilities(outputs)[:, 0] == pytest.approx(up_to[:, 0])
     assert grades.probabilities(outputs)[:, 1] == pytest.approx(up_to[:, 1] - up_to[:, 0])
     assert grades.probabilities(outputs).sum(1) == pytest.approx(1)
@@ -89,9 +89,9 @@ def test_cards__come_back_and_damaged_grades_are_refused():
     older = {name: value for name, value in card.to_dict().items() if name != "deviation"}
     assert RegressionCard.from_dict({**older, "half_width": 329.0}).deviation == pytest.approx(200)
     for name, value in (("deviation", 0), ("deviation", -1.0), ("half_width", -3), ("mean", 10**400)):
-        with pytest.raises(UserError, match="restore it"):
+        with pytest.raises(UserError, match=r"restore model\.json"):
             RegressionCard.from_dict({**card.to_dict(), name: value})
-    with pytest.raises(UserError, match="restore it"):
+    with pytest.raises(UserError, match=r"restore model\.json"):
         RegressionCard.from_dict({**card.to_dict(), "grades": {"lowest": 10**400, "cuts": [1.0], "slope": 1.0}})
     assert card.describe(1.6) == "grade 2 (1 to 2)"
     assert replace(card, grades=None, half_width=math.inf).describe(1.6) == "grade 1.6"
@@ -113,5 +113,5 @@ def test_numbers_that_are_no_grades__are_refused(values: list[float]):
 
 
 def test_ordinal__needs_a_target(tmp_path):
-    with pytest.raises(UserError, match="--ordinal says that the numbers of --target are grades: give --target"):
+    with pytest.raises(UserError, match="--ordinal says that the values of --target are grades: give --target"):
         paucal.train(bright_table(tmp_path / "images"), ordinal=True, output=tmp_path / "run")

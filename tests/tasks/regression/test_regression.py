@@ -17,15 +17,15 @@ from paucal.data.sources.opening import open_images
 from paucal.methods.training_settings import TrainSettings
 from paucal.metrics.measures import value_of
 from paucal.metrics.regression import R2, RootMeanSquare, conformal_half_width, regression_report
-from paucal.models.regression import NumberPredictions
-from paucal.report.regression import _score_row, headline
+from paucal.models.regression import IntervalPredictions
+from paucal.report.regression import _score_row, headline_sentences
 from paucal.tasks.regression.evaluation import format_number, interval_words, write_scores
 from paucal.tasks.regression.fitting import fit_ridge
-from paucal.tasks.regression.images import grades_note, split_numbers, with_numbers
+from paucal.tasks.regression.images import grades_note, read_targets, split_numbered_images
 from paucal.types import UserError
-from paucal.verbs.check.labels import weights_at_hand
+from paucal.verbs.check.labels import find_local_weights
 
-needs_weights = pytest.mark.skipif(weights_at_hand() is None, reason="no trained weights are on this machine")
+needs_weights = pytest.mark.skipif(find_local_weights() is None, reason="no trained weights are on this machine")
 
 
 def test_scores__are_those_of_scikit_learn():
@@ -78,7 +78,7 @@ def test_r2__of_few_images_has_an_interval_that_ignores_draws_of_one_number():
 
 @pytest.mark.usefixtures("drawn_pictures")
 def test_scores__of_one_image_have_no_interval_and_are_valid_json(tmp_path):
-    truth, numbers = np.array([0.5]), NumberPredictions(np.array([0.6]), np.array([0.1]), np.array([1.1]))
+    truth, numbers = np.array([0.5]), IntervalPredictions(np.array([0.6]), np.array([0.1]), np.array([1.1]))
     report = regression_report(truth, numbers.predicted, (numbers.low, numbers.high), 0.4, 0.9, seed=0, graded=False)
     write_scores(tmp_path, tmp_path, report, SimpleNamespace(keys=["a.png"]), np.array([0]), truth, numbers)  # type: ignore[arg-type]
     text = (tmp_path / "metrics.json").read_text()
@@ -86,7 +86,9 @@ def test_scores__of_one_image_have_no_interval_and_are_valid_json(tmp_path):
     content = json.loads(text)
     assert content["scores"]["r2"]["value"] is None
     assert [row.value for row in map(_score_row, content["scores"], content["scores"].values())][2] == "undefined"
-    assert "These images do not show that the model is better than always predicting the mean." in headline(content)
+    assert "These images do not show that the model is better than always predicting the mean." in headline_sentences(
+        content
+    )
     assert format_number(report.scores["r2"], "r2") == ("undefined", "")
     assert interval_words("", report) == "1 image"
     assert interval_words("1 to 2", replace(report, images=12)) == "95 % interval 1 to 2, 12 images"
@@ -170,7 +172,7 @@ def test_run__predicts_numbers_with_intervals(tmp_path, capsys):
     assert float(line.split(",")[1]) == pytest.approx(one.predicted, rel=1e-6)
     labelled = ["--to", "csv", "--output", str(run.folder.parent / "labelled")]
     assert main(["predict", str(run.folder), str(image), *labelled]) == 2
-    assert "this model predicts numbers" in capsys.readouterr().err
+    assert "this model predicts target values" in capsys.readouterr().err
     (run.folder / "summary.json").unlink()  # as if it had been stopped
     again = paucal.train(resume=run.folder)
     assert again.metrics == run.metrics
@@ -200,25 +202,25 @@ def test_run__is_evaluated_on_its_own_and_on_other_images(tmp_path):
     truth, told = (np.array([float(row[name]) for row in table_rows]) for name in ("target", "predicted"))
     assert found.metrics["rmse"] == pytest.approx(root_mean_squared_error(truth, told), rel=1e-6)
     other.write_text(other.read_text().replace("level", "height", 1))
-    with pytest.raises(UserError, match="has no column 'level'; it has 'height', 'patient'"):
+    with pytest.raises(UserError, match="has no column 'level'; the columns are 'height', 'patient'"):
         paucal.evaluate(run, other)
 
 
 def test_numbers__are_read_and_missing_ones_left_out(tmp_path):
     images = open_images(bright_table(tmp_path / "images"), labelled=False)
-    kept, targets = with_numbers(images, "level")
+    kept, targets = read_targets(images, "level")
     assert len(kept) == len(targets) == 58
     assert "2 rows without a number in 'level' were left out" in kept.notes
     assert kept.keys[3] == "4.png"
     assert targets[3] == float(images.columns["level"][4])
-    with pytest.raises(UserError, match="has no column 'age'; it has 'level', 'patient'"):
-        with_numbers(images, "age")
+    with pytest.raises(UserError, match="has no column 'age'; the columns are 'level', 'patient'"):
+        read_targets(images, "age")
 
 
 @pytest.mark.parametrize("group_by", [None, "patient"])
 def test_split__is_not_said_to_be_cut_by_classes(tmp_path, group_by):
     images = open_images(str(bright_table(tmp_path / "images")), labelled=False)
-    split = split_numbers(TrainSettings("digits", group_by=group_by), images, None)
+    split = split_numbered_images(TrainSettings("digits", group_by=group_by), images, None)
     assert ", cut at random (seed 0)" in split.description
     assert "class" not in split.description
 
@@ -227,7 +229,7 @@ def test_words__are_refused(tmp_path):
     table = bright_table(tmp_path / "images")
     table.write_text(table.read_text().replace("\n1.png,", "\n1.png,about "))
     with pytest.raises(UserError, match=r"'level' is 'about .*' for '1.png', expected a number"):
-        with_numbers(open_images(table, labelled=False), "level")
+        read_targets(open_images(table, labelled=False), "level")
 
 
 def test_grades__are_said_to_be_possible_classes():

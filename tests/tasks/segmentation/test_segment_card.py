@@ -18,7 +18,7 @@ from paucal.tasks.segmentation.pictures import (
     draw_legend,
     draw_mistakes,
     draw_overlay,
-    stack_pictures,
+    stack_vertically,
 )
 from paucal.types import UserError
 
@@ -65,7 +65,7 @@ def test_older_cards__open_with_windows_on_images_of_their_own_size():
         (("resize_to",), [64, "256"], "two sides"),
         (("resize_to",), [64, 10**6], "two sides"),
         (("preprocessing", "image_size"), [32, 32], "has preprocessing for"),
-        (("preprocessing", "mean"), [0.5], "as many numbers|channels"),
+        (("preprocessing", "mean"), [0.5], "numbers, as for std|channels"),
         (("backbone", "name"), "no_such_model", "no_such_model"),
     ],
 )
@@ -119,7 +119,7 @@ def test_sheets__hold_everything_whatever_the_names():
     assert sheet.width > 4 * 30
     names = draw_legend([f"klass {n} \x1b" + "x" * 99 for n in range(30)], colours)
     assert names.height == 13 * 18
-    both = stack_pictures([sheet, names])
+    both = stack_vertically([sheet, names])
     assert both.width == max(sheet.width, names.width)
 
 

@@ -3,7 +3,7 @@
 import pytest
 
 from paucal.recipes.segmentation import RECIPES
-from paucal.rules.facts import UNDERTRAINED_IMAGES, DataAndMachine, StartFacts
+from paucal.rules.facts import UNDERTRAINED_IMAGES, DataAndMachine, InitialWeightsInfo
 from paucal.rules.resolve import resolve
 from paucal.settings.options import check_ranges
 from paucal.tasks.segmentation.job import fill_time
@@ -37,7 +37,7 @@ def chosen(facts: DataAndMachine, **given):
 
 
 def test_few_images_on_a_processor__get_a_small_network_and_a_frozen_stem():
-    start = StartFacts("the weights", "tf_efficientnet_lite0", normalise="model")
+    start = InitialWeightsInfo("the weights", "tf_efficientnet_lite0", normalise="model")
     settings, reasons = chosen(DataAndMachine(21, 2, 512, start=start))
     assert (settings.model, settings.img_size, settings.width) == ("tf_efficientnet_lite0", [256], 64)
     assert (settings.freeze, settings.backbone_lr, settings.scale) == ("stem", 0.1, [0.7, 1.4])
@@ -48,10 +48,10 @@ def test_few_images_on_a_processor__get_a_small_network_and_a_frozen_stem():
 
 def test_a_start_that_has_been_shown_little__is_not_handled_with_care():
     for shown, freeze, rate in ((2_050, "none", 1.0), (UNDERTRAINED_IMAGES, "stem", 0.1), (None, "stem", 0.1)):
-        start = StartFacts("runs/5", "resnet10t", normalise="model", shown=shown)
+        start = InitialWeightsInfo("runs/5", "resnet10t", normalise="model", shown=shown)
         settings, _ = chosen(DataAndMachine(21, 2, 512, start=start))
         assert (settings.freeze, settings.backbone_lr) == (freeze, rate)
-    start = StartFacts("runs/5", "resnet10t", normalise="model", shown=2_050)
+    start = InitialWeightsInfo("runs/5", "resnet10t", normalise="model", shown=2_050)
     reasons = chosen(DataAndMachine(21, 2, 512, start=start))[1]
     assert "runs/5 was trained on only 2,050 images: not worth preserving" in reasons["freeze"]
 

@@ -5,7 +5,7 @@ from dataclasses import fields
 import pytest
 
 from paucal.recipes.segmentation import RECIPES, SCALES
-from paucal.rules.facts import DataAndMachine, StartFacts
+from paucal.rules.facts import DataAndMachine, InitialWeightsInfo
 from paucal.rules.resolve import resolve
 from paucal.runner.trainer_inputs import with_synced_norms
 from paucal.tasks.segmentation.assembly import crop_options, fast_inference, full_inference
@@ -18,7 +18,7 @@ from tasks.segmentation.test_segment_card import card
 from tasks.segmentation.test_segment_objective import build_objective
 
 IMAGES, STEPS = 20_210, 160_000
-ADE20K = DataAndMachine(IMAGES, 150, 512, device="cuda", devices=8, bf16=True, start=StartFacts("w.pth", None))
+ADE20K = DataAndMachine(IMAGES, 150, 512, device="cuda", devices=8, bf16=True, start=InitialWeightsInfo("w.pth", None))
 
 
 def resolved(name: str, **given) -> SegmentSettings:
@@ -40,7 +40,7 @@ def test_recipes__resolve_to_the_published_numbers(name: str):
     assert (settings.lr, settings.weight_decay, settings.schedule, settings.sync_bn) == (6e-5, 0.01, "linear", True)
     crops = crop_options(settings)
     assert (crops.size, crops.resize_to, crops.scale) == ((512, 512), (512, 2048), (0.5, 2.0))
-    assert (crops.colour, crops.hflip, crops.most_of_one) == ("photometric", 0.5, 0.75)
+    assert (crops.colour, crops.hflip, crops.max_class_fraction) == ("photometric", 0.5, 0.75)
 
 
 def test_swin__is_tested_on_whole_images_of_six_sizes_and_mirrored():

@@ -87,8 +87,8 @@ def test_boxes_that_detect_refuses__mislead(tmp_path: Path):
     assert found.misleads
     assert texts(found, "outside-boxes") == ["1 box outside of their image, in 1 image"]
     assert keys(found, "outside-boxes") == ["0.png"]
-    assert "outside of the image" in texts(found, "bad-boxes")[0]
-    assert next(one.advice for one in found.findings if one.name == "bad-boxes") == "correct it"
+    assert "outside the image" in texts(found, "bad-boxes")[0]
+    assert next(one.advice for one in found.findings if one.name == "bad-boxes") == "correct the box"
 
 
 def test_a_class_with_few_boxes_and_many_bare_images__are_warnings(tmp_path: Path):
@@ -226,7 +226,7 @@ def test_a_sentence_with_values__is_not_torn_at_a_colon(tmp_path: Path):
     file = write_coco(tmp_path / "set")
     change(file, categories=[{"id": 3, "name": "red"}, {"id": 7}])
     (finding,) = [one for one in paucal.check(file).findings if one.name == "bad-boxes"]
-    assert finding.text.endswith("has a category without a name or a unique id: {'id': 7}; correct it")
+    assert finding.text.endswith("has a category without a name or a unique id: {'id': 7}; correct the entry")
     assert finding.advice == ""
 
 
@@ -246,5 +246,5 @@ def test_names_alike_difficult_boxes_and_turned_images__are_said(tmp_path: Path)
     assert texts(found, "boxes")[0].startswith(f"8 images with {total - 1} boxes of ")
     assert open_boxed(root).count_boxes() == total - 1
     assert "1 box marked as difficult: neither trained on nor counted" in notes
-    assert any(note.startswith("classes have names that look the same ('Red' and 'red')") for note in notes)
-    assert any(note.startswith("1 image is turned by its EXIF tag (JPEGImages/4.png), and the size") for note in notes)
+    assert any(note.startswith("some class names look the same ('Red' and 'red')") for note in notes)
+    assert any(note.startswith("1 image is rotated by its EXIF tag (JPEGImages/4.png), and the size") for note in notes)

@@ -71,7 +71,7 @@ def test_flags_of_masks__are_those_of_segment(tmp_path):
     share = 100 * marked.mean()
     assert not found.misleads
     assert texts(found, "pixels") == [
-        f"share of the labelled pixels: background {100 - share:.1f} %, foreground {share:.1f} %"
+        f"percentage of the labelled pixels: background {100 - share:.1f} %, foreground {share:.1f} %"
     ]
     assert "class 1" in texts(paucal.check(root, ignore=[255]), "pixels")[0]
     names = tmp_path / "names.txt"
@@ -89,7 +89,7 @@ def test_what_segment_refuses__misleads(tmp_path):
         path.rename(path.with_stem(f"other{path.stem}"))
     assert "none of the 4 images has a mask with its name" in texts(paucal.check(root), "bad-masks")[0]
     few = make_scenes(tmp_path / "few", 2)
-    assert "2 images with labelled pixels: expected 3 or more" in texts(paucal.check(few), "bad-masks")[0]
+    assert "2 images have labelled pixels; expected 3 or more" in texts(paucal.check(few), "bad-masks")[0]
     assert paucal.check(images=root / "images", masks=root / "masks").misleads
 
 
@@ -117,9 +117,11 @@ def test_doubtful_masks__are_found(tmp_path):
     assert texts(found, "stray-values") == ["1 stray value counts as a class: (255, 0, 1) in 1 pixel of 02.png"]
     assert found.misleads
     assert (
-        "1 image is turned by its EXIF tag (images/01.png), and the size does not show"
+        "1 image is rotated by its EXIF tag (images/01.png), and the size does not show"
         in texts(found, "turned-images")[0]
     )
+    advice = [one.advice for one in found.findings if one.name == "turned-images"]
+    assert advice == ["check some masks, or store the images upright without the tag"]
 
 
 def test_masks_that_may_be_inverted__are_found(tmp_path):

@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 
 from paucal.cli.main import main
-from paucal.verbs.check.labels import weights_at_hand
+from paucal.verbs.check.labels import find_local_weights
 from verbs.check.planted import CHANGES, DATA, Planted, plant, precision_and_recall
 
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(not (DATA / "clothing").is_dir(), reason="the real image sets are not beside the project"),
-    pytest.mark.skipif(weights_at_hand() is None, reason="no trained weights are on this machine (extra `weights`)"),
+    pytest.mark.skipif(find_local_weights() is None, reason="no trained weights are on this machine (extra `weights`)"),
 ]
 IMAGES, COPIES, FLIPS = 1500, 60, 120
 LEAST = {  # precision and recall that are asked for: of near copies, then of wrong labels

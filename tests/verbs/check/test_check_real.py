@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 import paucal
-from paucal.verbs.check.labels import weights_at_hand
+from paucal.verbs.check.labels import find_local_weights
 from verbs.check.planted import DATA, found_pairs, plant, precision_and_recall
 
 needs_data = pytest.mark.skipif(
@@ -42,7 +42,7 @@ def test_check__finds_every_copy_and_nearly_all_near_copies(tmp_path: Path, sour
 
 @needs_data
 @pytest.mark.slow
-@pytest.mark.skipif(weights_at_hand() is None, reason="no trained weights are on this machine (the extra `weights`)")
+@pytest.mark.skipif(find_local_weights() is None, reason="no trained weights are on this machine (the extra `weights`)")
 def test_check__suspects_most_wrong_labels_of_photographs(tmp_path: Path):
     planted = plant(tmp_path / "photos", "clothing", 500, copies=4, flips=40)
     with warnings.catch_warnings():

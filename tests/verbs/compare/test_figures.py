@@ -8,7 +8,7 @@ import pytest
 
 from paucal.evaluation.comparison import difference
 from paucal.verbs.compare._figures import curves_figure, differences_figure
-from paucal.verbs.compare.findings import gain_over
+from paucal.verbs.compare.findings import compute_gain
 from paucal.verbs.compare.report import (
     EPOCHS_BY_VALIDATION,
     LAST_EPOCHS,
@@ -69,13 +69,13 @@ def test_verdict__of_the_same_hits_names_no_number_of_seeds():
     hits = np.random.default_rng(0).integers(0, 2, (3, 50)).astype(float)
     arm = SimpleNamespace(name="a", baseline="b", gain=difference(hits, hits))
     found: Any = SimpleNamespace(arms=[arm])
-    assert verdicts(found)[0].endswith(": with each seed, both are right on the same number of test images.")
+    assert verdicts(found)[0].endswith(": with each seed, both are correct on the same number of test images.")
 
 
 def test_verdict__of_one_difference_on_every_image_asks_for_more_images():
     arm = SimpleNamespace(name="a", baseline="b", gain=difference(np.ones((2, 1)), np.zeros((2, 1))))
     found: Any = SimpleNamespace(arms=[arm])
-    assert verdicts(found)[0].endswith("says nothing about other test images: use more test images.")
+    assert verdicts(found)[0].endswith("gives no interval for other test images: use more test images.")
 
 
 def test_gain__resamples_groups_that_all_runs_know():
@@ -86,7 +86,7 @@ def test_gain__resamples_groups_that_all_runs_know():
 
     base = {0: run([True, False, False, True], "1122")}
     for groups, count in (("1122", 2), ("1222", None), (None, None)):
-        gain = gain_over({0: run([True, True, False, True], groups)}, base)
+        gain = compute_gain({0: run([True, True, False, True], groups)}, base)
         assert gain is not None
         assert gain.groups == count
 

@@ -116,7 +116,7 @@ def test_outlines__become_masks_as_the_detector_draws_them(tmp_path: Path):
         for place in sorted(range(len(drawn)), key=lambda place: -int(drawn[place].sum())):
             expected[drawn[place]] = names.index(image.names[place])
         assert masked.masks.read(number).tolist() == expected.tolist()
-    with pytest.raises(UserError, match="has no outline, but masks need one for each object"):
+    with pytest.raises(UserError, match="has no outline, but masks need the outline of each object"):
         paucal.convert(write_label_studio(tmp_path / "boxes"), to="masks", output=tmp_path / "none")
     assert not (tmp_path / "none").exists()
 
@@ -267,7 +267,7 @@ def test_unreadable_images__are_refused_or_left_out_with_their_labels(tmp_path: 
     photos = make_photos(tmp_path / "photos", 2, 3)
     bad = sorted(photos.rglob("*.*"))[0]
     bad.write_bytes(b"damaged")
-    with pytest.raises(UserError, match="leave it out with --on-bad-image skip"):
+    with pytest.raises(UserError, match="skip it with --on-bad-image skip"):
         paucal.convert(photos, to="csv", output=tmp_path / "refused")
     assert not (tmp_path / "refused").exists()
     result = paucal.convert(photos, to="csv", output=tmp_path / "kept", on_bad_image="skip")
@@ -304,7 +304,7 @@ def test_objects_of_a_class_without_a_name__are_refused_with_the_line(tmp_path: 
     paucal.convert(tmp_path / "set", to="yolo", output=tmp_path / "out")
     file = tmp_path / "out/labels/0.txt"
     file.write_text("7" + file.read_text()[1:])
-    with pytest.raises(UserError, match=r"line 1 of .* has the class 7, and .*data.yaml names 1 .*: add its name"):
+    with pytest.raises(UserError, match=r"line 1 of .* has the class 7, but .*data.yaml names 1 .*: add the class"):
         read_boxes(tmp_path / "out")
 
 
@@ -368,7 +368,7 @@ def test_the_command__says_what_is_lost_and_refuses_what_the_layout_cannot_hold(
     for arguments, words in (
         ([str(root), str(tmp_path / "a"), "--to", "folders"], "but --to folders takes classes of images"),
         ([str(root), str(tmp_path / "voc"), "--to", "coco"], "is not empty"),
-        ([str(root), str(root / "out"), "--to", "coco"], "lies within the images"),
+        ([str(root), str(root / "out"), "--to", "coco"], "is inside the images"),
         ([str(root), str(tmp_path / "a")], "--to is missing: give the layout to write, one of yolo, coco"),
         ([str(tmp_path / "none"), str(tmp_path / "a"), "--to", "csv"], "does not exist"),
         ([str(make_scenes(tmp_path / "scenes", 3)), str(tmp_path / "a"), "--to", "yolo"], "--to yolo takes boxes"),

@@ -151,17 +151,17 @@ def test_images_beside_those_of_the_run__are_judged_and_the_count_is_told(photos
     assert names(given, found.positions) == left
     count = 20 - len(left)
     assert found.notes == (
-        f"left out {count} of the 20 images: {run.path}, or a run that it started from, used them for training or "
+        f"left out {count} of the 20 images, which {run.path}, or a run that it started from, used for training or "
         f"selection; {len(left)} remain",
     )
-    with pytest.raises(UserError, match="--part val: more has no parts: leave --part out"):
+    with pytest.raises(UserError, match="--part val: more has no splits: remove --part"):
         choose_images(run, given, "val", "more")
 
 
 def test_images_that_were_all_learned_from__are_refused_with_the_flag_that_judges_on_them(photos: Path, tmp_path: Path):
     images = open_images(photos)
     run = run_on(tmp_path / "run", images, ["train"] * 20)
-    with pytest.raises(UserError, match=r"only images of .*run \(20 train, 0 val, 0 test\): name another part"):
+    with pytest.raises(UserError, match=r"only images of .*run \(20 train, 0 val, 0 test\): choose another split"):
         choose_images(run, images, None, "photos")
     assert len(choose_images(run, images, "train", "photos").positions) == 20
     for number in range(2):  # declared for the training, so that none is left to judge on
@@ -200,7 +200,7 @@ def test_other_images_of_the_same_names__are_judged_and_said(photos: Path, tmp_p
     assert len(found.positions) == 20
     assert found.notes == (
         f"12 images have the names of training or validation images of {run.path}, but different content, so the run "
-        "has not seen them",
+        "has not seen these images",
     )
 
 
@@ -215,7 +215,7 @@ def test_run_without_digests__knows_its_images_by_their_place(photos: Path, tmp_
     found = choose_images(run, open_images("copy"), None, "copy")
     assert len(found.positions) == 20
     assert "12 images have the names" in found.notes[0]
-    assert found.notes[0].endswith("if they are the same images, the score is too optimistic")
+    assert found.notes[0].endswith("if these are the same images, the score is too optimistic")
 
 
 def test_runs_that_a_run_began_with__count_too(photos: Path, tmp_path: Path):

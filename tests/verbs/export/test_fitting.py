@@ -86,7 +86,7 @@ def test_smaller_model__that_fails_after_all_leaves_no_untrained_file_as_the_clo
     monkeypatch.setattr(
         subjects, "open_again", lambda *args, **words: opened.append(args) or open_again(*args, **words)
     )
-    monkeypatch.setattr(fitting, "teach", lambda teacher, *rest: teacher)
+    monkeypatch.setattr(fitting, "train_student", lambda teacher, *rest: teacher)
     monkeypatch.setattr(
         fitting.Limits, "excess", lambda self, found: 0.5 if found.images == fitting.TIMED_IMAGES else 2.0
     )
@@ -175,7 +175,7 @@ def test_smaller_model__averages_mirror_images_as_asked(run, tmp_path, monkeypat
     images = torch.rand(2, 3, 16, 16)
     for subject in (
         students.build_untrained(teacher, student, SilentConsole()),
-        students.teach(teacher, student, "1m", tmp_path / "student", SilentConsole()),
+        students.train_student(teacher, student, "1m", tmp_path / "student", SilentConsole()),
     ):
         torch.testing.assert_close(subject.network(images), subject.network(images.flip(-1)))
 
@@ -184,14 +184,14 @@ def test_smaller_model__that_is_interrupted_interrupts_the_export(run, tmp_path,
     monkeypatch.setattr(students, "begin", lambda *rest: Stopped(Path("run"), 1, 2))
     teacher = ClassifierSubject(RunFolder(run), SilentConsole())
     with pytest.raises(KeyboardInterrupt):
-        students.teach(teacher, Student(TINY, 16, False), "1m", tmp_path / "student", SilentConsole())
+        students.train_student(teacher, Student(TINY, 16, False), "1m", tmp_path / "student", SilentConsole())
 
 
 @pytest.mark.slow
 def test_smaller_model__learns_from_the_run_and_is_reported_beside_it(run, tmp_path, monkeypatch, one_student):
     size, asked = sizes(run, tmp_path), {}
 
-    def teach(teacher, student, time, folder, console):
+    def train_student(teacher, student, time, folder, console):
         asked.update(student=student, time=time)
         settings = {"teacher": teacher.run.path, "add": ["distillation"], "distillation_targets": "probabilities"}
         settings |= {
@@ -203,7 +203,7 @@ def test_smaller_model__learns_from_the_run_and_is_reported_beside_it(run, tmp_p
         paucal.train("digits", output=folder, epochs=1, init="none", workers=0, device="cpu", **settings)
         return ClassifierSubject(RunFolder(folder), console)
 
-    monkeypatch.setattr(fitting, "teach", teach)
+    monkeypatch.setattr(fitting, "train_student", train_student)
     # Both files of the run are made too slow, and the student's are not.
     monkeypatch.setattr(fitting.Limits, "excess", lambda self, found: 2.0 if found.size in size.values() else 0.5)
     found = export(run, tmp_path / "out", max_ms=1.0, time="20s")
@@ -255,7 +255,7 @@ def test_students__are_the_smallest_network_at_hand_then_one_from_scratch(run, m
         (["--max-ms", "5", "--format", "safetensors"], "choose among files that run on this machine"),
         (["--max-ms", "0"], "--max-ms"),
         (["--max-ms", "5", "--time", "banana"], "--time is 'banana', expected"),
-        (["--max-ms", "5", "--int8"], "leave out --int8"),
+        (["--max-ms", "5", "--int8"], "remove --int8"),
     ],
 )
 def test_limits__that_cannot_be_are_refused(run, tmp_path, capsys, words, message):

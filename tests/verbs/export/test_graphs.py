@@ -7,7 +7,7 @@ import pytest
 from paucal.export.comparison import Comparison
 from paucal.runner.console import SilentConsole
 from paucal.types import UserError
-from paucal.verbs.export.graphs import GraphWriter, Pictures
+from paucal.verbs.export.graphs import ComparisonImages, GraphWriter
 from paucal.verbs.export.settings import ExportSettings
 
 
@@ -23,7 +23,7 @@ from paucal.verbs.export.settings import ExportSettings
 )
 def test_weights_of_16_bits__may_differ_more_in_one_of_many_answers(unit, largest, kept, tmp_path, monkeypatch):
     writer = GraphWriter(SimpleNamespace(unit=unit), ExportSettings(), SilentConsole())
-    writer.pictures = Pictures([], None, "test images")
+    writer.images = ComparisonImages([], None, "test images")
     found = Comparison(200, largest, 0.998, (1.0, 0.5))
     monkeypatch.setattr(writer, "_write_graph", lambda *file: None)
     monkeypatch.setattr(writer, "compare", lambda *file: found)

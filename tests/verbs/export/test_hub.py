@@ -99,7 +99,7 @@ def test_push__uploads_these_files_into_a_private_repository(run, tmp_path, monk
     words = ["export", str(run), "--format", "hub", "--push", "me/model", "--output"]
     monkeypatch.setattr(huggingface_hub, "get_token", lambda: None)
     assert main([*words, str(tmp_path / "first")]) == 2
-    assert "--push needs a token" in capsys.readouterr().err
+    assert "--push needs a Hugging Face token" in capsys.readouterr().err
     assert FakeApi.calls == []
     monkeypatch.setattr(huggingface_hub, "get_token", lambda: "a token")
     assert main([*words, str(tmp_path / "second")]) == 0
@@ -112,4 +112,4 @@ def test_push__uploads_these_files_into_a_private_repository(run, tmp_path, monk
 
 def test_push__without_the_format_is_refused(run, capsys):
     assert main(["export", str(run), "--format", "safetensors", "--push", "me/model"]) == 2
-    assert "give --format hub" in capsys.readouterr().err
+    assert "add --format hub" in capsys.readouterr().err

@@ -4,7 +4,7 @@ import pytest
 
 from paucal.export.comparison import Comparison
 from paucal.types import UserError
-from paucal.verbs.export.fitting import Limits, bytes_of, limits_of
+from paucal.verbs.export.fitting import Limits, parse_limits, parse_size
 from paucal.verbs.export.settings import ExportSettings
 
 
@@ -12,13 +12,13 @@ from paucal.verbs.export.settings import ExportSettings
     ("text", "size"), [("5MB", 5_000_000), ("5 mb", 5_000_000), ("0.5KiB", 512), ("1GB", 10**9), ("800KB", 800_000)]
 )
 def test_size__has_its_unit(text, size):
-    assert bytes_of(text) == size
+    assert parse_size(text) == size
 
 
 @pytest.mark.parametrize("text", ["5", "0MB", "MB", "-1MB", "5 apples", "0.0001B", "1e3MB", ""])
 def test_size__that_is_none_is_refused(text):
     with pytest.raises(UserError, match=r"--max-size is .* such as 5MB"):
-        bytes_of(text)
+        parse_size(text)
 
 
 def test_excess__is_that_of_the_limit_that_is_missed_most():
@@ -30,7 +30,7 @@ def test_excess__is_that_of_the_limit_that_is_missed_most():
 
 
 def test_limits__are_none_unless_given():
-    assert limits_of(ExportSettings()) is None
-    assert limits_of(ExportSettings(max_ms=30)) == Limits(None, 30)
+    assert parse_limits(ExportSettings()) is None
+    assert parse_limits(ExportSettings(max_ms=30)) == Limits(None, 30)
     with pytest.raises(UserError, match="--time limits the training of the smaller model"):
-        limits_of(ExportSettings(time="5m"))
+        parse_limits(ExportSettings(time="5m"))

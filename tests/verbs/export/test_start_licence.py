@@ -7,7 +7,7 @@ from paucal.models.card import ModelCard
 from paucal.models.preprocessing import Preprocessing
 from paucal.models.trained import save_trained
 from paucal.runs import RunFolder
-from paucal.verbs.export.launch import NO_START_LICENCE, licence_of_start
+from paucal.verbs.export.launch import NO_INITIAL_WEIGHTS, licence_of_initial_weights
 
 
 def store_run(path, init):
@@ -22,15 +22,15 @@ def store_run(path, init):
 
 @pytest.mark.parametrize(
     ("init", "licence"),
-    [(None, NO_START_LICENCE), ("none", NO_START_LICENCE), ("timm", "apache-2.0"), ("auto", "apache-2.0")],
+    [(None, NO_INITIAL_WEIGHTS), ("none", NO_INITIAL_WEIGHTS), ("timm", "apache-2.0"), ("auto", "apache-2.0")],
 )
 def test_the_licence_is_that_of_the_first_run(tmp_path, init, licence) -> None:
     first = store_run(tmp_path / "first", init)
-    assert licence_of_start(first) == licence
-    assert licence_of_start(store_run(tmp_path / "second", str(first.path))) == licence
+    assert licence_of_initial_weights(first) == licence
+    assert licence_of_initial_weights(store_run(tmp_path / "second", str(first.path))) == licence
 
 
 def test_the_licence_of_a_weights_file_or_a_lost_run_is_not_stated(tmp_path) -> None:
     (tmp_path / "weights.pth").write_bytes(b"")
-    assert licence_of_start(store_run(tmp_path / "of-file", str(tmp_path / "weights.pth"))) is None
-    assert licence_of_start(store_run(tmp_path / "of-lost", str(tmp_path / "lost"))) is None
+    assert licence_of_initial_weights(store_run(tmp_path / "of-file", str(tmp_path / "weights.pth"))) is None
+    assert licence_of_initial_weights(store_run(tmp_path / "of-lost", str(tmp_path / "lost"))) is None

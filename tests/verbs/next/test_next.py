@@ -71,9 +71,9 @@ def test_images_of_the_run_and_copies__are_left_out(base: Path, tmp_path: Path) 
     assert not names & {"seen.png", "zz twin.png", "near.png"}
     assert len(names) == 12
     assert [line for line in found.said if line.startswith("left out")] == [
-        "left out: 1 image that the run has labels for",
+        "left out: 1 image whose labels the run has used",
         "left out: 1 image that looks like an image of the run",
-        "left out: 1 image that looks like another of them",
+        "left out: 1 image that looks like another unlabelled image",
     ]
     kept = paucal.next_images(base / "run", tmp_path / "all", count=100, copies="keep")
     assert {"zz twin.png", "near.png"} <= {Path(row.path).name for row in kept.rows}
@@ -227,13 +227,13 @@ def test_mistakes__are_one_sentence(base: Path, tmp_path: Path, monkeypatch, cap
     monkeypatch.chdir(tmp_path)
     run, data = base / "run", base / "unlabelled"
     for words, sentence in (
-        (("--to", "csv"), "--to and --folder go together: give --folder"),
-        (("--folder", "out"), "--to and --folder go together: give --to"),
+        (("--to", "csv"), "--to and --folder must be given together: give --folder"),
+        (("--folder", "out"), "--to and --folder must be given together: give --to"),
         (("--to", "yolo", "--folder", "out"), "--to yolo stores boxes"),
         (("--output", "list.json"), "give a name that ends in .csv"),
         (("--sheet", "sheet.gif"), "must end in .png"),
         (("--count", "0"), "--count is 0"),
-        (("--folder", data / "out", "--to", "csv"), "lies within the images"),
+        (("--folder", data / "out", "--to", "csv"), "is inside the images"),
     ):
         assert sentence in failure(capsys, "next", run, data, *words)
         assert list(tmp_path.iterdir()) == []

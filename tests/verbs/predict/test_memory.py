@@ -23,7 +23,7 @@ def test_predict__keeps_memory_for_several_batches(batch_size, entered, monkeypa
         calls.append(True)
         yield
 
-    monkeypatch.setattr(launch, "kept_memory", kept)
+    monkeypatch.setattr(launch, "keep_freed_memory", kept)
     spec = BackboneSpec("vit_mini", 2, image_size=(16, 16), arguments={"depth": 1})
     fed = Preprocessing((16, 16), 1.0, "bicubic", (0.5, 0.5, 0.5), (0.2, 0.2, 0.2))
     model = TrainedModel(spec.build().model.eval(), ModelCard(spec, ("cat", "dog"), fed), torch.device("cpu"))

@@ -202,7 +202,7 @@ def test_camera__that_is_missing_is_one_sentence(run, monkeypatch, capsys):
     assert main(["predict", str(run), "camera:97"]) == 2
     said = capsys.readouterr().err.splitlines()[-1]
     assert said.startswith("error: 'camera:97' cannot be opened (/dev/video97: ")
-    assert said.endswith("connect the camera, or name another.")
+    assert said.endswith("connect the camera, or give another camera.")
 
 
 def test_annotated_copy__has_every_frame(minute, run, tmp_path, monkeypatch):
@@ -253,7 +253,7 @@ def test_detector__gives_boxes_of_watched_pictures_in_their_own_pixels(tmp_path,
     numbered(0).resize((960, 480)).save(tmp_path / "large.png")
     monkeypatch.setattr(moving, "POLL_SECONDS", 0.05)
     answerer = moving.FramePredictor("run", PredictSettings(), OutputSettings(), SilentConsole())
-    frames = moving.watched_pictures(tmp_path, set(), None, answerer.reading, SilentConsole())
+    frames = moving.watch_images(tmp_path, set(), None, answerer.reading, SilentConsole())
     assert next(frame for frame in frames if frame is not None).image.size == (960, 480)
 
 
@@ -284,7 +284,7 @@ def test_watch__waits_for_a_picture_that_grows(tmp_path, monkeypatch):
     numbered(5).save(tmp_path / "whole.png")
     content, growing = (tmp_path / "whole.png").read_bytes(), tmp_path / "growing.png"
     growing.write_bytes(content[:50])
-    source = moving.watched_pictures(tmp_path, {str(tmp_path / "whole.png")}, None, Reading(None), SilentConsole())
+    source = moving.watch_images(tmp_path, {str(tmp_path / "whole.png")}, None, Reading(None), SilentConsole())
     assert [next(source) for _ in range(4)] == [None] * 4  # unchanged for a while, but not yet a picture
     growing.write_bytes(content)
     os.utime(growing, (time.time(), time.time()))
@@ -321,7 +321,7 @@ def test_sources__that_do_not_go_together_are_refused(run, tmp_path, monkeypatch
     for words, said in (
         (["a.mp4", "b.png"], "videos and images"),
         (["a.mp4", "--watch", "x"], "cannot be combined with PATHS"),
-        (["a.mp4", "--idle", "1s"], "--idle is for --watch"),
+        (["a.mp4", "--idle", "1s"], "--idle is only for --watch"),
         (["a.mp4", "--format", "json"], "CSV table"),
         (["a.mp4", "--annotated", "b.mp4"], "--annotated needs exactly one video file"),
         ([], "required: PATHS"),
@@ -337,4 +337,4 @@ def test_detector__refuses_settings_of_classifiers_on_videos_as_on_images(run, m
     assert main(["predict", str(run), "a.mp4", *flag]) == 2
     said = capsys.readouterr().err
     assert flag[0] in said
-    assert "is not supported for detectors: leave it out" in " ".join(said.split())
+    assert "is not supported for detectors: remove --" in " ".join(said.split())

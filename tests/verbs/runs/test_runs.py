@@ -11,7 +11,7 @@ import paucal
 from cli.calls import call, failure, table
 from paucal.runs import RunFolder
 from paucal.runs.lock import RunLock
-from paucal.verbs.runs.launch import JUST_NOW, LONG_AGO, with_leftovers
+from paucal.verbs.runs.launch import JUST_NOW, LONG_AGO, with_deletion_reasons
 from paucal.verbs.runs.rows import list_runs
 
 DAY = 86400.0
@@ -111,7 +111,7 @@ def test_leftovers__are_what_nobody_needs(tmp_path):
     parent = make_run(root / "parent", 0.8, age=3 * DAY, seed=4)
     make_run(root / "parent_again", 0.8, age=DAY, seed=4)
     make_run(root / "child", 0.9, seed=5, init=str(parent))
-    told = {run.name: run.deletable for run in with_leftovers(list_runs(root), now)}
+    told = {run.name: run.deletable for run in with_deletion_reasons(list_runs(root), now)}
     assert {name: reason for name, reason in told.items() if reason} == {
         "empty": "nothing was saved",
         "old": "stopped 31 days ago",
@@ -124,9 +124,12 @@ def test_leftovers__no_run_of_a_comparison_is_one(tmp_path):
     make_run(tmp_path / "grid" / "cells" / "a" / "run", 0.7, age=4 * DAY)
     make_run(tmp_path / "1", 0.7)
     (tmp_path / "grid" / "grid.json").write_text("{}")
-    assert [run.deletable for run in with_leftovers(list_runs(tmp_path))] == ["", ""]
+    assert [run.deletable for run in with_deletion_reasons(list_runs(tmp_path))] == ["", ""]
     (tmp_path / "grid" / "grid.json").unlink()
-    assert [run.deletable for run in with_leftovers(list_runs(tmp_path))] == ["same settings as 1, which is newer", ""]
+    assert [run.deletable for run in with_deletion_reasons(list_runs(tmp_path))] == [
+        "same settings as 1, which is newer",
+        "",
+    ]
 
 
 def test_command__shows_and_writes_and_deletes_nothing(runs, tmp_path, capsys):

@@ -113,11 +113,11 @@ def test_classify__draws_what_spoke_for_two_classes() -> None:
     ("content", "headers", "status", "sentence"),
     [
         (b"no picture", {}, 422, "cannot be decoded"),
-        (b"", {}, 422, "the picture is empty"),
+        (b"", {}, 422, "the image is empty"),
         (b"x" * 100_001, {}, 413, "larger than 0.1 MB"),
         (b"x", {"Content-Length": str(10**9)}, 413, "larger than 0.1 MB"),
-        (b"x", {"Content-Type": "text/plain"}, 415, "send the picture itself"),
-        (b"x", {"Content-Type": "multipart/form-data"}, 415, "send the picture itself"),
+        (b"x", {"Content-Type": "text/plain"}, 415, "send the image itself"),
+        (b"x", {"Content-Type": "multipart/form-data"}, 415, "send the image itself"),
     ],
 )
 def test_classify__refuses_in_one_sentence(content: bytes, headers: dict, status: int, sentence: str) -> None:
@@ -215,7 +215,7 @@ def test_names_from_outside_stay_text() -> None:
     ],
 )
 def test_address_that_is_shown__can_be_opened(host, own, shown, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(launch, "address_in_network", lambda: own)
+    monkeypatch.setattr(launch, "find_network_address", lambda: own)
     assert launch.addresses(host, 80) == shown
 
 

@@ -54,10 +54,10 @@ def test_mistakes__are_one_sentence(tmp_path: Path, monkeypatch, capsys) -> None
         (classes, "--classes is only for labelling"),
         (label, "--label needs --save"),
         ((*label, *save), "--label needs classes to choose from"),
-        ((*label, *save, "--classes", "a", "a"), "must be two or more different names"),
+        ((*label, *save, "--classes", "a", "a"), "expected two or more different names"),
         (("--label", "none", *save, *classes), "none does not exist"),
         (("--label", "digits", *save, *classes), "contains no image files"),
-        ((*label, "--save", photos / "x.csv", *classes), "lies within the images"),
+        ((*label, "--save", photos / "x.csv", *classes), "is inside the images"),
         ((*label, "--save", "x.txt", *classes), "must end in .csv"),
     ):
         assert sentence in failure(capsys, "serve", *words, "--port", free_port())

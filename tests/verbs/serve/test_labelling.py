@@ -177,7 +177,7 @@ def test_file__is_written_by_one_page_and_no_other_table_is_touched(tmp_path: Pa
         assert path.read_text() == content
     with pytest.raises(UserError, match=r"must end in \.csv"):
         check_label_file("labels.txt", str(tmp_path))
-    with pytest.raises(UserError, match="lies within the images"):
+    with pytest.raises(UserError, match="is inside the images"):
         check_label_file(str(tmp_path / "labels.csv"), str(tmp_path))
 
 

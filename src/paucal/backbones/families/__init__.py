@@ -1,4 +1,6 @@
-"""The papers' backbones that are not in timm, registered with timm: a file per family, and `_layers` for long families.
+"""Backbones of the papers that are not in timm, registered with timm.
+
+Each family has a module; long families have a second module with the suffix `_layers`.
 
 Docstrings of models and layers leave out arguments that timm's transformers also have, such as `mlp_ratio`.
 """

@@ -1,18 +1,19 @@
 """CvT, the convolutional vision transformer (Wu et al., ICCV 2021, arXiv:2103.15808), as its authors published it.
 
-It has three stages. In each block, queries, keys and values each have a depthwise convolution and a batch norm; the
+CvT has three stages. In each block, queries, keys and values each have a depthwise convolution and a batch norm; the
 stride is 2 for keys and values. Only the last stage has a class token, which bypasses the convolutions. Products of
 queries and keys are scaled by the width of the stage to the power of -1/2, not by the width of a head. There is no
 position embedding, so images may have any size from 3 pixels on.
 
 Differences from the published code:
-- A batch with one image gives logits (1, K); the published code loses the batch axis.
+- A batch with one image gives logits (1, K), whereas the published code drops the batch axis.
 - Feature maps, mean pooling and gradient checkpointing are added, as in timm.
 
 In the published code and here, a loss on the class token alone gives no gradient to the query convolution of the last
-block, since only the cells' queries pass through it. It gets one with `global_pool="avg"` or a loss on the cells, such
-as dense relative localization. The gradient of `proj_k.bias`, and of the bias of the keys' batch norm in stages without
-a class token, is 0 up to rounding, since softmax does not change if all keys have the same offset.
+block, since only the queries of patch tokens pass through this convolution. The convolution gets a gradient with
+`global_pool="avg"` or a loss on patch tokens, such as dense relative localization. The gradient of `proj_k.bias`, and
+of the bias of the keys' batch norm in stages without a class token, is 0 up to rounding, since softmax does not change
+if all keys have the same offset.
 """
 
 from collections.abc import Mapping, Sequence
@@ -71,7 +72,7 @@ class ConvAttention(nn.Module):
         self.proj_drop = nn.Dropout(proj_drop)
 
     def forward(self, x: Tensor, grid: Grid) -> Tensor:
-        """Return tokens (B, P + H * W, C) for P prefix tokens and the cells of a grid (H, W), with the same shape."""
+        """Apply the layer to (B, P + H * W, C) tokens: P prefix tokens and the patch tokens of a grid (H, W)."""
         prefix, cells = x[:, : self.num_prefix_tokens], x[:, self.num_prefix_tokens :]
         cells = as_map(cells.contiguous(), grid)  # copied once, not by each of the three convolutions
         query = self._project_to_heads(self.proj_q, prefix, self.conv_proj_q(cells))
@@ -90,10 +91,10 @@ class Cvt(CvtBackbone):
     """A CvT; the defaults are those of CvT-13.
 
     Args:
-        global_pool: Input of the classifier: "token" for the class token, "avg" for the mean of the cells, "" for all
-            tokens.
-        drop_path_rate: Probability that a residual branch of the last block is skipped in training. In the last stage
-            it rises linearly from 0 at the first block; in earlier stages it is 0. Published: 0.1.
+        global_pool: Input of the classifier: "token" for the class token, "avg" for the mean of the patch tokens, ""
+            for all tokens.
+        drop_path_rate: Probability that a residual branch of the last block is skipped in training. In the last stage,
+            the probability rises linearly from 0 at the first block; in earlier stages, it is 0. Published: 0.1.
     """
 
     pools = ("token", "avg", "")

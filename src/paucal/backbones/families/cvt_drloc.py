@@ -1,7 +1,7 @@
 """The CvT that DrLoc's authors trained ("Efficient Training of Visual Transformers with Small Datasets", NeurIPS 2021).
 
-The official CvT was not public at that time, so they used an independent implementation. It differs from the official
-CvT, whose weights cannot be loaded:
+The official CvT was not public at that time, so the authors used an independent implementation. This implementation
+differs from the official CvT, whose weights cannot be loaded:
 - no class token and no final norm; the mean of the last map is classified
 - one depthwise convolution for both keys and values
 - no bias in the projections of queries, keys and values
@@ -14,8 +14,8 @@ Differences from the published code:
 - If all channels are equal, the gradient of the norm is (g - mean g) / 1e-5, as derived mathematically; the published
   code gives NaN. Otherwise both gradients are equal.
 - `eps_in_root` selects the norm that the independent implementation has had since January 2022.
-- The norm's scale and shift are one-dimensional, so optimizers apply no weight decay to them; in the published code
-  they have four dimensions and get weight decay.
+- The norm's scale and shift are one-dimensional, so optimizers apply no weight decay to them. In the published code,
+  the scale and shift have four dimensions and get weight decay.
 """
 
 from collections.abc import Mapping, Sequence
@@ -59,7 +59,7 @@ class DeviationNorm(nn.Module):
         centred = floats - floats.mean(-1, keepdim=True)
         # At 0, the gradient of torch's vector norm is 0, but the gradient of the root of a variance is NaN.
         deviation = torch.linalg.vector_norm(centred, dim=-1, keepdim=True) * centred.shape[-1] ** -0.5
-        # Multiplied by the reciprocal, since the gradient of a quotient of maps takes three more passes over them.
+        # Multiply by the reciprocal, since the gradient of a quotient takes three more passes over the tokens.
         return torch.addcmul(self.bias, centred * (deviation + EPS).reciprocal(), self.weight).to(x.dtype)
 
 
@@ -82,7 +82,7 @@ class SharedConvAttention(nn.Module):
         self.proj_drop = nn.Dropout(proj_drop)
 
     def forward(self, x: Tensor, grid: Grid) -> Tensor:
-        """Return tokens (B, H * W, C) for the tokens of a grid (H, W), with the same shape."""
+        """Apply the layer to the (B, H * W, C) tokens of a grid (H, W); the shape stays the same."""
         cells = as_map(x, grid)
         (query,) = split_heads(self.proj_q(to_tokens(self.conv_proj_q(cells))), 1, self.num_heads)
         key, value = split_heads(self.proj_kv(to_tokens(self.conv_proj_kv(cells))), 2, self.num_heads)
@@ -94,10 +94,11 @@ class DrlocCvt(CvtBackbone):
     """The CvT of DrLoc; the defaults are those of its CvT-13.
 
     Args:
-        global_pool: Input of the classifier: "avg" for the mean of the cells, "" for the map.
-        eps_in_root: Whether the norms add 1e-5 to the variance, as a layer norm does, instead of to its root.
-        drop_path_rate: Probability that a residual branch of the last block is skipped in training; it rises linearly
-            from 0 at the first block. Published: 0.
+        global_pool: Input of the classifier: "avg" for the mean of the map, "" for the map.
+        eps_in_root: Whether the norms add 1e-5 to the variance, as a layer norm does, instead of to the standard
+            deviation.
+        drop_path_rate: Probability that a residual branch of the last block is skipped in training; the probability
+            rises linearly from 0 at the first block. Published: 0.
     """
 
     def __init__(  # noqa: PLR0913 (timm's builder passes plain arguments)
@@ -140,7 +141,7 @@ class DrlocCvt(CvtBackbone):
         self._init_classifier()
 
     def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
-        """Replace the classifier by one with random weights on the same device, and set `global_pool` if given."""
+        """Replace the classifier by a new one with random weights on the same device; set `global_pool` if given."""
         super().reset_classifier(num_classes, global_pool)
         self._init_classifier()
 
@@ -173,7 +174,7 @@ _RULES = (
 
 
 def checkpoint_filter_fn(state: Mapping[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
-    """Rename the tensors of VTs-Drloc's checkpoints to the model's names; those of the localization head stay."""
+    """Rename the tensors of VTs-Drloc's checkpoints to the model's names, except for the localization head."""
     return rename_tensors(state, _RULES)
 
 

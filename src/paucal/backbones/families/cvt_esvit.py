@@ -1,16 +1,16 @@
 """The CvT of EsViT ("Efficient Self-supervised Vision Transformers for Representation Learning", ICLR 2022).
 
-This is not CvT-13. It has four stages of window attention with the sizes of Swin-T, and no class token; the mean of the
-cells after the final norm is classified. Queries, keys and values share one depthwise convolution. Information passes
-from window to window only through convolutions.
+EsViT's CvT is not CvT-13. The model has four stages of window attention, with the depths of Swin-T, and no class token.
+The mean of the map after the final norm is classified. Queries, keys and values share one depthwise convolution.
+Information passes from window to window only through convolutions.
 
 Differences from the published code:
-- The relative position bias is looked up by offset, so it works on grids smaller than the window, such as those of
-  crops of 96 pixels, for which the published code raises an error. The released configuration has no such bias; in the
-  paper's text there is one.
-- `padding` can leave padded cells out of attention; see `WindowAttention`.
-- Options without effect (such as shifted windows) are left out.
-- The larger configuration, in which the name of the model does not exist, is registered as `esvit_cvt_small`.
+- The relative position bias is looked up by offset. Therefore, it also works on grids smaller than the window, such as
+  the grids of crops of 96 pixels, for which the published code raises an error. The paper's text describes this bias,
+  but the released configuration does not use it.
+- `padding` can exclude padded cells from attention; see `WindowAttention`.
+- Options without effect (such as shifted windows) do not exist.
+- The larger configuration, which names a model that does not exist, is registered as `esvit_cvt_small`.
 """
 
 import operator
@@ -55,9 +55,9 @@ Padding = Literal["published", "masked", "shrunk"]
 def window_of(grid: Grid, max_side: int, padding: Padding) -> Grid:
     """Return the (rows, columns) of a window for a grid.
 
-    With "published" and "masked" padding, windows are squares with the side `max_side`, or with the grid's shorter side
-    if that is less. With "shrunk" padding, the number of windows along each side is that for `max_side`, and windows
-    are as small as this number allows.
+    With "published" and "masked" padding, windows are squares whose side is `max_side` or, if it is less, the grid's
+    shorter side. With "shrunk" padding, there are as many windows along each side of the grid as for `max_side`, but
+    windows are as small as this number allows.
 
     Example:
         >>> window_of((24, 24), 7, "published"), window_of((24, 24), 7, "shrunk"), window_of((3, 5), 7, "shrunk")
@@ -70,7 +70,7 @@ def window_of(grid: Grid, max_side: int, padding: Padding) -> Grid:
     return rows, columns
 
 
-def partition(cells: Tensor, window: Grid) -> Tensor:
+def partition_windows(cells: Tensor, window: Grid) -> Tensor:
     """Divide a map (B, H, W, C), whose sides are multiples of the window's, into (B * windows, rows * columns, C)."""
     batch, height, width, channels = cells.shape
     rows, columns = window
@@ -78,8 +78,8 @@ def partition(cells: Tensor, window: Grid) -> Tensor:
     return cells.transpose(2, 3).reshape(-1, rows * columns, channels)
 
 
-def join(windows: Tensor, window: Grid, grid: Grid) -> Tensor:
-    """Undo `partition`: return the map (B, H, W, C) with the grid (H, W) from its windows."""
+def join_windows(windows: Tensor, window: Grid, grid: Grid) -> Tensor:
+    """Undo `partition_windows`: return the map (B, H, W, C) with the grid (H, W) from its windows."""
     rows, columns = window
     down, across = grid[0] // rows, grid[1] // columns
     cells = windows.reshape(-1, down, across, rows, columns, windows.shape[-1])
@@ -91,7 +91,7 @@ def padding_bias(grid: Grid, window: Grid, like: Tensor) -> Tensor:
 
     The result is cached for the most recent sizes and shared by all models of the process.
     """
-    # Do not cache a bias that is made while tracing or for another tensor type: it cannot be used elsewhere.
+    # Do not cache a bias made while tracing or for another tensor type, since it cannot be used elsewhere.
     if torch.compiler.is_compiling() or type(like) is not Tensor:
         return _compute_padding_bias(grid, window, like.device)
     return _cached_padding_bias(grid, window, like.device)
@@ -100,7 +100,7 @@ def padding_bias(grid: Grid, window: Grid, like: Tensor) -> Tensor:
 def _compute_padding_bias(grid: Grid, window: Grid, device: torch.device) -> Tensor:
     bias = torch.zeros(1, *grid, 1, device=device)
     fill = (0, 0, 0, -grid[1] % window[1], 0, -grid[0] % window[0])
-    return partition(functional.pad(bias, fill, value=float("-inf")), window)[:, None, None, :, 0]
+    return partition_windows(functional.pad(bias, fill, value=float("-inf")), window)[:, None, None, :, 0]
 
 
 @lru_cache(maxsize=64)
@@ -109,8 +109,8 @@ def _cached_padding_bias(grid: Grid, window: Grid, device: torch.device) -> Tens
         return _compute_padding_bias(grid, window, device)
 
 
-def window_offsets(side: int) -> Tensor:
-    """Return the index in a bias table for each pair of a window's cells, (side^2, side^2).
+def bias_table_indices(side: int) -> Tensor:
+    """Return the (side^2, side^2) indices in a bias table for all pairs of a window's cells.
 
     The table has an entry for each of the (2 side - 1)^2 offsets. Query (i, j) and key (k, l) have the index
     (i - k + side - 1) * (2 side - 1) + (j - l + side - 1).
@@ -123,23 +123,24 @@ def window_offsets(side: int) -> Tensor:
 def _window_groups(call: Call, weights: Tensor, image_size: Grid) -> AttentionGroups:
     grid = call.inputs[1]
     window = window_of(grid, call.layer.window_size[0], call.layer.padding)
-    return window_groups(grid, partition(pad_indices(cell_indices(grid, call.inputs[0]), window), window))
+    return window_groups(grid, partition_windows(pad_indices(cell_indices(grid, call.inputs[0]), window), window))
 
 
 class WindowAttention(nn.Module):
     """Attention within windows; queries, keys and values share a depthwise convolution over the whole map.
 
-    If the sides of a grid are not multiples of the window's, the grid is padded in one of three ways:
+    If the sides of a grid are not multiples of the window's sides, `padding` selects how the grid is padded:
     - "published": as in the published code, zeros are added on the right and bottom before the convolution. Cells
-      attend to these as to other cells, and they are part of the batch norm's statistics.
-    - "masked": the windows are the same, but padding is neither attended to nor part of the statistics.
+      attend to the padding as to other cells, and the padding is part of the batch norm's statistics.
+    - "masked": the windows are the same, but cells do not attend to the padding, and the padding is not part of the
+      batch norm's statistics.
     - "shrunk": windows are as small as their number allows (`window_of`), and the remaining padding is masked.
 
     Args:
         window_size: Maximum number of rows and of columns of a window.
         padding: "published", "masked" or "shrunk".
-        rel_pos_bias: Whether to add a learned bias for each head and each offset between query and key. It is looked up
-            by offset, so smaller windows use the middle of the table.
+        rel_pos_bias: Whether to add a learned bias for each head and each offset between query and key. Smaller windows
+            use the middle of the bias table.
     """
 
     attention_layout = AttentionLayout(find_groups=_window_groups)
@@ -174,19 +175,19 @@ class WindowAttention(nn.Module):
         if rel_pos_bias:
             self.relative_position_bias_table = nn.Parameter(torch.zeros((2 * window_size - 1) ** 2, num_heads))
             trunc_normal_(self.relative_position_bias_table, std=0.02)
-            self.register_buffer("relative_position_index", window_offsets(window_size), persistent=False)
+            self.register_buffer("relative_position_index", bias_table_indices(window_size), persistent=False)
 
     def forward(self, x: Tensor, grid: Grid) -> Tensor:
-        """Return tokens (B, H * W, C) for the tokens of a grid (H, W), with the same shape."""
+        """Apply the layer to the (B, H * W, C) tokens of a grid (H, W); the shape stays the same."""
         window = window_of(grid, self.window_size[0], self.padding)
         padding = (-grid[0] % window[0], -grid[1] % window[1])
         full = (grid[0] + padding[0], grid[1] + padding[1])
         x = self._project_cells(x, grid, padding)
-        query, key, value = split_heads(self.qkv(partition(x, window)), 3, self.num_heads)
+        query, key, value = split_heads(self.qkv(partition_windows(x, window)), 3, self.num_heads)
         hidden = padding_bias(grid, window, x) if any(padding) and self.padding != "published" else None
         bias = self._position_bias(window, hidden, x.shape[0])
         x = attend(query, key, value, bias, self.scale, self.fused_attn, self.attn_drop)
-        x = join(join_heads(x), window, full)[:, : grid[0], : grid[1]].flatten(1, 2)
+        x = join_windows(join_heads(x), window, full)[:, : grid[0], : grid[1]].flatten(1, 2)
         return self.proj_drop(self.proj(x))
 
     def _project_cells(self, x: Tensor, grid: Grid, padding: Grid) -> Tensor:
@@ -212,7 +213,7 @@ class WindowAttention(nn.Module):
 
 
 class SizedConvEmbed(ConvEmbed):
-    """A `ConvEmbed` with which `torch.compile` treats the size of a map as a constant and compiles for each size.
+    """A `ConvEmbed` for which `torch.compile` treats the size of a map as a constant and compiles for each size.
 
     Compiling for all sizes at once takes minutes, and self-distillation has crops of only two sizes.
     """
@@ -228,12 +229,12 @@ class EsvitCvt(CvtBackbone):
     """A CvT with window attention; the defaults are those of EsViT's CvT-T.
 
     Args:
-        global_pool: Input of the classifier: "avg" for the mean of the cells, "" for the map.
+        global_pool: Input of the classifier: "avg" for the mean of the map, "" for the map.
         window_size: Maximum number of rows and of columns of a window.
         padding: "published", "masked" or "shrunk"; see `WindowAttention`.
         rel_pos_bias: Whether attention has a learned bias for each offset between cells.
-        drop_path_rate: Probability that a residual branch of the last block is skipped in training; it rises linearly
-            from 0 at the first block.
+        drop_path_rate: Probability that a residual branch of the last block is skipped in training; the probability
+            rises linearly from 0 at the first block.
     """
 
     embed_layer = SizedConvEmbed
@@ -310,7 +311,7 @@ _RULES = (
 
 
 def checkpoint_filter_fn(state: Mapping[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
-    """Rename the tensors of EsViT's checkpoints to the model's names, without index tables, which are computed here."""
+    """Rename the tensors of EsViT's checkpoints to the model's names; drop index tables, which the model computes."""
     return {name: value for name, value in rename_tensors(state, _RULES).items() if not name.endswith(".rel_pos_idx")}
 
 

@@ -1,12 +1,12 @@
-"""The code that the three variants of CvT share: layers, stages, and renaming of published tensors.
+"""Code shared by the three variants of CvT: layers, stages, and renaming of published tensors.
 
 "CvT: Introducing Convolutions to Vision Transformers" (Wu et al., ICCV 2021). Each stage begins with a strided
-convolution, and attention applies a depthwise convolution to the grid of tokens before its linear layers, so no
+convolution, and attention layers apply a depthwise convolution to the grid of tokens before their linear layers, so no
 position embedding is needed.
 
-All tensors are stored as tokens (B, N, C). A map (B, C, H, W) is a view of the same memory in the channels-last format,
-with which depthwise convolutions and batch norms are fastest, so nothing is copied. The published code transposes
-before and after every convolution or norm.
+All features are stored as tokens (B, N, C). A map (B, C, H, W) is a view of the same memory in the channels-last
+format, which is the fastest for depthwise convolutions and batch norms, so nothing is copied. The published code
+transposes features before and after every convolution or norm.
 """
 
 import re
@@ -34,8 +34,8 @@ def as_map(tokens: Tensor, grid: Grid) -> Tensor:
 class QuickGelu(nn.Module):
     """The activation x * sigmoid(1.702 x), computed as silu(1.702 x) / 1.702.
 
-    So only one tensor is kept for the backward pass, not two. Intermediate results are changed in place: on a CPU this
-    takes two thirds of the time, or a third without gradients.
+    Therefore, only one tensor is kept for the backward pass instead of two. Intermediate results are changed in place,
+    which reduces the time on a CPU to two thirds, or to one third without gradients.
     """
 
     def forward(self, x: Tensor) -> Tensor:
@@ -64,7 +64,7 @@ class ConvEmbed(nn.Module):
 
 
 class DepthwiseNorm(nn.Module):
-    """A depthwise 3x3 convolution without bias and a batch norm: a convolutional projection before its linear layer."""
+    """A depthwise 3x3 convolution without bias and a batch norm: the first part of a convolutional projection."""
 
     def __init__(self, width: int, stride: int) -> None:
         super().__init__()
@@ -77,7 +77,7 @@ class DepthwiseNorm(nn.Module):
 
 
 class CvtBlock(nn.Module):
-    """Attention and an MLP, each after a norm and with a residual connection; both use the same drop-path module.
+    """Attention and an MLP, each after a norm and with a residual connection. Both share a drop-path module.
 
     Args:
         attn: Attention layer, called with the normalised tokens and their grid.
@@ -104,13 +104,13 @@ class CvtBlock(nn.Module):
         self.drop_path = DropPath(drop_path) if drop_path > 0 else nn.Identity()
 
     def forward(self, x: Tensor, grid: Grid) -> Tensor:
-        """Return tokens (B, P + H * W, C) for P prefix tokens and the cells of a grid (H, W), with the same shape."""
+        """Apply the block to (B, P + H * W, C) tokens: P prefix tokens and the patch tokens of a grid (H, W)."""
         x = x + self.drop_path(self.attn(self.norm1(x), grid))
         return x + self.drop_path(self.mlp(self.norm2(x)))
 
 
 class CvtStage(nn.Module):
-    """A convolutional patch embedding and blocks; with `class_token`, a class token comes before the cells."""
+    """A convolutional patch embedding and blocks; with `class_token`, a class token comes before the patch tokens."""
 
     def __init__(self, embed: ConvEmbed, blocks: list[nn.Module], width: int, class_token: bool) -> None:
         super().__init__()
@@ -135,12 +135,13 @@ Rules = Sequence[tuple[str, str]]
 
 
 class CvtBackbone(StagedBackbone):
-    """The stages of a CvT: the first has a stride of 4 pixels, and each further stage twice the stride.
+    """The stages of a CvT: the first stage has a stride of 4 pixels, and each further stage doubles the stride.
 
     Args:
         stem_padding: Padding of the first convolution, which is 7x7 with stride 4.
         make_norm: Function that builds the norm for a number of channels.
-        make_block: Function that builds a block from the index of its stage and its index in the stage, both from 0.
+        make_block: Function that builds a block from the index of its stage and the block's index in the stage, which
+            both start at 0.
         class_token: Whether the last stage has a class token.
         classifying: Arguments `num_classes`, `global_pool` and `drop_rate` of `StagedBackbone`.
     """
@@ -186,12 +187,12 @@ def require_valid_sizes(
     if not len(embed_dims) == len(depths) == len(num_heads) > 0:
         raise ValueError(
             f"embed_dims has {len(embed_dims)} entries, depths {len(depths)} and num_heads {len(num_heads)}; give one "
-            "of each per stage"
+            "entry of each per stage"
         )
     for width, heads in zip(embed_dims, num_heads, strict=True):
         if heads < 1 or width < 1 or width % heads:
             raise ValueError(
-                f"embed_dims has {width}, which is not a multiple of {heads}, its number of heads in num_heads"
+                f"embed_dims has {width}, which is not a multiple of {heads}, the stage's number of heads in num_heads"
             )
         if int(width * mlp_ratio) < 1:
             raise ValueError(
@@ -207,11 +208,11 @@ def require_valid_sizes(
 def rename_tensors(state: Mapping[str, Tensor], rules: Rules) -> dict[str, Tensor]:
     """Convert a published state dict to the model's names and shapes; tensors with other names are not changed.
 
-    The weights of 1x1 convolutions become those of linear layers, and norms of shape (1, C, 1, 1) become (C).
+    The weights of 1x1 convolutions become weights of linear layers, and norms of shape (1, C, 1, 1) become (C).
 
     Args:
-        state: Tensors by name. A common prefix, such as "backbone.", is removed; it is found with the first rule.
-        rules: Pairs of a regular expression for the beginning of a name and its replacement; the first that matches is
+        state: Tensors by name. The first rule is used to find a common prefix, such as "backbone.", which is removed.
+        rules: (regular expression for the beginning of a name, replacement) pairs, of which the first that matches is
             applied.
     """
     matches = (re.match(rf"(.*?)(?:{rules[0][0]})", name) for name in state)

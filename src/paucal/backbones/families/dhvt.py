@@ -1,18 +1,18 @@
 """DHVT, the dynamic hybrid vision transformer (Lu et al., NeurIPS 2022, arXiv:2210.05958).
 
 A ViT for training from scratch on few images: overlapping convolutions embed the patches, attention has an additional
-token per head, and the feed-forward network mixes neighbouring cells by convolutions (`dhvt_layers`). There is no
-position embedding, since the zero padding of the convolutions makes positions distinguishable. Each of these parts can
-be switched off (`DhvtParts`).
+token per head, and the feed-forward network mixes neighbouring patch tokens by convolutions (`dhvt_layers`). There is
+no position embedding, since the zero padding of the convolutions makes positions distinguishable. Each of these parts
+can be switched off (`DhvtParts`).
 
 Tensors have the names of the published code, for which no weights were published. The variants have the published
-names, widths and numbers of heads (the supplement's Table 11). They do not set drop-path: pass `drop_path_rate`
+names, widths and numbers of heads (the supplement's Table 11). Variants do not set drop-path: pass `drop_path_rate`
 (published: 0.1 for all). Images are always normalised with ImageNet's statistics, as published.
 
-`dhvt_mini` is not from the paper: it has the width and depth of `vit_mini`, for small images and short runs.
+`dhvt_mini` is not from the paper. This variant has the width and depth of `vit_mini`, for small images and short runs.
 
-The published code also registers DHVTs under DeiT's names; here these names are timm's DeiTs. The plain transformers
-with which the paper compares, which that code cannot build, are in `vit_cifar`.
+The published code also registers DHVTs under DeiT's names; here, these names belong to timm's DeiTs. The published code
+cannot build the plain transformers with which the paper compares DHVT; these are in `vit_cifar`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -58,7 +58,7 @@ class DhvtBlock(nn.Module):
         self.drop_path = DropPath(drop_path) if drop_path > 0 else nn.Identity()
 
     def forward(self, x: Tensor, grid: Grid) -> Tensor:
-        """Return tokens (B, 1 + H * W, C) for the class token and the cells of a grid (H, W), with the same shape."""
+        """Apply the block to (B, 1 + H * W, C) tokens: the class token and the patch tokens of a grid (H, W)."""
         x = x + self.drop_path(self.attn(self.norm1(x)))
         return x + self.drop_path(self.mlp(self.norm2(x), grid))
 
@@ -67,18 +67,18 @@ class Dhvt(TokenBackbone):
     """A DHVT: overlapping patch embedding, then blocks with head-interacted attention and dynamic aggregation.
 
     Images may have any size and need not be square, as in the published code: a side of s pixels gives
-    ceil(s / patch_size) cells. Without SOPE (`sope=False`), sides must be multiples of the patch. With a position
-    embedding (`abs_pos=True`), images must have `img_size`, unless `dynamic_img_size` is set.
+    ceil(s / patch_size) patches. Without SOPE (`sope=False`), sides must be multiples of the patch size. With a
+    position embedding (`abs_pos=True`), images must have the size `img_size`, unless `dynamic_img_size` is set.
 
-    With `global_pool="avg"` the final class token is not used, so the gate of the last block gets no gradient.
+    With `global_pool="avg"`, the final class token is not used, so the gate of the last block gets no gradient.
 
     Args:
         img_size: Side, or (height, width), of the images in pixels.
-        patch_size: Side of a cell in pixels: 2, 4, 8 or 16 with SOPE.
-        global_pool: Input of the classifier: "token" for the class token, "avg" for the mean of the cells, "" for all
-            tokens.
-        drop_path_rate: Probability that a residual branch of the last block is skipped in training; it rises linearly
-            from 0 at the first block. Published: 0.1.
+        patch_size: Side of a patch in pixels: 2, 4, 8 or 16 with SOPE.
+        global_pool: Input of the classifier: "token" for the class token, "avg" for the mean of the patch tokens, ""
+            for all tokens.
+        drop_path_rate: Probability that a residual branch of the last block is skipped in training; the probability
+            rises linearly from 0 at the first block. Published: 0.1.
         dynamic_img_size: Whether to resample the position embedding to the grid of each batch.
         parts: Options of `DhvtParts`.
 
@@ -119,7 +119,9 @@ class Dhvt(TokenBackbone):
             drop_rate=drop_rate,
         )
         if num_heads < 1 or embed_dim % num_heads:
-            raise ValueError(f"num_heads is {num_heads}; embed_dim, which is {embed_dim}, must be a multiple of it")
+            raise ValueError(
+                f"num_heads is {num_heads}; embed_dim, which is {embed_dim}, must be a multiple of num_heads"
+            )
         options = DhvtParts(**parts)
         self.dynamic_img_size = dynamic_img_size
         self.cls_token = nn.Parameter(torch.zeros(1, 1, embed_dim))
@@ -142,7 +144,7 @@ class Dhvt(TokenBackbone):
         self.init_weights()
 
     def init_weights(self) -> None:
-        """Initialise as in the published code: truncated normal for linear layers and tokens, torch's default else."""
+        """Initialise as published: truncated normal for linear layers and tokens, torch's default for other layers."""
         self.apply(init_linear)
         for table in (self.cls_token, self.pos_embed):
             if table is not None:
@@ -173,8 +175,8 @@ class Dhvt(TokenBackbone):
     def no_weight_decay(self) -> set[str]:
         """Return the names of the parameters without weight decay: class token, position embeddings and affine layers.
 
-        The published code applies weight decay to the position embeddings of head tokens and to affine layers, and so
-        moves the scale of the latter from 1 towards 0.
+        The published code applies weight decay to the position embeddings of head tokens and to affine layers, which
+        moves the scale of the affine layers from 1 towards 0.
         """
         ends = ("cls_token", "pos_embed", "affine.alpha", "affine.beta")
         return {name for name, _ in self.named_parameters() if name.endswith(ends)}
@@ -189,7 +191,7 @@ class Dhvt(TokenBackbone):
             return table
         if not self.dynamic_img_size:
             raise ValueError(
-                f"the position embedding is for a grid of {built_grid} cells, but the images have {grid}: set "
+                f"the position embedding is for a grid of {built_grid} patches, but the images have {grid}: set "
                 "img_size, call set_input_size, or use dynamic_img_size=True"
             )
         return resample_positions(table, built_grid, grid)
@@ -261,7 +263,7 @@ _VARIANTS: dict[str, dict[str, Any]] = {
     "dhvt_tiny_cifar_patch2": {**_TINY, **_PATCH2, "num_heads": 4},  # 5.8M parameters
     "dhvt_small_cifar_patch2": {**_SMALL, **_PATCH2, "num_heads": 8},  # 22.8M parameters
     # Trained from scratch on DomainNet. The tiny model has 4 heads and cannot use all weights of the ImageNet model,
-    # which has 3.
+    # which has 3 heads.
     "dhvt_tiny_domain_patch16": {**_TINY, "patch_size": 16, "num_heads": 4},  # 6.1M parameters
     "dhvt_small_domain_patch16": {**_SMALL, "patch_size": 16, "num_heads": 6},  # 23.8M parameters
     # Trained on ImageNet, then fine-tuned on other data.

@@ -21,7 +21,7 @@ Aggregate = Literal["cls", "all", "none"]
 
 @dataclass(frozen=True)
 class DhvtParts:
-    """The options of a DHVT, all of JSON types. The defaults are the paper's model.
+    """The options of a DHVT, all of JSON types. The defaults give the paper's model.
 
     With `sope`, `daff` and `head_tokens` False and `abs_pos` True, the model is the plain ViT with which the paper
     compares, with timm's tensor names. `studies/published/dhvt.yaml` lists the options for each published result.
@@ -31,21 +31,22 @@ class DhvtParts:
             stride 2); False for a linear projection per patch.
         sope_norm: Norm after each convolution of SOPE.
         pre_affine: Whether the image's channels are scaled and shifted before the convolutions of SOPE.
-        post_affine: Whether the tokens' channels are scaled and shifted after these convolutions.
+        post_affine: Whether the tokens' channels are scaled and shifted after the convolutions of SOPE.
         head_tokens: Whether each attention layer adds a token per head to the sequence.
         abs_pos: Whether a learned position embedding is added to the tokens. Then all images must have the same size,
             unless `dynamic_img_size` is set.
         daff: Whether blocks have the dynamic aggregation feed-forward (convolutions and norms); False for the two
-            linear layers of a ViT. The options below apply to both; their None means "as in DAFF" or "as in a ViT".
+            linear layers of a ViT. The options below apply in both cases; None means the value of DAFF or of a ViT.
         daff_norm: Norm of the convolutions of DAFF.
-        local: How neighbouring cells are mixed between the two layers: "conv" for a depth-wise 3x3 convolution, "pool"
-            for the mean over 3x3 cells (with zero padding, as in a convolution with equal weights), "none" for no
-            mixing.
+        local: How neighbouring patch tokens are mixed between the two layers: "conv" for a depth-wise 3x3 convolution,
+            "pool" for the mean over 3x3 tokens (with zero padding, as in a convolution with equal weights), "none" for
+            no mixing.
         shortcut: Whether the input of the mixing is added to its output.
         split_cls: Whether the class token bypasses the layers. Then the block adds the normalised class token to the
-            class token; the paper does not say so, but its code does this.
-        aggregate: What is multiplied by the mean output cell after two linear layers, without a sigmoid: "cls" for the
-            class token, "all" for all tokens, "none" for nothing.
+            class token, which the paper does not mention but its code does.
+        aggregate: Tokens that are multiplied by a gate: "cls" for the class token, "all" for all tokens, "none" for no
+            tokens. The gate is computed by two linear layers, without a sigmoid, from the mean of the output patch
+            tokens.
     """
 
     sope: bool = True
@@ -85,11 +86,11 @@ class DhvtParts:
             raise ValueError(f"{name} is {value!r}; it must be one of {', '.join(map(repr, values))}")
 
 
-SOPE_PATCHES = (2, 4, 8, 16)
+SOPE_PATCHES = (2, 4, 8, 16)  # supported sides of patches in pixels
 
 
-def map_norm(kind: Norm, channels: int) -> nn.Module:
-    """Return a norm for maps (B, C, H, W): a batch norm, or a layer norm over the channels of each cell."""
+def build_map_norm(kind: Norm, channels: int) -> nn.Module:
+    """Return a norm for maps (B, C, H, W): a batch norm, or a layer norm over the channels of each position."""
     return nn.BatchNorm2d(channels) if kind == "batch" else LayerNorm2d(channels)
 
 
@@ -112,20 +113,20 @@ class Affine(nn.Module):
 class Sope(nn.Module):
     """The sequential overlapping patch embedding: 3x3 convolutions with stride 2 and norms, between two affine layers.
 
-    For patches of 2^n pixels there are n convolutions, each with twice the channels of the previous one, up to
-    `embed_dim`. An activation follows each convolution except the last; with a single convolution, it follows that one.
-    A side of s pixels gives ceil(s / patch_size) cells.
+    For patches of 2^n pixels there are n convolutions, each with twice the channels of the previous convolution, up to
+    `embed_dim`. An activation follows each convolution except the last, or the only convolution for patches of 2
+    pixels. A side of s pixels gives ceil(s / patch_size) patches.
 
-    The paper has patches of 2, 4 and 16 pixels; 8 follows the same rule. In the paper's pseudo-code the convolutions
-    have a bias, but not in its code and not here. The published code uses synchronised batch norms; here Lightning
-    (`sync_batchnorm`) or torch can convert the norms.
+    The paper has patches of 2, 4 and 16 pixels; patches of 8 pixels follow the same rule. In the paper's pseudo-code,
+    the convolutions have a bias, but not in the published code and not here. The published code uses synchronised batch
+    norms; here, Lightning (`sync_batchnorm`) or torch can convert the norms.
 
     Args:
-        img_size: (height, width) in pixels for which `grid_size` is computed; images of other sizes work too.
-        patch_size: Side of a cell in pixels.
+        img_size: (height, width) in pixels for which `grid_size` is computed; images of other sizes are also accepted.
+        patch_size: Side of a patch in pixels.
         in_chans: Number of channels of the images.
         embed_dim: Number of channels of the tokens.
-        parts: Options of the variant; only those for the affine layers and the norm are used.
+        parts: Options of the variant, of which only the options for the affine layers and the norm are used.
     """
 
     def __init__(
@@ -147,7 +148,7 @@ class Sope(nn.Module):
         layers: list[nn.Module] = []
         for in_width, out_width in itertools.pairwise(widths):
             convolution = nn.Conv2d(in_width, out_width, 3, stride=2, padding=1, bias=False)
-            layers += [nn.Sequential(convolution, map_norm(parts.sope_norm, out_width)), nn.GELU()]
+            layers += [nn.Sequential(convolution, build_map_norm(parts.sope_norm, out_width)), nn.GELU()]
         self.proj = nn.Sequential(*(layers if units == 1 else layers[:-1]))
         self.pre_affine = Affine(in_chans) if parts.pre_affine else nn.Identity()
         self.post_affine = Affine(embed_dim) if parts.post_affine else nn.Identity()
@@ -170,11 +171,12 @@ class HeadInteractedAttention(nn.Module):
     """Self-attention with an additional token per head (the supplement's section 1.3).
 
     A head token is computed from the head's channels of the mean token. Head tokens are appended to the sequence in the
-    order of the heads, so the weights in `recorded_attention` are over (class token, cells, head tokens). At the end of
-    the layer, the mean of their outputs is added to the class token, and they are dropped.
+    order of the heads, so the weights in `recorded_attention` are over (class token, patch tokens, head tokens). At the
+    end of the layer, the mean output of the head tokens is added to the class token, and the head tokens are dropped.
 
-    In the published pseudo-code the position embeddings of head tokens are initially 0; here they are random, as in the
-    published code. That code applies weight decay to them; here `Dhvt.no_weight_decay` excludes them.
+    In the published pseudo-code, the position embeddings of head tokens are initially 0. Here they are random, as in
+    the published code. The published code applies weight decay to these embeddings; here, `Dhvt.no_weight_decay`
+    excludes them.
 
     Args:
         num_heads: Number of attention heads, a divisor of `dim`.
@@ -211,7 +213,7 @@ class HeadInteractedAttention(nn.Module):
             self.ht_norm = nn.LayerNorm(width)  # with torch's default epsilon of 1e-5, as published
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return tokens (B, 1 + N, C) for tokens of the same shape, the class token first."""
+        """Apply the layer to tokens (B, 1 + N, C), the class token first; the shape stays the same."""
         count = x.shape[1]
         if self.head_tokens:
             x = torch.cat((x, self.to_head_tokens(x)), 1)
@@ -237,19 +239,19 @@ Grid = tuple[int, int]
 
 def as_map(tokens: Tensor, grid: Grid) -> Tensor:
     """Return a view of tokens (B, H * W, C) as a map (B, C, H, W) in channels-last format."""
-    # Reshaped before the axes are permuted: otherwise torch would not recognise a single image as channels-last.
+    # Reshape before permuting the axes, since torch would otherwise not recognise a single image as channels-last.
     return tokens.reshape(tokens.shape[0], *grid, tokens.shape[2]).permute(0, 3, 1, 2)
 
 
-def local_mixing(kind: Local, channels: int) -> nn.Module | None:
-    """Return a layer that mixes the 3x3 cells around each cell, separately for each channel; None for "none"."""
+def build_local_mixing(kind: Local, channels: int) -> nn.Module | None:
+    """Return a layer that mixes the 3x3 neighbourhood of each position, for each channel; None for "none"."""
     if kind == "conv":
         return nn.Conv2d(channels, channels, 3, padding=1, groups=channels)
     return nn.AvgPool2d(3, stride=1, padding=1) if kind == "pool" else None
 
 
 class FeedForward(nn.Module):
-    """The base class of feed-forward networks: how the class token bypasses the layers, and the gate.
+    """The base class of feed-forward networks, which contains the bypass for the class token and the gate.
 
     Subclasses define the layers in `transform`.
 
@@ -272,8 +274,8 @@ class FeedForward(nn.Module):
             self.excitation = nn.Linear(dim // GATE_REDUCTION, dim)
 
     def forward(self, x: Tensor, grid: Grid) -> Tensor:
-        """Return tokens (B, 1 + H * W, C) for tokens of the same shape, the class token first, with the grid (H, W)."""
-        # `split`, since slices would have a gradient each, to be added.
+        """Apply the network to (B, 1 + H * W, C) tokens: the class token and the patch tokens of a grid (H, W)."""
+        # `split` is used, since the gradients of separate slices would have to be added.
         counts = (1, x.shape[1] - 1)
         if self.split_cls:
             class_token, cells = x.split(counts, 1)
@@ -289,11 +291,11 @@ class FeedForward(nn.Module):
         return self.drop(torch.cat((class_token, cells), 1))
 
     def transform(self, x: Tensor, grid: Grid) -> Tensor:
-        """Return the layers' output on the cells, or on the class token and the cells."""
+        """Apply the layers to the patch tokens, or to the class token and the patch tokens."""
         raise NotImplementedError
 
     def on_cells(self, x: Tensor, grid: Grid) -> Tensor:
-        """Mix neighbouring cells in hidden features; a class token is not changed.
+        """Mix neighbouring patch tokens in hidden features; a class token is not changed.
 
         The features are (B, hidden, H, W) or, with a class token, (B, hidden, 1 + H * W, 1).
         """
@@ -303,16 +305,17 @@ class FeedForward(nn.Module):
         return torch.cat((x[:, :, :1], cells.flatten(2).unsqueeze(3)), 2)
 
     def mix(self, x: Tensor) -> Tensor:
-        """Mix neighbouring cells in a hidden map (B, hidden, H, W); with `shortcut`, add the map."""
+        """Mix neighbouring positions of a hidden map (B, hidden, H, W); with `shortcut`, add the map to the result."""
         raise NotImplementedError
 
 
 class Daff(FeedForward):
     """The dynamic aggregation feed-forward (the supplement's section 1.1).
 
-    It has a 1x1, a depth-wise 3x3 and a 1x1 convolution, each with a norm, and a residual connection around the second.
-    The class token bypasses these: it is multiplied by the output of two linear layers on the mean of the output cells.
-    There is no sigmoid, so this factor is near 0 at first, and the block then adds almost nothing to the class token.
+    DAFF has a 1x1, a depth-wise 3x3 and a 1x1 convolution, each with a norm, and a residual connection around the
+    second convolution. The class token bypasses the convolutions and is multiplied by a gate, the output of two linear
+    layers for the mean of the output patch tokens. There is no sigmoid, so the gate is near 0 at first, and the block
+    then adds almost nothing to the class token.
 
     The biases of the convolutions before a batch norm have no effect in training, and their gradients are 0 up to
     rounding.
@@ -321,38 +324,38 @@ class Daff(FeedForward):
     def __init__(self, dim: int, hidden: int, parts: DhvtParts, drop: float = 0.0) -> None:
         super().__init__(dim, parts, drop)
         self.conv1 = nn.Conv2d(dim, hidden, 1)
-        self.bn1 = map_norm(parts.daff_norm, hidden)
-        self.conv2 = local_mixing(parts.feed_forward()["local"], hidden)
-        self.bn2 = None if self.conv2 is None else map_norm(parts.daff_norm, hidden)
+        self.bn1 = build_map_norm(parts.daff_norm, hidden)
+        self.conv2 = build_local_mixing(parts.feed_forward()["local"], hidden)
+        self.bn2 = None if self.conv2 is None else build_map_norm(parts.daff_norm, hidden)
         self.conv3 = nn.Conv2d(hidden, dim, 1)
-        self.bn3 = map_norm(parts.daff_norm, dim)
+        self.bn3 = build_map_norm(parts.daff_norm, dim)
 
     def transform(self, x: Tensor, grid: Grid) -> Tensor:
-        """Return the layers' output on the cells, or on the class token and the cells."""
+        """Apply the layers to the patch tokens, or to the class token and the patch tokens."""
         x = as_map(x, grid if self.split_cls else (x.shape[1], 1))
         x = self.on_cells(self.act(self.bn1(self.conv1(x))), grid)
         return to_tokens(self.bn3(self.conv3(x)))
 
     def mix(self, x: Tensor) -> Tensor:
-        """Mix the neighbours in a hidden map (B, hidden, H, W)."""
+        """Mix neighbouring positions of a hidden map (B, hidden, H, W)."""
         if self.conv2 is None or self.bn2 is None:
             return x
         mixed = self.act(self.bn2(self.conv2(x)))
-        # In place, since this is the model's largest tensor, and no backward pass needs the output of the activation.
+        # Add in place, since this is the model's largest tensor, and no backward pass needs the activation's output.
         return mixed.add_(x) if self.shortcut else mixed
 
 
 class PlainFeedForward(FeedForward):
-    """The two linear layers of a ViT, with the operations of DAFF that the supplement's Table 2 adds step by step."""
+    """The two linear layers of a ViT, optionally with the operations of DAFF that the supplement's Table 2 adds."""
 
     def __init__(self, dim: int, hidden: int, parts: DhvtParts, drop: float = 0.0) -> None:
         super().__init__(dim, parts, drop)
         self.fc1 = nn.Linear(dim, hidden)
-        self.local = local_mixing(parts.feed_forward()["local"], hidden)
+        self.local = build_local_mixing(parts.feed_forward()["local"], hidden)
         self.fc2 = nn.Linear(hidden, dim)
 
     def transform(self, x: Tensor, grid: Grid) -> Tensor:
-        """Return the layers' output on the cells, or on the class token and the cells."""
+        """Apply the layers to the patch tokens, or to the class token and the patch tokens."""
         x = self.drop(self.act(self.fc1(x)))
         if self.local is not None:
             cells = as_map(x, grid if self.split_cls else (x.shape[1], 1))
@@ -360,6 +363,6 @@ class PlainFeedForward(FeedForward):
         return self.fc2(x)
 
     def mix(self, x: Tensor) -> Tensor:
-        """Mix the neighbours in a hidden map (B, hidden, H, W)."""
+        """Mix neighbouring positions of a hidden map (B, hidden, H, W)."""
         mixed = x if self.local is None else self.local(x)
         return x + mixed if self.shortcut else mixed

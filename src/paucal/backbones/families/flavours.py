@@ -1,10 +1,10 @@
-"""timm's vision transformers in the variants of the papers' code.
+"""Variants of timm's vision transformers that are used in the papers' code.
 
 - `drloc_vit_base_patch16_224`: ViT-B/16 as in DrLoc's experiments (Liu et al. 2021, "Efficient Training of Visual
   Transformers with Small Datasets"): no bias in the projection to queries, keys and values, norms with an epsilon of
   1e-5, dropout of 0.1.
-- `esvit_deit_*`, `esvit_vit_*`: the transformers without stages of EsViT (Li et al. 2022) and DINO. The position
-  embedding is resized to the grid of the images, without the antialiasing of timm.
+- `esvit_deit_*`, `esvit_vit_*`: the transformers without stages of EsViT (Li et al. 2022) and DINO. Their position
+  embedding is resized to the grid of the images without antialiasing, unlike in timm.
 
 DrLoc's Swin-T is timm's `swin_tiny_patch4_window7_224`, and the ResNet-50 of both papers is timm's `resnet50`.
 """
@@ -49,13 +49,13 @@ class DrlocViT(VisionTransformer):
 class EsvitViT(VisionTransformer):
     """timm's vision transformer for images of any size, with position embeddings resized as in DINO and EsViT.
 
-    The sides of images must be multiples of the patch. Resizing is bicubic, without antialiasing. The published code
-    resizes both sides by the same factor, so it only supports square images. Here each side has its factor, with the
-    same result for square images.
+    The sides of images must be multiples of the patch size. Resizing is bicubic, without antialiasing. The published
+    code resizes both sides by the same factor, so it only supports square images. Here, each side has its own factor,
+    which gives the same result for square images.
 
     Args:
         norm_eps: Epsilon of all norms.
-        dynamic_img_size: Whether images may have other sizes than `img_size`.
+        dynamic_img_size: Whether images may have sizes other than `img_size`.
         arguments: Arguments of timm's `VisionTransformer`, without `no_embed_class`.
     """
 
@@ -64,13 +64,13 @@ class EsvitViT(VisionTransformer):
     def __init__(self, *, norm_eps: float = 1e-6, dynamic_img_size: bool = True, **arguments: Any) -> None:
         if arguments.get("no_embed_class"):
             raise ValueError(
-                "no_embed_class is not supported by EsvitViT, whose class token has a position embedding: leave it out"
+                "no_embed_class is not supported by EsvitViT, whose class token has a position embedding: remove it"
             )
         norm_layer = partial(nn.LayerNorm, eps=norm_eps)
         super().__init__(**{"norm_layer": norm_layer, **arguments}, dynamic_img_size=dynamic_img_size)
 
     def init_weights(self, mode: str = "", needs_reset: bool = True) -> None:
-        """Initialise as in timm, but draw the class token with a deviation of 0.02, as in the published code."""
+        """Initialise as in timm, but draw the class token with a standard deviation of 0.02, as published."""
         super().init_weights(mode, needs_reset)
         if self.cls_token is not None:
             trunc_normal_(self.cls_token, std=0.02)
@@ -111,8 +111,8 @@ _LUCIDRAINS = {
 def checkpoint_filter_fn(state: Mapping[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
     """Rename the tensors of DrLoc's ViT (lucidrains' vit-pytorch) to timm's names, then adapt sizes as timm does.
 
-    DrLoc's ViT flattens each patch row by row, with the channels last, and applies a linear layer; its weights are
-    reordered to those of the equivalent convolution.
+    DrLoc's ViT flattens each patch row by row, with the channels last, and applies a linear layer. The layer's weights
+    are reordered to the weights of the equivalent convolution.
     """
     state = dict(state)
     if _is_lucidrains(state):

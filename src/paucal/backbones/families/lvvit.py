@@ -1,20 +1,20 @@
-"""LV-ViT, a vision transformer that predicts a class for the image and a class for every token.
+"""LV-ViT, a vision transformer that predicts a class for the image and for every patch token.
 
 "All Tokens Matter: Token Labeling for Training Better Vision Transformers" (Jiang et al., NeurIPS 2021). The state dict
 has the names of the published code, so published checkpoints can be loaded; the position embedding is resampled.
 
 Differences from the published code:
 - `forward` returns the same logits in training and in evaluation: the class logits plus half of the largest token
-  logits. So plain classification trains the logits that are used later, and both classifiers get gradients. In the
-  published code, training returns a triple. Token labeling uses `dense_logits`.
-- The factor of 0.5 can be changed, and the classifier of tokens can be left out, for models that are fine-tuned without
-  token labels. For these, the published code adds the output of an untrained classifier in evaluation.
+  logits. Therefore, plain classification trains the logits that are used in evaluation, and both classifiers get
+  gradients. In the published code, `forward` returns a triple in training. Token labeling uses `dense_logits`.
+- The factor of 0.5 can be changed, and the classifier of tokens can be omitted for models that are fine-tuned without
+  token labels. For such models, the published code adds the output of an untrained classifier in evaluation.
 - `reset_classifier` replaces both classifiers.
 - The caller passes MixToken's box, which is not drawn from a global generator.
 - Images need not be square.
 
-Variants do not set drop-path: pass `drop_path_rate` (published: 0.1 for T and S, 0.2 for M, 0.3 for L). For other sizes
-than 224 pixels, pass `img_size`; the position embedding of a checkpoint for 224 pixels is then resampled.
+Variants do not set drop-path: pass `drop_path_rate` (published: 0.1 for T and S, 0.2 for M, 0.3 for L). For images of
+other sizes than 224 pixels, pass `img_size`; the position embedding of a checkpoint for 224 pixels is then resampled.
 """
 
 from collections.abc import Mapping
@@ -45,21 +45,21 @@ class LvVit(TokenBackbone):
 
     Args:
         img_size: Side, or (height, width), of the images in pixels, for which the position embedding is built.
-        patch_size: Side of a cell in pixels.
+        patch_size: Side of a patch in pixels.
         num_classes: Number of classes of each classifier; 0 for no classifier.
-        global_pool: Input of the classifier: "token" for the class token, "avg" for the mean of the cells, "" for all
-            tokens.
+        global_pool: Input of the classifier: "token" for the class token, "avg" for the mean of the patch tokens, ""
+            for all tokens.
         skip_lam: Number by which the output of residual branches is divided (table 4 of the supplement).
         stem: Patch embedding, a key of `lvvit_layers.STEMS` (table 3 of the supplement).
         stem_width: Number of channels between the convolutions of the stem.
-        aux_head: Whether there is a second classifier, for the cells. Set it to False if this will not be trained.
-        aux_weight: Factor of the largest logits over the cells, which are added to the class logits. Published: 0.5.
-            With 0, `aux_head` gets gradients only from `dense_logits`, not in plain classification.
+        aux_head: Whether there is a second classifier, for the patch tokens. Use False if it will not be trained.
+        aux_weight: Factor of the largest logits over the patch tokens, which are added to the class logits. Published:
+            0.5. With 0, `aux_head` gets gradients only from `dense_logits`, not in plain classification.
         dynamic_img_size: Whether to resample the position embedding in every forward pass, so that images may have
             other sizes.
         drop_rate: Dropout rate before the classifiers.
-        drop_path_rate: Probability that a residual branch of the last block is skipped in training; it rises linearly
-            from 0 at the first block. Published: 0.1 (T, S), 0.2 (M) and 0.3 (L).
+        drop_path_rate: Probability that a residual branch of the last block is skipped in training; the probability
+            rises linearly from 0 at the first block. Published: 0.1 (T, S), 0.2 (M) and 0.3 (L).
     """
 
     relevance_family = "lvvit"
@@ -119,9 +119,9 @@ class LvVit(TokenBackbone):
         trunc_normal_(self.pos_embed, std=0.02)
 
     def embed(self, x: Tensor, mix_box: Box | None = None) -> tuple[Tensor, Grid]:
-        """Return the tokens (B, 1 + H * W, C) of images, positions added, and the (rows, columns) of their grid.
+        """Return the tokens (B, 1 + H * W, C) of images, including positions, and the (rows, columns) of their grid.
 
-        With `mix_box`, cells are exchanged between images before the positions are added.
+        With `mix_box`, patch tokens are exchanged between images before the positions are added.
         """
         cells = self.patch_embed(x)
         if mix_box is not None:
@@ -135,8 +135,8 @@ class LvVit(TokenBackbone):
 
         Args:
             x: Images (B, in_chans, H, W).
-            mix_box: MixToken's box (top, left, bottom, right) in cells, which the images i and B - 1 - i exchange; see
-                `mixtoken.exchange_box`. The output has the exchanged tokens; `mixtoken.exchange_tokens` moves
+            mix_box: MixToken's box (top, left, bottom, right) in patches, which the images i and B - 1 - i exchange;
+                see `mixtoken.exchange_box`. The output contains the exchanged tokens; `mixtoken.exchange_tokens` moves
                 predictions back to their images.
         """
         x, grid = self.embed(x, mix_box)
@@ -147,7 +147,7 @@ class LvVit(TokenBackbone):
     def dense_logits(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Return class logits (B, K) and token logits (B, H * W, K) from the output of `forward_features`.
 
-        They are used in token labeling. Tokens that MixToken exchanged are not moved back.
+        These logits are used in token labeling. Tokens that MixToken exchanged are not moved back.
         """
         if self.aux_head is None or self.num_classes < 1:
             raise ValueError(
@@ -156,9 +156,9 @@ class LvVit(TokenBackbone):
         return super().forward_head(x), self._token_logits(x)
 
     def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
-        """Return class logits + aux_weight * the largest token logits over the cells, (B, K).
+        """Return (B, K) logits: class logits + aux_weight * the largest token logits over the patch tokens.
 
-        With `pre_logits`, return the pooled features instead; without pooling, the class logits of every token.
+        With `pre_logits`, return the pooled features instead. Without pooling, return the class logits of every token.
         """
         logits = super().forward_head(x, pre_logits)
         if pre_logits or self.aux_head is None or not (self.num_classes and self.aux_weight and self.global_pool):
@@ -167,11 +167,11 @@ class LvVit(TokenBackbone):
         return logits + self.aux_weight * self._token_logits(x).max(1).values
 
     def get_classifier(self) -> nn.Module | tuple[nn.Module, ...]:
-        """Return the linear layers of the class and token classifiers; only the first if there is no `aux_head`."""
+        """Return the layers of the class and token classifiers, or only the former if there is no `aux_head`."""
         return self.head if self.aux_head is None else (self.head, self.aux_head)
 
     def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
-        """Replace both classifiers by ones with random weights, and set `global_pool` if given."""
+        """Replace both classifiers by new ones with random weights; set `global_pool` if given."""
         super().reset_classifier(num_classes, global_pool)
         if self.aux_head is not None:
             self.aux_head = match_model(self, new_classifier(self.num_features, num_classes))
@@ -200,8 +200,8 @@ class LvVit(TokenBackbone):
         if not self.dynamic_img_size:
             height, width = self.patch_embed.img_size
             raise ValueError(
-                f"the images have {grid[0]}x{grid[1]} cells, but the model is built for {built_grid[0]}x"
-                f"{built_grid[1]} ({height}x{width} pixels): call set_input_size, or build it with img_size or "
+                f"the images have {grid[0]}x{grid[1]} patches, but the model is built for {built_grid[0]}x"
+                f"{built_grid[1]} ({height}x{width} pixels): call set_input_size, or build the model with img_size or "
                 "dynamic_img_size"
             )
         return resample_positions(self.pos_embed, built_grid, grid)
@@ -238,9 +238,9 @@ _VARIANTS: dict[str, dict[str, Any]] = {
         "skip_lam": 3.0,
         "stem_width": 128,
     },  # 150.0M parameters
-    # Without the classifier of tokens (`lvvit` in the published code), 25.8M.
+    # Without the classifier of tokens (`lvvit` in the published code), 25.8M parameters.
     "lvvit_s_plain": {**_SMALL, "skip_lam": 2.0, "aux_head": False},
-    # The plain transformer from which LV-ViT-S was developed (`vit` in the published code), 24.4M.
+    # The plain transformer from which LV-ViT-S was developed (`vit` in the published code), 24.4M parameters.
     "lvvit_vit_s": {**_SMALL, "skip_lam": 1.0, "stem": "1_conv", "aux_head": False},
 }
 

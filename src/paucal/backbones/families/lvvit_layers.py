@@ -19,17 +19,17 @@ class StemPlan(NamedTuple):
     """The convolutions of a patch embedding.
 
     Attributes:
-        hidden: (kernel, stride) of each convolution before the last; all of these have the stem's width.
-        overlap: Kernel of the last convolution, divided by its stride.
+        hidden: (kernel, stride) of each convolution before the last, all of which have the stem's width.
+        overlap: Kernel size of the last convolution, divided by its stride.
     """
 
     hidden: tuple[tuple[int, int], ...]
     overlap: int = 1
 
 
-# The rows of table 3, in its order. The third row has the kernels 7, 3, 8 and the strides 2, 2, 4, so that patches
-# would overlap, but its number of parameters (25M) is that with a last kernel of 4. The stem whose name ends in
-# "overlap" has the kernels of the table, with a padding that gives the same grid.
+# The rows of table 3, in the table's order. The third row has the kernels 7, 3, 8 and the strides 2, 2, 4, so that
+# patches would overlap, but the number of parameters in this row (25M) corresponds to a last kernel of 4. The stem
+# whose name ends in "overlap" has the kernels of the table, with a padding that gives the same grid.
 STEMS = {
     "1_conv": StemPlan(()),
     "2_conv": StemPlan(((7, 2),)),
@@ -42,24 +42,24 @@ STEMS = {
 
 
 class LvVitStem(nn.Module):
-    """Convolutions with batch norm and ReLU, then a convolution that divides the map into patches.
+    """Convolutions with batch norm and ReLU, followed by a convolution that divides the map into patches.
 
     Names (`conv1`, `bn1`, ..., `proj`) and initialisation (torch's default) are those of the published code. Only the
     last convolution has a bias.
 
     Args:
         img_size: Side, or (height, width), of the images in pixels.
-        patch_size: Side of a cell in pixels.
+        patch_size: Side of a patch in pixels.
         in_chans: Number of channels of the images.
-        embed_dim: Number of channels of the cells.
+        embed_dim: Number of channels of the patch tokens.
         stem: Key of `STEMS`.
         width: Number of channels between the convolutions.
 
     Attributes:
         img_size: (height, width) of the images in pixels.
-        patch_size: (height, width) of a cell in pixels.
+        patch_size: (height, width) of a patch in pixels.
         grid_size: (rows, columns) of the grid for `img_size`.
-        num_patches: Number of cells for `img_size`.
+        num_patches: Number of patches for `img_size`.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class LvVitStem(nn.Module):
         self.proj = nn.Conv2d(in_chans, embed_dim, plan.overlap * stride, stride, padding)
 
     def set_input_size(self, img_size: int | Size) -> None:
-        """Set the image size; no weights depend on it."""
+        """Set the image size, on which no weights depend."""
         height, width = height_and_width(img_size)
         self._require_whole_patches(height, width)
         self.img_size = (height, width)
@@ -184,7 +184,7 @@ class LvVitBlock(nn.Module):
         self.drop_path2 = DropPath(drop_path) if drop_path > 0 else nn.Identity()
 
     def forward(self, x: Tensor, grid: Grid | None = None) -> Tensor:
-        """Return tokens (B, N, C) for tokens of the same shape; `grid` is not used."""
-        # Scaled and added by one kernel; a separate division would take another pass over the tokens.
+        """Apply the block to tokens (B, N, C); the shape stays the same, and `grid` is not used."""
+        # Scale and add with one kernel, since a separate division would take another pass over the tokens.
         x = torch.add(x, self.drop_path1(self.attn(self.norm1(x))), alpha=self.branch_scale)
         return torch.add(x, self.drop_path2(self.mlp(self.norm2(x))), alpha=self.branch_scale)

@@ -1,8 +1,7 @@
-"""MixToken's exchange: the images b and B - 1 - b of a batch exchange a box of cells.
+"""MixToken's exchange: the images b and B - 1 - b of a batch exchange a box of cells (patch tokens).
 
-"All Tokens Matter" (Jiang et al., NeurIPS 2021). The exchange is its own inverse: the same function mixes tokens, and
-later moves predictions back to the images of their cells. In a batch with an odd number of images, the middle image is
-not changed.
+"All Tokens Matter" (Jiang et al., NeurIPS 2021). The exchange is its own inverse, so the same function mixes tokens and
+later moves predictions back to their images. In a batch with an odd number of images, the middle image is not changed.
 """
 
 import torch
@@ -17,9 +16,9 @@ def exchange_box(cells: Tensor, box: Box) -> Tensor:
 
     Args:
         cells: (B, C, H, W) map of cells.
-        box: (top, left, bottom, right) in cells, the same for all images; an empty box changes nothing. With a tensor
-            of 4 integers on the device of the cells, code is not recompiled for every box; its values are not checked,
-            since reading them would wait for the device.
+        box: (top, left, bottom, right) in cells, the same for all images; an empty box changes nothing. If the box is a
+            tensor of 4 integers on the device of the cells, compiled code is not recompiled for every box, and the
+            values are not checked, since reading them would wait for the device.
 
     Returns:
         (B, C, H, W) map in new memory.

@@ -29,10 +29,10 @@ class ResNetCifar(ResNet):
         block: Class of the blocks, as for `ResNet`.
         layers: Number of blocks of each stage.
         in_chans: Number of channels of the images.
-        channels: Number of channels of each stage; the stem has that of the first stage.
+        channels: Number of channels of each stage; the stem has as many channels as the first stage.
         stem_stride: Stride of the stem in pixels, 1 or 2.
         output_stride: Stride of the last stage in pixels: 8, 4 or 2 times `stem_stride`; None for 8 times.
-        arguments: Further arguments of `ResNet`, except those of its stem.
+        arguments: Further arguments of `ResNet`, except arguments of its stem.
     """
 
     def __init__(
@@ -47,14 +47,14 @@ class ResNetCifar(ResNet):
     ) -> None:
         if stem_stride not in (1, 2):
             raise ValueError(f"stem_stride is {stem_stride!r}; give 1 or 2")
-        # timm's output stride by the output stride with this stem
+        # Output strides of timm's ResNet, by the output strides of this model.
         timm_strides = {factor * stem_stride: factor * TIMM_STEM_STRIDE for factor in (8, 4, 2)}
         stride = 8 * stem_stride if output_stride is None else output_stride
         if stride not in timm_strides:
             raise ValueError(f"output_stride is {output_stride!r}; give one of {', '.join(map(str, timm_strides))}")
         if channels[0] % 2:
             raise ValueError(f"the first stage has {channels[0]} channels; give an even number")
-        # The width of the stem can only be set for timm's deep stem, which is replaced below.
+        # timm only allows setting the width of its deep stem, which is replaced below.
         stem = {"stem_type": "deep", "stem_width": channels[0] // 2}
         sizes = {"in_chans": in_chans, "channels": channels, "output_stride": timm_strides[stride]}
         super().__init__(block, layers, **sizes, **stem, **arguments)

@@ -1,10 +1,10 @@
 """A small vision transformer for small images, `vit_mini`, registered with timm.
 
 timm's smallest transformers have 5 million parameters and patches of 16 pixels. `vit_mini` has about a million
-parameters. A convolutional stem divides images into cells of 4 pixels; with few images it trains far better than a
+parameters. A convolutional stem divides images into patches of 4 pixels; for few images, this trains far better than a
 linear patch embedding (Xiao et al. 2021, "Early Convolutions Help Transformers See Better"). All layers are timm's:
-`VisionTransformer` with `HybridEmbed` and `ConvStem`. The classifier gets the mean of the cells, so there is no class
-token.
+`VisionTransformer` with `HybridEmbed` and `ConvStem`. The classifier reads the mean of the patch tokens, so there is no
+class token.
 """
 
 from functools import partial
@@ -18,7 +18,7 @@ from torch import nn
 
 from paucal.backbones.families.common.contract import configuration
 
-# The normalisation is ImageNet's, as for any timm model without weights; a run replaces it by that of its images.
+# ImageNet's normalisation, as for any timm model without weights; a run replaces it by the statistics of its images.
 default_cfgs = generate_default_cfgs(
     {
         "vit_mini": configuration(
@@ -30,10 +30,10 @@ default_cfgs = generate_default_cfgs(
 
 @register_model
 def vit_mini(pretrained: bool = False, **arguments: Any) -> VisionTransformer:
-    """Build a ViT with 6 blocks and 128 channels on a stem with stride 4: an image of 32 pixels has 8x8 cells.
+    """Build a ViT with 6 blocks, 128 channels and a stem with stride 4, so that an image of 32 pixels has 8x8 patches.
 
-    Other arguments are those of timm's `VisionTransformer`. `patch_size` counts cells of the stem: with 2, a token
-    covers 8x8 pixels.
+    Other arguments are those of timm's `VisionTransformer`. `patch_size` is the side of a patch in positions of the
+    stem's output: with 2, a token covers 8x8 pixels.
     """
     width = arguments.get("embed_dim", 128)
     stem = ConvStem(
@@ -53,7 +53,7 @@ def vit_mini(pretrained: bool = False, **arguments: Any) -> VisionTransformer:
         "mlp_ratio": 3.0,
         "class_token": False,
         "global_pool": "avg",
-        "fc_norm": False,  # normalise the cells before they are averaged, so that the grid is normalised too
+        "fc_norm": False,  # normalise the patch tokens before averaging, so that the grid is normalised too
         "embed_layer": partial(HybridEmbed, backbone=stem),
     }
     return build_model_with_cfg(

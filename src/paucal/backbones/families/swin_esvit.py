@@ -2,11 +2,12 @@
 
 Li et al. 2022, "Efficient Self-supervised Vision Transformers for Representation Learning", Table 6: Swin-T, S and B
 with windows of 7 and of 14 cells. The parameters are those of timm's Swin of the same size, so weights can be loaded in
-both directions. At 224 pixels both compute the same; at other sizes timm pads in another order (see `common.windows`).
+both directions. At 224 pixels, the outputs are equal; at other sizes, timm pads in another order (see
+`common.windows`).
 
-A padded cell is zero after the norm, so its query, key and value are the biases of their projection. Here padded cells
-get these values after the projection, and are removed before the output projection. The papers' code computes both
-projections for padded cells too, with the same result.
+A padded cell is zero after the norm, so its query, key and value are the biases of their projection. Here, padded cells
+get these values after the projection, and are removed before the output projection. The papers' code also computes both
+projections for padded cells, with the same result.
 """
 
 from functools import partial
@@ -30,8 +31,8 @@ PADDINGS = ("published", "masked", "shrunk")
 def relative_bias(table: Tensor, table_window: Size, window: Size) -> Tensor:
     """Return the relative position bias of every pair of cells of a window.
 
-    Entries are looked up by offset, so a window may be smaller than the table's. The result is not cached, since it
-    changes with the table, and computing it takes less than 1 % of a block's time.
+    Entries are looked up by offset, so the window may be smaller than the window of the table. The result is not
+    cached, since it changes with the table, and since computing it takes less than 1 % of a block's time.
 
     Args:
         table: (offsets, heads) biases, with the offsets row by row from the most negative.
@@ -54,7 +55,7 @@ def relative_bias(table: Tensor, table_window: Size, window: Size) -> Tensor:
 def attend_windows(
     query: Tensor, key: Tensor, value: Tensor, bias: Tensor, scale: float, fused: bool, drop: nn.Dropout
 ) -> Tensor:
-    """Apply `attend` within windows that have a bias each, or all have the same bias.
+    """Apply `attend` within windows, with one bias per window or the same bias for all windows.
 
     The bias is not repeated for the images of a batch. Explicit weights pass through `drop` as
     (B * windows, heads, N, N), as in timm.
@@ -115,7 +116,7 @@ def _window_groups(call: Call, weights: Tensor, image_size: Size) -> AttentionGr
     features = call.block_inputs[0]
     grid = (features.shape[1], features.shape[2])
     windows = call.block.windows(grid)
-    indices = pad_and_shift(cell_indices(grid, features) + 1, windows) - 1  # + 1 - 1, so that padding, 0, becomes -1
+    indices = pad_and_shift(cell_indices(grid, features) + 1, windows) - 1  # zero padding becomes -1
     return window_groups(grid, window_partition(indices, windows.window))
 
 
@@ -133,12 +134,12 @@ class PaddedSwinBlock(SwinTransformerBlock):
     def adopt(cls, block: SwinTransformerBlock, padding: str) -> None:
         """Turn one of timm's blocks into a `PaddedSwinBlock`, in place.
 
-        timm's constructors do not allow another class for the blocks. Parameters and initialisation are the same, so
-        the class of the blocks is changed, instead of building them again.
+        timm's constructors do not allow another class for the blocks. Since parameters and initialisation are the same,
+        the class of the existing blocks is changed instead of building new blocks.
         """
         block.__class__ = cls
         block.attn.__class__ = PaddedWindowAttention
-        block.attn.fused_attn = use_fused_attn()  # timm's Swin sets it only if experimental kernels are switched on
+        block.attn.fused_attn = use_fused_attn()  # timm's Swin sets this only if experimental kernels are on
         block.padding = padding  # type: ignore[assignment]
 
     def windows(self, size: Size) -> Windows:
@@ -167,15 +168,16 @@ class AnySizePatchEmbed(PatchEmbed):
 class EsvitSwin(SwinTransformer):
     """timm's Swin with the papers' padding.
 
-    Windows and shifts are determined by `img_size` when the model is built: if a stage's grid is not larger than its
-    window, the window is the grid and there is no shift. Then images of any size are possible: maps are padded to a
-    multiple of the window, and images to a multiple of the patch, with zeros.
+    Windows and shifts are determined by `img_size` when the model is built: if a stage's grid is not larger than the
+    stage's window, the window is the grid and is not shifted. The built model accepts images of any size. Maps are
+    padded to a multiple of the window, and images are padded with zeros to a multiple of the patch size.
 
     Args:
-        padding: How padded cells are treated. "published": cells attend to them as to other cells, and their keys and
-            values are the bias of the projection, as in EsViT's code; in the last stage of a 96-pixel crop, 5 of 6
-            cells are padding. "masked": cells do not attend to them. "shrunk": a window larger than the map gets the
-            map's size, with relative positions from the same table, and the remaining padding is masked.
+        padding: How padded cells are treated. "published": cells attend to padded cells as to other cells, and the keys
+            and values of padded cells are the bias of the projection, as in EsViT's code; in the last stage of a
+            96-pixel crop, 5 of 6 cells are padding. "masked": cells do not attend to padded cells. "shrunk": a window
+            larger than the map gets the map's size, with relative positions from the same table, and the remaining
+            padding is masked.
         norm_eps: Epsilon of all layer norms; 1e-6 in EsViT.
         arguments: Arguments of timm's `SwinTransformer`.
     """

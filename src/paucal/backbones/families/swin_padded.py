@@ -1,8 +1,8 @@
 """Swin as in its authors' code for detection and segmentation (Liu et al., ICCV 2021), for images of any size.
 
-Here maps are padded, then shifted; timm shifts them before padding. The models and their weights are timm's Swins with
-the same names without `padded_`. At 224 pixels both compute the same; they differ if the sides of a map are not
-multiples of the window (see `paucal.backbones.families.common.windows`).
+Here, maps are padded, then shifted, whereas timm shifts maps before padding. The models and their weights are timm's
+Swins with the same names without `padded_`. At 224 pixels, the outputs are equal. The outputs differ if the sides of a
+map are not multiples of the window (see `paucal.backbones.families.common.windows`).
 """
 
 from collections.abc import Mapping

@@ -1,16 +1,16 @@
 """Tokens-to-token, the patch embedding of T2T-ViT (Yuan et al., ICCV 2021, section 3.1).
 
-Overlapping windows of pixels become tokens, and a narrow attention layer mixes these. Then windows of tokens become the
-next tokens, twice. Each step enlarges the receptive field of a token.
+Overlapping windows of pixels become tokens, and a narrow attention layer mixes these tokens. Then, twice, overlapping
+windows of tokens become the next tokens. Each step enlarges the receptive field of a token.
 
-Names and values are those of the published code, but with less work. That code uses `unfold` on maps with the channels
-first, so tokens must be transposed before and after. Here the channels are last, windows are collected row by row, and
-the weights that are applied to windows are reordered instead.
+Tensor names and outputs are those of the published code, but computed with less work. The published code uses `unfold`
+on maps with the channels first, so tokens must be transposed before and after. Here, the channels are last, windows are
+collected row by row, and the weights that are applied to windows are reordered instead.
 
 Linear attention uses positive random features ("Rethinking Attention with Performers", Choromanski et al. 2021). The
 softmax kernel exp(q k) is the expectation of phi(q) phi(k) over m random directions w, where phi(x) is
-exp(w x - |x|^2 / 2) / sqrt(m). So keys and values are summed once for all queries, and the cost is linear in the number
-of tokens. There is no matrix of attention weights.
+exp(w x - |x|^2 / 2) / sqrt(m). Therefore, keys and values are summed once for all queries, the cost is linear in the
+number of tokens, and there is no matrix of attention weights.
 """
 
 import math
@@ -27,8 +27,8 @@ from torch.nn import functional
 from paucal.backbones.families.common.attention import attend, split_heads
 from paucal.types import height_and_width
 
-EPS = 1e-8  # of the denominator, as published; it dominates if keys are far from queries
-_MAX_EXPONENT = 80.0  # exp of it is still finite in float32
+EPS = 1e-8  # added to the denominator, as published; dominates the denominator if keys are far from queries
+_MAX_EXPONENT = 80.0  # exp(80) is finite in float32
 
 
 def random_features(count: int, width: int) -> Tensor:
@@ -42,9 +42,9 @@ def linear_attention(query: Tensor, key: Tensor, value: Tensor, features: Tensor
     """Return phi(q) (phi(k)^T v) / (phi(q) sum(phi(k)) + 1e-8), in float32 or wider.
 
     The published code computes the exponentials directly, which overflows in half precision. Here the largest exponent
-    of each query and of each image's keys is subtracted first. These factors cancel in the fraction, since the 1e-8 is
-    divided by them too, so the result is the same. The backward pass treats them as constants, since the fraction does
-    not depend on them.
+    of each query and of each image's keys is subtracted first. The resulting factors cancel in the fraction, since 1e-8
+    is also divided by them, so the result is the same. The backward pass treats the factors as constants, since the
+    fraction does not depend on them.
 
     Args:
         query: (B, N, d) queries.
@@ -61,7 +61,7 @@ def linear_attention(query: Tensor, key: Tensor, value: Tensor, features: Tensor
     query_max = query_exponents.detach().amax(-1, keepdim=True)
     key_max = key_exponents.detach().amax((-2, -1), keepdim=True)
     query_phi, key_phi = (query_exponents - query_max).exp(), (key_exponents - key_max).exp()
-    # phi(k)^T v, and the sum of phi(k) as one more column, so that one product gives numerator and denominator.
+    # phi(k)^T v, with the sum of phi(k) as a further column, so that one product gives numerator and denominator.
     summary = torch.cat((key_phi.transpose(1, 2) @ value, key_phi.sum(1).unsqueeze(-1)), -1)
     products = query_phi @ summary
     log_eps = math.log(EPS * features.shape[0]) - query_max - key_max  # with the factors 1 / sqrt(m) of both phi
@@ -91,13 +91,13 @@ def cut_windows(cells: Tensor, side: int, stride: int) -> Tensor:
     Cells outside the map are zero. The values of a window are those of its cells, row by row, each with C channels.
     H' is H / stride, rounded up for windows of 3.
     """
-    border = padding(side, stride)
+    border = padding_width(side, stride)
     cells = functional.pad(cells, (0, 0, border, border, border, border))
     rows, columns = ((length - side) // stride + 1 for length in cells.shape[1:3])
     if side > NEXT_WINDOW:  # windows of the image, which have few channels and rarely need a gradient
         views = cells.unfold(1, side, stride).unfold(2, side, stride)
         return views.permute(0, 1, 2, 4, 5, 3).flatten(3)
-    # With slices, whose gradient costs half that of `Tensor.unfold` on a CPU and is compiled to sums.
+    # Use slices, since their gradient takes half as long as that of `Tensor.unfold` on a CPU and is compiled to sums.
     last_row, last_column = (rows - 1) * stride + 1, (columns - 1) * stride + 1
     parts = [
         cells[:, row : row + last_row : stride, column : column + last_column : stride]
@@ -107,8 +107,8 @@ def cut_windows(cells: Tensor, side: int, stride: int) -> Tensor:
     return torch.cat(parts, -1)
 
 
-def padding(side: int, stride: int) -> int:
-    """Return the zero padding on each side of a map: 2 for windows of 7 with stride 4, 1 for windows of 3 with 2."""
+def padding_width(side: int, stride: int) -> int:
+    """Return the zero padding per side of a map: 2 for windows of 7 with stride 4, 1 for windows of 3 with stride 2."""
     return (side - stride + 1) // 2
 
 
@@ -120,8 +120,8 @@ def cells_last(weight: Tensor, channels: int) -> Tensor:
 def project_windows(windows: Tensor, norm: nn.LayerNorm, linear: nn.Linear, channels: int) -> Tensor:
     """Apply a layer norm and a linear layer, with weights in the published order, to windows of cells.
 
-    The norm's scale and shift are multiplied into the layer's weights, which are fewer than the values of all windows.
-    The remaining norm has no parameters, so windows of pixels need no gradient.
+    The norm's scale and shift are merged into the weights and the bias of the linear layer, which are smaller than the
+    windows. The remaining norm has no parameters, so windows of pixels need no gradient.
     """
     windows = functional.layer_norm(windows, norm.normalized_shape, eps=norm.eps)
     shift = linear.weight @ norm.bias
@@ -132,7 +132,7 @@ def project_windows(windows: Tensor, norm: nn.LayerNorm, linear: nn.Linear, chan
 class PerformerLayer(nn.Module):
     """The token layer of T2T-ViT: linear attention with the value as the residual connection, then an MLP.
 
-    Attention is computed in full precision also under autocast. It has no matrix of weights that could be recorded.
+    Attention is computed in full precision, even under autocast. There is no matrix of attention weights to record.
 
     Args:
         channels: Number of channels of each cell in a window.
@@ -221,13 +221,14 @@ _LATER_STRIDES = 4  # product of the strides of the second and third soft split
 class TokensToToken(nn.Module):
     """The tokens-to-token module: three soft splits, a token layer after each of the first two, and a projection.
 
-    A soft split divides a map into overlapping windows, with sides of 7 pixels, then 3 and 3 cells. So the sides of
-    images need not be multiples of the patch; less than one stride of pixels may be ignored on the right and bottom.
+    A soft split divides a map into overlapping windows, whose sides are 7 pixels in the first split and 3 cells in the
+    other two. Therefore, the sides of images need not be multiples of the patch size; less than one stride of pixels
+    may be ignored on the right and bottom.
 
     Args:
         img_size: Side, or (height, width), of the images in pixels.
-        patch_size: Side of a token's patch in pixels, four times the stride of the first soft split. Published: 16. The
-            weights do not depend on it.
+        patch_size: Side of a token's patch in pixels, which is four times the stride of the first soft split.
+            Published: 16. The weights do not depend on the patch size.
         in_chans: Number of channels of the images.
         embed_dim: Number of channels of the output.
         tokens: Attention of the token layers: "performer" for linear, "transformer" for softmax attention.
@@ -238,7 +239,7 @@ class TokensToToken(nn.Module):
 
     Attributes:
         img_size: (height, width) of the images in pixels.
-        patch_size: (height, width) of a cell in pixels.
+        patch_size: (height, width) of a patch in pixels.
         grid_size: (rows, columns) of the grid for `img_size`.
         grad_checkpointing: Whether the token layers are computed again in the backward pass.
     """
@@ -269,7 +270,7 @@ class TokensToToken(nn.Module):
         self.project = nn.Linear(token_dim * NEXT_WINDOW**2, embed_dim)
 
     def set_input_size(self, img_size: int | Size, patch_size: int) -> None:
-        """Set the image size and the side of a cell, both in pixels; no weights depend on them."""
+        """Set the image size and the side of a patch in pixels, on which no weights depend."""
         if patch_size not in range(_LATER_STRIDES, _LATER_STRIDES * FIRST_WINDOW + 1, _LATER_STRIDES):
             raise ValueError(
                 f"patch_size is {patch_size}; it must be a multiple of {_LATER_STRIDES} up to "
@@ -283,7 +284,7 @@ class TokensToToken(nn.Module):
 
     def grid_of(self, height: int, width: int) -> Size:
         """Return the (rows, columns) of the grid for images of this size in pixels."""
-        smallest_side = FIRST_WINDOW - 2 * padding(FIRST_WINDOW, self.stride)
+        smallest_side = FIRST_WINDOW - 2 * padding_width(FIRST_WINDOW, self.stride)
         if min(height, width) < smallest_side:
             raise ValueError(
                 f"images of {height}x{width} pixels are smaller than a window; use {smallest_side} pixels or more"
@@ -296,7 +297,7 @@ class TokensToToken(nn.Module):
         x = x.permute(0, 2, 3, 1).contiguous()
         x = self._mix_step(self.attention1, x, FIRST_WINDOW, self.stride)
         x = self._mix_step(self.attention2, x, NEXT_WINDOW, 2)
-        # Not as a convolution, which would compute the same in TF32 on GPUs; a matrix product is in float32.
+        # Use a matrix product, which is computed in float32, since GPUs would compute a convolution in TF32.
         windows = cut_windows(x, NEXT_WINDOW, 2)
         channels = windows.shape[-1] // NEXT_WINDOW**2
         cells = functional.linear(windows, cells_last(self.project.weight, channels), self.project.bias)

@@ -1,20 +1,20 @@
-"""T2T-ViT, a narrow and deep transformer on tokens of overlapping windows.
+"""T2T-ViT, a narrow and deep transformer whose tokens are computed from overlapping windows.
 
 "Tokens-to-Token ViT: Training Vision Transformers from Scratch on ImageNet" (Yuan et al., ICCV 2021). The state dict
-has the names of the published code and of DrLoc's code, which has the same model; checkpoints of both can be loaded.
+has the names of the published code and of DrLoc's code, which has the same model. Checkpoints of both can be loaded.
 
 Differences from the published code:
 - Images need not be square, and the size of the grid is computed instead of assumed to be a sixteenth of the image.
 - Drop-path and the dropout rates of the token layers are arguments.
-- The performer is computed in float32 also under autocast, and cannot overflow; see `linear_attention`.
-- Attention in the blocks is divided by the root of a head's number of channels. The published functions that build a
-  model use the root of all channels if pretrained weights are requested, but the published evaluation does not request
-  them; `qk_scale` can set this.
+- The performer is computed in float32, even under autocast, and cannot overflow; see `linear_attention`.
+- In the blocks, products of queries and keys are divided by the root of the number of channels per head. The published
+  functions that build a model use the root of the number of all channels if pretrained weights are requested, but the
+  published evaluation does not request them; set `qk_scale` to reproduce this.
 
 The token layers have linear attention, or softmax attention in the variants with `_t_`. Variants do not set drop-path:
-pass `drop_path_rate` (published: 0.1; 0 in DrLoc's code). For other sizes than 224 pixels, pass `img_size`; the
-position embedding of a checkpoint for 224 pixels is then interpolated. Small images need a smaller `patch_size`: with
-4, an image of 32 pixels has 8x8 cells.
+pass `drop_path_rate` (published: 0.1; 0 in DrLoc's code). For images of other sizes than 224 pixels, pass `img_size`;
+the position embedding of a checkpoint for 224 pixels is then interpolated. Small images need a smaller `patch_size`:
+with 4, an image of 32 pixels has 8x8 patches.
 """
 
 from collections.abc import Mapping
@@ -32,31 +32,33 @@ from paucal.backbones.families.common.tokens import Grid, TokenBackbone, require
 from paucal.backbones.families.lvvit_layers import LvVitBlock
 from paucal.backbones.families.t2t_layers import FIRST_WINDOW, Size, TokensToToken
 
-_PIXEL_PARAMETERS = ("norm1.weight", "norm1.bias", "kqv.weight", "attn.qkv.weight")  # of the first token layer
+# Parameters of the first token layer whose shapes depend on the number of image channels.
+_PIXEL_PARAMETERS = ("norm1.weight", "norm1.bias", "kqv.weight", "attn.qkv.weight")
 
 
 class T2tVit(TokenBackbone):
     """A T2T-ViT; the defaults are those of T2T-ViT-14.
 
-    The position embedding has fixed sines and cosines of a token's position in the sequence, the class token first. It
-    is computed for the image size for which the model is built. For other sizes (`set_input_size`, `dynamic_img_size`,
-    and checkpoints) it is interpolated on the grid, so that positions keep their meaning for a trained model.
+    The position embedding consists of fixed sines and cosines of a token's position in the sequence, the class token
+    first. The embedding is computed for the image size for which the model is built. For other sizes (`set_input_size`,
+    `dynamic_img_size` and checkpoints), the embedding is interpolated on the grid, so that positions keep their meaning
+    for a trained model.
 
     Args:
         img_size: Side, or (height, width), of the images in pixels, for which the position embedding is built.
-        patch_size: Side of a cell in pixels, a multiple of 4 up to 28; see `TokensToToken`.
-        global_pool: Input of the classifier: "token" for the class token, "avg" for the mean of the cells, "" for all
-            tokens.
+        patch_size: Side of a patch in pixels, a multiple of 4 up to 28; see `TokensToToken`.
+        global_pool: Input of the classifier: "token" for the class token, "avg" for the mean of the patch tokens, ""
+            for all tokens.
         tokens_type: Attention of the token layers, "performer" or "transformer" (T2T-ViT_t).
         token_dim: Number of channels of the token layers.
         kernel_ratio: Number of the performer's random features, divided by `token_dim`; at most 1.
         token_drop_rate: Dropout rate in the token layers; None for the published rates, 0.1 in the performer and 0 in
             the transformer.
-        qk_scale: Factor of the products of queries and keys; None for the inverse root of a head's number of channels.
+        qk_scale: Factor of the products of queries and keys; None for the inverse root of the channels per head.
         dynamic_img_size: Whether to interpolate the position embedding in every forward pass, so that images may have
             other sizes.
-        drop_path_rate: Probability that a residual branch of the last block is skipped in training; it rises linearly
-            from 0 at the first block. Published: 0.1; 0 in DrLoc's code.
+        drop_path_rate: Probability that a residual branch of the last block is skipped in training; the probability
+            rises linearly from 0 at the first block. Published: 0.1; 0 in DrLoc's code.
 
     Attributes:
         pos_embed: (1, 1 + H * W, C) position embedding, which is not trained but is in the state dict.
@@ -133,7 +135,7 @@ class T2tVit(TokenBackbone):
         return self.tokens_to_token
 
     def embed(self, x: Tensor) -> tuple[Tensor, Grid]:
-        """Return the tokens (B, 1 + H * W, C) of images, positions added, and the (rows, columns) of their grid."""
+        """Return the tokens (B, 1 + H * W, C) of images, including positions, and the (rows, columns) of their grid."""
         self._require_size(x.shape[2], x.shape[3])
         cells, grid = self.tokens_to_token(x)
         positions, built_grid = self.pos_embed, self.tokens_to_token.grid_size
@@ -166,7 +168,7 @@ class T2tVit(TokenBackbone):
         if (height, width) != built_size and not self.dynamic_img_size:
             raise ValueError(
                 f"the images have {height}x{width} pixels, but the model is built for {built_size[0]}x{built_size[1]}: "
-                "call set_input_size, or build it with img_size or dynamic_img_size"
+                "call set_input_size, or build the model with img_size or dynamic_img_size"
             )
 
 
@@ -184,9 +186,10 @@ def sinusoid(count: int, channels: int) -> Tensor:
 def checkpoint_filter_fn(state: Mapping[str, Tensor], model: T2tVit) -> dict[str, Tensor]:
     """Interpolate a checkpoint's position embedding for square images of another size, and adapt the input channels.
 
-    As timm does for convolutions, weights are summed over the channels for grey images, and repeated for more channels.
-    The parameters of the layer norm before them are averaged over the channels. So for grey images the output is that
-    for three equal channels, if the norm's parameters were equal for all channels.
+    As in timm's conversion of convolutions, weights are summed over the channels for grey images, and repeated for more
+    channels. The parameters of the layer norm before these weights are averaged over the channels. Therefore, the
+    output for a grey image equals the output for three equal channels, if the norm's parameters were equal for all
+    channels.
     """
     stem = model.tokens_to_token
     fitted = with_fitting_positions(state, model.pos_embed, stem.grid_size)

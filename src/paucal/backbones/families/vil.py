@@ -1,8 +1,8 @@
 """Vision Longformer (Zhang et al. 2021): stages with sparse or full attention, and with global tokens.
 
-Variants do not set drop-path: pass `drop_path_rate` (published: 0.1 for all). With `positions="absolute"` they are the
-published variants with absolute positions. State dicts of the published code, and of EsViT's version of it, can be
-loaded.
+Variants do not set drop-path: pass `drop_path_rate` (published: 0.1 for all). With `positions="absolute"`, the models
+are the published variants with absolute positions. State dicts of the published code and of EsViT's version of this
+code can be loaded.
 """
 
 import math
@@ -36,37 +36,40 @@ from paucal.types import height_and_width
 
 POSITIONS = ("relative", "absolute")
 BIAS_RESIZES = ("lookup", "picture")
+# Ends of the names of parameters without weight decay.
 _NOT_DECAYED = ("cls_token", "pos_embed", "relative_position_bias", "relative_position_bias_table")
 
 
 class VisionLongformer(StagedBackbone):
-    """A backbone with stages: the first ones have sparse attention, and the mean of the last cells is classified.
+    """A backbone whose first stages have sparse attention; the mean of the last map is classified.
 
     Each stage has global tokens, which are dropped after the stage. With `global_pool="token"`, a global token of the
-    last stage is classified instead of the mean. Some parameters only affect the final values of dropped global tokens
-    and would get no gradient, so they are frozen: in the last block of every stage except the last, the bias between
-    global tokens and, with `share_projections=False`, the projections of global tokens.
+    last stage is classified instead of the mean. Parameters that only affect the final values of dropped global tokens
+    would get no gradient, so they are frozen. These are, in the last block of every stage except the last, the bias
+    between global tokens and, with `share_projections=False`, the projections of global tokens.
 
     The sides of images may be any multiples of the stride of the last stage (32 pixels). Sparse attention is the same
     for all sizes. Full attention looks up its biases in a table for `img_size`, which `set_input_size` resizes.
 
     Args:
         img_size: Side, or (height, width), of the images in pixels, for which position tables are built.
-        global_pool: Input of the classifier: "avg" for the mean of the cells, "token" for a global token, "" for all.
-        patch_sizes: For each stage, the side of its patches: pixels in the first stage, then cells.
-        sparse: For each stage, whether its attention is sparse.
-        global_tokens: For each stage, its number of global tokens.
+        global_pool: Input of the classifier: "avg" for the mean of the last map, "token" for a global token, "" for no
+            pooling.
+        patch_sizes: Side of the patches of each stage, in pixels for the first stage, and in cells of the previous
+            stage's grid for other stages.
+        sparse: Whether attention is sparse, for each stage.
+        global_tokens: Number of global tokens of each stage.
         window_size: Side w of the chunks of sparse attention, in cells.
         mode: To which cells a cell attends in sparse attention: "blocks" (its chunk of w x w cells and the 8 chunks
             around), "exact" (the (2 w + 1)^2 cells around it), "cyclic" (as "blocks", but a chunk at the border has
-            neighbours at the opposite border) or "own" (its chunk only).
-        random_neighbour: Whether in training a cell attends to one of the 8 chunks around, drawn for each layer and
-            call, instead of all 8.
+            neighbours at the opposite border) or "own" (only its own chunk).
+        random_neighbour: Whether, in training, a cell attends to one of the 8 chunks around its chunk instead of all 8.
+            The chunk is drawn for each layer and call.
         positions: "relative" or "absolute".
         bias_resize: How full attention resizes its biases for other image sizes, "lookup" or "picture"; see
             `FullAttention`.
         share_projections: Whether global tokens have the same projections as cells in sparse attention.
-        drop_path_rate: Stochastic depth rate of the last block; it rises linearly from 0 at the first block.
+        drop_path_rate: Stochastic depth rate of the last block; the rate rises linearly from 0 at the first block.
     """
 
     pools = ("avg", "token", "")
@@ -113,7 +116,7 @@ class VisionLongformer(StagedBackbone):
             drop_rate=drop_rate,
             num_prefix_tokens=global_tokens[-1],
         )
-        self._checked_pool(global_pool)  # checked again, now that `num_prefix_tokens` is set
+        self._check_pool(global_pool)  # checked again, now that `num_prefix_tokens` is set
         self.inner_prefix_tokens = tuple(sorted(set(global_tokens)))
         shared = SharedArguments(window_size, mode, bias_resize, share_projections, mlp_ratio, pos_drop_rate)  # type: ignore[arg-type]
         rates: Any = calculate_drop_path_rates(drop_path_rate, list(depths), stagewise=True)
@@ -130,10 +133,10 @@ class VisionLongformer(StagedBackbone):
         self.set_random_neighbour(random_neighbour)
 
     def set_random_neighbour(self, enabled: bool) -> None:
-        """Set whether, in training, cells attend to one random chunk of the 8 around in sparse attention.
+        """Set whether, in training, cells attend to one random chunk of the 8 surrounding chunks in sparse attention.
 
-        The paper does this, and uses all chunks in the last quarter (or eighth) of the epochs. In evaluation cells
-        always attend to all chunks.
+        The paper does this, except in the last quarter (or eighth) of the epochs. In evaluation, cells always attend to
+        all chunks.
         """
         for module in self.modules():
             if isinstance(module, SparseAttention):
@@ -159,7 +162,7 @@ class VisionLongformer(StagedBackbone):
         record_input_size(self, size)
 
     def forward_features(self, x: Tensor) -> Tensor:
-        """Return the last stage's map (B, C, H, W) after the norm; its tokens (B, g + H * W, C) with global tokens."""
+        """Return the normalised map (B, C, H, W) of the last stage; with global tokens, tokens (B, g + H * W, C)."""
         require_multiple(x.shape[2:], self.reduction)
         return super().forward_features(x)
 
@@ -172,10 +175,10 @@ class VisionLongformer(StagedBackbone):
         """Return the names of the parameters without weight decay: tokens, positions and attention biases."""
         return {name for name, _ in self.named_parameters() if name.endswith(_NOT_DECAYED)}
 
-    def _checked_pool(self, global_pool: str) -> str:
+    def _check_pool(self, global_pool: str) -> str:
         if global_pool == "token" and getattr(self, "num_prefix_tokens", 1) == 0:
             raise ValueError("global_pool is 'token', but the last stage has no global tokens; use 'avg'")
-        return super()._checked_pool(global_pool)
+        return super()._check_pool(global_pool)
 
 
 def _resize_table(attention: FullAttention, grid: tuple[int, int]) -> None:
@@ -203,7 +206,7 @@ def _require_stages(columns: Sequence[Sequence[Any]], positions: str) -> None:
     for width, heads in zip(stages["embed_dims"], stages["num_heads"], strict=True):
         if width % heads:
             raise ValueError(
-                f"embed_dims has {width}, which is not a multiple of {heads}, its number of heads in num_heads"
+                f"embed_dims has {width}, which is not a multiple of {heads}, the stage's number of heads in num_heads"
             )
         if positions == "absolute" and width % 2:
             raise ValueError(f"embed_dims has {width}, but absolute positions need even numbers")
@@ -226,8 +229,9 @@ _EMBEDDING_PREFIXES = {"norm_embed.": "norm."}
 def checkpoint_filter_fn(state: Mapping[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
     """Rename the tensors of a published state dict to the model's names, and resize absolute positions to the model's.
 
-    The projections of queries, keys and values of sparse attention are joined into `qkv`. If global tokens share these,
-    the file has them twice; the copy of the global tokens is used, as in the published code, which loads it last.
+    The projections of queries, keys and values of sparse attention are joined into `qkv`. If global tokens share these
+    projections, the file contains the projections twice. Then the copy for the global tokens is used, as in the
+    published code, which loads this copy last.
     """
     renamed = {_model_key(key): value for key, value in state.items() if not key.endswith("relative_position_index")}
     model_state = model.state_dict()

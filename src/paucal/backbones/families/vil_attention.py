@@ -1,8 +1,8 @@
 """The sparse and the full attention of Vision Longformer (Zhang et al. 2021, section 3).
 
-The tokens are g global tokens, then the cells row by row. As in Swin, biases are added to the products of queries and
-keys. For each head there is a bias for each offset between two cells, for each global token as query or as key of a
-cell, and for each pair of global tokens.
+The tokens are g global tokens, followed by the cells (patch tokens) row by row. As in Swin, biases are added to the
+products of queries and keys. For each head, there is a bias for each offset between two cells, for each global token as
+query of cells, for each global token as key of cells, and for each pair of global tokens.
 """
 
 from dataclasses import dataclass
@@ -75,7 +75,7 @@ class VilAttention(nn.Module):
         self.g2g_relative_position_bias = _bias_table(with_global, heads, self.global_tokens, self.global_tokens)
 
     def freeze_global(self) -> None:
-        """Freeze the parameters that only affect the output for global tokens, which is not used."""
+        """Freeze the parameters that affect only the output of global tokens, which is not used."""
         if self.g2g_relative_position_bias is not None:
             self.g2g_relative_position_bias.requires_grad_(False)
 
@@ -84,7 +84,7 @@ class VilAttention(nn.Module):
         return layer(x).unflatten(2, (parts, self.num_heads, -1)).permute(2, 0, 3, 1, 4)
 
     def global_bias(self, cells: int) -> Tensor | None:
-        """Return the biases (heads, g, g + cells) of the global queries; None without biases."""
+        """Return the biases (heads, g, g + cells) of the global queries; None if there are no biases."""
         if self.g2l_relative_position_bias is None or self.g2g_relative_position_bias is None:
             return None
         to_cells = self.g2l_relative_position_bias[0].unsqueeze(2).expand(-1, -1, cells)
@@ -101,10 +101,10 @@ class VilAttention(nn.Module):
 class FullAttention(VilAttention):
     """Attention of all tokens to all tokens.
 
-    If the grid is not the one for which the bias table was built, there are two options. "lookup" takes the bias of
-    each offset from the table, and for offsets beyond the table the farthest entry. "picture" resizes the matrix of
-    biases between all pairs of cells bicubically, like an image. This has no geometric meaning, but EsViT's code does
-    it for crops of 96 pixels, and EsViT's weights were trained with it.
+    If the grid differs from the grid for which the bias table was built, there are two options. "lookup" takes the bias
+    of each offset from the table, and the farthest entry for offsets beyond the table. "picture" resizes the matrix of
+    biases between all pairs of cells bicubically, like an image. This resizing has no geometric meaning, but EsViT's
+    code uses it for crops of 96 pixels, and EsViT's weights were trained with it.
     """
 
     def __init__(self, settings: AttentionSettings, table_grid: Grid, bias_resize: str = "lookup") -> None:
@@ -112,22 +112,22 @@ class FullAttention(VilAttention):
         self.bias_resize = bias_resize
 
     def forward(self, x: Tensor, grid: Grid) -> Tensor:
-        """Return tokens (B, g + H * W, C) for tokens of the same shape with the grid (H, W)."""
+        """Apply the layer to tokens (B, g + H * W, C) with the grid (H, W); the shape stays the same."""
         query, key, value = self.project(self.qkv, x, 3).unbind(0)
         out = attend(query, key, value, self.bias(grid), self.scale, self.fused_attn, self.attn_drop)
         return self.proj_drop(self.proj(join_heads(out)))
 
     def bias(self, grid: Grid) -> Tensor | None:
-        """Return the biases (heads, g + H * W, g + H * W) for a grid (H, W); None without relative positions."""
+        """Return the biases (heads, g + H * W, g + H * W) for a grid (H, W); None if there are no biases."""
         table = self.local_relative_position_bias_table
         if table is None:
             return None
         if self.bias_resize == "lookup" or grid == self.window_size:
             local = table[grid_offsets(grid, self.window_size, table)].permute(2, 0, 1)
         else:
-            picture = table[grid_offsets(self.window_size, self.window_size, table)].permute(2, 0, 1)
+            matrix = table[grid_offsets(self.window_size, self.window_size, table)].permute(2, 0, 1)
             cells = grid[0] * grid[1]
-            local = functional.interpolate(picture[None].float(), size=(cells, cells), mode="bicubic")[0].to(table)
+            local = functional.interpolate(matrix[None].float(), size=(cells, cells), mode="bicubic")[0].to(table)
         local = self.with_global_keys(local)
         global_bias = self.global_bias(grid[0] * grid[1])
         return local if global_bias is None else torch.cat((global_bias, local), 1)
@@ -191,9 +191,11 @@ class GlobalAttention(nn.Module):
 class SparseAttention(VilAttention):
     """Attention of each cell to the global tokens and to the cells near it, and of global tokens to all tokens.
 
-    Differences from the published code: `mode` has names instead of numbers; in the mode "cyclic" all padding is
-    masked; on grids with one or two chunks per side, where a cell is a neighbour in several directions, it counts once;
-    and random numbers come from torch's generator of the device.
+    Differences from the published code:
+    - `mode` has names instead of numbers.
+    - In the mode "cyclic", all padding is masked.
+    - A cell that is a neighbour in several directions, on grids with one or two chunks per side, counts once.
+    - Random numbers come from torch's generator of the device.
 
     Args:
         settings: Settings as for full attention.
@@ -226,14 +228,14 @@ class SparseAttention(VilAttention):
         self.proj_global = nn.Linear(width, width) if has_own_projections else None
 
     def freeze_global(self) -> None:
-        """Freeze the parameters that only affect the output for global tokens, also their projections if separate."""
+        """Freeze the parameters that affect only the output of global tokens, including separate projections."""
         super().freeze_global()
         for layer in (self.query_global, self.kv_global, self.proj_global):
             if layer is not None:
                 layer.requires_grad_(False)
 
     def forward(self, x: Tensor, grid: Grid) -> Tensor:
-        """Return tokens (B, g + H * W, C) for tokens of the same shape with the grid (H, W)."""
+        """Apply the layer to tokens (B, g + H * W, C) with the grid (H, W); the shape stays the same."""
         qkv = self.project(self.qkv, x, 3)
         cells = self._attend_from_cells(qkv, grid)
         if self.to_all is None:
@@ -284,7 +286,10 @@ class SparseAttention(VilAttention):
         return tokens.index_select(3, torch.cat((first, cells), 1).flatten()).unflatten(3, (pairs.chunks, -1))
 
     def _chunk_bias(self, pairs: Pairs, like: Tensor) -> Tensor | None:
-        """Return biases (heads or 1, chunks or 1, Q or 1, g + S * K), which are -inf for masked keys; None for none."""
+        """Return biases (heads or 1, chunks or 1, Q or 1, g + S * K), which are -inf for masked keys.
+
+        The result is None if there is no bias table and no masked key.
+        """
         table, hidden = self.local_relative_position_bias_table, pairs.hidden
         bias = None
         if table is not None:

@@ -27,7 +27,7 @@ class Pairs(NamedTuple):
     Attributes:
         chunks: Number of chunks.
         queries: (chunks * Q,) index of the cell of each query; where a chunk extends beyond the grid, a cell is
-            repeated. None if a single chunk is the grid.
+            repeated. None if a single chunk covers the grid.
         restore: (H * W,) index of every cell in `queries`; None if `queries` is None.
         keys: (chunks, S, K) index of the cell of each key, arbitrary for masked keys; None if a single chunk has all
             cells in order.
@@ -60,9 +60,9 @@ def sparse_pairs(grid: Grid, window: int, mode: Mode, like: Tensor, all_slots: b
     Args:
         grid: (rows, columns) of the grid.
         window: Side w of a chunk in cells.
-        mode: To which cells a query attends: "blocks" for the 3x3 chunks around it, as far as they are in the grid;
-            "exact" for the (2 w + 1)^2 cells around it; "cyclic" for 3x3 chunks, where a chunk at the border has
-            neighbours at the opposite border; "own" for its chunk only.
+        mode: To which cells a query attends: "blocks" for the 3x3 chunks around it that are in the grid; "exact" for
+            the (2 w + 1)^2 cells around it; "cyclic" for 3x3 chunks, where a chunk at the border has neighbours at the
+            opposite border; "own" for its own chunk.
         like: Tensor on the device of the result.
         all_slots: Whether to always return 9 slots of w x w keys, so that some of them can be selected.
     """
@@ -73,7 +73,7 @@ def sparse_pairs(grid: Grid, window: int, mode: Mode, like: Tensor, all_slots: b
 
 
 def grid_offsets(grid: Grid, table: Grid, like: Tensor) -> Tensor:
-    """Return the index of each pair of a grid's cells, (H * W, H * W), in a bias table for a grid (Ht, Wt).
+    """Return the (H * W, H * W) indices of all pairs of a grid's cells in a bias table for a grid (Ht, Wt).
 
     The table has (2 Ht - 1) (2 Wt - 1) entries. An offset beyond the table has the index of the farthest entry in its
     direction.
@@ -172,7 +172,7 @@ def _clamp_offsets(offsets: Tensor, limit: int) -> Tensor:
 
 
 @lru_cache(maxsize=64)
-@torch.inference_mode(False)  # otherwise tensors that are made in inference mode could not be used in training
+@torch.inference_mode(False)  # since tensors made in inference mode could not be used in training
 def _cached_pairs(height: int, width: int, window: int, mode: Mode, all_slots: bool, device: torch.device) -> Pairs:
     return _build_pairs(height, width, window, mode, all_slots, device)
 

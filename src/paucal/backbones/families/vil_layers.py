@@ -1,4 +1,4 @@
-"""The stages of Vision Longformer: a patch embedding with global tokens, then blocks."""
+"""The stages of Vision Longformer: a patch embedding with global tokens, followed by blocks."""
 
 import math
 from collections.abc import Sequence
@@ -53,7 +53,7 @@ class StageSettings:
 
 
 class GlobalPatchEmbedding(nn.Module):
-    """A patch embedding: a convolution, a norm, absolute positions if there are any, and prepended global tokens.
+    """A patch embedding: a convolution, a norm, optional absolute positions, and prepended global tokens.
 
     The first half of the channels of an absolute position depends on the row, the second half on the column. For
     another grid, both tables are resized bicubically.
@@ -70,10 +70,10 @@ class GlobalPatchEmbedding(nn.Module):
         absolute = not settings.attention.relative
         self.proj = nn.Conv2d(settings.in_chans, width, settings.patch, settings.patch)
         self.norm = nn.LayerNorm(width, EPS)
-        self.cls_token = _global_tokens(count > 0, count, width)
-        self.cls_pos_embed = _global_tokens(absolute and count > 0, count, width)
-        self.x_pos_embed = _global_tokens(absolute, settings.grid[0], width // 2)  # of rows; named as published
-        self.y_pos_embed = _global_tokens(absolute, settings.grid[1], width // 2)
+        self.cls_token = _new_table(count > 0, count, width)
+        self.cls_pos_embed = _new_table(absolute and count > 0, count, width)
+        self.x_pos_embed = _new_table(absolute, settings.grid[0], width // 2)  # for rows; the name is the published one
+        self.y_pos_embed = _new_table(absolute, settings.grid[1], width // 2)
         self.pos_drop = nn.Dropout(settings.shared.pos_drop)
 
     def forward(self, x: Tensor) -> tuple[Tensor, Grid]:
@@ -106,13 +106,13 @@ class VilBlock(nn.Module):
         self.drop_path2 = DropPath(drop_path) if drop_path > 0 else nn.Identity()
 
     def forward(self, x: Tensor, grid: Grid) -> Tensor:
-        """Return tokens (B, g + H * W, C) for tokens of the same shape with the grid (H, W)."""
+        """Apply the block to tokens (B, g + H * W, C) with the grid (H, W); the shape stays the same."""
         x = x + self.drop_path1(self.attn(self.norm1(x), grid))
         return x + self.drop_path2(self.mlp(self.norm2(x)))
 
 
 class VilStage(nn.Module):
-    """A patch embedding with global tokens, then blocks."""
+    """A patch embedding with global tokens, followed by blocks."""
 
     def __init__(self, settings: StageSettings, drop_path: Sequence[float], last: bool) -> None:
         super().__init__()
@@ -149,7 +149,7 @@ def resize_positions(table: Tensor, length: int) -> Tensor:
 
 
 def require_multiple(size: Sequence[int], reduction: int) -> None:
-    """Raise a ValueError if a side of an image is not a multiple of the reduction, in pixels."""
+    """Raise a ValueError if a side of an image in pixels is not a multiple of the reduction."""
     if size[0] % reduction or size[1] % reduction:
         nearest_size = [max(1, round(side / reduction)) * reduction for side in size]
         raise ValueError(
@@ -176,9 +176,9 @@ def _build_attention(settings: StageSettings) -> nn.Module:
     return SparseAttention(settings.attention, shared.window_size, shared.mode, shared.share_projections)
 
 
-def _global_tokens(is_used: bool, count: int, width: int) -> nn.Parameter | None:
+def _new_table(is_used: bool, count: int, width: int) -> nn.Parameter | None:
     if not is_used:
         return None
-    tokens = nn.Parameter(torch.empty(1, count, width))
-    trunc_normal_(tokens, std=0.02)
-    return tokens
+    table = nn.Parameter(torch.empty(1, count, width))
+    trunc_normal_(table, std=0.02)
+    return table

@@ -1,8 +1,8 @@
-"""Adapts a model's tensors to the same architecture with another image size, patches, windows or input channels.
+"""Adapting a model's tensors to the same architecture with another image size, patches, windows or input channels.
 
-If timm has a conversion for the model's family (`checkpoint_filter_fn`), it is applied first; it also renames the
-tensors of the papers' checkpoints. Tensors whose shapes still differ are resampled here with timm's functions, position
-embeddings as `families.common.positions` defines for the family.
+If timm has a conversion for the model's family (`checkpoint_filter_fn`), this conversion is applied first. It also
+renames the tensors of the papers' checkpoints. Tensors whose shapes still differ are resampled with timm's functions.
+Position embeddings are resampled as `families.common.positions` defines for the family.
 """
 
 import math
@@ -20,16 +20,16 @@ from timm.layers.pos_embed_rel import resize_rel_pos_bias_table
 from timm.models import adapt_input_conv
 from torch import Tensor, nn
 
-from paucal.backbones.families.common.positions import antialiases, resample_map, resample_positions
+from paucal.backbones.families.common.positions import resample_map, resample_positions, uses_antialiasing
 from paucal.backbones.layout import Size
-from paucal.backbones.weights.load_report import some
+from paucal.backbones.weights.load_report import list_some
 from paucal.types import UserError
 from paucal.wording import counted
 
 _POSITION_NAME = re.compile(r"(^|\.)(pos_embed\w*|absolute_pos_embed|position_embeddings?|patch_pos)$")
 _BIAS_TABLE_NAME = "relative_position_bias_table"
 _MAX_PREFIX_TOKENS = 8  # class, distillation and register tokens
-# Ends of the names of tensors that a model computes from sizes when it is built, so that a file need not have them
+# Ends of the names of tensors that a model computes from sizes when it is built, so that a file need not contain them.
 _COMPUTED_NAMES = ("relative_position_index", "attn_mask", "relative_coords_table", "attention_bias_idxs")
 
 
@@ -39,9 +39,9 @@ class FittedTensors:
 
     Attributes:
         state: Tensors with the model's names and shapes, adapted if needed.
-        changes: By name, how a tensor was adapted, as text.
+        changes: Descriptions of how tensors were adapted, by tensor name.
         mismatched: Tensors with the model's names but other shapes or types.
-        unused: Names that the model does not have.
+        unused: Names of tensors that the model does not have.
     """
 
     state: dict[str, Tensor] = field(default_factory=dict)
@@ -51,15 +51,15 @@ class FittedTensors:
 
 
 def fit_to_model(model: nn.Module, state: Mapping[str, Tensor], grid: Size | None = None) -> FittedTensors:
-    """Adapt a state dict to a timm model; neither of them is changed.
+    """Adapt a state dict to a timm model, without changing the state dict or the model.
 
     Args:
         model: Model into which the tensors will be loaded.
         state: Tensors by name.
-        grid: (rows, columns) of the position embedding in `state`; None if unknown, then assumed to be square.
+        grid: (rows, columns) of the position embedding in `state`; None if unknown, in which case a square is assumed.
     """
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # timm's resampling of tables uses a deprecated way of indexing
+        warnings.simplefilter("ignore")  # timm's resampling of tables uses deprecated indexing
         return _fit_tensors(model, state, grid)
 
 
@@ -92,7 +92,7 @@ def _fit_tensors(model: nn.Module, state: Mapping[str, Tensor], grid: Size | Non
 
 
 def is_computed(name: str) -> bool:
-    """Return whether a model computes the named tensor from sizes when it is built, so that a file need not have it."""
+    """Return whether a model computes the named tensor from sizes when it is built, so that files need not have it."""
     return name.endswith(_COMPUTED_NAMES)
 
 
@@ -119,9 +119,9 @@ def _convert_by_timm(model: nn.Module, state: dict[str, Tensor]) -> dict[str, Te
 
 
 def _converter(model: nn.Module) -> Callable[[dict, nn.Module], dict] | None:
-    """Return the function that converts checkpoints of the model's family; None if timm has none.
+    """Return timm's function that converts checkpoints of the model's family; None if there is no such function.
 
-    It is in the module that defines the model's variant, or its class or a base class.
+    The function is in the module that defines the model's variant, the model's class or a base class.
     """
     name = (getattr(model, "pretrained_cfg", None) or {}).get("architecture") or ""
     modules = [timm.model_entrypoint(name).__module__] if timm.is_model(name) else []
@@ -131,7 +131,7 @@ def _converter(model: nn.Module) -> Callable[[dict, nn.Module], dict] | None:
 
 
 def _dropped_names(source: Mapping[str, Tensor], converted: Mapping[str, Tensor]) -> list[str]:
-    """Return the names of tensors that a conversion dropped; empty if it computed new tensors, which hides this."""
+    """Return the names of tensors that a conversion dropped; empty if it computed new tensors, which hide the loss."""
     kept_ids = {id(value) for value in converted.values()}
     source_ids = {id(value) for value in source.values()}
     if any(name not in source and id(value) not in source_ids for name, value in converted.items()):
@@ -149,13 +149,13 @@ def _resample(model: nn.Module, name: str, value: Tensor, parameter: Tensor, gri
         if value.ndim == parameter.ndim == 4 and name.endswith(".weight"):
             return _adapt_input_channels(model, name, _resample_kernel(model, name, value, parameter), parameter)
     except (AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError):
-        pass  # the tensor has another meaning in this model; the comparison of shapes reports it
+        pass  # the tensor has another meaning in this model, which the comparison of shapes will report
     return value
 
 
 def _resample_positions(model: nn.Module, value: Tensor, parameter: Tensor, grid: Size | None) -> Tensor:
     if value.ndim == parameter.ndim == 4:
-        return _resample_position_map(value, parameter, grid, antialiases(model))
+        return _resample_position_map(value, parameter, grid, uses_antialiasing(model))
     if value.ndim != 3 or parameter.ndim != 3 or value.shape[-1] != parameter.shape[-1]:
         return value
     new_grid = position_grid(model) or _square_grid(parameter.shape[1])
@@ -163,11 +163,11 @@ def _resample_positions(model: nn.Module, value: Tensor, parameter: Tensor, grid
     old_grid = grid if grid is not None else _square_grid(value.shape[1] - prefix)
     if not 0 <= prefix <= _MAX_PREFIX_TOKENS or old_grid[0] * old_grid[1] + prefix != value.shape[1]:
         return value
-    return resample_positions(value, old_grid, new_grid, prefix, antialiases(model))
+    return resample_positions(value, old_grid, new_grid, prefix, uses_antialiasing(model))
 
 
 def _resample_position_map(value: Tensor, parameter: Tensor, grid: Size | None, antialias: bool) -> Tensor:
-    """Resample position embeddings that are (1, H, W, C) or (1, C, H, W); return others, such as NesT's, unchanged."""
+    """Resample (1, H, W, C) or (1, C, H, W) position embeddings; return other embeddings, such as NesT's, unchanged."""
     channels_last = value.shape[-1] == parameter.shape[-1]
     if channels_last:
         old_map, new_map = value, parameter
@@ -230,7 +230,7 @@ def _sizes_text(sizes: Any) -> str:
     return "x".join(map(str, sizes))
 
 
-ClassifierChoice = tuple[dict[str, Tensor], str]  # tensors to load, and the reason as text
+ClassifierChoice = tuple[dict[str, Tensor], str]  # (tensors to load, reason as text)
 
 
 def keep_classifier(
@@ -247,10 +247,11 @@ def keep_classifier(
         shapes: Shapes of the tensors of the model's classifier, by name.
         loaded_classes: Class names of the loaded weights; None if unknown.
         classes: Class names of the model; None if unknown.
-        head: "auto" to load the classifier if it fits, "keep" to require this, "fresh" to never load it.
+        head: "auto" to load the classifier if it fits, "keep" to raise an error if it does not fit, "fresh" to never
+            load it.
 
     Returns:
-        The tensors to load (empty for a classifier with random weights), and the reason as text for the user.
+        The tensors to load (empty if the classifier keeps its random weights), and the reason as text for the user.
     """
     if not shapes:
         return {}, "none"
@@ -258,7 +259,7 @@ def keep_classifier(
         return {}, "fresh, as requested"
     kept_tensors, verdict = _match_classes(loaded, shapes, loaded_classes, classes)
     if head == "keep" and not kept_tensors:
-        raise UserError(f"--init-head keep: the classifier cannot be kept ({verdict}); leave the option out.")
+        raise UserError(f"--init-head keep: the classifier cannot be kept ({verdict}); remove the option.")
     return kept_tensors, verdict
 
 
@@ -274,7 +275,7 @@ def _match_classes(
     n_classes, available = next(iter(shapes.values()))[0], max(counts)
     if loaded_classes is not None and classes is not None and len(loaded_classes) == available:
         if unknown := [name for name in classes if name not in set(loaded_classes)]:
-            return {}, f"fresh, since the loaded weights have no class {some(unknown)}"
+            return {}, f"fresh, since the loaded weights have no class {list_some(unknown)}"
         rows = [loaded_classes.index(name) for name in classes]
         verdict = f"kept, {n_classes} of {available} classes found by name"
     elif available == n_classes:

@@ -1,4 +1,4 @@
-"""Finds a model's weights in published checkpoints, and recognises the program (a paper's code) that wrote them.
+"""Finding a model's weights in published checkpoints, and recognising the program (a paper's code) that wrote them.
 
 The program is recognised by the names of the tensors. It determines which tensors belong to the training method instead
 of the backbone, and which models the weights may belong to. If the program is known, a tensor with another shape is an
@@ -15,11 +15,13 @@ from typing import Any
 import timm
 from torch import Tensor
 
-MAX_MAPPINGS, MAX_PREFIXES = 6, 3  # largest mappings of a file, and most frequent prefixes in each, that are tried
-# Words in keys: in a file with several networks, an averaged network is better (DINO, EsViT, moving averages).
+# Number of a file's mappings that are tried, the largest first, and of prefixes per mapping, the most frequent first.
+MAX_MAPPINGS, MAX_PREFIXES = 6, 3
+# Words in the keys of networks that are preferred or tried last, if a file has several networks. Averaged networks are
+# better (DINO, EsViT, moving averages).
 PREFERRED_WORDS = ("ema", "average", "averaged", "teacher", "momentum")
 LAST_WORDS = ("student", "online", "optimizer")
-# Prefixes that wrappers add to the names of tensors; names are matched with and without them
+# Prefixes that wrappers add to the names of tensors. Names are matched with and without these prefixes.
 WRAPPER_PREFIXES = ("module.", "_orig_mod.", "module.backbone.", "backbone.", "model.")
 
 
@@ -28,7 +30,7 @@ class Candidate:
     """A set of tensors in a checkpoint that may be a model's weights.
 
     Attributes:
-        part: Keys and prefix of these tensors in the checkpoint, as text; empty if they are all of it.
+        part: Keys and prefix of these tensors in the checkpoint, as text; empty if they are the whole checkpoint.
         state: Tensors by name, without the prefix.
     """
 
@@ -37,7 +39,7 @@ class Candidate:
 
 
 def candidates(tree: Mapping[str, Any], names: Collection[str]) -> list[Candidate]:
-    """Return the sets of tensors in a checkpoint that may be a model's weights, the preferred ones first.
+    """Return the sets of tensors in a checkpoint that may be a model's weights, in order of preference.
 
     Nested mappings ("state_dict", "model", "teacher", ...) are searched. Prefixes of names ("module.", "backbone.",
     ...) are found by comparing the ends of the names with the model's names, so that no complete list is needed.
@@ -73,7 +75,7 @@ def _mappings(tree: Mapping[str, Any], path: tuple[str, ...] = ()) -> Iterator[t
 
 
 def _prefixes(tensors: Mapping[str, Tensor], names: Collection[str]) -> list[str]:
-    """Return prefixes of the tensors' names that may have been added to the model's names; "" for none is the last."""
+    """Return prefixes that may have been added to the model's names in a file; the last is "" (no prefix)."""
     counts: Counter[str] = Counter()
     for key in tensors:
         words = key.split(".", 12)
@@ -88,7 +90,7 @@ def _prefixes(tensors: Mapping[str, Tensor], names: Collection[str]) -> list[str
 
 
 def _preference_rank(part: str) -> int:
-    """Return 0 for an averaged network, 2 for one that is not preferred, and 1 for others."""
+    """Return 0 for an averaged network, 2 for a network that is tried last, and 1 for other networks."""
     words = set(re.split(r"[\W_]+", part.lower()))
     return 0 if words & set(PREFERRED_WORDS) else 2 if words & set(LAST_WORDS) else 1
 
@@ -101,13 +103,14 @@ class Program:
     """A paper's code, and how to recognise and read its checkpoints.
 
     Attributes:
-        name: Name of its repository.
-        signs: Regular expressions that recognise its checkpoints: each must match the name of at least one tensor.
-        models: Shell patterns of the timm models to which its weights may belong, the most likely first.
-        method: Regular expression of the names of its training method's tensors, such as projection heads.
-        rename: Function that renames its tensors to the model's names, if the conversion of the family does not.
-        own_crops: Whether its models are tested with the crops of their timm configurations; False for crops of 224
-            pixels from 256.
+        name: Name of the repository.
+        signs: Regular expressions that recognise the program's checkpoints. Each must match the name of at least one
+            tensor.
+        models: Shell patterns of the timm models to which the weights may belong, the most likely first.
+        method: Regular expression of the names of the training method's tensors, such as projection heads.
+        rename: Function that renames tensors to the model's names, if timm's conversion for the family does not.
+        own_crops: Whether models are evaluated with the crop ratios of their timm configurations; False if images are
+            resized to 256 pixels and cropped to 224 pixels.
     """
 
     name: str
@@ -130,10 +133,10 @@ class Program:
 _SEQUENTIAL_RESNET = {"0": "conv1", "1": "bn1", "4": "layer1", "5": "layer2", "6": "layer3", "7": "layer4"}
 
 
-def name_resnet(state: Mapping[str, Tensor]) -> State:
+def rename_resnet(state: Mapping[str, Tensor]) -> State:
     """Rename the tensors of VTs-Drloc's ResNet to timm's names, which are also torchvision's.
 
-    VTs-Drloc has torchvision's ResNet as a list of its children (`model.4.0.conv1`). Other state dicts are returned
+    VTs-Drloc stores torchvision's ResNet as a list of its children (`model.4.0.conv1`). Other state dicts are returned
     unchanged.
     """
     if not any(name.startswith("model.4.0.conv1") for name in state):
@@ -148,11 +151,11 @@ _SELF_SUPERVISED_HEADS = r"^(head|head_dense|projection_head)\.(mlp|last_layer)\
 _DRLOC, _DRLOC_HEAD = "yhlleo/VTs-Drloc", r"^drloc\."
 _ESVIT, SWIN = "microsoft/esvit", "microsoft/Swin-Transformer"
 
-# The first program whose signs all match is the one that wrote a file.
+# A file is attributed to the first program whose signs all match.
 PROGRAMS: tuple[Program, ...] = (
     Program(_DRLOC, (r"^layers\.\d\.2\.layers\.\d+\.0\.fn\.to_kv",), ("drloc_cvt_13",), _DRLOC_HEAD),
     Program(_DRLOC, (r"^to_patch_embedding\.1\.weight$", r"^transformer\.layers\."), ("drloc_vit_*",), _DRLOC_HEAD),
-    Program(_DRLOC, (r"^model\.4\.0\.conv1\.weight$",), ("resnet50", "resnet*"), _DRLOC_HEAD, name_resnet),
+    Program(_DRLOC, (r"^model\.4\.0\.conv1\.weight$",), ("resnet50", "resnet*"), _DRLOC_HEAD, rename_resnet),
     Program(
         _DRLOC,
         (r"^drloc\.\d",),

@@ -1,7 +1,7 @@
-"""Checks that weights published for timm can be fetched from the Hugging Face Hub, and silences logs while fetching.
+"""Checking that weights published for timm can be fetched from the Hugging Face Hub, and silencing logs meanwhile.
 
-The check is a single request with a short timeout: without a network, the hub's client would retry for almost a minute
-and log each attempt.
+The check is a single request with a short timeout, because the hub's client would otherwise retry for almost a minute
+without a network, and log each attempt.
 """
 
 import logging
@@ -13,7 +13,7 @@ import huggingface_hub
 from huggingface_hub import constants
 from huggingface_hub.errors import EntryNotFoundError, GatedRepoError
 
-TIMEOUT_SECONDS = 5.0
+TIMEOUT_SECONDS = 5.0  # for the request that checks whether the hub can be reached
 _FILES = ("model.safetensors", "pytorch_model.bin")  # file names that timm tries, in this order
 _LOGGERS = ("huggingface_hub", "timm", "httpx", "httpx2", "urllib3", "filelock")
 
@@ -25,8 +25,8 @@ def require_reachable(config: Any) -> None:
         config: timm's configuration of the weights (`timm.get_pretrained_cfg`).
 
     Raises:
-        ConnectionError: the weights are not in the cache, and the hub cannot be reached. The message is a clause that
-            the caller puts into a sentence.
+        ConnectionError: the weights are not in the cache, and the hub cannot be reached. The message is a clause for
+            the caller's error message.
     """
     if not getattr(config, "hf_hub_id", None) or getattr(config, "file", None) or is_cached(config):
         return

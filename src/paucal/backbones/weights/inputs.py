@@ -1,8 +1,9 @@
-"""The image preprocessing with which weights were tested: crop, resize filter, mean and standard deviation.
+"""The image preprocessing with which weights were evaluated: crop, resize filter, mean and standard deviation.
 
 The papers' code preprocesses test images differently from timm for the same architectures. EsViT, DINO, DeiT, DrLoc,
-DHVT, Swin, CvT and Vision Longformer resize the shorter side to 256 pixels and crop 224, but timm's configurations have
-a crop ratio of 0.9 or 0.95. All use ImageNet's mean and standard deviation, but timm's ViT uses 0.5 for both.
+DHVT, Swin, CvT and Vision Longformer resize the shorter side to 256 pixels and crop 224 pixels, but timm's
+configurations have a crop ratio of 0.9 or 0.95. The papers use ImageNet's mean and standard deviation, but timm's ViT
+uses 0.5 for both.
 """
 
 import fnmatch
@@ -19,13 +20,13 @@ Filter = Literal["bicubic", "bilinear", "lanczos"]
 
 @dataclass(frozen=True)
 class ImageInput:
-    """The preprocessing with which weights were tested. The defaults are those of DeiT's code and of code based on it.
+    """The preprocessing with which weights were evaluated. The defaults are those of code that is based on DeiT's.
 
     Attributes:
-        crop_ratio: Side of the centre crop, divided by the side to which images are resized.
+        crop_ratio: Side of the centre crop, divided by the side to which images are resized before the crop.
         interpolation: Filter with which images are resized.
-        mean: Mean per channel that is subtracted from pixels in [0, 1].
-        std: Standard deviation per channel by which they are divided then.
+        mean: Mean of each channel, which is subtracted from pixel values in [0, 1].
+        std: Standard deviation of each channel, by which the centred pixel values are divided.
     """
 
     crop_ratio: float = 224 / 256
@@ -35,17 +36,19 @@ class ImageInput:
 
     @classmethod
     def from_dict(cls, stored: Mapping[str, Any]) -> "ImageInput":
-        """Return the object for the output of `dataclasses.asdict`, also after JSON; the caller must check the values.
+        """Return the object for the output of `dataclasses.asdict`, which may come from a JSON file.
+
+        The caller must check the values.
 
         Raises:
-            TypeError: an entry is unknown.
+            TypeError: a field is unknown.
         """
         values: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in stored.items()}
         return cls(**values)
 
 
 def input_of_timm(model: str) -> ImageInput:
-    """Return the preprocessing in timm's configuration of a model; the defaults if it has no configuration."""
+    """Return the preprocessing in timm's configuration of a model; the defaults if the model has no configuration."""
     config = timm_config(model)
     if config is None:
         return ImageInput()
@@ -55,7 +58,7 @@ def input_of_timm(model: str) -> ImageInput:
 
 
 def input_of_file(program: str, model: str) -> ImageInput:
-    """Return the preprocessing with which the weights of a file were tested.
+    """Return the preprocessing with which the weights of a file were evaluated.
 
     Args:
         program: Name (`Program.name`) of the program that wrote the file; "" if unknown.
@@ -82,9 +85,9 @@ def find_program(tree: Mapping[str, Any]) -> str:
 
 
 def input_of_scratch(model: str) -> ImageInput:
-    """Return the preprocessing of the original code of a model's family, to test models trained from scratch.
+    """Return the preprocessing of the original code of a model's family, for evaluating models trained from scratch.
 
-    timm's configurations are not used for this, since they belong to the weights that timm publishes.
+    timm's configurations are not used, since they belong to the weights that timm publishes.
 
     Example:
         >>> [round(input_of_scratch(name).crop_ratio, 3) for name in ("lvvit_s", "lvvit_m", "resnet50")]

@@ -1,4 +1,4 @@
-"""A report on the tensors of a file: loaded into a model, adapted to it, or left out."""
+"""A report on which tensors of a file were loaded into a model, adapted to the model or left out."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -6,7 +6,7 @@ from typing import Any
 
 from paucal.wording import percent
 
-SHOWN_NAMES = 3  # per line
+SHOWN_NAMES = 3  # number of tensor names shown per line
 
 
 @dataclass(frozen=True)
@@ -15,17 +15,18 @@ class LoadReport:
 
     Attributes:
         source: Origin of the weights, as text.
-        part: Keys and prefix of the weights in the file, as text; empty if they are all of it.
-        share: Share (0 to 1) of the model's parameters that were loaded, by number of elements and without the
+        part: Keys and prefix of the weights in the file, as text; empty if the weights are the whole file.
+        share: Fraction (0 to 1) of the model's parameters that were loaded, by number of elements and without the
             classifier.
         classifier: Whether the classifier was loaded and why, as text.
         loaded: Names of the tensors that were loaded unchanged.
-        adapted: By name, how a tensor was adapted before it was loaded, as text.
+        adapted: Descriptions of how tensors were adapted before they were loaded, by tensor name.
         fresh: Names of the model's tensors that were not loaded and keep their initial values.
         unused: Names of the file's tensors that were not loaded.
         program: Program that wrote the file; empty if it is unknown.
         method: Names of the file's tensors that belong to the program's training method, such as projection heads.
-        input: Preprocessing with which the weights were tested, with the keys of `inputs.ImageInput`.
+        input: Preprocessing with which the weights were evaluated, as a dictionary of the fields of
+            `inputs.ImageInput`.
         undertrained: Whether the weights were trained on so few images that careful fine-tuning does not help.
     """
 
@@ -43,17 +44,17 @@ class LoadReport:
     undertrained: bool = False
 
     def lines(self) -> list[str]:
-        """Return lines for the user: how much was loaded, then what was adapted or not loaded."""
+        """Return the report as lines of text: what was loaded, followed by what was adapted or not loaded."""
         details = "; ".join(filter(None, (self.program and f"written by {self.program}", self.part)))
-        part = f" ({details})" if details else ""
+        details_text = f" ({details})" if details else ""
         count = len(self.loaded) + len(self.adapted)
         lines = [
-            f"starts from {self.source}{part}: {count} tensors loaded, {rounded_down(self.share)} of the parameters "
-            f"below the classifier; classifier: {self.classifier}"
+            f"starts from {self.source}{details_text}: {count} tensors loaded, {rounded_down(self.share)} of the "
+            f"parameters below the classifier; classifier: {self.classifier}"
         ]
         for change in dict.fromkeys(self.adapted.values()):
             names = [name for name, description in self.adapted.items() if description == change]
-            lines.append(f"adapted: {some(names)}: {change}")
+            lines.append(f"adapted: {list_some(names)}: {change}")
         mismatched = set(self.fresh) & set(self.unused)
         for names, description in (
             ([name for name in self.fresh if name in mismatched], "not loaded, since the shape differs"),
@@ -61,7 +62,7 @@ class LoadReport:
             ([name for name in self.unused if name not in mismatched], "in the file, but not in the model"),
             (self.method, "left out, since they belong to the training method"),
         ):
-            lines += [f"{description}: {some(names)}"] if names else []
+            lines += [f"{description}: {list_some(names)}"] if names else []
         return lines
 
     def __str__(self) -> str:
@@ -81,17 +82,17 @@ class LoadReport:
         """Return the report for the output of `to_dict`.
 
         Raises:
-            TypeError: an entry is missing or unknown.
+            TypeError: a field is missing or unknown.
         """
         values: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in stored.items()}
         return cls(**values)
 
 
-def some(names: Iterable[str]) -> str:
-    """Return the first names, and the number of further names if there are several.
+def list_some(names: Iterable[str]) -> str:
+    """Return up to four names as text; of more names, the first three and the number of further names.
 
     Example:
-        >>> some(["a", "b", "c", "d", "e"])
+        >>> list_some(["a", "b", "c", "d", "e"])
         'a, b, c and 2 more'
     """
     name_list = list(names)
@@ -100,7 +101,7 @@ def some(names: Iterable[str]) -> str:
 
 
 def rounded_down(share: float) -> str:
-    """Return a share (0 to 1) as a percentage, which is "100 %" only if the share is exactly 1.
+    """Return a fraction (0 to 1) as a percentage that is rounded down, so that "100 %" means exactly 1.
 
     Example:
         >>> rounded_down(1.0), rounded_down(0.99996), rounded_down(0.5)

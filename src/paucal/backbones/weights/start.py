@@ -17,23 +17,24 @@ from paucal.backbones.weights.checkpoints import Candidate, Program, candidates,
 from paucal.backbones.weights.load_report import LoadReport, rounded_down
 from paucal.types import UserError
 
-# Shares of a model's parameters, by number of elements: below the first, loading is refused, since most of the model
-# would have random weights; from the second on, the weights count as the model's.
-MIN_SHARE, COMPLETE_SHARE = 0.5, 0.999
+# Fractions of a model's parameters, by number of elements. If a smaller fraction than the first can be loaded, loading
+# is refused, since most of the model would have random weights. If at least the second fraction can be loaded, the
+# weights count as weights of this model.
+MIN_LOADED_FRACTION, COMPLETE_FRACTION = 0.5, 0.999
 Head = Literal["auto", "keep", "fresh"]
 
 
 @dataclass(frozen=True)
 class StartWeights:
-    """Pretrained weights, and what is known about them.
+    """Initial weights for a model, and what is known about them.
 
     Attributes:
-        tree: Content of the file: tensors by name, or nested mappings of these under keys such as "state_dict" and
+        tree: Content of the file: tensors by name, or nested mappings of tensors under keys such as "state_dict" and
             "teacher".
         source: Origin of the weights, as text.
         model: timm name of the model to which the weights belong; None if unknown.
         classes: Class names of the classifier; None if unknown.
-        grid: (rows, columns) of the position embedding; None if unknown, then assumed to be square.
+        grid: (rows, columns) of the position embedding; None if unknown, in which case a square is assumed.
     """
 
     tree: Mapping[str, Any]
@@ -46,18 +47,19 @@ class StartWeights:
 def start_from(
     model: nn.Module, weights: StartWeights, classes: Sequence[str] | None = None, head: Head = "auto"
 ) -> LoadReport:
-    """Load weights into a model in place; adapt tensors whose shapes differ.
+    """Load initial weights into a model in place, and adapt tensors whose shapes differ.
 
     Position embeddings, relative-position tables, patch kernels and the input channels of the first layer are adapted
     with timm's functions. The classifier is loaded if the weights have all classes of the model, by name, or the same
-    number of classes without names; otherwise it keeps its random weights. (The published DrLoc code ignores every
-    tensor with "head" in its name and does not check shapes.)
+    number of classes without names; otherwise, the model's classifier keeps its random weights. (The published DrLoc
+    code ignores every tensor with "head" in its name and does not check shapes.)
 
     Args:
         model: A timm model or a `FeatureBackbone`, built with random weights.
         weights: Weights to load.
         classes: Class names of the model; None if unknown.
-        head: "auto" to load the classifier if it fits, "keep" to require this, "fresh" to never load it.
+        head: "auto" to load the classifier if it fits, "keep" to raise an error if it does not fit, "fresh" to never
+            load it.
 
     Returns:
         A report of the tensors that were loaded, adapted or left out.
@@ -72,8 +74,8 @@ def start_from(
     model = model.model if isinstance(model, FeatureBackbone) else model
     best = _best_fit(model, weights)
     fitted = best.fitted
-    if best.share < MIN_SHARE:
-        raise UserError(_too_little_message(model, weights, best))
+    if best.share < MIN_LOADED_FRACTION:
+        raise UserError(_too_few_weights_message(model, weights, best))
     classifier_names = classifier_modules(model)
     _require_shapes(model, weights.source, best, classifier_names)
     from_classifier = _take_classifier(fitted, classifier_names)
@@ -90,7 +92,9 @@ def start_from(
         verdict,
         loaded=tuple(name for name in state if name not in fitted.changes),
         adapted={name: change for name, change in fitted.changes.items() if name in state},
-        fresh=tuple(name for name in model_state if name not in state and name not in shapes and not _is_count(name)),
+        fresh=tuple(
+            name for name in model_state if name not in state and name not in shapes and not _is_batch_counter(name)
+        ),
         unused=tuple([*fitted.unused, *fitted.mismatched]),
         program=best.program.name if best.program else "",
         method=tuple(best.method),
@@ -98,20 +102,20 @@ def start_from(
 
 
 def read_complete_state(model: nn.Module, weights: StartWeights) -> tuple[dict[str, Tensor], LoadReport]:
-    """Return a model's complete state dict from a file, with the classifier of the file.
+    """Return a model's complete state dict from a file, including the file's classifier.
 
     Args:
         model: A timm model, which may be on the meta device.
         weights: Weights of this model.
 
     Returns:
-        The state dict, and a report of what was adapted or left out.
+        The state dict, and a report of the tensors that were adapted or left out.
     """
     best = _best_fit(model, weights)
     classifier_names, fitted = classifier_modules(model), best.fitted
     classifier = _take_classifier(fitted, classifier_names)
     needed_names = [
-        name for name in model.state_dict() if not is_inside(name, classifier_names) and not _is_count(name)
+        name for name in model.state_dict() if not is_inside(name, classifier_names) and not _is_batch_counter(name)
     ]
     missing = [name for name in needed_names if name not in fitted.state and not is_computed(name)]
     if missing:
@@ -132,7 +136,7 @@ def read_complete_state(model: nn.Module, weights: StartWeights) -> tuple[dict[s
 
 
 def suggest_model(tree: Mapping[str, Any]) -> str | None:
-    """Return the name of the timm model to which a published checkpoint's weights belong; None if it is not found.
+    """Return the name of the timm model to which a published checkpoint's weights belong; None if unknown.
 
     The names of the tensors identify the program that wrote them, and their shapes identify the variant.
     """
@@ -141,9 +145,10 @@ def suggest_model(tree: Mapping[str, Any]) -> str | None:
         fits: dict[str, int] = {}
         for name in models_of(program) if program is not None else ():
             fit = _fit_candidate(build_empty(name, {}), candidate, None)
-            if fit.share < COMPLETE_SHARE:
+            if fit.share < COMPLETE_FRACTION:
                 continue
-            # The fewest changed and unused tensors decide, since a smaller variant can load some tensors of a larger.
+            # Choose the variant with the fewest changed and unused tensors, since a smaller variant can load some
+            # tensors of a larger variant.
             fits[name] = len(fit.fitted.changes) + len(fit.fitted.unused)
             if not fits[name]:
                 break
@@ -158,7 +163,7 @@ def pick_network(tree: Mapping[str, Any], name: str, source: str) -> Mapping[str
     if not isinstance(network, Mapping):
         names = ", ".join(key for key, value in tree.items() if isinstance(value, Mapping))
         raise UserError(
-            f"--init-network: {source} has no network {name!r}; it has {names or 'one network without a name'}."
+            f"--init-network: {source} has no network {name!r}; it contains {names or 'one network without a name'}."
         )
     return {name: network}
 
@@ -170,7 +175,7 @@ class Fit:
     Attributes:
         part: Keys and prefix of the tensors in the file, as text.
         fitted: The tensors, sorted by whether they fit the model.
-        share: Share (0 to 1) of the model's parameters that can be loaded, by number of elements and without the
+        share: Fraction (0 to 1) of the model's parameters that can be loaded, by number of elements and without the
             classifier.
         program: Program that wrote the file; None if unknown.
         method: Names of tensors that belong to the program's training method.
@@ -189,7 +194,7 @@ def _best_fit(model: nn.Module, weights: StartWeights) -> Fit:
         fit = _fit_candidate(model, candidate, weights.grid)
         if fit.share > best.share or (not best.share and len(fit.fitted.mismatched) > len(best.fitted.mismatched)):
             best = fit
-        if fit.share >= COMPLETE_SHARE:
+        if fit.share >= COMPLETE_FRACTION:
             break
     return best
 
@@ -200,16 +205,16 @@ def _fit_candidate(model: nn.Module, candidate: Candidate, grid: Size | None) ->
         state, method = program.without_method(state)
         state = program.rename(state)
     fitted = fit_to_model(model, state, grid)
-    return Fit(candidate.part, fitted, _loaded_share(model, fitted), program, method)
+    return Fit(candidate.part, fitted, _loaded_fraction(model, fitted), program, method)
 
 
-def _loaded_share(model: nn.Module, fitted: FittedTensors) -> float:
+def _loaded_fraction(model: nn.Module, fitted: FittedTensors) -> float:
     classifier_names = classifier_modules(model)
     sizes = {name: p.numel() for name, p in model.named_parameters() if not is_inside(name, classifier_names)}
     return sum(size for name, size in sizes.items() if name in fitted.state) / max(sum(sizes.values()), 1)
 
 
-def _too_little_message(model: nn.Module, weights: StartWeights, best: Fit) -> str:
+def _too_few_weights_message(model: nn.Module, weights: StartWeights, best: Fit) -> str:
     name, model_state, fitted = model_name(model), model.state_dict(), best.fitted
     loaded_text = f"{len(fitted.state)} of the {len(model_state)} tensors of {name} in the right shape"
     if weights.model is not None and weights.model != name:
@@ -235,7 +240,7 @@ def _take_classifier(fitted: FittedTensors, classifier_names: Sequence[str]) -> 
 
 
 def _require_shapes(model: nn.Module, source: str, best: Fit, classifier_names: Sequence[str]) -> None:
-    """Refuse a published checkpoint with tensors of other shapes or types, which belongs to another variant."""
+    """Refuse a published checkpoint whose tensors have other shapes or types, since it belongs to another variant."""
     mismatched = [name for name in best.fitted.mismatched if not is_inside(name, classifier_names)]
     if best.program is None or not mismatched:
         return
@@ -252,13 +257,13 @@ def _require_shapes(model: nn.Module, source: str, best: Fit, classifier_names: 
 
 
 def _names_in_file(tree: Mapping[str, Any]) -> list[str]:
-    """Return the names of the tensors in the mapping with the most tensors of a file."""
+    """Return the names of the tensors in the mapping of a file that has the most tensors."""
     inner = [_names_in_file(value) for value in tree.values() if isinstance(value, Mapping)]
     return max([[name for name, value in tree.items() if isinstance(value, Tensor)], *inner], key=len)
 
 
 def _describe_difference(in_file: Tensor, in_model: Tensor) -> tuple[str, str]:
-    """Return how each of two tensors differs from the other, as text: its shape or, if shapes are equal, its dtype."""
+    """Return the shapes of two tensors as text or, if the shapes are equal, their dtypes."""
     if in_file.shape != in_model.shape:
         texts = ["x".join(map(str, tensor.shape)) or "a number" for tensor in (in_file, in_model)]
     else:
@@ -272,6 +277,6 @@ def _require_finite(state: Mapping[str, Tensor], source: str, setting: str = "--
             raise UserError(f"{setting}{source} has NaN or infinite values in {name!r}: choose another checkpoint.")
 
 
-def _is_count(name: str) -> bool:
+def _is_batch_counter(name: str) -> bool:
     """Return whether the named tensor is the batch counter of a batch norm, which is not used."""
     return name.endswith("num_batches_tracked")

@@ -12,11 +12,11 @@ from numpy.typing import NDArray
 
 from paucal.data.boxes.tree import Tree
 from paucal.types import UserError
-from paucal.wording import counted, was
+from paucal.wording import counted, was_or_were
 
 MAX_CLASSES = 10_000
 MAX_PIXELS = 1 << 28  # pixels of a mask in an annotation file
-MAX_ROUNDING = 0.5  # pixels by which an edge of a box may differ between two files, since one may round it
+MAX_ROUNDING = 0.5  # pixels by which an edge of a box may differ between two files, since a program may round edges
 # COCO writes the run lengths of a mask as text. Each character is the code of "0" plus six bits: five bits of a number,
 # and a flag that the number continues in the next character. The highest of the five bits in the last character of a
 # number is its sign.
@@ -35,12 +35,12 @@ class AnnotatedImage:
         boxes: (left, top, right, bottom) of each box in pixels, measured from the top left corner of the image.
         names: Class name of each box.
         crowd: Whether each box is excluded from training and scores, because it covers many objects or is difficult.
-        size: (height, width) in pixels as the annotation file states it; None if it states no size.
-        declared: Part that the data set assigns: "train", "val", "test", or "" if it assigns none.
+        size: (height, width) in pixels as the annotation file states it; None if the file states no size.
+        declared: Split that the data set assigns: "train", "val" or "test"; "" if the data set assigns no split.
         source: Path of the annotation file within the set.
-        outlines: Outline of each box in the form of COCO's "segmentation"; a false value for a box without outline, and
-            an empty list if no box has an outline.
-        crowd_word: Word of the layout for boxes flagged in `crowd`, for messages.
+        outlines: Outline of each box in the form of COCO's "segmentation". A box without an outline has a false value,
+            and the list is empty if no box has an outline.
+        crowd_word: What the layout calls boxes that are flagged in `crowd`, for messages.
         tags: Labels of the whole image.
     """
 
@@ -72,7 +72,7 @@ class AnnotatedImage:
 
 @dataclass(frozen=True)
 class AnnotationSet:
-    """The content of the annotation files of a set: its images, the class numbers by class name, and notes."""
+    """The content of the annotation files of a set: the images, the class numbers by class name, and notes."""
 
     images: list[AnnotatedImage]
     numbers: Mapping[str, int]
@@ -92,14 +92,14 @@ class AnnotationSet:
 
 @dataclass(frozen=True)
 class Layout:
-    """A file format for boxes, such as COCO's JSON.
+    """A file format for boxes, such as COCO JSON.
 
     Attributes:
         name: Name of the layout for messages.
         expected: Description of the files, for messages that list the supported layouts.
         suffixes: Suffixes of annotation files, by which a single file is recognised.
-        find: Function (tree, files) that returns which of the files are annotation files of this layout.
-        read: Function (tree, annotation files) that reads them.
+        find: Function (tree, files) that returns those files that are annotation files of this layout.
+        read: Function (tree, annotation files) that reads the annotation files.
         roots: Function that returns the folders in which the images of a single annotation file may be.
         tree: Function that returns a tree of the images of a single annotation file if all have absolute paths, else
             None.
@@ -130,15 +130,15 @@ def shorten_notes(notes: Sequence[str]) -> list[str]:
 
 
 def unread_shapes_notes(counts: Counter[str]) -> list[str]:
-    """Return one note on shapes that were not read, from their number by type, or no note without such shapes."""
+    """Return one note on shapes that were not read, given their number by type; an empty list if there are none."""
     if not counts:
         return []
     kinds = ", ".join(f"{name} {count}" for name, count in counts.most_common())
-    return [f"{counted(counts.total(), 'shape')} without a box {was(counts.total())} not read: {kinds}"]
+    return [f"{counted(counts.total(), 'shape')} without a box {was_or_were(counts.total())} not read: {kinds}"]
 
 
 def unique_class_names(names: Mapping[int, str]) -> dict[int, str]:
-    """Return class names by number, with the number appended to a name that occurs again.
+    """Return class names by number; if a name occurs again, its number is appended.
 
     Example:
         >>> unique_class_names({3: "cell", 7: "cell"})
@@ -151,7 +151,7 @@ def unique_class_names(names: Mapping[int, str]) -> dict[int, str]:
 
 
 def parse_number(text: str) -> float | None:
-    """Return a text as a number; None if it is not a number."""
+    """Return a text as a number; None if the text is not a number."""
     try:
         return float(text)
     except ValueError:
@@ -159,7 +159,7 @@ def parse_number(text: str) -> float | None:
 
 
 def box_of_points(points: Iterable[Sequence[float]]) -> Corners:
-    """Return the smallest box around (x, y) points, at least one."""
+    """Return the smallest box around one or more (x, y) points."""
     xs, ys = zip(*points, strict=True)
     return min(xs), min(ys), max(xs), max(ys)
 
@@ -170,10 +170,10 @@ def polygon_of_points(points: Sequence[Sequence[float]]) -> tuple[Corners, list[
 
 
 def unpack_run_lengths(text: bytes) -> NDArray[np.int64]:
-    """Return the run lengths of a mask from COCO's text: lengths of runs of zeros and of ones in turn, by column.
+    """Decode COCO's text of a mask to run lengths: the lengths of runs of zeros and of ones in turn, by column.
 
-    The lowest bits of a number come first. From the fourth number on, a number is the difference to the run length two
-    positions earlier. pycocotools does not check its input and is a hundred times slower.
+    The lowest bits of a number come first. From the fourth number on, a number is the difference from the run length
+    two positions earlier. pycocotools does not check the text and is a hundred times slower.
 
     Raises:
         ValueError: The text is invalid; the message says why.
@@ -199,7 +199,7 @@ def unpack_run_lengths(text: bytes) -> NDArray[np.int64]:
 
 
 def box_of_runs(outline: dict[str, Any]) -> Corners | None:
-    """Return the box around a mask, given as run lengths in COCO's form; None if the mask is empty or invalid."""
+    """Return the box around a mask, given as COCO run lengths; None if the mask is empty or invalid."""
     size, counts = outline.get("size"), outline.get("counts")
     if not isinstance(size, list) or len(size) != 2 or any(type(side) is not int or side < 1 for side in size):
         return None
@@ -211,7 +211,7 @@ def box_of_runs(outline: dict[str, Any]) -> Corners | None:
     if lengths.ndim != 1 or lengths.min(initial=0) < 0 or lengths.max(initial=0) > pixels or lengths.sum() != pixels:
         return None
     ends = np.cumsum(lengths)
-    # Positions of the first and last pixel of each run of ones; pixels are counted by column.
+    # Positions of the first and last pixel of each run of ones; pixels are numbered column by column.
     first, last = (ends - lengths)[1::2][lengths[1::2] > 0], ends[1::2][lengths[1::2] > 0] - 1
     if not len(first):
         return None

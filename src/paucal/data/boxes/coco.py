@@ -1,4 +1,4 @@
-"""Reads boxes from COCO's JSON, which describes many images in one file."""
+"""Reads boxes from COCO JSON files, each of which describes many images."""
 
 import math
 import re
@@ -22,23 +22,23 @@ from paucal.data.boxes.naming import ImageNames, MissingImage, explain_foreign_p
 from paucal.data.boxes.tree import PEEK_BYTES, Tree, mentions
 from paucal.data.splits.part_names import part_of_file
 from paucal.types import NoLabelsError, UserError
-from paucal.wording import brief, counted, was
+from paucal.wording import counted, short_repr, was_or_were
 
 _COCO_NAME = re.compile(r".*\.coco\.json|instances_.*\.json")
-MAX_BYTES = 1 << 29  # instances_train2017.json, of 118,000 images, has 449 MB
+MAX_BYTES = 1 << 29  # largest file; instances_train2017.json, with 118,000 images, takes up 449 MB
 MAX_EDGE = 1.02  # largest right or bottom edge of a box relative to the image's side; 2 % tolerance for rounding
-# If at least this share of boxes ends outside of the image, they are taken for left, top, right and bottom.
+# If at least this fraction of the boxes ends outside the image, boxes are treated as left, top, right and bottom.
 MIN_SHARE_OUTSIDE = 0.25
-INSTANCES = "instances"  # first word of the names of COCO's files of boxes
-HEAD_BYTES = 1 << 16  # bytes at the start of a file that are searched for the entries below
+INSTANCES = "instances"  # first word in the names of COCO files with boxes
+HEAD_BYTES = 1 << 16  # bytes at the start and at the end of a file that are searched for `ENTRIES`
 ENTRIES = ("images", "annotations", "categories")
-SEGMENTS = "segments_info"  # entry of panoptic files, which paucal segment reads
-# First words of the names of COCO's files for other tasks; some of these files have boxes too.
+SEGMENTS = "segments_info"  # entry of panoptic files, which `paucal segment` reads
+# First words in the names of COCO files for other tasks; some of these files also have boxes.
 OTHER_TASKS = ("captions", "person_keypoints", "image_info", "panoptic", "stuff")
 
 
 def find(tree: Tree, files: Sequence[str]) -> list[str]:
-    """Return the JSON files that have COCO's entries, or that have a name such as "instances_train.json"."""
+    """Return the JSON files that have the entries of COCO, or a name such as "instances_train.json"."""
     json_files = [file for file in files if file.lower().endswith(".json")]
     candidates = [file for file in json_files if any(mentions(tree.peek(file, HEAD_BYTES), name) for name in ENTRIES)]
     recognised = {file for file in candidates if all(mentions(tree.peek(file, PEEK_BYTES), name) for name in ENTRIES)}
@@ -47,7 +47,7 @@ def find(tree: Tree, files: Sequence[str]) -> list[str]:
 
 
 def read(tree: Tree, files: Sequence[str]) -> AnnotationSet:
-    """Read the JSON files of a data set; each may be for one part (train, val or test)."""
+    """Read the JSON files of a data set; each file may be for one split (train, val or test)."""
     box_files = files
     if any(_starts_with(file, INSTANCES) for file in files):
         box_files = [file for file in files if not _starts_with(file, *OTHER_TASKS)]
@@ -59,7 +59,7 @@ def read(tree: Tree, files: Sequence[str]) -> AnnotationSet:
             add_image(images, image, tree.shown)
     skipped = [PurePosixPath(file).name for file in tree.files_ending(".json") if _starts_with(file, *OTHER_TASKS)]
     if skipped and len(files) > 1 and box_files is not files:
-        count = f"{counted(len(skipped), 'file')} beside {INSTANCES}_*.json {was(len(skipped))} skipped"
+        count = f"{counted(len(skipped), 'file')} beside {INSTANCES}_*.json {was_or_were(len(skipped))} skipped"
         notes.append(f"{count}: {', '.join(skipped)}")
     numbers = _merge_numbers([content.numbers for content in contents], tree)
     file_notes = [note for content in contents for note in content.notes]
@@ -67,8 +67,8 @@ def read(tree: Tree, files: Sequence[str]) -> AnnotationSet:
 
 
 LAYOUT = Layout(
-    name="COCO's JSON",
-    expected="COCO's JSON beside the images, above them or in annotations/, a file for each part if there are parts",
+    name="COCO JSON",
+    expected="COCO JSON beside the images, in a folder above the images or in annotations/, one file for each split",
     suffixes=(".json",),
     find=find,
     read=read,
@@ -76,12 +76,12 @@ LAYOUT = Layout(
 
 
 def _starts_with(file: str, *words: str) -> bool:
-    """Return whether the name of a file starts with one of some words."""
+    """Return whether the name of a file starts with any of the words."""
     return PurePosixPath(file).name.lower().startswith(words)
 
 
 def _remove_repetitions(contents: Sequence[AnnotationSet]) -> tuple[list[AnnotationSet], list[str]]:
-    """Leave out files whose images are all in smaller files, such as a file of all images beside one for each part.
+    """Leave out files whose images are all in smaller files, such as a file of all images beside one for each split.
 
     Returns:
         The contents of the other files, and a note on each file that was left out.
@@ -99,7 +99,7 @@ def _remove_repetitions(contents: Sequence[AnnotationSet]) -> tuple[list[Annotat
 
 
 class _FileReader:
-    """Reads one JSON file, and refuses an invalid one with a message."""
+    """Reads one JSON file, and raises a UserError if the file is invalid."""
 
     def __init__(self, tree: Tree, file: str, finder: ImageNames) -> None:
         self._tree, self._file, self._finder = tree, file, finder
@@ -108,10 +108,10 @@ class _FileReader:
 
     def read(self) -> AnnotationSet:
         """Return the images, boxes and classes in the file."""
-        content, notes = self._tree.json(self._file, MAX_BYTES, "give COCO's JSON of boxes")
+        content, notes = self._tree.json(self._file, MAX_BYTES, "give a COCO annotation file")
         if not isinstance(content, dict) or not set(ENTRIES) <= set(content):
             raise NoLabelsError(
-                f"{self._shown_path!r} lacks 'images', 'annotations' or 'categories': give COCO's JSON of boxes."
+                f"{self._shown_path!r} lacks 'images', 'annotations' or 'categories': give a COCO annotation file."
             )
         categories, numbers = self._categories(content)
         images = self._read_images(content)
@@ -126,8 +126,8 @@ class _FileReader:
     def _refuse_right_and_bottom(self, images: Iterable[AnnotatedImage]) -> None:
         """Refuse a file whose boxes seem to be left, top, right, bottom instead of left, top, width, height.
 
-        Some programs write such boxes, although COCO does not define them. They are recognised by many boxes that end
-        outside of their image if read as COCO defines them, while none does if read as left, top, right, bottom.
+        Some programs write such boxes, although COCO defines boxes differently. They are recognised if many boxes end
+        outside the image when read as COCO defines them, and no box does when read as left, top, right, bottom.
         """
         boxes = [(box, image.size) for image in images if image.size for box in image.boxes]
         outside = [box for box, (height, width) in boxes if box[2] > MAX_EDGE * width or box[3] > MAX_EDGE * height]
@@ -142,15 +142,15 @@ class _FileReader:
             left, top, right, bottom = outside[0]
             raise UserError(
                 f"{self._shown_path!r} has {counted(len(outside), 'box', 'boxes')} that would end outside of their "
-                f"image, such as {left:g} {top:g} {right - left:g} {bottom - top:g}, and none if they were left, top, "
-                "right and bottom: give left, top, width and height, as in COCO's JSON."
+                f"image, such as {left:g} {top:g} {right - left:g} {bottom - top:g}, but all boxes would be inside as "
+                "left, top, right and bottom: give left, top, width and height, as in COCO JSON."
             )
 
     def _entry_rows(self, content: Mapping[str, Any], name: str) -> list[dict[str, Any]]:
         rows = content[name]
         if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
             raise UserError(
-                f"{self._shown_path!r} has {name!r} that are not a list of entries: give COCO's JSON of boxes."
+                f"{self._shown_path!r} has {name!r} that are not a list of entries: give a COCO annotation file."
             )
         return rows
 
@@ -164,7 +164,8 @@ class _FileReader:
             number, name = _normalise_id(row.get("id")), row.get("name")
             if number is None or not isinstance(name, str) or not name.strip() or number in categories:
                 raise UserError(
-                    f"{self._shown_path!r} has a category without a name or a unique id: {brief(row)}; correct it."
+                    f"{self._shown_path!r} has a category without a name or a unique id: {short_repr(row)}; correct "
+                    "the entry."
                 )
             categories[number] = unicodedata.normalize("NFC", name)
         names = unique_class_names(categories)
@@ -172,14 +173,15 @@ class _FileReader:
         return names, {name: number if are_integers else index for index, (number, name) in enumerate(names.items(), 1)}
 
     def _read_images(self, content: Mapping[str, Any]) -> dict[Any, AnnotatedImage]:
-        """Return the images, still without boxes, by id."""
+        """Return the images by id, before their boxes are added."""
         images: dict[Any, AnnotatedImage] = {}
         rows = self._entry_rows(content, "images")
         for row in rows:
             name, number = row.get("file_name"), _normalise_id(row.get("id"))
             if not isinstance(name, str) or not name or number is None:
                 raise UserError(
-                    f"{self._shown_path!r} has an image without an id or a file_name: {brief(row)}; correct it."
+                    f"{self._shown_path!r} has an image without an id or a file_name: {short_repr(row)}; correct the "
+                    "entry."
                 )
             if number in images:
                 raise UserError(
@@ -194,7 +196,7 @@ class _FileReader:
                     raise MissingImage(f"{self._shown_path!r} names the image {name[:120]!r}, {problem}.")
                 raise MissingImage(
                     f"{self._file} describes {name[:120]!r}, but there is no such image in {self._tree.shown!r}: add "
-                    "it, or give the folder above both as DATA."
+                    "the image, or give the folder above both as DATA."
                 )
             image.key = key
         return images
@@ -206,13 +208,13 @@ class _FileReader:
         image, category = _normalise_id(row.get("image_id")), _normalise_id(row.get("category_id"))
         if image not in images:
             raise UserError(
-                f"{self._shown_path!r} has a box of the image {row.get('image_id')!r}, which it does not list: add the "
-                "image."
+                f"{self._shown_path!r} has a box of the image {row.get('image_id')!r}, which is not in 'images': add "
+                "the image there."
             )
         if category not in categories:
             raise UserError(
-                f"{self._shown_path!r} has a box of the category {row.get('category_id')!r}, which it does not "
-                f"list among {', '.join(map(str, list(categories)[:8]))}: add the category, or correct the box."
+                f"{self._shown_path!r} has a box of the category {row.get('category_id')!r}, expected one of "
+                f"{', '.join(map(str, list(categories)[:8]))}: add the category, or correct the box."
             )
         outline = row.get("segmentation")
         crowd = bool(_finite_number(row.get("iscrowd")) or 0)
@@ -224,7 +226,8 @@ class _FileReader:
             return outline_box
         if not isinstance(box, list) or len(box) != 4 or not all(type(n) in (int, float) for n in box):
             raise UserError(
-                f"{self._shown_path!r} has a 'bbox' {brief(box)}, expected left, top, width and height: correct it."
+                f"{self._shown_path!r} has a 'bbox' {short_repr(box)}, expected left, top, width and height: "
+                "correct the box."
             )
         left, top, width, height = (float(n) for n in box)
         return left, top, left + width, top + height
@@ -250,14 +253,14 @@ def _finite_number(value: Any) -> float | None:
 
 
 def _stated_size(row: Mapping[str, Any]) -> tuple[int, int] | None:
-    """Return the (height, width) of an entry in "images"; None if it is missing or 0, which some programs write."""
+    """Return the (height, width) of an entry in "images"; None if either is missing or 0, which some programs write."""
     sides = _finite_number(row.get("height")), _finite_number(row.get("width"))
     height, width = (0 if side is None else int(side) for side in sides)
     return (height, width) if min(height, width) > 0 else None
 
 
 def _box_of_outline(outline: Any) -> Corners | None:
-    """Return the box around an outline; None if it is invalid, which is reported when masks are read."""
+    """Return the box around an outline; None if the outline is invalid, which is reported when masks are read."""
     if isinstance(outline, dict):
         return box_of_runs(outline)
     polygons = [polygon for polygon in outline if isinstance(polygon, list)] if isinstance(outline, list) else []
@@ -268,9 +271,9 @@ def _box_of_outline(outline: Any) -> Corners | None:
 
 
 def _merge_numbers(numbers: Sequence[Mapping[str, int]], tree: Tree) -> dict[str, int]:
-    """Return the class numbers by class name for all files, from those of each file.
+    """Return the class numbers by class name for all files, given the numbers in each file.
 
-    If the numbers of different files conflict and each file counts its classes from 1, the classes are numbered anew.
+    If the numbers in different files conflict and each file numbers its classes from 1, the classes are renumbered.
     """
     merged: dict[str, int] = {}
     for file_numbers in numbers:

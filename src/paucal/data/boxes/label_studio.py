@@ -1,4 +1,4 @@
-"""Reads boxes, outlines and labels of whole images from Label Studio's JSON, also from its short form ("JSON-MIN").
+"""Reads boxes, outlines and labels of whole images from Label Studio JSON, including the short form ("JSON-MIN").
 
 Coordinates are in percent of the image's width and height.
 """
@@ -34,12 +34,12 @@ from paucal.data.splits.part_names import part_of_file
 from paucal.types import UserError
 from paucal.wording import counted
 
-MAX_BYTES = 1 << 29  # brushed masks may take a megabyte per image
-EXPORT_AGAIN = "export Label Studio's JSON again"
+MAX_BYTES = 1 << 29  # largest file; masks drawn with the brush may take up a megabyte per image
+EXPORT_AGAIN = "export Label Studio JSON again"
 LABEL_ENTRIES = ("rectanglelabels", "polygonlabels", "brushlabels", "ellipselabels", "labels")
-# Bits of a value, and the four possible numbers of bits of a count, in the packed masks that Label Studio writes.
+# Bits per value, and the four possible numbers of bits per count, in the packed masks that Label Studio writes.
 _VALUE_BITS, _COUNT_BITS = 8, (3, 4, 8, 16)
-CHOICE_ENTRIES = ("choice", "choices", "class", "category")  # usual entries of image-level labels in the short form
+CHOICE_ENTRIES = ("choice", "choices", "class", "category")  # common entries of image-level labels in the short form
 _USUAL_ENTRY = re.compile(
     rb'"(?:result|rectanglelabels|polygonlabels|brushlabels|ellipselabels|choices?|completions)"\s*:'
 )
@@ -48,12 +48,12 @@ _LOCAL_FILE_URL = re.compile(r".*/local-files/\?d=")
 
 
 class _Task(NamedTuple):
-    """An annotated image in a file ("task" is Label Studio's word).
+    """An annotated image in a file; Label Studio calls it a task.
 
     Attributes:
         image: Path or URL of the image.
-        values: Entries of regions and of labels, each with the size of the image.
-        uploaded: Name of the uploaded file; "" if it is not stated.
+        values: Entries of regions and of labels, which may state the size of the image.
+        uploaded: Name of the uploaded file; "" if the task does not state the name.
     """
 
     image: str
@@ -62,14 +62,14 @@ class _Task(NamedTuple):
 
 
 def find(tree: Tree, files: Sequence[str]) -> list[str]:
-    """Return the JSON files that have a list of annotated images in Label Studio's form."""
+    """Return the JSON files that have a list of annotated images as Label Studio writes it."""
     return [file for file in files if file.lower().endswith(".json") and _is_export(tree, file)]
 
 
 def read(tree: Tree, files: Sequence[str]) -> AnnotationSet:
     """Read the JSON files of a data set: rectangles, polygons, ellipses, brushed masks, and labels of whole images.
 
-    If an image has several annotations, the one marked as ground truth is read, or else the last one.
+    If an image has several annotations, the annotation marked as ground truth is read, or else the last annotation.
     """
     finder = ImageNames(tree.images, tree)
     images: dict[str, AnnotatedImage] = {}
@@ -94,8 +94,8 @@ def read(tree: Tree, files: Sequence[str]) -> AnnotationSet:
 
 
 LAYOUT = Layout(
-    name="Label Studio's JSON",
-    expected="Label Studio's JSON of all images",
+    name="Label Studio JSON",
+    expected="Label Studio JSON of all images",
     suffixes=(".json",),
     find=find,
     read=read,
@@ -103,7 +103,7 @@ LAYOUT = Layout(
 
 
 def _is_export(tree: Tree, file: str) -> bool:
-    """Return whether a JSON file seems to be an export of Label Studio."""
+    """Return whether a JSON file seems to be a Label Studio export."""
     content = ascii_bytes(tree.peek(file, PEEK_BYTES)).lstrip()
     if not content.startswith(b"[") or not _USUAL_ENTRY.search(content):
         return False
@@ -111,7 +111,7 @@ def _is_export(tree: Tree, file: str) -> bool:
 
 
 def _read_tasks(rows: Any, shown_path: str, special_cases: Counter[str]) -> Iterator[_Task]:
-    """Yield the annotated images of a file; images without or with several annotations are counted for notes."""
+    """Yield the annotated images of a file; count images without an annotation or with several, for notes."""
     if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
         raise UserError(f"{shown_path!r} is not a list of tasks: {EXPORT_AGAIN}.")
     for row in rows:
@@ -127,17 +127,17 @@ def _read_tasks(rows: Any, shown_path: str, special_cases: Counter[str]) -> Iter
 
 
 def _image_of(data: Mapping[str, Any], shown_path: str) -> str:
-    """Return the path or URL of the image: the entry "image", or else the first text that ends like an image file."""
+    """Return the path or URL of the image: the entry "image", else the first text that ends in an image suffix."""
     texts = [text for text in data.values() if isinstance(text, str)]
     image_texts = [text for text in texts if text.split("?X-")[0].lower().endswith(IMAGE_SUFFIXES)]
     image = data.get("image") if isinstance(data.get("image"), str) else next(iter(image_texts), None)
     if not isinstance(image, str) or not image:
-        raise UserError(f"{shown_path!r} has a task without an image: {str(dict(data))[:80]}; correct it.")
+        raise UserError(f"{shown_path!r} has a task without an image: {str(dict(data))[:80]}; add the image.")
     return image
 
 
 def _annotation_values(task: Mapping[str, Any], special_cases: Counter[str]) -> list[Mapping[str, Any]] | None:
-    """Return the regions and labels in the annotation marked as ground truth, or else in the last one.
+    """Return the regions and labels in the annotation marked as ground truth, or else in the last annotation.
 
     The result is None if the task has no annotation.
     """
@@ -154,7 +154,7 @@ def _annotation_values(task: Mapping[str, Any], special_cases: Counter[str]) -> 
         for result in annotation["result"]
         if isinstance(result, dict) and isinstance(result.get("value"), dict)
     ]
-    # If one control draws a region and another one labels it, there are two results with the same shape and id.
+    # If one control draws a region and another labels the region, there are two results with the same shape and id.
     labelled = [value["id"] for value in values if value.get("id") and value.keys() & set(LABEL_ENTRIES)]
     return [value for value in values if value.keys() & {*LABEL_ENTRIES, "choices"} or value.get("id") not in labelled]
 
@@ -183,7 +183,7 @@ def _find_images(tasks: Sequence[_Task], finder: ImageNames, tree: Tree, file: s
         if image is None:
             raise MissingImage(
                 f"{tree.shown_path(file)!r} describes {task.image[:120]!r}, but there is no such image in "
-                f"{tree.shown!r}: add it, or give the folder above both as DATA."
+                f"{tree.shown!r}: add the image, or give the folder above both as DATA."
             )
         keys.append(image)
     return keys
@@ -208,7 +208,7 @@ class _Context(NamedTuple):
     size: tuple[int, int]
 
     def error(self, kind: object, problem: str) -> UserError:
-        """Return an error about a region of some type, such as "rectangle"; `problem` continues the sentence."""
+        """Return an error about a region of type `kind`, such as "rectangle"; `problem` ends the message."""
         return UserError(f"{self.shown_path!r} has a {kind} in {self.key!r} {problem}.")
 
 
@@ -230,22 +230,22 @@ def _add_region(image: AnnotatedImage, value: Mapping[str, Any], context: _Conte
                 if entry == "rotation"
                 else "of a rotated image, and such boxes are not read"
             )
-            raise context.error(kind, f"{problem}: draw it upright, or as a polygon")
+            raise context.error(kind, f"{problem}: draw an upright box, or a polygon")
     for label in labels:
         if not (name := plain_name(str(label))):
-            raise context.error(kind, "without a label: correct it")
+            raise context.error(kind, "without a label: add the label")
         image.add(name, *box_and_outline)
 
 
 def _read_region(value: Mapping[str, Any], context: _Context, kind: str) -> tuple[Corners, Any] | None:
-    """Return the box and the outline of a region in pixels; None if the value has no shape that is read."""
+    """Return the box and the outline of a region in pixels; None if the value has no supported shape."""
     height, width = context.size
-    invalid_numbers = context.error(kind, "whose numbers cannot be read: correct it")
+    invalid_numbers = context.error(kind, "whose numbers cannot be read: correct the numbers")
     if isinstance(value.get("rle"), list):
         try:
             runs = run_lengths_of(decode_brush(value["rle"], context.size))
         except ValueError as problem:
-            raise context.error(kind, f"whose mask cannot be read ({problem}): draw it again") from None
+            raise context.error(kind, f"whose mask cannot be read ({problem}): draw the mask again") from None
         box = box_of_runs(runs)
         return None if box is None else (box, runs)
     if isinstance(value.get("points"), list):
@@ -271,12 +271,13 @@ def _are_numbers(values: Sequence[Any], count: int) -> bool:
 
 
 def decode_brush(values: Sequence[Any], size: tuple[int, int]) -> NDArray[np.bool_]:
-    """Return the (H, W) mask of a brushed region, from the bytes that thi.ng's rle-pack writes.
+    """Decode the (H, W) mask of a region drawn with the brush from the bytes that thi.ng's rle-pack writes.
 
-    The bits are, in this order (with the number of bits): the number of values (32), the bits per value minus 1 (5),
-    four possible numbers of bits per count, each minus 1 (4 each), and then blocks of values. The bits of a block are:
-    whether it repeats one value (1), which of the four numbers of bits its count has (2), the count minus 1, and the
-    value or values. The values are red, green, blue and alpha of each pixel in turn; alpha is the mask.
+    The bytes contain the following fields, with their number of bits: the number of values (32), the bits per value
+    minus 1 (5), the four possible numbers of bits per count, each minus 1 (4 bits each), and then blocks of values.
+    A block contains a flag that one value is repeated (1), the index of the number of bits of the count (2), the count
+    minus 1, and the value or values. The values are red, green, blue and alpha of each pixel in turn, and alpha is the
+    mask.
 
     Args:
         values: Bytes, as integers from 0 to 255.
@@ -322,7 +323,7 @@ def encode_brush(mask: NDArray[np.bool_]) -> list[int]:
 
 
 class _BitReader:
-    """Reads unsigned integers of any width in bits from bytes, the highest bit first."""
+    """Reads unsigned integers of any number of bits from bytes, the highest bit first."""
 
     def __init__(self, content: bytes) -> None:
         self._content, self._position = content, 0

@@ -1,4 +1,4 @@
-"""Reads boxes and outlines from LabelMe's JSON, which has one file per image."""
+"""Reads boxes and outlines from LabelMe JSON files, each of which describes one image."""
 
 import math
 from collections import Counter
@@ -20,19 +20,19 @@ from paucal.data.boxes.tree import Tree, mentions
 from paucal.data.classes import plain_name
 from paucal.types import UserError
 
-MAX_BYTES = 1 << 28  # largest file; it may contain the pixels of its image
-HEAD_BYTES = 1 << 20  # bytes at the start and at the end of a file that are searched for the entries below
+MAX_BYTES = 1 << 28  # largest file; a file may contain the pixels of its image
+HEAD_BYTES = 1 << 20  # bytes at the start and at the end of a file that are searched for `ENTRIES`
 JSON = ".json"
 ENTRIES = ("shapes", "imagePath")
-# Types of shapes that are read, and of rotated boxes, which are refused; other shapes (points, lines) have no area.
+# Shape types that are read, and types of rotated boxes, which are refused; other shapes (points, lines) have no area.
 SHAPES_WITH_AREA, ROTATED_SHAPES = ("polygon", "rectangle", "circle", "mask"), ("rotation", "rotated_rectangle")
 _Object = tuple[str, Corners, Any]  # class name, box, outline
 
 
 def find(tree: Tree, files: Sequence[str]) -> list[str]:
-    """Return LabelMe's JSON files, and the JSON files beside them that have the stem of an image.
+    """Return LabelMe JSON files, and other JSON files beside them that have the stem of an image.
 
-    The latter may be damaged, which is then reported.
+    The other files may be damaged LabelMe files, which are then reported.
     """
     json_files = [file for file in files if file.lower().endswith(JSON)]
     recognised = {file for file in json_files if all(mentions(tree.peek(file, HEAD_BYTES), name) for name in ENTRIES)}
@@ -49,12 +49,12 @@ def read(tree: Tree, files: Sequence[str]) -> AnnotationSet:
     notes: list[str] = []
     unread: Counter[str] = Counter()
     for file in files:
-        content, file_notes = tree.json(file, MAX_BYTES, "give LabelMe's JSON")
+        content, file_notes = tree.json(file, MAX_BYTES, "give LabelMe JSON")
         notes += file_notes
         shown_path = tree.shown_path(file)
         shapes = content.get("shapes") if isinstance(content, dict) else None
         if not isinstance(shapes, list) or not all(isinstance(shape, dict) for shape in shapes):
-            raise UserError(f"{shown_path!r} has no list of 'shapes': give LabelMe's JSON.")
+            raise UserError(f"{shown_path!r} has no list of 'shapes': give a LabelMe JSON file.")
         path = content.get("imagePath")
         stated_names[file] = [path if isinstance(path, str) else ""]
         height, width = (content.get(name) for name in ("imageHeight", "imageWidth"))
@@ -68,8 +68,8 @@ def read(tree: Tree, files: Sequence[str]) -> AnnotationSet:
 
 
 LAYOUT = Layout(
-    name="LabelMe's JSON",
-    expected="LabelMe's JSON of each image",
+    name="LabelMe JSON",
+    expected="LabelMe JSON of each image",
     suffixes=(JSON,),
     find=find,
     read=read,
@@ -83,7 +83,7 @@ def _read_objects(shapes: Sequence[Mapping[str, Any]], shown_path: str, unread: 
         kind = shape.get("shape_type") or "polygon"
         if kind in ROTATED_SHAPES:
             raise UserError(
-                f"{shown_path!r} has a rotated box ({kind}), and rotated boxes are not read: draw it upright, or as a "
+                f"{shown_path!r} has a rotated box ({kind}), and rotated boxes are not read: draw an upright box, or a "
                 "polygon."
             )
         if kind not in SHAPES_WITH_AREA:
@@ -100,11 +100,11 @@ def _read_objects(shapes: Sequence[Mapping[str, Any]], shown_path: str, unread: 
 def _read_object(shape: Mapping[str, Any], kind: str, shown_path: str) -> _Object:
     name, points = shape.get("label"), shape.get("points")
     if not isinstance(name, str | int) or not str(name).strip():
-        raise UserError(f"{shown_path!r} has a {kind} without a label: correct it.")
+        raise UserError(f"{shown_path!r} has a {kind} without a label: add the label.")
     if not isinstance(points, list) or len(points) < 2 or not all(map(_is_point, points)):
         raise UserError(
             f"{shown_path!r} has a {kind} of {str(name)!r} with the points {repr(points)[:80]}, expected at least "
-            "two of x and y: correct it."
+            "two pairs of x and y: correct the points."
         )
     box, outline = polygon_of_points([(float(x), float(y)) for x, y in points])
     if kind == "circle":
@@ -121,7 +121,7 @@ def _is_point(point: Any) -> bool:
 
 
 def _join_objects(first: _Object, second: _Object) -> _Object:
-    """Return two shapes as one object, with an outline if both have one."""
+    """Return two shapes as one object, which has an outline if both shapes have outlines."""
     name, box, outline = first
     corners = [box[:2], box[2:], second[1][:2], second[1][2:]]
     return name, box_of_points(corners), outline + second[2] if outline and second[2] else None

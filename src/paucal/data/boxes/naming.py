@@ -11,13 +11,13 @@ from urllib.parse import unquote
 from paucal.data.boxes.annotations import AnnotatedImage, add_image
 from paucal.data.boxes.tree import Tree
 from paucal.data.sources.folder import IMAGE_FOLDERS
-from paucal.data.sources.locating import UPLOADED
+from paucal.data.sources.locating import UPLOAD_PREFIX
 from paucal.data.sources.suffixes import IMAGE_SUFFIXES
 from paucal.data.splits.part_names import part_fits, part_of_folders
 from paucal.types import UserError
 from paucal.wording import counted
 
-# Usual names of folders with annotation files, in lower case.
+# Common names of folders with annotation files, in lower case.
 LABEL_FOLDERS = (
     *("annotations", "annotation", "labels", "label", "anns", "ann", "xml", "xmls", "json", "jsons", "txt", "bboxes"),
     *("boxes", "gt", "ground_truth", "coco", "voc", "yolo", "labelme", "cvat", "via"),
@@ -27,11 +27,16 @@ _DRIVE = re.compile(r"[A-Za-z]:(?=[\\/])")
 
 
 class MissingImage(UserError):
-    """Error: an image that an annotation file names does not exist."""
+    """Error for an image that an annotation file names but that does not exist."""
 
 
 class Match(NamedTuple):
-    """The path of a file that a name may refer to, and the folder (`base`) that the name is then relative to."""
+    """A file that a name in an annotation file may refer to.
+
+    Attributes:
+        path: Path of the file.
+        base: Folder that the name is relative to if it refers to this file.
+    """
 
     path: str
     base: str
@@ -43,7 +48,7 @@ def normalise_name(name: str) -> str:
 
 
 def split_path(name: str) -> tuple[str, ...]:
-    r"""Return the folders and the file name of a path or URL, in the notation of any operating system.
+    r"""Split a path or URL, in the notation of any operating system, into its folders and its file name.
 
     Example:
         >>> split_path(r"C:\set\a b.jpg"), split_path("https://host/set/a%20b.jpg?raw=1"), split_path("../x/./a.jpg")
@@ -59,15 +64,15 @@ def split_path(name: str) -> tuple[str, ...]:
 def explain_foreign_path(name: str) -> str:
     """Return why a name is not a path relative to the folder of the images, and advice; "" for a relative path."""
     if _URL.match(name):
-        return "a URL: download its images, and put them into the folder"
+        return "a URL: download the images, and put them into the folder"
     path = name.replace("\\", "/")
     if path.startswith("/") or _DRIVE.match(name) or ".." in path.split("/") or "\0" in name:
-        return "a path out of its folder, and no such image is in it: add the image, or give names within the folder"
+        return "a path out of the folder of the data, which has no such image: add the image, or give a relative name"
     return ""
 
 
 class ImageNames:
-    """Finds files, usually images, by the names that annotation files give them.
+    """Finds files, usually images, by their names in annotation files.
 
     Args:
         paths: Paths of the files to find, relative to the tree.
@@ -89,14 +94,14 @@ class ImageNames:
             self._files_per_folder[path.rpartition("/")[0]] += 1
 
     def matches(self, name: str, by_stem: bool = False) -> list[Match]:
-        """Return the files with this name whose path shares the most folders with it, counted from the end.
+        """Return the files with this name whose paths share the most folders with the name, counted from the end.
 
         A file is excluded if it is in a different folder of the data set: "train/1.jpg" does not match "val/1.jpg". If
-        no file has the name, the prefix that Label Studio adds to the names of uploads is removed. With `by_stem` the
-        suffix may differ.
+        no file has the name, the prefix that Label Studio adds to the names of uploads is removed. With `by_stem`, the
+        suffixes may differ.
         """
         *folders_of_name, last = split_path(name) or ("",)
-        paths = self._files_of_name(last, by_stem) or self._files_of_name(UPLOADED.sub("", last, count=1), by_stem)
+        paths = self._files_of_name(last, by_stem) or self._files_of_name(UPLOAD_PREFIX.sub("", last, count=1), by_stem)
         exact = [path for path in paths if path.rpartition("/")[2] == last]
         best_count, matches = -1, list[Match]()
         for path in exact or paths:
@@ -120,13 +125,13 @@ class ImageNames:
         """Return the path of the image for each name in an annotation file; None for a missing image.
 
         Images are searched for in the main folder that names are relative to. Images in another folder are used only if
-        the file names at least half of the images there, so that a single image elsewhere does not replace a missing
-        image. A name without a suffix matches any suffix.
+        the file names at least half of the images in that folder, so that a single image elsewhere does not replace a
+        missing image. A name without a suffix matches any suffix.
 
         Args:
             names: Names in the annotation file.
-            file: Annotation file.
-            part: Part of the images that the file describes, or "".
+            file: Path of the annotation file.
+            part: Split (train, val or test) that the file describes; "" if unknown.
 
         Raises:
             UserError: The names may be relative to any of several folders.
@@ -147,7 +152,7 @@ class ImageNames:
         return paths
 
     def _main_base(self, matches_of: Sequence[Sequence[Match]], file: str, part: str) -> str | None:
-        """Return the folder that the names are relative to: the nearest one to the file with half of the images."""
+        """Return the folder that the names are relative to: the nearest to the file that has half of the images."""
         counts = Counter(match.base for matches in matches_of for match in matches)
         if not counts:
             return None
@@ -163,19 +168,19 @@ class ImageNames:
         if any(len([match for match in matches if match.base in rivals]) > 1 for matches in matches_of):
             raise UserError(
                 f"the images of {self._tree.shown_path(file)!r} are in {rivals[0]!r} and in {rivals[1]!r}: include "
-                "the folder in their names, or move one of the folders away."
+                "the folder in the names of the images, or move one of the folders away."
             )
         return ranked[0][2]
 
     def find_described_image(self, file: str, stated_names: Sequence[str]) -> str | None:
         """Return the path of the image that an annotation file describes; None if there is no such image.
 
-        Images beside the file or in the parallel folder (`images/` for `labels/`) are preferred. Among these, an image
-        that the file names is preferred to an image with the stem of the file.
+        Images beside the file or in the parallel folder (`images/` for `labels/`) are preferred. Among these images, an
+        image that the file names is preferred to an image with the stem of the file.
 
         Args:
-            file: Annotation file that describes one image.
-            stated_names: Names of the image in the file, the likeliest first.
+            file: Path of an annotation file that describes one image.
+            stated_names: Names of the image in the file, the most likely first.
         """
         stem = PurePosixPath(file).stem
         names = [name for name in stated_names if name]
@@ -198,9 +203,9 @@ class ImageNames:
         return None
 
     def _has_other_folders(self, path: str, file: str) -> bool:
-        """Return whether the folders of an image and of an annotation file differ in a name, such as "cam1" and "cam2".
+        """Return whether the folders of an image and of an annotation file have different names ("cam1" and "cam2").
 
-        Names of folders for one type of file, such as "images" and "labels", may differ.
+        Folders for one type of file, such as "images" and "labels", may have different names.
         """
         suffix = PurePosixPath(file).suffix
         if suffix not in self._folders_by_suffix:
@@ -236,7 +241,7 @@ def _folder_distance(base: str, file: str, part: str) -> int:
 
 
 def plain_folders(folder: str) -> tuple[str, ...]:
-    """Return the names of the folders in a path, except usual names for one type of file, such as "images"."""
+    """Return the names of the folders in a path, except common names for one type of file, such as "images"."""
     usual_names = (*IMAGE_FOLDERS, *LABEL_FOLDERS)
     return tuple(name for name in folder.split("/") if name and name.lower() not in usual_names)
 
@@ -245,20 +250,22 @@ def assign_images(tree: Tree, stated_names: Mapping[str, Sequence[str]]) -> tupl
     """Return the path of the image that each annotation file describes, and notes on names that were not used.
 
     A file describes the image that it names. If several files name the same image, as in data sets whose files were
-    renamed, each of them describes the image with the stem of the file, unless another file describes that image.
+    renamed, each file describes the image with the stem of the file, unless another file describes that image.
 
     Args:
         tree: Files of the data set.
-        stated_names: Names of its image in each annotation file, the likeliest first.
+        stated_names: Names of the described image in each annotation file, the most likely first.
     """
     finder = ImageNames(tree.images, tree)
-    image_of = ((file, finder.find_described_image(file, image_names)) for file, image_names in stated_names.items())
-    keys = {file: key for file, key in image_of if key is not None}
-    files_of: dict[str, list[str]] = {}
+    described_images = (
+        (file, finder.find_described_image(file, image_names)) for file, image_names in stated_names.items()
+    )
+    keys = {file: key for file, key in described_images if key is not None}
+    files_by_image: dict[str, list[str]] = {}
     for file, key in keys.items():
-        files_of.setdefault(key, []).append(file)
+        files_by_image.setdefault(key, []).append(file)
     corrected = []
-    for file in [file for files in files_of.values() if len(files) > 1 for file in files]:
+    for file in [file for files in files_by_image.values() if len(files) > 1 for file in files]:
         image_by_stem = finder.find_described_image(file, ())
         if image_by_stem is not None and image_by_stem not in keys.values():
             keys[file] = image_by_stem
@@ -271,7 +278,7 @@ def assign_images(tree: Tree, stated_names: Mapping[str, Sequence[str]]) -> tupl
     ]
     notes = []
     for files, problem, image in (
-        (corrected, "the image of another file", "the image with its own name"),
+        (corrected, "the image of another file", "the image with the name of the annotation file"),
         (respelt, "an image with another suffix", keys[respelt[0]] if respelt else ""),
     ):
         if files:
@@ -287,8 +294,8 @@ def assign_keys(images: Iterable[AnnotatedImage], stated_names: Mapping[str, Seq
         if file not in keys:
             name = next((split_path(path)[-1] for path in image_names if split_path(path)), file.rpartition("/")[2])
             raise MissingImage(
-                f"{tree.shown_path(file)!r} describes {name!r}, but there is no such image beside it or in a "
-                "folder such as JPEGImages or images: add it."
+                f"{tree.shown_path(file)!r} describes {name!r}, but there is no such image beside this file or in a "
+                "folder such as JPEGImages or images: add the image."
             )
     for image in images:
         image.key = keys[image.source]
@@ -296,7 +303,7 @@ def assign_keys(images: Iterable[AnnotatedImage], stated_names: Mapping[str, Seq
 
 
 def _has_other_suffix(stated_names: Sequence[str], key: str) -> bool:
-    """Return whether some of the names have an image suffix, but none of them is the file name of the image."""
+    """Return whether some names have an image suffix, but no such name is the file name of the image."""
     file_names = [split_path(name)[-1] for name in stated_names if split_path(name)]
     names = [normalise_name(name) for name in file_names if name.lower().endswith(IMAGE_SUFFIXES)]
     return bool(names) and normalise_name(key.rpartition("/")[2]) not in names

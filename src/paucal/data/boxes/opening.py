@@ -1,7 +1,6 @@
 """Finds the layout of the boxes in a folder, an archive or a file, and reads the annotation files.
 
-`LAYOUTS` has the layouts that are read, and `UNSUPPORTED` those that are only recognised, so that messages can name
-them.
+`LAYOUTS` lists the layouts that are read, and `UNSUPPORTED` the layouts that are only recognised, for messages.
 """
 
 import re
@@ -23,26 +22,26 @@ from paucal.data.sources.folder import IMAGE_FOLDERS
 from paucal.data.sources.labels import from_names
 from paucal.data.splits.part_names import part_of_folders
 from paucal.types import NoLabelsError, UserError
-from paucal.wording import counted, was
+from paucal.wording import counted, was_or_were
 
 # In order of preference if a data set has the same boxes in several layouts.
 LAYOUTS: tuple[Layout, ...] = (
     *(xml_layouts.VOC, coco.LAYOUT, xml_layouts.CVAT, labelme.LAYOUT, label_studio.LAYOUT, yolo.LAYOUT, table.LAYOUT),
 )
-TAGGED = (xml_layouts.CVAT.name, label_studio.LAYOUT.name)  # layouts that may have labels of whole images
+TAGGED = (xml_layouts.CVAT.name, label_studio.LAYOUT.name)  # names of the layouts that may have labels of whole images
 EXPECTED_TEXT = "; ".join(layout.expected for layout in LAYOUTS)
 SUFFIXES = tuple(dict.fromkeys(suffix for layout in LAYOUTS for suffix in layout.suffixes))
-STRUCTURE = (*IMAGE_FOLDERS, *LABEL_FOLDERS, "imagesets")  # usual names of folders for one type of file, not classes
+STRUCTURE = (*IMAGE_FOLDERS, *LABEL_FOLDERS, "imagesets")  # common names of folders that are not classes
 
 SEARCHED_BYTES = 1 << 16  # bytes at the start and at the end of a file that are searched for an unsupported layout
-MAX_FILES_SEARCHED = 20  # files that are searched for each unsupported layout
+MAX_FILES_SEARCHED = 20  # number of files that are searched for each unsupported layout
 _NUMBER = rb"-?\d+(?:\.\d+)?(?:e-?\d+)?[ \t]*"
 _KITTI = rb"\A\s*[A-Za-z]\w*[ \t]+(?:" + _NUMBER + rb"){14,15}(?:\r?\n|\Z)"
 _DOTA = rb"(?:\A|\n)(?:" + _NUMBER + rb"){8}[A-Za-z][\w-]*[ \t]+[0-3][ \t\r]*(?:\n|\Z)"
 
 
 class UnsupportedLayout(NamedTuple):
-    """A layout that is recognised, by the suffixes of its files and a pattern in their content, but not read."""
+    """A layout that is not read, but recognised by the suffix of a file and a pattern in the content of the file."""
 
     name: str
     suffixes: tuple[str, ...]
@@ -50,20 +49,20 @@ class UnsupportedLayout(NamedTuple):
 
 
 def _entries_pattern(*names: str) -> re.Pattern[bytes]:
-    """Return a pattern that matches JSON with entries of all these names."""
+    """Return a pattern that matches JSON text that has entries with all these names."""
     return re.compile("".join(f'(?=.*"{name}"\\s*:)' for name in names).encode(), re.DOTALL)
 
 
 UNSUPPORTED: tuple[UnsupportedLayout, ...] = (
-    UnsupportedLayout("the VGG Image Annotator (VIA)", (".json",), _entries_pattern("shape_attributes")),
-    UnsupportedLayout("the VGG Image Annotator (VIA)", (".csv",), re.compile(rb"region_shape_attributes")),
-    UnsupportedLayout("Label Studio's CSV", (".csv",), re.compile(rb'""(?:rectangle|polygon|brush|ellipse)labels""')),
+    UnsupportedLayout("VGG Image Annotator (VIA)", (".json",), _entries_pattern("shape_attributes")),
+    UnsupportedLayout("VGG Image Annotator (VIA)", (".csv",), re.compile(rb"region_shape_attributes")),
+    UnsupportedLayout("Label Studio CSV", (".csv",), re.compile(rb'""(?:rectangle|polygon|brush|ellipse)labels""')),
     UnsupportedLayout("Supervisely", (".json",), _entries_pattern("objects", "classTitle")),
     UnsupportedLayout("Create ML", (".json",), _entries_pattern("annotations", "coordinates", "label")),
     UnsupportedLayout("Datumaro", (".json",), _entries_pattern("items", "annotations", "bbox", "label_id")),
     UnsupportedLayout("BDD100K", (".json",), _entries_pattern("labels", "box2d")),
     UnsupportedLayout("SageMaker Ground Truth", (".manifest", ".jsonl"), re.compile(rb'"source-ref"\s*:')),
-    UnsupportedLayout("TensorFlow's records", (".tfrecord", ".record", ".tfrecords"), re.compile(b"")),
+    UnsupportedLayout("TFRecord", (".tfrecord", ".record", ".tfrecords"), re.compile(b"")),
     UnsupportedLayout("KITTI", (".txt",), re.compile(_KITTI)),
     UnsupportedLayout("DOTA", (".txt",), re.compile(_DOTA)),
     UnsupportedLayout("VisDrone", (".txt",), re.compile(rb"\A\s*(?:\d+,){7}\d+,?\s*(?:\r?\n|\Z)")),
@@ -78,13 +77,13 @@ class AnnotationFiles:
         name: Name of the layout.
         files: Paths of the files, at least one.
         read: Function that reads the files; None for an unsupported layout.
-        advice: What the user can do about an unsupported layout.
+        advice: What the user can do if the layout is unsupported.
     """
 
     name: str
     files: Sequence[str]
     read: Callable[[Tree, Sequence[str]], AnnotationSet] | None = None
-    advice: str = "convert them to COCO's JSON"
+    advice: str = "convert the boxes to COCO JSON"
 
     @property
     def shown(self) -> str:
@@ -95,7 +94,7 @@ class AnnotationFiles:
 
     @property
     def are_among_classes(self) -> bool:
-        """Whether all files are in folders whose names may be classes of images."""
+        """Whether all files are in folders whose names may be names of classes."""
         folders = [file.rpartition("/")[0] for file in self.files]
         structural = [part_of_folders(f"{path}/") or {*path.lower().split("/")} & set(STRUCTURE) for path in folders]
         return all(folders) and not any(structural)
@@ -117,19 +116,22 @@ def find_annotation_files(tree: Tree) -> list[AnnotationFiles]:
 
 
 def find_unsupported_files(tree: Tree) -> AnnotationFiles | None:
-    """Return a file in an unsupported layout, or in a folder without images an archive that has annotation files."""
+    """Return a file in an unsupported layout, or an archive with annotation files in a folder without images.
+
+    The result is None if there is no such file or archive.
+    """
     for layout in UNSUPPORTED:
         for file in tree.files_ending(*layout.suffixes)[:MAX_FILES_SEARCHED]:
             if layout.pattern.search(ascii_bytes(tree.peek(file, SEARCHED_BYTES))):
-                return AnnotationFiles(f"{layout.name} writes them", [file])
+                return AnnotationFiles(f"{layout.name} annotations", [file])
     archives = [] if tree.images or not Path(tree.location).is_dir() else tree.files_ending(*ARCHIVE_SUFFIXES)
     if not archives:
         return None
     try:
         boxes_in_archive = find_boxes(Path(tree.location, archives[0]))
-    except UserError:  # the archive is damaged; opening it reports that
+    except UserError:  # a damaged archive is reported when it is opened
         return None
-    advice = "give one archive as DATA, or unpack them"
+    advice = "give one archive as DATA, or unpack the archives"
     return boxes_in_archive and AnnotationFiles(f"{boxes_in_archive.name} in archives", archives[:1], advice=advice)
 
 
@@ -137,7 +139,7 @@ def read_boxes(path: Path) -> tuple[Tree, AnnotationSet]:
     """Read the annotation files at a path.
 
     Raises:
-        UserError: The path has no boxes in a layout of the table, or an annotation file is invalid.
+        UserError: The path has no boxes in any of `LAYOUTS`, or an annotation file is invalid.
     """
     if path.is_file() and not is_archive(path):
         return _read_single_file(path)
@@ -156,8 +158,8 @@ def read_boxes(path: Path) -> tuple[Tree, AnnotationSet]:
     notes = [*tree.notes, *annotations.notes, *([note] if n_unannotated else [])]
     if other_files := [file for group in groups for file in group.files if root_of_set(file)]:
         count = counted(len(other_files), "annotation file")
-        other_set = f"of another set, in {root_of_set(other_files[0])!r}"
-        notes.append(f"{count} {other_set}, {was(len(other_files))} skipped")
+        other_set = f"of another set in {root_of_set(other_files[0])!r}"
+        notes.append(f"{count} {other_set} {was_or_were(len(other_files))} skipped")
     return tree, with_parts(replace(annotations, notes=tuple(notes)), tree)
 
 
@@ -167,7 +169,7 @@ def open_boxed_images(path: Path) -> ImageSet:
 
 
 def open_tagged_images(path: Path) -> ImageSet | None:
-    """Return the images of annotation files that label whole images and have no boxes.
+    """Return the images and labels of annotation files that label whole images and have no boxes.
 
     The result is None if the path has no such files.
     """
@@ -183,7 +185,11 @@ def open_tagged_images(path: Path) -> ImageSet | None:
     labels = from_names([tags[index] for index in rows], is_multi_label, f"from {files.name}")
     images = without_labels(tree, annotations).select(np.asarray(rows, dtype=np.int64))
     n_unlabelled = len(tags) - len(rows)
-    notes = [f"{counted(n_unlabelled, 'image')} without a label {was(n_unlabelled)} left out"] if n_unlabelled else []
+    notes = (
+        [f"{counted(n_unlabelled, 'image')} without a label {was_or_were(n_unlabelled)} left out"]
+        if n_unlabelled
+        else []
+    )
     return replace(
         images,
         classes=labels.classes,
@@ -226,11 +232,11 @@ def root_of_set(file: str) -> str:
 
 
 def _read_preferred_layout(groups: Sequence[AnnotationFiles], tree: Tree) -> AnnotationSet:
-    """Read the annotation files of all layouts, and return the content in the layout with the most images.
+    """Read the annotation files in all layouts, and return the content of the layout with the most images.
 
     Raises:
-        UserError: The files of the first layout are invalid, or another layout has boxes of images that the preferred
-            layout lacks.
+        UserError: The files in the first layout are invalid, or another layout has images that the layout with the most
+            images lacks.
     """
     annotations: dict[str, AnnotationSet] = {}
     notes: list[str] = []
@@ -241,17 +247,17 @@ def _read_preferred_layout(groups: Sequence[AnnotationFiles], tree: Tree) -> Ann
         except UserError as problem:
             if group is groups[0]:
                 raise
-            notes.append(f"{group.name} beside {groups[0].name} was skipped, as it cannot be read: {problem}")
+            notes.append(f"{group.name} beside {groups[0].name} was skipped, because it cannot be read: {problem}")
     keys = {name: {image.key for image in content.images} for name, content in annotations.items()}
     preferred = max(keys, key=lambda name: len(keys[name]))
     for name in [name for name in keys if name != preferred]:
         if not keys[name] <= keys[preferred]:
             raise UserError(
                 f"{tree.shown!r} has boxes as {preferred} ({counted(len(keys[preferred]), 'image')}) and as {name} "
-                f"({counted(len(keys[name]), 'image')}) of different images: move one of them away, or give an "
-                "annotation file as DATA."
+                f"({counted(len(keys[name]), 'image')}) of different images: move the files of one layout away, or "
+                "give an annotation file as DATA."
             )
-        notes.append(f"the boxes were read as {preferred}, and those as {name} were skipped")
+        notes.append(f"the boxes were read as {preferred}, and the same boxes as {name} were skipped")
     return replace(annotations[preferred], notes=(*annotations[preferred].notes, *notes))
 
 
@@ -261,7 +267,7 @@ def _read_single_file(file: Path) -> tuple[Tree, AnnotationSet]:
     _refuse_unsupported(folder_tree(file.parent, [file.name]))
     if not layouts:
         raise NoLabelsError(
-            f"{str(file)!r} is neither a folder, an archive nor a file of boxes: expected {EXPECTED_TEXT}."
+            f"{str(file)!r} is not a folder, an archive or a file with boxes: expected {EXPECTED_TEXT}."
         )
     # A damaged file matches no layout; the first layout then reports the damage.
     tree_of_parent = folder_tree(file.parent)
@@ -280,7 +286,7 @@ def _read_single_file(file: Path) -> tuple[Tree, AnnotationSet]:
             if problem is None or root == file.parent:
                 raise
         else:
-            # If all images are in one part, as those of "train.json", they are treated as if they had no part.
+            # If all images are in one split, as in "train.json", they are treated as if they had no split.
             if len({image.declared for image in annotations.images}) == 1:
                 images = [replace(image, declared="") for image in annotations.images]
                 annotations = replace(annotations, images=images)
@@ -290,7 +296,7 @@ def _read_single_file(file: Path) -> tuple[Tree, AnnotationSet]:
 
 
 def _refuse_without_boxes(tree: Tree, groups: Sequence[AnnotationFiles]) -> NoReturn:
-    """Refuse a tree that has no annotation files, or only in subfolders with data sets of their own."""
+    """Refuse a tree that has no annotation files, or has them only in subfolders with separate data sets."""
     if roots := sorted({root_of_set(file) for group in groups for file in group.files}):
         locations = " or ".join(repr(tree.shown_path(root)) for root in roots[:3])
         raise UserError(f"{tree.shown!r} has several sets with boxes in subfolders: did you mean {locations}?")
@@ -304,5 +310,5 @@ def _refuse_without_boxes(tree: Tree, groups: Sequence[AnnotationFiles]) -> NoRe
 def _refuse_unsupported(tree: Tree) -> None:
     if files := find_unsupported_files(tree):
         raise UserError(
-            f"{tree.shown!r} has boxes as {files.name} ({files.shown}), which are not read: {files.advice}."
+            f"{tree.shown!r} has boxes as {files.name} ({files.shown}), which is not supported: {files.advice}."
         )

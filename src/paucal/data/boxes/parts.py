@@ -1,4 +1,4 @@
-"""Finds the part (train, val or test) of each image with boxes, by annotation files, list files or folders."""
+"""Finds the split (train, val or test) of each image with boxes, by annotation files, list files or folders."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -8,22 +8,22 @@ from pathlib import PurePosixPath
 from paucal.data.boxes.annotations import AnnotatedImage, AnnotationSet
 from paucal.data.boxes.naming import ImageNames
 from paucal.data.boxes.tree import Tree
-from paucal.data.splits.part_names import PARTS, TRAINVAL, part_of_folders
+from paucal.data.splits.part_names import PART_BY_WORD, TRAINVAL, part_of_folders
 from paucal.types import UserError
-from paucal.wording import counted, was
+from paucal.wording import counted, was_or_were
 
 LIST_FOLDERS = ("imagesets/main", "imagesets", "")
-_MARK = re.compile(r"\s+-?[01]$")  # 1, 0 or -1 after each image in Pascal VOC's lists of one class
+_MARK = re.compile(r"\s+-?[01]$")  # 1, 0 or -1 after each image in Pascal VOC lists of one class
 _GAP_BEFORE_ANNOTATION = re.compile(r"\s+(?=\S.*\.(?:xml|json|txt)$)", re.IGNORECASE)
 
 
 def with_parts(annotations: AnnotationSet, tree: Tree) -> AnnotationSet:
-    """Assign parts to images: by the annotation files, else by list files, else by the folders of the images.
+    """Assign splits to images: by the annotation files, else by list files, else by the folders of the images.
 
-    If any image belongs to a part, images without a part are left out, with a note.
+    If any image belongs to a split, images without a split are left out, with a note.
 
     Raises:
-        UserError: Two lists name the same image, a name in a list matches several images, or no line of a list names
+        UserError: Two lists name the same image, a name in a list matches several images, or no line in a list names
             an image.
     """
     images, notes = annotations.images, list(annotations.notes)
@@ -37,18 +37,23 @@ def with_parts(annotations: AnnotationSet, tree: Tree) -> AnnotationSet:
         return replace(annotations, images=images, notes=tuple(notes))
     n_left = len(images) - len(in_parts)
     belongs = "belongs" if n_left == 1 else "belong"
-    notes.append(f"{counted(n_left, 'image')} with annotations that {belongs} to no part {was(n_left)} left out")
+    notes.append(
+        f"{counted(n_left, 'image')} with annotations that {belongs} to no split {was_or_were(n_left)} left out"
+    )
     return replace(annotations, images=in_parts, notes=tuple(notes))
 
 
 def _parts_of_folders(images: Sequence[AnnotatedImage]) -> dict[str, str]:
-    """Return the part of each image by its folder; empty if the folders name one part and some images have no part."""
+    """Return the split of each image by its folder.
+
+    The result is empty if some images are not in the folder of a split and all others are in the same split.
+    """
     parts = {image.key: part_of_folders(image.key) for image in images}
     return {} if len(set(parts.values()) - {""}) < 2 and "" in parts.values() else parts
 
 
 def _parts_of_lists(images: Sequence[AnnotatedImage], tree: Tree) -> tuple[dict[str, str], list[str]]:
-    """Return the part of each image that a list file names, by key, and notes on lines that name no image."""
+    """Return the split of each image that a list file names, by key, and notes on lines that name no image."""
     finder = _ListedNames(images, tree)
     parts: dict[str, str] = {}
     notes: list[str] = []
@@ -67,21 +72,22 @@ def _parts_of_lists(images: Sequence[AnnotatedImage], tree: Tree) -> tuple[dict[
         if unmatched:
             lines_text = counted(len(unmatched), "line")
             notes.append(f"{lines_text} of {file} without an image with annotations, such as {unmatched[0][:80]!r}")
-        part, is_joint = PARTS[_plain_stem(file)], _plain_stem(file) == TRAINVAL
+        part, is_joint = PART_BY_WORD[_plain_stem(file)], _plain_stem(file) == TRAINVAL
         for key in keys:
             if key is None or (is_joint and parts.get(key) == "val"):
                 continue
             if parts.setdefault(key, part) != part:
                 name = PurePosixPath(key).stem
                 raise UserError(
-                    f"{tree.shown_path(file)!r} lists {name!r}, which is in the list of {parts[key]} too: correct it."
+                    f"{tree.shown_path(file)!r} lists {name!r}, which is also in the list of {parts[key]}: remove the "
+                    "image from one of the lists."
                 )
     return parts, notes
 
 
 def _find_lists(tree: Tree) -> list[str]:
-    """Return the list files of parts in the first of the usual folders that has any; "trainval.txt" comes last."""
-    lists = [file for file in tree.files_ending(".txt") if _plain_stem(file) in PARTS]
+    """Return the list files of splits in the first of `LIST_FOLDERS` that has any; "trainval.txt" comes last."""
+    lists = [file for file in tree.files_ending(".txt") if _plain_stem(file) in PART_BY_WORD]
     for folder in LIST_FOLDERS:
         if folder_lists := [file for file in lists if file.rpartition("/")[0].lower() == folder]:
             return sorted(folder_lists, key=lambda file: (_plain_stem(file) == TRAINVAL, file))
@@ -93,27 +99,27 @@ def _plain_stem(file: str) -> str:
 
 
 class _ListedNames:
-    """Finds the image that a line of a list file names, by its own name or by that of its annotation file."""
+    """Finds the image that a line in a list file names, by the name of the image or of its annotation file."""
 
     def __init__(self, images: Sequence[AnnotatedImage], tree: Tree) -> None:
         self._tree = tree
         self._keys = ImageNames([image.key for image in images], tree)
-        key_of_file = {image.source: image.key for image in images}
+        key_by_file = {image.source: image.key for image in images}
         # If an annotation file describes several images, the name of the file does not identify an image.
-        self._key_of_file = key_of_file if len(key_of_file) == len(images) else {}
-        self._files = ImageNames(self._key_of_file, tree)
+        self._key_by_file = key_by_file if len(key_by_file) == len(images) else {}
+        self._files = ImageNames(self._key_by_file, tree)
 
     def find(self, line: str, file: str) -> str | None:
-        """Return the key of the image that a line of the list `file` names; None if no image with boxes matches."""
+        """Return the key of the image that a line in the list `file` names; None if no image with boxes matches."""
         for name in _names_in(line):
             for by_stem in (False, True):
                 keys = {match.path for match in self._keys.matches(name, by_stem)}
-                keys = keys or {self._key_of_file[match.path] for match in self._files.matches(name, by_stem)}
+                keys = keys or {self._key_by_file[match.path] for match in self._files.matches(name, by_stem)}
                 if len(keys) > 1:
                     first, second = sorted(keys)[:2]
                     raise UserError(
                         f"{self._tree.shown_path(file)!r} names {line[:80]!r}, which may be {first!r} or {second!r}: "
-                        "give it with its folder."
+                        "include the folder in the name."
                     )
                 if keys:
                     return keys.pop()

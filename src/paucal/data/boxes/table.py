@@ -1,6 +1,6 @@
 """Reads boxes from CSV tables with one row per box, in pixels or as fractions of the image's width and height.
 
-A box is given by its edges (left, top, right, bottom) or by its left top corner with its width and height.
+A box is given by its edges (left, top, right, bottom), or by its top left corner, width and height.
 """
 
 import csv
@@ -28,19 +28,19 @@ from paucal.data.boxes.tree import Tree, folder_tree
 from paucal.data.classes import plain_name
 from paucal.data.sources.suffixes import IMAGE_SUFFIXES
 from paucal.data.sources.table_columns import refuse_repeated_columns
-from paucal.data.splits.part_names import PARTS, part_of_file
+from paucal.data.splits.part_names import PART_BY_WORD, part_of_file
 from paucal.reading import decode_text, read_decoded
 from paucal.types import NoLabelsError, UserError
 from paucal.wording import counted
 
 TABLES = (".csv", ".tsv")
-MAX_BYTES = 1 << 30
-HEAD_BYTES = 1 << 14  # bytes at the start of a file by which a table of boxes is recognised
-HEAD_ROWS = 20  # rows at the start of a table without column names by which its columns are recognised
+MAX_BYTES = 1 << 30  # largest table
+HEAD_BYTES = 1 << 14  # bytes at the start of a file that are read to recognise a table of boxes
+HEAD_ROWS = 20  # rows at the start of a table without column names that are read to recognise the columns
 MAX_EDGE = 1.02  # largest right or bottom edge of a box relative to the image's side; 2 % tolerance for rounding
 ONE_CLASS = "object"  # class of all boxes in a table without classes
 DELIMITERS = ",;\t|"
-# Usual names of each column, in lower case and without "_", "-", "." and spaces.
+# Common names of each column, in lower case and without "_", "-", "." and spaces.
 COLUMNS = {
     "image": ("filename", "file", "imageid", "image", "imagepath", "imagename", "path", "filepath", "img", "imgpath"),
     "name": ("class", "label", "labelname", "classname", "category", "categoryname", "name", "species", "target"),
@@ -56,7 +56,8 @@ COLUMNS = {
     "part": ("split", "part", "subset", "set"),
     "crowd": ("isgroupof", "iscrowd", "difficult"),
 }
-# Forms of a box, by the columns that define it; the most reliable form comes first. Lists have all numbers in a cell.
+# Columns that define a box, for each form of boxes; the most reliable form comes first. A list has all four numbers in
+# one cell.
 EDGES, CORNER_AND_SIZE, LISTS = (
     ("left", "top", "right", "bottom"),
     ("left", "top", "box_width", "box_height"),
@@ -64,7 +65,7 @@ EDGES, CORNER_AND_SIZE, LISTS = (
 )
 FORMS = (EDGES, CORNER_AND_SIZE, LISTS)
 # Columns of tables without column names. A key is a regular expression for a row with one letter per cell: i for an
-# image, n for a number, p for a part, w for another word, - for an empty cell.
+# image, n for a number, p for a split, w for another word, - for an empty cell.
 UNNAMED = {
     "innnn[wn]": ("image", *EDGES, "name"),  # keras-retinanet
     "[wn]nnnninn": ("name", *CORNER_AND_SIZE, "image", "width", "height"),  # makesense.ai
@@ -85,8 +86,8 @@ class _Row(NamedTuple):
         image: Name of the image.
         name: Class of the box.
         box: The four numbers of the box as in the table; None if the row is for an image without objects.
-        size: Stated (height, width) of the image in pixels; None if it is not stated.
-        part: "train", "val", "test" or "".
+        size: Stated (height, width) of the image in pixels; None if the row does not state the size.
+        part: Split of the image: "train", "val", "test", or "" if it has no split.
         crowd: Whether the box covers many objects or is difficult.
     """
 
@@ -107,7 +108,7 @@ def find(tree: Tree, files: Sequence[str]) -> list[str]:
             continue
         head = tree.peek(file, HEAD_BYTES)
         end = head[:HEAD_BYTES].rfind(b"\n")
-        end -= end % 2 if b"\0" in head else 0  # in UTF-16 each character begins at an even byte
+        end -= end % 2 if b"\0" in head else 0  # in UTF-16, each character begins at an even byte
         try:
             text = decode_text(head[:end] if end > 0 else head, file).text
             rows = list(islice(_read_cells(text, file), HEAD_ROWS))
@@ -119,7 +120,7 @@ def find(tree: Tree, files: Sequence[str]) -> list[str]:
 
 
 def read(tree: Tree, files: Sequence[str]) -> AnnotationSet:
-    """Read the tables of a data set; each may be for one part (train, val or test)."""
+    """Read the tables of a data set; each table may be for one split (train, val or test)."""
     finder = ImageNames(tree.images, tree)
     images: dict[str, AnnotatedImage] = {}
     notes: list[str] = []
@@ -142,10 +143,10 @@ def read(tree: Tree, files: Sequence[str]) -> AnnotationSet:
                 file_images[key] = AnnotatedImage(key, size=row.size, declared=row.part, source=file)
                 add_image(images, file_images[key], tree.shown)
             if row.part != file_images[key].declared:
-                parts = row.part or "no part", file_images[key].declared or "no part"
+                parts = row.part or "no split", file_images[key].declared or "no split"
                 raise UserError(
                     f"line {row.line} of {tree.shown_path(file)!r} puts {row.image[:120]!r} into {parts[0]}, and an "
-                    f"earlier line puts it into {parts[1]}: give each image one part."
+                    f"earlier line puts it into {parts[1]}: give each image one split."
                 )
             if row.box is not None:
                 height, width = size_of(key) if are_fractions else (1, 1)
@@ -156,7 +157,7 @@ def read(tree: Tree, files: Sequence[str]) -> AnnotationSet:
 
 
 def tree_of_paths(file: Path) -> Tree | None:
-    """Return a tree of the images that a table names, if it names all by absolute paths; else None.
+    """Return a tree of the images that a table names, if it names all images by absolute paths; else None.
 
     Raises:
         MissingImage: Some of the images are missing.
@@ -174,7 +175,7 @@ def tree_of_paths(file: Path) -> Tree | None:
     existing = [path for path in images if ".." not in PurePath(path).parts and os.path.isfile(path)]
     if not existing or len(images) < len(paths):
         return None
-    # A missing image is refused here: otherwise an image of the same name in another folder might be used instead.
+    # A missing image is refused here, since an image of the same name in another folder might be used instead.
     if missing := sorted({*images} - {*existing}):
         problem = "a path with '..' in it" if ".." in PurePath(missing[0]).parts else "but there is no such file"
         raise MissingImage(f"{str(file)!r} names {missing[0][:120]!r}, {problem}: correct the path.")
@@ -234,7 +235,7 @@ def _letter_of_cell(cell: str) -> str:
         return "i"
     if parse_number(cell) is not None:
         return "n"
-    return "p" if cell.lower() in PARTS or cell.lower() == "unassigned" else "w"
+    return "p" if cell.lower() in PART_BY_WORD or cell.lower() == "unassigned" else "w"
 
 
 def _read_cells(text: str, file: str) -> Any:  # csv's reader has no public type
@@ -253,19 +254,21 @@ def _read_rows(tree: Tree, file: str) -> tuple[list[_Row], tuple[str, ...], list
     named_columns = columns_of(first_rows[0]) if first_rows else None
     columns = named_columns or _columns_of_unnamed(first_rows)
     if columns is None:
-        raise NoLabelsError(f"{shown_path!r} has no columns of an image, a class and the edges of a box: add them.")
+        raise NoLabelsError(
+            f"{shown_path!r} has no columns of an image, a class and the edges of a box: add these columns."
+        )
     if named_columns:
         refuse_repeated_columns(shown_path, _plain_names(first_rows[0]), named_columns.values())
     form = next(form for form in FORMS if set(form) <= columns.keys())
     if "name" not in columns:
-        notes.append(f"{file} has no column of classes, so all boxes are of one class, {ONE_CLASS!r}")
+        notes.append(f"{file} has no column of classes, so all boxes have the class {ONE_CLASS!r}")
     cells = _read_cells(text, file)
     try:
         for row in islice(cells, 1 if named_columns else 0, None):
             if any(cell.strip() for cell in row):
                 if len(row) <= max(columns.values()):
                     count = counted(len(row), "cell")
-                    raise UserError(f"line {cells.line_num} of {shown_path!r} has {count}, too few: correct it.")
+                    raise UserError(f"line {cells.line_num} of {shown_path!r} has {count}, too few: correct the line.")
                 cells_by_column = {key: row[column].strip() for key, column in columns.items()}
                 rows.append(_parse_row(cells_by_column, form, cells.line_num, shown_path, part))
     except csv.Error as problem:
@@ -274,7 +277,7 @@ def _read_rows(tree: Tree, file: str) -> tuple[list[_Row], tuple[str, ...], list
 
 
 def _parse_row(cells: Mapping[str, str], form: Sequence[str], line: int, shown_path: str, part: str) -> _Row:
-    """Return a row from its cells by column; `part` is the part of the whole table, or ""."""
+    """Return a row from its cells by column; `part` is the split of the whole table, or ""."""
     context = f"line {line} of {shown_path!r}"
     edges = [cells[column] for column in form]
     if form == LISTS:
@@ -286,11 +289,11 @@ def _parse_row(cells: Mapping[str, str], form: Sequence[str], line: int, shown_p
     if not cells["image"] or (not is_empty and (None in numbers or not name)):
         raise UserError(
             f"{context} has the image {cells['image'][:80]!r}, the class {name[:80]!r} and the edges "
-            f"{', '.join(edges)[:80]!r}, expected names and four numbers: correct it."
+            f"{', '.join(edges)[:80]!r}, expected names and four numbers: correct the line."
         )
     part_name = cells.get("part", "").lower()
-    if part_name and part_name not in PARTS and part_name != "unassigned":
-        raise UserError(f"{context} has the part {part_name[:80]!r}, expected train, val or test: correct it.")
+    if part_name and part_name not in PART_BY_WORD and part_name != "unassigned":
+        raise UserError(f"{context} has the split {part_name[:80]!r}, expected train, val or test: correct the split.")
     sides = parse_number(cells.get("height", "")), parse_number(cells.get("width", ""))
     height, width = (int(side) if side and math.isfinite(side) else 0 for side in sides)
     left, top, right, bottom = (number or 0.0 for number in numbers)
@@ -300,56 +303,57 @@ def _parse_row(cells: Mapping[str, str], form: Sequence[str], line: int, shown_p
         plain_name(name),
         None if is_empty else (left, top, right, bottom),
         (height, width) if min(height, width) > 0 else None,
-        PARTS.get(part_name, part),
+        PART_BY_WORD.get(part_name, part),
         cells.get("crowd", "").lower() in ("1", "true"),
     )
 
 
 def _to_edges(box: Corners) -> Corners:
-    """Return a box of left, top, width and height as left, top, right and bottom."""
+    """Convert a box of left, top, width and height to left, top, right and bottom."""
     left, top, width, height = box
     return left, top, left + width, top + height
 
 
 def _size_reader(tree: Tree, keys: Sequence[str]) -> _SizeOf:
-    """Return a function that reads the (height, width) of an image, given its key, from the file's header, once."""
+    """Return a cached function that reads the (height, width) of the image with a key from the header of the file."""
     unique = list(dict.fromkeys(keys))
     positions, store = {key: index for index, key in enumerate(unique)}, tree.store(unique)
     return cache(lambda key: store.size(positions[key]))
 
 
 def _detect_form_of_lists(boxes: Sequence[_BoxAndKey], size_of: _SizeOf, file: str) -> tuple[tuple[str, ...], str]:
-    """Return the form of boxes that have four numbers in one cell, and a note on it.
+    """Return the form of boxes that have four numbers in one cell, and a note on that form.
 
-    They are edges if only these are all valid and within their images; otherwise a corner with width and height.
+    The numbers are edges if all boxes are valid and inside their images as edges, and some are not as a corner with
+    width and height. Otherwise the numbers are a corner with width and height.
     """
-    # Few boxes are valid in both forms, so that usually only a few image headers are read.
+    # Few boxes are valid in both forms, so usually only a few image headers are read.
     are_edges = all(_is_within(box, size_of(key)) for box, key in boxes)
     have_sizes = not are_edges or all(_is_within(_to_edges(box), size_of(key)) for box, key in boxes)
     form = CORNER_AND_SIZE if have_sizes else EDGES
-    meaning = "left, top, right, bottom" if form == EDGES else "left, top, width, height, as in COCO's JSON"
+    meaning = "left, top, right, bottom" if form == EDGES else "left, top, width, height, as in COCO JSON"
     return form, f"the boxes of {file} are read as {meaning}"
 
 
 def _refuse_centres(boxes: Sequence[_BoxAndKey], size_of: _SizeOf, shown_path: str) -> None:
-    """Refuse boxes of x, y, width and height if x and y seem to be their centres.
+    """Refuse boxes of x, y, width and height if x and y seem to be the centres of the boxes.
 
-    They seem so if some boxes end outside of their images with x and y as the corner, and none does with x and y as the
-    centre.
+    This is the case if some boxes end outside their images when x and y are read as the corner, and no box does when
+    x and y are read as the centre.
     """
     are_fractions = all(max(box) <= 1 for box, _ in boxes)
 
     def ends_inside(box: Corners, key: str) -> bool:
         return _fits(_to_edges(box), (1, 1) if are_fractions else size_of(key))
 
-    # If x and y are corners, this usually fails after a few boxes, so that only a few image headers are read.
+    # If x and y are corners, this check usually fails after a few boxes, so only a few image headers are read.
     if not all(ends_inside((box[0] - box[2] / 2, box[1] - box[3] / 2, *box[2:]), key) for box, key in boxes):
         return
     if outside := [box for box, key in boxes if not ends_inside(box, key)]:
         raise UserError(
             f"x and y in {shown_path!r} seem to be the centres of the boxes: as corners, they would put "
-            f"{counted(len(outside), 'box', 'boxes')} partly outside of the image, such as {_format_box(outside[0])}; "
-            "as centres, none. Give the edges of the boxes as xmin, ymin, xmax, ymax."
+            f"{counted(len(outside), 'box', 'boxes')} partly outside of the image, such as {_format_box(outside[0])}, "
+            "but as centres they would put no box outside. Give the edges of the boxes as xmin, ymin, xmax, ymax."
         )
 
 
@@ -381,13 +385,13 @@ def _row_keys(tree: Tree, finder: ImageNames, file: str, rows: Sequence[_Row]) -
         if keys[row.image] is None:
             raise MissingImage(
                 f"{tree.shown_path(file)!r} describes {row.image[:120]!r}, but there is no such image in "
-                f"{tree.shown!r}: add it, or give the folder above both as DATA."
+                f"{tree.shown!r}: add the image, or give the folder above both as DATA."
             )
     return [key for row in rows if (key := keys[row.image]) is not None]
 
 
 def _are_fractions(rows: Sequence[_Row], shown_path: str) -> bool:
-    """Return whether boxes are fractions of the width and height of their images (0 to 1) and not in pixels.
+    """Return whether boxes are given as fractions of the image width and height (0 to 1) instead of pixels.
 
     Raises:
         UserError: Some boxes are fractions, and others are in pixels.
@@ -399,8 +403,8 @@ def _are_fractions(rows: Sequence[_Row], shown_path: str) -> bool:
     if len(examples) > 1:
         fractions, pixels = examples[True], examples[False]
         raise UserError(
-            f"{shown_path!r} has a box with the edges {_format_box(fractions.box)} in line {fractions.line} and one "
-            f"with {_format_box(pixels.box)} in line {pixels.line}: give all in pixels, or all from 0 to 1."
+            f"{shown_path!r} has a box with the edges {_format_box(fractions.box)} in line {fractions.line} and a box "
+            f"with {_format_box(pixels.box)} in line {pixels.line}: give all boxes in pixels, or all from 0 to 1."
         )
     return True in examples
 

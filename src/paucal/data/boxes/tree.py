@@ -14,8 +14,8 @@ from paucal.data.stores import EncodedStore, FileStore
 from paucal.reading import decode_text, is_regular, parse_json, read_bytes
 from paucal.types import UserError
 
-MAX_LIST_BYTES = 1 << 26
-PEEK_BYTES = 1 << 22  # bytes at the start and at the end of a JSON file by which its layout is recognised
+MAX_LIST_BYTES = 1 << 26  # largest text file that is read by line
+PEEK_BYTES = 1 << 22  # bytes at the start and at the end of a JSON file that are read to recognise its layout
 
 
 @dataclass(frozen=True)
@@ -27,11 +27,11 @@ class Tree:
         name: Short name of the data set.
         location: Absolute path of the folder or archive, as in `ImageSet.location`.
         files: Sorted paths relative to the location, with forward slashes.
-        read: Function (path, limit) that returns the content of a file, or refuses it if it has more bytes than the
-            limit.
+        read: Function (path, limit) that returns the content of a file, or raises a UserError if the file has more
+            bytes than the limit.
         peek: Function (path, count) that returns the first and the last `count` bytes of a file.
-        store: Function (paths) that returns the store of these images.
-        is_inside: Function (path) that returns whether a file is within the location, and not behind a link out of it.
+        store: Function (paths) that returns a store of the images at these paths.
+        is_inside: Function (path) that returns whether a file is inside the location, also after links are followed.
         notes: Sentences for the user on files that were left out.
     """
 
@@ -62,8 +62,8 @@ class Tree:
     def lines(self, path: str, blank: bool = False) -> tuple[list[str], list[str]]:
         """Return the lines of a text file, and a note if its encoding was guessed.
 
-        White space at the ends of lines is removed. Empty lines are left out unless `blank`, which is needed where the
-        position of a line counts.
+        White space at the ends of lines is removed. Empty lines are left out unless `blank` is True, which is needed if
+        the position of a line matters.
         """
         text, notes = self.text(path, MAX_LIST_BYTES)
         lines = [line.strip() for line in re.split(r"\r\n|\r|\n", text)]
@@ -73,7 +73,7 @@ class Tree:
         """Return the content of a JSON file, and a note if its encoding was guessed.
 
         Raises:
-            UserError: The file has more than `max_bytes` bytes or is not JSON; `advice` ends the message.
+            UserError: The file has more than `max_bytes` bytes, or is not JSON. The message ends with `advice`.
         """
         text, notes = self.text(path, max_bytes)
         try:
@@ -92,7 +92,7 @@ def open_tree(path: Path) -> Tree:
 
 
 def folder_tree(root: Path, files: Sequence[str] | None = None) -> Tree:
-    """Return the tree of a folder with all files below it, or only with `files`."""
+    """Return the tree of a folder, with all files below the folder or only with `files`."""
     real_root = root.resolve()
     return Tree(
         shown=str(root),
@@ -135,7 +135,7 @@ def _archive_tree(file: Path) -> Tree:
 
 
 def ascii_bytes(content: bytes) -> bytes:
-    """Return the bytes of a text as in ASCII: without byte order mark, and without the zeros of UTF-16 and UTF-32."""
+    """Return encoded text without the byte order mark and without the zero bytes of UTF-16 and UTF-32."""
     return content.replace(b"\0", b"").lstrip(b"\xef\xbb\xbf\xff\xfe")
 
 
@@ -145,7 +145,7 @@ def mentions(content: bytes, name: str) -> bool:
 
 
 def _peek_ends(file: Path, count: int) -> bytes:
-    """Return the first and the last `count` bytes of a file; empty if it cannot be read."""
+    """Return the first and the last `count` bytes of a file; b"" if the file cannot be read."""
     if not is_regular(file):  # reading a pipe would block
         return b""
     try:

@@ -1,4 +1,4 @@
-"""Reads boxes from XML: Pascal VOC's files, one per image, and CVAT's files, each for many images."""
+"""Reads boxes from XML: Pascal VOC files, each for one image, and CVAT files, each for many images."""
 
 import re
 from collections import Counter
@@ -29,13 +29,13 @@ from paucal.reading import decode_text
 from paucal.types import UserError
 
 XML = ".xml"
-MAX_BYTES = 1 << 28  # CVAT writes the annotations of all images to one file, some kilobytes per image
+MAX_BYTES = 1 << 28  # largest file; CVAT writes the annotations of all images to one file, a few kilobytes per image
 _MAX_DIGITS = 9  # largest number of digits of a width or height
-HEAD_BYTES = 1 << 13  # bytes at the start of a file that are searched for the outermost element
-ELLIPSE_POINTS = 72
+HEAD_BYTES = 1 << 13  # bytes at the start and at the end of a file that are searched for the outermost element
+ELLIPSE_POINTS = 72  # number of points of the polygon that an ellipse is converted to
 VOC_EDGES, CVAT_EDGES = ("xmin", "ymin", "xmax", "ymax"), ("xtl", "ytl", "xbr", "ybr")
 _ENCODING = re.compile(rb"<\?xml[^>]*\sencoding\s*=\s*[\"']([A-Za-z0-9._:-]+)[\"']")
-_MULTI_BYTE_ENCODINGS = ("utf-16", "utf16", "utf-32", "utf32", "ucs", "iso-10646")  # first letters of their names
+_MULTI_BYTE_ENCODINGS = ("utf-16", "utf16", "utf-32", "utf32", "ucs", "iso-10646")  # prefixes of encoding names
 _ROOT = re.compile(rb"<([A-Za-z_][\w.:-]*)")
 
 
@@ -47,10 +47,10 @@ def find_voc(tree: Tree, files: Sequence[str]) -> list[str]:
 
 
 def read_voc(tree: Tree, files: Sequence[str]) -> AnnotationSet:
-    """Read Pascal VOC's XML files.
+    """Read Pascal VOC XML files.
 
-    The stated corners are used as edges of the boxes. If the program that wrote them counts pixels from 1, edges are
-    therefore off by at most one pixel.
+    The stated corners are used as edges of the boxes. If the program that wrote them counts pixels from 1, the edges
+    are off by at most one pixel.
     """
     stated_names: dict[str, list[str]] = {}
     images: list[AnnotatedImage] = []
@@ -70,7 +70,7 @@ def find_cvat(tree: Tree, files: Sequence[str]) -> list[str]:
 
 
 def read_cvat(tree: Tree, files: Sequence[str]) -> AnnotationSet:
-    """Read CVAT's XML files: boxes, polygons, ellipses, masks, and labels of whole images."""
+    """Read CVAT XML files: boxes, polygons, ellipses, masks, and labels of whole images."""
     images: dict[str, AnnotatedImage] = {}
     notes: list[str] = []
     unread: Counter[str] = Counter()
@@ -84,14 +84,14 @@ def read_cvat(tree: Tree, files: Sequence[str]) -> AnnotationSet:
 
 
 VOC = Layout(
-    name="Pascal VOC's XML",
+    name="Pascal VOC XML",
     expected="Pascal VOC's Annotations/*.xml and JPEGImages/, or the XML files beside the images",
     suffixes=(XML,),
     find=find_voc,
     read=read_voc,
 )
 CVAT = Layout(
-    name="CVAT's XML for images",
+    name="CVAT XML for images",
     expected="CVAT's annotations.xml for images",
     suffixes=(XML,),
     find=find_cvat,
@@ -100,7 +100,7 @@ CVAT = Layout(
 
 
 def _root_name(tree: Tree, file: str) -> str:
-    """Return the name of the outermost element of an XML file; "" if the start of the file has no element."""
+    """Return the name of the outermost element of an XML file; "" if no element is found."""
     root = _ROOT.search(ascii_bytes(tree.peek(file, HEAD_BYTES)))
     return root[1].decode() if root else ""
 
@@ -108,7 +108,7 @@ def _root_name(tree: Tree, file: str) -> str:
 def parse_xml(tree: Tree, file: str) -> tuple[ElementTree.Element, list[str]]:
     """Return the outermost element of an XML file, and a note if its encoding was guessed.
 
-    Entities are refused, since a few of them can expand to gigabytes.
+    Entities are refused, since a few entities can expand to gigabytes.
     """
     shown_path = tree.shown_path(file)
     content = tree.read(file, MAX_BYTES)
@@ -117,7 +117,7 @@ def parse_xml(tree: Tree, file: str) -> tuple[ElementTree.Element, list[str]]:
     encoding = _ENCODING.match(content.lstrip())
     declared = encoding[1].decode() if encoding else None
     if declared is not None and declared.lower().startswith(_MULTI_BYTE_ENCODINGS):
-        declared = None  # wrong, since the declaration itself was just read as single bytes
+        declared = None  # must be wrong, since the declaration itself was just read as single bytes
     text, _, note = decode_text(content, shown_path, declared)
     builder, parser = ElementTree.TreeBuilder(), expat.ParserCreate("utf-8")
 
@@ -135,14 +135,14 @@ def parse_xml(tree: Tree, file: str) -> tuple[ElementTree.Element, list[str]]:
 
 
 def _voc_image(content: ElementTree.Element, file: str, shown_path: str) -> AnnotatedImage:
-    """Return the image and the objects in a Pascal VOC or LabelMe XML file; its key is set later."""
+    """Return the image and the objects in a Pascal VOC or LabelMe XML file; the key of the image is set later."""
     image = AnnotatedImage("", size=_voc_size(content, shown_path), source=file, crowd_word="difficult")
     for item in content.findall("object"):
         if (item.findtext("deleted") or "").strip() == "1":
             continue
         name = plain_name(item.findtext("name") or "")
         if not name:
-            raise UserError(f"{shown_path!r} has an object without a name: correct it.")
+            raise UserError(f"{shown_path!r} has an object without a name: add the name.")
         is_difficult = (item.findtext("difficult") or "").strip().lower() in ("1", "true")
         if item.find("bndbox") is None and (corners := item.findall("polygon/pt")):
             box, outline = polygon_of_points(_points_of_labelme(corners, shown_path))
@@ -154,11 +154,11 @@ def _voc_image(content: ElementTree.Element, file: str, shown_path: str) -> Anno
 
 
 def _points_of_labelme(corners: Sequence[ElementTree.Element], shown_path: str) -> list[tuple[float, float]]:
-    """Return the points of a polygon in LabelMe's XML."""
+    """Return the points of a polygon in LabelMe XML."""
     points = [tuple(parse_number(corner.findtext(side) or "") for side in ("x", "y")) for corner in corners]
     if any(None in point for point in points):
         raise UserError(
-            f"{shown_path!r} has a polygon with the points {str(points)[:80]}, expected numbers: correct it."
+            f"{shown_path!r} has a polygon with the points {str(points)[:80]}, expected numbers: correct the points."
         )
     return points  # type: ignore[return-value]
 
@@ -166,14 +166,15 @@ def _points_of_labelme(corners: Sequence[ElementTree.Element], shown_path: str) 
 def _voc_box(item: ElementTree.Element, shown_path: str) -> Corners:
     if item.find("robndbox") is not None and item.find("bndbox") is None:
         raise UserError(
-            f"{shown_path!r} has a rotated box (robndbox), and rotated boxes are not read: write upright ones (bndbox)."
+            f"{shown_path!r} has a rotated box (robndbox), and rotated boxes are not read: write an upright box "
+            "(bndbox)."
         )
     texts = [item.findtext(f"bndbox/{name}") for name in VOC_EDGES]
     left, top, right, bottom = (parse_number(text or "") for text in texts)
     if left is None or top is None or right is None or bottom is None:
         raise UserError(
             f"{shown_path!r} has a box with the corners {texts}, expected numbers for xmin, ymin, xmax and ymax: "
-            "correct it."
+            "correct the corners."
         )
     return left, top, right, bottom
 
@@ -186,7 +187,10 @@ def _voc_size(content: ElementTree.Element, shown_path: str) -> tuple[int, int] 
     try:
         size = int(float(height)), int(float(width))
     except (ValueError, OverflowError):
-        raise UserError(f"{shown_path!r} says its image is {width!r} by {height!r} pixels: correct it.") from None
+        raise UserError(
+            f"{shown_path!r} states an image width of {width!r} and a height of {height!r}, expected numbers: correct "
+            "the size."
+        ) from None
     return size if min(size) > 0 else None  # some programs write 0 for an unknown size
 
 
@@ -197,8 +201,8 @@ def _cvat_images(
     shown_path = tree.shown_path(file)
     if content.find("track") is not None:
         raise UserError(
-            f"{shown_path!r} has tracks of objects in a video, which are not read: export it as 'CVAT for images' "
-            "with the frames."
+            f"{shown_path!r} has tracks of objects in a video, which are not read: export the video as 'CVAT for "
+            "images' with the frames."
         )
     items = content.findall("image")
     part = part_of_file(file)
@@ -215,7 +219,7 @@ def _cvat_images(
         if key is None:
             raise MissingImage(
                 f"{shown_path!r} describes {item.get('name', '')!r}, but there is no such image in {tree.shown!r}: "
-                "add it."
+                "add the image."
             )
         size = _cvat_size(item, key, shown_path)
         image = AnnotatedImage(key, size=size, declared=part_of_name(item.get("subset") or "") or part, source=file)
@@ -229,14 +233,14 @@ def _cvat_images(
 
 
 def _cvat_size(item: ElementTree.Element, key: str, shown_path: str) -> tuple[int, int] | None:
-    """Return the stated (height, width) of an image; None if it is not stated."""
+    """Return the stated (height, width) of an image; None if the file does not state the size."""
     height, width = (item.get("height") or "").lstrip("0"), (item.get("width") or "").lstrip("0")
     if not height.isdecimal() or not width.isdecimal():
         return None
     if max(len(height), len(width)) > _MAX_DIGITS or int(height) * int(width) > MAX_PIXELS:
         raise UserError(
             f"{shown_path!r} says that {key!r} has {width[:20]} x {height[:20]} pixels, expected at most "
-            f"{MAX_PIXELS:,}: correct it."
+            f"{MAX_PIXELS:,} pixels: correct the size."
         )
     return int(height), int(width)
 
@@ -249,17 +253,18 @@ def _add_cvat_shape(image: AnnotatedImage, shape: ElementTree.Element, shown_pat
         box, outline = _cvat_outline(shape, image.size)
     except (ValueError, OverflowError):
         raise UserError(
-            f"{shown_path!r} has a {shape.tag} of {name!r} in {image.key!r} whose numbers cannot be read: correct it."
+            f"{shown_path!r} has a {shape.tag} of {name!r} in {image.key!r} whose numbers cannot be read: correct the "
+            "numbers."
         ) from None
     if box is None:
         unread[shape.tag] += 1
         return
     if not name:
-        raise UserError(f"{shown_path!r} has a {shape.tag} without a label in {image.key!r}: correct it.")
+        raise UserError(f"{shown_path!r} has a {shape.tag} without a label in {image.key!r}: add the label.")
     if angle % 360 and shape.tag != "ellipse":
         raise UserError(
             f"{shown_path!r} has a {shape.tag} of {name!r} in {image.key!r} that is rotated by {angle:g} degrees, and "
-            "rotated boxes are not read: draw it upright, or as a polygon."
+            "rotated boxes are not read: draw an upright box, or a polygon."
         )
     image.add(name, box, outline)
 
@@ -267,7 +272,7 @@ def _add_cvat_shape(image: AnnotatedImage, shape: ElementTree.Element, shown_pat
 def _points_of_ellipse(
     x: float, y: float, radius_x: float, radius_y: float, degrees: float
 ) -> list[tuple[float, float]]:
-    """Return 72 points on an ellipse, given its centre and radii in pixels and its clockwise rotation."""
+    """Return 72 points on an ellipse, given its centre and radii in pixels and its clockwise rotation in degrees."""
     angles, rotation = np.arange(ELLIPSE_POINTS) * 2 * np.pi / ELLIPSE_POINTS, np.deg2rad(degrees)
     with np.errstate(invalid="ignore"):  # points of an infinite ellipse are refused later
         a, b = radius_x * np.cos(angles), radius_y * np.sin(angles)

@@ -1,4 +1,4 @@
-"""Reads boxes and outlines from YOLO's text files, one per image, and classes and parts from its YAML or text files.
+"""Reads boxes and outlines from YOLO text files, one per image, and classes and splits from YAML or text files.
 
 Coordinates are fractions of the image's width and height, and classes are numbers.
 """
@@ -20,32 +20,32 @@ from paucal.data.boxes.annotations import (
 from paucal.data.boxes.naming import ImageNames, MissingImage, assign_images, normalise_name, split_path
 from paucal.data.boxes.tree import Tree, ascii_bytes
 from paucal.data.classes import numbered_names, plain_name
-from paucal.data.sources.locating import UPLOADED
-from paucal.data.splits.part_names import PARTS
+from paucal.data.sources.locating import UPLOAD_PREFIX
+from paucal.data.splits.part_names import PART_BY_WORD
 from paucal.reading import MAX_CONFIG_BYTES, parse_yaml, read_decoded
 from paucal.types import UserError
-from paucal.wording import counted, was
+from paucal.wording import counted, was_or_were
 
 TEXT, YAML = ".txt", (".yaml", ".yml")
 NAME_FILES, NAME_ENDINGS = ("classes.txt",), (".names", ".labels")
-HEAD_BYTES = 1 << 12  # bytes at the start of a label file that contain its first object
-MAX_FILES_SEARCHED = 200  # label files that are searched for an object, to recognise the layout
-# Numbers in a line: the class number with four numbers of a box, or with the x and y of at least three points.
+HEAD_BYTES = 1 << 12  # bytes at the start of a label file that are searched for the first object
+MAX_FILES_SEARCHED = 200  # number of label files that are searched for an object, to recognise the layout
+# Numbers in a line: the class number and the four numbers of a box, or the class number and at least three x and y.
 BOX_NUMBERS, MIN_OUTLINE_NUMBERS = 5, 7
-MAX_OUTSIDE = 0.01  # fraction of a side by which a coordinate may exceed the image; the box is cut at the edge
+MAX_OUTSIDE = 0.01  # fraction of the image side by which a coordinate may lie outside; the box is cut at the edge
 
 
 @dataclass(frozen=True)
 class Config:
-    """The classes and parts of a YOLO data set.
+    """The classes and splits of a YOLO data set.
 
     Attributes:
-        shown_path: Path of the YAML file for messages; "" without a YAML file.
+        shown_path: Path of the YAML file for messages; "" if there is no YAML file.
         names: Class names by number; None if no file names the classes.
-        parts: Folders or list files of the images of each part, as the YAML file states them; empty without a YAML
-            file.
-        base: Folder that `parts` are relative to.
-        has_points: Whether lines in label files have key points after the box.
+        parts: Folders or list files with the images of each split, as the YAML file states them; empty if there is no
+            YAML file.
+        base: Folder that the paths in `parts` are relative to.
+        has_points: Whether lines in label files have keypoints after the box.
     """
 
     shown_path: str = ""
@@ -67,8 +67,8 @@ def find(tree: Tree, files: Sequence[str]) -> list[str]:
 def read(tree: Tree, files: Sequence[str]) -> AnnotationSet:
     """Read the label files of a data set.
 
-    An empty label file means an image without objects. If a YAML file names the images of the parts, a missing label
-    file means the same, as in Ultralytics' code.
+    An empty label file means that the image has no objects. If a YAML file names the images of each split, a missing
+    label file means the same, as in Ultralytics' code.
     """
     config = _read_config(tree, files)
     parts, notes = _images_by_part(config, tree, ImageNames(tree.images, tree)) if config.parts else ({}, [])
@@ -76,7 +76,7 @@ def read(tree: Tree, files: Sequence[str]) -> AnnotationSet:
     keys, key_notes = assign_images(tree, {file: () for file in labels})
     notes += [*key_notes, *_labels_without_image(tree, keys)]
     if not keys:
-        raise MissingImage(f"{tree.shown!r} has no label beside its images or in labels/: add them.")
+        raise MissingImage(f"{tree.shown!r} has no label files beside its images or in labels/: add label files.")
     store = tree.store(list(keys.values()))
     images: list[AnnotatedImage] = []
     encodings: list[str] = []
@@ -93,10 +93,10 @@ def read(tree: Tree, files: Sequence[str]) -> AnnotationSet:
     if unlabelled := [key for key in parts if key not in described]:
         images += [AnnotatedImage(key, declared=parts[key], source=config.shown_path) for key in unlabelled]
         count = counted(len(unlabelled), "image")
-        notes.append(f"{count} without a label file {was(len(unlabelled))} read as having no objects")
+        notes.append(f"{count} without a label file {was_or_were(len(unlabelled))} read as having no objects")
     if config.names is not None:
         return AnnotationSet(images, {name: number for number, name in config.names.items()}, tuple(notes))
-    notes.append("there is no data.yaml and no classes.txt, so the classes are called by their numbers")
+    notes.append("there is no data.yaml and no classes.txt, so the class numbers are used as class names")
     names = sorted({name for image in images for name in image.names}, key=int)
     return AnnotationSet(images, {name: int(name) for name in names}, tuple(notes))
 
@@ -113,8 +113,8 @@ def roots_of_config(file: Path) -> list[Path]:
 
 
 LAYOUT = Layout(
-    name="YOLO's text files",
-    expected="YOLO's labels/*.txt beside images/, with data.yaml or classes.txt",
+    name="YOLO text files",
+    expected="YOLO labels/*.txt beside images/, with data.yaml or classes.txt",
     suffixes=YAML,
     find=find,
     read=read,
@@ -123,36 +123,37 @@ LAYOUT = Layout(
 
 
 def _is_config(tree: Tree, file: str) -> bool:
-    """Return whether a YAML file has an entry `names` and an entry for a part."""
+    """Return whether a YAML file has an entry `names` and an entry for a split."""
     lines = ascii_bytes(tree.peek(file, MAX_CONFIG_BYTES)).splitlines()
     keys = {line.partition(b":")[0].strip(b"\"' ").lower() for line in lines if b":" in line}
-    return b"names" in keys and bool(keys & {name.encode() for name in PARTS})
+    return b"names" in keys and bool(keys & {name.encode() for name in PART_BY_WORD})
 
 
 def _read_config(tree: Tree, files: Sequence[str]) -> Config:
-    """Return the classes and parts from the YAML file, or else the classes from a text file such as `classes.txt`."""
+    """Return the classes and splits in the YAML file, or else the classes in a text file such as `classes.txt`."""
     configs = [file for file in files if file.lower().endswith(YAML)]
     if not configs:
         return Config(names=_names_of_text_files(tree))
     if len(configs) > 1:
         raise UserError(
-            f"{tree.shown!r} has several YAML files of a YOLO set ({', '.join(configs[:3])}): give one of them as DATA."
+            f"{tree.shown!r} has several YAML files of a YOLO data set ({', '.join(configs[:3])}): give one of these "
+            "files as DATA."
         )
     file, shown_path = configs[0], tree.shown_path(configs[0])
     try:
         content = parse_yaml(tree.text(file, MAX_CONFIG_BYTES)[0])
     except ValueError as problem:
-        raise UserError(f"{shown_path!r} cannot be read ({problem}): give the YAML of a YOLO set.") from None
+        raise UserError(f"{shown_path!r} cannot be read ({problem}): give the YAML file of a YOLO data set.") from None
     if not isinstance(content, dict):
-        raise UserError(f"{shown_path!r} has no names and folders: give the YAML of a YOLO set.")
+        raise UserError(f"{shown_path!r} has no names and folders: give the YAML file of a YOLO data set.")
     parts: dict[str, list[str]] = {}
     for key, value in content.items():
-        part = PARTS.get(str(key).lower())
+        part = PART_BY_WORD.get(str(key).lower())
         if part and value:
             values = value if isinstance(value, list) else [value]
             if not all(isinstance(path, str) for path in values):
                 raise UserError(
-                    f"{shown_path!r} gives {key} as {repr(value)[:80]}, expected a folder or a list: correct it."
+                    f"{shown_path!r} gives {key} as {repr(value)[:80]}, expected a folder or a list: correct the entry."
                 )
             parts.setdefault(part, []).extend(values)
     base, config_folder = content.get("path"), file.rpartition("/")[0]
@@ -175,15 +176,15 @@ def _names_of_yaml(value: Any, tree: Tree, shown_path: str) -> dict[int, str] | 
     if isinstance(value, str):
         file = next((file for file in tree.files if split_path(file)[-1:] == split_path(value)[-1:]), None)
         if file is None:
-            raise UserError(f"{shown_path!r} gives {value!r} as its names, but there is no such file: add it.")
+            raise UserError(f"{shown_path!r} gives {value!r} as the file of names, but there is no such file: add it.")
         return _check_names(dict(enumerate(_listed_names(tree, file))), shown_path)
     pairs = enumerate(value) if isinstance(value, list) else value.items() if isinstance(value, dict) else ()
     names: dict[int, str] = {}
     for number, name in pairs:
         if isinstance(name, bool) or not isinstance(name, str | int | float) or not str(number).isdecimal():
             raise UserError(
-                f"{shown_path!r} names the class {number!r} {name!r}, expected a number and a text: put the name "
-                "in quotes."
+                f"{shown_path!r} has the class number {number!r} with the name {name!r}, expected an integer and a "
+                "text: put the name in quotes."
             )
         names[int(number)] = plain_name(str(name))
     if not names:
@@ -211,14 +212,14 @@ def _listed_names(tree: Tree, file: str) -> tuple[str, ...]:
 
 
 def _check_names(names: Mapping[int, str], shown_path: str) -> dict[int, str]:
-    """Return unique class names by number; refuse too many of them."""
+    """Return unique class names by number; refuse more than `MAX_CLASSES` names."""
     if len(names) > MAX_CLASSES:
         raise UserError(f"{shown_path!r} names {len(names):,} classes; at most {MAX_CLASSES:,} are read.")
     return unique_class_names(names)
 
 
 def _images_by_part(config: Config, tree: Tree, finder: ImageNames) -> tuple[dict[str, str], list[str]]:
-    """Return the part of each image, by key, that the YAML file names, and notes."""
+    """Return the split of each image that the YAML file names, by key, and notes."""
     parts: dict[str, str] = {}
     notes: list[str] = []
     keys_by_part: dict[str, set[str]] = {}
@@ -228,21 +229,21 @@ def _images_by_part(config: Config, tree: Tree, finder: ImageNames) -> tuple[dic
             images = _images_at(value, config, tree, finder, part, notes)
             if images is None and part == "train":
                 raise MissingImage(
-                    f"{config.shown_path!r} gives {value!r} as images of train, but {tree.shown!r} has no such images: "
-                    "correct it."
+                    f"{config.shown_path!r} gives {value!r} as the train images, but {tree.shown!r} has no such "
+                    "images: correct the path."
                 )
             if images is None:
-                notes.append(f"{value!r}, the images of {part}, does not exist and was skipped")
+                notes.append(f"the path of the {part} images, {value!r}, does not exist and was skipped")
             keys |= images or set()
         other_part = next((other for other, images in keys_by_part.items() if keys & images), None)
         if keys and other_part and keys_by_part[other_part] == keys:
-            notes.append(f"{part} and {other_part} have the same images: they count as {other_part} alone")
+            notes.append(f"{part} and {other_part} have the same images, which are used as {other_part} only")
             continue
         if other_part:
             common = sorted(keys & keys_by_part[other_part])
             raise UserError(
                 f"{config.shown_path!r} has {counted(len(common), 'image')} in {other_part} and in {part}, such as "
-                f"{common[0]!r}: give each image one part."
+                f"{common[0]!r}: give each image one split."
             )
         keys_by_part[part] = keys
         parts.update(dict.fromkeys(keys, part))
@@ -259,18 +260,18 @@ def _images_at(
         config: Contents of the YAML file.
         tree: Files of the data set.
         finder: Finder of images by name.
-        part: Part that the entry is for.
-        notes: Notes, to which one on missing images is appended.
+        part: Split that the entry is for.
+        notes: List of notes, to which a note on missing images is appended.
     """
     folders = {normalise_name(path): path for image in tree.images for path in map(str, PurePosixPath(image).parents)}
     files = {normalise_name(file): file for file in tree.files_ending(TEXT)}
     path = [*split_path(value)]
     while path and "*" in path[-1]:
         path.pop()
-    # The path may begin with folders above the data set, so leading folders are removed one by one.
+    # The path may begin with folders above the data set, so its leading folders are removed one by one.
     full_path = [*split_path(config.base), *path]
     for index in range(len(full_path) + 1):
-        if any(folder.lower() in PARTS for folder in full_path[:index]) and index > len(full_path) - len(path):
+        if any(folder.lower() in PART_BY_WORD for folder in full_path[:index]) and index > len(full_path) - len(path):
             break  # "train/images" must not become "images"
         name = normalise_name("/".join(full_path[index:]) or ".")
         if name in files:
@@ -288,27 +289,29 @@ def _images_at(
 
 
 def _label_files(tree: Tree, files: Sequence[str]) -> list[str]:
-    """Return the text files that have the stem of an image, except list files of parts, such as "train.txt"."""
+    """Return the text files that have the stem of an image, except list files of splits, such as "train.txt"."""
     texts = [file for file in files if file.lower().endswith(TEXT)]
     stems = {normalise_name(PurePosixPath(image).stem) for image in tree.images} if texts else set()
     names = {file: normalise_name(PurePosixPath(file).stem) for file in texts}
-    labels = [file for file, name in names.items() if name in stems or UPLOADED.sub("", name, count=1) in stems]
-    lists = {file for file in labels if PurePosixPath(file).stem.lower() in PARTS}
+    labels = [file for file, name in names.items() if name in stems or UPLOAD_PREFIX.sub("", name, count=1) in stems]
+    lists = {file for file in labels if PurePosixPath(file).stem.lower() in PART_BY_WORD}
     return [file for file in labels if file not in lists or "labels" in file.lower().split("/")[:-1]]
 
 
 def _labels_without_image(tree: Tree, keys: Mapping[str, str]) -> list[str]:
-    """Return a note on label files without an image; empty if every label file has its image.
+    """Return a list with a note on label files without an image; an empty list if every label file has its image.
 
-    Text files that are neither empty nor begin with an object are taken for other files.
+    Text files that are not empty and do not begin with an object are not counted as label files.
     """
     unassigned = [
-        file for file in tree.files_ending(TEXT) if file not in keys and PurePosixPath(file).stem.lower() not in PARTS
+        file
+        for file in tree.files_ending(TEXT)
+        if file not in keys and PurePosixPath(file).stem.lower() not in PART_BY_WORD
     ]
     labels = [
         file for file in unassigned if _has_object(tree, file) or not ascii_bytes(tree.peek(file, HEAD_BYTES)).strip()
     ]
-    text = f"{counted(len(labels), 'label')} without an image {was(len(labels))} left out, such as "
+    text = f"{counted(len(labels), 'label file')} without an image {was_or_were(len(labels))} left out, such as "
     return [text + labels[0]] if labels else []
 
 
@@ -335,7 +338,7 @@ def _add_object(image: AnnotatedImage, line: str, context: str, size: tuple[int,
     name, values = _parse_line(line, context, config)
     if min(values) < -MAX_OUTSIDE or max(values) > 1 + MAX_OUTSIDE:
         raise UserError(
-            f"{context} is {line[:80]!r}, with a number outside of 0 to 1: give fractions of the width and height of "
+            f"{context} is {line[:80]!r}, with a number below 0 or above 1: give fractions of the width and height of "
             "the image."
         )
     height, width = size
@@ -349,7 +352,7 @@ def _add_object(image: AnnotatedImage, line: str, context: str, size: tuple[int,
 
 
 def _parse_line(line: str, context: str, config: Config) -> tuple[str, list[float]]:
-    """Return the class name in a line, and the numbers of the box or of the points of an outline."""
+    """Return the class name in a line, and the numbers of the box or the points of the outline."""
     try:
         number, *values = [float(text) for text in line.split()]
         label = int(number)
@@ -359,14 +362,14 @@ def _parse_line(line: str, context: str, config: Config) -> tuple[str, list[floa
     count = len(values) + 1
     if label != number or label < 0 or not (count == BOX_NUMBERS or (count >= MIN_OUTLINE_NUMBERS and count % 2)):
         raise UserError(
-            f"{context} is {line[:80]!r}, expected the number of a class, and four numbers (centre x and y, width, "
-            "height) or the x and y of three or more points: correct it."
+            f"{context} is {line[:80]!r}, expected a class number and either four numbers (centre x and y, width, "
+            "height) or the x and y of three or more points: correct the line."
         )
     if config.names is None:
         return str(label), values
     if label not in config.names:
         raise UserError(
-            f"{context} has the class {label}, and {config.shown_path or 'the file of classes'} names "
-            f"{len(config.names)} (0 to {max(config.names)}): add its name, or correct the line."
+            f"{context} has the class {label}, but {config.shown_path or 'the file of classes'} names "
+            f"{len(config.names)} classes (0 to {max(config.names)}): add the class name, or correct the line."
         )
     return config.names[label], values

@@ -1,6 +1,6 @@
 """Images stored as arrays: NumPy files (`.npy`), and TIFF files with channels that Pillow does not support.
 
-Files are untrusted: shapes and types are checked before memory is allocated, and nothing is unpickled.
+The files are untrusted, so shapes and types are checked before memory is allocated, and nothing is unpickled.
 """
 
 import io
@@ -21,7 +21,7 @@ NPY_SUFFIXES, TIFF_SUFFIXES = (".npy",), (".tif", ".tiff")
 MAX_CHANNELS = 1024
 _NPY_MAGIC = b"\x93NUMPY"
 _TIFF_MAGICS = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
-_DTYPE_KINDS = "buif"  # NumPy's letters for bool, unsigned, signed and float
+_DTYPE_KINDS = "buif"  # NumPy's letters for boolean, unsigned integer, signed integer and float types
 
 
 class ArrayShape(NamedTuple):
@@ -53,17 +53,17 @@ def is_tiff(source: ImageSource) -> bool:
 def npy_shape(source: ImageSource) -> ArrayShape:
     """Return the shape of an image in a NumPy file from its header.
 
-    The shorter one of the first and the last axis is taken for the channels.
+    The channels are taken to be the first or the last axis, whichever is shorter.
 
     Raises:
-        ValueError: The array has the wrong type or too many axes for an image, or the file is cut short.
+        ValueError: The array has the wrong type or number of axes for an image, or the file is truncated.
     """
     with _open_source(source) as file:
         return _npy_header(file, None)
 
 
 def read_npy(source: ImageSource, channels: int | None = None) -> NDArray[np.generic]:
-    """Return the (H, W, C) values of a NumPy file; `channels`, if known, tells which axis holds the channels."""
+    """Return the (H, W, C) values of a NumPy file; the number of channels, if known, shows which axis they are."""
     with _open_source(source) as file:
         shape = _npy_header(file, channels)
         file.seek(0)
@@ -74,7 +74,7 @@ def read_tiff(source: ImageSource, channels: int | None = None) -> NDArray[np.ge
     """Return the (H, W, C) values of a TIFF, whose channels may be samples, planes or pages.
 
     Raises:
-        ValueError: Tifffile is not installed, or the file is not such a TIFF.
+        ValueError: Tifffile is not installed, or the file does not hold one image with any number of channels.
     """
     with _tifffile(source) as file:
         series = file.series[0]
@@ -95,7 +95,7 @@ def _npy_header(file: BinaryIO, channels: int | None) -> ArrayShape:
     version = npy.read_magic(file)
     read_header = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}.get(version)
     if read_header is None:
-        raise ValueError(f"it is an array of NumPy's format {version}, expected 1.0 or 2.0")
+        raise ValueError(f"it is an array in version {version} of NumPy's format, expected 1.0 or 2.0")
     shape, _, dtype = read_header(file)
     image_shape = _array_shape(shape, dtype, channels)
     end = file.seek(0, io.SEEK_END)
@@ -103,7 +103,7 @@ def _npy_header(file: BinaryIO, channels: int | None) -> ArrayShape:
     npy.read_magic(file)
     read_header(file)
     if end - file.tell() < prod(shape) * dtype.itemsize:
-        raise ValueError("it is cut short")
+        raise ValueError("it is truncated")
     return image_shape
 
 
@@ -121,16 +121,22 @@ def _tiff_shape(series: Any, channels: int | None) -> ArrayShape:
 def _array_shape(
     shape: Sequence[int], dtype: np.dtype, channels: int | None, channels_first: bool | None = None
 ) -> ArrayShape:
-    """Return the shape of an image; raises a ValueError for an invalid one, or Pillow's decompression-bomb error.
+    """Return the shape of an image.
 
     Args:
         shape: Shape of the array.
-        dtype: Type of its values.
+        dtype: Type of the values.
         channels: Expected number of channels; None if unknown.
-        channels_first: Whether the channels are the first axis; None if the file does not say.
+        channels_first: Whether the channels are the first axis; None if unknown.
+
+    Raises:
+        ValueError: The array is not a valid image.
+        DecompressionBombError: The image is too large for Pillow's limit.
     """
     if dtype.kind not in _DTYPE_KINDS or len(shape) not in (2, 3) or min(shape) < 1:
-        raise ValueError(f"it holds {dtype} of shape {tuple(shape)}, expected numbers with 2 axes, or 3 with channels")
+        raise ValueError(
+            f"it has the type {dtype} and the shape {tuple(shape)}, expected numbers with 2 axes, or 3 with channels"
+        )
     if len(shape) == 2:
         image_shape = ArrayShape(shape[0], shape[1], 1, None)
     elif _guess_channels_first(shape, channels) if channels_first is None else channels_first:

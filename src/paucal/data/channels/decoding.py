@@ -1,7 +1,7 @@
-"""Decoding of images with any number of channels: by Pillow (`data.decode`) if it supports them, else as arrays.
+"""Decoding of images with any number of channels, by Pillow (`data.decode`) if Pillow supports them, else as arrays.
 
-Values of more than 8 bits are scaled to 8 by the value range of the set. Images without exactly three channels
-have a range for each channel, since their channels may measure different quantities, such as reflectance and height.
+Values of more than 8 bits are scaled to 8 bits by the value range of the set. Images without exactly three channels
+have a range for each channel, since the channels may measure different quantities, such as reflectance and height.
 """
 
 from collections.abc import Callable
@@ -14,7 +14,7 @@ from PIL import Image
 from paucal.data.channels.arrays import ArrayShape, is_npy, is_tiff, npy_shape, read_npy, read_tiff, tiff_shape
 from paucal.data.channels.pixels import RGB, Planes, deep_values, image_from_pixels, is_deep, to_8_bits
 from paucal.data.decode import (
-    WHOLE,
+    DEFAULT_READING,
     ImageSource,
     Reading,
     UnreadableImage,
@@ -24,7 +24,7 @@ from paucal.data.decode import (
     decoding_errors,
     open_image,
     read_orientation,
-    turned_upright,
+    turn_upright,
     upright_rgb,
 )
 
@@ -33,11 +33,11 @@ GREY, GREY_ALPHA, RGBA = 1, 2, 4
 MODES = {GREY: "L", GREY_ALPHA: "LA", RGBA: "RGBA"}  # Pillow's modes by number of channels
 
 
-def decode_image(source: ImageSource, name: str, reading: Reading = WHOLE) -> Image.Image:
-    """Decode an image to `reading.channels` channels: an RGB image of Pillow for 3, else `Planes`.
+def decode_image(source: ImageSource, name: str, reading: Reading = DEFAULT_READING) -> Image.Image:
+    """Decode an image to `reading.channels` channels: to a Pillow RGB image for 3 channels, else to `Planes`.
 
     Raises:
-        UnreadableImage: As in `decode_rgb`, or the image has another number of channels.
+        UnreadableImage: The image cannot be decoded (see `decode_rgb`), or has another number of channels.
     """
     if reading.channels == RGB and not is_npy(source):
         return _or_report_channels(lambda: decode_rgb(source, name, reading), source)
@@ -52,7 +52,7 @@ def image_shape(source: ImageSource, name: str) -> tuple[int, int]:
     return read_orientation(source, name).upright if array is None else (array.height, array.width)
 
 
-def check_image(source: ImageSource, name: str, reading: Reading = WHOLE) -> None:
+def check_image(source: ImageSource, name: str, reading: Reading = DEFAULT_READING) -> None:
     """Raise `UnreadableImage` if an image cannot be decoded to its last byte; see `check_decodes`."""
     if reading.channels == RGB and not is_npy(source):
         _or_report_channels(lambda: check_decodes(source, name, reading), source)
@@ -65,7 +65,7 @@ def decode_for_display(
 ) -> tuple[Image.Image, str, tuple[int, int]]:
     """Decode an image for display, and return its original mode and size; see `decode_reduced`.
 
-    The values of an array are stretched to the range of each channel, since the value range of the set is unknown.
+    The values of an array are scaled by the range of each channel, since the value range of the set is unknown.
     """
     array = array_shape(source, name)
     if array is None:
@@ -73,13 +73,13 @@ def decode_for_display(
     values = channel_values(source, name, array.channels)
     with decoding_errors(name):
         ranges = None if values.dtype.itemsize == 1 else tuple(range_of(values[..., c]) for c in range(array.channels))
-        picture = image_from_values(values, Reading(side, None, array.channels, ranges))
+        image = image_from_values(values, Reading(side, None, array.channels, ranges))
         mode = f"{array.channels} channels, {values.dtype}" if array.channels > 1 else f"grey, {values.dtype}"
-    return picture.convert("RGB"), mode, (array.height, array.width)
+    return image.convert("RGB"), mode, (array.height, array.width)
 
 
 def array_shape(source: ImageSource, name: str) -> ArrayShape | None:
-    """Return the shape from the header of an image that is read as an array; None if Pillow reads the image."""
+    """Return the shape in the header of an image that is read as an array; None if Pillow reads the image."""
     with decoding_errors(name):
         if is_npy(source):
             return npy_shape(source)
@@ -103,7 +103,7 @@ def channel_values(source: ImageSource, name: str, channels: int) -> NDArray[np.
 
 
 def deep_channel_values(source: ImageSource, name: str, channels: int = RGB) -> NDArray[np.generic] | None:
-    """Return the (H, W[, C]) values of an image with more than 8 bits per channel; None for 8 bits."""
+    """Return the (H, W[, C]) values of an image with more than 8 bits per channel; None if the image has 8 bits."""
     if channels == RGB and not is_npy(source):
         with open_image(source, name) as image:
             return deep_values(image) if is_deep(image) else None
@@ -112,10 +112,10 @@ def deep_channel_values(source: ImageSource, name: str, channels: int = RGB) -> 
 
 
 def image_from_values(values: NDArray[np.generic], reading: Reading) -> Image.Image:
-    """Return (H, W, C) values as an image, with the size and the value ranges that `reading` specifies.
+    """Convert (H, W, C) values to an image, with the size and the value ranges that `reading` specifies.
 
     Raises:
-        ValueError: `reading` has no ranges, and the values are floats or exceed 16 bits.
+        ValueError: `reading` has no value ranges, and the values are floats or exceed 16 bits.
     """
     ranges = reading.channel_ranges or (reading.value_range,) * values.shape[2]
     if values.dtype.kind == "b":
@@ -127,7 +127,7 @@ def image_from_values(values: NDArray[np.generic], reading: Reading) -> Image.Im
 
 
 def convert_image(image: Image.Image | NDArray[np.generic], reading: Reading) -> Image.Image:
-    """Convert an image or (H, W[, C]) values in memory as `decode_image` converts files."""
+    """Convert an image or (H, W[, C]) values in memory in the same way as `decode_image` converts files."""
     if isinstance(image, np.ndarray):
         values = image[..., None] if image.ndim == 2 else image
         if values.ndim != 3:
@@ -145,18 +145,18 @@ def convert_image(image: Image.Image | NDArray[np.generic], reading: Reading) ->
         return upright_rgb(image, reading)
     values = _values_of(image, reading.channels)
     if values is None:
-        raise ValueError(f"it is {image.mode}, {_expectation(reading.channels)}")
+        raise ValueError(f"it has the mode {image.mode}, {_expectation(reading.channels)}")
     return image_from_values(values, reading)
 
 
-def resize_as_read(picture: Image.Image, reading: Reading) -> Image.Image:
+def resize_as_read(image: Image.Image, reading: Reading) -> Image.Image:
     """Return an image reduced to the size that `reading` specifies."""
-    size = reading.reduced(picture.size)
-    return picture if size == picture.size else picture.resize(size, Image.Resampling.HAMMING, reducing_gap=2.0)
+    size = reading.reduced(image.size)
+    return image if size == image.size else image.resize(size, Image.Resampling.HAMMING, reducing_gap=2.0)
 
 
 def range_of(values: NDArray[np.generic], outside: float = 0.0) -> tuple[float, float]:
-    """Return the (low, high) range of finite values, without the share `outside` of them at each end."""
+    """Return the (low, high) range of the finite values, without the fraction `outside` of the values at each end."""
     finite = values[np.isfinite(values)].astype(np.float64)
     if not finite.size:
         return 0.0, 1.0
@@ -173,7 +173,7 @@ def _pillow_reads(source: ImageSource, name: str) -> bool:
 
 
 def _pillow_values(source: ImageSource, name: str, channels: int) -> NDArray[np.generic] | None:
-    """Return the (H, W, C) values of an image read by Pillow; None if Pillow cannot give this number of channels."""
+    """Return the (H, W, C) values of an image read by Pillow; None if Pillow cannot read this number of channels."""
     try:
         with open_image(source, name) as image:
             return _values_of(image, channels)
@@ -189,14 +189,14 @@ def _values_of(image: Image.Image, channels: int) -> NDArray[np.generic] | None:
         return values if values.shape[2] == channels else None
     if channels not in MODES or (channels != GREY and image.mode not in ("LA", "RGBA", "PA", "P", "CMYK")):
         return None
-    upright = turned_upright(image)
+    upright = turn_upright(image)
     if image.mode == "CMYK" and channels == RGBA:
         return np.asarray(upright)
     return np.atleast_3d(np.asarray(upright.convert(MODES[channels])))
 
 
 def _or_report_channels(decode: Callable[[], T], source: ImageSource) -> T:
-    """Call a decoder of RGB images; if it fails for a TIFF of more channels, report their number."""
+    """Call a decoder of RGB images; if it fails because a TIFF has more channels, report the number of channels."""
     try:
         return decode()
     except UnreadableImage as problem:

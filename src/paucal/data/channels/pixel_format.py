@@ -1,4 +1,4 @@
-"""The pixel format of a set: number of channels, bits per channel, and value range if these are more than 8 bits."""
+"""The pixel format of a set: number of channels, bits per channel, and value range if there are more than 8 bits."""
 
 import io
 import math
@@ -19,23 +19,23 @@ from paucal.data.stores import EncodedStore, locate, locate_original
 from paucal.types import UserError
 from paucal.wording import counted, percent
 
-_MAX_HEADERS = 256  # images per set whose headers are read
-_GREY = 1  # channels of grey images, which are read as RGB
-DEPTH_SAMPLE = 16  # images whose depth is checked
-_MAX_RANGE_IMAGES = 32  # images per set from whose values the range is measured
-_MAX_IMAGE_VALUES = 1 << 16  # values sampled from each of these images
-# Share of the values that may lie below the range, and above it, so that dead and hot pixels do not stretch it.
+_MAX_HEADERS = 256  # number of images per set whose headers are read
+_GREY = 1  # number of channels of grey images, which are read as RGB
+DEPTH_SAMPLE = 16  # number of images whose bits per channel are checked
+_MAX_RANGE_IMAGES = 32  # number of images per set from whose values the range is measured
+_MAX_IMAGE_VALUES = 1 << 16  # number of values sampled from each of these images
+# Fraction of the values that may lie below the range, and above it, so that dead and hot pixels do not widen the range.
 _OUTSIDE_SHARE = 1e-4
 _GDAL_NO_DATA = 42113  # TIFF tag with the no-data value, as text
-_NO_DATA_NUMBERS = r"-9{2,}\.[09]|-32768\.0|-32767\.0|-214748364[78]\.0"  # usual no-data values
-_MAX_MAGNITUDE = 1e30  # values from this size on, such as 1e38 and the largest float, mean no data
+_NO_DATA_NUMBERS = r"-9{2,}\.[09]|-32768\.0|-32767\.0|-214748364[78]\.0"  # common no-data values
+_MAX_MAGNITUDE = 1e30  # smallest absolute value that means no data; files use 1e38 or the largest float, for example
 
 
 def count_channels(images: ImageSet) -> int:
-    """Return the number of channels of a set, from the headers of up to 256 images spread over it.
+    """Return the number of channels of a set, from the headers of up to 256 images spread over the set.
 
-    Images that Pillow reads, and single-channel images, count as RGB; `.npy` files and other TIFF files may have
-    other numbers of channels.
+    Images that Pillow reads, and single-channel images, count as RGB. `.npy` files, and TIFF files that Pillow does not
+    read, may have other numbers of channels.
     """
     first: tuple[int, str] | None = None
     for index in images.sample(_MAX_HEADERS):
@@ -53,7 +53,7 @@ def count_channels(images: ImageSet) -> int:
         key = images.keys[int(index)]
         if first is not None and channels != first[0]:
             raise UserError(
-                f"the images differ in their channels: {first[1]} has {first[0]}, {key} has {channels}; give "
+                f"the images differ in the number of channels: {first[1]} has {first[0]}, {key} has {channels}; give "
                 "--channels, and remove the other images or leave them out with --on-bad-image skip."
             )
         first = first or (channels, key)
@@ -64,18 +64,18 @@ def describe_channels(channels: int) -> str:
     """Return a note on how images with this number of channels are treated; "" for RGB."""
     if channels == RGB:
         return ""
-    note = "" if channels < RGB else "; sheets and reports show the first three"
+    note = "" if channels < RGB else "; sheets and reports show the first three channels"
     count = counted(channels, "channel")
     return f"images are read with {count}{note}; colour augmentations are off, since they only apply to RGB"
 
 
 def has_other_depth(source: ImageSource, name: str, reading: Reading) -> bool:
-    """Return whether only an image, or only a model's training images, have more than 8 bits per channel.
+    """Return whether either an image or a model's training images have more than 8 bits per channel, but not both.
 
     Args:
         source: Encoded image.
         name: Name of the image for messages.
-        reading: How the model's training images were read.
+        reading: How the model's training images were decoded.
     """
     try:
         values = deep_channel_values(source, name, reading.channels)
@@ -85,13 +85,17 @@ def has_other_depth(source: ImageSource, name: str, reading: Reading) -> bool:
 
 
 def depth_notes(images: ImageSet, reading: Reading) -> list[str]:
-    """Return a note, as a list, if sampled images differ in bits per channel from a model's training images."""
-    other, sampled = 0, images.sample(DEPTH_SAMPLE)
-    for index in sampled:
+    """Return a list with a note if sampled images differ in bits per channel from a model's training images."""
+    n_other, sample = 0, images.sample(DEPTH_SAMPLE)
+    for index in sample:
         store, position = locate_original(images.store, int(index))
         if isinstance(store, EncodedStore):
-            other += has_other_depth(store.source(position), store.name(position), reading)
-    return [f"{describe_depth(reading)} ({other} of {len(sampled)} read): predictions are unreliable"] if other else []
+            n_other += has_other_depth(store.source(position), store.name(position), reading)
+    return (
+        [f"{describe_depth(reading)} ({n_other} of {len(sample)} images): predictions are unreliable"]
+        if n_other
+        else []
+    )
 
 
 def describe_depth(reading: Reading, subject: str = "images have") -> str:
@@ -110,7 +114,7 @@ class SampledValues:
 
     Attributes:
         values: (n,) values, or (n, C) for C channels.
-        no_data: Number that means no data, as declared by the file; None if it declares none.
+        no_data: Number that means no data, as declared by the file; None if the file declares no such number.
     """
 
     values: NDArray[np.float64]
@@ -118,11 +122,12 @@ class SampledValues:
 
 
 def with_value_ranges(reading: Reading, images: ImageSet) -> tuple[Reading, list[str]]:
-    """Return a reading with value ranges, and notes on values that were left out because they mean no data.
+    """Return a `Reading` with value ranges, and notes on values that were left out because they mean no data.
 
-    The ranges are measured if the reading has none and images have more than 8 bits per channel: evenly spaced values
-    are sampled from up to 32 such images, spread over the set, and a ten-thousandth of the values may lie beyond the
-    range on either side. Labels and the split are not used; unreadable images and no-data values are left out.
+    The ranges are measured if `reading` has no ranges and images have more than 8 bits per channel. For that, evenly
+    spaced values are sampled from up to 32 such images, spread over the set, and a fraction of 0.0001 of the values may
+    lie beyond the range on either side. Labels and the split are not used; unreadable images and no-data values are
+    left out.
     """
     if (reading.value_range if reading.channels == RGB else reading.channel_ranges) is not None:
         return reading, []
@@ -165,7 +170,7 @@ def _sample_deep(images: ImageSet, channels: int) -> Iterator[SampledValues]:
 
 
 def declared_no_data(source: ImageSource) -> float | None:
-    """Return the no-data value declared by a TIFF's tag; None without such a tag."""
+    """Return the no-data value that a TIFF declares in a tag; None if there is no such tag."""
     if not is_tiff(source):
         return None
     try:
@@ -176,11 +181,11 @@ def declared_no_data(source: ImageSource) -> float | None:
 
 
 def measured_values(sampled: Sequence[SampledValues], outside: float) -> tuple[NDArray[np.float64], list[str]]:
-    """Return the sampled values of all images without those that mean no data, and notes on what was left out.
+    """Return the sampled values of all images except values that mean no data, and notes on the values left out.
 
-    Left out are NaN, infinite values, values from 1e30 on, and the no-data values that files declare. A usual no-data
-    number such as -9999 is left out if it is the lowest or the highest value, more frequent than the share `outside`,
-    and farther from the other values than the width of their range.
+    NaN, infinite values, absolute values of 1e30 or more, and the no-data values that files declare are left out. A
+    common no-data number such as -9999 is left out if it is the lowest or the highest value, has a frequency of at
+    least `outside`, and is farther from the other values than the width of their range.
     """
     values = np.concatenate([image.values for image in sampled])
     declared = np.concatenate(
@@ -188,14 +193,14 @@ def measured_values(sampled: Sequence[SampledValues], outside: float) -> tuple[N
     )
     finite, notes = np.isfinite(values), []
     if not finite.all():
-        images = sum(not np.isfinite(image.values).all() for image in sampled)
-        context = f"(in {images} of {len(sampled)} sampled images)"
+        n_images = sum(not np.isfinite(image.values).all() for image in sampled)
+        context = f"(in {n_images} of {len(sampled)} sampled images)"
         notes.append(f"{_format_share(~finite)} of the values are NaN or infinite {context}; NaN is read as black")
     is_valid = finite & (values != declared)
     if (is_beyond := is_valid & (np.abs(values) >= _MAX_MAGNITUDE)).any():
         is_valid &= ~is_beyond
         notes.append(
-            f"{_format_share(is_beyond)} of the values are beyond {_MAX_MAGNITUDE:g}, and are treated as no data"
+            f"{_format_share(is_beyond)} of the values are beyond ±{_MAX_MAGNITUDE:g}, and are treated as no data"
         )
     for number in _far_values(values[is_valid], outside):
         message = f"{number:g} ({_format_share(values == number)} of the values) lies far from all others"
@@ -203,7 +208,10 @@ def measured_values(sampled: Sequence[SampledValues], outside: float) -> tuple[N
             is_valid &= values != number
             notes.append(f"{message}, and is treated as no data")
         else:
-            notes.append(f"{message}, so these share few of the 256 levels: if it means no data, write NaN instead")
+            notes.append(
+                f"{message}, so few of the 256 levels remain for the other values: if {number:g} means no data, write "
+                "NaN instead"
+            )
     return values[is_valid], notes
 
 
@@ -212,7 +220,7 @@ def _format_share(mask: NDArray[np.bool_]) -> str:
 
 
 def _far_values(values: NDArray[np.float64], outside: float) -> list[float]:
-    """Return the lowest and the highest value, each only if it is frequent and far from all other values."""
+    """Return the lowest and the highest value, each only if the value is frequent and far from all other values."""
     if not len(values):
         return []
     far = []

@@ -1,10 +1,11 @@
 """Pixels that Pillow does not support: any number of channels, and more than 8 bits per channel.
 
-`Planes` is an image of any number of 8-bit channels. Code that only displays it (a sheet, a report, a perceptual hash)
-gets an RGB image; resizing, cropping, mirroring and rotating apply to all channels.
+`Planes` is an image of any number of 8-bit channels. Code that only displays the image (a sheet, a report, a perceptual
+hash) gets an RGB image; resizing, cropping, mirroring and rotating apply to all channels.
 
 Pillow keeps more than 8 bits of grey images (modes "I;16", "I" and "F"), but only the upper 8 bits of colour images, so
-12-bit values in a 16-bit file keep 17 levels. Here torchvision reads 16-bit PNG, and tifffile (extra `tiff`) TIFF.
+12-bit values in a 16-bit file keep 17 levels. Therefore torchvision reads 16-bit colour PNG files here, and tifffile
+(extra `tiff`) reads 16-bit colour TIFF files.
 """
 
 import io
@@ -22,18 +23,18 @@ RGB = 3
 _LEVELS = np.arange(256) / 255
 _MAX_VALUE = 65535  # largest 16-bit value
 _BITS, _ORIENTATION = 258, 274  # TIFF tags: bits of each channel, EXIF orientation
-_ALPHA = (2, 4)  # numbers of channels whose last one is opacity
+_ALPHA = (2, 4)  # numbers of channels with which the last channel is opacity
 
 
 class Planes(Image.Image):
-    """An image of any number of channels, which Pillow treats as RGB: the first three, or black for missing ones.
+    """An image of any number of channels, which Pillow treats as RGB: the first three channels, or black if missing.
 
     Args:
         planes: Grey image ("L") of each channel, all of one size.
 
     Example:
-        >>> picture = Planes([Image.new("L", (4, 2), level) for level in (10, 20, 30, 40, 50)])
-        >>> picture.size, picture.mode, pixels_of(picture.resize((2, 1))).tolist()
+        >>> image = Planes([Image.new("L", (4, 2), level) for level in (10, 20, 30, 40, 50)])
+        >>> image.size, image.mode, pixels_of(image.resize((2, 1))).tolist()
         ((4, 2), 'RGB', [[[10, 20, 30, 40, 50], [10, 20, 30, 40, 50]]])
     """
 
@@ -41,39 +42,39 @@ class Planes(Image.Image):
         super().__init__()
         formats = [(plane.mode, plane.size) for plane in planes]
         if len(set(formats)) != 1 or formats[0][0] != "L":
-            raise ValueError(f"expected grey pictures of one size, got {formats}")
+            raise ValueError(f"expected grey images of one size, got {formats}")
         self.planes = tuple(planes)
         rgb_planes = [*self.planes[:RGB]] if len(planes) > 1 else [planes[0]] * RGB
         rgb_planes += [Image.new("L", planes[0].size)] * (RGB - len(rgb_planes))
-        picture = Image.merge("RGB", rgb_planes)
-        self.im, self._mode, self._size = picture.im, picture.mode, picture.size
+        rgb = Image.merge("RGB", rgb_planes)
+        self.im, self._mode, self._size = rgb.im, rgb.mode, rgb.size
 
     def __reduce__(self) -> Any:
         return Planes, (self.planes,)
 
-    def each(self, change: Callable[[Image.Image], Image.Image]) -> "Planes":
+    def map_planes(self, change: Callable[[Image.Image], Image.Image]) -> "Planes":
         """Return the image with a function applied to every channel."""
         return Planes([change(plane) for plane in self.planes])
 
     def copy(self) -> "Planes":
         """Return a copy."""
-        return self.each(lambda plane: plane.copy())
+        return self.map_planes(lambda plane: plane.copy())
 
     def resize(self, *arguments: Any, **options: Any) -> "Planes":
         """Return the image at another size."""
-        return self.each(lambda plane: plane.resize(*arguments, **options))
+        return self.map_planes(lambda plane: plane.resize(*arguments, **options))
 
     def crop(self, box: Any = None) -> "Planes":
         """Return a crop of the image; pixels of the box outside the image are 0."""
-        return self.each(lambda plane: plane.crop(box))
+        return self.map_planes(lambda plane: plane.crop(box))
 
     def transpose(self, method: Image.Transpose) -> "Planes":
-        """Return the image mirrored or turned by right angles."""
-        return self.each(lambda plane: plane.transpose(method))
+        """Return the image mirrored, or rotated by a multiple of 90 degrees."""
+        return self.map_planes(lambda plane: plane.transpose(method))
 
     def filter(self, filter: Any) -> "Planes":
-        """Return the image with a filter of Pillow applied to every channel."""
-        return self.each(lambda plane: plane.filter(filter))
+        """Return the image with a Pillow filter applied to every channel."""
+        return self.map_planes(lambda plane: plane.filter(filter))
 
     def rotate(self, angle: float, *arguments: Any, fillcolor: Any = None, **options: Any) -> "Planes":
         """Return the rotated image; `fillcolor` has a value for each channel."""
@@ -82,7 +83,7 @@ class Planes(Image.Image):
         )
 
     def transform(self, size: Any, method: Any, *arguments: Any, fillcolor: Any = None, **options: Any) -> "Planes":
-        """Return the image after a transform of Pillow; `fillcolor` has a value for each channel."""
+        """Return the image after a Pillow transform; `fillcolor` has a value for each channel."""
         return self._apply_with_fill(
             fillcolor, lambda plane, fill: plane.transform(size, method, *arguments, fillcolor=fill, **options)
         )
@@ -93,14 +94,14 @@ class Planes(Image.Image):
 
 
 def image_from_pixels(pixels: NDArray[np.uint8]) -> Image.Image:
-    """Return (H, W, C) pixels as an RGB image of Pillow, or as `Planes` unless C is 3."""
+    """Convert (H, W, C) pixels to a Pillow RGB image if C is 3, else to `Planes`."""
     if pixels.shape[2] == RGB:
         return Image.fromarray(pixels)
     return Planes([Image.fromarray(np.ascontiguousarray(pixels[..., channel])) for channel in range(pixels.shape[2])])
 
 
 def pixels_of(image: Image.Image) -> NDArray[np.uint8]:
-    """Return all channels of an image as (H, W, C); a copy for `Planes`."""
+    """Return all channels of an image as an (H, W, C) array; the pixels of `Planes` are copied."""
     if isinstance(image, Planes):
         return np.stack([np.asarray(plane) for plane in image.planes], axis=2)
     return np.asarray(image)
@@ -109,12 +110,12 @@ def pixels_of(image: Image.Image) -> NDArray[np.uint8]:
 def moments_of(image: Image.Image) -> NDArray[np.float64]:
     """Return the (2, C) means and mean squares of an image's channels, for values in [0, 1].
 
-    They are exact, since they are computed from the histogram of 256 levels.
+    The results are exact, since they are computed from the histogram of 256 levels.
     """
     levels = [plane.histogram() for plane in image.planes] if isinstance(image, Planes) else image.histogram()
     counts = np.asarray(levels, dtype=np.float64).reshape(-1, 256)
-    share = counts / counts.sum(axis=1, keepdims=True)
-    return np.stack([share @ _LEVELS, share @ np.square(_LEVELS)])
+    frequencies = counts / counts.sum(axis=1, keepdims=True)
+    return np.stack([frequencies @ _LEVELS, frequencies @ np.square(_LEVELS)])
 
 
 def paste_on_page(
@@ -141,13 +142,13 @@ def paste_on_page(
 def is_deep(image: Image.Image) -> bool:
     """Return whether an image opened by Pillow has more than 8 bits per channel.
 
-    False for a colour image that Pillow has already decoded, since it decodes colours to 8 bits.
+    The result is False for a colour image that Pillow has already decoded, since Pillow decodes colours to 8 bits.
     """
     return image.mode == "F" or image.mode.startswith("I") or _deep_colours(image)
 
 
 def deep_values(image: Image.Image, opacity: bool = False) -> NDArray[np.generic]:
-    """Return the (H, W) or (H, W, 3) values of an image that `is_deep`; with `opacity`, its alpha channel is added."""
+    """Return the (H, W) or (H, W, 3) values of an `is_deep` image; with `opacity`, the alpha channel is added."""
     if not _deep_colours(image):
         return np.asarray(image)
     file = getattr(image, "fp")  # noqa: B009 (Pillow declares it only for image files)
@@ -158,25 +159,29 @@ def deep_values(image: Image.Image, opacity: bool = False) -> NDArray[np.generic
     else:
         values = _decode_png(encoded)
     if values.shape[:2] != (image.height, image.width):
-        raise ValueError(f"it holds {values.shape} values, and its header says {image.width} x {image.height} pixels")
+        raise ValueError(
+            f"it holds values of shape {values.shape}, but its header says {image.width} x {image.height} pixels"
+        )
     if values.ndim == 3 and values.shape[2] in _ALPHA and not opacity:
         values = values[..., :-1]
     return values[..., 0] if values.ndim == 3 and values.shape[2] == 1 else values
 
 
 def to_8_bits(values: NDArray[np.generic], value_range: tuple[float, float] | None) -> Image.Image:
-    """Scale values to an 8-bit image; values below the range become 0, values above it 255.
+    """Scale values to an 8-bit image; values below the range become 0, and values above the range become 255.
 
     Args:
         values: (H, W) or (H, W, 3).
-        value_range: The two values that become 0 and 255; None for 0 and 65,535.
+        value_range: The two values that become 0 and 255; None means 0 and 65,535.
 
     Example:
         >>> list(to_8_bits(np.array([[0, 1000, 4095, 5000]]), (0, 4095)).tobytes())
         [0, 62, 255, 255]
     """
     if values.dtype.kind not in "iuf" or values.ndim not in (2, 3):
-        raise ValueError(f"its pixels are {values.dtype} of shape {values.shape}")
+        raise ValueError(
+            f"its pixels have the type {values.dtype} and the shape {values.shape}, expected numbers with 2 or 3 axes"
+        )
     if value_range is None:
         return Image.fromarray(_scale_to_8_bits(values))
     low, high = value_range
@@ -186,15 +191,15 @@ def to_8_bits(values: NDArray[np.generic], value_range: tuple[float, float] | No
 
 def _scale_to_8_bits(values: NDArray[np.generic]) -> NDArray[np.uint8]:
     if values.dtype.kind == "f":
-        raise ValueError("its pixels are floats of unknown range (save it with 8 or 16 bits)")
+        raise ValueError("its pixels are floats of unknown range (save the image with 8 or 16 bits)")
     integers = values.astype(np.int64)
     if integers.min() < 0 or integers.max() > _MAX_VALUE:
-        raise ValueError("its pixels are integers beyond 16 bits (save it with 8 or 16 bits)")
+        raise ValueError("its pixels are integers beyond 16 bits (save the image with 8 or 16 bits)")
     return ((integers * 255 + _MAX_VALUE // 2) // _MAX_VALUE).astype(np.uint8)
 
 
 def _deep_colours(image: Image.Image) -> bool:
-    """Return whether this is a 16-bit colour image: Pillow would drop its bits, or mix up its planes (TIFF)."""
+    """Return whether this is a 16-bit colour image, whose lower bits Pillow would drop or whose planes it would mix."""
     tiles, colours = getattr(image, "tile", None), image.mode in ("RGB", "RGBA", "RGBX", "LA")
     if not colours or not tiles or getattr(image, "fp", None) is None:
         return False
@@ -204,13 +209,13 @@ def _deep_colours(image: Image.Image) -> bool:
 
 
 def _upright(values: NDArray[np.generic], orientation: object) -> NDArray[np.generic]:
-    """Return the (H, W, ...) values of a TIFF with its orientation tag applied, as Pillow does on decoding."""
+    """Apply the orientation tag of a TIFF to its (H, W, ...) values, as Pillow does on decoding."""
     transposed = values.swapaxes(0, 1) if orientation in (5, 6, 7, 8) else values
     return transposed[:: -1 if orientation in (3, 4, 7, 8) else 1, :: -1 if orientation in (2, 3, 6, 7) else 1]
 
 
 def _decode_png(encoded: bytes) -> NDArray[np.generic]:
-    # Imported here, because both take seconds and few images need them.
+    # Imported here, because importing these modules takes seconds and few images need them.
     import torch
     from torchvision.io import ImageReadMode, decode_png
 
@@ -229,5 +234,5 @@ def _decode_tiff(encoded: bytes) -> NDArray[np.generic]:
     with tifffile.TiffFile(io.BytesIO(encoded)) as file:
         page = file.pages[0]
         values = page.asarray()
-        planar = values.ndim == 3 and values.shape[0] in (3, 4) and page.axes.startswith("S")
-    return np.moveaxis(values, 0, 2) if planar else values
+        is_planar = values.ndim == 3 and values.shape[0] in (3, 4) and page.axes.startswith("S")
+    return np.moveaxis(values, 0, 2) if is_planar else values

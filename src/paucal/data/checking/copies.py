@@ -1,4 +1,4 @@
-"""Images of a set that look like images of another set, or like an earlier image of the same set."""
+"""Search for images that look like images of another set, or like an earlier image of the same set."""
 
 from dataclasses import replace
 
@@ -10,8 +10,8 @@ from paucal.data.sources.joining import join_sets
 from paucal.data.splits.groups import DUPLICATES, group_numbers
 
 
-def copies_among(images: ImageSet, other: ImageSet | None = None) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-    """Return two (N,) masks of `images`: copies of an image of `other`, and copies of an earlier image of `images`.
+def find_copies(images: ImageSet, other: ImageSet | None = None) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+    """Return two (N,) masks: which `images` are copies of an image of `other`, and which of an earlier one of `images`.
 
     Raises:
         UserError: One of the sets is streamed from shards.

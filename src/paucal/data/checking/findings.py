@@ -11,27 +11,27 @@ from paucal.data.checking.related import suggested_groups
 from paucal.data.classes import NO_LABEL_NAMES, alike_names, are_measurements
 from paucal.data.images import ImageSet
 from paucal.types import UserError
-from paucal.wording import counted, first_few, percent
+from paucal.wording import counted, join_first_few, percent
 
 Level = Literal["misleads", "warning", "note"]
 LEVELS: tuple[Level, ...] = ("misleads", "warning", "note")
-MIN_CLASS_IMAGES = 10  # training images of a class; with fewer, its score is unreliable
-UNBALANCED_RATIO, VERY_UNBALANCED_RATIO = 3.0, 20.0  # of the largest to the smallest class
-_MAX_ENLARGEMENT = 2.0  # an image enlarged by more has too little detail for the network
+MIN_CLASS_IMAGES = 10  # number of training images below which the score of a class is unreliable
+UNBALANCED_RATIO, VERY_UNBALANCED_RATIO = 3.0, 20.0  # size ratio of the largest to the smallest class
+_MAX_ENLARGEMENT = 2.0  # enlargement factor above which an image has too little detail for the network
 _PARTS = ("train", "val", "test")
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One problem of a set, or one fact about it, that a check reports.
+    """One problem or one property of a set that a check reports.
 
     Attributes:
         name: Type of the finding, such as "near-duplicates".
         level: "misleads" if a score would be wrong or a run could not start, "warning" if accuracy suffers, "note" for
-            other facts.
-        text: What is wrong, or the fact.
-        advice: What to do; "" for nothing.
-        groups: Positions of the images concerned, grouped: copies of one image form a group, for instance.
+            anything else.
+        text: Description of the problem or the property.
+        advice: What to do; "" if there is nothing to do.
+        groups: Positions of the images concerned, in groups. Copies of one image form a group, for instance.
     """
 
     name: str
@@ -48,13 +48,13 @@ class Finding:
 
 @dataclass(frozen=True)
 class CheckedSet:
-    """A set of images and its split into parts: train, val and test.
+    """A set of images and its splits: train, val and test.
 
     Attributes:
         images: N images.
-        parts: (N,) "train", "val", "test" or "unused".
-        declared: Whether the data set itself defines the parts.
-        origin: How parts that are not declared came about: "as paucal train would divide them", or "not divided".
+        parts: (N,) split of each image: "train", "val", "test" or "unused".
+        declared: Whether the data set itself defines the splits.
+        origin: Origin of splits that are not declared: "as paucal train would divide them", or "not divided".
     """
 
     images: ImageSet
@@ -72,7 +72,7 @@ class CheckedSet:
 
 
 def refusal_finding(name: str, problem: UserError, prefix: str = "") -> Finding:
-    """Return the finding that a run would refuse the set with this error; `prefix` precedes its message."""
+    """Return the finding that a run would refuse the set with this error; `prefix` precedes the error message."""
     return Finding(name, "misleads", f"{prefix}{str(problem).rstrip('.')}")
 
 
@@ -81,8 +81,8 @@ def sort_findings(findings: Sequence[Finding]) -> list[Finding]:
     return sorted(findings, key=lambda finding: LEVELS.index(finding.level))
 
 
-def misleads(findings: Sequence[Finding]) -> bool:
-    """Return whether one of the findings makes scores misleading or a run impossible."""
+def has_misleading(findings: Sequence[Finding]) -> bool:
+    """Return whether any finding makes scores misleading or a run impossible."""
     return any(finding.level == "misleads" for finding in findings)
 
 
@@ -97,14 +97,14 @@ def label_findings(checked: CheckedSet) -> list[Finding]:
 
 def split_problem(problem: UserError) -> Finding:
     """Return the finding that a set cannot be divided into train, val and test, because of `problem`."""
-    return refusal_finding("split", problem, "the images cannot be divided into parts: ")
+    return refusal_finding("split", problem, "the images cannot be split: ")
 
 
 def size_findings(sizes: np.ndarray, img_size: int, positions: np.ndarray) -> list[Finding]:
-    """Return a finding about images that must be enlarged to more than twice their size for the network.
+    """Return a list with the finding about images that must be enlarged to more than twice their size for the network.
 
     Args:
-        sizes: (N, 2) heights and widths.
+        sizes: (N, 2) heights and widths in pixels.
         img_size: Shorter side in pixels that `paucal train` would choose for the set.
         positions: (N,) positions of the images in their set.
     """
@@ -129,19 +129,19 @@ def _class_name_findings(images: ImageSet) -> Iterator[Finding]:
     """Yield findings on class names that look the same, stand for a missing label, or are measurements."""
     if alike := [" and ".join(map(repr, group)) for group in alike_names(images.classes)]:
         groups = counted(len(alike), "group of classes has", "groups of classes have")
-        text = f"{groups} names that look the same ({first_few(alike)})"
-        yield Finding("alike-classes", "warning", text, "give them one name if one class is meant")
+        text = f"{groups} names that look the same ({join_first_few(alike)})"
+        yield Finding("alike-classes", "warning", text, "give the classes of a group one name if they are one class")
     if missing := [repr(name) for name in images.classes if name in NO_LABEL_NAMES]:
         verb = "is" if len(missing) == 1 else "are"
-        text = f"{first_few(missing)} {verb} learnt as a class, but may stand for a missing label"
+        text = f"{join_first_few(missing)} {verb} learnt as a class, but may stand for a missing label"
         yield Finding("missing-labels", "warning", text, "leave the label of such images empty")
     if are_measurements(images.classes, 0.0):
-        text = f"the classes look like measurements ({first_few(images.classes)}), but are used as classes"
-        yield Finding("measurements", "warning", text, "replace them by ranges, such as 'low' and 'high'")
+        text = f"the classes look like measurements ({join_first_few(images.classes)}), but are used as classes"
+        yield Finding("measurements", "warning", text, "replace the numbers by ranges, such as 'low' and 'high'")
 
 
 def _class_count_findings(checked: CheckedSet) -> Iterator[Finding]:
-    """Yield findings on classes that are missing in a part, and on rare and unbalanced classes in the training part."""
+    """Yield findings on classes that are missing in a split, and on rare and unbalanced classes in the training set."""
     images = checked.images
     counts = {part: images.class_counts(np.flatnonzero(checked.parts == part)) for part in _PARTS}
     parts = [part for part in _PARTS if (checked.parts == part).any()]
@@ -149,8 +149,8 @@ def _class_count_findings(checked: CheckedSet) -> Iterator[Finding]:
     unseen = [name for name, count in zip(images.classes, train_counts, strict=True) if not count]
     if unseen and "train" in parts:
         text = (
-            f"{counted(len(unseen), 'class is', 'classes are')} in other parts and not in train "
-            f"({first_few(unseen)}): no model can learn {'it' if len(unseen) == 1 else 'them'}"
+            f"{counted(len(unseen), 'class is', 'classes are')} in other splits and not in train "
+            f"({join_first_few(unseen)}): no model can learn {'it' if len(unseen) == 1 else 'them'}"
         )
         advice = "check the spelling of the class folders, or move images of these classes to train"
         yield Finding("untrained-classes", "misleads", text, advice)
@@ -158,7 +158,7 @@ def _class_count_findings(checked: CheckedSet) -> Iterator[Finding]:
         if missing := [images.classes[label] for label in np.flatnonzero((train_counts > 0) & (counts[part] == 0))]:
             text = (
                 f"{counted(len(missing), 'class has', 'classes have')} no images in {part} "
-                f"({first_few(missing)}), so scores on {part} leave {'it' if len(missing) == 1 else 'them'} out"
+                f"({join_first_few(missing)}), so scores on {part} leave {'it' if len(missing) == 1 else 'them'} out"
             )
             advice = f"add images of these classes to {part}, or let paucal divide the images (one folder per class)"
             yield Finding("unjudged-classes", "warning", text, advice)
@@ -169,7 +169,7 @@ def _class_count_findings(checked: CheckedSet) -> Iterator[Finding]:
     ]:
         text = (
             f"{counted(len(rare), 'class has', 'classes have')} fewer than {MIN_CLASS_IMAGES} images to train on "
-            f"({first_few(rare)}): {'its score is' if len(rare) == 1 else 'their scores are'} unreliable"
+            f"({join_first_few(rare)}): {'its score is' if len(rare) == 1 else 'their scores are'} unreliable"
         )
         advice = "add images, merge classes, or look at the confidence intervals before you rely on a score"
         yield Finding("rare-classes", "warning", text, advice)
@@ -197,26 +197,27 @@ def _name_group_findings(checked: CheckedSet) -> list[Finding]:
     groups = None if checked.images.stream is not None else suggested_groups(checked.images)
     if groups is None:
         return []
-    parts_of_group: dict[str, set[str]] = {}
+    splits_by_group: dict[str, set[str]] = {}
     for name, part in zip(groups.names, checked.parts.tolist(), strict=True):
-        parts_of_group.setdefault(name, set()).add(part)
-    n_divided = sum(len(parts - {"unused"}) > 1 for parts in parts_of_group.values())
-    divided_text = f"; {counted(n_divided, 'group lies', 'groups lie')} in several parts" if n_divided else ""
-    advice = "if that is so, divide the images again so that no group is in two parts"
+        splits_by_group.setdefault(name, set()).add(part)
+    n_divided = sum(len(splits - {"unused"}) > 1 for splits in splits_by_group.values())
+    divided_text = f"; {counted(n_divided, 'group is', 'groups are')} in several splits" if n_divided else ""
+    advice = "if that is so, split the images again so that no group is in two splits"
     if not checked.declared:
         advice = f"if that is so, keep groups together: --group-by '{groups.pattern}'"
         if groups.across:
-            advice += f"; if '{groups.shared}' is one group in all of its folders: --group-by '{groups.across}'"
+            advice += f"; if '{groups.shared}' is the same group in every folder: --group-by '{groups.across}'"
     text = (
         f"the names of the files suggest {groups.count} groups of up to {groups.largest} images that belong "
-        f"together, such as frames of one video (as {groups.examples[0]} and {groups.examples[1]}){divided_text}"
+        f"together, such as frames of one video ({groups.examples[0]} and {groups.examples[1]}, for example)"
+        f"{divided_text}"
     )
     level = "note" if not n_divided else "misleads" if checked.declared else "warning"
     return [Finding("name-groups", level, text, advice)]
 
 
 def classes_table(images: ImageSet, parts: np.ndarray) -> dict[str, dict[str, int]]:
-    """Return the number of images per class for each of train, val and test that has images."""
+    """Return the number of images per class for each split (train, val or test) that has images."""
     return {
         part: dict(zip(images.classes, images.class_counts(np.flatnonzero(parts == part)).tolist(), strict=True))
         for part in _PARTS

@@ -1,4 +1,4 @@
-"""Findings about images: unreadable, duplicate and blank ones, and file properties that give the class away."""
+"""Findings about images: unreadable, duplicate and blank images, and file properties that reveal the class."""
 
 from collections import Counter
 from collections.abc import Hashable, Iterator, Sequence
@@ -15,20 +15,20 @@ from paucal.data.checking.survey import Survey
 from paucal.data.sources.suffixes import IMAGE_SUFFIXES
 from paucal.data.unreadable import drop_unreadable
 from paucal.types import UserError
-from paucal.wording import counted, first_few, percent
+from paucal.wording import counted, join_first_few, percent
 
 UNREADABLE = "unreadable"
-MIN_COSINE = 0.9  # of frozen features, from which two similar images count as the same picture
-MISLEADING_SHARE = 0.01  # scores mislead if at least this share of test images has a near duplicate in train
-_DARK, _BRIGHT = 0.03, 0.97  # mean brightness below and above which an image counts as blank
+MIN_COSINE = 0.9  # smallest cosine similarity of the frozen features of near duplicates
+MISLEADING_FRACTION = 0.01  # smallest misleading fraction of test images that have a near duplicate in train
+_DARK, _BRIGHT = 0.03, 0.97  # an image with a mean brightness below the first or above the second value is blank
 _DEEP_MODES = ("I", "F")  # prefixes of Pillow's modes with more than 8 bits per channel
-MIN_IMAGES = 5  # per class; fewer files may have a property in common by chance
-REVEALED_SHARE = 0.95  # share of images to predict correctly for a class to count as given away
-_MAX_EXAMPLES = 3
+MIN_IMAGES = 5  # images per class; fewer files may have a property in common by chance
+REVEALED_FRACTION = 0.95  # smallest recall, precision and specificity of a class that file properties reveal
+_MAX_EXAMPLES = 3  # number of classes that are named as examples
 _SUFFIX_SYNONYMS = {"jpeg": "jpg", "jfif": "jpg", "jpe": "jpg", "tiff": "tif"}
 
 
-def picture_findings(checked: CheckedSet, survey: Survey, pairs: Sequence[Pair]) -> list[Finding]:
+def image_findings(checked: CheckedSet, survey: Survey, pairs: Sequence[Pair]) -> list[Finding]:
     """Return the findings about images.
 
     Args:
@@ -37,7 +37,7 @@ def picture_findings(checked: CheckedSet, survey: Survey, pairs: Sequence[Pair])
         pairs: Pairs of similar images with different bytes.
     """
     exact_copies = exact_groups(survey.digests)
-    confirmed_pairs = [pair for pair in pairs if pair.features is None or pair.features >= MIN_COSINE]
+    confirmed_pairs = [pair for pair in pairs if pair.cosine is None or pair.cosine >= MIN_COSINE]
     return [
         *_unreadable_findings(survey, checked),
         *exact_findings(checked, exact_copies),
@@ -49,11 +49,11 @@ def picture_findings(checked: CheckedSet, survey: Survey, pairs: Sequence[Pair])
 
 
 def exact_findings(checked: CheckedSet, groups: Sequence[Sequence[int]]) -> list[Finding]:
-    """Return findings about groups of images with the same bytes: across parts, with different labels, or neither."""
+    """Return findings about groups of images with the same bytes: across splits, with different labels, or neither."""
     across, conflicts, copies = _sort_groups(checked, groups)
     findings = []
     if across:
-        location = "lie in several parts" if checked.declared else "would fall into several parts"
+        location = "are in several splits" if checked.declared else "would be in several splits"
         text = f"{_count_copies(across)}, and {location}: the test images would include training images"
         findings.append(Finding("duplicates-across-parts", "misleads", text, _copy_advice(checked), across))
     if conflicts:
@@ -62,7 +62,7 @@ def exact_findings(checked: CheckedSet, groups: Sequence[Sequence[int]]) -> list
             Finding("conflicting-labels", "misleads", text, "keep the copy with the right label", conflicts)
         )
     if copies:
-        text = f"{_count_copies(copies)} in the same part and class: it counts more than once"
+        text = f"{_count_copies(copies)} in the same split and class, so that images count more than once"
         findings.append(Finding("duplicates", "warning", text, "remove the copies", copies))
     return findings
 
@@ -73,7 +73,7 @@ def _count_copies(groups: Sequence[Sequence[int]]) -> str:
 
 
 def _sort_groups(checked: CheckedSet, groups: Sequence[Sequence[int]]) -> list[tuple[tuple[int, ...], ...]]:
-    """Return the groups that are in several parts, the groups with different labels, and all other groups."""
+    """Return the groups that are in several splits, the groups with different labels, and all other groups."""
     is_divided = [checked.is_divided(group) for group in groups]
     has_conflict = [len(checked.labels_of(group)) > 1 for group in groups]
     is_plain = [not divided and not conflict for divided, conflict in zip(is_divided, has_conflict, strict=True)]
@@ -81,31 +81,37 @@ def _sort_groups(checked: CheckedSet, groups: Sequence[Sequence[int]]) -> list[t
 
 
 def _near_findings(checked: CheckedSet, pairs: Sequence[Pair], exact: Sequence[Sequence[int]]) -> Iterator[Finding]:
-    """Yield findings on pairs of similar images, each of which also stands for the exact copies of its images."""
+    """Yield findings on pairs of similar images; exact copies of the images in a pair belong to the same finding."""
     copies = {group[0]: group for group in exact}
     groups = merge_groups([[*copies.get(p.first, [p.first]), *copies.get(p.second, [p.second])] for p in pairs])
-    confirmed = "" if pairs[0].features is None else " (frozen features confirm this)"
+    confirmed = "" if pairs[0].cosine is None else " (frozen features confirm this)"
     across, differing, plain = _sort_groups(checked, groups)
     if across:
         test = np.flatnonzero(checked.parts == "test")
         leaked_images = {i for group in across if any(checked.parts[j] == "train" for j in group) for i in group}
-        share = len(leaked_images & set(test.tolist())) / max(len(test), 1)
-        verb = "would fall" if not checked.declared else "lies" if len(across) == 1 else "lie"
-        twins = f" ({percent(share)} of the test images have a near duplicate in train)" if share else ""
-        level = "misleads" if share >= MISLEADING_SHARE else "warning"
-        text = f"{counted(len(across), 'group')} of images that look alike{confirmed} {verb} in several parts{twins}"
-        advice = f"look at them on the page (--output); {_copy_advice(checked)}"
+        fraction = len(leaked_images & set(test.tolist())) / max(len(test), 1)
+        verb = "would be" if not checked.declared else "is" if len(across) == 1 else "are"
+        leak_text = f" ({percent(fraction)} of the test images have a near duplicate in train)" if fraction else ""
+        level = "misleads" if fraction >= MISLEADING_FRACTION else "warning"
+        text = (
+            f"{counted(len(across), 'group')} of images that look alike{confirmed} {verb} in several splits{leak_text}"
+        )
+        advice = f"look at the images on the page (--output); {_copy_advice(checked)}"
         yield Finding("near-duplicates-across-parts", level, text, advice, across)
     if differing:
         verb = "has" if len(differing) == 1 else "have"
         text = f"{counted(len(differing), 'group')} of images that look alike{confirmed} {verb} several labels"
-        advice = "look at them on the page (--output), and correct the labels that are wrong"
+        advice = "look at the images on the page (--output), and correct wrong labels"
         yield Finding("alike-with-other-labels", "warning", text, advice, differing)
     if plain:
         verb = "looks" if len(plain) == 1 else "look"
-        text = f"{counted(len(plain), 'group')} of images of one part and class {verb} alike{confirmed}"
+        text = f"{counted(len(plain), 'group')} of images of one split and class {verb} alike{confirmed}"
         yield Finding(
-            "near-duplicates", "note", text, "look at them on the page (--output); copies add no information", plain
+            "near-duplicates",
+            "note",
+            text,
+            "look at the images on the page (--output); copies add no information",
+            plain,
         )
 
 
@@ -125,7 +131,7 @@ def _blank_findings(survey: Survey) -> list[Finding]:
     if not len(blank):
         return []
     text = f"{counted(len(blank), 'image is', 'images are')} blank (one colour, nearly black or nearly white)"
-    advice = "look at them on the page (--output), and remove images without content"
+    advice = "look at the images on the page (--output), and remove images without content"
     return [Finding("blank", "warning", text, advice, tuple((int(position),) for position in blank))]
 
 
@@ -137,7 +143,7 @@ def _mode_findings(survey: Survey) -> Iterator[Finding]:
         unusual = tuple((i,) for i, mode in enumerate(survey.modes) if mode and mode != usual)
         mode_counts = ", ".join(f"{mode}: {count}" for mode, count in counts.most_common())
         text = f"the files have pixels in {len(counts)} modes ({mode_counts}); all are read as RGB"
-        yield Finding("modes", "note", text, "make sure that no class has a mode of its own", unusual)
+        yield Finding("modes", "note", text, "make sure that no mode occurs in one class only", unusual)
     if n_deep := sum(count for mode, count in counts.items() if mode.startswith(_DEEP_MODES)):
         text = f"{counted(n_deep, 'image has', 'images have')} more than 8 bits per channel"
         yield Finding("deep", "note", text, "see pixels.md in the documentation for how their value range is chosen")
@@ -145,14 +151,14 @@ def _mode_findings(survey: Survey) -> Iterator[Finding]:
 
 def _copy_advice(checked: CheckedSet) -> str:
     if checked.declared:
-        return "remove the copies from train, or from the other part"
+        return "remove the copies from train, or from the other split"
     return "remove the copies, or keep them together with --group-by duplicates"
 
 
 def giveaway_findings(checked: CheckedSet, survey: Survey) -> list[Finding]:
-    """Return a finding if the class can be predicted from the format, the size or the mode of the file.
+    """Return a list with a finding if the class can be predicted from the format, the size or the mode of the file.
 
-    Images without a label, or with several, are ignored.
+    Images without a label or with several labels are ignored.
     """
     images = checked.images
     rows = survey.readable[images.labels[survey.readable] >= 0]
@@ -168,19 +174,19 @@ def giveaway_findings(checked: CheckedSet, survey: Survey) -> list[Finding]:
             (usual, _), *_ = Counter(compress(values, labels == label)).most_common(1)
             examples.append(f"{images.classes[label]} {usual}")
         if examples:
-            clues.append(f"the {property_name} of the files ({first_few(examples, _MAX_EXAMPLES)})")
+            clues.append(f"the {property_name} of the files ({join_first_few(examples, _MAX_EXAMPLES)})")
     if not clues:
         return []
     predicted_from = " and from ".join(clues)
     text = (
-        f"classes can be predicted from {predicted_from}: a model may learn that instead of the content of the images"
+        f"classes can be predicted from {predicted_from}: a model may learn this instead of the content of the images"
     )
     advice = "save the images of all classes in the same way, or make sure that new images differ in the same way"
     return [Finding("giveaway", "note", text, advice)]
 
 
 def format_of(key: str) -> str:
-    """Return the image format that a key's suffix stands for; "" if it is no image suffix.
+    """Return the image format that a key's suffix stands for; "" if the suffix is not an image suffix.
 
     Example:
         >>> format_of("cat/1.JPEG"), format_of("train.parquet#7")
@@ -194,8 +200,8 @@ def classes_given_away(values: Sequence[Hashable], labels: NDArray[np.integer]) 
     """Return the classes (ascending) that can be predicted from one value per image, such as the file format.
 
     The prediction for an image is the most frequent class among the other images with the same value. An image with a
-    unique value gets no prediction. A class is given away if its recall, its precision and its specificity (the share
-    of images of other classes that are not predicted as the class) are each 95 % or more.
+    unique value gets no prediction. A class is returned if its recall, its precision and its specificity (the fraction
+    of images of other classes that are not predicted as the class) are each at least 95 %.
     """
     if not len(labels):
         return []
@@ -208,9 +214,9 @@ def classes_given_away(values: Sequence[Hashable], labels: NDArray[np.integer]) 
         other_counts[label] -= 1
         if other_counts.any():
             predictions[label, int(other_counts.argmax())] += counts[value, label]
-    totals, n_right, n_predicted = counts.sum(0), np.diagonal(predictions), predictions.sum(0)
+    totals, n_correct, n_predicted = counts.sum(0), np.diagonal(predictions), predictions.sum(0)
     other_totals = totals.sum() - totals
-    is_revealed = (totals >= MIN_IMAGES) & (other_totals > 0) & (n_right >= REVEALED_SHARE * totals)
-    is_revealed &= (n_right > 0) & (n_right >= REVEALED_SHARE * n_predicted)
-    is_revealed &= other_totals - (n_predicted - n_right) >= REVEALED_SHARE * other_totals
+    is_revealed = (totals >= MIN_IMAGES) & (other_totals > 0) & (n_correct >= REVEALED_FRACTION * totals)
+    is_revealed &= (n_correct > 0) & (n_correct >= REVEALED_FRACTION * n_predicted)
+    is_revealed &= other_totals - (n_predicted - n_correct) >= REVEALED_FRACTION * other_totals
     return np.flatnonzero(is_revealed).tolist()

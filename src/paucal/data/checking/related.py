@@ -1,4 +1,4 @@
-"""Related images of a set: with the same bytes, similar pixels, or names that suggest a group (frames of a video)."""
+"""Related images of a set: images with the same bytes, similar pixels, or names that suggest a group (video frames)."""
 
 import re
 from collections import Counter
@@ -11,20 +11,20 @@ from PIL import Image
 
 from paucal.data.checking.survey import Survey, near_pairs
 from paucal.data.images import ImageSet
-from paucal.data.splits.part_names import PARTS
+from paucal.data.splits.part_names import PART_BY_WORD
 from paucal.data.stores import Store
 from paucal.data.unreadable import for_each
 
-MIN_CORRELATION = 0.9  # of the pixels of similar images
-MIN_CONTRAST = 0.02  # standard deviation below which an image is blank, and its hash is arbitrary
-MIN_SIDE = 16  # pixels; smaller images of one class would all look like copies of each other
+MIN_CORRELATION = 0.9  # smallest correlation of the pixels of two similar images
+MIN_CONTRAST = 0.02  # images with a smaller standard deviation of the brightness are blank, so their hash is arbitrary
+MIN_SIDE = 16  # side in pixels; smaller images of one class would all look like copies of each other
 CANDIDATE_SIDE = 64  # pixels to which the shorter side of candidates is reduced
-_COMPARED_SIDE = 24  # pixels at which images are compared
+_COMPARED_SIDE = 24  # side in pixels to which images are reduced for the comparison
 _CHUNK_PAIRS = 4096  # pairs whose pixels are converted to floats at a time
 _MIN_NORM = 1e-6  # avoids division by 0 for blank images
-MIN_GROUP_MEAN = 2.0  # mean number of images in suggested groups
-MIN_MATCHED_SHARE = 0.5  # share of the images whose names match the pattern
-# A name with two numbers, captured up to the last one: patient12 of patient12_slice003, v3 of v3-0001.
+MIN_GROUP_MEAN = 2.0  # smallest mean number of images in suggested groups
+MIN_MATCHED_FRACTION = 0.5  # smallest fraction of the images whose names match the pattern
+# A name with two numbers, captured up to the last number: patient12 of patient12_slice003, v3 of v3-0001.
 _NAME = r"[^/]*\d[^/]*?)[-_.\s]+[A-Za-z]*[-_.\s]?\(?\d+\)?"
 _ENDING = r"\.[^./#]+$"  # excludes keys of table rows (train-00001-of-00003.parquet#7)
 GROUP_PATTERN = f"({_NAME}{_ENDING}"
@@ -38,14 +38,14 @@ class Pair:
     Attributes:
         first: Position of one image in the set.
         second: Position of the other image.
-        likeness: Correlation of their pixels at 24 x 24, at most 1.
-        features: Cosine of their frozen features; None if these were not computed.
+        correlation: Correlation of the pixels of the two images at 24 x 24, at most 1.
+        cosine: Cosine similarity of the frozen features of the two images; None if features were not computed.
     """
 
     first: int
     second: int
-    likeness: float
-    features: float | None = None
+    correlation: float
+    cosine: float | None = None
 
 
 def exact_groups(digests: Sequence[bytes]) -> list[list[int]]:
@@ -65,26 +65,26 @@ def exact_groups(digests: Sequence[bytes]) -> list[list[int]]:
 def similar_pairs(survey: Survey, store: Store) -> list[Pair]:
     """Return pairs of similar images with different bytes, in the order of the set.
 
-    Candidates have similar perceptual hashes; their pixels at 24 x 24 must correlate by 0.9 or more, which excludes
-    images that share only a layout. Only candidates are read from the store again, for which 64 pixels per side are
-    enough. Of files with equal bytes only the first is compared. Images below 16 pixels are left out, since
-    two digits of 8 x 8 pixels are as similar as two copies.
+    Candidates have similar perceptual hashes. The correlation of their pixels at 24 x 24 must be at least 0.9, which
+    excludes images that share only a layout. Only candidates are read from the store again, for which 64 pixels per
+    side are enough. If several files have equal bytes, only the first file is compared. Images smaller than 16 pixels
+    are left out, since two images of digits of 8 x 8 pixels are as similar as two copies.
     """
-    first_of = {survey.digests[group[0]]: group[0] for group in exact_groups(survey.digests)}
+    first_by_digest = {survey.digests[group[0]]: group[0] for group in exact_groups(survey.digests)}
     usable = [
         position
         for position in survey.readable.tolist()
         if survey.contrast[position] >= MIN_CONTRAST
         and survey.sizes[position].min() >= MIN_SIDE
-        and first_of.get(survey.digests[position], position) == position
+        and first_by_digest.get(survey.digests[position], position) == position
     ]
     positions = np.asarray(usable, dtype=np.int64)
     candidates = positions[near_pairs(survey.hashes[positions])]
-    likeness = _correlations(candidates, store)
+    correlations = _correlations(candidates, store)
     return [
         Pair(int(left), int(right), float(similarity))
         for (left, right), similarity in zip(
-            candidates[likeness >= MIN_CORRELATION], likeness[likeness >= MIN_CORRELATION], strict=True
+            candidates[correlations >= MIN_CORRELATION], correlations[correlations >= MIN_CORRELATION], strict=True
         )
     ]
 
@@ -117,17 +117,17 @@ def merge_groups(groups: Iterable[Sequence[int]]) -> list[list[int]]:
 def _correlations(candidates: NDArray[np.int64], store: Store) -> NDArray[np.float32]:
     """Return the (P,) correlations of the reduced images of (P, 2) pairs of positions; each image is read once."""
     images, inverse = np.unique(candidates, return_inverse=True)
-    pictures = np.zeros((len(images), _COMPARED_SIDE * _COMPARED_SIDE * 3), dtype=np.uint8)
+    pixels = np.zeros((len(images), _COMPARED_SIDE * _COMPARED_SIDE * 3), dtype=np.uint8)
 
     def reduce_image(row: int) -> None:
-        picture = store.read(int(images[row])).resize((_COMPARED_SIDE, _COMPARED_SIDE), Image.Resampling.BOX)
-        pictures[row] = np.asarray(picture).reshape(-1)
+        image = store.read(int(images[row])).resize((_COMPARED_SIDE, _COMPARED_SIDE), Image.Resampling.BOX)
+        pixels[row] = np.asarray(image).reshape(-1)
 
-    for_each(len(images), reduce_image, None, None)  # unreadable images stay black, and correlate with none
+    for_each(len(images), reduce_image, None, None)  # unreadable images stay black, with correlation 0
     rows = inverse.reshape(-1, 2)
-    # Pairs are compared in chunks that fit in memory: a set of video frames has millions of pairs.
+    # Pairs are compared in chunks that fit in memory, since a set of video frames has millions of pairs.
     chunks = [rows[begin : begin + _CHUNK_PAIRS] for begin in range(0, len(rows), _CHUNK_PAIRS)]
-    correlations = [_pixel_correlation(pictures[chunk[:, 0]], pictures[chunk[:, 1]]) for chunk in chunks]
+    correlations = [_pixel_correlation(pixels[chunk[:, 0]], pixels[chunk[:, 1]]) for chunk in chunks]
     return np.concatenate([np.zeros(0, dtype=np.float32), *correlations])
 
 
@@ -146,10 +146,10 @@ class NameGroups:
         names: (N,) name of the group of each image.
         count: Number of groups.
         largest: Number of images in the largest group.
-        examples: Two file names of one group.
-        pattern: Regular expression for `--group-by`: its first group matches the name of the group.
+        examples: Two file names in the largest group.
+        pattern: Regular expression for `--group-by`, whose first capturing group matches the name of the group.
         across: Like `pattern`, but equal names in different folders are one group; "" if no name is in two folders.
-        shared: Example of a name that is in several folders; "" if there is none.
+        shared: Example of a group name that occurs in several folders; "" if there is no such name.
     """
 
     names: list[str]
@@ -162,7 +162,7 @@ class NameGroups:
 
 
 def group_name(key: str, pattern: str = GROUP_PATTERN) -> str | None:
-    """Return what a pattern's first group matches in a key, or its full match if it has no group; None for no match.
+    """Return the text that a pattern's first capturing group (else the pattern) matches in a key; None if no match.
 
     Example:
         >>> group_name("cat/patient12_slice003.png"), group_name("cat/0001.jpg")
@@ -175,15 +175,15 @@ def group_name(key: str, pattern: str = GROUP_PATTERN) -> str | None:
 
 
 def suggested_groups(images: ImageSet) -> NameGroups | None:
-    """Return the groups that the file names of a set suggest; None if they suggest none.
+    """Return the groups that the file names of a set suggest; None if the names suggest no groups.
 
-    A name suggests a group if it ends in a number (of a frame, for instance) and has a second number before it (of a
-    video or a patient). The text before the last number is the group. At least half of the names must have this form,
-    with at least two images per group on average and at least two groups in every class, so names that only number the
-    images of a class (`cat_0001.jpg`, `img_2024_0001.jpg`) suggest nothing.
+    A name suggests a group if it ends in a number (of a frame, for instance) and contains another number before that
+    (of a video or a patient). The text before the last number is the name of the group. At least half of the names must
+    have this form, with at least two images per group on average and at least two groups in every class. So names that
+    only number the images of a class (`cat_0001.jpg`, `img_2024_0001.jpg`) suggest no groups.
 
-    A name that occurs in several folders may mean one group (a patient) or several (videos numbered per class).
-    Then groups are made per folder, and the pattern `across` joins groups of the same name.
+    A group name that occurs in several folders may mean one group (a patient) or several groups (videos numbered per
+    class). Then each folder has its own groups, and the pattern `across` joins groups of the same name.
     """
     pattern, across = _group_patterns(images)
     names = [group_name(key, pattern) for key in images.keys]
@@ -195,11 +195,15 @@ def suggested_groups(images: ImageSet) -> NameGroups | None:
     if not shared_names:
         pattern, names = across, across_names
     group_names = [name for name in names if name is not None]
-    if len(group_names) < max(2, MIN_MATCHED_SHARE * len(names)):
+    if len(group_names) < max(2, MIN_MATCHED_FRACTION * len(names)):
         return None
     counts = Counter(group_names)
     n_grouped = sum(count for count in counts.values() if count > 1)
-    if len(group_names) / len(counts) < MIN_GROUP_MEAN or n_grouped < MIN_MATCHED_SHARE * len(names) or len(counts) < 2:
+    if (
+        len(group_names) / len(counts) < MIN_GROUP_MEAN
+        or n_grouped < MIN_MATCHED_FRACTION * len(names)
+        or len(counts) < 2
+    ):
         return None
     if not (_several_in_each_class(names, images) and _several_in_each_class(across_names, images)):
         return None
@@ -214,7 +218,7 @@ def _group_patterns(images: ImageSet) -> tuple[str, str]:
     """Return the pattern of groups within folders, and the pattern of groups across folders.
 
     Folders such as `train` and the names of shards are not part of a group's name. The number that `paucal shard` adds
-    to the name of each image is not taken for the number of a frame.
+    to the name of each image does not count as the number of a frame.
     """
     begin, ending, keys = "^", _ENDING, list(images.keys)
     if all(".tar/" in key for key in keys):
@@ -222,7 +226,7 @@ def _group_patterns(images: ImageSet) -> tuple[str, str]:
         numbers = [match[1] for key in images.keys if (match := _SHARD_NUMBER.search(key))]
         if len(set(numbers)) == len(keys):  # each image has its own number
             ending = rf"-\d{{8}}{_ENDING}"
-    if all(key.partition("/")[0].lower() in PARTS and "/" in key for key in keys):
+    if all(key.partition("/")[0].lower() in PART_BY_WORD and "/" in key for key in keys):
         begin += "[^/]+/"
     return f"{begin}((?:.*/)?{_NAME}{ending}", f"({_NAME}{ending}"
 

@@ -1,9 +1,9 @@
-"""One pass over all images of a set: size, mode, brightness, a digest for copies, a hash for similar images.
+"""Measurement of all images of a set in one pass: size, mode, brightness, digest (copies) and hash (similar images).
 
 The perceptual hash is pHash (Zauner 2010, "Implementation and benchmarking of perceptual image hash functions", section
 3.2.1), 64 bits that change little when an image is resized, saved again or made a little brighter. The image is reduced
-to 32 x 32 grey pixels. Each of the 8 x 8 lowest frequencies of its discrete cosine transform gives one bit: whether it
-exceeds the median of the 64. As in the package `imagehash`, the constant term is among them.
+to 32 x 32 grey pixels. Each of the 8 x 8 lowest frequencies of the discrete cosine transform gives one bit: whether the
+frequency exceeds the median of the 64 frequencies, which include the constant term, as in the package `imagehash`.
 """
 
 from collections.abc import Iterator
@@ -21,12 +21,12 @@ from paucal.data.images import ImageSet
 from paucal.data.stores import DecodedCopies, EncodedStore, Store, locate, locate_original
 from paucal.data.unreadable import ReportProgress, for_each
 
-_DECODED_SIDE = 64  # pixels of the shorter side, enough for a hash and for brightness
-GREY_SIDE, KEPT_FREQUENCIES = 32, 8  # pixels, and frequencies, along each axis
-MAX_DISTANCE = 7  # number of differing bits of 64 up to which `near_pairs` finds every pair
-_BANDS, _BAND_BITS = 4, 16  # quarters of a hash, and bits of each
-_CHUNK_HASHES = 1 << 14  # whose neighbours are searched at a time
-_MAX_PAIRS = 1 << 24  # candidates whose distances are computed at a time
+_DECODED_SIDE = 64  # shorter side of decoded images in pixels, enough for the hash and the brightness
+GREY_SIDE, KEPT_FREQUENCIES = 32, 8  # number of pixels, and number of frequencies, along each axis
+MAX_DISTANCE = 7  # largest number of differing bits (of 64) for which `near_pairs` finds every pair
+_BANDS, _BAND_BITS = 4, 16  # number of quarters of a hash, and number of bits in each quarter
+_CHUNK_HASHES = 1 << 14  # number of hashes whose neighbours are searched at a time
+_MAX_PAIRS = 1 << 24  # number of candidate pairs whose distances are computed at a time
 # The first 8 rows of the (32, 32) discrete cosine transform of type II, without normalisation.
 _COSINES = np.cos(np.pi * np.arange(KEPT_FREQUENCIES)[:, None] * (2 * np.arange(GREY_SIDE) + 1) / (2 * GREY_SIDE))
 _BYTE_BITS = np.array([bin(value).count("1") for value in range(256)], dtype=np.uint8)
@@ -37,12 +37,13 @@ class Survey:
     """Measurements of N images.
 
     Attributes:
-        sizes: (N, 2) int64 heights and widths, upright; 0 for unreadable images.
+        sizes: (N, 2) int64 heights and widths of the upright images in pixels; 0 for unreadable images.
         modes: N Pillow modes of the pixels in the files, such as "RGB", "L" or "CMYK"; "" for unreadable images.
         digests: N digests of the files' bytes, or of the pixels if there is no file; b"" for unreadable images.
         hashes: (N,) uint64 perceptual hashes.
         brightness: (N,) mean of the grey pixels, from 0 to 1; NaN for unreadable images.
-        contrast: (N,) standard deviation of the 32 x 32 grey pixels, in units of `brightness`; NaN as there.
+        contrast: (N,) standard deviation of the 32 x 32 grey pixels, in units of `brightness`; NaN for unreadable
+            images.
         unreadable: Error message for each image that cannot be read, by position.
     """
 
@@ -57,7 +58,7 @@ class Survey:
     def __len__(self) -> int:
         return len(self.digests)
 
-    def of(self, positions: NDArray[np.int64]) -> "Survey":
+    def select(self, positions: NDArray[np.int64]) -> "Survey":
         """Return the measurements of the images at (n,) positions, in the order of the positions."""
         indices = positions.tolist()
         return Survey(
@@ -77,7 +78,7 @@ class Survey:
 
 
 def survey_images(images: ImageSet, workers: int | None = None, progress: ReportProgress | None = None) -> Survey:
-    """Measure every image of a set, decoding it once (a JPEG at a reduced size) and reading all bytes of its file."""
+    """Measure every image of a set: decode the image once (a JPEG at a reduced size) and read its whole file."""
     count = len(images)
     survey = Survey(
         sizes=np.zeros((count, 2), dtype=np.int64),
@@ -90,13 +91,13 @@ def survey_images(images: ImageSet, workers: int | None = None, progress: Report
     )
 
     def measure(index: int) -> None:
-        picture, mode, size = _read_for_display(images.store, index, images.reading.value_range)
+        image, mode, size = _read_for_display(images.store, index, images.reading.value_range)
         if images.reading.channels != RGB:
             images.store.check(index)  # a decodable image may have channels that a run cannot read
         digest = digest_of(images.store, index)
-        grey = small_grey(picture)
+        grey = small_grey(image)
         survey.sizes[index], survey.modes[index], survey.digests[index] = size, mode, digest
-        survey.hashes[index] = hash_of(grey)
+        survey.hashes[index] = compute_hash(grey)
         survey.brightness[index], survey.contrast[index] = grey.mean() / 255, grey.std() / 255
 
     survey.unreadable.update(for_each(count, measure, workers, progress))
@@ -110,7 +111,7 @@ def image_digests(images: ImageSet) -> Iterator[str]:
 
 
 def digest_or_none(store: Store, index: int) -> str | None:
-    """Return the digest of an image in hexadecimal digits; None if it cannot be read."""
+    """Return the digest of an image in hexadecimal digits; None if the image cannot be read."""
     try:
         return digest_of(store, index).hex()
     except UnreadableImage:
@@ -120,15 +121,15 @@ def digest_or_none(store: Store, index: int) -> str | None:
 def digest_of(store: Store, index: int) -> bytes:
     """Return the digest of an image file's bytes, or of the image's size and pixels if there is no file.
 
-    A decoded copy has the digest of its original.
+    A decoded copy has the digest of the original image.
     """
     store, index = locate(store, index)
     if isinstance(store, DecodedCopies) and (stored_digest := store.digest(index)) is not None:
         return stored_digest
     store, index = locate_original(store, index)
     if not isinstance(store, EncodedStore):
-        picture = store.read(index)
-        return source_digest(f"{picture.size}".encode() + picture.tobytes())
+        image = store.read(index)
+        return source_digest(f"{image.size}".encode() + image.tobytes())
     try:
         return source_digest(store.source(index))
     except OSError as problem:
@@ -141,8 +142,8 @@ def _read_for_display(
     store, index = locate(store, index)
     if isinstance(store, EncodedStore):
         return decode_for_display(store.source(index), store.name(index), _DECODED_SIDE, value_range)
-    picture = store.read(index)
-    return picture, picture.mode, (picture.height, picture.width)
+    image = store.read(index)
+    return image, image.mode, (image.height, image.width)
 
 
 def perceptual_hash(image: Image.Image) -> int:
@@ -153,7 +154,7 @@ def perceptual_hash(image: Image.Image) -> int:
         >>> (perceptual_hash(rings) ^ perceptual_hash(rings.resize((90, 90)))).bit_count() <= 7
         True
     """
-    return hash_of(small_grey(image))
+    return compute_hash(small_grey(image))
 
 
 def small_grey(image: Image.Image) -> NDArray[np.float64]:
@@ -161,7 +162,7 @@ def small_grey(image: Image.Image) -> NDArray[np.float64]:
     return np.asarray(image.convert("L").resize((GREY_SIDE, GREY_SIDE), Image.Resampling.LANCZOS), dtype=np.float64)
 
 
-def hash_of(grey: NDArray[np.float64]) -> int:
+def compute_hash(grey: NDArray[np.float64]) -> int:
     """Return the perceptual hash of (32, 32) grey pixels from `small_grey`, as a 64-bit integer."""
     frequencies = (_COSINES @ grey @ _COSINES.T).reshape(-1)
     ordered = np.sort(frequencies)
@@ -182,8 +183,8 @@ def hamming(first: NDArray[np.uint64], second: NDArray[np.uint64]) -> NDArray[np
 def near_pairs(hashes: NDArray[np.uint64], max_distance: int = MAX_DISTANCE) -> NDArray[np.int64]:
     """Return the (P, 2) positions of pairs of hashes with at most `max_distance` differing bits, ascending.
 
-    Of equal hashes, only the first is paired with other hashes; each repetition is paired only with the first. So a
-    thousand copies of one image give a thousand pairs and not half a million.
+    If several hashes are equal, only the first is paired with other hashes, and the others are paired with the first.
+    So a thousand copies of one image give a thousand pairs instead of half a million.
 
     If two hashes differ in at most 7 bits, at least one of their four quarters differs in at most one bit. So a hash is
     compared only with hashes that have such a quarter (Norouzi et al. 2012, "Fast search in Hamming space with
@@ -203,7 +204,7 @@ def near_pairs(hashes: NDArray[np.uint64], max_distance: int = MAX_DISTANCE) -> 
 
 
 def _candidate_pairs(quarter: NDArray[np.int64]) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]:
-    """Yield (left, right) positions of pairs whose quarters differ in at most one bit, in chunks that fit in memory."""
+    """Yield (left, right) positions of pairs whose quarters differ in at most one bit, in chunks of bounded size."""
     order = np.argsort(quarter, kind="stable")
     ordered = quarter[order]
     for mask in (0, *(1 << bit for bit in range(_BAND_BITS))):
@@ -221,7 +222,7 @@ def _position_chunks(counts: NDArray[np.int64]) -> Iterator[NDArray[np.int64]]:
     """Yield consecutive positions in chunks with a bounded number of pairs; a chunk has at least one position.
 
     Args:
-        counts: (N,) number of pairs of each position.
+        counts: (N,) number of pairs that each position has.
     """
     begin = 0
     while begin < len(counts):

@@ -1,4 +1,4 @@
-"""The cache folder of decoded images, shards and features: finding it, measuring its size, and removing its files.
+"""The cache folder of decoded images, shards and features: its path, its size, and the removal of its files.
 
 NumPy is not imported here, so that `paucal cache` starts quickly.
 """
@@ -12,25 +12,25 @@ from pathlib import Path
 VARIABLE = "PAUCAL_IMAGE_CACHE"
 OFF = "off"
 PIXELS_SUFFIX, INDEX_SUFFIX, UNFINISHED_SUFFIX = ".pixels", ".npz", ".tmp"
-DIGESTS_SUFFIX = ".known"  # precedes `INDEX_SUFFIX`
+DIGESTS_SUFFIX = ".known"  # suffix of files of digests, followed by `INDEX_SUFFIX`
 SHARDS = "shards"  # subfolder of downloaded shards and stored indices
 STORED_RUNS = "runs"  # subfolder of local copies of runs that are on object storage
-MAX_BYTES = 32 << 30
-_MAX_DISK_SHARE = 0.5  # of the free disk space, for one set
+MAX_BYTES = 32 << 30  # largest total size of the decoded images
+_MAX_DISK_SHARE = 0.5  # largest fraction of the free disk space that the images of one set may take up
 _MAX_UNFINISHED_AGE = 24 * 3600  # seconds after which an unfinished file is removed
 
 
 @dataclass(frozen=True)
 class CacheEntry:
-    """The file of one set's decoded images.
+    """The file with the decoded images of one set.
 
     Attributes:
-        pixels: Path of the file.
-        n_bytes: Size of the file.
+        pixels_path: Path of the file.
+        n_bytes: Size of the file in bytes.
         used: Time of the last use, in seconds since 1970.
     """
 
-    pixels: Path
+    pixels_path: Path
     n_bytes: int
     used: float
 
@@ -43,8 +43,8 @@ def features_folder() -> Path:
 def cache_folder() -> Path | None:
     """Return the folder for decoded images; None if caching is off.
 
-    The environment variable `PAUCAL_IMAGE_CACHE` sets it to a folder or to "off". Otherwise it is `paucal/images` in
-    `XDG_CACHE_HOME`, or else in `~/.cache`.
+    The environment variable `PAUCAL_IMAGE_CACHE` contains the folder or "off". If the variable is not set, the folder
+    is `paucal/images` in `XDG_CACHE_HOME`, or else in `~/.cache`.
     """
     setting = os.environ.get(VARIABLE, "").strip()
     if setting.lower() == OFF:
@@ -83,7 +83,10 @@ def usable_folder() -> Path | None:
 
 
 def free_bytes(folder: Path) -> int:
-    """Return how many bytes one set's images may take: half of the free disk space, at most 32 GiB; 0 on an error."""
+    """Return how many bytes the images of one set may take up.
+
+    The result is half of the free disk space, but at most 32 GiB, and 0 if the free space cannot be determined.
+    """
     try:
         return min(MAX_BYTES, int(_MAX_DISK_SHARE * shutil.disk_usage(folder).free))
     except OSError:
@@ -91,29 +94,29 @@ def free_bytes(folder: Path) -> int:
 
 
 def list_entries(folder: Path) -> list[CacheEntry]:
-    """Return the entries of a cache folder, the least recently used first."""
+    """Return the entries of a cache folder, the least recently used entry first."""
     entries = []
     for index in folder.glob(f"*{INDEX_SUFFIX}"):
-        pixels = index.with_suffix(PIXELS_SUFFIX)
+        pixels_path = index.with_suffix(PIXELS_SUFFIX)
         try:
-            entries.append(CacheEntry(pixels, pixels.stat().st_size, index.stat().st_mtime))
+            entries.append(CacheEntry(pixels_path, pixels_path.stat().st_size, index.stat().st_mtime))
         except OSError:  # another run has removed the entry
             continue
     return sorted(entries, key=lambda entry: entry.used)
 
 
 def free_space(folder: Path, max_bytes: int = MAX_BYTES, spare: Path | None = None) -> None:
-    """Remove old unfinished files, and the least recently used entries until all entries take at most `max_bytes`.
+    """Remove old unfinished files, and the least recently used entries until all entries take up at most `max_bytes`.
 
-    The entry with the file `spare` is kept. A run that has an entry open can still read it; on Windows an open entry
-    is not removed.
+    The entry with the file `spare` is kept. A run that has a removed entry open can still read the entry. On Windows an
+    open entry is not removed.
     """
     entries = list_entries(folder)
     total = sum(entry.n_bytes for entry in entries)
     for entry in entries:
         if total <= max_bytes:
             break
-        if entry.pixels != spare:
+        if entry.pixels_path != spare:
             remove_entry(entry)
             total -= entry.n_bytes
     for file in folder.glob(f"*{UNFINISHED_SUFFIX}"):
@@ -125,20 +128,20 @@ def free_space(folder: Path, max_bytes: int = MAX_BYTES, spare: Path | None = No
 
 
 def remove_entry(entry: CacheEntry) -> None:
-    """Remove an entry, its index first, so that no run opens a partly removed entry."""
-    for file in (entry.pixels.with_suffix(INDEX_SUFFIX), entry.pixels):
+    """Remove an entry. Its index is removed first, so that no run opens a partly removed entry."""
+    for file in (entry.pixels_path.with_suffix(INDEX_SUFFIX), entry.pixels_path):
         try:
             file.unlink(missing_ok=True)
-        except OSError:  # Windows refuses while another process has the file open
+        except OSError:  # Windows refuses to remove a file that another process has open
             continue
 
 
 def clear_cache(folder: Path) -> int:
-    """Remove decoded images, digests and unfinished files from a cache folder; return the bytes of the images."""
+    """Remove decoded images, digests and unfinished files from a cache folder; return the freed bytes of the images."""
     entries = list_entries(folder)
     for entry in entries:
         remove_entry(entry)
-    freed = sum(entry.n_bytes for entry in entries if not entry.pixels.exists())
+    freed = sum(entry.n_bytes for entry in entries if not entry.pixels_path.exists())
     for pattern in (f"*{DIGESTS_SUFFIX}{INDEX_SUFFIX}", f"*{UNFINISHED_SUFFIX}", f"*{PIXELS_SUFFIX}"):
         for file in folder.glob(pattern):
             file.unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""All images of a set, decoded once into one block of memory that loader workers share."""
+"""Decoding of all images of a set into one block of memory that loader workers share."""
 
 import shutil
 import threading
@@ -17,11 +17,11 @@ from paucal.data.images import ImageSet
 from paucal.data.processes import start_method
 from paucal.data.stores import DecodedCopies, Store
 from paucal.data.unreadable import OnBad, ReportProgress, drop_unreadable, for_each, verify_images
-from paucal.memory import available_memory
+from paucal.memory import read_available_memory
 
-MAX_BYTES = 4 << 30
-_MAX_MEMORY_SHARE = 0.25  # of the free memory
-_SAMPLED_IMAGES = 256  # whose headers are read for the estimate of the size
+MAX_BYTES = 4 << 30  # largest size of the decoded images of a set
+_MAX_MEMORY_SHARE = 0.25  # largest fraction of the free memory that decoded images may take up
+_SAMPLED_IMAGES = 256  # number of images whose headers are read to estimate the size
 _SIZE_MARGIN = 1.5  # allocated bytes per estimated byte
 _SHARED_MEMORY = Path("/dev/shm")
 
@@ -32,7 +32,7 @@ class CachedStore(DecodedCopies):
     Args:
         pixels: (total bytes,) uint8, in shared memory.
         offsets: (N,) int64 position in `pixels` at which each image begins.
-        shapes: (N, 2) int64 heights and widths.
+        shapes: (N, 2) int64 heights and widths in pixels.
         original: Store of the original images; None if only the decoded copies exist.
         channels: Number of channels of every image.
     """
@@ -78,13 +78,13 @@ def cache_images(
 ) -> tuple[ImageSet, list[str]]:
     """Decode every image once to verify it, and keep all decoded images in memory if they fit.
 
-    Their size is estimated from the headers of a sample. A set that does not fit keeps its store.
+    The size of the decoded images is estimated from the headers of a sample. A set that does not fit keeps its store.
 
     Args:
         image_set: Images to verify.
-        budget: Maximum number of bytes of the decoded images, 0 to keep none; None for a quarter of the free memory, at
-            most 4 GiB.
-        on_bad: "refuse" raises when an image is unreadable, "skip" leaves it out.
+        budget: Maximum size of the decoded images in bytes, 0 to keep no decoded images; None for a quarter of the free
+            memory, at most 4 GiB.
+        on_bad: "refuse" raises a UserError if an image is unreadable, "skip" leaves unreadable images out.
         workers: Number of threads; None for one per CPU core.
         progress: Function called with (images done, total images) from the calling thread.
 
@@ -95,7 +95,7 @@ def cache_images(
         UserError: Images are unreadable and `on_bad` is "refuse", or no image is readable.
     """
     if budget is None:
-        budget = min(MAX_BYTES, int(_MAX_MEMORY_SHARE * available_memory()))
+        budget = min(MAX_BYTES, int(_MAX_MEMORY_SHARE * read_available_memory()))
     estimate = estimate_bytes(image_set, _SAMPLED_IMAGES)
     # The margin allows for an unrepresentative sample. Allocated memory is not used until it is written to.
     pixels = _allocate(min(budget, int(_SIZE_MARGIN * estimate))) if 0 < estimate <= budget else None
@@ -135,16 +135,16 @@ class _BlockFiller:
 
 
 def estimate_bytes(images: ImageSet, sample: int = 64) -> float:
-    """Estimate the bytes of a set's decoded images from the headers of a sample; 0 if none of these is readable."""
+    """Estimate the bytes of a set's decoded images from the headers of a sample; 0 if no header is readable."""
     sizes = [images.reading.reduced((height, width)) for height, width in images.sample_sizes(sample).tolist()]
     pixels = sum(height * width for height, width in sizes) / max(len(sizes), 1)
     return pixels * images.reading.channels * len(images)
 
 
 def _allocate(size: int) -> Tensor | None:
-    """Allocate shared memory, or else private memory if forked workers will inherit it, or else return None."""
-    # A full shared-memory file system kills the process that writes to it, so its free space is checked. Containers
-    # often have only 64 MB of it; half is left for the batches that workers send.
+    """Allocate shared memory, else private memory if workers are forked and inherit it, else return None."""
+    # Writing to a full shared-memory file system kills the process, so the free space is checked. Containers often have
+    # only 64 MB of shared memory. Half of the free space is left for the batches that workers send.
     if not _SHARED_MEMORY.is_dir() or 2 * size <= shutil.disk_usage(_SHARED_MEMORY).free:
         return torch.empty(size, dtype=torch.uint8).share_memory_()
     return torch.empty(size, dtype=torch.uint8) if start_method() == "fork" else None

@@ -17,23 +17,23 @@ from paucal.data.decoded.cache_folder import INDEX_SUFFIX, PIXELS_SUFFIX, UNFINI
 from paucal.data.decoded.stored_digests import DIGEST_BYTES
 from paucal.data.stores import DecodedCopies, Store
 
-_MARK_BYTES = 16  # at the end of a file of pixels
-_MIN_MOMENTS_SIDE = 128  # shorter side in pixels from which on moments are stored
+_MARK_BYTES = 16  # size of the mark at the end of a file of pixels
+_MIN_MOMENTS_SIDE = 128  # smallest shorter side in pixels for which moments are stored
 
 
 class FullError(Exception):
-    """The decoded images take more bytes than the limit."""
+    """The decoded images take up more bytes than the limit."""
 
 
 class EntryTable:
     """The index of a cache entry, with one row for each image.
 
     Attributes:
-        offsets: (N,) int64 byte of the file at which each image begins.
-        shapes: (N, 2) int64 heights and widths of the stored, possibly reduced images.
-        sizes: (N, 2) int64 heights and widths of the original images.
-        moments: (N, 2, C) float64 means and mean squares of the channels (`moments_of`); NaN for small images, whose
-            moments are quickly computed when needed.
+        offsets: (N,) int64 byte offset in the file at which each image begins.
+        shapes: (N, 2) int64 heights and widths in pixels of the stored, possibly reduced images.
+        sizes: (N, 2) int64 heights and widths in pixels of the original images.
+        moments: (N, 2, C) float64 means and mean squares of the channels (`moments_of`); NaN for images below 128
+            pixels, whose moments are quickly computed when needed.
         digests: (N, 16) uint8 digests of the encoded images.
     """
 
@@ -50,7 +50,7 @@ class EntryTable:
         return self.moments.shape[-1]
 
     def rows(self, numbers: NDArray[np.int64]) -> "EntryTable":
-        """Return a table of the rows `numbers`, in that order."""
+        """Return a table of the rows with these numbers, in the order of the numbers."""
         table = EntryTable(0)
         for name, values in vars(self).items():
             setattr(table, name, values[numbers])
@@ -72,10 +72,10 @@ class Entry:
     """A memory-mapped cache entry. It can be pickled: the process that unpickles it maps the file again.
 
     Args:
-        path: File with the pixels of one image after the other, each (H, W, C) uint8, and then the mark.
+        path: File with the (H, W, C) uint8 pixels of one image after the other, followed by the mark.
         table: Positions and sizes of the images in the file.
-        mark: Random bytes stored with both the table and the file, which show that they belong together. Another
-            process may replace either of them at any time, with the same images in a different order.
+        mark: Random bytes that are stored in the table and in the file, to show that the two belong together. Another
+            process may replace the table or the file at any time, with the same images in a different order.
 
     Raises:
         OSError: The file is missing.
@@ -114,7 +114,7 @@ def _map_file(path: Path, mark: bytes) -> NDArray[np.uint8]:
 
 
 class MappedStore(DecodedCopies):
-    """Decoded images in a memory-mapped file that all processes share; without the file, the original store is read."""
+    """Decoded images in a memory-mapped file that all processes share; if the file is gone, the original is read."""
 
     def __init__(self, original: Store, entry: Entry) -> None:
         super().__init__(original)
@@ -132,7 +132,7 @@ class MappedStore(DecodedCopies):
         return self.original.read(index)
 
     def size(self, index: int) -> tuple[int, int]:
-        """Return the (height, width) of the original image, which may be larger than the stored one."""
+        """Return the (height, width) of the original image, which may be larger than the stored image."""
         height, width = self.entry.table.sizes[index].tolist()
         return height, width
 
@@ -145,7 +145,7 @@ class MappedStore(DecodedCopies):
 
 
 def find_entry(folder: Path, key: str) -> Entry | None:
-    """Open an entry and mark it as used; None if it is missing or damaged."""
+    """Open an entry and mark it as used now; None if the entry is missing or damaged."""
     index, pixels = folder / f"{key}{INDEX_SUFFIX}", folder / f"{key}{PIXELS_SUFFIX}"
     if (stored := read_table(index)) is None:
         return None
@@ -160,7 +160,7 @@ def find_entry(folder: Path, key: str) -> Entry | None:
 
 
 def read_table(index: Path) -> tuple[EntryTable, str, bytes] | None:
-    """Return the table of an entry, the format that its images were decoded to, and its mark; None if it is damaged."""
+    """Return the table of an entry, the format that its images were decoded to, and its mark; None if damaged."""
     table = EntryTable(0)
     try:
         with open(index, "rb") as file, np.load(file, allow_pickle=False) as arrays:
@@ -173,14 +173,14 @@ def read_table(index: Path) -> tuple[EntryTable, str, bytes] | None:
 
 
 class EntryWriter:
-    """Writes a cache entry into a temporary file, which `finish` renames; without `finish` the file is removed.
+    """Writes a cache entry into a temporary file, which `finish` renames; if `finish` is not called, it is removed.
 
     Several threads may add images, in any order.
 
     Args:
         folder: Cache folder.
         count: Maximum number of images.
-        max_bytes: Maximum size of the file.
+        max_bytes: Maximum size of the file in bytes.
         channels: Number of channels of every image.
     """
 
@@ -201,13 +201,13 @@ class EntryWriter:
             path.unlink(missing_ok=True)
 
     def add(self, index: int, image: Image.Image, size: tuple[int, int]) -> None:
-        """Store a decoded image in row `index`; `size` is the (height, width) of its original. Raises `FullError`."""
+        """Store a decoded image in row `index`; `size` is the original (height, width). Raises `FullError`."""
         no_moments = np.full((2, self.table.channels), np.nan)
         moments = no_moments if min(image.size) < _MIN_MOMENTS_SIDE else moments_of(image)
         self._store_pixels(index, pixels_of(image), size, moments)
 
     def copy(self, index: int, entry: Entry, row: int) -> bool:
-        """Store the image in a row of another entry; return False if that entry's file is gone. Raises `FullError`."""
+        """Copy the image in a row of another entry; return False if that entry's file is gone. Raises `FullError`."""
         pixels = entry.view(row)
         if pixels is None:
             return False

@@ -1,7 +1,7 @@
 """The preparation of a set, once for all runs: verify every image, measure value ranges, and store decoded images.
 
-Unchanged files are recognised by path, size and modification time, and images by the digest of their bytes. So a set
-that was moved, copied or extended is not decoded again.
+Unchanged files are recognised by path, size and modification time, and images by the digest of their bytes. So images
+of a set that was moved, copied or extended are not decoded again.
 """
 
 import hashlib
@@ -34,16 +34,16 @@ from paucal.data.unreadable import OnBad, ReportProgress, drop_unreadable, for_e
 from paucal.types import UserError
 from paucal.wording import counted
 
-FORMAT = 1  # version of entries; increase it if images are reduced in a different way
-STREAM_SAMPLE = 256  # images of a streamed set that are verified
-_STORED_SIDES = (64, 128, 512)  # pixels
+FORMAT = 1  # version of the cache entries; must be increased if images are reduced in a different way
+STREAM_SAMPLE = 256  # number of images of a streamed set that are verified
+_STORED_SIDES = (64, 128, 512)  # possible shorter sides of stored images in pixels
 
 
 def side_for(image_size: Sequence[int]) -> int:
-    """Return the shorter side in pixels of stored images for a network: one of a few, at least twice the input side.
+    """Return the shorter side in pixels of stored images for a network, at least twice the network's input side.
 
-    A crop of a quarter of the area then needs no enlargement. Networks with similar input sizes, such as those that
-    `paucal train` tries one after the other, share stored images.
+    A crop of a quarter of the area then needs no enlargement. Only a few sides are used, so networks with similar input
+    sizes, such as the networks that `paucal train` tries one after the other, share stored images.
 
     Example:
         >>> [side_for([side]) for side in (16, 32, 64, 96, 160, 224, 240, 384)]
@@ -62,19 +62,19 @@ def prepare_images(
 ) -> tuple[ImageSet, list[str]]:
     """Verify every image once, and store all decoded images in a file that runs share.
 
-    If the disk is too full, decoded images are kept in memory. If the memory is too small, images are only verified,
-    and decoded each time they are read. `stream_images` handles streamed images.
+    If the disk is too full, decoded images are kept in memory. If the memory is too small, images are only verified
+    here, and decoded again each time they are read. `stream_images` handles streamed images.
 
     Args:
         image_set: Images in files or in memory.
-        reading: Size, channels and value ranges of the decoded images. Missing ranges are measured if images have more
-            than 8 bits per channel.
-        on_bad: "refuse" raises when an image is unreadable, "skip" leaves it out.
+        reading: Size, channels and value ranges of the decoded images. Missing value ranges are measured if images have
+            more than 8 bits per channel.
+        on_bad: "refuse" raises a UserError if an image is unreadable, "skip" leaves unreadable images out.
         workers: Number of threads; None for one per CPU core.
         progress: Function called with (images done, total images) from the calling thread.
 
     Returns:
-        The set without unreadable images, with its `reading`, and the keys of the images left out.
+        The set without unreadable images, with its final `reading`, and the keys of the images left out.
 
     Raises:
         UserError: Images are unreadable and `on_bad` is "refuse", or no image is readable.
@@ -84,8 +84,8 @@ def prepare_images(
     if image_set.stream is not None:
         return stream_images(image_set, reading, on_bad, workers, progress)
     converted_set = replace(image_set, store=ConvertedStore(image_set.store, reading), reading=reading)
-    encoded = all(isinstance(locate(image_set.store, index)[0], EncodedStore) for index in range(len(image_set)))
-    folder = usable_folder() if encoded else None
+    is_encoded = all(isinstance(locate(image_set.store, index)[0], EncodedStore) for index in range(len(image_set)))
+    folder = usable_folder() if is_encoded else None
     if folder is not None and estimate_bytes(converted_set) <= (max_bytes := free_bytes(folder)):
         try:
             return _PreparationPass(image_set, converted_set, folder, max_bytes, workers, progress).run(on_bad)
@@ -134,7 +134,7 @@ class _PreparationPass:
             store_image = partial(self._store_image, writer=writer, other_entries=other_entries)
             self._for_each(np.flatnonzero(~self.is_known), store_image)
             readable = self._readable_positions()
-            if not self._entry():  # an entry exists already if the set is a copy, or if all new images are unreadable
+            if not self._entry():  # an entry already exists if the set is a copy, or if all new images are unreadable
                 self._for_each(np.flatnonzero(self.is_known), store_image)
                 readable = self._readable_positions()
                 if len(readable):
@@ -156,7 +156,7 @@ class _PreparationPass:
             if other_entries.copy_to(writer, index, digest):
                 return
         image = decode_image(source, store.name(position), self.converted_set.reading)
-        # If the shorter side is not the reduced one, the image has its original size, so its header need not be read.
+        # If the shorter side is not the reduced side, the image has its original size, and its header need not be read.
         may_be_reduced = min(image.size) == self.converted_set.reading.side
         writer.add(index, image, store.size(position) if may_be_reduced else (image.height, image.width))
 
@@ -187,7 +187,7 @@ class _PreparationPass:
 
 
 class _OtherEntries:
-    """The images of all cache entries decoded to the same format, by the digests of their originals."""
+    """The images of all cache entries that were decoded to the same format, by the digests of the original images."""
 
     def __init__(self, folder: Path, format_key: str) -> None:
         self._locations: dict[bytes, tuple[Entry, int]] = {}
@@ -222,8 +222,8 @@ def stream_images(
 ) -> tuple[ImageSet, list[str]]:
     """Return a streamed set whose images are converted as `reading` specifies.
 
-    With "refuse", only a sample is verified, and a later unreadable image ends the run. With "skip", every image is
-    decoded once beforehand, since all processes must leave out the same images.
+    With "refuse", only a sample is verified, and an unreadable image found later ends the run. With "skip", every image
+    is decoded once beforehand, since all processes must leave out the same images.
 
     Returns:
         The set, and the keys of the images left out.
@@ -237,7 +237,7 @@ def stream_images(
         first = min(problems)
         raise UserError(
             f"{len(problems)} of {counted(len(sampled), 'image')} that were tested cannot be read "
-            f"({image_set.keys[int(sampled[first])]}); {problems[first]}; make the shards again, or leave such images "
-            "out with --on-bad-image skip, which first decodes every image of the set."
+            f"({image_set.keys[int(sampled[first])]}); {problems[first]}; make the shards again, or leave unreadable "
+            "images out with --on-bad-image skip, which first decodes every image of the set."
         )
     return converted_set, []

@@ -1,4 +1,4 @@
-"""Digests of encoded images, stored so that later runs need not read unchanged files again."""
+"""Digests of encoded images, which are stored so that later runs need not read unchanged files again."""
 
 import errno
 import hashlib
@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from paucal.data.decoded.cache_folder import DIGESTS_SUFFIX, INDEX_SUFFIX, UNFINISHED_SUFFIX
 from paucal.data.stores import Stamp
 
-DIGEST_BYTES = 16
-_MAX_READ_BYTES = 64 << 20  # larger files are decoded from disk
+DIGEST_BYTES = 16  # bytes per digest
+_MAX_READ_BYTES = 64 << 20  # largest file that is read into memory; larger files are decoded from disk
 _STAMP_DTYPE = np.dtype([("name", "S16"), ("size", np.int64), ("changed", np.int64)])
 _StampKey = tuple[bytes, int, int]
 
@@ -45,8 +45,8 @@ def source_digest(source: bytes | Path) -> bytes:
 class StoredDigests:
     """The digests of a set's images in a file of the cache folder.
 
-    They are looked up by path, size and modification time, so a changed file is read again. If several runs write at
-    once, the last one wins, and the next run computes the lost digests again.
+    Digests are looked up by path, size and modification time, so a changed file is read again. If several runs write
+    the file at once, the last run wins, and the next run computes the lost digests again.
     """
 
     def __init__(self, folder: Path, location: str) -> None:
@@ -55,7 +55,7 @@ class StoredDigests:
         self._digests = _read_digests(self.file)
 
     def look_up(self, stamps: Sequence[Stamp | None]) -> tuple[NDArray[np.uint8], NDArray[np.bool_]]:
-        """Return (N, 16) digests, and an (N,) mask of the images whose digest was stored; other rows are 0."""
+        """Return (N, 16) digests, and an (N,) mask of the images whose digest was stored; all other digests are 0."""
         digests, is_known = np.zeros((len(stamps), DIGEST_BYTES), dtype=np.uint8), np.zeros(len(stamps), dtype=bool)
         for row, stamp in enumerate(stamps):
             digest = None if stamp is None else self._digests.get(_stamp_key(stamp))
@@ -84,7 +84,7 @@ class StoredDigests:
 def _stamp_key(stamp: Stamp) -> _StampKey:
     # NumPy strips trailing zeros of byte strings.
     name = hashlib.blake2b(stamp.name.encode(errors="surrogateescape"), digest_size=16).digest().rstrip(b"\0")
-    return name, stamp.size, stamp.changed
+    return name, stamp.size, stamp.modified_ns
 
 
 def _read_digests(file: Path) -> dict[_StampKey, bytes]:

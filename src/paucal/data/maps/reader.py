@@ -1,4 +1,4 @@
-"""Label maps for training, read one image at a time, with class numbers converted to those of the set."""
+"""Label maps for training, read one image at a time, with class numbers converted to the class numbers of the set."""
 
 from collections import Counter
 from itertools import count
@@ -29,7 +29,7 @@ from paucal.types import UserError
 
 
 class LabelMaps:
-    """A folder of finished label maps, and checks that it is valid."""
+    """A folder of finished label maps; raises a UserError if the folder is invalid."""
 
     def __init__(self, folder: Path) -> None:
         index = read_index(folder)
@@ -49,12 +49,12 @@ class LabelMaps:
                 if not isinstance(index[name], list) or not all(type(entry) is str for entry in index[name]):
                     raise TypeError(f"{name} are not a list of names")
             if len(index["keys"]) != len(index["hashes"]):
-                raise TypeError(f"{len(index['keys'])} keys and {len(index['hashes'])} hashes")
+                raise TypeError(f"{len(index['keys'])} keys but {len(index['hashes'])} hashes")
             self._row = {key: row for row, key in enumerate(index["keys"])}
             self._hashes = list(index["hashes"])
         except (KeyError, TypeError) as problem:
             raise UserError(
-                f"{str(folder / INDEX)!r} is not a valid index of label maps ({problem}): make them again."
+                f"{str(folder / INDEX)!r} is not a valid index of label maps ({problem}): make the maps again."
             ) from None
         self._values, self._indices, is_written = (open_array(folder / name, "r") for name in (VALUES, CLASSES, DONE))
         require_shapes(folder, len(self._hashes), self.facts, (self._values, self._indices, is_written))
@@ -82,12 +82,14 @@ class LabelMaps:
                     "again."
                 )
         self._check_classes(rows[positions])
-        covered = _square_shares(images, positions) if self.facts.covered == "square" else None
+        covered = _square_fractions(images, positions) if self.facts.covered == "square" else None
         return MapReader(self.folder, rows, order, covered, has_other_classes)
 
     def _row_of(self, key: str) -> int:
         if key not in self._row:
-            raise UserError(f"--labels: {str(self.folder)!r} has no map of {key!r}: it was made from other images.")
+            raise UserError(
+                f"--labels: {str(self.folder)!r} has no map of {key!r}: the maps were made from other images."
+            )
         return self._row[key]
 
     def _check_classes(self, rows: NDArray[np.int64]) -> None:
@@ -97,7 +99,7 @@ class LabelMaps:
             if lowest < 0 or highest >= len(self.facts.classes):
                 raise UserError(
                     f"the label maps in {str(self.folder)!r} refer to class {lowest if lowest < 0 else highest}, but "
-                    f"there are {len(self.facts.classes)} classes: the maps are damaged; make them again."
+                    f"there are {len(self.facts.classes)} classes: the maps are damaged; make the maps again."
                 )
 
 
@@ -107,9 +109,10 @@ class MapReader:
     Args:
         folder: Folder of the maps.
         rows: (N,) row of the map of each image of the set; -1 for images that are not read.
-        order: (K,) number in the set of each of the teacher's K classes; classes that the set lacks are numbered after
-            the set's classes.
-        covered: (N, 2) shares of the image's width and height that its map covers; None if maps cover whole images.
+        order: (K,) class number in the set for each of the teacher's K classes; classes that the set lacks are numbered
+            after the set's classes.
+        covered: (N, 2) fractions of the width and height of each image that its map covers; None if maps cover whole
+            images.
         has_other_classes: Whether the teacher has classes that the set lacks.
     """
 
@@ -131,11 +134,11 @@ class MapReader:
         self._arrays: tuple[NDArray, NDArray] | None = None
 
     def __call__(self, position: int) -> dict[str, Tensor]:
-        """Return `values` (k, H, W) float16 and `indices` (k, H, W) int64 of an image.
+        """Return the map of an image: `values` (k, H, W) float16 logits and `indices` (k, H, W) int64 class numbers.
 
-        `values` are logits, and `indices` the class numbers that they belong to. If maps cover only a part of their
-        images, the result also has `covered` (2,). If the teacher has classes that the set lacks, it also has
-        `teacher_classes` (), the number of the teacher's classes.
+        If maps cover only a region of their images, the result also has `covered` (2,), the fractions of the width and
+        height that the map covers. If the teacher has classes that the set lacks, the result also has `teacher_classes`
+        (), the number of the teacher's classes.
         """
         if self._arrays is None:
             self._arrays = open_array(self.folder / VALUES, "r"), open_array(self.folder / CLASSES, "r")
@@ -158,13 +161,15 @@ class MapReader:
 def name_classes(indices: Tensor) -> tuple[Tensor, Tensor]:
     """List the different classes in each image's map, and replace each entry of the map by its position in that list.
 
-    It runs on the CPU when a batch is collated: on a GPU, the number U of classes would require a synchronisation.
+    This function runs on the CPU when a batch is collated, since on a GPU the number U of classes would require a
+    synchronisation.
 
     Args:
         indices: (B, k, H, W) int64 class numbers of B maps.
 
     Returns:
-        The (B, U) int64 classes of each map, ascending and padded with -1, and (B, k, H, W) int64 positions in them.
+        The (B, U) int64 classes of each map, ascending and padded with -1, and the (B, k, H, W) int64 positions of the
+        entries in the classes of their map.
 
     Example:
         >>> name_classes(torch.tensor([7, 3, 7]).reshape(1, 3, 1, 1))[0]
@@ -176,29 +181,30 @@ def name_classes(indices: Tensor) -> tuple[Tensor, Tensor]:
     return torch.stack(padded), torch.stack([slots for _, slots in pairs])
 
 
-def _square_shares(images: ImageSet, positions: NDArray[np.int64]) -> NDArray[np.float32]:
-    """Return the (N, 2) shares of width and height that the largest central square covers; 1 outside `positions`."""
-    shares = np.ones((len(images), 2), dtype=np.float32)
+def _square_fractions(images: ImageSet, positions: NDArray[np.int64]) -> NDArray[np.float32]:
+    """Return the (N, 2) fractions of width and height that the central square covers; 1 outside `positions`."""
+    fractions = np.ones((len(images), 2), dtype=np.float32)
     for position in positions.tolist():
         height, width = images.store.size(position)
-        shares[position] = min(height, width) / np.array([width, height])
-    return shares
+        fractions[position] = min(height, width) / np.array([width, height])
+    return fractions
 
 
 def _class_order(facts: MapFacts, images: ImageSet) -> NDArray[np.int64]:
-    """Return the (K,) number in the set of each class of the teacher, by name; see `MapReader`."""
-    number_of, counts = {name: number for number, name in enumerate(images.classes)}, Counter(facts.classes)
-    if unknown := [name for name in number_of if name not in counts]:
+    """Return the (K,) class number in the set for each class of the teacher, matched by name; see `MapReader`."""
+    number_by_name, counts = {name: number for number, name in enumerate(images.classes)}, Counter(facts.classes)
+    if unknown := [name for name in number_by_name if name not in counts]:
         raise UserError(
-            f"--labels: the maps lack {len(unknown)} of the {len(number_of)} classes of {images.name} (such as "
-            f"{unknown[0]!r}): label with a teacher that has all of these, or leave classes out with --classes."
+            f"--labels: the maps lack {len(unknown)} of the {len(number_by_name)} classes of {images.name} (such as "
+            f"{unknown[0]!r}): use a teacher that has all these classes, or leave classes out with --classes."
         )
-    if repeated := next((name for name in number_of if counts[name] > 1), None):
+    if repeated := next((name for name in number_by_name if counts[name] > 1), None):
         raise UserError(
             f"--labels: the maps have {counts[repeated]} classes called {repeated!r}: give the teacher's classes "
             "distinct names."
         )
-    new_numbers = count(len(number_of))
+    new_numbers = count(len(number_by_name))
     return np.array(
-        [number_of[name] if name in number_of else next(new_numbers) for name in facts.classes], dtype=np.int64
+        [number_by_name[name] if name in number_by_name else next(new_numbers) for name in facts.classes],
+        dtype=np.int64,
     )

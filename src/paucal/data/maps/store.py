@@ -1,9 +1,13 @@
-"""Files of label maps (a teacher's predictions at every grid cell of every image) as memory-mapped arrays.
+"""Files of label maps (a teacher's predictions at every position of a grid over each image) as memory-mapped arrays.
 
-A folder contains `values.npy` (N, k, H, W) with the k largest logits of each cell as float16, `indices.npy`
-(N, k, H, W) with their class numbers, `done.npy` (N,), which is 1 for finished maps, and `index.json` with the key and
-the pixel hash of each image, the teacher and its classes. (The published code stores a pickled tensor for each image.)
-The maps cover whole images, or their central squares if they were converted from published maps.
+A folder contains four files:
+- `values.npy` (N, k, H, W): the k largest logits at each grid position, as float16;
+- `indices.npy` (N, k, H, W): the class numbers of these logits;
+- `done.npy` (N,): 1 for finished maps;
+- `index.json`: the key and the pixel hash of each image, the teacher and its classes.
+
+The published code stores a pickled tensor for each image instead. The maps cover whole images, or the central squares
+of the images if they were converted from published maps.
 """
 
 import hashlib
@@ -28,25 +32,26 @@ from paucal.types import UserError
 
 FORMAT = 1
 INDEX, VALUES, CLASSES, DONE = "index.json", "values.npy", "indices.npy", "done.npy"
-# Beginnings of the names of temporary files and locks (`paucal.runs.lock`, `paucal.runs.files`).
+# Prefixes of the names of temporary files and locks (`paucal.runs.lock`, `paucal.runs.files`).
 _TEMPORARY_PREFIXES = ("lock.json", ".lock.json.", ".paucal-")
-MAX_INDEX_BYTES = 512 << 20  # three times the index of ImageNet's 1.3 million images
+MAX_INDEX_BYTES = 512 << 20  # three times the size of the index for ImageNet's 1.3 million images
 Covered = Literal["image", "square"]
 Advance = Callable[[int, int], None]
 
 
 @dataclass(frozen=True)
 class MapFacts:
-    """Properties that all maps of a folder share.
+    """Properties that all maps in a folder share.
 
     Attributes:
         teacher: Name of the teacher, for messages.
         classes: Names of the teacher's classes.
-        grid: (rows, columns) of a map, in cells.
-        top: Number k of classes kept at each cell.
-        trained_on: Keys of the set's images that the teacher was trained on: a model trained on the maps has indirectly
-            seen them too.
-        covered: Region of an image that its map covers: "image" for all of it, "square" for the largest central square.
+        grid: Numbers of rows and columns of a map.
+        top: Number k of classes stored at each grid position.
+        trained_on: Keys of the set's images that the teacher was trained on. A model trained on the maps has indirectly
+            seen these images too.
+        covered: Region of an image that its map covers: "image" for the whole image, "square" for the largest central
+            square.
     """
 
     teacher: str
@@ -63,9 +68,9 @@ class MapFacts:
 
 
 class MapWriter:
-    """Writes the maps of a set of images, in any order, and resumes a folder of unfinished maps.
+    """Writes the maps of a set of images, in any order, and can continue a folder of unfinished maps.
 
-    The folder must be new, or contain unfinished maps by the same teacher of the same images, which are identified by
+    The folder must be new, or contain unfinished maps of the same images by the same teacher. Images are identified by
     their keys and pixel hashes (`content_hash`).
     """
 
@@ -76,7 +81,7 @@ class MapWriter:
             if read_index(folder) != index:
                 raise UserError(
                     f"--output: {str(folder)!r} contains label maps of other images or of another teacher: give "
-                    "another folder, or delete it."
+                    "another folder, or delete this folder."
                 )
         else:
             require_maps(folder)
@@ -118,34 +123,34 @@ def content_hash(image: Image.Image) -> str:
 
 
 def open_array(path: Path, mode: Any) -> np.memmap:
-    """Map an array file into memory; raises a UserError if it is missing or damaged."""
+    """Map an array file into memory; raises a UserError if the file is missing or damaged."""
     try:
         array = np.lib.format.open_memmap(require_regular(path), "r")  # "r" first: "r+" lengthens a short file
         return array if mode == "r" else np.lib.format.open_memmap(path, mode)
     except (OSError, ValueError, EOFError, OverflowError, SyntaxError, TokenError) as problem:
         raise UserError(
-            f"{str(path)!r} is missing, cut short or not an array ({problem}): make the maps again."
+            f"{str(path)!r} is missing, truncated or not an array ({problem}): make the maps again."
         ) from None
 
 
 def require_shapes(folder: Path, count: int, facts: MapFacts, arrays: Sequence[np.memmap]) -> None:
-    """Raise a UserError if the arrays' shapes do not match the number of images and the grid."""
+    """Raise a UserError if the shapes of the arrays do not match the number of images and the grid."""
     maps = (count, facts.top, *facts.grid)
     if [array.shape for array in arrays] != [maps, maps, (count,)]:
-        raise UserError(f"the label maps in {str(folder)!r} are cut short or mixed up: make them again.")
+        raise UserError(f"the label maps in {str(folder)!r} are truncated or mixed up: make the maps again.")
 
 
 def read_index(folder: Path) -> dict[str, Any]:
-    """Read the index of a folder of maps; raises a UserError unless it is of this version."""
+    """Read the index of a folder of maps; raises a UserError unless the index has this version's format."""
     path = folder / INDEX
     if not path.is_file():
-        raise UserError(f"there are no label maps in {str(folder)!r}: make them with 'paucal label'.")
+        raise UserError(f"there are no label maps in {str(folder)!r}: make label maps with 'paucal label'.")
     try:
         index = parse_json(read_bytes(path, MAX_INDEX_BYTES))
     except ValueError as problem:
         raise UserError(f"{str(path)!r} cannot be read ({problem}): make the maps again.") from None
     if not isinstance(index, dict) or index.get("format") != FORMAT:
-        raise UserError(f"{str(path)!r} is not an index of label maps in this version's format: make them again.")
+        raise UserError(f"{str(path)!r} is not an index of label maps in this version's format: make the maps again.")
     return index
 
 
@@ -156,8 +161,8 @@ def require_maps(folder: Path) -> None:
         raise UserError(f"--output: {str(folder)!r} is not empty and has no label maps: give another folder.")
 
 
-def _class_dtype(classes: int) -> np.dtype:
-    return np.dtype(np.uint8 if classes <= 256 else np.uint16 if classes <= 65536 else np.int32)
+def _class_dtype(n_classes: int) -> np.dtype:
+    return np.dtype(np.uint8 if n_classes <= 256 else np.uint16 if n_classes <= 65536 else np.int32)
 
 
 def content_hashes(
@@ -165,8 +170,8 @@ def content_hashes(
 ) -> list[str]:
     """Return the `content_hash` of each image at full size.
 
-    The hashes are stored in the cache folder, like the digests of the files' bytes. So a file is not decoded again
-    unless its path, size or modification time has changed.
+    The hashes are stored in the cache folder, like the digests of the file contents. So a file is decoded again only if
+    its path, size or modification time has changed.
     """
     stamps = [_stamp(images, int(position)) for position in positions]
     stored_hashes = _stored_hashes(images)
@@ -188,7 +193,7 @@ def content_hashes(
 
 
 def _stored_hashes(images: ImageSet) -> StoredDigests | None:
-    """Return the hashes stored with the set's `Reading` and this version of Pillow; None without a cache folder."""
+    """Return the hashes stored for the set's `Reading` and this Pillow version; None if there is no cache folder."""
     folder = usable_folder()
     if folder is None:
         return None
@@ -197,6 +202,6 @@ def _stored_hashes(images: ImageSet) -> StoredDigests | None:
 
 
 def _stamp(images: ImageSet, position: int) -> Stamp | None:
-    """Return the stamp of the original image's file, also if the set has a decoded copy; None without a file."""
+    """Return the stamp of the original image's file, even if the set has a decoded copy; None if there is no file."""
     store, row = locate_original(images.store, position)
     return store.stamp(row) if isinstance(store, EncodedStore) else None

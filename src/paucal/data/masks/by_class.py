@@ -1,4 +1,4 @@
-"""Matching of images to masks if each class has its own mask files, by the names of folders or files."""
+"""Matching of images to masks by the names of folders or files, for sets with separate mask files for each class."""
 
 import re
 from collections import defaultdict
@@ -6,66 +6,69 @@ from collections.abc import Iterable, Sequence
 from pathlib import PurePosixPath
 
 from paucal.data.masks.matching import File, Matches
-from paucal.data.masks.naming import TOKENS, fold, is_decoy_folder, is_decoy_name
+from paucal.data.masks.naming import TOKENS, fold_name, is_decoy_folder, is_decoy_name
 
 MAX_CLASSES = 64
-MIN_IMAGES = 2  # a name that occurs with fewer images is not taken for a class
+MIN_IMAGES = 2  # minimum number of images whose masks have a name, for the name to count as a class
 _SEPARATORS = re.compile(r"[\s_.,+~-]+")
 ImageAndClass = tuple[str, str]  # key of an image, name of a class
 
 
 def match_classes(images: Sequence[File], masks: Sequence[File]) -> tuple[Matches, dict[str, str]] | None:
-    """Return the masks of each image, and the class of each mask by its key; None if files are not named by class.
+    """Return the masks of each image, and the class of each mask by its key; None if masks are not named by class.
 
-    The name of the class is a folder above the masks (`masks/cat/1.png`), the end of the file name (`1_cat.png`), or
-    the file name in a folder for each image (`1/cat.png`). All masks must be named in the same way.
+    The class may be the name of a folder above the masks (`masks/cat/1.png`), the end of the file name (`1_cat.png`),
+    or the file name in a folder for each image (`1/cat.png`). All masks must be named in the same way.
     """
     for match in (_match_by_folder, _match_by_ending, _match_by_name):
-        hits = match(images, masks)
-        if hits is None or not _are_classes(hits.values()):
+        matched_masks = match(images, masks)
+        if matched_masks is None or not _are_classes(matched_masks.values()):
             continue
         masks_by_image: dict[str, list[str]] = defaultdict(list)
-        classes = {key: name for key, (_, name) in hits.items()}
-        for key, (image, _) in hits.items():
+        classes = {key: name for key, (_, name) in matched_masks.items()}
+        for key, (image, _) in matched_masks.items():
             masks_by_image[image].append(key)
         ordered = {image: sorted(keys, key=lambda key: classes[key]) for image, keys in masks_by_image.items()}
-        without_masks = [image.key for image in images if image.key not in masks_by_image]
-        return Matches(ordered, without_masks), classes
+        unmatched_images = [image.key for image in images if image.key not in masks_by_image]
+        return Matches(ordered, unmatched_images), classes
     return None
 
 
-def _are_classes(hits: Iterable[ImageAndClass]) -> bool:
-    """Return whether names are plausible classes: 2 to 64, each with several images and one mask per image."""
+def _are_classes(pairs: Iterable[ImageAndClass]) -> bool:
+    """Return whether names are plausible classes: 2 to 64 names, each with several images and one mask per image."""
     images_of: dict[str, list[str]] = defaultdict(list)
-    for image, name in hits:
+    for image, name in pairs:
         images_of[name].append(image)
-    has_duplicates = len({fold(name) for name in images_of}) < len(images_of)
+    has_duplicates = len({fold_name(name) for name in images_of}) < len(images_of)
     decoys = [name for name in images_of if is_decoy_folder(name) or is_decoy_name(name) or name.isdigit()]
     is_once_per_image = all(len(set(images)) == len(images) >= MIN_IMAGES for images in images_of.values())
     return 2 <= len(images_of) <= MAX_CLASSES and is_once_per_image and not has_duplicates and not decoys
 
 
 def _match_by_folder(images: Sequence[File], masks: Sequence[File]) -> dict[str, ImageAndClass] | None:
-    image_keys = {(image.place, fold(image.stem)): image.key for image in images}
+    image_keys = {(image.folders, fold_name(image.stem)): image.key for image in images}
     hits: dict[str, ImageAndClass] = {}
     for mask in masks:
-        folder_splits = [(mask.place[:n] + mask.place[n + 1 :], mask.place[n]) for n in range(len(mask.place))]
-        matches = [(image_keys.get((place, fold(mask.stem))), name) for place, name in folder_splits]
+        folder_splits = [(mask.folders[:n] + mask.folders[n + 1 :], mask.folders[n]) for n in range(len(mask.folders))]
+        matches = [(image_keys.get((folders, fold_name(mask.stem))), name) for folders, name in folder_splits]
         matches = [(image, name) for image, name in matches if image is not None]
         if len(matches) != 1:
             return None
         image, name = matches[0]
-        spellings = [part for part in PurePosixPath(mask.key).parts[:-1] if fold(part) == name]
+        spellings = [part for part in PurePosixPath(mask.key).parts[:-1] if fold_name(part) == name]
         hits[mask.key] = image, [name, *spellings][-1]
     return hits
 
 
 def _match_by_ending(images: Sequence[File], masks: Sequence[File]) -> dict[str, ImageAndClass] | None:
-    image_keys = {(image.place, fold(image.stem)): image.key for image in images}
+    image_keys = {(image.folders, fold_name(image.stem)): image.key for image in images}
     hits: dict[str, ImageAndClass] = {}
     for mask in masks:
         gaps = reversed([*_SEPARATORS.finditer(mask.stem)])
-        pairs = ((image_keys.get((mask.place, fold(mask.stem[: gap.start()]))), mask.stem[gap.end() :]) for gap in gaps)
+        pairs = (
+            (image_keys.get((mask.folders, fold_name(mask.stem[: gap.start()]))), mask.stem[gap.end() :])
+            for gap in gaps
+        )
         image, ending = next(((image, ending) for image, ending in pairs if image), ("", ""))
         name = _class_name(ending)
         if not image or not name:
@@ -75,14 +78,14 @@ def _match_by_ending(images: Sequence[File], masks: Sequence[File]) -> dict[str,
 
 
 def _match_by_name(images: Sequence[File], masks: Sequence[File]) -> dict[str, ImageAndClass] | None:
-    keys_by_place: dict[tuple[str, ...], list[str]] = defaultdict(list)
+    keys_by_folders: dict[tuple[str, ...], list[str]] = defaultdict(list)
     for image in images:
-        for place in {image.place, (*image.place, fold(image.stem))}:
-            keys_by_place[place].append(image.key)
+        for folders in {image.folders, (*image.folders, fold_name(image.stem))}:
+            keys_by_folders[folders].append(image.key)
     hits: dict[str, ImageAndClass] = {}
     for mask in masks:
-        keys, name = keys_by_place.get(mask.place, []), _class_name(mask.stem)
-        if len(keys) != 1 or not mask.place or not name:
+        keys, name = keys_by_folders.get(mask.folders, []), _class_name(mask.stem)
+        if len(keys) != 1 or not mask.folders or not name:
             return None
         hits[mask.key] = keys[0], name
     return hits

@@ -22,9 +22,10 @@ from paucal.wording import counted
 Coding = Literal["index", "binary", "grey", "colour"]
 IGNORED = 255  # class number of unlabelled pixels, which are ignored
 MAX_CLASSES = 255
-MIN_LEVEL_GAP, MAX_LEVELS = 8, 32  # minimum distance between, and maximum number of, grey levels that are classes
-MIN_MARKED = 128  # lowest grey level of a marked pixel in masks of two classes
-MAX_BYTES = 1 << 20  # limit of a file of class names
+# Grey levels count as classes if they differ by at least the first number and are not more than the second number.
+MIN_LEVEL_GAP, MAX_LEVELS = 8, 32
+MIN_MARKED = 128  # lowest grey level of a foreground pixel in masks of two classes
+MAX_BYTES = 1 << 20  # maximum size of a file of class names
 HEADER_WORDS = {
     *("name", "class", "label", "r", "g", "b", "red", "green", "blue", "value", "index", "id", "color", "colour"),
     *("class_name", "label_name", "pixel value", "class_id", "label_id"),
@@ -36,10 +37,11 @@ _SPACED_ROW = re.compile(r"(?P<r>\d+)\s+(?P<g>\d+)\s+(?P<b>\d+)\s+(?P<name>\S.*)
 
 @dataclass(frozen=True)
 class MaskCoding:
-    """The values that stand for the classes in a set of masks.
+    """The mask value that stands for each class in a set of masks.
 
     Attributes:
-        kind: "index" for class numbers, "binary" for two classes, "grey" for grey levels, "colour" for colours.
+        kind: "index" if mask values are class numbers, "binary" for two classes, "grey" for grey levels, "colour" for
+            colours.
         values: Mask value of each class, in the order of the classes; colours are packed (`pack_colours`).
         ignore: Value that means "not labelled"; None if there is no such value.
 
@@ -66,10 +68,13 @@ class MaskCoding:
         return len(self.values)
 
     def encode(self, values: NDArray[np.int32], name: str) -> NDArray[np.uint8]:
-        """Convert a mask's values to (H, W) class numbers, `IGNORED` for unlabelled pixels; `name` is for messages."""
+        """Convert the (H, W) values of a mask to class numbers, `IGNORED` for unlabelled pixels.
+
+        `name` is the name of the mask for messages.
+        """
         if self.kind == "binary":
             labelled = values if self.ignore is None else values[values != self.ignore]
-            # In a file with 0 and 1 only, 1 marks the foreground, even if other files of the set use 255.
+            # In a file that contains only 0 and 1, 1 marks the foreground, even if other files of the set use 255.
             threshold = 1 if labelled.max(initial=0) <= 1 else min(self.values[1], MIN_MARKED)
             has_class, classes = np.ones(values.shape, dtype=bool), (values >= threshold).astype(np.int64)
         else:
@@ -80,19 +85,19 @@ class MaskCoding:
         if not (has_class | is_ignored).all():
             stray = self.format_value(int(values[~(has_class | is_ignored)][0]))
             raise UserError(
-                f"mask {name} has the value {stray}, which is not a class ({self.describe()}): correct the mask, name "
-                "the class in --classes, or give --ignore if the value means that a pixel is not labelled."
+                f"mask {name} has the value {stray}, which is not a class ({self.describe()}): correct the mask, add "
+                "the class to --classes, or give --ignore if the value means that a pixel is not labelled."
             )
         return np.where(is_ignored, IGNORED, classes).astype(np.uint8)
 
     def decode(self, classes: NDArray[np.integer]) -> NDArray[np.uint8 | np.uint16]:
-        """Convert (H, W) class numbers to mask values: (H, W), or (H, W, 3) for colours."""
+        """Convert (H, W) class numbers to mask values, as an (H, W) array, or (H, W, 3) for colours."""
         if self.kind == "colour":
             return np.asarray([unpack_colour(value) for value in self.values], dtype=np.uint8)[classes]
         return np.asarray(self.values)[classes].astype(np.uint8 if max(self.values) < 256 else np.uint16)
 
     def describe(self) -> str:
-        """Return a phrase on the values, such as "two classes, 0 and 255"."""
+        """Describe the values in a phrase, such as "two classes, 0 and 255"."""
         text = {
             "index": f"the value is the number of the class, {self.values[0]} to {self.values[-1]}",
             "binary": f"two classes, 0 and {self.values[1]}",
@@ -112,9 +117,9 @@ class NamedClasses:
 
     Attributes:
         names: Class names in the order of the file.
-        values: Mask value of each class, colours packed (`pack_colours`); None if the file has only names.
+        values: Mask value of each class, with packed colours (`pack_colours`); None if the file has only names.
         colours: Whether the values are colours.
-        note: Sentence on the assumed encoding of the file; "" for none.
+        note: Sentence on the text encoding that was assumed for the file; "" if the encoding is Unicode.
     """
 
     names: tuple[str, ...]
@@ -124,15 +129,16 @@ class NamedClasses:
 
 
 def read_class_names(path: Path) -> NamedClasses:
-    """Read class names: one per line, or a CSV with a value (two columns) or a colour (four columns) for each name.
+    """Read a file of class names, with one name per line.
 
-    A header line is recognised by its words ("name", "r", "g", "b", "value", ...). The name is in the first or in the
-    last column. CVAT's `labelmap.txt` and CamVid's `label_colors.txt` are read too.
+    The file may also be a CSV file with a mask value (two columns) or a colour (four columns) for each name. The name
+    is in the first or in the last column. A header line is recognised by its words ("name", "r", "g", "b", "value",
+    ...). CVAT's `labelmap.txt` and CamVid's `label_colors.txt` are also supported.
     """
     try:
         text, _, note = read_decoded(path, MAX_BYTES)
     except FileNotFoundError:
-        raise UserError(f"--classes: there is no such file: {str(path)!r}; check the path.") from None
+        raise UserError(f"--classes: the file {str(path)!r} does not exist; check the path.") from None
     try:
         rows = [[cell.strip() for cell in row] for row in csv.reader(io.StringIO(_normalise_rows(text), newline=""))]
     except csv.Error as problem:
@@ -141,11 +147,13 @@ def read_class_names(path: Path) -> NamedClasses:
     if rows and rows[0] and len(rows) > 1 and {cell.lower() for cell in rows[0]} <= HEADER_WORDS:
         rows = rows[1:]
     if not rows:
-        raise UserError(f"--classes: {str(path)!r} names no class; expected one name per line.")
+        raise UserError(f"--classes: {str(path)!r} contains no class name; expected one name per line.")
     classes = [_read_row(row, path) for row in rows]
     widths = {len(numbers) for _, numbers in classes}
     if len(widths) > 1:
-        raise UserError(f"--classes: the rows of {str(path)!r} differ in length: give each row the same columns.")
+        raise UserError(
+            f"--classes: the rows of {str(path)!r} have different numbers of columns: give each row the same columns."
+        )
     names = tuple(name for name, _ in classes)
     _refuse_duplicates(names, path)
     if widths == {0}:
@@ -167,7 +175,7 @@ def _normalise_rows(text: str) -> str:
 
 
 def _read_row(row: list[str], path: Path) -> tuple[str, list[int]]:
-    """Return the name in a row, and no number, one number (a value) or three (a colour)."""
+    """Return the name in a row, and the numbers in the row: none, one (a mask value) or three (a colour)."""
     for name, number_cells in ((row[0], row[1:]), (row[-1], row[:-1])):
         if len(number_cells) in (0, 1, 3) and all(cell.isascii() and cell.isdigit() for cell in number_cells) and name:
             numbers = [int(cell) for cell in number_cells if len(cell) < 6]
@@ -191,13 +199,13 @@ def find_coding(
     ignore: Sequence[int] | None = None,
     named: NamedClasses | None = None,
 ) -> MaskCoding:
-    """Choose the coding of a set of masks, and refuse masks for which it is unclear.
+    """Choose the coding of a set of masks; raise a UserError for masks whose coding is unclear.
 
     Args:
-        facts: Counts of the values in all files.
-        requested: `MaskCoding.kind` as set by the user; None to infer it from the values.
-        ignore: Value, or red, green and blue, that means "not labelled".
-        named: Classes from the file of --classes.
+        facts: Counts of the values in all mask files.
+        requested: `MaskCoding.kind` as set by the user; None to infer the kind from the values.
+        ignore: Grey value (one number) or colour (red, green and blue) that means "not labelled".
+        named: Classes from the file given with --classes.
     """
     has_named_colours = named is not None and named.colours
     if requested is None and not has_named_colours:
@@ -211,8 +219,8 @@ def find_coding(
     if named is not None and named.values is not None:
         if named.colours != in_colour:
             raise UserError(
-                f"--classes gives {'colours' if named.colours else 'values'} and the masks are "
-                f"{'in colour' if in_colour else 'grey'}: give a file that fits the masks."
+                f"--classes gives {'colours' if named.colours else 'grey values'}, but the masks are "
+                f"{'in colour' if in_colour else 'grey'}: give a file that matches the masks."
             )
         kind: Coding = "colour" if in_colour else requested or "index"
         if kind == "index" and void is None and VOID in facts.values and VOID not in named.values:
@@ -240,7 +248,10 @@ def find_coding(
 
 
 def require_same_coding(coding: MaskCoding, facts: MaskFacts, ignore: Sequence[int] | None = None) -> None:
-    """Refuse masks that `MaskCoding.encode` would accept, but whose values mean something else than in a run."""
+    """Raise a UserError for masks whose values mean something else than in a run.
+
+    Only masks that `MaskCoding.encode` would accept are checked.
+    """
     if coding.kind == "binary":
         consistency.refuse_faint(facts, coding.ignore)
     elif coding.kind == "index" and ignore is None and not facts.has_colour:
@@ -249,8 +260,8 @@ def require_same_coding(coding: MaskCoding, facts: MaskFacts, ignore: Sequence[i
         nonzero = set(facts.values) - {0}
         if coding.ignore == VOID and nonzero == {VOID}:
             raise UserError(
-                f"the masks have no value but 0 and 255, and {coding.describe()}: every labelled pixel would be of the "
-                "first class; store the masks with class numbers."
+                f"the masks have only the values 0 and 255, but {coding.describe()}: every labelled pixel would be of "
+                "the first class; store the masks with class numbers."
             )
 
 
@@ -289,14 +300,14 @@ def _infer_kind(facts: MaskFacts, values: list[int], in_colour: bool) -> Coding:
 def _require_kind(kind: Coding, facts: MaskFacts, values: list[int], in_colour: bool) -> None:
     if (kind == "colour") != in_colour:
         raise UserError(
-            f"--mask-values is {kind!r} and the masks are {'in colour' if in_colour else 'grey'}: leave the flag "
-            "out, or convert the masks."
+            f"--mask-values is {kind!r}, but the masks are {'in colour' if in_colour else 'grey'}: remove "
+            "--mask-values, or convert the masks."
         )
     deep_file = next((file.name for file in facts.files if file.bits == 16), "")
     if deep_file and kind != "index":
         raise UserError(
-            f"mask {deep_file} has 16 bits per pixel, which only class numbers may have, and its values reach "
-            f"{max(values, default=0)}: store it with 8 bits."
+            f"mask {deep_file} has 16 bits per pixel, which is supported only for class numbers, and the values of the "
+            f"masks go up to {max(values, default=0)}: store the mask with 8 bits per pixel."
         )
     if not values:
         raise UserError("no pixel of the masks is labelled: give other masks, or another --ignore.")
@@ -306,8 +317,8 @@ def _binary_coding(values: list[int], void: int | None) -> MaskCoding:
     top = 1 if max(values) == 1 else 255
     if len({value >= min(top, MIN_MARKED) for value in values}) < 2:
         raise UserError(
-            f"all labelled pixels of the masks are of one class (values {min(values)} to {max(values)}): masks of two "
-            "classes have 0 and 255; check the masks."
+            f"all labelled pixels of the masks are of one class (values {min(values)} to {max(values)}), but masks of "
+            "two classes contain 0 and 255: check the masks."
         )
     return MaskCoding("binary", (0, top), void)
 
@@ -323,7 +334,7 @@ def _index_coding(values: list[int], void: int | None, n_names: int) -> MaskCodi
             "the classes from 0, or give the meaning of the values with --mask-values grey or --classes."
         )
     if len(classes) < 2:
-        raise UserError("all labelled pixels of the masks are of one class, and two are needed: check the masks.")
+        raise UserError("all labelled pixels of the masks are of one class, but two are needed: check the masks.")
     return MaskCoding("index", classes, void)
 
 
@@ -334,5 +345,7 @@ def _level_coding(kind: Coding, values: list[int], void: int | None) -> MaskCodi
             f"{MAX_CLASSES} classes are supported: give each class one value, and store masks losslessly (PNG)."
         )
     if len(values) < 2:
-        raise UserError("all labelled pixels of the masks have one value, and two classes are needed: check the masks.")
+        raise UserError(
+            "all labelled pixels of the masks have the same value, but two classes are needed: check the masks."
+        )
     return MaskCoding(kind, tuple(values), void)

@@ -1,4 +1,4 @@
-"""Checks that all mask files of a set have the same coding; messages name the flag that sets the coding."""
+"""Checks that all mask files of a set have the same coding; error messages name the flag that sets the coding."""
 
 from collections import defaultdict
 from collections.abc import Sequence
@@ -6,23 +6,25 @@ from itertools import pairwise
 
 from paucal.data.masks.mask_files import COLOUR, GREY, PALETTE, FileFacts, MaskFacts, list_files, unpack_colour
 from paucal.types import UserError
-from paucal.wording import counted, first_few
+from paucal.wording import counted, join_first_few
 
 VOID = 255  # value that means "not labelled" in masks of class numbers, as in PASCAL VOC
-MIN_HIGH = 64  # values from here on mean "marked" rather than a class number
-MIXED_SHARE = 0.1  # up to this share of files with both codings, these are mistakes, and the two codings differ
-SPECK_RATIO = 200  # a value is a speck if the other values have more than this many times its pixels
-MAX_SAME_GAP, MIN_CLASS_GAP = 7, 16  # grey levels: values up to the first gap are one class, from the second on two
-END_MARGIN = 15  # values this close to black or white count as black or white
-MAX_EDGE_COLOURS = 3  # number of colours that may occur only on edges, as those of thin objects do
-# A file with more grey levels than this, some of them above the top, was blurred or resized.
+MIN_HIGH = 64  # lowest value that means "foreground" rather than a class number
+# Files with values of two codings count as mistakes if they are fewer than this fraction of the files of each coding.
+MAX_MIXED_FRACTION = 0.1
+MIN_SPECK_RATIO = 200  # values are specks if the pixels of 0 and of 255 are more than this many times as many
+# Grey levels that differ by at most the first number are one class; those that differ by the second number are two.
+MAX_SAME_GAP, MIN_CLASS_GAP = 7, 16
+END_MARGIN = 15  # maximum distance to 0 or 255 of values that count as black or white
+MAX_EDGE_COLOURS = 3  # number of class colours that may occur only on edges, since objects may be thin
+# A file with more grey levels than the first number, some of them above the second number, was blurred or resized.
 NOISY_LEVELS, NOISY_TOP = 32, 200
 WHITE = 255
 BINARY_FLAG, OR_GREY = "--mask-values binary (two classes)", "or grey (a class for each level)"
 
 
 def refuse_mixed_kinds(facts: MaskFacts) -> None:
-    """Refuse sets with files in colour, with palettes and in grey, unless the same value means the same in all."""
+    """Refuse sets that mix files in colour, with palettes and in grey, unless a value means the same in all files."""
     files_by_kind: dict[str, list[FileFacts]] = defaultdict(list)
     for file in facts.files:
         files_by_kind[file.kind].append(file)
@@ -40,7 +42,10 @@ def refuse_mixed_kinds(facts: MaskFacts) -> None:
 
 
 def _refuse_beside_colours(colour: list[FileFacts], palette: list[FileFacts], grey: list[FileFacts]) -> None:
-    """Refuse palettes and class numbers beside files in colour, and black-and-white ones if no other file has white."""
+    """Refuse files with palettes or class numbers beside files in colour.
+
+    Black-and-white files are refused too, unless a file in colour contains white.
+    """
     if palette:
         raise _storage_error(colour, "in colour", palette, "with a palette", "the palettes' colours are the classes")
     three_channels = [*colour, *(file for file in grey if file.bits == 24)]
@@ -58,30 +63,32 @@ def _refuse_beside_colours(colour: list[FileFacts], palette: list[FileFacts], gr
 def _storage_error(
     files: Sequence[FileFacts], storage: str, other_files: Sequence[FileFacts], other_storage: str, condition: str
 ) -> UserError:
-    """Return the error for files stored in two ways; `condition` says when `--mask-values colour` is right."""
+    """Return the error for files in two formats; `condition` says when `--mask-values colour` is right."""
     return UserError(
-        f"the masks are stored in two ways: {list_files(files)} {storage}, {list_files(other_files)} {other_storage}: "
-        f"store all in the same way, or give --mask-values colour if {condition}."
+        f"the masks are stored in two ways ({list_files(files)} {storage}, {list_files(other_files)} {other_storage}): "
+        f"store all masks in the same way, or give --mask-values colour if {condition}."
     )
 
 
 def _refuse_palettes(files: Sequence[FileFacts]) -> None:
-    """Refuse palettes if two of them give the same index different colours."""
+    """Refuse files with palettes if two palettes have different colours for the same index."""
     first: dict[int, tuple[int, FileFacts]] = {}
     for file in files:
         for value, colour in (file.palette or {}).items():
             earlier_colour, other = first.setdefault(value, (colour, file))
             if earlier_colour != colour:
                 raise UserError(
-                    f"the palettes of the masks differ: the number {value} is {unpack_colour(earlier_colour)} in "
-                    f"{other.name} "
-                    f"and {unpack_colour(colour)} in {file.name}: give --mask-values colour if the colours are the "
-                    "classes, or index if the numbers are."
+                    f"the palettes of the masks differ: index {value} has the colour {unpack_colour(earlier_colour)} "
+                    f"in {other.name}, and {unpack_colour(colour)} in {file.name}. Give --mask-values colour if each "
+                    "colour is a class, or --mask-values index if each index is a class."
                 )
 
 
 def refuse_mixed_codings(facts: MaskFacts, void: int | None = None) -> None:
-    """Refuse grey files if some have class numbers, others 0 and a high value such as 255, and hardly any both."""
+    """Refuse grey files with two codings, class numbers in some and 0 and a high value such as 255 in others.
+
+    If more than a few files contain class numbers and high values, these are one coding.
+    """
     low: list[FileFacts] = []
     mixed_files: list[FileFacts] = []
     high: dict[int, list[FileFacts]] = defaultdict(list)
@@ -98,54 +105,54 @@ def refuse_mixed_codings(facts: MaskFacts, void: int | None = None) -> None:
         else:
             mixed_files.append(file)
     highs = [file for files in high.values() for file in files]
-    if low and highs and len(high) <= 2 and len(mixed_files) < max(1, MIXED_SHARE * min(len(low), len(highs))):
-        none = "hardly any has" if mixed_files else "none has"
-        void_words = " or --ignore 255 (those pixels are not labelled)" if VOID in high else ""
+    if low and highs and len(high) <= 2 and len(mixed_files) < max(1, MAX_MIXED_FRACTION * min(len(low), len(highs))):
+        none = "hardly any mask has" if mixed_files else "no mask has"
+        void_words = " or --ignore 255 (pixels of value 255 are not labelled)" if VOID in high else ""
         raise UserError(
-            f"{_two_codings(highs, low)}, and {none} both: store all in the same way, or give "
+            f"{_two_codings(highs, low)}, and {none} values of both: store all masks in the same way, or give "
             f"{BINARY_FLAG}{void_words}."
         )
     if not low and not mixed_files and len(high) == 2:
         raise UserError(
-            f"{_two_codings(*high.values())}, and none has both: store all in the same way, or give "
+            f"{_two_codings(*high.values())}, and no mask has values of both: store all masks in the same way, or give "
             f"{BINARY_FLAG} {OR_GREY}."
         )
 
 
 def _two_codings(first: Sequence[FileFacts], second: Sequence[FileFacts]) -> str:
-    parts = (f"{_list_values(sorted(files[0].values))} in {list_files(files)}" for files in (first, second))
-    return f"the masks have two codings: {', '.join(parts)}"
+    codings = (f"{_list_values(sorted(files[0].values))} in {list_files(files)}" for files in (first, second))
+    return f"the masks have two codings: {', '.join(codings)}"
 
 
 def _is_white(facts: MaskFacts) -> bool:
-    """Return whether all other files than those with 1 bit are black and white: then 1 is the white of 1-bit files."""
+    """Return whether 1 means white in 1-bit files, as all files with more bits are black and white."""
     values = frozenset().union(*(file.values for file in facts.files if file.bits != 1))
     return WHITE in values and values <= {0, WHITE}
 
 
 def is_black_and_white(facts: MaskFacts, values: Sequence[int]) -> bool:
-    """Return whether masks are black and white, where the white of 1-bit files is 1."""
+    """Return whether masks are black and white; in 1-bit files, white is the value 1."""
     return set(values) <= {0, WHITE} or (_is_white(facts) and not facts.has_palette and set(values) <= {0, 1, WHITE})
 
 
 def refuse_specks(facts: MaskFacts, void: int | None) -> None:
-    """Refuse masks of 0 and 255 with a few pixels of a small value, which would change the meaning of 255 to void."""
+    """Refuse masks of 0 and 255 with a few pixels of a small value, because of which 255 would mean "not labelled"."""
     pixels = {value: count for value, count in facts.pixels.items() if value != void}
     small_values = {value: count for value, count in pixels.items() if 0 < value < MIN_HIGH}
     if (
         small_values
         and set(pixels) - set(small_values) == {0, VOID}
-        and sum(small_values.values()) * SPECK_RATIO < min(pixels[0], pixels[VOID])
+        and sum(small_values.values()) * MIN_SPECK_RATIO < min(pixels[0], pixels[VOID])
     ):
         raise UserError(
-            f"the masks have the values 0 and 255, and {counted(sum(small_values.values()), 'pixel')} of "
+            f"the masks have the values 0 and 255, and {counted(sum(small_values.values()), 'pixel')} with the value "
             f"{_list_values(small_values)} ({list_files(facts.with_value(min(small_values)))}): give {BINARY_FLAG} or "
-            "--ignore 255 (those pixels are not labelled), or correct the masks."
+            "--ignore 255 (pixels of value 255 are not labelled), or correct the masks."
         )
 
 
 def refuse_near_levels(facts: MaskFacts, values: Sequence[int]) -> None:
-    """Refuse sorted values if some are close to class values that are far apart, such as 254 beside 0 and 255."""
+    """Refuse masks if some of their sorted values are close to a class value, such as 254 beside 0 and 255."""
     class_values = [value for value in values if value != VOID]
     if max(class_values, default=0) < MIN_HIGH:
         return  # small values are class numbers
@@ -168,7 +175,7 @@ def refuse_near_levels(facts: MaskFacts, values: Sequence[int]) -> None:
         example_files = list_files(facts.with_value(stray_values[0]))
         raise UserError(
             f"the masks have the values {_list_values(values)}; {_list_values(stray_values)} ({example_files}) may be "
-            f"a class value that was changed slightly: store one value for each class, or give {BINARY_FLAG} {OR_GREY}."
+            f"slightly changed class values: store one value for each class, or give {BINARY_FLAG} {OR_GREY}."
         )
 
 
@@ -185,9 +192,9 @@ def refuse_blurred_levels(facts: MaskFacts, values: Sequence[int]) -> None:
         worst = max(blurred_files, key=lambda file: len(file.values))
         raise UserError(
             f"mask {worst.name} has {len(worst.values)} grey levels from {min(worst.values)} to {max(worst.values)}, "
-            f"as after blurring or resizing ({len(blurred_files)} of {counted(len(facts.files), 'mask')} are like "
-            "that): store masks as PNG with one value for each class, or give --mask-values binary (marked from 128 "
-            "on), grey or index."
+            f"as after blurring or resizing (so have {len(blurred_files)} of {counted(len(facts.files), 'mask')}): "
+            "store masks as PNG with one value for each class, or give --mask-values binary (values from 128 are "
+            "foreground), grey or index."
         )
 
 
@@ -210,21 +217,21 @@ def refuse_lossy(facts: MaskFacts) -> None:
         worst = max(lossy, key=lambda file: len(file.values))
         raise UserError(
             f"mask {worst.name} is in a lossy format ({counted(len(worst.values), 'value')}): store masks as PNG with "
-            "one value for each class, or give --mask-values binary (marked from 128 on), index or colour."
+            "one value for each class, or give --mask-values binary (values from 128 are foreground), index or colour."
         )
 
 
 def refuse_faint(facts: MaskFacts, void: int | None) -> None:
-    """Refuse masks of two classes whose marked pixels are below 128 and would count as background."""
+    """Refuse masks of two classes whose foreground pixels are below 128 and would count as background."""
     for file in facts.files:
         nonzero = file.values - {0, void}
         if nonzero and 1 < max(nonzero) < 128 and (len(nonzero) == 1 or max(nonzero) >= MIN_HIGH):
             raise UserError(
-                f"mask {file.name} has values up to {max(nonzero)}: masks of two classes are marked with 1 or "
-                "with 128 to 255; change its values."
+                f"mask {file.name} has values up to {max(nonzero)}, but in masks of two classes the foreground is 1, "
+                "or 128 to 255: change the values of the mask."
             )
 
 
 def _list_values(values: Sequence[int] | dict[int, int]) -> str:
     texts = [str(value) for value in values]
-    return " and ".join(texts) if len(texts) < 3 else first_few(texts, 6)
+    return " and ".join(texts) if len(texts) < 3 else join_first_few(texts, 6)

@@ -1,4 +1,4 @@
-"""Mask files: reading their stored values unchanged, and counting the values to find out how classes are coded."""
+"""Mask files: functions that read the stored values unchanged, and count the values to infer the coding of classes."""
 
 from collections import Counter
 from collections.abc import Iterable
@@ -12,11 +12,11 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from paucal.data.channels.arrays import is_npy, npy_shape, read_npy
-from paucal.data.decode import UnreadableImage, decoding_errors, open_image, turned_upright
+from paucal.data.decode import UnreadableImage, decoding_errors, open_image, turn_upright
 
 GREY, PALETTE, COLOUR = "grey", "palette", "colour"
 LOSSY_FORMATS = ("JPEG", "MPO")
-MAX_VALUE = 65535  # of a grey mask
+MAX_VALUE = 65535  # highest value of a grey mask
 GREY_UNIT, WHITE = 0x010101, 0xFFFFFF  # packed colours of grey level 1 and of white
 
 
@@ -29,7 +29,7 @@ class RawMask:
         kind: "grey", "palette" or "colour".
         bits: Bits per value: 1, 8 or 16; 24 for grey levels that are stored in three equal channels.
         lossy: Whether the format is lossy.
-        palette: (256,) packed colours of the palette indices; None without a palette.
+        palette: (256,) packed colours of the palette indices; None if the file has no palette.
     """
 
     values: NDArray[np.int32]
@@ -44,21 +44,22 @@ class RawMask:
         return self.values.shape[0], self.values.shape[1]
 
     def values_for(self, in_colour: bool, name: str) -> NDArray[np.int32]:
-        """Return the values as grey levels or indices, or as packed colours, whichever the set of masks uses.
+        """Return the values in the form that the set of masks uses.
 
         Args:
-            in_colour: Whether the masks of the set are in colour; grey levels and palette indices are then converted.
+            in_colour: Whether the set uses packed colours, to which grey levels and palette indices are converted;
+                otherwise grey levels or palette indices are returned.
             name: Name of the file for messages.
         """
         if not in_colour:
             if self.kind == COLOUR:
                 raise UnreadableImage(
-                    f"mask {name} is in colour, but the masks of this set are grey: store all in the same way"
+                    f"mask {name} is in colour, but the masks of this set are grey: store all masks in the same way"
                 )
             return self.values
         if self.bits == 16:
             raise UnreadableImage(
-                f"mask {name} has 16 bits per pixel, but others are in colour: store all in the same way"
+                f"mask {name} has 16 bits per pixel, but other masks are in colour: store all masks in the same way"
             )
         if self.palette is not None:
             return self.palette[self.values]
@@ -66,10 +67,10 @@ class RawMask:
 
 
 def read_mask(path: Path, name: str, max_pixels: int | None = None) -> RawMask:
-    """Read a mask file and rotate it upright; its values are not changed.
+    """Read a mask file and rotate the mask upright; the values are not changed.
 
     A colour image whose channels are equal everywhere counts as grey, as does an image with one bit per pixel (0 and
-    1). Transparency is dropped, unless all pixels have the same colour; then opacity is the value of the mask.
+    1). Transparency is ignored, unless all pixels have the same colour; then opacity is the value of the mask.
 
     Raises:
         UnreadableImage: The file is not an image, is damaged, holds floats, or has too many pixels.
@@ -78,9 +79,9 @@ def read_mask(path: Path, name: str, max_pixels: int | None = None) -> RawMask:
         return _read_array(path, name, max_pixels)
     with open_image(path, f"{name} (a mask)") as image:
         if max_pixels is not None and image.width * image.height > max_pixels:
-            raise ValueError(f"it has {image.height}x{image.width} pixels, many more than its image")
+            raise ValueError(f"the mask has {image.height}x{image.width} pixels, many more than its image")
         lossy = image.format in LOSSY_FORMATS or (image.format == "WEBP" and not _is_lossless_webp(path))
-        upright = turned_upright(image)
+        upright = turn_upright(image)
         values, kind, bits = _stored_values(upright)
         palette = _palette_colours(upright) if kind == PALETTE else None
     return RawMask(values, kind, bits, lossy, palette)
@@ -91,15 +92,17 @@ def _read_array(path: Path, name: str, max_pixels: int | None) -> RawMask:
     with decoding_errors(f"{name} (a mask)"):
         shape = npy_shape(path)
         if max_pixels is not None and shape.height * shape.width > max_pixels:
-            raise ValueError(f"it has {shape.height}x{shape.width} pixels, many more than its image")
+            raise ValueError(f"the mask has {shape.height}x{shape.width} pixels, many more than its image")
         values: NDArray[Any] = read_npy(path)
         if shape.channels == 3 and values.dtype == np.uint8:
             return RawMask(pack_colours(values), COLOUR)
         if shape.channels != 1:
-            raise ValueError(f"it has {shape.channels} channels of {values.dtype}, expected 1, or 3 of uint8")
+            raise ValueError(
+                f"the array has {shape.channels} channels of {values.dtype}, expected 1 channel, or 3 channels of uint8"
+            )
         low, high = values.min(), values.max()
         if not (low >= 0 and high <= MAX_VALUE) or (values.dtype.kind == "f" and (values % 1).any()):
-            raise ValueError(f"it holds numbers from {low} to {high}, expected whole numbers from 0 to {MAX_VALUE}")
+            raise ValueError(f"the mask has values from {low} to {high}, expected integers from 0 to {MAX_VALUE}")
     bits = 1 if values.dtype == np.bool_ else 8 if high < 256 else 16
     return RawMask(values[..., 0].astype(np.int32), GREY, bits)
 
@@ -108,7 +111,7 @@ def _stored_values(image: Image.Image) -> tuple[NDArray[np.int32], str, int]:
     """Return the fields `values`, `kind` and `bits` of a `RawMask`."""
     mode = image.mode
     if mode == "F":
-        raise ValueError("it holds floats, expected whole numbers")
+        raise ValueError("the mask has floating-point values, expected integers")
     if mode == "1":
         return np.asarray(image).astype(np.int32), GREY, 1
     if mode in ("P", "PA"):
@@ -120,7 +123,7 @@ def _stored_values(image: Image.Image) -> tuple[NDArray[np.int32], str, int]:
     if mode.startswith("I"):
         integers = np.asarray(image).astype(np.int64)
         if integers.min() < 0 or integers.max() > MAX_VALUE:
-            raise ValueError(f"it holds values from {integers.min()} to {integers.max()}, expected 0 to {MAX_VALUE}")
+            raise ValueError(f"the values are {integers.min()} to {integers.max()}, expected 0 to {MAX_VALUE}")
         return integers.astype(np.int32), GREY, 16
     rgb = np.asarray(image.convert("RGB"))
     if (rgb[..., 0] == rgb[..., 1]).all() and (rgb[..., 0] == rgb[..., 2]).all():
@@ -129,7 +132,7 @@ def _stored_values(image: Image.Image) -> tuple[NDArray[np.int32], str, int]:
 
 
 def _opacity_mask(image: Image.Image) -> NDArray[np.int32] | None:
-    """Return the (H, W) opacity if all pixels have one colour and some are transparent, else None."""
+    """Return the (H, W) opacity if all pixels have the same colour and some are transparent, else None."""
     values = np.asarray(image)
     colours, opacity = values[..., :-1], values[..., -1]
     if opacity.min() == 255 or (colours != colours[0, 0]).any():
@@ -138,7 +141,7 @@ def _opacity_mask(image: Image.Image) -> NDArray[np.int32] | None:
 
 
 def _palette_colours(image: Image.Image) -> NDArray[np.int32]:
-    """Return the (256,) packed colours of an image's palette; colours that it lacks are black."""
+    """Return the (256,) packed colours of an image's palette; colours missing from the palette are black."""
     colours = np.zeros((256, 3), dtype=np.uint8)
     stored = np.asarray(image.getpalette("RGB") or [], dtype=np.uint8)[: 3 * 256]
     colours.reshape(-1)[: len(stored)] = stored
@@ -146,7 +149,7 @@ def _palette_colours(image: Image.Image) -> NDArray[np.int32]:
 
 
 def _is_lossless_webp(path: Path) -> bool:
-    """Return whether a WebP file is lossless: it has "VP8L" after its RIFF header."""
+    """Return whether a WebP file is lossless, which "VP8L" after the RIFF header shows."""
     with path.open("rb") as file:
         return b"VP8L" in file.read(64)
 
@@ -169,17 +172,17 @@ def unpack_colour(number: int) -> tuple[int, int, int]:
 
 @dataclass(frozen=True)
 class FileFacts:
-    """Counts of the values in one mask file.
+    """Statistics of the values in one mask file.
 
     Attributes:
         name: Name of the file for messages.
-        pixels: Number of pixels of each value: a grey level, a palette index, or a packed colour.
+        pixels: Number of pixels of each value (grey level, palette index, or packed colour).
         solid: Values that fill at least one block of 2x2 pixels; other values occur only on edges and lines.
         kind: "grey", "palette" or "colour".
         bits: Bits per value, as in `RawMask`.
         lossy: Whether the format is lossy.
-        palette: Packed colour of each value, if the file has a palette.
-        steps: Number of pixels whose value lies between its left and right neighbours, as after interpolation.
+        palette: Packed colour of each value; None if the file has no palette.
+        steps: Number of pixels with a value between those of the left and right neighbours, as after interpolation.
         jumps: Number of pairs of horizontal neighbours whose values differ by 2 or more.
     """
 
@@ -199,7 +202,7 @@ class FileFacts:
         return frozenset(self.pixels)
 
     def as_colours(self) -> "FileFacts":
-        """Return the same facts with packed colours as values."""
+        """Return the same statistics with packed colours as values."""
         if self.palette is not None:
             colours = self.palette
         else:
@@ -213,7 +216,7 @@ class FileFacts:
 
 @dataclass(frozen=True)
 class MaskFacts:
-    """Counts of the values in all mask files of a set."""
+    """Statistics of the values in all mask files of a set."""
 
     files: tuple[FileFacts, ...]
 
@@ -246,7 +249,7 @@ class MaskFacts:
         return any(file.kind == PALETTE for file in self.files)
 
     def as_colours(self) -> "MaskFacts":
-        """Return the same facts with packed colours as values."""
+        """Return the same statistics with packed colours as values."""
         return MaskFacts(tuple(file.as_colours() for file in self.files))
 
     def with_value(self, value: int) -> list[FileFacts]:
@@ -255,8 +258,8 @@ class MaskFacts:
 
 
 def count_values(raw: RawMask, name: str) -> FileFacts:
-    """Count the values of a mask file."""
-    if int(raw.values.max(initial=0)) < 1 << 16:  # faster than sorting
+    """Compute the statistics of a mask file's values."""
+    if int(raw.values.max(initial=0)) < 1 << 16:  # counting all possible values is faster than sorting
         values, numbers = np.arange(int(raw.values.max(initial=0)) + 1), raw.values.astype(np.int64)
     else:
         values = np.unique(raw.values)
@@ -281,7 +284,7 @@ def count_values(raw: RawMask, name: str) -> FileFacts:
 
 
 def list_files(files: Iterable[FileFacts]) -> str:
-    """Return a text such as "a.png and 3 others": the first file, and how many more there are."""
+    """Return a text with the name of the first file and the number of further files, such as "a.png and 3 others"."""
     names = [file.name for file in files]
     n_others = len(names) - 1
     return names[0] if not n_others else f"{names[0]} and {n_others} other{'s' if n_others > 1 else ''}"

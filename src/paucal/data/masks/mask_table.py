@@ -10,23 +10,23 @@ from paucal.data.sources.table_columns import (
     IMAGE_COLUMNS,
     SPLIT_COLUMNS,
     first_position,
-    plain_column,
+    normalise_column_name,
     refuse_repeated_columns,
 )
 from paucal.data.sources.table_rows import TABLE_SUFFIXES, read_table
-from paucal.data.splits.part_names import PARTS
+from paucal.data.splits.part_names import PART_BY_WORD
 from paucal.types import UserError
-from paucal.wording import counted, was
+from paucal.wording import counted, was_or_were
 
 MASK_COLUMNS = ("mask", "mask_path", "mask_file", "mask_name", "segmentation", "segmentation_path", "annotation_path")
 
 
 class MaskTable(NamedTuple):
-    """Content of a table of masks.
+    """Content of a table of images and masks.
 
     Attributes:
-        root: Folder that contains all images.
-        rows: Key (path relative to `root`), masks and part ("train", "val", "test" or "") of each image.
+        root: Innermost folder that contains all images.
+        rows: Key (path relative to `root`), mask files and split ("train", "val", "test" or "") of each image.
         notes: Sentences on rows that were left out.
     """
 
@@ -46,13 +46,16 @@ def is_mask_table(file: Path) -> bool:
 
 
 def read_mask_table(file: Path) -> MaskTable:
-    """Read a table of masks; relative paths are relative to its folder, and several rows may name one image."""
+    """Read a table of images and masks.
+
+    Relative paths are relative to the folder of the table. An image may have several masks, each in its own row.
+    """
     header, *rows = read_table(file).rows
     columns = _column_positions(header.cells)
     assert columns is not None
     image_column, mask_column, part_column = columns
     used_columns = [position for position in columns if position is not None]
-    refuse_repeated_columns(file, list(map(plain_column, header.cells)), used_columns)
+    refuse_repeated_columns(file, list(map(normalise_column_name, header.cells)), used_columns)
     masks_of: dict[str, tuple[list[Path], str]] = {}
     n_without_mask = n_repeated = 0
     for row in rows:
@@ -60,37 +63,42 @@ def read_mask_table(file: Path) -> MaskTable:
         if len(row.cells) <= max(image_column, mask_column, part_column or 0):
             raise UserError(
                 f"{context} has {counted(len(row.cells), 'cell')}, but the first line has {len(header.cells)}: "
-                "correct it."
+                "correct the line."
             )
         part = "" if part_column is None else row.cells[part_column].strip().lower()
-        if part and part not in PARTS:
-            raise UserError(f"{context} has the part {part[:80]!r}, expected train, val or test: correct it.")
+        if part and part not in PART_BY_WORD:
+            raise UserError(f"{context} has the split {part[:80]!r}, expected train, val or test: correct the line.")
         if not row.cells[mask_column].strip():
             n_without_mask += 1
             continue
         image, mask = (_resolve_path(row.cells[column], file, context) for column in (image_column, mask_column))
-        masks, first_part = masks_of.setdefault(image, ([], PARTS.get(part, "")))
-        if first_part != PARTS.get(part, ""):
-            raise UserError(f"{context} puts {image!r} into a second part: give each image one part.")
+        masks, first_part = masks_of.setdefault(image, ([], PART_BY_WORD.get(part, "")))
+        if first_part != PART_BY_WORD.get(part, ""):
+            raise UserError(f"{context} puts {image!r} into a second split: put each image into one split.")
         if Path(mask) in masks:
             n_repeated += 1
         else:
             masks.append(Path(mask))
     if not masks_of:
-        raise UserError(f"{file} names no mask of an image: fill the column {header.cells[mask_column]!r}.")
+        raise UserError(f"{file} contains no masks: fill in the column {header.cells[mask_column]!r}.")
     root = Path(os.path.commonpath([os.path.dirname(image) for image in masks_of]))
     keys = {image: Path(image).relative_to(root).as_posix() for image in masks_of}
     notes = (
-        [f"{counted(n_without_mask, 'image')} without a mask {was(n_without_mask)} left out"] if n_without_mask else []
+        [f"{counted(n_without_mask, 'image')} without a mask {was_or_were(n_without_mask)} left out"]
+        if n_without_mask
+        else []
     )
     if n_repeated:
-        notes.append(f"{counted(n_repeated, 'repeated row')} of {file.name} {was(n_repeated)} left out")
+        notes.append(f"{counted(n_repeated, 'repeated row')} of {file.name} {was_or_were(n_repeated)} left out")
     return MaskTable(root, [(keys[i], tuple(masks), part) for i, (masks, part) in masks_of.items()], tuple(notes))
 
 
 def _column_positions(cells: Sequence[str]) -> tuple[int, int, int | None] | None:
-    """Return the positions of the columns of images, masks and parts (None if missing); None for any other table."""
-    plain = list(map(plain_column, cells))
+    """Return the positions of the columns of images, masks and splits; None if images or masks are missing.
+
+    The position of the column of splits is None if the table has no such column.
+    """
+    plain = list(map(normalise_column_name, cells))
     image, mask, part = (first_position(plain, names) for names in (IMAGE_COLUMNS, MASK_COLUMNS, SPLIT_COLUMNS))
     return None if image is None or mask is None else (image, mask, part)
 
@@ -98,7 +106,7 @@ def _column_positions(cells: Sequence[str]) -> tuple[int, int, int | None] | Non
 def _resolve_path(cell: str, file: Path, context: str) -> str:
     path = plain_path(cell)
     if leads_out(path) and not (os.path.isabs(path) and ".." not in path.split("/") and "\0" not in path):
-        raise UserError(f"{context} leads out of the folder of the table ({path[:80]!r}): give paths below it.")
+        raise UserError(f"{context} has a path outside of the table's folder ({path[:80]!r}): correct the path.")
     absolute = os.path.join(os.path.abspath(file.parent), path)
     if not os.path.isfile(absolute):
         raise UserError(f"{context} names {path[:80]!r}, but there is no such file: correct the path.")

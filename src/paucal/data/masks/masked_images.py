@@ -1,4 +1,4 @@
-"""Images with a class for every pixel; all masks are checked when they are opened, and kept in memory if they fit."""
+"""Images with segmentation masks; all masks are read and checked at the start, and kept in memory if they fit."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -14,38 +14,40 @@ from paucal.data.decode import Orientation, UnreadableImage, ambiguity_note, rea
 from paucal.data.images import ImageSet
 from paucal.data.masks.coding import IGNORED, Coding, MaskCoding, NamedClasses
 from paucal.data.masks.mask_files import FileFacts, MaskFacts, count_values, read_mask
-from paucal.data.masks.meaning import UncodedMasks, meaning_by_class, meaning_of_values
+from paucal.data.masks.meaning import UncodedMasks, classes_from_files, classes_from_values
 from paucal.data.masks.pairs import Pairs
 from paucal.data.stores import FileStore
-from paucal.memory import available_memory
+from paucal.memory import read_available_memory
 from paucal.types import UserError
-from paucal.wording import counted, first_few
+from paucal.wording import counted, join_first_few
 
-Report = Callable[[int, int], None]
-MAX_MEMORY_SHARE = 0.1  # of the free memory, for decoded masks
+Report = Callable[[int, int], None]  # function called with (images done, total)
+MAX_MEMORY_FRACTION = 0.1  # fraction of the free memory that decoded masks may use
 MAX_SIZE_RATIO = 4  # a mask with more than this many times the pixels of its image is not decoded
-MAX_VALUES = 1 << 16  # masks with more different values are photographs
-MIN_IMAGES = 3  # one each for training, validation and test
-MAX_ASPECT_ERROR = 0.02  # relative difference in aspect ratio of a mask and its image, since resizing rounds sides
+MAX_VALUES = 1 << 16  # maximum number of different values in masks; files with more are photographs
+MIN_IMAGES = 3  # one image each for training, validation and test
+MAX_ASPECT_ERROR = 0.02  # relative difference between the aspect ratios of mask and image, since resizing rounds sides
 
 # Names of findings.
 STRAY_VALUES, TURNED_IMAGES, INVERTED, RESIZED = "stray-values", "turned-images", "perhaps-inverted", "perhaps-resized"
-MIN_STEPS = 10  # fewer pixels with a value between their neighbours' values do not prove interpolation
-PIXELS_PER_STRAY = 10_000  # a stray value has at most one pixel in this many
-# Masks may be inverted if a class covers at most the first share of some images, and at least the second of others.
+MIN_STEPS = 10  # minimum number of pixels with values between those of their neighbours that proves interpolation
+PIXELS_PER_STRAY = 10_000  # a value is a stray value if at most one of this many pixels has the value
+# Masks may be inverted if the second class covers at most the first fraction of some images, and at least the second
+# fraction of all other images.
 SMALL_COVER, LARGE_COVER = 0.35, 0.65
-MIN_GROUP_SHARE = 0.25  # of the masks, in each of these two groups
+MIN_GROUP_FRACTION = 0.25  # minimum fraction of the masks in each of these two groups
 
 
 class MaskStore:
-    """Reads the class numbers of the pixels of an image, by the image's position.
+    """Store that reads the class number of each pixel of an image, by the image's position.
 
     Args:
-        files: Mask files of each image; several are joined.
+        files: Mask files of each image; several masks of an image are joined.
         sizes: (N, 2) heights and widths of the upright images.
-        coding: Class that each value in the files stands for.
-        numbers: Class that each mask file of each image marks; None if the values in the files give the classes.
-        kept: Decoded masks by position; None if they are read from their files.
+        coding: Coding of the mask files.
+        numbers: Number of the class that each mask file of each image marks; None if the values in the files give the
+            classes.
+        kept: Decoded masks by the position of the image; None to decode mask files on each access.
     """
 
     def __init__(
@@ -68,20 +70,20 @@ class MaskStore:
         return self.read_files(index)[0]
 
     def read_files(self, index: int) -> tuple[NDArray[np.uint8], bool]:
-        """Return the class numbers of an image, read from its files, and whether two classes mark the same pixel."""
+        """Return the (H, W) class numbers of an image, read from its files, and whether masks of classes overlap."""
         masks = [self._read_file(file, index) for file in self._files[index]]
         if self._numbers is None:
             return join_masks(masks), False
         return join_classes(masks, self._numbers[index])
 
     def with_decoded(self, kept: dict[int, NDArray[np.uint8]]) -> "MaskStore":
-        """Return a store of the same files that uses masks already decoded (by position)."""
+        """Return a store of the same files with decoded masks, by the position of the image."""
         return MaskStore(self._files, self._sizes, self._coding, self._numbers, kept)
 
     def _read_file(self, file: Path, index: int) -> NDArray[np.uint8]:
         height, width = map(int, self._sizes[index])
         raw = read_mask(file, file.name, MAX_SIZE_RATIO * height * width)
-        is_smaller_than_image(raw.shape, (height, width), file.name)  # raises if the mask does not fit its image
+        is_smaller_than_image(raw.shape, (height, width), file.name)  # called because it raises for a wrong size
         mask = self._coding.encode(raw.values_for(self._coding.kind == "colour", file.name), file.name)
         if mask.shape == (height, width):
             return mask
@@ -93,9 +95,10 @@ class MaskedImages:
     """Images with their masks and classes.
 
     Attributes:
-        images: N images; each row of `multi_hot` marks the classes that occur in an image.
-        masks: Store of the class numbers of each image's pixels.
-        coding: Mask value of each class; its class number if each class has its own mask files, which are joined.
+        images: N images; `images.multi_hot` marks the classes that occur in each image.
+        masks: Store of the masks, as class numbers.
+        coding: Coding of the masks; if each class has its own mask files, the coding of the joined masks, whose values
+            are class numbers.
         pixels: (N, K) int64 number of pixels of each class in each image.
         findings: Possible mistakes in the masks.
     """
@@ -106,13 +109,13 @@ class MaskedImages:
     pixels: NDArray[np.int64]
     findings: tuple[Finding, ...] = ()
 
-    def doubts(self) -> list[str]:
+    def describe_findings(self) -> list[str]:
         """Return the findings as sentences."""
         return [f"{finding.text}; {finding.advice}" for finding in self.findings]
 
 
 def images_of_pairs(pairs: Pairs, location: str) -> ImageSet:
-    """Return the images of pairs as a set without classes; no image is read."""
+    """Return the images of `pairs` as an unlabelled set, without reading the images."""
     keys = [pair.key for pair in pairs.pairs]
     return ImageSet(
         name=pairs.root.resolve().name,
@@ -138,17 +141,17 @@ def read_masks(
     """Read every mask twice: first to choose the coding, then to count the pixels of each class.
 
     Args:
-        images: Images of the pairs in any order; some may have been left out.
+        images: Images of `pairs` in any order; not all images of `pairs` need to be included.
         pairs: Images and masks.
-        requested: `MaskCoding.kind` as set by the user; None to infer it from the values.
-        ignore: Value, or red, green and blue, that means "not labelled".
-        named: Classes from the file of --classes.
+        requested: `MaskCoding.kind` as set by the user; None to infer the kind from the values.
+        ignore: Grey value (one number) or colour (red, green and blue) that means "not labelled".
+        named: Classes from the file given with --classes.
         report: Function called with (images done, total), where the total counts each image twice.
-        coding: Coding of the run or model that the masks are for; None to choose it.
+        coding: Coding of the run or model that the masks are for; None to choose the coding from the values.
 
     Raises:
-        UserError: A mask cannot be read, does not fit its image, or has values that belong to no class; or the masks
-            have different codings.
+        UserError: A mask cannot be read, has another size or aspect ratio than its image, or has values that are not
+            classes; or the masks have different codings.
     """
     pairs_by_key = {pair.key: pair for pair in pairs.pairs}
     files, total = [pairs_by_key[key].masks for key in images.keys], len(images)
@@ -157,7 +160,9 @@ def read_masks(
     facts, smaller, ambiguous = _measure_files(files, orientations, lambda done: report(done, 2 * total))
     mask_classes = [pairs_by_key[key].classes for key in images.keys]
     uncoded_masks = UncodedMasks(facts, pairs, requested, ignore, named, coding)
-    meaning = meaning_by_class(uncoded_masks, mask_classes) if any(mask_classes) else meaning_of_values(uncoded_masks)
+    meaning = (
+        classes_from_files(uncoded_masks, mask_classes) if any(mask_classes) else classes_from_values(uncoded_masks)
+    )
     coding, named, mask_notes = meaning.coding, meaning.named, meaning.notes
     if meaning.numbers is None:
         _require_joinable(files, coding)
@@ -176,10 +181,10 @@ def read_masks(
     if named is not None and named.note:
         notes.append(named.note)
     findings = (
-        *(stray_values(facts, coding) if requested is None and named is None else ()),
-        *(interpolated_masks(facts, coding) if meaning.numbers is None else ()),
-        *inverted_masks(pixels),
-        *turned_images(ambiguous, images),
+        *(find_stray_values(facts, coding) if requested is None and named is None else ()),
+        *(find_interpolated_masks(facts, coding) if meaning.numbers is None else ()),
+        *find_inverted_masks(pixels),
+        *find_turned_images(ambiguous, images),
     )
     classes = _class_names(coding) if named is None else named.names
     shown_classes = (pixels > 0).astype(np.int8)
@@ -188,7 +193,10 @@ def read_masks(
 
 
 def _orientation(path: Path, size: Sequence[int]) -> Orientation:
-    """Return the EXIF orientation of an image with the upright (height, width) `size`; 1 for arrays."""
+    """Return the EXIF orientation of an image whose upright (height, width) is `size`.
+
+    The orientation of files without EXIF data, such as NumPy arrays, is 1 (upright).
+    """
     upright = (size[0], size[1])
     try:
         return replace(read_orientation(path, path.name), upright=upright)
@@ -202,7 +210,7 @@ def _measure_files(
     """Count the values in all masks, and check their sizes.
 
     Returns:
-        Counts of the values in the files; names of the masks that are smaller than their images; positions of the
+        The statistics of the files; the names of the masks that are smaller than their images; and the positions of the
         images whose size does not show whether the mask was drawn before or after the EXIF rotation.
     """
     facts: list[FileFacts] = []
@@ -218,8 +226,8 @@ def _measure_files(
             values |= facts[-1].values
             if len(values) > MAX_VALUES:
                 raise UserError(
-                    f"the masks have more than {MAX_VALUES:,} different values ({path.name} is one of "
-                    "them): they are photographs, or in a lossy format; give masks with one value for each class."
+                    f"the masks have more than {MAX_VALUES:,} different values (one of the masks is {path.name}), so "
+                    "they are photographs, or are in a lossy format: give masks with one value for each class."
                 )
         if orientation.is_ambiguous and read_orientation(paths[0], paths[0].name).value == 1:
             ambiguous.append(index)
@@ -230,7 +238,7 @@ def _measure_files(
 def is_smaller_than_image(
     mask: tuple[int, int], image: tuple[int, int], name: str, stored: tuple[int, int] | None = None
 ) -> bool:
-    """Return whether a mask must be enlarged to the size of its image; raise if it does not fit the image.
+    """Return whether a mask is smaller than its image; raise a UserError if the mask does not match the image.
 
     Args:
         mask: (height, width) of the mask.
@@ -248,28 +256,29 @@ def is_smaller_than_image(
         return True
     if stored is not None and tuple(mask) == tuple(stored):
         raise UserError(
-            f"mask {name} has {mask[0]}x{mask[1]} pixels (height x width) and its image {image[0]}x{image[1]} once its "
-            "EXIF tag rotates it: the mask was drawn before the rotation; store the image upright, or without the tag."
+            f"mask {name} has {mask[0]}x{mask[1]} pixels (height x width), but its image has {image[0]}x{image[1]} "
+            "after the rotation of the EXIF tag: the mask was drawn before the rotation. Store the image upright, or "
+            "without the tag."
         )
     problem = "is rotated, or belongs to another image" if mask[::-1] == tuple(image) else "has a different size"
     raise UserError(
-        f"mask {name} has {mask[0]}x{mask[1]} pixels (height x width) and its image {image[0]}x{image[1]}: it "
-        f"{problem}; give a mask of the image's size, or a smaller one with its aspect ratio."
+        f"mask {name} has {mask[0]}x{mask[1]} pixels (height x width), but its image has {image[0]}x{image[1]}: the "
+        f"mask {problem}. Give a mask of the image's size, or a smaller mask with the image's aspect ratio."
     )
 
 
 def _require_joinable(files: Sequence[tuple[Path, ...]], coding: MaskCoding) -> None:
-    """Refuse several masks of one image, unless they only have background and foreground."""
+    """Raise a UserError if an image has several masks, unless masks have only background and foreground."""
     paths = next((paths for paths in files if len(paths) > 1), None)
     if paths and (coding.count != 2 or coding.values[0] != 0):
         raise UserError(
-            f"{paths[0].name} and {paths[1].name} are masks of one image, but masks have {coding.count} classes "
-            f"({coding.describe()}): only masks of two classes can be joined; give one mask for each image."
+            f"{paths[0].name} and {paths[1].name} are masks of one image, but the masks have {coding.count} classes "
+            f"({coding.describe()}), and only masks of two classes can be joined: give one mask for each image."
         )
 
 
 def join_masks(masks: Sequence[NDArray[np.uint8]]) -> NDArray[np.uint8]:
-    """Join (H, W) masks of two classes: 1 where any mask has 1, else `IGNORED` where any mask has it, else 0."""
+    """Join (H, W) masks of two classes: 1 where any mask is 1, else `IGNORED` where any mask is `IGNORED`, else 0."""
     if len(masks) == 1:
         return masks[0]
     stacked = np.stack(masks)
@@ -278,14 +287,14 @@ def join_masks(masks: Sequence[NDArray[np.uint8]]) -> NDArray[np.uint8]:
 
 
 def join_classes(masks: Sequence[NDArray[np.uint8]], numbers: Sequence[int]) -> tuple[NDArray[np.uint8], bool]:
-    """Join masks of one class each; a pixel that several masks mark gets the highest of their class numbers.
+    """Join masks of one class each; if several masks mark a pixel, the highest class number is used.
 
     Args:
-        masks: (H, W) masks: 1 for marked, 0 for unmarked, `IGNORED` for unlabelled pixels.
-        numbers: Class number that each mask marks.
+        masks: (H, W) masks with 1 for the class, 0 for background and `IGNORED` for unlabelled pixels.
+        numbers: Number of the class that each mask marks.
 
     Returns:
-        (H, W) class numbers, and whether several masks mark the same pixel.
+        The (H, W) class numbers, and whether several masks mark the same pixel.
     """
     stacked = np.stack(masks)
     mask = np.where((stacked == IGNORED).any(0), IGNORED, 0).astype(np.uint8)
@@ -300,10 +309,10 @@ def _decode_all(
     """Decode all masks, and keep them in memory if they fit.
 
     Returns:
-        The store of the masks, the (N, K) number of pixels of each class in each image, and the positions of images
-        with pixels that several classes mark.
+        The store of the masks, the (N, K) number of pixels of each class in each image, and the positions of images in
+        which masks of several classes overlap.
     """
-    fits = int(sizes.prod(1).sum()) <= MAX_MEMORY_SHARE * available_memory()
+    fits = int(sizes.prod(1).sum()) <= MAX_MEMORY_FRACTION * read_available_memory()
     pixels, decoded_masks, overlaps = np.zeros((len(store), n_classes), dtype=np.int64), {}, []
     for index in range(len(store)):
         mask, is_overlapping = store.read_files(index)
@@ -323,18 +332,18 @@ def _class_names(coding: MaskCoding) -> tuple[str, ...]:
     return tuple(f"class {value}" if coding.kind == "index" else f"grey {value}" for value in coding.values)
 
 
-def require_enough(masked: MaskedImages) -> None:
+def require_enough_images(masked: MaskedImages) -> None:
     """Raise a UserError unless at least 3 images have labelled pixels."""
     labelled = int((masked.pixels.sum(1) > 0).sum())
     if labelled < MIN_IMAGES:
         raise UserError(
-            f"{counted(labelled, 'image')} with labelled pixels: expected {MIN_IMAGES} or more, for training, "
-            "validation and test."
+            f"{counted(labelled, 'image has', 'images have')} labelled pixels; expected {MIN_IMAGES} or more images, "
+            "for training, validation and test."
         )
 
 
-def stray_values(facts: MaskFacts, coding: MaskCoding) -> list[Finding]:
-    """Return a finding on grey levels and colours that count as classes but occur in few pixels of a single mask."""
+def find_stray_values(facts: MaskFacts, coding: MaskCoding) -> list[Finding]:
+    """Return a finding on grey levels or colours that count as classes, but occur in few pixels of a single mask."""
     if coding.kind not in ("grey", "colour") or len(facts.files) < 3:
         return []
     facts = facts.as_colours() if coding.kind == "colour" else facts
@@ -346,7 +355,7 @@ def stray_values(facts: MaskFacts, coding: MaskCoding) -> list[Finding]:
     if not strays:
         return []
     text = counted(len(strays), "stray value counts as a class", "stray values count as classes")
-    examples = first_few(strays)
+    examples = join_first_few(strays)
     return [
         Finding(
             STRAY_VALUES, "misleads", f"{text}: {examples}", "correct the masks, or name the classes with --classes"
@@ -354,8 +363,8 @@ def stray_values(facts: MaskFacts, coding: MaskCoding) -> list[Finding]:
     ]
 
 
-def interpolated_masks(facts: MaskFacts, coding: MaskCoding) -> list[Finding]:
-    """Return a finding on masks of class numbers with intermediate numbers at edges, as after interpolation."""
+def find_interpolated_masks(facts: MaskFacts, coding: MaskCoding) -> list[Finding]:
+    """Return a finding on masks with intermediate class numbers at edges, as after interpolation."""
     interpolated = [file for file in facts.files if file.steps >= MIN_STEPS and 2 * file.steps > file.jumps]
     if coding.kind != "index" or not interpolated:
         return []
@@ -364,11 +373,11 @@ def interpolated_masks(facts: MaskFacts, coding: MaskCoding) -> list[Finding]:
         "class numbers change step by step at edges, as after resizing with interpolation: the intermediate numbers "
         "are then not real classes"
     )
-    return [Finding(RESIZED, "warning", text, "check them; resize masks with nearest-neighbour interpolation")]
+    return [Finding(RESIZED, "warning", text, "check these masks; resize masks with nearest-neighbour interpolation")]
 
 
-def inverted_masks(pixels: NDArray[np.int64]) -> list[Finding]:
-    """Return a finding if masks of two classes form two groups, as if some were inverted.
+def find_inverted_masks(pixels: NDArray[np.int64]) -> list[Finding]:
+    """Return a finding if masks of two classes form two groups, as if some masks were inverted.
 
     Args:
         pixels: (N, K) number of pixels of each class in each mask.
@@ -377,16 +386,16 @@ def inverted_masks(pixels: NDArray[np.int64]) -> list[Finding]:
     with_both_classes = np.flatnonzero((pixels > 0).all(1)) if pixels.shape[1] == 2 else np.zeros(0, dtype=np.int64)
     if len(with_both_classes) < 4:
         return []
-    share = pixels[with_both_classes, 1] / labelled[with_both_classes]
-    is_small, is_large = share <= SMALL_COVER, share >= LARGE_COVER
-    if not (is_small | is_large).all() or min(is_small.mean(), is_large.mean()) < MIN_GROUP_SHARE:
+    cover = pixels[with_both_classes, 1] / labelled[with_both_classes]
+    is_small, is_large = cover <= SMALL_COVER, cover >= LARGE_COVER
+    if not (is_small | is_large).all() or min(is_small.mean(), is_large.mean()) < MIN_GROUP_FRACTION:
         return []
-    if abs(share[is_small].mean() + share[is_large].mean() - 1) >= 0.1:
+    if abs(cover[is_small].mean() + cover[is_large].mean() - 1) >= 0.1:
         return []
     minority = with_both_classes[is_large if is_large.sum() <= is_small.sum() else is_small]
     text = (
-        f"the second class covers {100 * share[is_small].mean():.0f} % of {counted(int(is_small.sum()), 'image')} and "
-        f"{100 * share[is_large].mean():.0f} % of {counted(int(is_large.sum()), 'image')}, with no image in between: "
+        f"the second class covers {100 * cover[is_small].mean():.0f} % of {counted(int(is_small.sum()), 'image')} and "
+        f"{100 * cover[is_large].mean():.0f} % of {counted(int(is_large.sum()), 'image')}, with no image in between: "
         "some masks may be inverted"
     )
     return [
@@ -396,8 +405,8 @@ def inverted_masks(pixels: NDArray[np.int64]) -> list[Finding]:
     ]
 
 
-def turned_images(ambiguous: Sequence[int], images: ImageSet) -> list[Finding]:
-    """Return a finding on images whose size does not show whether masks were drawn before their EXIF rotation."""
+def find_turned_images(ambiguous: Sequence[int], images: ImageSet) -> list[Finding]:
+    """Return a finding on images whose size does not show if the masks were drawn before or after the EXIF rotation."""
     if not ambiguous:
         return []
     text, _, advice = ambiguity_note([images.keys[index] for index in ambiguous], "masks").rpartition("; ")

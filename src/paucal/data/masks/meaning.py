@@ -1,4 +1,4 @@
-"""Classes of masks: the coding of their values, and the names of the classes from tables in the set."""
+"""Classes of masks: the coding of the mask values, and the class names from tables in the set."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,20 +15,21 @@ from paucal.data.masks.coding import (
 from paucal.data.masks.mask_files import MaskFacts
 from paucal.data.masks.naming import folder_role
 from paucal.data.masks.pairs import Pairs
-from paucal.data.splits.part_names import PARTS
+from paucal.data.splits.part_names import PART_BY_WORD
 from paucal.reading import is_regular
 from paucal.types import UserError
 
-# File names of tables of classes. The first is used by SegNet and CamVid, then CVAT and Datumaro, then Roboflow.
+# File names of tables of classes. The first name is used by SegNet and CamVid, the second by CVAT and Datumaro, and the
+# third by Roboflow.
 CLASS_TABLES = (
     *("class_dict.csv", "labelmap.txt", "_classes.csv", "label_colors.txt", "label_colours.txt", "class_dict_seg.csv"),
     *("classes.csv", "colormap.csv", "labels.csv", "classes.txt", "labels.txt"),
 )
-MAX_PARENTS = 5  # folders above a file that are searched for such tables
+MAX_PARENTS = 5  # number of folders above a file that are searched for tables of classes
 
 
 class UncodedMasks(NamedTuple):
-    """Masks whose coding is not chosen yet: counts of their values, and the arguments of `read_masks`."""
+    """Masks whose coding is not chosen yet: the statistics of their values, and the arguments of `read_masks`."""
 
     facts: MaskFacts
     pairs: Pairs
@@ -42,12 +43,14 @@ class MaskMeaning(NamedTuple):
     """The classes of a set of masks.
 
     Attributes:
-        coding: Mask value of each class; its class number if each class has its own mask files, which are joined.
-        file_coding: Coding of the mask files before they are joined; if each class has its own files, their values are
-            0, and 1 or 255.
+        coding: Coding of the masks; if each class has its own mask files, the coding of the joined masks, whose values
+            are class numbers.
+        file_coding: Coding of the mask files. If each class has its own files, the values are 0 for background, and 1
+            or 255 for the class.
         named: Class names; None to name the classes after their values.
         notes: Sentences for the user.
-        numbers: Class number that each mask file of each image marks; None if the values in the files give the classes.
+        numbers: Number of the class that each mask file of each image marks; None if the values in the files give the
+            classes.
     """
 
     coding: MaskCoding
@@ -57,7 +60,7 @@ class MaskMeaning(NamedTuple):
     numbers: list[tuple[int, ...]] | None = None
 
 
-def meaning_of_values(masks: UncodedMasks) -> MaskMeaning:
+def classes_from_values(masks: UncodedMasks) -> MaskMeaning:
     """Return the classes of masks whose values give the classes."""
     named, notes = masks.named, list[str]()
     if named is None and masks.kind is None:
@@ -68,12 +71,12 @@ def meaning_of_values(masks: UncodedMasks) -> MaskMeaning:
     return MaskMeaning(coding, coding, named, notes)
 
 
-def meaning_by_class(masks: UncodedMasks, marked: Sequence[tuple[str, ...]]) -> MaskMeaning:
+def classes_from_files(masks: UncodedMasks, marked: Sequence[tuple[str, ...]]) -> MaskMeaning:
     """Return the classes of masks with separate files for each class.
 
     Args:
-        masks: Masks.
-        marked: For each image, the class that each of its mask files marks.
+        masks: Masks whose coding is not chosen yet.
+        marked: For each image, the class that each mask file marks.
     """
     names = sorted({name for classes in marked for name in classes})
     classes = ("background", *names) if masks.named is None else masks.named.names
@@ -81,14 +84,14 @@ def meaning_by_class(masks: UncodedMasks, marked: Sequence[tuple[str, ...]]) -> 
         classes = ("background", *classes)
     if unknown := sorted(set(names) - set(classes)):
         raise UserError(
-            f"masks are named after the class {unknown[0]!r}, but the classes are {', '.join(classes[:8])}: name it in "
-            "--classes, or move its masks away."
+            f"masks are named after the class {unknown[0]!r}, but the classes are {', '.join(classes[:8])}: add the "
+            "class to --classes, or move its masks out of the folder."
         )
     file_coding = find_coding(masks.facts, masks.kind, masks.ignore)
     if file_coding.count != 2 or file_coding.values[0] != 0:
         raise UserError(
             f"there is a mask for each class of an image, but masks have {file_coding.count} classes "
-            f"({file_coding.describe()}): give one mask for each image, or masks of marked and unmarked pixels."
+            f"({file_coding.describe()}): give one mask for each image, or masks with only background and foreground."
         )
     numbers = [tuple(map(classes.index, image_classes)) for image_classes in marked]
     coding = masks.coding or MaskCoding("index", tuple(range(len(classes))))
@@ -98,16 +101,16 @@ def meaning_by_class(masks: UncodedMasks, marked: Sequence[tuple[str, ...]]) -> 
 
 
 def _find_names(masks: UncodedMasks) -> tuple[NamedClasses | None, list[str]]:
-    """Return the classes of the first table in the set that fits its masks (None if none does), and notes."""
+    """Return the classes of the first table in the set that matches the masks, or None, and notes for the user."""
     notes: list[str] = []
     for file in _class_tables(masks.pairs):
         try:
             class_names = read_class_names(file)
             if _fits_masks(class_names, masks):
                 return class_names, [*notes, f"class names are from {file.name}"]
-        except UserError:  # a file with such a name may have other content
+        except UserError:  # the file is not a table of classes in spite of its name
             pass
-        notes.append(f"{file.name} does not name the classes of these masks, and is not used")
+        notes.append(f"{file.name} is not used, since its classes do not match these masks")
     return None, notes
 
 
@@ -126,11 +129,14 @@ def _class_tables(pairs: Pairs) -> list[Path]:
 
 
 def _folders_above(file: Path, root: Path) -> list[Path]:
-    """Return the folders above a file up to the root; outside it, up to the first not named after images or masks."""
+    """Return the folders above a file up to the root.
+
+    Outside of the root, the last folder is the first that is not named after images, masks or a split.
+    """
     folders = []
     for folder in list(file.parents)[:MAX_PARENTS]:
         folders.append(folder)
-        is_named = folder_role(folder.name).content or folder.name.lower() in PARTS
+        is_named = folder_role(folder.name).content or folder.name.lower() in PART_BY_WORD
         is_inside = folder != root and (folder == file.parent or folder.is_relative_to(root))
         if not (is_named or is_inside):
             break
@@ -138,7 +144,10 @@ def _folders_above(file: Path, root: Path) -> list[Path]:
 
 
 def _fits_masks(class_names: NamedClasses, masks: UncodedMasks) -> bool:
-    """Return whether a table names every value in the masks or, without values, has as many names as classes."""
+    """Return whether a table of classes has a name for every mask value.
+
+    A table without mask values matches if the number of names equals the number of classes.
+    """
     named = None if class_names.values is None else class_names
     coding = masks.coding or find_coding(masks.facts, None, masks.ignore, named)
     if class_names.values is None:

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from paucal.data.sources.suffixes import IMAGE_SUFFIXES
-from paucal.data.splits.part_names import FOLDER_WORDS, WHOLE_WORDS, folder_words
+from paucal.data.splits.part_names import FOLDER_WORDS, STANDALONE_WORDS, folder_words
 
-# Folder names in published sets and labelling tools, in lower case, without separators, splits and formats.
+# Folder names in published sets and labelling tools, in lower case, without separators and without words for splits and
+# file formats.
 _IMAGE_FOLDER = re.compile(
     r"images?|imgs?|(?:jpeg|rgb|original|raw)images|photos?|pictures|rgb|inputs?|originals?|leftimg8bit|frames|stillsraw"
 )
@@ -18,10 +19,10 @@ _MASK_FOLDER = re.compile(
     r"(?:ground)?truths?|segs?|segmentations?|segmentationclass(?:es)?|targets?|trimaps?|1stmanual|semantic|"
     r"label(?:ids|maps?|images|segmentation)|maskimages|stuffthingmaps|labeledapproved"
 )
-# "other": masks that number objects rather than classes, as VOC's and COCO's.
+# "other": masks whose values are object numbers instead of class numbers, as VOC's and COCO's.
 _CONTENTS = (("image", _IMAGE_FOLDER), ("mask", _MASK_FOLDER), ("other", re.compile("segmentationobjects?|panoptic")))
 _FORMATS = ("png", "jpg", "jpeg", "tif", "tiff", "bmp", "gif")
-_PART_WORDS = "|".join(sorted(WHOLE_WORDS, key=len, reverse=True))
+_PART_WORDS = "|".join(sorted(STANDALONE_WORDS, key=len, reverse=True))
 _JOINED_WITH_PART = re.compile(rf"(?P<part>{_PART_WORDS})(?P<rest>[a-z]+)|(?P<head>[a-z]+)(?P<tail>{_PART_WORDS})")
 
 # Words for masks in file names.
@@ -30,9 +31,9 @@ TOKENS = (
     r"gt(?:fine|coarse)?|ground[\W_]?truths?|truth|targets?|trimaps?|manual\d?"
 )
 _TOKENS_BY_STRICT = ((True, TOKENS), (False, rf"{TOKENS}|l"))
-_GAP = r"[\s_.,+~-]+"  # between words of a file name
-_COUNT = r"(?:[\s_.,+~-]*)\(?(\d{1,6})\)?"  # _1, 1, (1)
-# Words in names of pictures of masks and of other kinds of labels.
+_GAP = r"[\s_.,+~-]+"  # separator between words of a file name
+_COUNT = r"(?:[\s_.,+~-]*)\(?(\d{1,6})\)?"  # number at the end of a file name, such as "_1", "1" or "(1)"
+# Words in the names of mask visualisations and of other kinds of labels.
 _DECOYS = re.compile(
     r"colou?r(?:s|ed|ized|masks?)?|instances?|instance(?:train)?ids|panoptic|overlays?|previews?|vis|viz|visuali[sz]ed|"
     r"thumbs?|edges?|depth",
@@ -47,11 +48,11 @@ _NUMBERED = re.compile(rf"(.+?)(?:{_GAP}|\s*(?=\()){_COUNT}")
 _LAST_WORD = re.compile(rf"(.+?){_GAP}[^\s_.,+~-]+")
 
 
-def fold(text: str) -> str:
-    """Return a name in the form in which names are compared: without differences in case and Unicode form.
+def fold_name(text: str) -> str:
+    """Return a name in folded form, in which names are compared regardless of case and Unicode form.
 
     Example:
-        >>> fold("E\u0301tang") == fold("\u00c9TANG")
+        >>> fold_name("E\u0301tang") == fold_name("\u00c9TANG")
         True
     """
     return unicodedata.normalize("NFC", unicodedata.normalize("NFC", text).casefold())
@@ -59,11 +60,11 @@ def fold(text: str) -> str:
 
 @dataclass(frozen=True)
 class FolderRole:
-    """What the name of a folder says about the files in it.
+    """The content and the split of a folder's files, according to the folder's name.
 
     Attributes:
-        content: "image", "mask", "other" for labels of another kind, or "" if the name does not say.
-        part: "train", "val", "test", or "" if the name does not say.
+        content: "image", "mask", "other" for labels of another kind, or "" if the name does not tell.
+        part: "train", "val", "test", or "" if the name does not tell.
     """
 
     content: str
@@ -72,7 +73,7 @@ class FolderRole:
 
 @lru_cache(maxsize=1 << 12)
 def folder_role(name: str) -> FolderRole:
-    """Return the role that a folder's name states; every word of the name must be recognised.
+    """Parse a folder's name; the content and the split are "" unless every word of the name is recognised.
 
     Example:
         >>> folder_role("trainannot"), folder_role("Training_Images")
@@ -90,15 +91,15 @@ def folder_role(name: str) -> FolderRole:
         parts = {FOLDER_WORDS[part_match["part"] or part_match["tail"]]}
         joined_words = part_match["rest"] or part_match["head"]
     content = _content_of_words(joined_words)
-    is_understood = content or (not unknown_words and all(word in WHOLE_WORDS for word in words))
+    is_understood = content or (not unknown_words and all(word in STANDALONE_WORDS for word in words))
     return FolderRole(content, "".join(parts) if is_understood and len(parts) == 1 else "")
 
 
-def ends_as_masks(name: str) -> bool:
+def ends_in_mask_words(name: str) -> bool:
     """Return whether the last words of a folder's name stand for masks.
 
     Example:
-        >>> ends_as_masks("ISIC2018_Task1_Training_GroundTruth"), ends_as_masks("photos")
+        >>> ends_in_mask_words("ISIC2018_Task1_Training_GroundTruth"), ends_in_mask_words("photos")
         (True, False)
     """
     words = [word for word in folder_words(name) if word not in FOLDER_WORDS]
@@ -108,12 +109,12 @@ def ends_as_masks(name: str) -> bool:
 
 
 def is_decoy_folder(name: str) -> bool:
-    """Return whether a folder's name stands for pictures of masks or for labels of another kind."""
+    """Return whether a folder is named after mask visualisations or labels of another kind."""
     return any(_DECOYS.fullmatch(word) for word in folder_words(name))
 
 
 def is_decoy_name(words: str) -> bool:
-    """Return whether a word of a file name stands for a picture of a mask, or for a label of another kind.
+    """Return whether a word of a file name stands for a mask visualisation or a label of another kind.
 
     Example:
         >>> is_decoy_name("_gtFine_color"), is_decoy_name("_tumor")
@@ -132,8 +133,8 @@ class MaskName:
 
     Attributes:
         base: Name of the image that the mask would belong to; "" for the only image in the folder.
-        kind: Words for masks in the name, in folded form, such as "mask" or "labelids"; "" for none.
-        number: Number of the mask among the masks of its image; "" for none.
+        kind: Words for masks in the name, in folded form, such as "mask" or "labelids"; "" if there are no such words.
+        number: Number of the mask among the masks of the image; "" if the mask is not numbered.
     """
 
     base: str
@@ -154,41 +155,41 @@ _MASK_BEGIN = re.compile(rf"({TOKENS})(?:{_GAP}(.+)|(\d.*))", re.IGNORECASE)
 
 
 def parse_mask_name(stem: str, strict: bool = False) -> Iterator[MaskName]:
-    """Yield the parses of a mask's name that is not numbered, the longest base first.
+    """Yield the possible parses of the name of a mask without a number, from the longest to the shortest base.
 
     Args:
-        stem: Name without suffix.
-        strict: False if "l" at the end counts as a word for masks too, as in CamVid's `0001TP_006690_L.png`.
+        stem: File name without suffix.
+        strict: False if "l" at the end also counts as a word for masks, as in CamVid's `0001TP_006690_L.png`.
 
     Example:
         >>> [name.base for name in parse_mask_name("a_seg_mask")]
         ['a_seg', 'a']
     """
     if _MASK_ONLY[strict].fullmatch(stem):
-        yield MaskName("", fold(stem))
+        yield MaskName("", fold_name(stem))
     kinds, base = [], stem
     while match := _MASK_END[strict].fullmatch(base):
-        base, kinds = match[1], [fold(match[2]), *kinds]
+        base, kinds = match[1], [fold_name(match[2]), *kinds]
         yield MaskName(base, " ".join(kinds))
     if match := _MASK_BEGIN.fullmatch(stem):
-        yield MaskName(match[2] or match[3], fold(match[1]))
+        yield MaskName(match[2] or match[3], fold_name(match[1]))
 
 
 def parse_numbered_name(stem: str, strict: bool = False) -> Iterator[MaskName]:
-    """Yield the parses of a mask's name that ends in a word for masks and a number.
+    """Yield the possible parses of a mask's name that ends in a word for masks and a number.
 
-    In `a_mask_1` the number may count the masks of `a`, or belong to the name of an image `a_1`.
+    In `a_mask_1`, the number may be that of a mask of the image `a`, or belong to the name of the image `a_1`.
 
     Example:
         >>> [(name.base, name.number) for name in parse_numbered_name("a_mask_1")]
         [('a', '1'), ('a_1', '')]
     """
     if match := _MASK_ONLY_NUMBERED[strict].fullmatch(stem):
-        yield MaskName("", fold(match[1]), match[2])
+        yield MaskName("", fold_name(match[1]), match[2])
     match = _MASK_END_NUMBERED[strict].fullmatch(stem)
     if match is None:
         return
-    base, gap, kind, number = match[1], match[2], fold(match[3]), match[4]
+    base, gap, kind, number = match[1], match[2], fold_name(match[3]), match[4]
     yield MaskName(base, kind, number)
     for inner in parse_mask_name(base, strict):
         yield MaskName(inner.base, f"{inner.kind} {kind}", number)
@@ -196,13 +197,13 @@ def parse_numbered_name(stem: str, strict: bool = False) -> Iterator[MaskName]:
 
 
 def parse_counted_name(stem: str) -> MaskName | None:
-    """Parse a name that ends in a number as the name of an image and the number of a mask; None without a number."""
+    """Parse a name as the name of an image and the number of a mask; None if the name does not end in a number."""
     match = _NUMBERED.fullmatch(stem)
     return MaskName(match[1], "", match[2]) if match else None
 
 
 def image_bases(stem: str) -> Iterator[str]:
-    """Yield the name of an image without words such as "image" at its beginning or end.
+    """Yield the name of an image without words such as "image" at the beginning or end.
 
     Example:
         >>> list(image_bases("aachen_000000_leftImg8bit")), list(image_bases("img001"))
@@ -216,19 +217,19 @@ def image_bases(stem: str) -> Iterator[str]:
         yield match[1] or match[2]
 
 
-def object_name(stem: str) -> str:
+def name_without_mask_words(stem: str) -> str:
     """Return a mask's name in folded form, without numbers and words for masks; "" if nothing remains.
 
     Example:
-        >>> object_name("mask_1"), object_name("Liver_mask")
+        >>> name_without_mask_words("mask_1"), name_without_mask_words("Liver_mask")
         ('', 'liver')
     """
-    words = re.split(_GAP, re.sub(r"\d+", " ", fold(stem)).replace(" ", "_"))
+    words = re.split(_GAP, re.sub(r"\d+", " ", fold_name(stem)).replace(" ", "_"))
     return "_".join(word for word in words if word and not re.fullmatch(TOKENS, word))
 
 
 def without_suffix(name: str) -> str:
-    """Return a name without its suffix, if that is the suffix of an image.
+    """Return a file name without its suffix, if the suffix is that of an image format.
 
     Example:
         >>> without_suffix("a.JPG"), without_suffix("a.1")

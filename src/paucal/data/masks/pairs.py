@@ -15,8 +15,8 @@ from paucal.data.masks.mask_files import pack_colours
 from paucal.data.masks.mask_table import is_mask_table, read_mask_table
 from paucal.data.masks.matching import File, Matches, describe_left_out, match
 from paucal.data.masks.naming import (
-    ends_as_masks,
-    fold,
+    ends_in_mask_words,
+    fold_name,
     folder_role,
     image_bases,
     parse_mask_name,
@@ -33,8 +33,8 @@ from paucal.data.stores import FileStore, Store
 from paucal.types import NoLabelsError, UserError
 from paucal.wording import counted
 
-_SAMPLED_PAIRS = 5  # pairs of files whose colours are counted
-MAX_MASK_COLOURS, MIN_PHOTO_COLOURS = 32, 256  # number of colours in one file
+_SAMPLED_PAIRS = 5  # number of pairs of files whose colours are counted
+MAX_MASK_COLOURS, MIN_PHOTO_COLOURS = 32, 256  # number of colours in a file: masks have at most 32, photos above 256
 _JPEG = (".jpg", ".jpeg", ".jpe", ".jfif")
 
 
@@ -44,8 +44,8 @@ class Pair:
 
     Attributes:
         key: Path of the image relative to the root of the images, with forward slashes.
-        masks: Mask files of the image; several are joined.
-        part: "train", "val" or "test", as declared by folders or lists; "" for none.
+        masks: Mask files of the image; several masks are joined.
+        part: "train", "val" or "test", as declared by folders or lists; "" if not declared.
         classes: Class that each mask file marks; empty if the values in the files give the classes.
     """
 
@@ -57,7 +57,7 @@ class Pair:
 
 @dataclass(frozen=True)
 class Pairs:
-    """The images with masks of a set.
+    """The images of a set that have masks.
 
     Attributes:
         root: Folder to which the keys are relative.
@@ -72,12 +72,13 @@ class Pairs:
 
 @dataclass(frozen=True)
 class ImageAndMaskFiles:
-    """The images and the masks of a set, told apart by their names.
+    """The images and the masks of a set, which are distinguished by their names.
 
     Attributes:
         images: Image files.
         masks: Mask files.
-        others: Keys of labels of another kind, as in VOC's `SegmentationObject` and COCO's `panoptic_train2017`.
+        others: Keys of labels of another kind, such as files in VOC's `SegmentationObject` and COCO's
+            `panoptic_train2017`.
     """
 
     images: tuple[File, ...]
@@ -86,18 +87,21 @@ class ImageAndMaskFiles:
 
 
 def find_pairs(data: Path, images: Path | None = None, masks: Path | None = None) -> Pairs:
-    """Find the images with masks in a folder, or in two folders.
+    """Find images and their masks in a folder, or in two folders.
 
     Args:
-        data: Folder with a folder of images and a folder of masks, at its top (`images/`, `masks/`, with train, val and
-            test below them) or within each part (`train/images/`, `train/masks/`, or `train/`, `trainannot/`); or with
-            images and masks side by side (`x.jpg`, `x_mask.png`). Also a zip or tar file of such a folder, or a table
-            with a column of images and a column of masks.
-        images: Folder of the images; with `masks`, both are used instead of `data`.
+        data: Folder with a folder of images and a folder of masks, either at the top (`images/`, `masks/`, perhaps with
+            folders for train, val and test inside) or in the folder of each split (`train/images/`, `train/masks/`, or
+            `train/`, `trainannot/`). The folder may also contain images and masks side by side (`x.jpg`, `x_mask.png`).
+            A zip or tar file of such a folder, or a table with a column of images and a column of masks, is also
+            supported.
+        images: Folder of the images. If `images` and `masks` are given, `data` is not used.
         masks: Folder of the masks.
     """
     if (images is None) != (masks is None):
-        raise UserError("--images and --masks go together: give both, or a folder that contains images and masks.")
+        raise UserError(
+            "--images and --masks must be given together: give both, or a folder that contains images and masks."
+        )
     if images is None or masks is None:
         if data.is_file() and is_archive(data):
             folder, notes = unpack(data)
@@ -113,17 +117,17 @@ def find_pairs(data: Path, images: Path | None = None, masks: Path | None = None
             return Pairs(data, drawn_pairs, (f"the masks are drawn from {NAME}", *notes))
         keys = find_images(data)
         files = find_image_and_mask_folders(keys)
-        if not files.masks and (twins := twin_folders(keys, FileStore(data.resolve(), keys))):
-            image_folder, mask_folder = twins
+        if not files.masks and (folders := find_folders_by_colours(keys, FileStore(data.resolve(), keys))):
+            image_folder, mask_folder = folders
             pairs = find_pairs(data, data / image_folder, data / mask_folder)
             note = f"the files of {mask_folder} have few colours, and are used as masks of the images in {image_folder}"
             return replace(pairs, notes=(note, *pairs.notes))
         if not files.images or not files.masks:
             raise NoLabelsError(
-                f"DATA: {str(data)!r} has no {'masks' if files.images else 'images'} in it: expected a folder of "
+                f"DATA: {str(data)!r} contains no {'masks' if files.images else 'images'}: expected a folder of "
                 "images (images, JPEGImages, ...) and a folder of masks (masks, labels, annotations, ...) with files "
-                "of the same names, or masks beside their images (NAME_mask.png); or name the folders with --images "
-                "and --masks."
+                "of the same names, or masks beside their images (NAME_mask.png). For other folder names, give "
+                "--images and --masks."
             )
         return _match_and_split(data, data, files, [data])
     for flag, folder in (("--images", images), ("--masks", masks)):
@@ -132,13 +136,13 @@ def find_pairs(data: Path, images: Path | None = None, masks: Path | None = None
 
 
 def find_image_and_mask_folders(keys: Sequence[str]) -> ImageAndMaskFiles:
-    """Tell images from masks by the names of their folders, or else by their file names."""
+    """Distinguish images from masks by the names of their folders, or else by their file names."""
     keys_by_content: dict[str, list[str]] = {"image": [], "mask": [], "other": [], "": []}
     for key in keys:
         keys_by_content[_content_of_folders(key)].append(key)
     if not keys_by_content["mask"]:
         keys_by_content["mask"] = [
-            key for key in keys_by_content[""] if any(map(ends_as_masks, PurePosixPath(key).parts[:-1]))
+            key for key in keys_by_content[""] if any(map(ends_in_mask_words, PurePosixPath(key).parts[:-1]))
         ]
         keys_by_content[""] = sorted(set(keys_by_content[""]) - set(keys_by_content["mask"]))
     if keys_by_content["mask"] or keys_by_content["other"]:
@@ -151,7 +155,7 @@ def find_image_and_mask_folders(keys: Sequence[str]) -> ImageAndMaskFiles:
 
 
 def _two_folders(images: Path, masks: Path) -> ImageAndMaskFiles:
-    """Return the images and masks of two folders; one may be inside the other, or both may be the same folder."""
+    """Return the images and masks of two folders, which may be the same folder, or one inside the other."""
     if images.resolve() == masks.resolve():
         return _side_by_side(find_images(images))
     image_keys, mask_keys = (
@@ -162,40 +166,40 @@ def _two_folders(images: Path, masks: Path) -> ImageAndMaskFiles:
 
 
 def _is_inside(path: Path, other: Path, searched_folder: Path) -> bool:
-    """Return whether a file of `searched_folder` is in `other`, and `other` is inside `searched_folder`."""
+    """Return whether `other` is inside `searched_folder`, and contains the file `path` of `searched_folder`."""
     return other.resolve().is_relative_to(searched_folder.resolve()) and path.resolve().is_relative_to(other.resolve())
 
 
 def _side_by_side(keys: Sequence[str]) -> ImageAndMaskFiles:
-    """Tell images from masks in the same folders by their file names."""
+    """Distinguish images from masks in the same folders by their file names."""
     files = [_to_file(key, all_folders=True) for key in keys]
-    bases = {(file.place, fold(name)): file for file in files for name in (*image_bases(file.stem), file.stem)}
+    bases = {(file.folders, fold_name(name)): file for file in files for name in (*image_bases(file.stem), file.stem)}
     masks = []
     for file in files:
         names = (*parse_mask_name(file.stem, strict=True), *parse_numbered_name(file.stem, strict=True))
-        image_names = {fold(base) for name in names for base in (name.base, without_suffix(name.base))}
-        if any(bases.get((file.place, base), file) is not file for base in image_names):
+        image_names = {fold_name(base) for name in names for base in (name.base, without_suffix(name.base))}
+        if any(bases.get((file.folders, base), file) is not file for base in image_names):
             masks.append(file)
-    mask_keys = {file.key for file in masks or _find_twins(files)}
+    mask_keys = {file.key for file in masks or _masks_beside_jpegs(files)}
     images = tuple(_to_file(file.key) for file in files if file.key not in mask_keys)
     return ImageAndMaskFiles(images, tuple(_to_file(file.key) for file in files if file.key in mask_keys))
 
 
-def _find_twins(files: Sequence[File]) -> list[File]:
-    """Return the masks of a set in which `x.png` is the mask of `x.jpg`; an empty list if it has any other files."""
-    twins: dict[tuple[tuple[str, ...], str], list[File]] = defaultdict(list)
+def _masks_beside_jpegs(files: Sequence[File]) -> list[File]:
+    """Return the masks of a set in which `x.png` is the mask of `x.jpg`; an empty list if there are any other files."""
+    pairs: dict[tuple[tuple[str, ...], str], list[File]] = defaultdict(list)
     for file in files:
-        twins[file.place, fold(file.stem)].append(file)
-    mask_files = [[file for file in pair if not file.key.lower().endswith(_JPEG)] for pair in twins.values()]
-    are_pairs = all(len(pair) == 2 and len(masks) == 1 for pair, masks in zip(twins.values(), mask_files, strict=True))
+        pairs[file.folders, fold_name(file.stem)].append(file)
+    mask_files = [[file for file in pair if not file.key.lower().endswith(_JPEG)] for pair in pairs.values()]
+    are_pairs = all(len(pair) == 2 and len(masks) == 1 for pair, masks in zip(pairs.values(), mask_files, strict=True))
     return [masks[0] for masks in mask_files] if are_pairs else []
 
 
-def twin_folders(keys: Sequence[str], store: Store) -> tuple[str, str] | None:
-    """Return the folder of photographs and the folder of masks, if a set consists of two such folders.
+def find_folders_by_colours(keys: Sequence[str], store: Store) -> tuple[str, str] | None:
+    """Return the folder of photographs and the folder of masks, if a set consists of two such folders, else None.
 
-    The folders may have any names. Their files must have the same names and sizes; masks are recognised by their few
-    colours.
+    The folders may have any names. The files of the two folders must have the same names and image sizes. Masks are
+    recognised by their small number of colours.
     """
     files_by_folder: dict[str, dict[str, int]] = {}
     for index, key in enumerate(keys):
@@ -211,12 +215,12 @@ def twin_folders(keys: Sequence[str], store: Store) -> tuple[str, str] | None:
         return None
     sampled = [names[int(index)] for index in evenly_spaced(len(names), _SAMPLED_PAIRS)]
     try:
-        pictures = [[np.asarray(store.read(files_by_folder[folder][name])) for name in sampled] for folder in folders]
+        images = [[np.asarray(store.read(files_by_folder[folder][name])) for name in sampled] for folder in folders]
     except UnreadableImage:
         return None
-    if any(first.shape[:2] != second.shape[:2] for first, second in zip(*pictures, strict=True)):
+    if any(first.shape[:2] != second.shape[:2] for first, second in zip(*images, strict=True)):
         return None
-    colours = [[len(np.unique(pack_colours(picture))) for picture in folder_pictures] for folder_pictures in pictures]
+    colours = [[len(np.unique(pack_colours(image))) for image in folder_images] for folder_images in images]
     for photos, masks in ((0, 1), (1, 0)):
         if min(colours[photos]) > MIN_PHOTO_COLOURS and max(colours[masks]) <= MAX_MASK_COLOURS:
             return folders[photos], folders[masks]
@@ -228,37 +232,39 @@ def _to_file(key: str, single_word: bool = False, all_folders: bool = False) -> 
 
     Args:
         key: Path of the file.
-        single_word: Whether one word of a folder's name, such as "train", is enough to declare the part.
-        all_folders: Whether `File.place` includes folders named after images or masks.
+        single_word: Whether one word of a folder's name, such as "train", is enough to declare the split.
+        all_folders: Whether `File.folders` includes folders named after images or masks.
     """
     path = PurePosixPath(key)
     roles = [(name, folder_role(name)) for name in path.parts[:-1]]
-    place = [role.part or ("" if role.content else fold(name)) for name, role in roles]
+    folders = [role.part or ("" if role.content else fold_name(name)) for name, role in roles]
     part = next((role.part for _, role in roles if role.part), "")
     if single_word and not part:
         part = next((word_part for name, _ in roles if (word_part := part_among_words(name))), "")
     stem = unicodedata.normalize("NFC", path.stem)
-    return File(key, path.parts[:-1] if all_folders else tuple(name for name in place if name), stem, part)
+    return File(key, path.parts[:-1] if all_folders else tuple(name for name in folders if name), stem, part)
 
 
 def _content_of_folders(key: str) -> str:
-    """Return the content (`FolderRole`) of the innermost folder whose name states it; "" if none does."""
+    """Return the content (`FolderRole`) of the innermost folder whose name tells the content; "" if no name does."""
     return next(
         (content for name in reversed(PurePosixPath(key).parts[:-1]) if (content := folder_role(name).content)), ""
     )
 
 
 def _match_and_split(root: Path, mask_root: Path, files: ImageAndMaskFiles, bases: Iterable[Path]) -> Pairs:
-    """Match images to masks, and read the part of each image from its folders or from lists in the folders `bases`.
+    """Match images to masks, and read the split of each image from folder names or from lists.
 
-    The keys of images are relative to `root`, and the keys of masks to `mask_root`.
+    The keys of images are relative to `root`, and the keys of masks to `mask_root`. Lists of splits are searched in the
+    folders `bases` and in the folders above images and masks.
     """
     matches, classes = _match_masks(files)
     if not matches.masks:
         raise UserError(
-            f"none of the {counted(len(files.images), 'image')} has a mask with its name: the first image is "
-            f"{files.images[0].key if files.images else 'missing'!r}, the first mask "
-            f"{files.masks[0].key if files.masks else 'missing'!r}; give both the same name except for the suffix."
+            f"none of the {counted(len(files.images), 'image')} has a mask with its name. The first image is "
+            f"{files.images[0].key if files.images else 'missing'!r}, and the first mask is "
+            f"{files.masks[0].key if files.masks else 'missing'!r}: give each mask the name of its image, except for "
+            "the suffix."
         )
     image_folders = {_folders_above(file.key) for file in files.images} - {""}
     mask_folders = {_folders_above(file.key, below=1) for file in files.masks} - {""}
@@ -270,7 +276,7 @@ def _match_and_split(root: Path, mask_root: Path, files: ImageAndMaskFiles, base
         masks = matches.masks[key]
         mask_classes = tuple(classes[mask] for mask in masks if classes)
         pairs.append(Pair(key, tuple(mask_root / mask for mask in masks), parts[key], mask_classes))
-    return Pairs(root, tuple(pairs), (*matches.notes(bool(classes)), *notes))
+    return Pairs(root, tuple(pairs), (*matches.describe(bool(classes)), *notes))
 
 
 def _match_masks(files: ImageAndMaskFiles) -> tuple[Matches, dict[str, str]]:
@@ -289,7 +295,7 @@ def _match_masks(files: ImageAndMaskFiles) -> tuple[Matches, dict[str, str]]:
 
 
 def _folders_above(key: str, below: int = 0) -> str:
-    """Return the path above the outermost folder named after images or masks, and `below` more folders of the key."""
+    """Return the path above the outermost folder named after images or masks, extended by the next `below` folders."""
     parts = PurePosixPath(key).parts[:-1]
     index = next((index + below for index, name in enumerate(parts) if folder_role(name).content), len(parts))
     return "/".join(parts[:index])
@@ -298,7 +304,7 @@ def _folders_above(key: str, below: int = 0) -> str:
 def _assign_parts(
     matches: Matches, files: ImageAndMaskFiles, bases: Iterable[Path]
 ) -> tuple[dict[str, str], list[str]]:
-    """Return the part ("" for none) of each image that is used, and sentences on images that are not listed."""
+    """Return the split of each image that is used ("" if not declared), and sentences on images that are not listed."""
     folders = {file.key: file.part for file in files.images if file.key in matches.masks}
     lists = read_part_lists(bases, [file.key for file in files.images])
     notes = list(lists.notes)
@@ -306,24 +312,22 @@ def _assign_parts(
         for key, part in folders.items():
             if part and lists.parts.get(key, part) != part:
                 raise UserError(
-                    f"{key!r} is in a folder of {part}, but in the list of {lists.parts[key]}: correct one, or move "
-                    "the lists away."
+                    f"{key!r} is in the folder for {part}, but in the list for {lists.parts[key]}: correct the folder "
+                    "or the list, or remove the lists."
                 )
         unlisted = [key for key in folders if key not in lists.parts]
         if unlisted and lists.missing:
             raise UserError(
-                f"the lists of parts name {lists.missing[0]}, but there is no such image, while they do not name "
-                f"{unlisted[0]!r}: correct the lists, or move them away."
+                f"the lists of the splits name {lists.missing[0]}, but there is no such image, and they do not name "
+                f"{unlisted[0]!r}: correct or remove the lists."
             )
-        notes += describe_left_out(
-            unlisted, "image with a mask that no list names", "images with masks that no list names"
-        )
+        notes += describe_left_out(unlisted, "image that is in no list", "images that are in no list")
         return {key: lists.parts[key] for key in folders if key in lists.parts}, notes
     without_part = [key for key, part in folders.items() if not part]
     if without_part and len(without_part) < len(folders):
         notes.append(
-            f"{counted(len(without_part), 'image is', 'images are')} outside of the part folders, so part folders are "
-            f"ignored: {', '.join(without_part[:3])}"
+            f"{counted(len(without_part), 'image is', 'images are')} outside of the folders for train, val and test, "
+            f"so these folders do not declare a split: {', '.join(without_part[:3])}"
         )
         folders = dict.fromkeys(folders, "")
     return folders, notes

@@ -1,4 +1,4 @@
-"""COCO's panoptic JSON: PNG files of segment numbers, converted once to masks of class numbers in the cache folder.
+"""COCO's panoptic format: PNG files of segment numbers, converted once to masks of class numbers in the cache folder.
 
 Format: https://cocodataset.org/#format-data, "Panoptic Segmentation". The number of a segment is red + 256
 green + 65,536 blue; 0 is an unlabelled pixel. The JSON gives the category of each segment, "thing" or "stuff".
@@ -26,11 +26,11 @@ from paucal.data.masks.coding import IGNORED
 from paucal.data.masks.mask_files import read_mask
 from paucal.data.splits.part_names import part_of_file
 from paucal.types import UserError
-from paucal.wording import counted, was
+from paucal.wording import counted, was_or_were
 
 NAME = "COCO's panoptic JSON"
-MAX_BYTES = 1 << 29  # panoptic_train2017.json has 360 MB
-DrawnMasks = list[tuple[str, Path, str]]  # key of the image, mask file, part
+MAX_BYTES = 1 << 29  # maximum size of a JSON file; panoptic_train2017.json is 360 MB large
+DrawnMasks = list[tuple[str, Path, str]]  # key of the image, mask file, split
 
 
 def find_panoptic(tree: Tree) -> list[str]:
@@ -39,10 +39,13 @@ def find_panoptic(tree: Tree) -> list[str]:
 
 
 def draw_panoptic(root: Path) -> tuple[DrawnMasks, list[str]]:
-    """Draw the masks of a folder with panoptic JSON, unless the cache has them; return them, and notes.
+    """Draw the masks of a folder with panoptic JSON files, unless the masks are in the cache.
 
-    Mask values are positions in the JSON's list of categories; `classes.csv` in the folder above has their names. Both
-    results are empty without panoptic JSON.
+    Mask values are positions in the list of categories in the JSON file; `classes.csv` in the folder above the masks
+    has the names of the categories.
+
+    Returns:
+        The masks of each image, and notes for the user. Both lists are empty if there are no panoptic JSON files.
     """
     tree = folder_tree(root)
     files = find_panoptic(tree)
@@ -52,7 +55,9 @@ def draw_panoptic(root: Path) -> tuple[DrawnMasks, list[str]]:
     names = {file: _category_names(tree.shown_path(file), content["categories"]) for file, content in contents.items()}
     categories = names[files[0]]
     if any(other != categories for other in names.values()):
-        raise UserError(f"the panoptic files of {tree.shown!r} name different categories: give them the same ones.")
+        raise UserError(
+            f"the panoptic files of {tree.shown!r} have different categories: give all files the same categories."
+        )
     entries = [row for file in files for row in _plan_masks(tree, file, contents[file])]
     status = [(path, (root / path).stat()) for path in (*files, *(png for _, png, _, _ in entries))]
     stamps = [(path, stat.st_size, stat.st_mtime_ns) for path, stat in status]
@@ -66,7 +71,9 @@ def draw_panoptic(root: Path) -> tuple[DrawnMasks, list[str]]:
         for content in contents.values()
     )
     notes = (
-        [f"{counted(n_without_mask, 'image')} without a mask {was(n_without_mask)} left out"] if n_without_mask else []
+        [f"{counted(n_without_mask, 'image')} without a mask {was_or_were(n_without_mask)} left out"]
+        if n_without_mask
+        else []
     )
     mask_rows = [(key, folder / "masks" / f"{index}.png", part) for index, (key, _, _, part) in enumerate(entries)]
     return mask_rows, notes
@@ -80,7 +87,7 @@ def _read_entries(tree: Tree, file: str) -> dict[str, list[dict[str, Any]]]:
             isinstance(row, dict) and keys <= row.keys() for row in rows[name]
         ):
             raise UserError(
-                f"{tree.shown_path(file)!r} lacks a list {name!r} of entries with {', '.join(sorted(keys))}: "
+                f"{tree.shown_path(file)!r} has no list {name!r} of entries with {', '.join(sorted(keys))}: "
                 f"give {NAME}."
             )
     return rows
@@ -99,8 +106,8 @@ def _category_names(place: str, rows: Sequence[Mapping[str, Any]]) -> dict[Any, 
     are_unique = len(names) == len(rows) == len(set(names.values()))
     if not 1 <= len(names) <= IGNORED or not are_unique or not all(names.values()):
         raise UserError(
-            f"{place!r} has {len(rows)} categories, expected 1 to {IGNORED} with unique ids and unique names: "
-            "correct them."
+            f"{place!r} has {len(rows)} categories, expected 1 to {IGNORED} categories with unique ids and unique "
+            "names: correct the categories."
         )
     return names
 
@@ -108,27 +115,28 @@ def _category_names(place: str, rows: Sequence[Mapping[str, Any]]) -> dict[Any, 
 def _plan_masks(
     tree: Tree, file: str, content: Mapping[str, Sequence[Mapping[str, Any]]]
 ) -> list[tuple[str, str, Any, str]]:
-    """Return (key of the image, path of the PNG, segments, part) for each annotation in a JSON file."""
+    """Return (key of the image, path of the PNG file, segments, split) for each annotation in a JSON file."""
     place, part = tree.shown_path(file), part_of_file(file)
     stem = PurePosixPath(file).stem.lower()
     segment_files = [path for path in tree.images if stem in path.lower().split("/")[:-1]]
     if not segment_files:
         segment_files = [path for path in tree.images if "panoptic" in path.lower().rpartition("/")[0]]
-    pictures = [path for path in tree.images if "panoptic" not in path.lower().rpartition("/")[0]]
+    image_files = [path for path in tree.images if "panoptic" not in path.lower().rpartition("/")[0]]
     images = {repr(row["id"]): str(row["file_name"]) for row in content["images"]}
     rows = content["annotations"]
     if missing := next((row for row in rows if repr(row["image_id"]) not in images), None):
         raise UserError(
-            f"{place!r} has segments of the image {missing['image_id']!r}, but does not list the image: add it."
+            f"{place!r} has segments of the image {missing['image_id']!r}, but does not list the image: add the image "
+            "to 'images'."
         )
     stated_images = [images[repr(row["image_id"])] for row in rows]
-    keys = ImageNames(sorted(set(pictures) - set(segment_files)), tree).find_images(stated_images, file, part)
+    keys = ImageNames(sorted(set(image_files) - set(segment_files)), tree).find_images(stated_images, file, part)
     pngs = ImageNames(segment_files, tree).find_images([str(row["file_name"]) for row in rows], file, part)
     for row, name, key, png in zip(rows, stated_images, keys, pngs, strict=True):
         if key is None or png is None:
             raise UserError(
                 f"{place!r} describes {name if key is None else str(row['file_name'])!r}, but there is no such image "
-                f"in {tree.shown!r}{'' if key is None else f', in a folder such as {stem}/'}: add it."
+                f"in {tree.shown!r}{'' if key is None else f', in a folder such as {stem}/'}: add the file."
             )
     return [(str(key), str(png), row[SEGMENTS], part) for row, key, png in zip(rows, keys, pngs, strict=True)]
 
@@ -149,14 +157,14 @@ def _draw_masks(
         try:
             os.replace(target, folder)
         except OSError:
-            if not folder.is_dir():  # if it is, another process has written it
+            if not folder.is_dir():  # if the folder exists, another process has written the masks
                 raise
     finally:
         shutil.rmtree(target, ignore_errors=True)
 
 
 def _draw_mask(path: Path, name: str, segments: Any, classes: Mapping[Any, int]) -> NDArray[np.uint8]:
-    """Return the (H, W) class of each pixel; `IGNORED` for pixels of no segment."""
+    """Return the (H, W) class number of each pixel; `IGNORED` for pixels outside of all segments."""
     packed = read_mask(path, name).values_for(True, name)  # red is the highest byte
     numbers = (packed >> 16) | (packed & 0xFF00) | (packed & 0xFF) << 16
     mask = np.full(numbers.shape, IGNORED, dtype=np.uint8)
@@ -165,13 +173,13 @@ def _draw_mask(path: Path, name: str, segments: Any, classes: Mapping[Any, int])
         if not has_id or repr(segment.get("category_id")) not in classes:
             raise UserError(
                 f"{name!r} has a segment without an id, or of a category that is not listed ({str(segment)[:80]}): "
-                "correct the JSON."
+                "correct the JSON file."
             )
         mask[numbers == segment["id"]] = classes[repr(segment["category_id"])]
     unknown = (mask == IGNORED) & (numbers != 0)
     if unknown.any():
         raise UserError(
-            f"{name!r} has pixels of the segment {int(numbers[unknown][0])}, which its JSON does not list: add the "
-            "segment."
+            f"{name!r} has pixels of the segment {int(numbers[unknown][0])}, which is not listed in the JSON file: add "
+            "the segment to the JSON file."
         )
     return mask

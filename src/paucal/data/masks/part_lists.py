@@ -1,4 +1,4 @@
-"""Lists of the images of each part (train, val, test), such as VOC's `ImageSets/Segmentation/train.txt`."""
+"""Lists of the images of each split (train, val, test), such as VOC's `ImageSets/Segmentation/train.txt`."""
 
 import re
 from collections import defaultdict
@@ -6,18 +6,18 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from paucal.data.masks.naming import fold, without_suffix
+from paucal.data.masks.naming import fold_name, without_suffix
 from paucal.data.sources.folder import is_ignored
 from paucal.data.sources.suffixes import IMAGE_SUFFIXES
-from paucal.data.splits.part_names import PARTS, TRAINVAL
+from paucal.data.splits.part_names import PART_BY_WORD, TRAINVAL
 from paucal.reading import is_regular, read_decoded
 from paucal.types import UserError
-from paucal.wording import counted, first_few
+from paucal.wording import counted, join_first_few
 
 FOLDERS = (("imagesets", "segmentation"), ("imagesets",), ("imagesets", "main"))
-MAX_BYTES = 64 << 20
-_LIST_NAME = re.compile(rf"(?P<both>train[-_ ]?val(?:id(?:ation)?)?)|(?P<part>{'|'.join(PARTS)})", re.IGNORECASE)
-# VOC's lists of a class have 1, 0 or -1 after each image; Oxford Pets' lists have three numbers.
+MAX_BYTES = 64 << 20  # maximum size of a list
+_LIST_NAME = re.compile(rf"(?P<both>train[-_ ]?val(?:id(?:ation)?)?)|(?P<part>{'|'.join(PART_BY_WORD)})", re.IGNORECASE)
+# VOC's lists for a class have 1, 0 or -1 after each image; Oxford Pets' lists have three numbers after each image.
 _BEFORE_NUMBERS = (re.compile(r"(.*\S)\s+(?:-1|0|1)"), re.compile(r"(.*\S)(?:\s+\d+){3}"))
 _SUFFIXES = "|".join(re.escape(suffix) for suffix in IMAGE_SUFFIXES)
 _BEFORE_PATH = re.compile(
@@ -30,8 +30,8 @@ class ListedParts:
     """Content of the lists of a set.
 
     Attributes:
-        parts: "train", "val" or "test" of each listed image, by its key.
-        missing: Lines that match no image, each with the name of its list.
+        parts: Split ("train", "val" or "test") of each listed image, by the key of the image.
+        missing: Lines that match no image, each with the name of the list.
         notes: Sentences for the user.
     """
 
@@ -41,10 +41,10 @@ class ListedParts:
 
 
 def read_part_lists(bases: Iterable[Path], keys: Sequence[str]) -> ListedParts:
-    """Read the lists of parts below the folders `bases`: in `ImageSets/Segmentation` or `ImageSets`, or in the folders.
+    """Read the lists of images in the folders `bases`, or in `ImageSets/Segmentation` or `ImageSets` inside them.
 
-    A line has the name, the file name or the path of an image; a second path or numbers may follow. A list is named
-    after a part, in any spelling that folders may have, or "trainval" for train and val together.
+    Each line has the name, the file name or the path of an image, and perhaps a second path or numbers. A list is named
+    after a split, with the same spellings as for folders, or "trainval" for training and validation images together.
     """
     names = _ImageIndex(keys)
     parts: dict[str, str] = {}
@@ -57,39 +57,41 @@ def read_part_lists(bases: Iterable[Path], keys: Sequence[str]) -> ListedParts:
         if files and not any(list_keys for list_keys, _ in lists.values()):
             if folder != base:
                 raise UserError(
-                    f"the lists in {folder} ({file_names}) name none of the images: correct or remove the lists."
+                    f"the lists in {folder} ({file_names}) contain none of the images: correct or remove the lists."
                 )
-            notes.append(f"lists that name no image are not used: {file_names}")
-            continue  # a text file with such a name may have any content
+            notes.append(f"lists that contain none of the images are not used: {file_names}")
+            continue  # a text file with such a name need not be a list of images
         parts = _join_lists({part: list_keys for part, (list_keys, _) in lists.items()}, files, parts)
         missing += [f"{line!r} in {files[part].name}" for part, (_, lines) in lists.items() for line in lines]
         notes += [f"parts are from the lists in {folder.name}: {file_names}"] if files else []
     if missing:
-        notes.append(f"{counted(len(missing), 'line')} of the lists without an image: {first_few(missing)}")
+        notes.append(
+            f"{counted(len(missing), 'line')} of the lists without a matching image: {join_first_few(missing)}"
+        )
     return ListedParts(parts, tuple(missing), tuple(notes))
 
 
 def _find_lists(base: Path) -> tuple[Path, dict[str, Path]]:
-    """Return the folder whose lists are used, and its list of each part."""
+    """Return the folder whose lists are used, and the list file of each split."""
     for names in FOLDERS:
         folder = base
         for name in names:
-            folder = next((child for child in _children(folder) if fold(child.name) == name), folder / name)
+            folder = next((child for child in _children(folder) if fold_name(child.name) == name), folder / name)
         if files := _lists_in(folder):
             return folder, files
     return base, _lists_in(base)
 
 
 def _lists_in(folder: Path) -> dict[str, Path]:
-    """Return the list of each part in a folder."""
+    """Return the list file of each split in a folder."""
     lists: dict[str, Path] = {}
     for file in _children(folder):
         match = _LIST_NAME.fullmatch(file.stem.strip())
         if match is None or file.suffix.lower() != ".txt" or not is_regular(file):
             continue
-        part = TRAINVAL if match["both"] else PARTS[match["part"].lower()]
+        part = TRAINVAL if match["both"] else PART_BY_WORD[match["part"].lower()]
         if part in lists:
-            raise UserError(f"{lists[part]} and {file.name} are both lists of {part}: keep one of them.")
+            raise UserError(f"{lists[part]} and {file.name} are both lists for {part}: keep one of these files.")
         lists[part] = file
     return lists
 
@@ -99,7 +101,7 @@ def _children(folder: Path) -> list[Path]:
 
 
 def _read_list(file: Path, names: "_ImageIndex") -> tuple[list[str], list[str]]:
-    """Return the keys of the images in a list, and its lines that name no image."""
+    """Return the keys of the images in a list, and the lines that match no image."""
     keys, missing = [], []
     for line in read_decoded(file, MAX_BYTES).text.splitlines():
         if line.strip():
@@ -122,13 +124,16 @@ class _ImageIndex:
     def __init__(self, keys: Sequence[str]) -> None:
         self._ends: dict[str, set[str]] = defaultdict(set)
         for key in keys:
-            for end in _path_endings(fold(key)):
+            for end in _path_endings(fold_name(key)):
                 self._ends[end].add(key)
                 self._ends[without_suffix(end)].add(key)
 
     def find(self, entry: str) -> str | None:
-        """Return the key of the image that a list entry names: by the longest end of its path that only one has."""
-        path = fold(entry).replace("\\", "/")
+        """Return the key of the image that a list entry names; None if no end of the path matches exactly one image.
+
+        Longer ends of the path are tried before shorter ones.
+        """
+        path = fold_name(entry).replace("\\", "/")
         for end in _path_endings(path):
             for name in (end, without_suffix(end)):
                 if len(keys := self._ends.get(name, ())) == 1:
@@ -145,17 +150,18 @@ def _path_endings(path: str) -> Iterator[str]:
 def _join_lists(
     lists: Mapping[str, list[str]], files: Mapping[str, Path], earlier_parts: Mapping[str, str]
 ) -> dict[str, str]:
-    """Return the part of each image, added to `earlier_parts`.
+    """Return the split of each image, in addition to `earlier_parts`.
 
-    A list "trainval" is one of val if there is a list of train but none of val, else one of train.
+    Images that are only in a list "trainval" are val images if there is a list "train" but no list "val", and training
+    images otherwise.
     """
     parts: dict[str, str] = dict(earlier_parts)
     for part in ("train", "val", "test"):
         for key in lists.get(part, ()):
             if parts.setdefault(key, part) != part:
-                raise UserError(f"{key!r} is in the lists of {parts[key]} and of {part}: keep it in one of them.")
+                raise UserError(f"{key!r} is in the lists for {parts[key]} and {part}: keep the image in one list.")
     trainval_part = "val" if "train" in lists and "val" not in lists else "train"
     for key in lists.get(TRAINVAL, ()):
         if parts.setdefault(key, trainval_part) == "test":
-            raise UserError(f"{key!r} is in the lists of test and of {files[TRAINVAL].stem}: keep it in one of them.")
+            raise UserError(f"{key!r} is in the lists for test and {files[TRAINVAL].stem}: keep the image in one list.")
     return parts

@@ -1,4 +1,4 @@
-"""Recognition of masks among the images of a set, so that no mask is used as a photograph."""
+"""Recognition of masks among the images of a set, so that masks are not used as photographs."""
 
 import re
 from collections.abc import Sequence
@@ -12,20 +12,20 @@ from paucal.data.images import ImageSet, evenly_spaced
 from paucal.data.masks.mask_files import pack_colours
 from paucal.data.masks.matching import match
 from paucal.data.masks.naming import TOKENS, folder_role
-from paucal.data.masks.pairs import find_image_and_mask_folders, twin_folders
+from paucal.data.masks.pairs import find_folders_by_colours, find_image_and_mask_folders
 from paucal.data.stores import Store
 from paucal.types import UserError
-from paucal.wording import counted, was
+from paucal.wording import counted, was_or_were
 
-MIN_NAMED_SHARE = 0.1  # if a smaller share of the files is named like masks, the names are a coincidence
-SAMPLED_NAMES = 4096  # names in the quick check
-MAX_READ_MASKS = 5  # files whose colours are counted
-MAX_COLOURS = 256  # in a mask; photographs have more
+MIN_NAMED_FRACTION = 0.1  # if a smaller fraction of the files is named like masks, the names are a coincidence
+SAMPLED_NAMES = 4096  # number of names in the quick check
+MAX_READ_MASKS = 5  # number of files whose colours are counted
+MAX_COLOURS = 256  # maximum number of colours in a mask; photographs have more
 _WORD = re.compile(rf"(?:^|[\W_])(?:{TOKENS})(?:$|[\W_]|\d)", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
-class MasksAmong:
+class MasksInSet:
     """The masks in a set of images.
 
     Attributes:
@@ -43,18 +43,18 @@ class MasksAmong:
         return f"{counted(len(self.keys), 'mask')}{example}"
 
 
-def masks_among(keys: Sequence[str], store: Store) -> MasksAmong | None:
-    """Return the masks in a set of images; None if there are none, or so few that their names are a coincidence.
+def find_masks_among(keys: Sequence[str], store: Store) -> MasksInSet | None:
+    """Return the masks in a set of images; None if there are no masks, or so few that the names are a coincidence.
 
     The names of folders suffice if all folders are named after images or masks (`images/`, `masks/`, `trainannot/`).
-    If only file names say so (`x.png`, `x_mask.png`), or if there are other folders, the colours in a few masks are
-    counted as well. Two folders with any other names, but equal file names, are told apart only by colours.
+    If only file names suggest masks (`x.png`, `x_mask.png`), or if there are other folders, the colours in up to 5
+    masks are counted as well. For two folders with other names, but equal file names, only the colours are used.
     """
     if not _may_have_masks(keys):
-        return _masks_of_twins(keys, store)
+        return _masks_by_colours(keys, store)
     files = find_image_and_mask_folders(keys)
     masks = frozenset((*(file.key for file in files.masks), *files.others))
-    if not files.images or len(masks) < max(1, MIN_NAMED_SHARE * len(keys)):
+    if not files.images or len(masks) < max(1, MIN_NAMED_FRACTION * len(keys)):
         return None
     are_folders_enough = all(
         _is_content(key, "mask" if key in masks else "image") for key in set(keys) - set(files.others)
@@ -66,28 +66,31 @@ def masks_among(keys: Sequence[str], store: Store) -> MasksAmong | None:
         masks_of, are_matched = {}, True
     if not are_folders_enough and not (are_matched and _have_few_colours(keys, masks, store)):
         return None
-    return MasksAmong(masks, next(((image, image_masks[0]) for image, image_masks in masks_of.items()), ("", "")))
+    return MasksInSet(masks, next(((image, image_masks[0]) for image, image_masks in masks_of.items()), ("", "")))
 
 
-def _masks_of_twins(keys: Sequence[str], store: Store) -> MasksAmong | None:
-    folders = twin_folders(keys, store)
+def _masks_by_colours(keys: Sequence[str], store: Store) -> MasksInSet | None:
+    folders = find_folders_by_colours(keys, store)
     if folders is None:
         return None
     images, masks = (sorted(key for key in keys if key.startswith(f"{folder}/")) for folder in folders)
-    return MasksAmong(frozenset(masks), (images[0], masks[0]))
+    return MasksInSet(frozenset(masks), (images[0], masks[0]))
 
 
-def without_masks(images: ImageSet) -> ImageSet:
-    """Return a set without the masks among its images, which a note then counts."""
-    masks = None if images.stream is not None else masks_among(images.keys, images.store)
+def exclude_masks(images: ImageSet) -> ImageSet:
+    """Return a set without the masks among its images; a note says how many masks were left out."""
+    masks = None if images.stream is not None else find_masks_among(images.keys, images.store)
     if masks is None:
         return images
     images_only = np.flatnonzero([key not in masks.keys for key in images.keys])
-    return images.select(images_only, f"{masks.describe()} {was(len(masks.keys))} left out")
+    return images.select(images_only, f"{masks.describe()} {was_or_were(len(masks.keys))} left out")
 
 
 def _may_have_masks(keys: Sequence[str]) -> bool:
-    """Return whether a quick check of a sample of names suggests masks, since a set may have millions of images."""
+    """Return whether the names of the folders, or of a sample of the files, suggest masks.
+
+    File names are sampled, since a set may have millions of images.
+    """
     folders = {key.rpartition("/")[0] for key in keys}
     if any(map(_WORD.search, folders)):
         return True
@@ -95,18 +98,21 @@ def _may_have_masks(keys: Sequence[str]) -> bool:
         return True
     sample = [keys[int(index)] for index in evenly_spaced(len(keys), SAMPLED_NAMES)]
     n_named = sum(_WORD.search(key.rpartition("/")[2].rpartition(".")[0]) is not None for key in sample)
-    return n_named >= MIN_NAMED_SHARE / 2 * len(sample)
+    return n_named >= MIN_NAMED_FRACTION / 2 * len(sample)
 
 
 def _is_content(key: str, content: str) -> bool:
-    """Return whether a file's folders state this content (`FolderRole`); only a part (`train/`) means "image"."""
+    """Return whether a file's folders are named after this content (`FolderRole`).
+
+    Folders that are named only after a split (`train/`) count as folders of images.
+    """
     roles = [folder_role(name) for name in PurePosixPath(key.rpartition("/")[0]).parts]
     default = "image" if any(role.part for role in roles) else ""
     return next((role.content for role in reversed(roles) if role.content), default) == content
 
 
 def _have_few_colours(keys: Sequence[str], masks: frozenset[str], store: Store) -> bool:
-    """Return whether a few of the masks have few colours, as photographs do not."""
+    """Return whether up to 5 of the masks that are read all have at most 256 colours; photographs have more."""
     indices = [index for index, key in enumerate(keys) if key in masks]
     for index in indices[:: max(1, len(indices) // MAX_READ_MASKS)][:MAX_READ_MASKS]:
         try:

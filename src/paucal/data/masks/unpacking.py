@@ -14,12 +14,12 @@ from paucal.data.sources.suffixes import IMAGE_SUFFIXES
 from paucal.reading import is_regular
 from paucal.types import UserError
 
-# Images, masks, lists of parts and of classes, and COCO's panoptic JSON.
+# Suffixes of images, masks, lists of splits, lists of classes, and COCO's panoptic JSON files.
 UNPACKED_SUFFIXES = (*IMAGE_SUFFIXES, ".txt", ".csv", ".json")
 
 
 def unpack(archive: Path) -> tuple[Path, tuple[str, ...]]:
-    """Unpack the images, masks and lists of a zip or tar file, unless the cache folder has them.
+    """Unpack the images, masks and lists of a zip or tar file, unless the files are in the cache folder.
 
     Returns:
         The folder with the files, and notes on files that were left out.
@@ -42,8 +42,9 @@ def unpack(archive: Path) -> tuple[Path, tuple[str, ...]]:
     total, free_space = sum(entry.size for entry in entries.values()), free_bytes(folder.parent)
     if total > free_space:
         raise UserError(
-            f"{str(archive)!r} has {total / 2**30:.3g} GiB of images and masks, but the cache folder has "
-            f"room for {free_space / 2**30:.3g} GiB: unpack the archive elsewhere, and give the folder."
+            f"{str(archive)!r} contains {total / 2**30:.3g} GiB of images and masks, but only "
+            f"{free_space / 2**30:.3g} GiB are free in the cache folder: unpack the archive elsewhere, and give the "
+            "folder."
         )
     store = ArchiveStore(archive.resolve(), list(entries.values()))
     target = Path(tempfile.mkdtemp(dir=folder.parent, prefix="unfinished-"))
@@ -52,9 +53,9 @@ def unpack(archive: Path) -> tuple[Path, tuple[str, ...]]:
             path = target / name.removeprefix(base)
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(store.source(index))
-        if not _is_complete(folder, sizes):  # if it is, another process has unpacked the archive
+        if not _is_complete(folder, sizes):  # if complete, another process has unpacked the archive
             shutil.rmtree(folder, ignore_errors=True)
-            with suppress(OSError):  # the other process finished in between
+            with suppress(OSError):  # another process may have finished in between
                 os.replace(target, folder)
         if not _is_complete(folder, sizes):
             raise UserError(
@@ -66,5 +67,5 @@ def unpack(archive: Path) -> tuple[Path, tuple[str, ...]]:
 
 
 def _is_complete(folder: Path, sizes: Mapping[Path, int]) -> bool:
-    """Return whether all files exist with the expected sizes; some systems delete files unused for weeks."""
+    """Return whether all files exist with the expected sizes; some systems delete files that are unused for weeks."""
     return folder.is_dir() and all(is_regular(file) and file.stat().st_size == size for file, size in sizes.items())

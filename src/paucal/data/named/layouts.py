@@ -1,7 +1,8 @@
 """Readers of published data sets that torchvision does not read, or not in the form needed for EsViT's table 9.
 
-torchvision's FER2013 joins both test parts, its UCF101 returns video clips, and it has no Hateful Memes, WebVision 1.0
-or Open Images V4. Damaged files raise a `ValueError`, `KeyError` or `OSError`, which `store.py` turns into a message.
+torchvision's `FER2013` joins the two test splits, its `UCF101` returns video clips, and there are no classes for
+Hateful Memes, WebVision 1.0 and Open Images V4. Damaged files raise a `ValueError`, `KeyError` or `OSError`, which
+`store.py` turns into a message.
 """
 
 import csv
@@ -22,11 +23,11 @@ from paucal.reading import is_regular, read_text
 from paucal.types import UserError
 
 EMOTIONS = ("angry", "disgust", "fear", "happy", "sad", "surprise", "neutral")
-FACE_SIDE = 48  # pixels of FER2013's faces
-MAX_BYTES = 1 << 30  # largest file with labels that is read; that of FER2013 has 287 MiB
+FACE_SIDE = 48  # height and width of FER2013's images in pixels
+MAX_BYTES = 1 << 30  # largest file with labels that is read; FER2013's file takes up 287 MiB
 SYNSETS_NAME = "synsets.txt"
 N_WEBVISION_CLASSES = 1000
-MAX_SYNSETS_BYTES = 1 << 20
+MAX_SYNSETS_BYTES = 1 << 20  # largest `synsets.txt` that is read
 
 
 class PortionImages(NamedTuple):
@@ -35,7 +36,7 @@ class PortionImages(NamedTuple):
     Attributes:
         store: Store of the N images.
         keys: Key of each image.
-        labels: (N,) class numbers, -1 for unlabelled images.
+        labels: (N,) class numbers; -1 for unlabelled images.
         classes: Class names in label order.
     """
 
@@ -46,7 +47,7 @@ class PortionImages(NamedTuple):
 
 
 def images_of_array(pixels: NDArray[np.uint8], labels: Any, classes: Sequence[str], key: str) -> PortionImages:
-    """Return the images in an array as a portion; their keys are `key` and the number of the row."""
+    """Return the images in an array as a portion; the key of an image is `key`, "#" and the number of its row."""
     keys = [f"{key}#{row}" for row in range(len(pixels))]
     return PortionImages(ArrayStore(pixels), keys, np.asarray(labels, dtype=np.int64), tuple(classes))
 
@@ -54,7 +55,7 @@ def images_of_array(pixels: NDArray[np.uint8], labels: Any, classes: Sequence[st
 def images_of_files(
     root: Path, paths: Iterable[str | Path], labels: Iterable[int], classes: Sequence[str]
 ) -> PortionImages:
-    """Return image files below `root` as a portion; their keys are paths relative to `root`."""
+    """Return image files below `root` as a portion; the key of an image is its path relative to `root`."""
     keys = [Path(path).relative_to(root).as_posix() for path in paths]
     # Sorted, since torchvision lists the files of some data sets in the order of the file system.
     rows = sorted((key, int(label)) for key, label in zip(keys, labels, strict=True))
@@ -68,7 +69,7 @@ def images_of_files(
 
 
 def read_faces(root: Path, key: str, usage: str) -> PortionImages:
-    """Read the rows of FER2013's `fer2013.csv` with this content of the column "Usage", such as "Training"."""
+    """Read the rows of FER2013's `fer2013.csv` whose column "Usage" contains `usage`, such as "Training"."""
     with _require_small(root / "fer2013" / "fer2013.csv").open(newline="", encoding="utf-8") as file:
         rows = (row for row in csv.DictReader(file) if row["Usage"] == usage)
         faces = [(int(row["emotion"]), _parse_face(row["pixels"])) for row in rows]
@@ -77,7 +78,7 @@ def read_faces(root: Path, key: str, usage: str) -> PortionImages:
 
 
 def read_middle_frames(root: Path, _: str, split: str) -> PortionImages:
-    """Read a part of UCF101's first official split: the middle frame of each video, stored as a JPEG file."""
+    """Read the train or test images of UCF101's first official split: the middle frame of each video, a JPEG file."""
     folder, lists = root / "ucf101", root / "ucf101" / "ucfTrainTestlist"
     classes = tuple(line.split()[1] for line in _read_lines(lists / "classInd.txt"))
     # The test list has no class numbers, so the class is taken from the folder in both lists.
@@ -99,16 +100,16 @@ def read_memes(root: Path, _: str, file: str) -> PortionImages:
 def read_webvision(
     root: Path, _: str, file: str, folder: str, inside: bool = False, labelled: bool = True
 ) -> PortionImages:
-    """Read the images in a list file of WebVision 1.0, which is in its folder `info`.
+    """Read the images in a list file of WebVision 1.0, in the folder `info` of the data set.
 
-    A line has the path of an image and a class number from 0 to 999, which may be missing if not `labelled`. The class
-    names are the WordNet ids in `info/synsets.txt`, or the class numbers if there is no such file.
+    A line has the path of an image and a class number from 0 to 999. If `labelled` is False, the class number may be
+    missing. The class names are the WordNet ids in `info/synsets.txt`, or the class numbers if there is no such file.
 
     Args:
         root: Folder of the data set.
         file: Name of the list file.
         folder: Folder of the images; if it does not exist, the portion is empty.
-        inside: Whether the paths in the list are relative to `folder`, as for validation images, not to `root`.
+        inside: Whether the paths in the list are relative to `folder` and not to `root`, as for validation images.
         labelled: Whether labels are read.
     """
     classes = _read_classes(root / "info" / SYNSETS_NAME)
@@ -120,14 +121,14 @@ def read_webvision(
 
 
 def read_open_images(root: Path, _: str) -> PortionImages:
-    """Read the training images of Open Images, without labels, in the folders `train_0` to `train_f` or in `train`."""
+    """Read the training images of Open Images, without labels, from the folders `train_0` to `train_f` or `train`."""
     folders = [name for name in OPEN_IMAGES_FOLDERS if (root / name).is_dir()]
     keys = [f"{name}/{path}" for name in folders for path in find_images(root / name)]
     return PortionImages(FileStore(root, keys), keys, np.full(len(keys), -1, dtype=np.int64), ())
 
 
 def _read_paths(file: Path, labelled: bool, n_classes: int) -> list[tuple[str, int]]:
-    """Return the paths and class numbers (-1 if not `labelled`) in a list file; refuse invalid ones."""
+    """Return the paths and class numbers (-1 if not `labelled`) in a list file; refuse invalid lines."""
     rows = []
     for number, (path, cell) in read_list(file, labelled).rows:
         if leads_out(path):
@@ -136,13 +137,15 @@ def _read_paths(file: Path, labelled: bool, n_classes: int) -> list[tuple[str, i
                 "list paths relative to that folder."
             )
         if int(cell) >= n_classes:
-            raise UserError(f"line {number} of {file} has the class {cell}; expected one from 0 to {n_classes - 1}.")
+            raise UserError(
+                f"line {number} of {file} has the class {cell}; expected a class from 0 to {n_classes - 1}."
+            )
         rows.append((path, int(cell)))
     return rows
 
 
 def _read_classes(path: Path) -> tuple[str, ...]:
-    """Return the WordNet ids in the lines of a file; if it does not exist, the class numbers as text."""
+    """Return the WordNet ids in the lines of a file; if the file does not exist, return the class numbers as text."""
     if not path.exists():
         return tuple(map(str, range(N_WEBVISION_CLASSES)))
     names = tuple(line.split()[0] for line in read_text(path, MAX_SYNSETS_BYTES).splitlines() if line.strip())
@@ -152,7 +155,7 @@ def _read_classes(path: Path) -> tuple[str, ...]:
 
 
 def _parse_face(text: str) -> np.ndarray:
-    """Return the (48, 48) uint8 image that a row of FER2013 has as grey values, separated by spaces."""
+    """Return the (48, 48) uint8 image of a row of FER2013, which consists of grey values separated by spaces."""
     grey_values = bytes(map(int, text.split()))  # raises a ValueError for numbers outside of 0 to 255
     if len(grey_values) != FACE_SIDE * FACE_SIDE:
         raise ValueError(f"a face has {len(grey_values)} grey values, expected {FACE_SIDE * FACE_SIDE}")
@@ -168,5 +171,5 @@ def _require_small(path: Path) -> Path:
     if not is_regular(path) and path.exists():
         raise ValueError(f"{path.name} is not a regular file")
     if path.stat().st_size > MAX_BYTES:
-        raise ValueError(f"{path.name} has over {MAX_BYTES >> 20} MiB")
+        raise ValueError(f"{path.name} is larger than {MAX_BYTES >> 20} MiB")
     return path

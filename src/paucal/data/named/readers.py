@@ -1,8 +1,8 @@
 """Opens and downloads portions of published data sets, mostly through torchvision's classes.
 
-torchvision compares the MD5 sum of a file with the official one before it unpickles the file (CIFAR's batches). From
-data sets of image files, only the paths and labels are taken from torchvision; the images are read by paucal's decoder,
-and only below the root.
+torchvision compares the MD5 sum of a file with the official sum before it unpickles the file (CIFAR's batches). For
+data sets of image files, only the paths and labels are taken from torchvision. paucal's decoder reads the images, and
+only below the root.
 """
 
 import os
@@ -23,16 +23,16 @@ from paucal.data.named.table import Portion
 from paucal.data.stores import ReopenedStore
 
 DIGITS = "0123456789"
-BACKGROUND = "BACKGROUND_Google"  # Caltech-101's folder of unrelated pictures
+BACKGROUND = "BACKGROUND_Google"  # Caltech-101's folder of unrelated images
 
 
 def read_portion(name: str, root: Path, portion: Portion, labelled: bool = True) -> PortionImages:
     """Open a portion whose files exist.
 
-    Only WebVision's reader respects `labelled`; portions of the other data sets always have their labels.
+    Only WebVision's reader respects `labelled`; portions of all other data sets always have labels.
 
     Raises:
-        Exception: Whatever torchvision raises about damaged or missing files.
+        Exception: Any exception that torchvision raises for damaged or missing files.
     """
     key = f"{name}/{portion.part}"
     if name in _OWN_READERS:
@@ -43,7 +43,7 @@ def read_portion(name: str, root: Path, portion: Portion, labelled: bool = True)
 
 
 def fetch_portion(name: str, root: Path, portion: Portion) -> None:
-    """Let torchvision download and unpack a portion, without repeating what exists."""
+    """Let torchvision download and unpack a portion; existing files are not downloaded again."""
     _READERS[name][0](str(root), download=True, **portion.arguments)
 
 
@@ -85,7 +85,7 @@ def _channels_last(data: Any) -> NDArray[np.uint8]:
     return data.data.transpose(0, 2, 3, 1)
 
 
-# Function (torchvision's data set, root, beginning of keys) that returns the images of a portion.
+# Function (torchvision's data set, root, prefix of the keys) that returns the images of a portion.
 _ReadDataSet = Callable[[Any, Path, str], PortionImages]
 _READERS: dict[str, tuple[Callable[..., Any], _ReadDataSet]] = {
     "cifar10": (datasets.CIFAR10, _open_cifar),
@@ -143,16 +143,16 @@ def _open_hdf5(file: Path, name: str) -> Any:
 
 
 class Hdf5Store(ReopenedStore):
-    """Images in a (N, H, W, 3) uint8 array in an HDF5 file.
+    """Images in an (N, H, W, 3) uint8 array in an HDF5 file.
 
-    The file is opened again in every process that the store is sent to. Only one thread can read at a time.
+    Every process that the store is sent to opens the file again. Only one thread can read at a time.
 
     Raises:
         ValueError: The array has a different shape or type.
         OSError: The file cannot be read.
     """
 
-    kept = ("_file", "_name", "_shape")
+    pickled_attributes = ("_file", "_name", "_shape")
 
     def __init__(self, file: Path, name: str) -> None:
         self._file, self._name = file, name
@@ -160,14 +160,15 @@ class Hdf5Store(ReopenedStore):
         self._shape = self._array().shape
         if len(self._shape) != 4 or self._shape[3] != 3 or self._array().dtype != np.uint8:
             raise ValueError(
-                f"{file.name} has values of type {self._array().dtype} and shape {self._shape}, not 8-bit RGB images"
+                f"{file.name} has values of type {self._array().dtype} and shape {self._shape}, expected uint8 and "
+                "(N, H, W, 3)"
             )
 
     def __len__(self) -> int:
         return self._shape[0]
 
     def read(self, index: int) -> Image.Image:
-        """Return an image; raise `UnreadableImage` if the file is damaged there."""
+        """Return an image; raise `UnreadableImage` if this part of the file is damaged."""
         try:
             with self._lock:
                 pixels: NDArray[np.uint8] = self._array()[index]
@@ -180,7 +181,7 @@ class Hdf5Store(ReopenedStore):
         return self._shape[1], self._shape[2]
 
     def check(self, index: int) -> None:
-        """Read an image, which raises `UnreadableImage` if it is damaged."""
+        """Read an image; raise `UnreadableImage` if the image is damaged."""
         self.read(index)
 
     def _begin(self) -> None:

@@ -1,4 +1,4 @@
-"""Opens published data sets by name, with their official parts; refuses missing or damaged files with advice."""
+"""Opens published data sets by name, with their official splits; refuses missing or damaged files with advice."""
 
 import importlib.util
 from collections.abc import Iterable, Mapping, Sequence
@@ -14,17 +14,17 @@ from paucal.data.named.table import NAMED, Lists, NamedSet, advice_on_missing, d
 from paucal.data.stores import JoinedStore
 from paucal.reading import read_text
 from paucal.types import UserError
-from paucal.wording import shortened
+from paucal.wording import shorten
 
-MAX_LIST_BYTES = 16 << 20  # largest list of images that is read; official lists have about 1 MiB
-MAX_SHOWN = 80  # characters of a line in a message
+MAX_LIST_BYTES = 16 << 20  # largest list of images that is read; official lists take up about 1 MiB
+MAX_SHOWN = 80  # largest number of characters of a line that a message shows
 
 
 def open_named(name: str, root: str | Path | None = None, download: bool = False, labelled: bool = True) -> ImageSet:
-    """Open a published data set by its name, with its official parts (train, val and test).
+    """Open a published data set by its name, with its official splits (train, val and test).
 
     As in the DrLoc paper, the official validation images of Flowers102 belong to train, from which `make_split` then
-    takes a validation part.
+    takes a validation split.
 
     Args:
         name: Key of `NAMED`.
@@ -35,8 +35,8 @@ def open_named(name: str, root: str | Path | None = None, download: bool = False
     entry, folder = NAMED[name], data_root(root)
     if labelled and not entry.labelled:
         raise UserError(
-            f"the labels of the data set '{name}' are not read, so it cannot be used to train or test a classifier: "
-            f"'paucal pretrain {name}' learns from its images without labels; or give another data set."
+            f"the labels of the data set '{name}' are not read, so a classifier cannot be trained or tested: "
+            f"use 'paucal pretrain {name}', which learns from the images without labels, or give another data set."
         )
     _require_package(entry.package, entry)
     set_root = find_set_root(entry, folder)
@@ -48,7 +48,7 @@ def open_named(name: str, root: str | Path | None = None, download: bool = False
     try:
         portions = [read_portion(name, set_root, portion, labelled) for portion in entry.portions]
         images = _join_portions(name, set_root, portions, labelled)
-    except UserError:  # it has a clear message already
+    except UserError:  # the message is already clear
         raise
     except Exception as problem:  # damaged files may raise nearly any exception
         remove_files = f"remove {' and '.join(entry.unpacked)} from {set_root}, then " if entry.unpacked else ""
@@ -82,7 +82,7 @@ def _download_set(name: str, root: Path) -> None:
 def _reason(problem: Exception) -> str:
     """Return the text of an exception for a message."""
     if isinstance(problem, RuntimeError) and "download=True" in str(problem):
-        return "files are missing or differ from the official ones"
+        return "files are missing or differ from the official files"
     return " ".join(str(problem).split()).rstrip(".") or type(problem).__name__
 
 
@@ -94,14 +94,14 @@ def _join_portions(name: str, root: Path, portions: Sequence[PortionImages], lab
     if not keys:
         raise ValueError("there are no images")
     if any(images.classes != classes for images in portions) or len(set(classes)) < len(classes):
-        raise ValueError("its parts name different classes, or one class twice")
+        raise ValueError("its splits name different classes, or name a class twice")
     if len(set(keys)) < len(keys):
         raise ValueError("an image is listed twice")
     if labelled and (labels.min(initial=0) < 0 or labels.max(initial=0) >= len(classes)):
         raise ValueError(f"a label is not among its {len(classes)} classes")
     notes = [f"{entry.title}: {entry.note}"] if entry.note else []
     published, available = [portion.count for portion in entry.portions], [len(images.keys) for images in portions]
-    if published != available:  # some of the archives may not have been unpacked
+    if published != available:  # some archives may not have been unpacked
         notes.append(_count_note(entry.title, published, available))
     return ImageSet(
         name=name,
@@ -117,16 +117,16 @@ def _join_portions(name: str, root: Path, portions: Sequence[PortionImages], lab
 
 
 def _count_note(title: str, published: Iterable[int], available: Iterable[int]) -> str:
-    """Return the note that a data set has fewer or more images than were published, from the counts of its parts."""
+    """Return the note that a data set has fewer or more images than were published, given the counts per split."""
     published_text, available_text = (" + ".join(f"{n:,}" for n in counts) for counts in (published, available))
     return f"{title} was published with {published_text} images, but {available_text} exist here"
 
 
 def _restrict_to_lists(entry: NamedSet, images: ImageSet, root: Path) -> ImageSet:
-    """Return the images in the lists of an official partition, with their parts.
+    """Return the images in the lists of an official partition, with their splits.
 
-    If the lists are missing, all images are returned, with a note. torchvision reads all images of SUN397 and none of
-    its ten official partitions; papers use the first.
+    If the lists are missing, all images are returned, with a note. torchvision reads all images of SUN397, but not its
+    ten official partitions. Papers use the first partition.
     """
     lists = entry.lists
     if lists is None:
@@ -137,12 +137,12 @@ def _restrict_to_lists(entry: NamedSet, images: ImageSet, root: Path) -> ImageSe
     }
     missing = [lists.files[part] for part, file in files.items() if file is None]
     if len(missing) == len(files):
-        advice = _where_to_put(lists, root)
-        note = f"{entry.title}: paucal divides the images into parts; for the {lists.title} {advice}"
+        advice = _placement_advice(lists, root)
+        note = f"{entry.title}: paucal splits the images; to use the {lists.title}, {advice}"
         hints = replace(images.hints, official_parts=advice)
         return replace(images, notes=(*images.notes, note), hints=hints)
     if missing:
-        raise UserError(f"the lists of {entry.title} lack {' and '.join(missing)}: {_where_to_put(lists, root)}.")
+        raise UserError(f"the lists of {entry.title} lack {' and '.join(missing)}: {_placement_advice(lists, root)}.")
     parts = _listed_parts({part: file for part, file in files.items() if file is not None}, entry, lists, images, root)
     declared = [parts[index] for index in sorted(parts)]
     listed_set = images.select(np.asarray(sorted(parts), dtype=np.int64))
@@ -156,31 +156,33 @@ def _restrict_to_lists(entry: NamedSet, images: ImageSet, root: Path) -> ImageSe
 def _listed_parts(
     files: Mapping[str, Path], entry: NamedSet, lists: Lists, images: ImageSet, root: Path
 ) -> dict[int, str]:
-    """Return the part of each listed image by the position of the image; refuse lines that name no image of the set."""
-    index_of = {key: index for index, key in enumerate(images.keys)}
+    """Return the split of each listed image, by position; refuse lines that name no image of the data set."""
+    index_by_key = {key: index for index, key in enumerate(images.keys)}
     parts: dict[int, str] = {}
     for part, file in files.items():
         try:
             text = read_text(file, MAX_LIST_BYTES)
         except (OSError, UnicodeDecodeError) as problem:
-            raise UserError(f"{str(file)!r} cannot be read as a list of images ({problem}): unpack it again.") from None
+            raise UserError(
+                f"{str(file)!r} cannot be read as a list of images ({problem}): unpack {lists.archive} again."
+            ) from None
         for number, line in enumerate(map(str.strip, text.splitlines()), start=1):
             if not line:
                 continue
             context = f"line {number} of {file}"
-            index = index_of.get(f"{lists.prefix}{line}")
+            index = index_by_key.get(f"{lists.prefix}{line}")
             if index is None:
                 raise UserError(
-                    f"{context} is {shortened(line, MAX_SHOWN)!r}, but no such image of {entry.title} is in {root}; "
-                    f"expected one such as {lists.example!r}: unpack the official archives again."
+                    f"{context} is {shorten(line, MAX_SHOWN)!r}, but no such image of {entry.title} is in {root}; "
+                    f"expected a line such as {lists.example!r}: unpack the official archives again."
                 )
             if index in parts:
-                raise UserError(f"{context} names {line!r} for the second time: unpack {lists.archive} again.")
+                raise UserError(f"{context} repeats the image {line!r}: unpack {lists.archive} again.")
             parts[index] = part
         if part not in parts.values():
             raise UserError(f"{file} names no images: unpack {lists.archive} again.")
     return parts
 
 
-def _where_to_put(lists: Lists, root: Path) -> str:
-    return f"put {' and '.join(lists.files.values())} of {lists.archive} into {root / lists.folders[0]}"
+def _placement_advice(lists: Lists, root: Path) -> str:
+    return f"put {' and '.join(lists.files.values())} from {lists.archive} into {root / lists.folders[0]}"

@@ -1,7 +1,7 @@
-"""The table of published data sets (`NAMED`): their parts, where to download their files, and where to put them.
+"""The table of published data sets (`NAMED`): the splits, where to download the files, and where to put the files.
 
-torchvision downloads and reads most of them (`readers.py`). Below the root, files have the same paths as torchvision
-uses, so data sets that another program has downloaded through torchvision can be used as they are.
+torchvision downloads and reads most data sets (`readers.py`). Below the root, files have the same paths as torchvision
+uses, so data sets that another program has downloaded through torchvision can be used without changes.
 """
 
 import os
@@ -23,7 +23,7 @@ class Portion:
     """The images of a data set that torchvision's class opens in one call.
 
     Attributes:
-        part: "train", "val" or "test"; "" if the data set has no official parts.
+        part: Split: "train", "val" or "test"; "" if the data set has no official splits.
         count: Published number of images.
         arguments: Arguments of torchvision's class, or of the reader in `layouts.py`.
     """
@@ -35,15 +35,15 @@ class Portion:
 
 @dataclass(frozen=True)
 class Lists:
-    """List files that define an official partition of a data set; the images of each part are in one list.
+    """List files that define an official partition of a data set; each file lists the images of one split.
 
     Attributes:
         title: Name of the partition, for messages.
-        files: Name of the list file of each part.
-        counts: Published number of images in each part.
+        files: Name of the list file of each split.
+        counts: Published number of images in each split.
         archive: Official archive of the list files, for messages.
-        folders: Folders in which the list files are searched for, relative to the root; the first is recommended.
-        prefix: Text that, in front of a line, gives the path of the image relative to the root.
+        folders: Folders that are searched for the list files, relative to the root; the first folder is recommended.
+        prefix: Text in front of each line that gives the path of the image relative to the root.
         example: Example of a line.
     """
 
@@ -62,21 +62,22 @@ class NamedSet:
 
     Attributes:
         title: Name for messages.
-        portions: Portions of the data set; several may belong to the same part.
+        portions: Portions of the data set; several portions may belong to the same split.
         files: Names of the official files, for messages.
         source: Address of the page with the official files.
         unpacked: Paths that exist once the files are unpacked, relative to the root or to one of `homes`.
         folder: Folder for the files, relative to the root; "" for the root itself.
         hints: Known properties of the images.
-        package: Package that is needed to read the data set but is not installed with paucal; "" for none.
-        fetch_package: Package that is needed to download the data set but is not installed with paucal; "" for none.
+        package: Extra package that is needed to read the data set, and not installed with paucal; "" if none is needed.
+        fetch_package: Extra package that is needed to download the data set, and not installed with paucal; "" if none
+            is needed.
         fetchable: Whether torchvision can download the data set.
         obstacle: Why torchvision cannot download the data set, as the beginning of a sentence.
-        note: How the images, parts or classes differ from the official ones, for the user.
-        lists: List files of an official partition; None if torchvision knows the parts, or there are none.
-        homes: Folders in which the paths of `unpacked` and `one_of` may be, relative to the root; "" for the root
+        note: How the images, splits or classes differ from the official images, splits or classes, for the user.
+        lists: List files of an official partition; None if torchvision knows the splits, or there are no splits.
+        homes: Folders in which the paths in `unpacked` and `one_of` may be, relative to the root; "" for the root
             itself.
-        one_of: Folders; at least one must exist, besides all of `unpacked`; empty for no such condition.
+        one_of: Folders of which at least one must exist, in addition to all paths in `unpacked`; () for no condition.
         labelled: Whether labels can be read.
     """
 
@@ -109,7 +110,7 @@ def is_named(location: str | Path, root: str | Path | None = None) -> bool:
 def data_root(root: str | Path | None = None) -> Path:
     """Return the absolute path of the folder of all published data sets.
 
-    It is `root`, else the environment variable `PAUCAL_DATA`, else `paucal/data` in the user's cache folder
+    The folder is `root`, else the environment variable `PAUCAL_DATA`, else `paucal/data` in the user's cache folder
     (`XDG_CACHE_HOME`, else `~/.cache`).
     """
     if root is None:
@@ -134,9 +135,9 @@ def advice_on_missing(name: str, root: Path, tried: bool = False) -> str:
     place_files = f"put {entry.files} from {entry.source} into {root / entry.folder}"
     download = "" if not entry.fetchable else "try again, or " if tried else "give --download, or "
     obstacle = "" if entry.fetchable else f"{entry.obstacle}, so "
-    # torchvision does not download an archive that exists, but requires its download package all the same.
+    # torchvision does not download an archive that exists, but still requires the package for downloads.
     unpack = " and give --download to unpack them" if entry.fetchable and not entry.fetch_package else ""
-    return f"{obstacle}{download}{place_files}{unpack}, or name the folder that has the set with --data-root"
+    return f"{obstacle}{download}{place_files}{unpack}, or name the folder that contains the data set with --data-root"
 
 
 def _split_portions(**counts: int) -> tuple[Portion, ...]:
@@ -199,7 +200,7 @@ NAMED: dict[str, NamedSet] = {
         source="https://www.robots.ox.ac.uk/~vgg/data/dtd/",
         folder="dtd",
         unpacked=("dtd/dtd",),
-        note="the parts are those of the first of the ten official partitions",
+        note="the splits are those of the first of the ten official partitions",
     ),
     "pets": NamedSet(
         title="Oxford-IIIT Pet",
@@ -252,7 +253,7 @@ NAMED: dict[str, NamedSet] = {
         folder="caltech101",
         unpacked=("caltech101/101_ObjectCategories",),
         hints=Hints(train_per_class=30),
-        note="there are no official parts; the background images are a separate class, as in EsViT's table 9",
+        note="there are no official splits; the background images are a separate class, as in EsViT's table 9",
     ),
     "sun397": NamedSet(
         title="SUN397",
@@ -303,7 +304,7 @@ NAMED: dict[str, NamedSet] = {
         folder="fer2013",
         unpacked=("fer2013/fer2013.csv",),
         fetchable=False,
-        obstacle="Kaggle only gives it to signed-in users",
+        obstacle="Kaggle only offers it to signed-in users",
     ),
     "ucf101": NamedSet(
         title="UCF101",
@@ -314,7 +315,7 @@ NAMED: dict[str, NamedSet] = {
         unpacked=("ucf101/ucfTrainTestlist", "ucf101/UCF-101"),
         fetchable=False,
         obstacle="its frames must be extracted from videos (docs/published_sets.md says how)",
-        note="the parts are those of the first of the three official splits",
+        note="train and test are those of the first of the three official splits",
     ),
     "hateful_memes": NamedSet(
         title="Hateful Memes",
@@ -324,8 +325,8 @@ NAMED: dict[str, NamedSet] = {
         folder="hateful_memes",
         unpacked=("hateful_memes/train.jsonl", "hateful_memes/dev_seen.jsonl", "hateful_memes/img"),
         fetchable=False,
-        obstacle="its licence must be accepted by hand",
-        note="dev_seen is the test part, as in EsViT's table 9; the text of the memes is not read",
+        obstacle="its licence must be accepted manually",
+        note="dev_seen is the test split, as in EsViT's table 9; the text of the memes is not read",
     ),
     "webvision": NamedSet(
         title="WebVision 1.0",
@@ -339,8 +340,8 @@ NAMED: dict[str, NamedSet] = {
         folder="webvision",
         unpacked=("info",),
         fetchable=False,
-        obstacle="its archives must be downloaded by hand",
-        note="training images have the class of the query that found them, which nobody has checked",
+        obstacle="its archives must be downloaded manually",
+        note="training images have the class of the search query that found them, and nobody has checked these classes",
         homes=("webvision", ""),
         one_of=("google", "flickr"),
     ),
@@ -352,8 +353,8 @@ NAMED: dict[str, NamedSet] = {
         folder="openimages",
         unpacked=(),
         fetchable=False,
-        obstacle="its archives must be downloaded by hand",
-        note="its training images, without labels",
+        obstacle="its archives must be downloaded manually",
+        note="only the training images, without labels",
         homes=("openimages", ""),
         one_of=OPEN_IMAGES_FOLDERS,
         labelled=False,

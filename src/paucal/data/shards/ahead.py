@@ -1,4 +1,4 @@
-"""Downloads the shards that a run will need next, so that training does not wait for them."""
+"""Background downloads of the shards that a run will need next, so that training does not wait for downloads."""
 
 import threading
 from collections import deque
@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from paucal.data.shards.stream import StreamOrder
 from paucal.data.stores import EncodedStore, Store, locate
 
-# Number of threads, and minimum number of shards that are downloaded in advance; sixteen threads were slower.
+# Number of download threads, and minimum number of shards that are downloaded in advance. Sixteen threads were slower.
 SHARDS_AHEAD = 4
 
 
@@ -18,18 +18,19 @@ class ShardsAhead:
 
     Args:
         store: Store of all images.
-        images: (n,) int64 positions in the store of the training images; a `StreamOrder` refers to them by index.
+        images: (n,) int64 positions of the training images in the store; the positions in a `StreamOrder` are indices
+            into this array.
     """
 
     def __init__(self, store: Store, images: NDArray[np.int64]) -> None:
         self._store, self._images = store, images
         self._order: StreamOrder | None = None
-        self._n_requested, self._n_threads = 0, 0  # shards of the order, and running threads
-        self._queue: deque[int] = deque()  # one image of each shard to download
+        self._n_requested, self._n_threads = 0, 0  # number of requested shards of the order, and of running threads
+        self._queue: deque[int] = deque()  # position of one image of each shard to download
         self._lock = threading.Lock()
 
     def request_shards(self, order: StreamOrder, index: int) -> None:
-        """Request the shards of the window that an epoch has reached, and of the next window.
+        """Request the shards that an epoch needs for the current window and for the next window.
 
         Args:
             order: Order of the images in this epoch; the same object must be given for all steps of an epoch.
@@ -38,7 +39,7 @@ class ShardsAhead:
         begin = index // order.window * order.window
         if order is not self._order:
             self._order, self._n_requested = order, int(np.searchsorted(order.ends, begin, side="right"))
-        # How many shards of the order are needed until the end of this window, and until the end of the next.
+        # Number of shards that are needed up to the end of this window, and up to the end of the next window.
         n_for_window, n_for_next = 1 + np.searchsorted(order.ends, [begin + order.window, begin + 2 * order.window])
         n_wanted = max(self._n_requested, n_for_window + SHARDS_AHEAD, n_for_next)
         requested, self._n_requested = order.shard_images[self._n_requested : n_wanted], n_wanted

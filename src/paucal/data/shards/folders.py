@@ -25,21 +25,22 @@ from paucal.reading import read_bytes, require_regular
 from paucal.types import UserError
 from paucal.wording import first_line
 
-MAX_CACHE_BYTES = 32 << 30  # largest total size of the downloaded shards on this machine
-_MAX_SHARE_OF_FREE_DISK = 0.5  # largest share of the free disk space that further downloads may take
+MAX_CACHE_BYTES = 32 << 30  # maximum total size of the downloaded shards on this machine
+_MAX_FRACTION_OF_FREE_DISK = 0.5  # maximum fraction of the free disk space that further downloads may use
 # A slow download is started a second time after `_PATIENCE_FACTOR` times the expected duration, but not before
-# `_MIN_PATIENCE` seconds. For the first download, no duration is known: it has `_FIRST_PATIENCE` seconds.
+# `_MIN_PATIENCE` seconds. For the first download, whose duration is unknown, this happens after `_FIRST_PATIENCE`
+# seconds.
 _PATIENCE_FACTOR, _MIN_PATIENCE, _FIRST_PATIENCE = 4.0, 5.0, 60.0
-_ABANDONED_SECONDS = 3600.0  # a temporary file of a download that got no new byte for so long may be removed
-_MAX_SPEEDS = 32  # number of the latest downloads whose median speed gives the expected duration
+_ABANDONED_SECONDS = 3600.0  # temporary files of downloads may be removed if they have not grown for this long
+_MAX_SPEEDS = 32  # number of recent downloads whose median speed determines the expected duration
 _BLOCK_BYTES = 4 << 20  # number of bytes of a small file that are read at once
-# Metadata that identify a version of a file, as S3, Google Cloud Storage, Azure, web servers and disks name them.
+# Names of the metadata that identify a version of a file on S3, Google Cloud Storage, Azure, web servers and disks.
 _VERSION_FIELDS = ("ETag", "etag", "md5Hash", "LastModified", "last_modified", "updated", "mtime")
 _INSTALL_COMMAND = "pip install 'paucal[remote]'"
 
 
 class LocalShardFolder:
-    """A folder of shards on disk. It can be pickled, like `RemoteShardFolder`, for spawned data loader workers."""
+    """A folder of shards on disk. Like `RemoteShardFolder`, it can be pickled for spawned data loader workers."""
 
     def __init__(self, root: Path) -> None:
         self.root = root.resolve()
@@ -52,12 +53,12 @@ class LocalShardFolder:
         return [stamp_file(file, file.relative_to(self.root).as_posix()) for file in files]
 
     def read_small_file(self, name: str, max_bytes: int) -> bytes | None:
-        """Return the content of a file; None if it does not exist."""
+        """Return the content of a file; None if the file does not exist."""
         path = self.root / checked_name(self.location, name)
         return read_bytes(path, max_bytes) if path.exists() else None
 
     def local_copy(self, name: str, max_bytes: int) -> Path | None:
-        """Return the path of a file; None if it does not exist."""
+        """Return the path of a file; None if the file does not exist."""
         path = self.root / checked_name(self.location, name)
         return require_regular(path) if path.exists() else None
 
@@ -66,11 +67,11 @@ class LocalShardFolder:
         return self.root / shard.name
 
     def fetch_ahead(self, shard: Shard) -> None:
-        """Do nothing, since the shard is on disk; for the same interface as `RemoteShardFolder`."""
+        """Do nothing, since the shard is on disk. The method exists for the interface of `RemoteShardFolder`."""
 
 
 def stamp_file(file: Path, name: str) -> Shard:
-    """Return the `Shard` called `name` for a file on disk, with its size and modification time."""
+    """Return a `Shard` with the given name, and the size and modification time of a file on disk."""
     status = file.stat()
     return Shard(name, status.st_size, changed=status.st_mtime_ns)
 
@@ -88,8 +89,8 @@ class RemoteShardFolder:
         folder = usable_folder()
         if folder is None:
             raise UserError(
-                f"shards of {url} are downloaded into the image cache, which is off or cannot be written: set "
-                f"{VARIABLE} to a folder (not {OFF!r})."
+                f"shards of {url} must be downloaded into the image cache, but the cache is off or cannot be written: "
+                f"set {VARIABLE} to a folder (not {OFF!r})."
             )
         self.cache = folder / SHARDS / hashlib.blake2b(self.location.encode(), digest_size=16).hexdigest()
         self._opened: tuple[int, Any, str] | None = None
@@ -116,7 +117,7 @@ class RemoteShardFolder:
         return sorted(shards, key=lambda shard: shard.name)
 
     def read_small_file(self, name: str, max_bytes: int) -> bytes | None:
-        """Return the content of a file; None if it does not exist."""
+        """Return the content of a file; None if the file does not exist."""
         content = io.BytesIO()
         return content.getvalue() if self._copy(name, max_bytes, content) else None
 
@@ -131,7 +132,7 @@ class RemoteShardFolder:
                 file.seek(0)
                 digest = hashlib.file_digest(file, "blake2b").hexdigest()[:32]
             target = self.cache / f"{digest}-{name}"
-            with suppress(OSError):  # on Windows it fails if another process has the same file open
+            with suppress(OSError):  # Windows refuses to replace a file that another process has opened
                 copy.replace(target)
         for old_copy in self.cache.glob(f"*-{glob.escape(name)}"):
             with suppress(OSError):
@@ -144,7 +145,7 @@ class RemoteShardFolder:
         files, root = self._storage()
         try:
             path = f"{root.rstrip('/')}/{checked_name(self.location, name)}"
-            with files.open(path, "rb", block_size=_BLOCK_BYTES) as file:  # the default of s3fs is 50 MiB
+            with files.open(path, "rb", block_size=_BLOCK_BYTES) as file:  # the default block size of s3fs is 50 MiB
                 while block := file.read(min(_BLOCK_BYTES, max_bytes + 1 - target.tell())):
                     target.write(block)
         except FileNotFoundError:
@@ -154,20 +155,20 @@ class RemoteShardFolder:
                 f"{self.location}/{name} cannot be read ({first_line(problem)}); check the address."
             ) from None
         if target.tell() > max_bytes:
-            raise UserError(f"{self.location}/{name} has more than {max_bytes:,} bytes, the limit for such a file.")
+            raise UserError(f"{self.location}/{name} is larger than the limit of {max_bytes:,} bytes for this file.")
         return True
 
     def local_path(self, shard: Shard) -> Path:
         """Download a shard, unless it is in the cache, and return the path of the copy.
 
         Raises:
-            UnreadableImage: The shard cannot be downloaded, or has a different size than in the index.
+            UnreadableImage: The shard cannot be downloaded, or its size differs from the size in the index.
         """
         return self._download_once(shard, retry)
 
     def fetch_ahead(self, shard: Shard) -> None:
         """Try once to download a shard that will be needed soon."""
-        with suppress(Exception):  # `local_path` tries again, and reports what is wrong
+        with suppress(Exception):  # `local_path` will try again, and raise the error if it persists
             self._download_once(shard, lambda work: work())
 
     def _download_once(self, shard: Shard, try_to: Callable[[Callable[[], Path]], Path]) -> Path:
@@ -182,8 +183,8 @@ class RemoteShardFolder:
 
         target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         with FileLock(target.with_name(f".{target.name}.lock")):
-            if not _is_complete(target, shard.size):  # another process may have downloaded it in the meantime
-                # Remove the temporary files of processes that ended during the download.
+            if not _is_complete(target, shard.size):  # another process may have downloaded the shard in the meantime
+                # Remove the temporary files of processes that were ended during a download.
                 for leftover in target.parent.glob(f".{glob.escape(target.name)}.*.tmp"):
                     with suppress(OSError):
                         leftover.unlink()
@@ -192,7 +193,7 @@ class RemoteShardFolder:
         return target
 
     def open_file(self, shard: Shard) -> Any:
-        """Open a shard to read a few of its bytes: the copy in the cache if there is one, else the remote file."""
+        """Open a shard to read a few bytes: the copy in the cache if it exists, else the remote file."""
         target = self._target(shard)
         if _is_complete(target, shard.size):
             return target.open("rb")
@@ -200,7 +201,7 @@ class RemoteShardFolder:
         return files.open(f"{root.rstrip('/')}/{shard.name}", "rb")
 
     def find_file(self, name: str) -> Shard:
-        """Return the shard of a name; this works even on storage that cannot list files."""
+        """Return the shard with a name; this works even on storage that cannot list files."""
         files, root = self._storage()
         try:
             entry = files.info(f"{root.rstrip('/')}/{checked_name(self.location, name)}")
@@ -215,11 +216,11 @@ class RemoteShardFolder:
         return Shard(name, int(entry["size"]), changed=_version_of(entry))
 
     def _target(self, shard: Shard) -> Path:
-        """Return the path of a shard in the cache, which depends on the version of the shard."""
+        """Return the path of a shard's copy in the cache; the path depends on the version of the shard."""
         return self.cache / f"{shard.changed:x}" / shard.name if shard.changed else self.cache / shard.name
 
     def _fetch(self, shard: Shard, target: Path, try_to: Callable[[Callable[[], Path]], Path]) -> None:
-        """Download a shard to `target`; if the download is slow, start a second one and use whichever ends first."""
+        """Download a shard to `target`; if the download is slow, start a second download and use the first to end."""
 
         def get(number: int) -> Path:
             temporary = target.with_name(f".{target.name}.{os.getpid()}-{time.monotonic_ns()}-{number}.tmp")
@@ -242,25 +243,25 @@ class RemoteShardFolder:
             try_to(get_hedged).replace(target)
         except FileNotFoundError:
             raise UnreadableImage(
-                f"the shard {shard.name} is missing in {self.location}, although the index names it; put it there, or "
-                "index the shards again."
+                f"the shard {shard.name} is in the index, but not in {self.location}; add the shard, or index the "
+                "shards again."
             ) from None
         except UserError:
             raise
         except Exception as problem:  # each storage library raises different exceptions
             if isinstance(problem, OSError) and problem.errno in DISK_FULL:
                 raise UserError(
-                    f"the disk of {self.cache} is full, and the shard {shard.name} of {self.location} does not fit: "
-                    f"free some space, or set {VARIABLE} to a folder on another disk; the run can then be resumed."
+                    f"the disk of {self.cache} is too full for the shard {shard.name} of {self.location}: free some "
+                    f"space, or set {VARIABLE} to a folder on another disk; the run can then be resumed."
                 ) from None
             text = f"the shard {shard.name} cannot be downloaded from {self.location} ({first_line(problem)})"
             raise UnreadableImage(f"{text}; check the network.") from None
 
     def _download_checked(self, shard: Shard, target: Path) -> None:
-        """Download a shard and compare its size with that in the index.
+        """Download a shard and compare its size with the size in the index.
 
         Raises:
-            ConnectionError: The download ended early, so that another try may succeed.
+            ConnectionError: The download ended early; another try may succeed.
             UnreadableImage: The remote shard itself has a different size.
         """
         self._download(shard.name, target)
@@ -272,8 +273,8 @@ class RemoteShardFolder:
         if remote_size == shard.size:
             raise ConnectionError(f"{size} of {shard.size} bytes arrived")
         raise UnreadableImage(
-            f"the shard {shard.name} of {self.location} has {size} bytes, but {shard.size} in the index; index the "
-            "shards again."
+            f"the shard {shard.name} of {self.location} has {size} bytes, but {shard.size} bytes according to the "
+            "index; index the shards again."
         )
 
     def _download(self, name: str, target: Path) -> None:
@@ -281,8 +282,8 @@ class RemoteShardFolder:
         files.get_file(f"{root.rstrip('/')}/{name}", str(target))
 
     def _storage(self) -> tuple[Any, str]:
-        """Return fsspec's file system and the path of the folder in it; each process opens a file system of its own."""
-        # A forked process cannot use the file system of its parent.
+        """Return fsspec's file system, and the path of the folder in this file system."""
+        # Each process opens its own file system, since a forked process cannot use that of its parent.
         if self._opened is None or self._opened[0] != os.getpid():
             self._opened = os.getpid(), *open_storage(self.location)
         return self._opened[1:]
@@ -292,7 +293,7 @@ ShardFolder = LocalShardFolder | RemoteShardFolder
 
 
 def _version_of(entry: Mapping[str, Any]) -> int:
-    """Return a number for the version of a file, from the metadata that its storage gives; 0 if it gives none."""
+    """Return a number that identifies the version of a file by its metadata; 0 if the storage gives no metadata."""
     stated = [str(entry[name]) for name in _VERSION_FIELDS if entry.get(name) is not None]
     return int.from_bytes(hashlib.blake2b("\n".join(stated).encode(), digest_size=7).digest()) if stated else 0
 
@@ -324,11 +325,11 @@ def open_storage(url: str) -> tuple[Any, str]:
 
 
 def upload(folder: Path, url: str) -> None:
-    """Copy the files in a folder to a new URL; the index is copied last, so that it never lacks a shard."""
+    """Copy the files in a folder to a new URL; the index is copied last, after all shards that it lists."""
     files, root = open_storage(url.rstrip("/"))
     try:
         if files.exists(root) and files.find(root):
-            raise UserError(f"OUT: there are files at {url} already: give a new URL.")
+            raise UserError(f"OUT: {url} already contains files: give a new URL.")
         files.makedirs(root, exist_ok=True)
         for file in sorted(folder.iterdir(), key=lambda file: (file.suffix == ".npz", file.name)):
             files.put_file(str(file), f"{root.rstrip('/')}/{file.name}")
@@ -339,7 +340,7 @@ def upload(folder: Path, url: str) -> None:
 
 
 def _is_complete(target: Path, size: int) -> bool:
-    """Return whether a file in the cache has this size, and then mark it as the most recently used."""
+    """Return whether a file in the cache has this size; if so, mark the file as the most recently used."""
     try:
         if target.stat().st_size != size:
             return False
@@ -352,20 +353,20 @@ def _is_complete(target: Path, size: int) -> bool:
 def _free_space(folder: Path, needed_bytes: int) -> None:
     """Remove abandoned temporary files, and the least recently used shards until `needed_bytes` fit into the cache."""
     for leftover in folder.rglob(".*.tmp"):
-        with suppress(OSError):  # another process may have removed it
+        with suppress(OSError):  # another process may have removed the file
             if time.time() - leftover.stat().st_mtime > _ABANDONED_SECONDS:
                 leftover.unlink()
     files: list[tuple[float, int, Path]] = []
     for file in folder.rglob("[!.]*"):
-        with suppress(OSError):  # another process may have removed it
+        with suppress(OSError):  # another process may have removed the file
             status = file.stat()
             if stat.S_ISREG(status.st_mode) and file.suffix != ".npz":
                 files.append((status.st_mtime, status.st_size, file))
     used_bytes = sum(size for _, size, _ in files)
-    max_bytes = min(MAX_CACHE_BYTES, used_bytes + int(_MAX_SHARE_OF_FREE_DISK * shutil.disk_usage(folder).free))
+    max_bytes = min(MAX_CACHE_BYTES, used_bytes + int(_MAX_FRACTION_OF_FREE_DISK * shutil.disk_usage(folder).free))
     for _, size, file in sorted(files, key=lambda entry: entry[0]):
         if used_bytes + needed_bytes <= max_bytes:
             return
-        with suppress(OSError):  # on Windows it fails if another process has the file open
+        with suppress(OSError):  # Windows refuses to remove a file that another process has opened
             file.unlink(missing_ok=True)
             used_bytes -= size

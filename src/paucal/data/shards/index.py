@@ -19,16 +19,16 @@ from paucal.data.shards.stored_arrays import StoredArray, StoredStrings, open_ar
 from paucal.data.sources.archive import MAX_ENTRIES, MAX_IMAGE_BYTES, checked_name
 from paucal.data.string_arrays import StringArray
 from paucal.types import UserError
-from paucal.wording import counted, first_few, was
+from paucal.wording import counted, join_first_few, was_or_were
 
 INDEX_NAME = "paucal_index.npz"
 FORMAT_VERSION = 1
 HEADER_BYTES = 512  # size of the header in front of the content of each tar member
-MAX_BYTES = 4 << 30  # largest size of an index file
-# Rows (one per image) are cached in memory for a window of images, shard by shard. Up to the minimum number of shards,
-# they are cached whatever their number of rows.
+MAX_BYTES = 4 << 30  # maximum size of an index file
+# The rows of recently read shards (one row per image) are cached in memory, as a window of images needs them. The
+# minimum number of shards is cached even if these shards have more rows than the limit.
 MIN_CACHED_SHARDS, MAX_CACHED_SHARDS, MAX_CACHED_ROWS = 4, 256, 1 << 17
-_ROWS_PER_CHECK = 1 << 16  # rows of an index that are checked at once, to save memory
+_ROWS_PER_CHECK = 1 << 16  # number of rows of an index that are checked at once, to save memory
 _ARRAY_TYPES = {
     **{name: np.dtype(np.int32) for name in ("shards", "lengths", "labels")},
     **{name: np.dtype(np.int64) for name in ("offsets", "key_ends")},
@@ -44,7 +44,7 @@ _DAMAGE_EXCEPTIONS = (
 
 
 class DamagedShard(UserError):
-    """Error: the content of a shard is damaged, so that reading it again would fail too."""
+    """Error: the content of a shard is damaged, so reading the shard again would fail too."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class Shard:
     Attributes:
         name: Path relative to the folder of all shards, with forward slashes.
         size: Size of the file in bytes.
-        part: "train", "val" or "test"; "" if the name has no part.
+        part: "train", "val" or "test", according to the name; "" if the name does not tell.
         changed: Modification time in nanoseconds; on object storage, a number that identifies the version of the file;
             0 if unknown.
     """
@@ -77,13 +77,13 @@ class ShardRows(NamedTuple):
 class ShardIndex:
     """The N images in a set of tar shards.
 
-    Positions, sizes and names may stay in the index file, which has M rows: one for each image, also of shards that
-    were left out. `rows` returns those of one shard.
+    Positions, sizes and names may stay in the index file, which has M rows, one for each image, including images of
+    shards that were left out. `rows` returns the rows of one shard.
 
     Attributes:
         files: F shards, in the order of their names.
         classes: Class names in label order; empty if no image has a label.
-        spans: (F, 2) int64 for each shard, its first row and the row after its last one.
+        spans: (F, 2) int64 first row of each shard, and the row after the shard's last row.
         labels: (N,) labels, -1 for unlabelled images.
         offsets: (M,) int64 byte positions of the images in their shards.
         lengths: (M,) int32 sizes of the images in bytes.
@@ -99,7 +99,8 @@ class ShardIndex:
     lengths: NDArray[np.int32] | StoredArray
     names: StringArray | StoredStrings
     notes: tuple[str, ...] = ()
-    _cached_rows: dict[int, ShardRows] = field(default_factory=dict, repr=False)  # by shard, the last read last
+    # Rows by the number of the shard, in the order in which they were first read.
+    _cached_rows: dict[int, ShardRows] = field(default_factory=dict, repr=False)
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -119,7 +120,7 @@ class ShardIndex:
         return shard, image - self._shard_ends[shard] + self.counts[shard]
 
     def rows(self, shard: int) -> ShardRows:
-        """Return the rows of a shard; the rows of the shards that were read last are cached."""
+        """Return the rows of a shard; the rows of recently read shards are cached."""
         rows = self._cached_rows.get(shard)
         if rows is None:
             span = slice(*self.spans[shard].tolist())
@@ -139,10 +140,10 @@ class ShardIndex:
         return self.rows(shard).names
 
     def without(self, damaged: Mapping[int, str], shown_path: str) -> "ShardIndex":
-        """Return the index without the images of damaged shards, with a note; `files` stays as it is.
+        """Return the index without the images of damaged shards, with a note; `files` still lists these shards.
 
         Args:
-            damaged: Why each damaged shard cannot be read, by its position in `files`.
+            damaged: Reason why each damaged shard cannot be read, by the position of the shard in `files`.
             shown_path: Location of the shards, for messages.
 
         Raises:
@@ -160,7 +161,7 @@ class ShardIndex:
         return replace(self, spans=spans, labels=labels, notes=(*self.notes, note), _cached_rows={})
 
     def write(self, path: Path) -> None:
-        """Write an index that is wholly in memory to a file, atomically.
+        """Write an index that is completely in memory to a file, atomically.
 
         Raises:
             OSError: The file cannot be written.
@@ -184,7 +185,7 @@ class ShardIndex:
 
 
 def spans_of(counts: Sequence[int]) -> NDArray[np.int64]:
-    """Return (F, 2) int64 first rows of shards and the rows after their last ones, from the number of rows of each."""
+    """Return the (F, 2) int64 `ShardIndex.spans` of shards with the given numbers of rows."""
     ends = np.cumsum(np.asarray(counts, dtype=np.int64))
     return np.stack([ends - counts, ends], axis=1)
 
@@ -195,10 +196,12 @@ def smallest_labels(labels: NDArray[np.integer], n_classes: int) -> NDArray[np.i
 
 
 def damage_notes(damaged: Mapping[str, str], total: int, shown_path: str) -> list[str]:
-    """Return one note on shards that were left out because they cannot be read; empty if there are none.
+    """Return a list with a note on shards that were left out because they cannot be read.
+
+    The list is empty if no shard is damaged.
 
     Args:
-        damaged: Why each damaged shard cannot be read, by its name.
+        damaged: Reason why each damaged shard cannot be read, by the name of the shard.
         total: Number of all shards.
         shown_path: Location of the shards, for messages.
 
@@ -208,15 +211,15 @@ def damage_notes(damaged: Mapping[str, str], total: int, shown_path: str) -> lis
     if not damaged:
         return []
     names, reason = list(damaged), next(iter(damaged.values())).rstrip(".")
-    subject = f"{len(names)} of {counted(total, 'shard')} cannot be read ({first_few(names, _MAX_NAMES_SHOWN)})"
+    subject = f"{len(names)} of {counted(total, 'shard')} cannot be read ({join_first_few(names, _MAX_NAMES_SHOWN)})"
     if len(names) == total:
         raise UserError(f"{shown_path}: {subject}; {reason}.")
-    left_out = f"{counted(len(names), 'shard')} {was(len(names))} left out"
+    left_out = f"{counted(len(names), 'shard')} {was_or_were(len(names))} left out"
     return [f"{subject}; {reason.split(';')[0].rstrip('.')}; {left_out}"]
 
 
 def read_index(path: Path, shown_path: str) -> ShardIndex:
-    """Open and check an index file, which messages call `shown_path`; only the labels are loaded into memory."""
+    """Open and check an index file; only the labels are loaded into memory. `shown_path` is the path for messages."""
     try:
         if path.stat().st_size > MAX_BYTES:
             raise ValueError(f"more than {MAX_BYTES:,} bytes")
@@ -233,9 +236,9 @@ def read_index(path: Path, shown_path: str) -> ShardIndex:
 
 
 def _validated_index(header: Any, arrays: dict[str, StoredArray], shown_path: str) -> ShardIndex:
-    """Return the index with a header and arrays; raise a `ValueError` if they are invalid."""
+    """Return the index with a header and arrays; raise a `ValueError` if the header or an array is invalid."""
     if header["format"] != FORMAT_VERSION:
-        raise ValueError(f"it has the format {header['format']}, but this version of paucal reads {FORMAT_VERSION}")
+        raise ValueError(f"its format is {header['format']}, but this version of paucal reads {FORMAT_VERSION}")
     files = tuple(Shard(**file) for file in header["files"])
     for file in files:
         if not isinstance(file.name, str) or not all(isinstance(number, int) for number in (file.size, file.changed)):
@@ -243,7 +246,7 @@ def _validated_index(header: Any, arrays: dict[str, StoredArray], shown_path: st
         checked_name(shown_path, file.name)
     count = len(arrays["offsets"])
     if not 0 < count <= MAX_ENTRIES or not files:
-        raise ValueError(f"it has {count} images")
+        raise ValueError(f"the number of images is {count}")
     for name, kind in _ARRAY_TYPES.items():
         array = arrays[name]
         if array.dtype != kind or (name != "key_bytes" and len(array) != count):
@@ -257,7 +260,7 @@ def _validated_index(header: Any, arrays: dict[str, StoredArray], shown_path: st
 def _read_positions(
     files: tuple[Shard, ...], n_classes: int, arrays: dict[str, StoredArray]
 ) -> tuple[list[int], NDArray[np.integer]]:
-    """Check all rows, some at a time, and return the number of images of each shard, and the labels."""
+    """Check all rows in chunks, and return the number of images in each shard, and the labels."""
     sizes = np.asarray([file.size for file in files], dtype=np.int64)
     counts, labels = np.zeros(len(files), dtype=np.int64), []
     last_shard, last_end = 0, 0
@@ -265,17 +268,17 @@ def _read_positions(
         rows = {name: array[first : first + _ROWS_PER_CHECK] for name, array in arrays.items() if name != "key_bytes"}
         shards, offsets, lengths, ends = (rows[name] for name in ("shards", "offsets", "lengths", "key_ends"))
         if shards[0] < last_shard or shards[-1] >= len(files) or (np.diff(shards) < 0).any():
-            raise ValueError("it names shards that it does not list")
+            raise ValueError("the shards of images are not in the list of shards")
         in_range = offsets.min() >= HEADER_BYTES and lengths.min() >= 0 and lengths.max() <= MAX_IMAGE_BYTES
         if not in_range or (offsets + lengths > sizes[shards]).any():
             raise ValueError("an image is outside of its shard")
         if not -1 <= rows["labels"].min() <= rows["labels"].max() < max(1, n_classes):
-            raise ValueError(f"it has labels beyond its {n_classes} classes")
+            raise ValueError(f"labels are outside of the {n_classes} classes")
         if ends[0] < last_end or (np.diff(ends) < 0).any() or ends[-1] > len(arrays["key_bytes"]):
-            raise ValueError("its names of images are damaged")
+            raise ValueError("the names of images are damaged")
         counts += np.bincount(shards, minlength=len(files))
         labels.append(smallest_labels(rows["labels"], n_classes))
         last_shard, last_end = int(shards[-1]), int(ends[-1])
     if last_end != len(arrays["key_bytes"]):
-        raise ValueError("its names of images are damaged")
+        raise ValueError("the names of images are damaged")
     return counts.tolist(), np.concatenate(labels)

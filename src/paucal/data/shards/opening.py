@@ -1,4 +1,4 @@
-"""Opens tar shards as a set of images, by the index beside them or by an index that is built once and cached."""
+"""Opens tar shards as a set of images, with the index beside the shards, or with an index that is built and cached."""
 
 import hashlib
 import itertools
@@ -41,20 +41,20 @@ from paucal.data.sources.archive import COMPRESSED
 from paucal.data.sources.folder import is_ignored
 from paucal.data.sources.source import SourceOptions
 from paucal.data.sources.suffixes import IMAGE_SUFFIXES
-from paucal.data.splits.part_names import PARTS
+from paucal.data.splits.part_names import PART_BY_WORD
 from paucal.data.string_arrays import GroupedStrings, RepeatedStrings
 from paucal.reading import decode_text
 from paucal.types import NoLabelsError, UserError
-from paucal.wording import counted, was
+from paucal.wording import counted, was_or_were
 
 TAR_SUFFIX = ".tar"
 CLASSES_NAME = "classes.txt"
-_MAX_CLASSES_BYTES = 64 << 20  # largest size of `classes.txt`
-_SKIP_ADVICE = ", or leave it out with --on-bad-image skip"
+_MAX_CLASSES_BYTES = 64 << 20  # maximum size of `classes.txt`
+_SKIP_ADVICE = ", or leave the shard out with --on-bad-image skip"
 _INSPECTED_ENTRIES = 64  # number of entries of a tar file or folder by which shards are recognised
 
 
-def find_shards(folder: Path) -> bool:
+def has_shards(folder: Path) -> bool:
     """Return whether a folder has tar shards: an index, or tar files and no images.
 
     The tar files may also be in train/val/test folders.
@@ -64,15 +64,16 @@ def find_shards(folder: Path) -> bool:
     folders, files = _list_entries(folder)
     if any(file.lower().endswith(IMAGE_SUFFIXES) for file in files):
         return False
-    parts = {name: _list_entries(folder / name, _INSPECTED_ENTRIES)[1] for name in folders if name.lower() in PARTS}
+    parts = {
+        name: _list_entries(folder / name, _INSPECTED_ENTRIES)[1] for name in folders if name.lower() in PART_BY_WORD
+    }
     files += [f"{name}/{file}" for name, part_files in parts.items() for file in part_files]
     compressed = [file for file in files if file.lower().endswith(COMPRESSED)]
     tars = [file for file in files if file.lower().endswith(TAR_SUFFIX)]
     if compressed and len(compressed) == len(files) and set(folders) == set(parts):
         raise UserError(
-            f"{folder / compressed[0]} is compressed as a whole, so single images cannot be read from it: unpack it "
-            "to an uncompressed .tar (gunzip, unxz, zstd -d), which is hardly larger, since images are compressed "
-            "already."
+            f"{folder / compressed[0]} is compressed as a whole, so single images cannot be read: unpack the file to "
+            "an uncompressed .tar (gunzip, unxz, zstd -d), which is hardly larger, since images are already compressed."
         )
     return bool(tars) and all(
         any(file.lower().endswith(TAR_SUFFIX) for file in parts.get(name, ())) for name in folders
@@ -90,7 +91,7 @@ def _list_entries(folder: Path, limit: int | None = None) -> tuple[list[str], li
 
 
 def is_shard(file: Path) -> bool:
-    """Return whether a tar file has WebDataset's layout, which it has if one of its first 64 members is a label."""
+    """Return whether a tar file seems to have WebDataset's layout: one of the first 64 members is a label."""
     try:
         with tarfile.open(file, "r:") as archive:
             names = [member.name for _, member in zip(range(_INSPECTED_ENTRIES), archive, strict=False)]
@@ -100,12 +101,14 @@ def is_shard(file: Path) -> bool:
 
 
 def open_shards(folder: ShardFolder, options: SourceOptions, only: str | None = None) -> ImageSet:
-    """Open tar shards as one set; the part of a shard is in its name (`train-000000.tar`) or in that of its folder.
+    """Open tar shards as one set.
+
+    The split of a shard's images is in the name of the shard (`train-000000.tar`) or of its folder.
 
     Args:
         folder: Folder of the shards.
         options: If `labelled`, images without a label are left out, with a note. `label_column` is the field of JSON
-            members that has the label (None for "label").
+            members that contains the label (None for "label").
         only: Name of the single shard to open; None for all shards.
 
     Raises:
@@ -121,49 +124,49 @@ def open_shards(folder: ShardFolder, options: SourceOptions, only: str | None = 
     labelled = np.flatnonzero(images.labels >= 0)
     if not len(labelled):
         raise (NoLabelsError if options.label_column is None else UserError)(
-            f"no image of {folder.location} has a label: expected a member such as 000001.cls beside 000001.jpg, or a "
-            f"field {label_field!r} in 000001.json (--label-column names another); 'paucal pretrain' takes images "
-            "without labels."
+            f"no image of {folder.location} has a label: expected a member such as 000001.cls beside 000001.jpg, or "
+            f"the field {label_field!r} in 000001.json (--label-column chooses another field). 'paucal pretrain' uses "
+            "images without labels."
         )
     if not (n_unlabelled := len(images) - len(labelled)):
         return images
     example = images.keys[int(np.flatnonzero(images.labels < 0)[0])]
-    note = f"{counted(n_unlabelled, 'image')} without a label {was(n_unlabelled)} left out ({example}, ...)"
+    note = f"{counted(n_unlabelled, 'image')} without a label {was_or_were(n_unlabelled)} left out ({example}, ...)"
     return images.select(labelled, note)
 
 
 def _read_index_beside_shards(folder: ShardFolder, single_shard: str | None, skip_damaged: bool) -> ShardIndex | None:
-    """Return the index beside the shards, after comparing it with them; None if there is no index."""
+    """Return the index beside the shards, after comparing the shards with the index; None if there is no index."""
     path = None if single_shard is not None else folder.local_copy(INDEX_NAME, MAX_BYTES)
     if path is None:
         return None
     shown = f"{folder.location}/{INDEX_NAME}"
     index = read_index(path, shown)
     shard_files = folder.list_files()
-    if shard_files is None:  # each shard is then compared with the index when it is downloaded
+    if shard_files is None:  # in this case, each shard is compared with the index when it is downloaded
         return index
     shards = {shard.name: shard for shard in shard_files if shard.name.lower().endswith(TAR_SUFFIX)}
     damaged: dict[int, str] = {}
     for number, shard in enumerate(index.files):
         current = shards.pop(shard.name, None)
         if current is None:
-            problem = f"is missing in {folder.location}, although {INDEX_NAME} names it; put it there, or"
+            problem = f"is in {INDEX_NAME}, but not in {folder.location}; add the shard, or"
             damaged[number] = f"the shard {shard.name} {problem} {REMAKE_ADVICE}"
         elif current.size != shard.size or (current.changed != shard.changed and not _is_same(folder, index, number)):
-            sizes = f"{current.size} bytes, {shard.size} in {INDEX_NAME}"
+            sizes = f"{current.size} bytes, but {shard.size} bytes according to {INDEX_NAME}"
             subject = f"the shard {shard.name} of {folder.location}"
             damaged[number] = f"{subject} was changed after it was indexed ({sizes}); {REMAKE_ADVICE}"
     if damaged and not skip_damaged:
         raise UserError(f"{next(iter(damaged.values()))}{_SKIP_ADVICE}.")
     if shards:
-        raise UserError(f"{INDEX_NAME} of {folder.location} does not name the shard {min(shards)}; {REMAKE_ADVICE}.")
+        raise UserError(f"{INDEX_NAME} of {folder.location} does not list the shard {min(shards)}; {REMAKE_ADVICE}.")
     return index.without(damaged, folder.location)
 
 
 def _is_same(folder: ShardFolder, index: ShardIndex, number: int) -> bool:
     """Return whether the first and the last image of a local shard are at their positions in the index.
 
-    A different modification time does not mean that a shard was changed: it may be a copy.
+    This check is needed because the modification time of an unchanged shard differs if the shard was copied.
     """
     if not isinstance(folder, LocalShardFolder):
         return True
@@ -179,11 +182,14 @@ def _is_same(folder: ShardFolder, index: ShardIndex, number: int) -> bool:
 def _load_or_build_index(
     folder: ShardFolder, label_field: str, single_shard: str | None, options: SourceOptions
 ) -> ShardIndex:
-    """Return the index of shards without an index file: the cached one if the shards are unchanged, else a new one."""
+    """Return an index for shards without an index file.
+
+    This is the cached index if the shards are unchanged, else a new index.
+    """
     shard_files = folder.list_files()
     if shard_files is None:
         raise UserError(
-            f"{folder.location} lists no files: check the address, or put the index {INDEX_NAME} there, which "
+            f"the files in {folder.location} cannot be listed: check the address, or add the index {INDEX_NAME}, which "
             "'paucal shard' writes with the shards."
         )
     files = [
@@ -208,7 +214,7 @@ def _load_or_build_index(
         try:
             cached.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             index.write(cached)
-            return read_index(cached, str(cached))  # takes less memory than the new index
+            return read_index(cached, str(cached))  # the stored index takes less memory than the new index
         except OSError:  # the disk may be full; the next run will index the shards again
             cached.unlink(missing_ok=True)
     return index
@@ -242,7 +248,7 @@ def _local_path(folder: ShardFolder, shard: Shard) -> Path:
 
 
 def _cache_path(shard_folder: ShardFolder, label_field: str, names: list[str], single_shard: str | None) -> Path | None:
-    """Return the path of the cached index of shards; None without a cache."""
+    """Return the path of the cached index of shards; None if there is no cache folder."""
     folder = usable_folder()
     identity = "\n".join([shard_folder.location, label_field, single_shard or "", *names])
     digest = hashlib.blake2b(identity.encode(errors="surrogateescape"), digest_size=16).hexdigest()
@@ -250,29 +256,29 @@ def _cache_path(shard_folder: ShardFolder, label_field: str, names: list[str], s
 
 
 def _class_names(folder: ShardFolder) -> list[str]:
-    """Return the class names in the `classes.txt` beside the shards; empty if there is no such file."""
+    """Return the class names in `classes.txt` beside the shards; an empty list if there is no such file."""
     content = folder.read_small_file(CLASSES_NAME, _MAX_CLASSES_BYTES)
     if content is None:
         return []
     shown_path = f"{folder.location}/{CLASSES_NAME}"
     names = numbered_names(decode_text(content, shown_path).text.splitlines(), shown_path)
     if len(set(names)) != len(names):
-        raise UserError(f"{shown_path} names a class twice; give each class one line, in label order.")
+        raise UserError(f"{shown_path} contains a class name twice; give each class one line, in label order.")
     return names
 
 
 def part_of(name: str) -> str:
-    """Return the part ("train", "val" or "test") in the name of a shard, else in that of its folder, else "".
+    """Return the split in the name of a shard, else in the name of its folder; "" if neither names a split.
 
     Example:
         >>> part_of("imagenet1k-train-0000.tar"), part_of("validation/0000.tar"), part_of("0000.tar")
         ('train', 'val', '')
     """
     folder, _, file = name.lower().rpartition("/")
-    parts_in_name = {PARTS[word] for word in re.split(r"[-_.]", file) if word in PARTS}
+    parts_in_name = {PART_BY_WORD[word] for word in re.split(r"[-_.]", file) if word in PART_BY_WORD}
     if len(parts_in_name) == 1:
         return parts_in_name.pop()
-    return PARTS.get(folder.rpartition("/")[2], "")
+    return PART_BY_WORD.get(folder.rpartition("/")[2], "")
 
 
 def _image_set(folder: ShardFolder, index: ShardIndex, labelled: bool, single_shard: str | None) -> ImageSet:

@@ -12,22 +12,22 @@ from typing import Any, TypeVar
 from paucal.types import UserError
 from paucal.wording import first_line
 
-# Minimum number of tries of a request, and minimum number of seconds for which it is tried.
+# Minimum number of tries of a request, and number of seconds after which no further try is started.
 _MIN_TRIES, _MIN_SECONDS = 3, 120.0
 _FIRST_PAUSE, _MAX_PAUSE = 2.0, 30.0  # longest pause in seconds before the second try, and before any later try
-DISK_FULL = (errno.ENOSPC, errno.EDQUOT)  # error numbers
+DISK_FULL = (errno.ENOSPC, errno.EDQUOT)  # numbers of the operating system's errors for a full disk
 T = TypeVar("T")
 
 
 class GaveUp(Exception):
-    """Error: a request failed at every try; the text says why, how often and for how long."""
+    """Error: a request failed at every try; the text has the last problem, and the number and duration of the tries."""
 
 
 def retry(work: Callable[[], T]) -> T:
-    """Return the result of a network request, tried for two minutes and at least three times.
+    """Return the result of a network request, which is tried for two minutes and at least three times.
 
     The pauses between tries are random, up to a limit that doubles each time, so that the processes of a run do not
-    send their requests to an overloaded storage all at once.
+    send their requests to an overloaded storage at the same time.
 
     Raises:
         GaveUp: No try succeeded.
@@ -56,11 +56,11 @@ def send_hedged(work: Callable[[int], T], patience: float, discard: Callable[[T]
     Args:
         work: Function that sends the request; its argument is 0 for the first request and 1 for the second.
         patience: Seconds after which the second request is sent.
-        discard: Function called with each response that is not returned, because it came second or because this
-            function was interrupted.
+        discard: Function called with each response that is not returned, because the response came second or because
+            this function was interrupted.
 
     Raises:
-        Exception: The first request failed before the second was sent, or both failed.
+        Exception: The first request failed before the second was sent, or both requests failed.
     """
     responses: queue.SimpleQueue[tuple[T | None, BaseException | None]] = queue.SimpleQueue()
     lock, is_decided = threading.Lock(), threading.Event()
@@ -99,7 +99,7 @@ def send_hedged(work: Callable[[int], T], patience: float, discard: Callable[[T]
     value, problem = response
     if problem is not None:
         raise problem
-    return value  # type: ignore[return-value]  # not None without a problem
+    return value  # type: ignore[return-value]  # not None if there is no problem
 
 
 def _discard_all(responses: "queue.SimpleQueue[Any]", discard: Callable[[T], None]) -> None:

@@ -1,4 +1,4 @@
-"""Arrays and strings in a file; slices of them are read when needed."""
+"""Arrays of numbers and of strings in a file, from which slices are read when needed."""
 
 import os
 import struct
@@ -18,7 +18,8 @@ _LOCAL_HEADER = struct.Struct("<26xHH")  # lengths of the name and of the extra 
 class OpenFile:
     """An open file that several threads and forked processes may read at the same time.
 
-    It is closed when it is garbage-collected, and opened again in a process that it is sent to.
+    The file is closed when this object is garbage-collected. An object that is sent to another process opens the file
+    again.
     """
 
     def __init__(self, path: Path) -> None:
@@ -30,10 +31,10 @@ class OpenFile:
         return OpenFile, (self.path,)
 
     def read(self, start: int, count: int) -> bytes:
-        """Return up to `count` bytes from the position `start`; fewer only at the end of the file."""
+        """Return `count` bytes from the position `start` on; fewer bytes at the end of the file."""
         if hasattr(os, "pread"):
             return os.pread(self._file, count, start)
-        with self._lock:  # Windows has no `pread`, and no forked processes that share a file position
+        with self._lock:  # Windows has no `pread`; a lock suffices, since there are no forked processes
             os.lseek(self._file, start, os.SEEK_SET)
             return os.read(self._file, count)
 
@@ -43,7 +44,7 @@ class OpenFile:
 
 
 class StoredArray:
-    """A 1-D array in a file: `count` values from the byte position `start` on."""
+    """A 1-D array in a file, with `count` values from the byte position `start` on."""
 
     def __init__(self, file: OpenFile, start: int, dtype: np.dtype[Any], count: int) -> None:
         self.dtype, self._file, self._start, self._count = dtype, file, start, count
@@ -77,7 +78,7 @@ class StoredStrings:
 
 
 def open_arrays(path: Path) -> dict[str, StoredArray]:
-    """Return the 1-D arrays in a file that `numpy.savez` has written, by name; values are read later.
+    """Return the 1-D arrays in a file written by `numpy.savez`, by name; the values are read when needed.
 
     Raises:
         ValueError: An array is damaged or compressed.

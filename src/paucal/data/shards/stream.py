@@ -1,9 +1,9 @@
 """The training order of images that are streamed from shards.
 
-Shards are in random order, and so are the blocks of neighbouring images within a shard; then images are shuffled within
-windows. Neighbouring images are thus read together, which saves seeks and requests. The order depends on seed and epoch
-alone and is known before any image is read. A run can therefore be resumed at any step, with any number of workers and
-processes, and has no shuffle buffer that would have to be stored or filled again.
+Shards are read in random order, and so are the blocks of neighbouring images within a shard. Then the images are
+shuffled within windows. Neighbouring images are thus read together, which saves seeks and requests. The order depends
+only on the seed and the epoch, and is known before any image is read. A run can therefore be resumed at any step, with
+any number of workers and processes, without a shuffle buffer that would have to be stored or filled again.
 """
 
 from collections.abc import Sequence
@@ -14,18 +14,18 @@ from numpy.typing import NDArray
 
 from paucal.wording import counted
 
-BLOCK_IMAGES = 256  # neighbouring images of a tar file that stay together until windows are shuffled
+BLOCK_IMAGES = 256  # number of neighbouring images of a tar file that stay together until windows are shuffled
 WINDOW_BYTES = 256 << 20  # approximate size of the encoded images in a window
-MIN_WINDOW, MAX_WINDOW = 2048, 65536  # images
-STREAMED_IMAGES, STREAMED_BYTES = 200_000, 8 << 30  # a set with as many images or bytes is not decoded before a run
-_SAMPLED_RUNS = 32  # runs of neighbouring images in a sample
+MIN_WINDOW, MAX_WINDOW = 2048, 65536  # limits of the number of images in a window
+STREAMED_IMAGES, STREAMED_BYTES = 200_000, 8 << 30  # number of images, or of bytes, from which a set is streamed
+_SAMPLED_RUNS = 32  # number of runs of neighbouring images in a sample
 
 
 @dataclass(frozen=True, eq=False)
 class Stream:
     """The shards and blocks of N images that are read when needed instead of being decoded before training.
 
-    Consecutive images of the same block are a run. Only the R runs are stored, since there may be a billion images.
+    Consecutive images of the same block form a run. Only the R runs are stored, since there may be a billion images.
 
     Attributes:
         ends: (R,) int64 position after the last image of each run.
@@ -42,13 +42,13 @@ class Stream:
 
     @classmethod
     def in_blocks(cls, shards: NDArray[np.int32], blocks: NDArray[np.int32], window: int) -> "Stream":
-        """Return the stream of images from the (N,) numbers of their shards and blocks."""
+        """Return the stream of N images, from the (N,) numbers of their shards and of their blocks."""
         last = np.flatnonzero(np.append(np.diff(blocks), 1)[: len(blocks)])
         return cls(last + 1, shards[last], blocks[last], window)
 
     @classmethod
     def in_shards(cls, counts: Sequence[int], window: int) -> "Stream":
-        """Return the stream of all images in tar shards from the number of images in each shard.
+        """Return the stream of all images in tar shards, from the number of images in each shard.
 
         Example:
             >>> Stream.in_shards([300, 0, 256], window=64).ends.tolist()
@@ -68,7 +68,7 @@ class Stream:
     def take(self, indices: NDArray[np.int64]) -> "Stream":
         """Return the stream of the images at some positions."""
         ends, runs = [np.zeros(0, dtype=np.int64)], [np.zeros(0, dtype=np.int64)]
-        for first in range(0, len(indices), MAX_WINDOW):  # in chunks, since arrays of all images take much memory
+        for first in range(0, len(indices), MAX_WINDOW):  # in chunks, since arrays with all images need much memory
             runs_of_images = np.searchsorted(self.ends, indices[first : first + MAX_WINDOW], side="right")
             last = np.flatnonzero(np.append(np.diff(self.blocks[runs_of_images]), 1))
             ends.append(first + last + 1)
@@ -81,7 +81,7 @@ class Stream:
         return StreamOrder(self, seed)
 
     def sample(self, count: int) -> NDArray[np.int64]:
-        """Return up to `count` positions, as 32 evenly spaced runs of neighbours, which need few seeks."""
+        """Return up to `count` positions, as 32 evenly spaced runs of neighbouring images, which need few seeks."""
         if len(self) <= count:
             return np.arange(len(self), dtype=np.int64)
         runs = min(_SAMPLED_RUNS, count)
@@ -90,10 +90,10 @@ class Stream:
 
 
 class StreamOrder:
-    """The positions of a stream's images in random order; it is indexed like an array of all (N,) positions.
+    """The positions of a stream's N images in random order, as an object that is indexed like an (N,) array.
 
-    Shards are shuffled, then the blocks within each shard, then the images within each window. Only one window is in
-    memory.
+    Shards are shuffled, then the blocks within each shard, then the images within each window. Only the positions in
+    one window are in memory.
 
     Args:
         stream: Stream of N images.
@@ -101,7 +101,7 @@ class StreamOrder:
 
     Attributes:
         shards: (S,) int32 numbers of the shards with images, in the order in which they are read.
-        shard_images: (S,) int64 position in the stream of one image of each shard.
+        shard_images: (S,) int64 position of one image of each shard in the stream.
         ends: (S,) int64 number of images up to the end of each shard, in the order before windows are shuffled.
 
     Example:
@@ -115,25 +115,27 @@ class StreamOrder:
         self._begin()
 
     def _begin(self) -> None:
-        """Draw the order of shards and blocks; the windows are drawn later, in their order, by the same generator."""
+        """Draw the order of shards and blocks; `_positions` draws the windows later, with the same generator."""
         stream, self._generator = self._stream, np.random.default_rng(self._seed)
         n_shards, n_blocks = (int(numbers.max(initial=-1)) + 1 for numbers in (stream.shards, stream.blocks))
         shard_ranks, block_ranks = self._generator.permutation(n_shards), self._generator.permutation(n_blocks)
         run_order = np.lexsort((block_ranks[stream.blocks], shard_ranks[stream.shards]))
         lengths = np.diff(stream.ends, prepend=0)[run_order]
         self._run_ends = np.cumsum(lengths)
-        # For each run: position of an image in the stream, minus its index in the order before windows are shuffled.
+        # For each run, the difference between an image's position in the stream and its index in the order before
+        # windows are shuffled.
         self._offsets = stream.ends[run_order] - self._run_ends
         last = np.flatnonzero(np.append(np.diff(stream.shards[run_order]), 1)[: len(run_order)])
         self.shards, self.ends = stream.shards[run_order[last]], self._run_ends[last]
         self.shard_images = stream.ends[run_order[last]] - 1
-        self._n_drawn, self._last_window = 0, np.zeros(0, dtype=np.int64)  # windows drawn, and positions in the last
+        # Number of windows drawn, and positions of the images in the last of them.
+        self._n_drawn, self._last_window = 0, np.zeros(0, dtype=np.int64)
 
     def __len__(self) -> int:
         return len(self._stream)
 
     def __getitem__(self, indices: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the positions of images by their indices in the order; it is fast if the indices ascend."""
+        """Return the positions of the images at some indices of the order; ascending indices are the fastest."""
         windows, positions = indices // self.window, np.empty_like(indices)
         for number in dict.fromkeys(windows.tolist()):
             is_in_window = windows == number
@@ -155,19 +157,19 @@ class StreamOrder:
 def is_streamed(count: int, n_bytes: int) -> bool:
     """Return whether a set of `count` images with `n_bytes` encoded bytes is streamed.
 
-    It must not depend on the machine, since a resumed run must use the same images in the same steps.
+    The result must not depend on the machine, since a resumed run must use the same images in the same steps.
     """
     return count >= STREAMED_IMAGES or n_bytes >= STREAMED_BYTES
 
 
 def streaming_note(count: int, shards: int) -> str:
-    """Return the note that a set is streamed, from its numbers of images and shards."""
+    """Return a note for the user that a set of `count` images in `shards` shards is streamed."""
     images = f"{count} images in {counted(shards, 'shard')}"
-    return f"{images} are streamed: they are not decoded before the run, and an unreadable one ends it"
+    return f"{images} are streamed: they are not decoded before the run, and an unreadable image ends the run"
 
 
 def window_for(mean_bytes: float) -> int:
-    """Return the number of images in a window from the mean size of an encoded image in bytes.
+    """Return the number of images in a window for encoded images with a mean size of `mean_bytes`.
 
     Example:
         >>> window_for(110_000), window_for(2_000)
@@ -180,16 +182,16 @@ def concatenate_streams(streams: list["Stream | None"], counts: list[int]) -> "S
     """Return the stream of several joined sets; None if no set is streamed.
 
     Args:
-        streams: Stream of each set; None for a set that is decoded before a run, which becomes one shard.
+        streams: Stream of each set; None for a set that is not streamed, whose images then count as one shard.
         counts: Number of images in each set.
     """
     if not any(stream is not None for stream in streams):
         return None
     n_images, n_shards, n_blocks, shifted = 0, 0, 0, []
     for stream, count in zip(streams, counts, strict=True):
-        own = stream or Stream.in_shards([count], MAX_WINDOW)
+        part = stream or Stream.in_shards([count], MAX_WINDOW)
         shifted.append(
-            replace(own, ends=own.ends + n_images, shards=own.shards + n_shards, blocks=own.blocks + n_blocks)
+            replace(part, ends=part.ends + n_images, shards=part.shards + n_shards, blocks=part.blocks + n_blocks)
         )
         n_images += count
         n_shards, n_blocks = int(shifted[-1].shards.max()) + 1, int(shifted[-1].blocks.max()) + 1

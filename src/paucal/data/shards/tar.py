@@ -1,8 +1,8 @@
-"""Reads WebDataset's tar files, which are indexed once, so that images can be read by their position.
+"""Reads tar files in WebDataset's layout, which are indexed once, so that images can be read by their position.
 
-An image and its label share the name up to the first dot: `000123.jpg` and `000123.cls` are one sample. The label is
-the text of `.cls` or `.label`, or a field of `.json`. If there is a `classes.txt`, numeric labels are its line
-numbers, from 0.
+An image and its label have the same name up to the first dot: `000123.jpg` and `000123.cls` are one sample. The label
+is the text of `.cls` or `.label`, or a field of `.json`. If there is a `classes.txt`, numeric labels are the line
+numbers of the classes in this file, from 0.
 """
 
 import sys
@@ -19,27 +19,27 @@ from paucal.data.decode import UnreadableImage
 from paucal.data.shards.folders import ShardFolder
 from paucal.data.shards.index import HEADER_BYTES, DamagedShard, Shard, ShardIndex, smallest_labels, spans_of
 from paucal.data.shards.stored_arrays import OpenFile
-from paucal.data.sources.archive import MAX_ENTRIES, MAX_IMAGE_BYTES, checked_name, require_end
+from paucal.data.sources.archive import MAX_ENTRIES, MAX_IMAGE_BYTES, checked_name, require_end_of_archive
 from paucal.data.sources.folder import is_ignored
 from paucal.data.sources.suffixes import IMAGE_SUFFIXES
 from paucal.data.stores import EncodedStore, ReopenedStore, Stamp
 from paucal.data.string_arrays import StringArray
 from paucal.reading import parse_json
 from paucal.types import UserError
-from paucal.wording import counted, was
+from paucal.wording import counted, was_or_were
 
 LABEL_SUFFIXES = (".cls", ".label")
-JSON_FIELD = "label"
-_SIZE_FIELD = slice(124, 136)  # bytes of a tar header that have the size of the member
-_MAX_LABEL_BYTES = 1 << 20  # size from which on a member is not taken for a label
-_MAX_OPEN_SECONDS = 60.0  # then a shard is opened again, which marks its downloaded copy as in use
-_MAX_OPEN_SHARDS = 64  # most systems let a process open 1,024 files
+JSON_FIELD = "label"  # default field of JSON members for the label
+_SIZE_FIELD = slice(124, 136)  # bytes of a tar header that contain the size of the member
+_MAX_LABEL_BYTES = 1 << 20  # maximum size of a member with a label
+_MAX_OPEN_SECONDS = 60.0  # time after which a shard is opened again, which marks its downloaded copy as in use
+_MAX_OPEN_SHARDS = 64  # maximum number of open shards; on most systems a process can open 1,024 files
 _IMAGE_ENDINGS, _LABEL_ENDINGS = frozenset(IMAGE_SUFFIXES), frozenset(LABEL_SUFFIXES)
 
 
 @dataclass(frozen=True, eq=False)
 class TarContents:
-    """The N images in one tar file: paths, byte positions, sizes in bytes, and labels (None without a label)."""
+    """The N images in one tar file: paths, byte positions, sizes in bytes, and labels (None for unlabelled images)."""
 
     names: StringArray
     offsets: NDArray[np.int64]
@@ -53,7 +53,7 @@ def index_tar(path: Path, shown_path: str, label_field: str = JSON_FIELD) -> Tar
     Args:
         path: Tar file.
         shown_path: Path or URL of the file, for messages.
-        label_field: Field of JSON members that has the label.
+        label_field: Field of JSON members that contains the label.
     """
     images: dict[str, tarfile.TarInfo] = {}
     labels: dict[str, str] = {}
@@ -61,7 +61,7 @@ def index_tar(path: Path, shown_path: str, label_field: str = JSON_FIELD) -> Tar
         with tarfile.open(path, "r:") as archive:
             for number, member in enumerate(archive):
                 if number >= MAX_ENTRIES:
-                    raise UserError(f"{shown_path} has more than {MAX_ENTRIES:,} entries, the limit: split it.")
+                    raise UserError(f"{shown_path} has more than {MAX_ENTRIES:,} entries (the limit): split the file.")
                 archive.members.clear()  # type: ignore[attr-defined]  # otherwise every header stays in memory
                 is_link = member.islnk() or member.issym()
                 if not (member.isreg() or is_link) or member.issparse():
@@ -69,8 +69,8 @@ def index_tar(path: Path, shown_path: str, label_field: str = JSON_FIELD) -> Tar
                 key, ending = sample_key(checked_name(shown_path, member.name))
                 if is_link and ending in (*_IMAGE_ENDINGS, *_LABEL_ENDINGS, ".json"):
                     raise UserError(
-                        f"{shown_path} stores {member.name} as a link to {member.linkname}: write it again with tar "
-                        "--dereference --hard-dereference, so that each file has its content."
+                        f"{shown_path} stores {member.name} as a link to {member.linkname}: create the tar file again "
+                        "with tar --dereference --hard-dereference, so that the content of each file is stored."
                     )
                 if ending in _IMAGE_ENDINGS and not any(map(is_ignored, member.name.removeprefix("./").split("/"))):
                     _add_image(images, key, member, shown_path)
@@ -79,12 +79,12 @@ def index_tar(path: Path, shown_path: str, label_field: str = JSON_FIELD) -> Tar
                     text = b"" if content is None else content.read()
                     label = _parse_label(text, ending, label_field, f"{member.name} in {shown_path}")
                     if label is not None and labels.setdefault(key, label) != label:
-                        raise UserError(f"{shown_path} has two labels for the key {key!r}; keep one of them.")
-            require_end(archive)
+                        raise UserError(f"{shown_path} has two labels for the key {key!r}; keep one label.")
+            require_end_of_archive(archive)
     except (tarfile.TarError, OSError, EOFError, ValueError) as problem:
         raise DamagedShard(
-            f"the shard {shown_path} cannot be read as a tar file ({problem}); download or make it again, or leave "
-            "it out with --on-bad-image skip."
+            f"the shard {shown_path} cannot be read as a tar file ({problem}); download or create the shard again, or "
+            "leave it out with --on-bad-image skip."
         ) from None
     members = images.values()
     return TarContents(
@@ -96,7 +96,7 @@ def index_tar(path: Path, shown_path: str, label_field: str = JSON_FIELD) -> Tar
 
 
 def sample_key(name: str) -> tuple[str, str]:
-    """Split the path of a member at the first dot of its file name; return the key, and the ending in lower case.
+    """Split the path of a member at the first dot of the file name; return the key, and the ending in lower case.
 
     Members with the same key belong to one sample.
 
@@ -110,7 +110,7 @@ def sample_key(name: str) -> tuple[str, str]:
 
 
 def _add_image(images: dict[str, tarfile.TarInfo], key: str, member: tarfile.TarInfo, shown_path: str) -> None:
-    """Add an image to the images by key; refuse a repeated key or an image that is too large."""
+    """Add an image to the dictionary `images`; raise a UserError if the key is repeated or the image is too large."""
     if key in images:
         raise UserError(
             f"{shown_path} has the key {key!r} twice ({images[key].name} and {member.name}); rename one of the two "
@@ -118,25 +118,23 @@ def _add_image(images: dict[str, tarfile.TarInfo], key: str, member: tarfile.Tar
         )
     if member.size > MAX_IMAGE_BYTES:
         raise UserError(
-            f"{member.name} in {shown_path} has more than {MAX_IMAGE_BYTES:,} bytes, the limit for an image."
+            f"{member.name} in {shown_path} is larger than the limit of {MAX_IMAGE_BYTES:,} bytes for an image."
         )
     images[key] = member
 
 
 def _parse_label(content: bytes, ending: str, label_field: str, shown_path: str) -> str | None:
-    """Return the label in a member, which may be JSON or text; None if it has no label."""
+    """Return the label in a JSON or text member; None if the member has no label."""
     try:
         value = parse_json(content) if ending == ".json" else content.decode("utf-8-sig").strip()
     except ValueError as problem:
-        raise UserError(f"{shown_path} cannot be read as a label ({problem}); write it again.") from None
+        raise UserError(f"{shown_path} cannot be read as a label ({problem}); correct the file.") from None
     if ending == ".json":
         value = value.get(label_field) if isinstance(value, dict) else None
     if value is None or value == "":
         return None
     if isinstance(value, bool | float | list | dict):
-        raise UserError(
-            f"{shown_path} has the label {str(value)[:80]!r}; expected one class: a whole number or a name."
-        )
+        raise UserError(f"{shown_path} has the label {str(value)[:80]!r}; expected one class, as an integer or a name.")
     return sys.intern(str(value))  # equal labels of a million images share their memory
 
 
@@ -146,7 +144,7 @@ def build_index(files: Sequence[Shard], contents: Sequence[TarContents], names: 
     Args:
         files: Shards.
         contents: Images of each shard.
-        names: Class names in label order, from `classes.txt`; empty if the labels name the classes.
+        names: Class names in label order, from `classes.txt`; empty if there is no such file.
     """
     counts = [len(shard.offsets) for shard in contents]
     if not sum(counts):
@@ -159,7 +157,7 @@ def build_index(files: Sequence[Shard], contents: Sequence[TarContents], names: 
     empty = [file.name for file, count in zip(files, counts, strict=True) if not count]
     notes = []
     if n_unlabelled and classes:
-        notes.append(f"{counted(n_unlabelled, 'image')} in the shards {was(n_unlabelled)} without a label")
+        notes.append(f"{counted(n_unlabelled, 'image')} in the shards {was_or_were(n_unlabelled)} without a label")
     if empty:
         notes.append(f"{counted(len(empty), 'shard')} had no images ({empty[0]}{', ...' * (len(empty) > 1)})")
     return ShardIndex(
@@ -177,7 +175,8 @@ def build_index(files: Sequence[Shard], contents: Sequence[TarContents], names: 
 def _number_labels(values: Sequence[str | None], names: Sequence[str]) -> tuple[tuple[str, ...], NDArray[np.int32]]:
     """Return the class names and the (N,) labels.
 
-    If labels are numbers, they are positions in `names`, or without `names` class names in numeric order.
+    Numeric labels are positions in `names`. If `names` is empty, the numbers themselves are the class names, in
+    ascending order.
     """
     distinct = {value for value in values if value is not None}
     are_numbers = all(value.isdecimal() and len(value) < 10 for value in distinct)
@@ -186,13 +185,13 @@ def _number_labels(values: Sequence[str | None], names: Sequence[str]) -> tuple[
         if too_large:
             count = counted(len(names), "class", "classes")
             raise UserError(
-                f"the shards have the label {too_large[0]}, but classes.txt names {count}, numbered from 0; correct "
-                "one of the two."
+                f"the shards have the label {too_large[0]}, but classes.txt has {count}, numbered from 0; correct the "
+                "labels or classes.txt."
             )
         numbers = {value: int(value) for value in distinct}
         classes = tuple(names)
     else:
-        # Labels such as "7" and "007" are the same number.
+        # Labels such as "7" and "007" are the same class.
         name_of = {value: str(int(value)) if are_numbers else value for value in distinct}
         classes = tuple(sorted(set(name_of.values()), key=int if are_numbers else None))
         number_of = {name: number for number, name in enumerate(classes)}
@@ -207,14 +206,14 @@ class TarStore(ReopenedStore, EncodedStore):
     Shards stay open for a minute, since opening a file takes as long as decoding a small image.
     """
 
-    kept = ("_folder", "_index", "_keys")
+    pickled_attributes = ("_folder", "_index", "_keys")
 
     def __init__(self, folder: ShardFolder, index: ShardIndex, keys: Sequence[str]) -> None:
         self._folder, self._index, self._keys = folder, index, keys
         self._begin()
 
     def _begin(self) -> None:
-        # Open file and time of opening by the number of the shard, in the order of opening.
+        # Open file and time of opening of each open shard, by the number of the shard, in the order of opening.
         self._open: dict[int, tuple[OpenFile, float]] = {}
 
     def __len__(self) -> int:
@@ -225,13 +224,13 @@ class TarStore(ReopenedStore, EncodedStore):
         return self._keys[index]
 
     def stamp(self, index: int) -> Stamp:
-        """Return a stamp of the key and size of an image, and of the modification time of its shard."""
+        """Return a stamp with the key and the size of an image, and the modification time of its shard."""
         number, row = self._index.locate(index)
         length, shard = int(self._index.rows(number).lengths[row]), self._index.files[number]
         return Stamp(f"{self._folder.location}/{self._keys[index]}", length, shard.changed)
 
     def fetch_ahead(self, index: int) -> None:
-        """Download the shard of an image if it is remote and not yet downloaded."""
+        """Download the shard of an image, unless the shard is local or already downloaded."""
         self._folder.fetch_ahead(self._index.files[self._index.locate(index)[0]])
 
     def source(self, index: int) -> bytes:
@@ -250,8 +249,8 @@ class TarStore(ReopenedStore, EncodedStore):
             raise UnreadableImage(f"image {self.name(index)} cannot be read from its shard: {reason}") from None
         if len(content) < HEADER_BYTES + length or size_in_header(content) != length:
             raise UnreadableImage(
-                f"image {self.name(index)} is not at its position in the index: the shard was changed or cut off "
-                "after it was indexed; index the shards again."
+                f"image {self.name(index)} is not at its position in the index, since the shard was changed or "
+                "truncated after it was indexed; index the shards again."
             )
         return content[HEADER_BYTES:]
 
@@ -262,7 +261,7 @@ class TarStore(ReopenedStore, EncodedStore):
         path = self._folder.local_path(self._index.files[number])
         try:
             file = OpenFile(path)
-        except FileNotFoundError:  # another process deleted the download in the meantime to free space: repeat it
+        except FileNotFoundError:  # another process has deleted the copy to free space, so download the shard again
             file = OpenFile(self._folder.local_path(self._index.files[number]))
         now = time.monotonic()
         self._open.pop(number, None)
@@ -274,7 +273,7 @@ class TarStore(ReopenedStore, EncodedStore):
 
 
 def size_in_header(content: bytes) -> int | None:
-    """Return the size in bytes of a tar member, from the bytes of its header; None if the header is invalid."""
+    """Return the size of a tar member in bytes, from the bytes of its header; None if the header is invalid."""
     try:
         return int(content[_SIZE_FIELD].rstrip(b" \0") or b"-1", 8)
     except ValueError:

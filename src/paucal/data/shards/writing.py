@@ -1,4 +1,4 @@
-"""Writes images into shards: tar files in WebDataset's layout with an index, or Parquet files for Hugging Face."""
+"""Writes images to shards: tar files in WebDataset's layout with an index, or Parquet files for Hugging Face."""
 
 import io
 import json
@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 from PIL import Image
 
-from paucal.cores import usable_cores
+from paucal.cores import count_usable_cores
 from paucal.data.channels.arrays import is_npy, is_tiff
 from paucal.data.decode import UnreadableImage
 from paucal.data.images import UNKNOWN, ImageSet
@@ -36,7 +36,7 @@ Label = int | list[int]  # class number of an image, or class numbers in a multi
 CLASSES_NAME = "classes.txt"
 _CHUNK_IMAGES = 256  # number of images that are read and checked together
 _MAX_THREADS = 16
-_MAX_NAME_LENGTH = 60  # characters; a tar header has space for a hundred
+_MAX_NAME_LENGTH = 60  # maximum number of characters of a key in a file name; a tar header has space for 100 characters
 # Limits of a row group, which is the smallest block of a Parquet file that can be read.
 _MAX_GROUP_IMAGES, _MAX_GROUP_BYTES = 256, 8 << 20
 _SPECIAL_CHARACTERS = re.compile(r"[^A-Za-z0-9_/-]+")
@@ -52,20 +52,20 @@ def write_shards(
     on_bad: OnBad = "refuse",
     progress: ReportProgress | None = None,
 ) -> tuple[list[Shard], list[str]]:
-    """Write all images of a set in random order into shards, separately for train, val and test.
+    """Write all images of a set to shards in random order, separately for train, val and test.
 
-    The encoded bytes of images are copied; each image is also decoded, so that no unreadable image is written. Labels
-    are class numbers or, in Parquet, lists of class numbers. The class names are in `classes.txt` beside tar files, or
-    in the metadata of Parquet files.
+    The encoded bytes of images are copied. Each image is also decoded, so that no unreadable image is written. Labels
+    are class numbers or, in Parquet files, lists of class numbers. Class names are written to `classes.txt` beside tar
+    files, or to the metadata of Parquet files.
 
     Args:
         images: Images to write.
-        folder: Empty folder.
-        form: "tar" or "parquet".
-        max_bytes: Size in bytes from which on a shard is full.
-        max_images: Number of images from which on a shard is full.
+        folder: Empty folder for the shards.
+        form: Format of the shards, "tar" or "parquet".
+        max_bytes: Size in bytes at which a shard is full.
+        max_images: Number of images at which a shard is full.
         seed: Seed of the random order.
-        on_bad: "refuse" raises when an image is unreadable, "skip" leaves it out.
+        on_bad: "refuse" to raise a UserError if an image is unreadable, "skip" to leave unreadable images out.
         progress: Function called with (images done, total images).
 
     Returns:
@@ -100,23 +100,26 @@ def write_shards(
     if isinstance(writer, _TarWriter):
         if images.classes:
             (folder / CLASSES_NAME).write_text("".join(f"{name}\n" for name in images.classes), encoding="utf-8")
-        writer.index(images.classes).write(folder / INDEX_NAME)
+        writer.build_index(images.classes).write(folder / INDEX_NAME)
     return writer.shards, left_out
 
 
 def _require_writable_labels(images: ImageSet, form: Form) -> None:
-    """Refuse labels that the format cannot store: several per image in tar files, and unknown ones in both."""
+    """Raise a UserError for labels that the format cannot store.
+
+    Tar files cannot store several labels per image, and neither format can store unknown labels.
+    """
     if images.multi_hot is None:
         return
     if form == "tar":
         raise UserError(
-            "--format tar stores one label for each image, but these images have several: give --format parquet, "
-            "which stores lists of labels."
+            "--format tar stores one label for each image, but these images may have several labels: give --format "
+            "parquet, which stores lists of labels."
         )
     if unknown := int((images.multi_hot == UNKNOWN).sum()):
         raise UserError(
-            f"these images have {counted(unknown, 'unknown label')}, which lists of labels cannot express: leave these "
-            "classes out with --classes, or train on the table itself."
+            f"these images have {counted(unknown, 'unknown label')}, which shards cannot store: exclude the classes "
+            "with unknown labels with --classes, or train on the table itself."
         )
 
 
@@ -132,8 +135,8 @@ class Member:
 
     Attributes:
         position: Position of the image in its set.
-        content: Encoded bytes.
-        suffix: Suffix for the file, such as ".jpg".
+        content: Encoded bytes of the image.
+        suffix: Suffix for the file name, such as ".jpg".
         key: Key of the image in its set.
     """
 
@@ -149,13 +152,14 @@ class Member:
 
 
 def shard_order(images: ImageSet, part: str, seed: int) -> NDArray[np.int64]:
-    """Return the positions of the images of one part in a random order that depends on the seed alone.
+    """Return the positions of the images of one split in a random order that depends only on the seed.
 
-    Each shard is then a random sample of the images, so that a training window over a few shards has all classes.
+    With this order, each shard is a random sample of the images, so a training window over a few shards has all
+    classes.
     """
     positions = np.flatnonzero(np.asarray(images.declared, dtype="<U6") == part)
     order_seed = derive_seed(seed, len(positions))
-    if images.stream is not None:  # the images are in shards already, so that neighbours should be read together
+    if images.stream is not None:  # the images are already in shards, so neighbouring images should be read together
         return positions[images.stream.take(positions).order(order_seed)[np.arange(len(positions))]]
     return positions[np.random.default_rng(order_seed).permutation(len(positions))]
 
@@ -167,16 +171,18 @@ def read_members(
     n_done: int = 0,
     progress: ReportProgress | None = None,
 ) -> Iterator[Member]:
-    """Yield the readable images at some positions with their encoded bytes; images from arrays are encoded as PNG.
+    """Yield the readable images at the positions `order` with their encoded bytes.
+
+    Images from arrays are encoded as PNG.
 
     Args:
         images: Set of images.
         order: Positions of the images to read.
-        problems: Dictionary to which the reason for each unreadable image is added, by position.
+        problems: Dictionary to which the error message for each unreadable image is added, by position.
         n_done: Number of images read before this call, for `progress`.
         progress: Function called with (images done, total images).
     """
-    with ThreadPoolExecutor(min(_MAX_THREADS, usable_cores())) as pool:
+    with ThreadPoolExecutor(min(_MAX_THREADS, count_usable_cores())) as pool:
         for first in range(0, len(order), _CHUNK_IMAGES):
             positions = order[first : first + _CHUNK_IMAGES]
             contents = pool.map(lambda position: encode_image(images, position), positions.tolist())
@@ -191,14 +197,14 @@ def read_members(
 
 
 def encode_image(images: ImageSet, position: int) -> tuple[bytes, str] | str:
-    """Return the encoded bytes of an image and a file suffix such as ".jpg", or the reason why it is unreadable."""
+    """Return the encoded bytes of an image and a suffix such as ".jpg", or an error message for an unreadable image."""
     store, row = locate(images.store, position)
     try:
         if not isinstance(store, EncodedStore):
             buffer = io.BytesIO()
             store.read(row).save(buffer, "PNG")
             return buffer.getvalue(), ".png"
-        images.store.check(position)  # not `store.check(row)`, since this checks the channels that the set has
+        images.store.check(position)  # also checks the number of channels, which `store.check(row)` does not
         source = store.source(row)
         content = source.read_bytes() if isinstance(source, Path) else source
         suffix = PurePosixPath(store.name(row)).suffix.lower()
@@ -220,14 +226,14 @@ class _TarWriter:
     def __init__(self, folder: Path, labelled: bool) -> None:
         self.shards: list[Shard] = []
         self._folder, self._labelled, self._number = folder, labelled, 0
-        # For each image of the open shard: shard number, byte position, size in bytes, and label.
+        # Shard number, byte position, size in bytes, and label of each image in the open shard.
         self._rows: list[tuple[int, int, int, int]] = []
         self._names: list[str] = []
         self._tables: list[tuple[NDArray[np.int64], StringArray]] = []  # rows and names of finished shards
         self._archive: tarfile.TarFile | None = None
 
     def open(self, part: str) -> None:
-        """Open a new tar file for images of a part."""
+        """Open a new tar file for images of a split."""
         self._path, self._part = self._folder / _shard_name(part, self.shards, ".tar"), part
         self._archive = tarfile.open(self._path, "w", format=tarfile.USTAR_FORMAT)  # noqa: SIM115 (until `close`)
 
@@ -245,7 +251,7 @@ class _TarWriter:
         return self._archive.offset
 
     def close(self) -> None:
-        """Finish the shard."""
+        """Finish the open shard."""
         assert self._archive is not None
         self._archive.close()
         status = self._path.stat()
@@ -253,7 +259,7 @@ class _TarWriter:
         self._tables.append((np.asarray(self._rows, dtype=np.int64), StringArray.from_strings(self._names)))
         self._rows, self._names = [], []
 
-    def index(self, classes: Sequence[str]) -> ShardIndex:
+    def build_index(self, classes: Sequence[str]) -> ShardIndex:
         """Return the index of the finished shards."""
         table = np.concatenate([rows for rows, _ in self._tables])
         return ShardIndex(
@@ -268,13 +274,13 @@ class _TarWriter:
 
 
 def _add_file(archive: tarfile.TarFile, name: str, content: bytes) -> None:
-    entry = tarfile.TarInfo(name)  # without time and owner, so that the same images give identical shards
+    entry = tarfile.TarInfo(name)  # time and owner are not set, so that the same images give identical shards
     entry.size = len(content)
     archive.addfile(entry, io.BytesIO(content))
 
 
 def _shard_name(part: str, shards: Sequence[Shard], suffix: str) -> str:
-    """Return the name of the next shard of a part, such as "train-000003.tar", from the finished shards."""
+    """Return the name of the next shard of a split, such as "train-000003.tar", given all finished shards."""
     return f"{part or 'shard'}-{sum(shard.part == part for shard in shards):06d}{suffix}"
 
 
@@ -298,9 +304,9 @@ class _ParquetWriter:
         self._n_pending_bytes = self._size = 0
 
     def open(self, part: str) -> None:
-        """Open a new Parquet file for images of a part."""
+        """Open a new Parquet file for images of a split."""
         self._path, self._part = self._folder / _shard_name(part, self.shards, ".parquet"), part
-        # Without compression, since the bytes of images are compressed already.
+        # Compression is off, since encoded images are already compressed.
         self._file = pq.ParquetWriter(self._path, self._schema, compression="none", use_dictionary=False)
         self._size = 0
 
@@ -317,7 +323,7 @@ class _ParquetWriter:
         return self._size
 
     def close(self) -> None:
-        """Finish the shard."""
+        """Finish the open shard."""
         assert self._file is not None
         self._flush()
         self._file.close()

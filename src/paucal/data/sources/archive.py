@@ -1,8 +1,8 @@
-"""Zip and tar archives of image folders, read without unpacking them to disk.
+"""Zip and tar archives of image folders, which are read without unpacking them to disk.
 
-A zip file has an index, and an uncompressed tar file is indexed by reading it once; both then allow random access. A
-compressed tar file (.tar.gz) is refused, since it would have to be unpacked from its beginning for every image. No path
-or link that leads out of the archive is followed.
+A zip file has an index, and an uncompressed tar file is indexed by reading the file once; then images can be read in
+any order. A compressed tar file (.tar.gz) is refused, since the file would have to be unpacked from its beginning for
+every image. Links, and paths that lead out of the archive, are not followed.
 """
 
 import os
@@ -22,16 +22,16 @@ from paucal.data.decode import UnreadableImage
 from paucal.data.images import ImageSet
 from paucal.data.sources.folder import ImageContainer, is_ignored, open_container
 from paucal.data.sources.suffixes import IMAGE_SUFFIXES
-from paucal.data.splits.part_names import PARTS
+from paucal.data.splits.part_names import PART_BY_WORD
 from paucal.data.stores import EncodedStore, ReopenedStore
 from paucal.reading import require_regular
 from paucal.types import UserError
-from paucal.wording import counted, was
+from paucal.wording import counted, was_or_were
 
 ARCHIVE_SUFFIXES = (".zip", ".tar")
 COMPRESSED = (".tar.gz", ".tgz", ".tar.bz2", ".tbz2", ".tar.xz", ".txz", ".tar.zst")
-MAX_ENTRIES = 20_000_000
-MAX_IMAGE_BYTES = 512 << 20  # largest unpacked size of an image; a larger one is a decompression bomb
+MAX_ENTRIES = 20_000_000  # maximum number of files in an archive
+MAX_IMAGE_BYTES = 512 << 20  # maximum unpacked size of an image; a larger file may be a decompression bomb
 _ENCRYPTED_FLAG, _UTF8_FLAG = 1, 0x800  # bits of a zip entry's flags
 
 
@@ -40,9 +40,9 @@ class _Entry(NamedTuple):
 
     Attributes:
         name: Path within the archive.
-        offset: Position in the archive: in a tar, of the first byte of the file; in a zip, of the header of the entry.
-        size: Number of bytes, uncompressed.
-        zip_name: Name by which `zipfile` finds the entry, perhaps with wrongly decoded letters; "" in a tar.
+        offset: Byte position in the archive: of the file's content in a tar file, of the entry's header in a zip file.
+        size: Uncompressed size in bytes.
+        zip_name: Name by which `zipfile` finds the entry, perhaps with wrongly decoded letters; "" in a tar file.
     """
 
     name: str
@@ -52,9 +52,9 @@ class _Entry(NamedTuple):
 
 
 class ArchiveStore(ReopenedStore, EncodedStore):
-    """Images in a zip or tar file, each read on demand."""
+    """Images in a zip or tar file, which are read when needed."""
 
-    kept = ("_file", "_entries", "_zipped")
+    pickled_attributes = ("_file", "_entries", "_zipped")
 
     def __init__(self, file: Path, entries: list[_Entry]) -> None:
         self._file, self._entries, self._zipped = file, entries, file.suffix.lower() == ".zip"
@@ -64,14 +64,14 @@ class ArchiveStore(ReopenedStore, EncodedStore):
         return len(self._entries)
 
     def name(self, index: int) -> str:
-        """Return the path within the archive."""
+        """Return the path of an image within the archive."""
         return self._entries[index].name
 
     def source(self, index: int) -> bytes:
-        """Return the bytes of an image."""
+        """Return the encoded bytes of an image."""
         entry = self._entries[index]
         if entry.size > MAX_IMAGE_BYTES:
-            raise UnreadableImage(f"image {entry.name} has more than {MAX_IMAGE_BYTES:,} bytes, the limit")
+            raise UnreadableImage(f"image {entry.name} is larger than the limit of {MAX_IMAGE_BYTES:,} bytes")
         try:
             with self._lock:
                 content = self._read_zip(entry) if self._zipped else self._read_tar(entry)
@@ -79,7 +79,7 @@ class ArchiveStore(ReopenedStore, EncodedStore):
             raise UnreadableImage(f"image {entry.name} cannot be read from {self._file.name}: {problem}") from None
         if len(content) != entry.size:
             raise UnreadableImage(
-                f"image {entry.name} has {len(content)} bytes, but {self._file.name} states {entry.size}"
+                f"image {entry.name} has {len(content)} bytes, but {entry.size} bytes according to {self._file.name}"
             )
         return content
 
@@ -102,7 +102,7 @@ class ArchiveStore(ReopenedStore, EncodedStore):
 
 
 def is_archive(file: Path) -> bool:
-    """Return whether a file has the suffix of an archive."""
+    """Return whether a file has the suffix of an archive, such as ".zip" or ".tar.gz"."""
     return file.name.lower().endswith((*ARCHIVE_SUFFIXES, *COMPRESSED))
 
 
@@ -113,8 +113,8 @@ def open_archive(file: Path, labelled: bool = True) -> ImageSet:
     "train", "val" or "test".
 
     Raises:
-        UserError: The archive is damaged, is compressed as one stream (.tar.gz), contains a path that leads out of it,
-            or has no images.
+        UserError: The archive is damaged or compressed as a whole (.tar.gz), contains a path that leads out of the
+            archive, or contains no images.
     """
     entries, notes = archive_entries(file)
     images, other_entries = (
@@ -136,39 +136,44 @@ def open_archive(file: Path, labelled: bool = True) -> ImageSet:
 
 
 def archive_entries(file: Path) -> tuple[list[_Entry], tuple[str, ...]]:
-    """Return the files in an archive, and a note on links if there are any; hidden files and links are left out."""
+    """Return the files in an archive, and a note if links were left out; hidden files are left out too."""
     links: list[str] = []
     require_regular(file)
     if file.name.lower().endswith(COMPRESSED):
         raise UserError(
-            f"{file} is compressed as a whole, so single images cannot be read from it: unpack it, or save the images "
-            "as .zip or uncompressed .tar."
+            f"{file} is compressed as a whole, so single images cannot be read: unpack the file, or save the images as "
+            ".zip or uncompressed .tar."
         )
     try:
         entries = (_zip_entries if file.suffix.lower() == ".zip" else _tar_entries)(file, links)
     except (zipfile.BadZipFile, tarfile.TarError, OSError, ValueError, EOFError, NotImplementedError) as problem:
-        raise UserError(f"{file} cannot be read as an archive ({problem}); download or make it again.") from None
+        raise UserError(
+            f"{file} cannot be read as an archive ({problem}); download or create the archive again."
+        ) from None
     entries = [entry for entry in entries if not _is_hidden(entry.name)]
     links = [name.removeprefix("./") for name in links if not _is_hidden(name)]
     if not links:
         return entries, ()
     examples = f"{min(links)}{', ...' if len(links) > 1 else ''}"
-    note = f"{counted(len(links), 'link')} {was(len(links))} left out ({examples}): links in archives are not followed"
+    note = (
+        f"{counted(len(links), 'link')} {was_or_were(len(links))} left out ({examples}): "
+        "links in archives are not followed"
+    )
     return entries, (note,)
 
 
 def _is_hidden(name: str) -> bool:
-    # In a tar file that was made of the folder ".", names begin with "./".
+    # In a tar file of the folder ".", all paths begin with "./".
     return any(is_ignored(folder) for folder in name.split("/") if folder != ".")
 
 
 def _zip_entries(file: Path, links: list[str]) -> list[_Entry]:
     with zipfile.ZipFile(file) as archive:
         members = archive.infolist()
-        _refuse_many(file, len(members))
+        _refuse_too_many_entries(file, len(members))
         if encrypted := next((member.filename for member in members if member.flag_bits & _ENCRYPTED_FLAG), None):
-            raise UserError(f"{file} is encrypted ({encrypted!r}): unpack it with its password.")
-        # A symbolic link is stored in a zip as a file whose content is the path of the target.
+            raise UserError(f"{file} is encrypted ({encrypted!r}): unpack the archive with its password.")
+        # In a zip file, a symbolic link is stored as a file whose content is the path of the target.
         is_link = [stat.S_ISLNK(member.external_attr >> 16) for member in members]
         links += [_zip_name(member) for member in compress(members, is_link)]
         return [
@@ -194,52 +199,53 @@ def _tar_entries(file: Path, links: list[str]) -> list[_Entry]:
     entries: dict[str, _Entry] = {}
     with tarfile.open(file, "r:") as archive:
         for number, member in enumerate(archive):
-            _refuse_many(file, number)
+            _refuse_too_many_entries(file, number)
             archive.members.clear()  # type: ignore[attr-defined]  # otherwise every header stays in memory
             if member.isreg() and not member.issparse():
                 name = checked_name(file, member.name)
                 # If a name occurs several times, its last entry counts.
                 entries[name] = _Entry(name, member.offset_data, member.size)
-            elif member.islnk() and member.linkname in entries:  # a hard link: the same file by another name
+            elif member.islnk() and member.linkname in entries:  # a hard link, that is another name for the same file
                 name = checked_name(file, member.name)
                 entries[name] = entries[member.linkname]._replace(name=name)
             elif member.issym() or member.islnk():
                 links.append(member.name)
-        require_end(archive)
+        require_end_of_archive(archive)
     return list(entries.values())
 
 
-def require_end(archive: tarfile.TarFile) -> None:
-    """Raise a `ReadError` if a tar file lacks the block of zeros at its end, which `tarfile` does not require."""
+def require_end_of_archive(archive: tarfile.TarFile) -> None:
+    """Raise a `ReadError` if a tar file does not end with a block of zeros, which `tarfile` does not check."""
     assert archive.fileobj is not None
     archive.fileobj.seek(archive.offset)
     if archive.fileobj.read(tarfile.BLOCKSIZE) != tarfile.NUL * tarfile.BLOCKSIZE:
-        raise tarfile.ReadError("it is cut off or damaged")
+        raise tarfile.ReadError("the file is truncated or damaged")
 
 
 def checked_name(file: Path | str, name: str) -> str:
-    """Return the path of an entry; raise a `UserError` if it leads out of the archive."""
+    """Return the path of an entry; raise a `UserError` if the path leads out of the archive."""
     plain = name.replace("\\", "/")
     if plain.startswith("/") or PureWindowsPath(plain).drive or ".." in plain.split("/") or "\0" in plain:
-        raise UserError(f"{file} contains the path {name[:80]!r}, which leads out of it: do not trust this archive.")
+        raise UserError(f"{file} contains the path {name[:80]!r}, which leads out of it: do not trust this file.")
     return name
 
 
-def _refuse_many(file: Path, count: int) -> None:
+def _refuse_too_many_entries(file: Path, count: int) -> None:
     if count > MAX_ENTRIES:
-        raise UserError(f"{file} has more than {MAX_ENTRIES:,} entries, the limit.")
+        raise UserError(f"{file} has more entries than the limit of {MAX_ENTRIES:,}.")
 
 
 def shared_folder(names: list[str], depth: int) -> str:
     """Return the longest path of folders that all file paths begin with, ending in a slash; "" if there is none.
 
-    It ends before any folder called train, val, test or the like, and leaves at least `depth` - 1 folders of each path.
+    The result contains no folder named after a split (such as "train"), and leaves at least `depth` - 1 folders of each
+    path.
     """
     shared = ""
     while names:
         next_folders = {name.removeprefix(shared).partition("/")[0] for name in names}
         are_nested = all(name.removeprefix(shared).count("/") >= depth for name in names)
-        if len(next_folders) != 1 or not are_nested or next(iter(next_folders)).lower() in PARTS:
+        if len(next_folders) != 1 or not are_nested or next(iter(next_folders)).lower() in PART_BY_WORD:
             break
         shared += f"{next(iter(next_folders))}/"
     return shared

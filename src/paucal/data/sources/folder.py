@@ -1,4 +1,4 @@
-"""Folders of image files: class folders, class folders below train/val/test, or any nested folder."""
+"""Folders of image files: class folders, class folders in train/val/test folders, or any nested folders."""
 
 import errno
 import os
@@ -11,14 +11,15 @@ import numpy as np
 
 from paucal.data.images import ImageSet
 from paucal.data.sources.suffixes import IMAGE_SUFFIXES, install_command
-from paucal.data.splits.part_names import PARTS
+from paucal.data.splits.part_names import PART_BY_WORD
 from paucal.data.stores import FileStore, Store
 from paucal.types import NoLabelsError, UserError
-from paucal.wording import counted, was
+from paucal.wording import counted, was_or_were
 
 IMAGE_FOLDERS = ("images", "image", "imgs", "img", "jpegimages", "photos", "pictures", "pics", "frames")
 _MAX_SUFFIXES_SHOWN = 5
-# Folders that macOS creates in archives, network storage beside photos, Windows and Linux on disks, and Python in code.
+# Folders that are created by macOS in archives, by network storage beside photos, by Windows and Linux on disks, and by
+# Python beside code.
 _SYSTEM_FOLDERS = {
     *("__macosx", "@eadir", "#recycle", "@recycle", "#snapshot", "$recycle.bin", "recycler"),
     *("system volume information", "lost+found", "__pycache__"),
@@ -31,8 +32,8 @@ class ImageContainer:
 
     Attributes:
         name: Name of the image set.
-        location: Location as in `ImageSet.location`.
-        make_store: Function (keys) that returns the store of these images.
+        location: Location of the images, for `ImageSet.location`.
+        make_store: Function (keys) that returns a store of the images with these keys.
         list_subfolders: Function (folder) that returns the names of the folders in a folder; the folder is a path
             relative to the root, or "" for the root itself.
     """
@@ -46,15 +47,15 @@ class ImageContainer:
 def open_folder(root: Path, labelled: bool = True) -> ImageSet:
     """Open a folder of images.
 
-    If `labelled`, `root` contains class folders, or the parts of a data set: `train`, `val` (also `valid`,
+    If `labelled`, `root` contains class folders, or the splits of a data set: `train`, `val` (also `valid`,
     `validation`, `dev`) and `test` (also `testing`), in upper or lower case, with class folders inside. Images may be
-    nested deeper below a class folder. Classes are numbered in lexicographic order over the union of all parts, so
-    labels do not depend on classes that are missing in a part. If not `labelled`, all images below `root` are opened
-    without labels; those below a folder of a part still belong to that part.
+    nested deeper inside a class folder. Classes are numbered in lexicographic order over the union of all splits, so
+    labels do not depend on classes that are missing in a split. If not `labelled`, all images below `root` are opened
+    without labels; images in a folder of a split still belong to that split.
 
     Raises:
-        UserError: There are no images, a part has no class folders, a class folder is empty, or other folders with
-            images are beside the parts.
+        UserError: There are no images, a split has no class folders, a class folder is empty, or other folders with
+            images are beside the folders of the splits.
     """
     other_suffixes: Counter[str] = Counter()
     links: dict[str, str] = {}
@@ -90,7 +91,7 @@ def open_container(
         keys: Sorted paths of all images, relative to the root.
         other_suffixes: Number of files that are not images, by suffix.
         labelled: Whether folders are classes.
-        shown_root: Path of the root in messages; None for the location of the container.
+        shown_root: Path of the root in messages; None to show the location of the container.
     """
     root = Path(container.location) if shown_root is None else shown_root
     notes = _note_on_other_files(other_suffixes)
@@ -106,7 +107,7 @@ def open_container(
     if keys_in_root and folders:
         notes.append(f"{counted(len(keys_in_root), 'image')} beside the folders {_left_out(keys_in_root)}")
     keys = [key for key in keys if "/" in key]
-    part_folders = [folder for folder in folders if folder.lower() in PARTS]
+    part_folders = [folder for folder in folders if folder.lower() in PART_BY_WORD]
     if _has_parts(root, folders, part_folders, keys):
         return _open_parts(container, root, part_folders, keys, notes)
     if len(part_folders) > 1:
@@ -114,7 +115,7 @@ def open_container(
     if not folders:
         raise NoLabelsError(
             f"{root} has images but no class folders; expected {root.name}/<class>/<image> "
-            "(images without labels are for paucal predict)"
+            "(use paucal predict for images without labels)"
         )
     classes_of_images = [key.split("/")[0] for key in keys]
     _refuse_empty_classes(root, folders, classes_of_images)
@@ -122,7 +123,7 @@ def open_container(
 
 
 def _has_parts(root: Path, folders: list[str], part_folders: list[str], keys: list[str]) -> bool:
-    """Return whether `part_folders` are the parts of a set, not classes that happen to be called "train" or "test"."""
+    """Return whether `part_folders` are the splits of a set, not classes that happen to be called "train" or "test"."""
     if not part_folders:
         return False
     folders_with_images = {key.split("/")[0] for key in keys}
@@ -130,8 +131,8 @@ def _has_parts(root: Path, folders: list[str], part_folders: list[str], keys: li
     has_class_folders = any(key.count("/") >= 2 for key in keys if key.split("/")[0] in part_folders)
     if other_folders and has_class_folders:
         raise UserError(
-            f"{root} has {_quote_few(other_folders)} with images beside {_quote_few(part_folders)}; move them into one "
-            "of those folders, or out of this folder."
+            f"{root} has {_quote_few(other_folders)} with images beside {_quote_few(part_folders)}; move these images "
+            f"into {_quote_few(part_folders)}, or out of {root.name}."
         )
     return not other_folders
 
@@ -139,10 +140,10 @@ def _has_parts(root: Path, folders: list[str], part_folders: list[str], keys: li
 def _open_parts(
     container: ImageContainer, root: Path, part_folders: list[str], keys: list[str], notes: list[str]
 ) -> ImageSet:
-    repeated = [part for part, n in Counter(PARTS[folder.lower()] for folder in part_folders).items() if n > 1]
+    repeated = [part for part, n in Counter(PART_BY_WORD[folder.lower()] for folder in part_folders).items() if n > 1]
     if repeated:
         raise UserError(
-            f"{root} has more than one folder for {repeated[0]} ({_quote_few(part_folders)}); keep one of them."
+            f"{root} has more than one folder for {repeated[0]} ({_quote_few(part_folders)}); keep one folder."
         )
     class_folders: list[str] = []
     for folder in part_folders:
@@ -150,7 +151,7 @@ def _open_parts(
         if not subfolders:
             raise (UserError if any(map(container.list_subfolders, part_folders)) else NoLabelsError)(
                 f"{root / folder} has no class folders inside; expected {folder}/<class>/<image> "
-                "(images without labels are for paucal predict)"
+                "(use paucal predict for images without labels)"
             )
         class_folders.extend(f"{folder}/{name}" for name in subfolders)
     keys_outside = [key for key in keys if key.count("/") == 1]
@@ -163,16 +164,22 @@ def _open_parts(
 
 
 def _refuse_empty_classes(root: Path, class_folders: list[str], classes_of_images: list[str]) -> None:
-    """Refuse class folders (paths relative to the root) whose names are not among the classes of the images."""
+    """Raise a UserError if a class folder has no images.
+
+    Args:
+        root: Folder of the set.
+        class_folders: Paths of the class folders, relative to the root.
+        classes_of_images: Class of each image.
+    """
     empty = sorted(folder for folder in class_folders if folder.rpartition("/")[2] not in classes_of_images)
     for folder in empty:
         others = (other for other in class_folders if other != folder)
         if duplicate := next((other for other in others if _is_same_file(root / folder, root / other)), ""):
             raise UserError(
-                f"the class folders '{folder}' and '{duplicate}' of {root} are the same folder: remove the link."
+                f"the class folders '{folder}' and '{duplicate}' in {root} are the same folder: remove the link."
             )
     if empty:
-        raise UserError(f"class folder {_quote_few(empty)} in {root} has no images; add some or remove the folder.")
+        raise UserError(f"class folder {_quote_few(empty)} in {root} has no images; add images or remove the folder.")
 
 
 def _is_same_file(first: Path, second: Path) -> bool:
@@ -185,7 +192,7 @@ def _is_same_file(first: Path, second: Path) -> bool:
 def _image_set(
     container: ImageContainer, keys: list[str], names: list[str] | list[None], declared: list[str], notes: list[str]
 ) -> ImageSet:
-    """Return the image set of a container from the class name of each image, or None without labels."""
+    """Return the image set of a container, given the class name of each image, or None for each unlabelled image."""
     classes = tuple(sorted({name for name in names if name is not None}))
     numbers = {name: label for label, name in enumerate(classes)}
     return ImageSet(
@@ -201,30 +208,34 @@ def _image_set(
 
 
 def parts_of(keys: list[str]) -> list[str]:
-    """Return the part of each image, by the train/val/test folder it is in; "" for all if these folders are classes."""
+    """Return the split of each image, according to its train/val/test folder, or "" if the folder has another name.
+
+    If such folders seem to be classes, since there are other folders and no nested folders, the result is "" for all
+    images.
+    """
     parts = [_part_of(key) for key in keys]
     has_other_folders = any("/" in key and not part for key, part in zip(keys, parts, strict=True))
-    nested = any(key.count("/") >= 2 for key, part in zip(keys, parts, strict=True) if part)
-    return [""] * len(keys) if has_other_folders and not nested else parts
+    is_nested = any(key.count("/") >= 2 for key, part in zip(keys, parts, strict=True) if part)
+    return [""] * len(keys) if has_other_folders and not is_nested else parts
 
 
 def _part_of(key: str) -> str:
     folder, slash, _ = key.partition("/")
-    return PARTS.get(folder.lower(), "") if slash else ""
+    return PART_BY_WORD.get(folder.lower(), "") if slash else ""
 
 
 def find_images(
     root: Path, other_suffixes: Counter[str] | None = None, links: dict[str, str] | None = None
 ) -> list[str]:
-    """Return the sorted paths of all images below `root`, relative to it and with forward slashes.
+    """Return the sorted paths of all images below `root`, relative to `root` and with forward slashes.
 
-    Hidden files and folders are left out. Links to folders are followed, but no folder is entered twice.
+    Hidden files and folders are left out. Links to folders are followed, but each folder is read only once.
 
     Args:
         root: Folder to search.
         other_suffixes: Counter to which files that are not images are added, by lower-case suffix.
-        links: Dictionary to which the path of each folder that is reached a second time is added, with the path by
-            which it was reached first.
+        links: Dictionary to which folders that are reached a second time are added: the second path is the key, and the
+            first path is the value.
     """
     images: list[str] = []
     for path in find_files(root, links):
@@ -252,7 +263,7 @@ def find_files(root: Path, links: dict[str, str] | None = None) -> Iterator[str]
 
 
 def require_readable(folder: Path) -> None:
-    """Refuse a folder with unreadable subfolders, which glob patterns would silently skip."""
+    """Raise a UserError if a folder has unreadable subfolders, which glob patterns would silently skip."""
     for subfolder in folder.iterdir():
         if not is_ignored(subfolder.name) and subfolder.is_dir() and not os.access(subfolder, os.R_OK | os.X_OK):
             _refuse_unreadable(PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(subfolder)))
@@ -261,7 +272,9 @@ def require_readable(folder: Path) -> None:
 def _refuse_unreadable(problem: OSError) -> None:
     if not isinstance(problem, FileNotFoundError):  # a missing folder was removed during the search
         reason = (problem.strerror or "").lower()
-        raise UserError(f"the folder {problem.filename} cannot be read ({reason}): change its permissions or move it.")
+        raise UserError(
+            f"the folder {problem.filename} cannot be read ({reason}): change its permissions, or move the folder."
+        )
 
 
 def is_ignored(name: str) -> bool:
@@ -270,10 +283,10 @@ def is_ignored(name: str) -> bool:
 
 
 def _note_on_other_files(counts: Counter[str]) -> list[str]:
-    """Return one note on the files that are not images, from their number by suffix; empty without such files.
+    """Return a list with a note on the files that are not images, given the number of files by suffix.
 
-    The most frequent suffixes come first. Equally frequent ones are sorted, with files without a suffix last, since
-    folders are searched in no fixed order.
+    The list is empty if all files are images. The most frequent suffixes come first. Equally frequent suffixes are
+    sorted, with files without a suffix last, since folders are searched in no fixed order.
     """
     if not counts:
         return []
@@ -281,13 +294,16 @@ def _note_on_other_files(counts: Counter[str]) -> list[str]:
     shown_counts = [f"{count} {suffix or 'without a suffix'}" for suffix, count in ranked[:_MAX_SUFFIXES_SHOWN]]
     shown_counts += ["..."] if len(counts) > _MAX_SUFFIXES_SHOWN else []
     total = counts.total()
-    note = f"{counted(total, 'file')} {was(total)} skipped for having no known image format ({', '.join(shown_counts)})"
+    note = (
+        f"{counted(total, 'file')} {was_or_were(total)} skipped for having no known image format "
+        f"({', '.join(shown_counts)})"
+    )
     commands = sorted({command for suffix in counts if (command := install_command(suffix))})
     return [f"{note}; to read them: {', '.join(commands)}" if commands else note]
 
 
 def _left_out(keys: list[str]) -> str:
-    return f"{was(len(keys))} left out ({keys[0]}{', ...' if len(keys) > 1 else ''})"
+    return f"{was_or_were(len(keys))} left out ({keys[0]}{', ...' if len(keys) > 1 else ''})"
 
 
 def _quote_few(names: list[str]) -> str:

@@ -12,13 +12,13 @@ from paucal.data.shards.stream import concatenate_streams
 from paucal.data.stores import JoinedStore
 from paucal.types import UserError
 
-SEPARATOR = os.pathsep  # ":", or ";" on Windows, as in PATH
+SEPARATOR = os.pathsep  # ":", or ";" on Windows, as in the environment variable PATH
 
 
 def split_location(location: str | Path) -> list[str]:
-    """Split several locations that are joined by ":" (";" on Windows), as in "photos:more.zip".
+    """Split a text of several locations that are joined by ":" (";" on Windows), such as "photos:more.zip".
 
-    The text is one location if a file or folder of that name exists, or if none of its pieces exists.
+    The text counts as one location if a file or folder of that name exists, or if none of the pieces exists.
 
     Example:
         >>> split_location("digits")
@@ -34,18 +34,19 @@ def split_location(location: str | Path) -> list[str]:
 
 
 def join_sets(sets: Sequence[ImageSet], location: str) -> ImageSet:
-    """Return several sets as one: classes of the same name are one class, and keys begin with the name of their set.
+    """Join several sets into one. Classes of the same name become one class, and keys begin with the name of the set.
 
-    If some sets declare parts (train, val or test), all images without a part become training images. If some sets are
-    multi-label, the joined set is multi-label. A column that some sets lack is empty for their images.
+    If some sets declare splits (train, val or test), all other images become training images. If some sets are
+    multi-label, the joined set is multi-label. If a set lacks a column of another set, the column is empty for its
+    images.
     """
     if any(image_set.multi_hot is not None for image_set in sets) and all(image_set.classes for image_set in sets):
         sets = [image_set.as_multi_hot() for image_set in sets]
     labelled = {bool(image_set.classes) for image_set in sets}
     if len(labelled) > 1:
         raise UserError(
-            f"{location}: some of these sources have classes and others have none; give sources that all have labels, "
-            "or none."
+            f"{location}: some of these sources have classes and others have no classes; give only sources with "
+            "classes, or only sources without classes."
         )
     names = _set_names(sets)
     classes = tuple(sorted({name for image_set in sets for name in image_set.classes}))
@@ -64,7 +65,7 @@ def join_sets(sets: Sequence[ImageSet], location: str) -> ImageSet:
         stream=concatenate_streams([image_set.stream for image_set in sets], [len(image_set) for image_set in sets]),
         hints=replace(
             sets[0].hints, train_per_class=None, official_parts=""
-        ),  # these two hints are about the first set alone
+        ),  # these two hints apply only to the first set
         notes=tuple(f"{name}: {note}" for name, image_set in zip(names, sets, strict=True) for note in image_set.notes),
         columns={
             name: [cell for image_set in sets for cell in image_set.columns.get(name, [""] * len(image_set))]
@@ -76,7 +77,7 @@ def join_sets(sets: Sequence[ImageSet], location: str) -> ImageSet:
 
 
 def _set_names(sets: Sequence[ImageSet]) -> list[str]:
-    """Return a distinct name for each set; names do not depend on the folder of a set, so that it can be copied."""
+    """Return a distinct name for each set; names do not depend on the folder of a set, so that sets can be copied."""
     names = [image_set.name for image_set in sets]
     numbered = [f"{name}-{index + 1}" for index, name in enumerate(names)]
     distinct = [name if names.count(name) == 1 else numbered[index] for index, name in enumerate(names)]

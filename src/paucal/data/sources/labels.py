@@ -1,4 +1,4 @@
-"""Labels in tables: one name per cell, several names per cell, or an indicator column (1 or 0) for each class."""
+"""Labels in tables: one or several class names per cell, or an indicator column (1 or 0) for each class."""
 
 import ast
 import re
@@ -10,25 +10,25 @@ from numpy.typing import NDArray
 
 from paucal.data.images import UNKNOWN
 from paucal.types import UserError
-from paucal.wording import counted, first_few
+from paucal.wording import counted, join_first_few
 
-ONE_LABEL = "none"  # value of --label-separator: each cell is one class name, whatever characters it contains
+ONE_LABEL = "none"  # value of --label-separator for cells that are one class name, whatever characters they contain
 _SEPARATORS = ";|,"
 MISSING = ("nan", "-nan", "<na>", "nat", "#n/a")  # usual markers of missing values, in lower case
-# Value of an indicator for each content of a cell, in lower case.
+# Label for each text in a cell of an indicator column, in lower case.
 _INDICATORS = {"1": 1, "1.0": 1, "true": 1, "0": 0, "0.0": 0, "false": 0, "-1": UNKNOWN, "-1.0": UNKNOWN, "": UNKNOWN}
 _INDICATORS |= dict.fromkeys(MISSING, UNKNOWN)
-_MAX_SHOWN = 60  # characters of a name or cell in a message
+_MAX_SHOWN = 60  # maximum number of characters of a name or cell in a message
 _NUMPY_ITEM = re.compile(r"'([^']*)'|\"([^\"]*)\"|([^\s,'\"]+)")  # item of an array as NumPy prints it, without commas
 
 
 @dataclass(frozen=True)
 class Labels:
-    """Labels of N images, in the form that `ImageSet` stores them.
+    """Labels of N images, in the form in which `ImageSet` stores labels.
 
     Attributes:
         classes: K class names, in lexicographic order if they come from cells.
-        numbers: (N,) int64 class numbers; all -1 for unlabelled images, or if there is a `multi_hot`.
+        numbers: (N,) int64 class numbers; -1 for unlabelled images, and for all images if there is a `multi_hot`.
         multi_hot: (N, K) int8 of 1, 0 and -1 (unknown) for a multi-label set, else None.
         notes: Sentences for the user.
     """
@@ -47,13 +47,14 @@ class Labels:
 def find_separator(cells: Sequence[str], given: str | None = None) -> str:
     """Return the separator between several labels in the cells of a column; "" if each cell is one label.
 
-    A character is a separator if it is between names in some cell and splitting at it gives fewer distinct names than
-    there are distinct cells. ";" and "|", which are rare in names, are also separators if some name is in several cells
-    and either cells (even empty ones) differ in their number of names, or a name is at different positions.
+    A character is a separator if some cell has the character between names, and splitting at the character gives fewer
+    distinct names than there are distinct cells. ";" and "|", which are rare in names, are also separators if some name
+    is in several cells, and either cells (including empty cells) differ in their number of names, or a name is at
+    different positions.
 
     Args:
         cells: Cells of the column.
-        given: Separator that the user has set, or "none" for one label in each cell; None detects the separator.
+        given: Separator that the user has set, or "none" for one label in each cell; None to detect the separator.
 
     Example:
         >>> find_separator(["cat;dog", "cat", ""]), find_separator(["cat; tabby", "dog"])
@@ -71,7 +72,7 @@ def is_missing(cell: str) -> bool:
 
 
 def labels_in_lists(cells: Sequence[str]) -> list[list[str]] | None:
-    """Return the labels in cells that are lists as JSON, Python or NumPy writes them; None if any cell is not a list.
+    """Return the labels in cells that are lists, as written by JSON, Python or NumPy; None if any cell is not a list.
 
     Example:
         >>> labels_in_lists(['["red", "blue"]', "['red' 'green']", "[]", "[3]", ""])
@@ -103,7 +104,7 @@ def _separates_names(separator: str, distinct_cells: Collection[str]) -> bool:
     """Return whether a character separates labels, by the conditions in `find_separator`."""
     cells = [cell for cell in distinct_cells if cell]
     names_of_cells = [split_names(cell, separator) for cell in cells]
-    # If some cell consists of separators alone, the character is part of a name.
+    # If a cell consists only of separators, the character is part of a name.
     if not all(names_of_cells) or all(len(set(names)) == 1 for names in names_of_cells):
         return False
     names = [name for cell_names in names_of_cells for name in set(cell_names)]
@@ -118,18 +119,18 @@ def _separates_names(separator: str, distinct_cells: Collection[str]) -> bool:
 
 
 def from_cells(cells: Sequence[str], separator: str) -> Labels:
-    """Return the labels of images from their cells: several labels per cell if there is a separator, else one."""
+    """Return the labels of images from their cells, with several labels per cell unless the separator is ""."""
     rows = [split_names(cell, separator) for cell in cells]
     return from_names(rows, bool(separator), describe_separator(cells, separator))
 
 
 def split_names(cell: str, separator: str) -> list[str]:
-    """Return the names in a cell; if the separator is "", the cell as one name."""
+    """Return the names in a cell; the whole cell is one name if the separator is ""."""
     return [name for piece in cell.split(separator) if (name := piece.strip())] if separator else [cell]
 
 
 def describe_separator(cells: Sequence[str], separator: str) -> str:
-    """Return a text that shows the separator in an example cell; "" without a separator."""
+    """Return a text that shows the separator in an example cell; "" if the separator is ""."""
     example = max(cells, key=lambda cell: cell.count(separator)) if separator and cells else ""
     return f"such as {example[:_MAX_SHOWN]!r}, divided at {separator!r}" if separator else ""
 
@@ -138,9 +139,9 @@ def from_names(rows: Sequence[Sequence[str]], is_multi_label: bool, source: str)
     """Return the labels of images from the class names of each image.
 
     Args:
-        rows: Class names of each image: exactly one, unless `is_multi_label`.
+        rows: Class names of each image; exactly one name, unless `is_multi_label`.
         is_multi_label: Whether an image may have any number of labels.
-        source: Text for a note that says where the labels of a multi-label set are in the table.
+        source: Text for the notes on where the labels of a multi-label set are in the table.
     """
     classes = tuple(sorted({name for row in rows for name in row}))
     number = {name: index for index, name in enumerate(classes)}
@@ -153,7 +154,7 @@ def from_names(rows: Sequence[Sequence[str]], is_multi_label: bool, source: str)
 
 
 def indicator_columns(rows: Sequence[Sequence[str]], width: int, used: Collection[int | None]) -> tuple[int, ...]:
-    """Return the positions of the columns of 1 and 0, one per class; empty if there are fewer than two.
+    """Return the positions of the columns of 1 and 0, one for each class; empty if there are fewer than two columns.
 
     Args:
         rows: Cells of each row.
@@ -173,17 +174,16 @@ def indicator_columns(rows: Sequence[Sequence[str]], width: int, used: Collectio
 def from_columns(classes: tuple[str, ...], rows: Sequence[Sequence[str]]) -> Labels:
     """Return the labels of images from the cells of the indicator columns, one column for each class.
 
-    An empty cell or -1 means that it is unknown whether the image is of the class (as in CheXpert, arXiv:1901.07031),
-    but in a table without any 0 an empty cell means 0. If each image is of exactly one class, the set is not
-    multi-label.
+    An empty cell or -1 means that the label is unknown (as in CheXpert, arXiv:1901.07031), but an empty cell means 0 if
+    the table contains no 0. If each image is of exactly one class, the set is not multi-label.
     """
     if len(set(classes)) < len(classes):
         repeated = next(name for name in classes if classes.count(name) > 1)
-        raise UserError(f"two columns of classes are called {repeated[:_MAX_SHOWN]!r}: rename or remove one.")
+        raise UserError(f"two columns of classes are called {repeated[:_MAX_SHOWN]!r}: rename or remove one column.")
     indicators = np.asarray([[_INDICATORS[cell.lower()] for cell in row] for row in rows], dtype=np.int8)
     if not (indicators == 0).any():
         indicators[np.asarray([[not cell for cell in row] for row in rows])] = 0
-    source = f"{len(classes)} columns of 1 and 0 ({first_few(classes)})"
+    source = f"{len(classes)} columns of 1 and 0 ({join_first_few(classes)})"
     if (indicators != UNKNOWN).all() and (indicators.sum(1) == 1).all():
         return Labels(classes, indicators.argmax(1).astype(np.int64), notes=(f"one label per image, from {source}",))
     return _multi_labels(classes, indicators, f"in {source}")
@@ -199,7 +199,7 @@ def multi_label_notes(multi_hot: NDArray[np.int8], source: str) -> tuple[str, ..
 
     Args:
         multi_hot: (N, K) int8 of 1, 0 and -1 (unknown).
-        source: Text that says where the labels are in the table, list or file.
+        source: Text on where the labels are in the table, list or file.
     """
     label_counts = (multi_hot == 1).sum(1)
     n_unlabelled, n_unknown = int((label_counts == 0).sum()), int((multi_hot == UNKNOWN).sum())

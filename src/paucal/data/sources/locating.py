@@ -1,4 +1,4 @@
-"""Finds the image files that a table or list names, even if it was written on another machine or operating system."""
+"""Finds the image files named in tables and lists that may come from another machine or operating system."""
 
 import os
 import re
@@ -15,7 +15,7 @@ from paucal.data.classes import valid_text
 from paucal.data.images import evenly_spaced
 from paucal.data.sources.folder import IMAGE_FOLDERS
 from paucal.data.sources.suffixes import IMAGE_SUFFIXES
-from paucal.data.splits.part_names import names_part
+from paucal.data.splits.part_names import is_named_after_part
 from paucal.types import UserError
 from paucal.wording import counted
 
@@ -26,13 +26,13 @@ FOLDERS_OF_TABLES = (
 )
 _ESCAPED_BYTE = re.compile(r"\\udc([89a-f][0-9a-f])")
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/+\S", re.IGNORECASE)
-# An absolute path (of any system), a path with a step "..", or one with a zero byte.
+# An absolute path (of any operating system), a path with "..", or a path with a zero byte.
 _OUTSIDE = re.compile(r"/|[A-Za-z]:|(?:.*/)?\.\.(?:/|$)|[^\0]*\0", re.DOTALL)
-# Label Studio adds a prefix to the file names of uploads, and writes the path of a local file into a URL.
-UPLOADED = re.compile(r"[0-9a-f]{8}-(?=.)")
+# Label Studio adds a prefix to the names of uploaded files, and writes the path of a local file as a URL.
+UPLOAD_PREFIX = re.compile(r"[0-9a-f]{8}-(?=.)")
 _LABEL_STUDIO_URL = re.compile(r"/data/(?:upload/\d+/|local-files/\?d=)")
-_SAMPLED_ROWS = 32  # number of rows that decide which folder the paths are relative to
-_MAX_SHOWN = 80  # characters of a path in a message
+_SAMPLED_ROWS = 32  # number of rows whose images are looked up to choose the folder that the paths are relative to
+_MAX_SHOWN = 80  # maximum number of characters of a path in a message
 
 
 class ListedImage(NamedTuple):
@@ -40,14 +40,14 @@ class ListedImage(NamedTuple):
 
     Attributes:
         path: Path in the row, with forward slashes.
-        part: "train", "val" or "test"; "" if the row has no part.
+        part: "train", "val" or "test"; "" if not declared.
         line: Line number of the row in its file, from 1.
         file: Table or list file.
         label: Content of the label column.
         further_cells: Contents of the columns in `Columns.further_columns`, such as a patient column.
         indicators: Contents of the indicator columns: 1 or 0 for each class.
         names: Names of the image's classes, from `label`.
-        key: Path of the image file relative to the common folder of all images; "" until the file is located.
+        key: Path of the image file relative to the common folder of all images; "" if the file is not located yet.
     """
 
     path: str
@@ -62,7 +62,7 @@ class ListedImage(NamedTuple):
 
 
 class LocatedImages(NamedTuple):
-    """The common folder of all images, the path of each image relative to it, and notes on how files were found."""
+    """The common folder of all images, the paths of the images relative to this folder, and notes for the user."""
 
     folder: Path
     keys: list[str]
@@ -70,10 +70,10 @@ class LocatedImages(NamedTuple):
 
 
 def locate(listed_images: Sequence[ListedImage], root: Path | None) -> LocatedImages:
-    """Find the image files of rows; the rows of each part (train, val or test) may be relative to a different folder.
+    """Find the image files of rows; the paths of each split (train, val or test) may be relative to another folder.
 
-    Paths are relative to `root` or a subfolder of it. If `root` is None, they are relative to the folder of the table,
-    to the parent of that folder, or to a subfolder of these that is named after images or the part.
+    Paths are relative to `root` or a subfolder of `root`. If `root` is None, paths are relative to the folder of the
+    table, to the parent of that folder, or to a subfolder of these folders that is named after images or the split.
     """
     groups: dict[tuple[Path, str], list[int]] = {}
     for index, row in enumerate(listed_images):
@@ -94,7 +94,7 @@ def locate(listed_images: Sequence[ListedImage], root: Path | None) -> LocatedIm
             if len(files) > 1:
                 raise UserError(
                     f"{row.path[:_MAX_SHOWN]!r} in line {row.line} of {row.file} matches {files[0]} and {files[1]}: "
-                    "give one of the files."
+                    "give the exact name of one of these files."
                 )
             folders[index], keys[index] = finder.root, files[0] if files else path
             n_respelt += not keys[index].startswith(path)
@@ -118,15 +118,15 @@ def plain_path(text: str) -> str:
 
 
 def leads_out(path: str) -> bool:
-    """Return whether a path is absolute or has a step "..", in the notation of any operating system."""
+    """Return whether a path is absolute or contains "..", in the notation of any operating system."""
     return _OUTSIDE.match(path) is not None
 
 
 def _candidates(file: Path, part: str, root: Path | None, finders: dict[Path, "FileFinder"]) -> Iterator["FileFinder"]:
-    """Yield a finder for each folder that the paths of a part may be relative to, the likeliest folder first."""
+    """Yield a finder for each folder that the paths of a split may be relative to, the most likely folder first."""
     table_folder = file.resolve().parent
     bases = [table_folder, table_folder.parent] if root is None else [root.resolve()]
-    # The parent of the table's folder has unrelated subfolders, unless the table's folder is for tables alone.
+    # The parent of the table's folder may have unrelated subfolders, unless the table's folder is named after tables.
     searched = bases if table_folder.name.lower() in FOLDERS_OF_TABLES or root is not None else bases[:1]
     subfolders = (subfolder for base in searched for subfolder in _likely_subfolders(base, file, part, finders))
     for folder in dict.fromkeys([*bases, *subfolders]):
@@ -136,13 +136,13 @@ def _candidates(file: Path, part: str, root: Path | None, finders: dict[Path, "F
 def _likely_subfolders(
     folder: Path, file: Path, part: str, finders: dict[Path, "FileFinder"], depth: int = 2
 ) -> list[Path]:
-    """Return the subfolders, down to `depth`, that are named after images, the part or the table.
+    """Return the subfolders, down to `depth` levels, that are named after images, the split or the table.
 
-    If a folder has just one subfolder, it is included whatever its name.
+    If a folder has only one subfolder, this subfolder is included whatever its name.
     """
     names = finders.setdefault(folder, FileFinder(folder)).subfolders()
     usual_names = (*IMAGE_FOLDERS, file.stem.lower(), *(("train",) if part == "" else ()))
-    folders = [folder / name for name in names if name.lower() in usual_names or names_part(name, part)]
+    folders = [folder / name for name in names if name.lower() in usual_names or is_named_after_part(name, part)]
     if depth == 1:
         return folders
     inner_folders = [_likely_subfolders(subfolder, file, part, finders, depth - 1) for subfolder in folders]
@@ -154,7 +154,7 @@ def _choose_folder(
 ) -> tuple["FileFinder", str]:
     """Return the folder that paths are relative to, and the prefix to remove from paths of another machine, or "".
 
-    It is the folder in which most images of a sample exist.
+    The folder is the candidate in which most images of a sample exist.
     """
     sample = [rows[index] for index in evenly_spaced(len(rows), _SAMPLED_ROWS)]
     best, best_count = None, 0
@@ -170,7 +170,8 @@ def _choose_folder(
     if url := next((row for row in rows if _URL.match(row.path)), None):
         url_text = url.path[:_MAX_SHOWN].replace(":/", "://", 1)
         raise UserError(
-            f"line {url.line} of {url.file} has the URL {url_text!r}: download the images, and give their paths."
+            f"line {url.line} of {url.file} has the URL {url_text!r}: download the images, and replace the URLs by "
+            "paths."
         )
     for finder in candidates if root is not None else ():
         if prefix := _foreign_prefix([row.path for row in rows], finder):
@@ -180,14 +181,14 @@ def _choose_folder(
     searched = " nor in ".join(str(finder.root) for finder in candidates)
     raise UserError(
         f"{rows[0].path[:_MAX_SHOWN]!r}, the first image of {rows[0].file}, is not in {searched}; "
-        "give the folder that the paths are relative to with --data-root."
+        "use --data-root to give the folder that the paths are relative to."
     )
 
 
 def _foreign_prefix(paths: Sequence[str], finder: "FileFinder") -> str:
     """Return the prefix that all absolute paths of another machine share, or "".
 
-    It is the shortest prefix without which the first path exists below the finder's folder.
+    The prefix is the shortest one after whose removal the first path exists in the finder's folder.
     """
     pieces = paths[0].split("/")
     for count in range(1, len(pieces)):
@@ -198,7 +199,7 @@ def _foreign_prefix(paths: Sequence[str], finder: "FileFinder") -> str:
 
 
 def _absolute_prefixes(folder: Path, root: Path | None) -> list[str]:
-    """Return prefixes that make paths absolute: the folder, and the root both as the user wrote it and absolute."""
+    """Return prefixes that make paths absolute: the folder, the root as the user wrote it, and the absolute root."""
     spellings = [folder, *(() if root is None else (root, root.absolute()))]
     return list(dict.fromkeys(f"{path.as_posix().rstrip('/')}/" for path in spellings))
 
@@ -211,26 +212,31 @@ def _strip_prefix(path: str, prefixes: Sequence[str]) -> str:
 
 
 def _refuse_outside(row: ListedImage, rows: Sequence[ListedImage]) -> NoReturn:
-    """Refuse a row whose path leads out of the folder of the images; name the folder that the paths of `rows` share."""
+    """Raise a UserError for a row whose path leads out of the folder of the images.
+
+    The message names the folder that the paths of all `rows` share, if there is one.
+    """
     folders = [other.path.split("/")[:-1] for other in rows]
     all_outside = all(leads_out(other.path) for other in rows)
     shared = "/".join(os.path.commonprefix(folders)) if all_outside else ""  # noqa: RUF071 (of lists of names)
-    advice = "give paths relative to one folder, and name it with --data-root"
+    advice = "write paths relative to one folder, and give this folder with --data-root"
     if shared and ".." not in shared.split("/"):
         advice = f"all paths are in {shared}, which is not on this machine: give its location with --data-root"
         if os.path.isdir(shared):
             advice = f"all paths are in {shared}: give --data-root {shlex.quote(shared)}"
     raise UserError(
-        f"line {row.line} of {row.file} leads out of the folder of the images ({row.path[:_MAX_SHOWN]!r}); {advice}."
+        f"line {row.line} of {row.file} has a path outside of the folder of the images ({row.path[:_MAX_SHOWN]!r}); "
+        f"{advice}."
     )
 
 
 class FileFinder:
-    """Finds files below a folder by relative paths, which may have been written on another operating system.
+    """Finds files in a folder by relative paths, which may have been written on another operating system.
 
-    If a file has exactly the name in the path, it is found alone. Otherwise the files are found whose names differ only
-    in Unicode form, in case or in bytes that are not UTF-8; or else images with another suffix. If there is none
-    either, the prefix that Label Studio adds to the names of uploads is removed from the path.
+    If a file has exactly the name in the path, only this file is found. Otherwise the files are found whose names
+    differ only in case, in Unicode form or in bytes that are not UTF-8; or else images whose names differ only in the
+    suffix. If there are none of these, the prefix that Label Studio adds to the names of uploaded files is removed from
+    the path, and the search is repeated.
     """
 
     def __init__(self, root: Path) -> None:
@@ -245,23 +251,23 @@ class FileFinder:
         if folder is None:
             return []
         prefix, names = f"{folder}/" if folder else "", self._names(folder)
-        if names is None:  # no permission to list the folder, but perhaps to open the files in it
+        if names is None:  # there is no permission to list the folder, but the files may still be readable
             return [f"{prefix}{name}"] if os.path.isfile(self.root / folder / name) else []
         if name in names.files:
             return [f"{prefix}{name}"]
         key = comparison_key(name)
         matches = names.files_by_key.get(key) or names.images_by_stem.get(key, [])
-        if not matches and UPLOADED.match(name):
-            return self.find(f"{folder_path}/{UPLOADED.sub('', name, count=1)}".lstrip("/"))
+        if not matches and UPLOAD_PREFIX.match(name):
+            return self.find(f"{folder_path}/{UPLOAD_PREFIX.sub('', name, count=1)}".lstrip("/"))
         return [prefix + match for match in matches]
 
     def subfolders(self, path: str = "") -> Sequence[str]:
-        """Return the sorted names of the folders in a folder, except hidden ones."""
+        """Return the sorted names of the folders in a folder, except hidden folders."""
         names = self._names(path)
         return sorted(name for name in names.folders if not name.startswith(".")) if names else []
 
     def _folder(self, path: str) -> str | None:
-        """Return the path of the only folder that `path` may refer to; None if there is none or more than one."""
+        """Return the path of the only folder that `path` may refer to; None if there is no or more than one folder."""
         if path not in self._folders:
             parent_path, _, name = path.rpartition("/")
             folder = self._folder(parent_path)
@@ -289,12 +295,12 @@ class _Names:
 
     @cached_property
     def files_by_key(self) -> dict[str, list[str]]:
-        """The names of the files by their `comparison_key`."""
+        """Names of the files, by `comparison_key`."""
         return _group_pairs((comparison_key(name), name) for name in sorted(self.files))
 
     @cached_property
     def images_by_stem(self) -> dict[str, list[str]]:
-        """The names of the images by the `comparison_key` of the name without its suffix."""
+        """Names of the images, by the `comparison_key` of the name without its suffix."""
         images = [name for name in sorted(self.files) if os.path.splitext(name)[1].lower() in IMAGE_SUFFIXES]
         return _group_pairs((comparison_key(os.path.splitext(name)[0]), name) for name in images)
 
@@ -305,7 +311,7 @@ def comparison_key(name: str) -> str:
 
 
 def unescape(name: str) -> str:
-    r"""Return a name in which escapes of bytes that are not UTF-8, as paucal writes them to files, are bytes again.
+    r"""Return a name in which the escapes that paucal writes for bytes outside of UTF-8 are replaced by these bytes.
 
     Example:
         >>> unescape(r"caf\udce9") == "caf\udce9"
@@ -315,7 +321,7 @@ def unescape(name: str) -> str:
 
 
 def _list_folder(folder: Path) -> _Names | None:
-    """Return the names in a folder; None without permission to list it."""
+    """Return the names in a folder; None if there is no permission to list the folder."""
     files, folders = [], []
     try:
         with os.scandir(folder) as entries:

@@ -1,4 +1,4 @@
-"""`open_images`, and the table of all sources: built-in data, published data sets, the hub, URLs, files and folders."""
+"""`open_images`, and the table of all types of sources: named data sets, the hub, URLs, files and folders."""
 
 import difflib
 from dataclasses import replace
@@ -10,11 +10,11 @@ import numpy as np
 from paucal.data.boxes.opening import STRUCTURE, find_boxes, open_boxed_images, open_tagged_images
 from paucal.data.classes import with_plain_classes
 from paucal.data.images import Hints, ImageSet
-from paucal.data.masks.recognition import without_masks
+from paucal.data.masks.recognition import exclude_masks
 from paucal.data.named.table import NAMED, is_named
 from paucal.data.recognition import are_parts, boxes_note, refuse_masks, refuse_other_kinds, refuse_structure
 from paucal.data.shards.folders import LocalShardFolder, RemoteShardFolder, is_remote
-from paucal.data.shards.opening import find_shards, is_shard, open_shards
+from paucal.data.shards.opening import has_shards, is_shard, open_shards
 from paucal.data.sources.archive import is_archive, open_archive
 from paucal.data.sources.folder import open_folder, subfolders_of
 from paucal.data.sources.joining import join_sets, split_location
@@ -34,17 +34,17 @@ from paucal.data.sources.table_columns import find_tables, tables_of_set
 from paucal.data.sources.table_rows import LIST_SUFFIX, TABLE_SUFFIXES
 from paucal.data.sources.tables import find_train_list, open_list, open_tables
 from paucal.data.sources.voc import is_voc, open_voc
-from paucal.data.splits.part_names import PARTS, names_part
+from paucal.data.splits.part_names import PART_BY_WORD, is_named_after_part
 from paucal.data.stores import ArrayStore, FileStore
 from paucal.data.unreadable import ReportProgress
 from paucal.types import NoLabelsError, UserError
 
 BUILT_IN = "digits"
-MAX_IMAGES_SEARCHED = 100_000  # folders with more images are not searched for annotation files of boxes
+MAX_IMAGES_SEARCHED = 100_000  # number of images from which a folder is not searched for annotation files of boxes
 _MAX_GREY = 16  # scikit-learn's digits have 17 grey levels, 0 to 16
 
 
-def open_images(  # noqa: PLR0913 (all of them are optional)
+def open_images(  # noqa: PLR0913 (all arguments are optional)
     location: str | Path = BUILT_IN,
     *,
     labelled: bool = True,
@@ -60,22 +60,23 @@ def open_images(  # noqa: PLR0913 (all of them are optional)
 
     Args:
         location: "digits" for the built-in data (`./digits` for a folder called "digits"); a folder of images, or a zip
-            or tar archive of one; a Parquet file in the Hugging Face layout or a folder of such files; a folder of tar
-            shards in WebDataset's layout (`shards/`), or its URL; a table or a list file (`tables.py`), or a folder
-            with one; a folder with PASCAL VOC's lists; "hf:OWNER/NAME" on the Hugging Face hub; the name of a published
-            data set (`named/`), unless a file or folder has that name; one image file if `labelled` is False; or
-            several of these, joined by ":" (";" on Windows).
-        labelled: False opens all images without labels, in folders nested in any way, for pre-training and prediction.
-        label_column: Name of the column with the class in a table or Parquet file; None detects the column.
-        image_column: Name of the column with the path or the encoded image; None detects the column.
-        root: For a published data set, the folder of all such sets (None for `named.data_root`); if it is set, the name
-            of a published data set takes precedence over a path. For a table or list file, the folder that its paths
-            are relative to.
-        download: Whether a published data set or a set of the Hugging Face hub may be downloaded.
-        label_separator: Separator between several labels in one cell of a table; "none" for one label per cell; None
-            detects the separator.
+            or tar archive of a folder; a Parquet file in the Hugging Face layout, or a folder of such files; a folder
+            of tar shards in WebDataset's layout (`shards/`), or the URL of such a folder; a table or a list file
+            (`tables.py`), or a folder with a table or list file; a folder with PASCAL VOC's lists; "hf:OWNER/NAME" on
+            the Hugging Face hub; the name of a published data set (`named/`), unless a file or folder has that name;
+            one image file if `labelled` is False; or several of these, joined by ":" (";" on Windows).
+        labelled: Whether to read labels. If False, all images are opened without labels, in folders nested in any way,
+            for pre-training and prediction.
+        label_column: Name of the column with the class in a table or Parquet file; None to detect the column.
+        image_column: Name of the column with the path or the encoded image; None to detect the column.
+        root: For a published data set, the folder of all such sets (None for `named.data_root`); if `root` is given,
+            the name of a published data set takes precedence over a path. For a table or list file, the folder that the
+            paths in the file are relative to.
+        download: Whether a published data set or a data set of the Hugging Face hub may be downloaded.
+        label_separator: Separator between several labels in one cell of a table; "none" for one label per cell; None to
+            detect the separator.
         progress: Function called with (shards read, total shards) while shards without an index are read.
-        skip_damaged: Whether shards that cannot be read are left out, with a note; if False, they raise an error.
+        skip_damaged: Whether shards that cannot be read are left out, with a note; if False, a UserError is raised.
 
     Example:
         >>> images = open_images("digits")
@@ -83,7 +84,7 @@ def open_images(  # noqa: PLR0913 (all of them are optional)
         (1797, 10, (8, 8))
     """
     if root is not None and not download and not is_named(location, root) and not Path(root).expanduser().is_dir():
-        raise UserError(f"--data-root: there is no folder {str(root)!r}; correct it, or leave it out.")
+        raise UserError(f"--data-root: the folder {str(root)!r} does not exist; correct the path, or remove the flag.")
     root_path = None if root is None else Path(root).expanduser()
     options = SourceOptions(
         labelled, label_column, image_column, root_path, label_separator, progress, download, skip_damaged
@@ -96,14 +97,14 @@ def open_images(  # noqa: PLR0913 (all of them are optional)
         sets = [_with_annotated_classes(single, images) for single, images in zip(locations, sets, strict=True)]
     images = sets[0] if len(sets) == 1 else join_sets(sets, str(location))
     if not labelled:
-        return without_masks(images)
+        return exclude_masks(images)
     if images.stream is None:
         refuse_masks(images)
     images = with_plain_classes(images)
     if len(images.classes) < 2:
         path = Path(images.location if is_remote(location) else location).expanduser()
         raise UserError(
-            f"{path} has only one class ('{''.join(images.classes)}'); training a classifier needs at least two "
+            f"{path} has only one class ('{''.join(images.classes)}'), but training a classifier needs at least two "
             f"class folders{_suggest_subfolder(path)}"
         )
     folder = Path(location).expanduser()
@@ -133,7 +134,7 @@ def _open_single(location: str | Path, options: SourceOptions) -> ImageSet:
         images = _open_first(path, "file" if path.is_file() else "folder", options)
         if images is None:
             nouns = dict.fromkeys(source.noun for source in SOURCES if source.kind == "file")
-            raise UserError(f"{path} is neither a folder, nor {', nor '.join(nouns)}; give one of these.")
+            raise UserError(f"{path} is not supported; expected a folder, or {', or '.join(nouns)}.")
         return images
     except UserError:
         if options.labelled and (images := _open_tagged_or_refuse(path)) is not None:
@@ -157,10 +158,10 @@ def _with_annotated_classes(location: str, images: ImageSet) -> ImageSet:
 
 
 def _open_tagged_or_refuse(path: Path) -> ImageSet | None:
-    """Open a location whose annotation files label whole images; return None if it has no such file.
+    """Open a location whose annotation files label whole images; return None if there is no such annotation file.
 
     Raises:
-        UserError: The location has no such file, but boxes or masks.
+        UserError: The location has only annotations of boxes or masks.
     """
     if (images := open_tagged_images(path)) is None:
         refuse_other_kinds(path, "train")
@@ -176,7 +177,7 @@ def _open_named(name: str, _: Any, options: SourceOptions) -> ImageSet:
 
 def _open_remote(location: str, _: Any, options: SourceOptions) -> ImageSet:
     folder, _, file = location.rstrip("/").rpartition("/")
-    if file.endswith(PARQUET_SUFFIX):  # a single file, which can be opened even if the storage cannot list files
+    if file.endswith(PARQUET_SUFFIX):  # a single file can be opened even if the storage cannot list files
         shard_folder = RemoteShardFolder(folder)
         return open_remote_parquet([RowFile(shard_folder, shard_folder.find_file(file))], options)
     shard_folder = RemoteShardFolder(location)
@@ -205,14 +206,14 @@ def _open_tables_of(path: Path, _: Any, options: SourceOptions) -> ImageSet:
     tables = tables_of_set(files[0], options) if len(files) == 1 else find_tables(path, options)
     if not tables:
         raise UserError(
-            f"--image-column, --label-column and --label-separator are for tables, but {path} has none: give a "
-            "CSV file."
+            f"--image-column, --label-column and --label-separator are for tables, but {path} contains no table: give "
+            "a CSV file."
         )
     return open_tables(tables, options)
 
 
 def _open_classes(path: Path, _: Any, options: SourceOptions) -> ImageSet:
-    """Open a folder of class folders; without class folders, open the tables that describe its images."""
+    """Open a folder of class folders; if there are no class folders, open the tables that describe the images."""
     try:
         images = open_folder(path)
     except UserError:
@@ -222,9 +223,9 @@ def _open_classes(path: Path, _: Any, options: SourceOptions) -> ImageSet:
             refuse_structure(path, tuple(subfolders_of(path)))
             raise
         return open_tables(tables, options)
-    # Train/val/test folders without class folders have been read as classes.
+    # If train/val/test folders contain no class folders, `open_folder` has read them as classes.
     may_lack_classes = len(images.classes) < 2 or all(
-        any(names_part(name, part) for part in set(PARTS.values())) for name in images.classes
+        any(is_named_after_part(name, part) for part in set(PART_BY_WORD.values())) for name in images.classes
     )
     tables = find_tables(path, options) if may_lack_classes else {}
     return open_tables(tables, options) if tables else images
@@ -234,7 +235,7 @@ def _has_suffix(*suffixes: str) -> Any:
     return lambda path, options: path.suffix.lower() in suffixes
 
 
-# In order of precedence: a location is opened by the first source of its kind that recognises it.
+# The types of sources in order of precedence: a location is opened by the first source that recognises the location.
 SOURCES = (
     Source("the built-in digits", "name", lambda name, options: name == BUILT_IN,
            lambda name, recognised, options: open_digits(options.labelled)),
@@ -257,9 +258,9 @@ SOURCES = (
            _open_tables_of),
     Source("PASCAL VOC's lists", "folder", lambda path, options: is_voc(path),
            lambda path, recognised, options: open_voc(path, options.labelled)),
-    Source("a folder of shards", "folder", lambda path, options: find_shards(path),
+    Source("a folder of shards", "folder", lambda path, options: has_shards(path),
            lambda path, recognised, options: open_shards(LocalShardFolder(path), options)),
-    # If labels are not needed, all images below a folder are used, also those that no list or table names.
+    # If labels are not needed, all images in a folder are used, including images that are in no list or table.
     Source("a folder of unlabelled images", "folder", lambda path, options: not options.labelled,
            lambda path, recognised, options: open_folder(path, labelled=False)),
     Source("a folder of images with a train list", "folder", lambda path, options: find_train_list(path, options.root),
@@ -271,7 +272,7 @@ SOURCES = (
 
 
 def _suggest_names(path: Path) -> str:
-    """Return the end of the message on a missing path, which suggests similar names of files or published data sets."""
+    """Return the end of the message on a missing path, with similar names of files or published data sets."""
     if not path.parent.is_dir():
         return f", nor does its folder {path.parent}; check the spelling."
     names = [entry.name for entry in path.parent.iterdir()]
@@ -281,7 +282,10 @@ def _suggest_names(path: Path) -> str:
 
 
 def _suggest_subfolder(path: Path) -> str:
-    """Return the end of a message, which suggests the only subfolder if it has several folders (perhaps classes)."""
+    """Return the end of a message, which suggests the only subfolder of a path if the subfolder contains folders.
+
+    The folders in the subfolder may be the classes.
+    """
     subfolders = [entry for entry in path.iterdir() if entry.is_dir()] if path.is_dir() else []
     if len(subfolders) == 1 and sum(entry.is_dir() for entry in subfolders[0].iterdir()) > 1:
         return f"; did you mean {subfolders[0]}?"
@@ -291,10 +295,10 @@ def _suggest_subfolder(path: Path) -> str:
 def open_digits(labelled: bool = True) -> ImageSet:
     """Return scikit-learn's digits: 1,797 images of 8 x 8 pixels, which need no download.
 
-    The hints ask for images of 16 pixels (at 8, a ViT would have too few tokens), no flipping and 16 epochs, so that a
-    first run takes about a minute.
+    The hints ask for images of 16 pixels (with 8 pixels, a ViT would have too few tokens), no flipping and 16 epochs,
+    so that a first run takes about a minute.
     """
-    from sklearn.datasets import load_digits  # imported here, since it takes a second
+    from sklearn.datasets import load_digits  # imported here, since the import takes a second
 
     data: Any = load_digits()
     pixels = np.rint(data.images * (255 / _MAX_GREY)).astype(np.uint8)

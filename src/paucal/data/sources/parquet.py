@@ -1,4 +1,4 @@
-"""Opens Parquet and Arrow files in the layout of Hugging Face: images as bytes, class names in the metadata."""
+"""Opens Parquet and Arrow files in Hugging Face's layout, with images as bytes and class names in the metadata."""
 
 import re
 from collections.abc import Sequence
@@ -34,27 +34,27 @@ from paucal.data.sources.parquet_columns import (
 from paucal.data.sources.parquet_store import ARROW_SUFFIX, PARQUET_SUFFIX, ArrowStore, ParquetStore, RowFile
 from paucal.data.sources.source import SourceOptions
 from paucal.data.sources.table_columns import MAX_COLUMNS
-from paucal.data.splits.part_names import PARTS
+from paucal.data.splits.part_names import PART_BY_WORD
 from paucal.data.string_arrays import RepeatedStrings, StringArray
 from paucal.reading import require_regular
 from paucal.types import UserError
-from paucal.wording import counted, first_line, was
+from paucal.wording import counted, first_line, was_or_were
 
-_FILE_OF_PART = re.compile(rf"({'|'.join(PARTS)})([-_.].*)?\.(parquet|arrow)", re.IGNORECASE)
+_FILE_OF_PART = re.compile(rf"({'|'.join(PART_BY_WORD)})([-_.].*)?\.(parquet|arrow)", re.IGNORECASE)
 _FILE_OF_SERIES = re.compile(r"(?P<series>.*)-(?P<number>\d{5})-of-(?P<total>\d{5})(?:-[0-9a-f]+)?\.(?:parquet|arrow)")
-HUB_PREFIX = "hf:"  # the location of a data set on the Hugging Face hub begins so
+HUB_PREFIX = "hf:"  # prefix of the location of a data set on the Hugging Face hub
 CONVERTED_REVISION = "refs/convert/parquet"  # branch on which the hub keeps most data sets as Parquet files
-PARTIAL_PREFIX = "partial-"  # prefix of folders on that branch that have only the first gigabytes of a part
-_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")  # without slashes, so that a name cannot lead to another folder
+PARTIAL_PREFIX = "partial-"  # prefix of folders on this branch that have only the first gigabytes of a split
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")  # no slashes, so that a name cannot lead to another folder
 
 PARQUET_SUFFIXES = (".parquet", ".pq", ".arrow")
 
 
 def find_parquet(folder: Path) -> list[Path]:
-    """Return the Parquet files of a folder; if it has none, the Arrow files that Hugging Face's `save_to_disk` writes.
+    """Return the Parquet files of a folder, or else the Arrow files written by Hugging Face's `save_to_disk`.
 
     Files are searched for in the folder itself, else in `data/`, else in train/val/test folders or in the only
-    subfolder with such files.
+    subfolder with such files. The list is empty if there are no such files.
     """
     for suffix in (PARQUET_SUFFIX, ARROW_SUFFIX):
         files_here, files_in_data, files_below = (
@@ -83,8 +83,8 @@ def _is_ignored(name: str) -> bool:
 def open_parquet(root: Path, files: Sequence[Path], options: SourceOptions) -> ImageSet:
     """Open Parquet or Arrow files as one set.
 
-    The part (train, val or test) of a file is in its name (`train-00000-of-00002.parquet`), or else in the name of its
-    folder (`train/0000.parquet`). The images of a single file have no part. Rows without a label (null or -1, as in
+    The split (train, val or test) of a file's images is in the name of the file (`train-00000-of-00002.parquet`), or
+    else of its folder (`train/0000.parquet`). A single file declares no split. Rows without a label (null or -1, as in
     test data whose labels are not published) are left out of a labelled set, with a note. If rows have lists of
     labels, the set is multi-label.
 
@@ -117,7 +117,7 @@ def find_remote_parquet(folder: RemoteShardFolder) -> list[RowFile]:
 def open_remote_parquet(files: Sequence[RowFile], options: SourceOptions) -> ImageSet:
     """Open Parquet files on object storage as one streamed set; see `open_parquet`.
 
-    Labels are read without downloading the files; a file is downloaded when the first of its images is needed.
+    Labels are read without downloading the files. A file is downloaded when one of its images is first needed.
     """
     if len(files) == 1:
         return _open_files(list(files), Path(files[0].shard.name).stem, str(files[0]), options)
@@ -133,7 +133,7 @@ def _open_files(files: list[RowFile], name: str, location: str, options: SourceO
     groups, values = _read_labels(files, columns)
     counts = [sum(lengths) for lengths in groups]
     file_numbers = np.repeat(np.arange(len(counts)), counts)
-    # (N, 2): the file and the row in this file of each image
+    # (N, 2) number of the file of each image, and number of the image's row in this file.
     positions = np.stack([file_numbers, np.concatenate([np.arange(count) for count in counts])], axis=1)
     labels, labelled_rows = Labels.none(len(positions)), np.arange(len(positions))
     if columns.label is not None:
@@ -143,7 +143,7 @@ def _open_files(files: list[RowFile], name: str, location: str, options: SourceO
     if len(labelled_rows) == 0:
         raise UserError(f"{files[0]} has no rows with an image and a label; choose another file.")
     if n_unlabelled := len(positions) - len(labelled_rows):
-        notes.append(f"{counted(n_unlabelled, 'row')} without a label {was(n_unlabelled)} left out")
+        notes.append(f"{counted(n_unlabelled, 'row')} without a label {was_or_were(n_unlabelled)} left out")
     parts, part_notes = _parts_of_files(files, options.labelled)
     positions = positions[labelled_rows]
     keys = StringArray.numbered([file.shard.name for file in files], counts).take(labelled_rows)
@@ -167,10 +167,10 @@ def _open_files(files: list[RowFile], name: str, location: str, options: SourceO
 
 
 def _further_columns(files: Sequence[RowFile], columns: Columns, rows: NDArray[np.int64]) -> dict[str, list[str]]:
-    """Return the cells, as CSV text, of up to 16 columns of numbers or text other than image and label.
+    """Return the cells of up to 16 columns of numbers or text other than image and label, as CSV text.
 
-    `rows` are the positions of the rows to keep, over all files. Damaged columns are left out, since most runs do not
-    need further columns.
+    `rows` are the positions of the rows to keep, counted over all files. Damaged columns are left out, since most runs
+    do not need further columns.
     """
     further: dict[str, list[str]] = {}
     schemas = [file.schema() for file in files]
@@ -187,7 +187,7 @@ def _further_columns(files: Sequence[RowFile], columns: Columns, rows: NDArray[n
 
 
 def _readable_files(files: list[RowFile], location: str) -> tuple[list[RowFile], list[str]]:
-    """Return the files whose schema can be read, and a note on the damaged files, if there are any."""
+    """Return the files whose schema can be read, and a list with a note on damaged files, if there are any."""
     damaged: dict[str, str] = {}
     for file in files:
         try:
@@ -213,7 +213,10 @@ def _notes_on_missing(files: Sequence[RowFile]) -> list[str]:
 
 
 def _read_labels(files: Sequence[RowFile], columns: Columns) -> tuple[list[list[int]], list[Values]]:
-    """Return the row counts of the row groups of each file, and the labels of each file if they have labels."""
+    """Return the row counts of the row groups of each file, and the labels of each file.
+
+    The list of labels is empty if there is no label column.
+    """
     groups: list[list[int]] = []
     labels: list[Values] = []
     for file in files:
@@ -221,13 +224,14 @@ def _read_labels(files: Sequence[RowFile], columns: Columns) -> tuple[list[list[
         missing = [name for name in (columns.image, columns.label) if name and name not in schema.names]
         if missing:
             raise UserError(
-                f"{file} has no column '{missing[0]}' as the other files have, only {list_columns(schema)}."
+                f"{file} has no column '{missing[0]}', unlike the other files; its columns are {list_columns(schema)}."
             )
         if columns.label is not None:
             names = class_names(features_of(schema), columns.label)
             if names and columns.classes and names != columns.classes:
                 raise UserError(
-                    f"{file} numbers its classes differently from the other files; write them consistently."
+                    f"{file} numbers its classes differently from the other files; write all files with the same "
+                    "class names in the same order."
                 )
         try:
             rows = file.read_rows(columns.label)
@@ -245,7 +249,7 @@ def _make_stream(files: Sequence[RowFile], groups: Sequence[list[int]], position
     Args:
         files: Files of the set.
         groups: Numbers of rows in the row groups of each file.
-        positions: (N, 2) file and row in this file of each image.
+        positions: (N, 2) number of the file of each image, and number of the image's row in this file.
     """
     n_bytes = sum(file.shard.size for file in files)
     is_remote = isinstance(files[0].folder, RemoteShardFolder)
@@ -260,16 +264,17 @@ def _make_stream(files: Sequence[RowFile], groups: Sequence[list[int]], position
 
 
 def _parts_of_files(files: Sequence[RowFile], labelled: bool) -> tuple[list[str], list[str]]:
-    """Return the part of each file, and notes for the user."""
+    """Return the split of each file, and notes for the user."""
     parts = ["" if len(files) == 1 else _part_of_file(file.shard.name) for file in files]
-    if labelled or not {"train", "val", "test"} <= set(parts) or not _hide_test_labels(files, parts):
+    if labelled or not {"train", "val", "test"} <= set(parts) or not _are_test_labels_hidden(files, parts):
         return parts, []
-    # A labelled run leaves out the test files and tests on the validation files, so these must stay unseen here too.
-    note = "the labels of the test files are hidden, so the validation files are test images too"
+    # A labelled run leaves out the test files and tests on the validation files, which must therefore not be used for
+    # pre-training.
+    note = "the labels of the test files are hidden, so the images of the validation files are also test images"
     return [part.replace("val", "test") for part in parts], [note]
 
 
-def _hide_test_labels(files: Sequence[RowFile], parts: Sequence[str]) -> bool:
+def _are_test_labels_hidden(files: Sequence[RowFile], parts: Sequence[str]) -> bool:
     """Return whether no row of the test files has a label, as in data sets whose authors evaluate submissions."""
     schema = files[0].schema()
     label = label_column_of(schema, features_of(schema))
@@ -286,17 +291,17 @@ def _hide_test_labels(files: Sequence[RowFile], parts: Sequence[str]) -> bool:
 def _part_of_file(name: str) -> str:
     folder, _, file = name.rpartition("/")
     match = _FILE_OF_PART.fullmatch(file)
-    return PARTS[match[1].lower()] if match else _part_of_folder(folder.rpartition("/")[2])
+    return PART_BY_WORD[match[1].lower()] if match else _part_of_folder(folder.rpartition("/")[2])
 
 
 def _part_of_folder(name: str) -> str:
-    return PARTS.get(name.lower().removeprefix(PARTIAL_PREFIX), "")
+    return PART_BY_WORD.get(name.lower().removeprefix(PARTIAL_PREFIX), "")
 
 
 def _select_files_of_parts(files: list[RowFile]) -> tuple[list[RowFile], list[str]]:
-    """Return the files that belong to a part, and a note on the others (`unsupervised-...` beside `train-...`).
+    """Return the files that belong to a split, and a note on other files (`unsupervised-...` beside `train-...`).
 
-    If no file belongs to a part, all files are returned.
+    If no file belongs to a split, all files are returned.
     """
     files_with_part = [file for file in files if _part_of_file(file.shard.name)]
     if not files_with_part or len(files_with_part) == len(files):
@@ -314,17 +319,17 @@ def open_hub(location: str, _: Any, options: SourceOptions) -> ImageSet:
     """Open the Parquet files of a data set on the Hugging Face hub.
 
     Args:
-        location: "hf:OWNER/NAME", or "hf:OWNER/NAME/CONFIGURATION" if a data set has several configurations.
+        location: "hf:OWNER/NAME", or "hf:OWNER/NAME/CONFIGURATION" if the data set has several configurations.
         options: Options for Parquet files, and whether the data set may be downloaded.
 
     Raises:
-        UserError: The name is invalid; or the data set does not exist, cannot be downloaded, has no Parquet files, or
-            has several configurations and the location names none of them.
+        UserError: The name is invalid; the data set does not exist, cannot be downloaded or has no Parquet files; or
+            the data set has several configurations and the location does not name a configuration.
     """
     folder, files = _hub_files(str(location), options.download)
     images = open_parquet(folder, files, options)
     partial = sorted({file.parent.name for file in files if file.parent.name.startswith(PARTIAL_PREFIX)})
-    notes = [f"the hub keeps only the first images of this set ({', '.join(partial)})"] if partial else []
+    notes = [f"the hub stores only the first images of this set ({', '.join(partial)})"] if partial else []
     name = str(location).rsplit("/", 1)[-1]
     return replace(images, name=name, location=str(location), notes=(*images.notes, *notes))
 
@@ -334,27 +339,30 @@ def _hub_files(location: str, download: bool) -> tuple[Path, list[Path]]:
     owner, name, *configuration = [*location.removeprefix(HUB_PREFIX).split("/", 2), "", ""][:3]
     if not all(map(_NAME.fullmatch, (owner, name, configuration[0] or name))):
         raise UserError(
-            f"{location!r} is not a data set of the hub; expected hf:OWNER/NAME, as in hf:uoft-cs/cifar100."
+            f"{location!r} is not a data set of the hub; expected hf:OWNER/NAME, such as hf:uoft-cs/cifar100."
         )
     repository, problem = f"{owner}/{name}", ""
     for revision in (None, CONVERTED_REVISION):
         try:
-            from huggingface_hub import snapshot_download  # imported here: it takes a second, and is seldom needed
+            from huggingface_hub import snapshot_download  # imported here, since the import takes a second
 
             options: dict[str, Any] = {"repo_type": "dataset", "revision": revision, "allow_patterns": ["*.parquet"]}
             root = Path(snapshot_download(repository, local_files_only=not download, **options))
-        except Exception as error:  # a missing network, data set or permission each raises a different exception
+        except Exception as error:  # the exception depends on whether the network, data set or permission is missing
             problem = first_line(error)
             continue
         if files := sorted(root.rglob("*.parquet")):
             return root, _select_configuration(root, files, configuration[0], location)
-        problem = "it has no Parquet files"
-    advice = "check the name and the network" if download else "fetch it with --download"
+        problem = "there are no Parquet files"
+    advice = "check the name and the network" if download else "download the data set with --download"
     raise UserError(f"the data set {repository} is not on this machine, or cannot be opened ({problem}); {advice}.")
 
 
 def _select_configuration(root: Path, files: list[Path], configuration: str, location: str) -> list[Path]:
-    """Return the files of one configuration, which is a folder in `root`; "" for the only one."""
+    """Return the files of one configuration, which is a folder in `root`.
+
+    `configuration` is "" if the location does not name a configuration; then there must be only one.
+    """
     folders = sorted({file.relative_to(root).parts[0] for file in files if len(file.relative_to(root).parts) > 1})
     if configuration:
         if matching := [file for file in files if file.relative_to(root).parts[0] == configuration]:
@@ -362,6 +370,7 @@ def _select_configuration(root: Path, files: list[Path], configuration: str, loc
         raise UserError(f"{location} has no configuration {configuration!r}; it has {', '.join(folders[:8])}.")
     if len(folders) > 1 and not all(map(_part_of_folder, folders)):
         raise UserError(
-            f"{location} has several configurations ({', '.join(folders[:8])}); name one: {location}/{folders[0]}."
+            f"{location} has several configurations ({', '.join(folders[:8])}); choose a configuration, such as "
+            f"{location}/{folders[0]}."
         )
     return files

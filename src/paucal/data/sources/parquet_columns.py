@@ -17,7 +17,7 @@ from paucal.types import NoLabelsError, UserError
 from paucal.wording import first_line
 
 Features = dict[str, dict[str, Any]]  # Hugging Face's description of each column, by the column's name
-_NO_LIST = -1  # list length that stands for a missing list
+_NO_LIST = -1  # length that stands for a missing list
 _MAX_EXACT_INTEGER = 2**53  # float64 represents all smaller integers exactly
 
 
@@ -28,7 +28,7 @@ class Columns:
     Attributes:
         image: Name of the image column.
         label: Name of the label column; None to read no labels.
-        classes: Class names in label order from the metadata of the file; empty if it has none.
+        classes: Class names in label order, from the metadata of the file; empty if the metadata has no class names.
     """
 
     image: str
@@ -37,17 +37,18 @@ class Columns:
 
 
 def find_columns(shown_path: str, schema: pa.Schema, options: SourceOptions) -> Columns:
-    """Return the columns of images and labels in a schema; messages call the file `shown_path`."""
+    """Return the columns of images and labels in a schema; `shown_path` is the path of the file for messages."""
     features = features_of(schema)
     image = options.image_column or _image_column(schema, features)
     if image is None:
         raise UserError(
-            f"{shown_path} has no image column; expected 'image' with bytes and found {list_columns(schema)}; "
-            "name the column with --image-column."
+            f"{shown_path} has no image column; expected a column 'image' with bytes, but found "
+            f"{list_columns(schema)}. Choose the column with --image-column."
         )
     if image not in schema.names or not _holds_bytes(schema.field(image).type):
         raise UserError(
-            f"--image-column: {shown_path} has no column {image!r} with bytes of images, only {list_columns(schema)}."
+            f"--image-column: {shown_path} has no column {image!r} with bytes of images; its columns are "
+            f"{list_columns(schema)}."
         )
     if not options.labelled:
         return Columns(image, None, ())
@@ -56,8 +57,8 @@ def find_columns(shown_path: str, schema: pa.Schema, options: SourceOptions) -> 
         expected = f"'{label}'" if label else "'label' or 'labels'"
         suggested = f", such as {' or '.join(classes[:3])}" if (classes := _class_features(features)) else ""
         raise (UserError if label or len(schema.names) > 1 else NoLabelsError)(
-            f"{shown_path} has no label column; expected {expected} and found {list_columns(schema)}; "
-            f"call the column of the classes 'label', or name it with --label-column{suggested}."
+            f"{shown_path} has no label column; expected {expected}, but found {list_columns(schema)}. "
+            f"Rename the column of the classes to 'label', or choose a column with --label-column{suggested}."
         )
     return Columns(image, label, class_names(features, label))
 
@@ -72,7 +73,7 @@ def is_number_or_text(kind: pa.DataType) -> bool:
 
 
 def cells_of(column: Any) -> list[str]:
-    """Return numbers, text or booleans as text for the cells of a CSV file; "" for missing values.
+    """Return the numbers, texts or booleans in a column as text for the cells of a CSV file; "" for missing values.
 
     Example:
         >>> cells_of(pa.array([1.5, None, 3.0]))
@@ -83,7 +84,7 @@ def cells_of(column: Any) -> list[str]:
 
 
 def features_of(schema: pa.Schema) -> Features:
-    """Return Hugging Face's description of each column from the metadata; for a list, the description of its items."""
+    """Return Hugging Face's description of each column, from the metadata; for lists, the description of the items."""
     try:
         features = json.loads((schema.metadata or {})[b"huggingface"])["info"]["features"]
     except (KeyError, ValueError, TypeError):
@@ -91,7 +92,7 @@ def features_of(schema: pa.Schema) -> Features:
     if not isinstance(features, dict):
         return {}
     for name, value in features.items():
-        if isinstance(value, list) and len(value) == 1:  # a list column, as older versions of `datasets` describe it
+        if isinstance(value, list) and len(value) == 1:  # a list column in the format of older versions of `datasets`
             features[name] = value[0]
         elif isinstance(value, dict) and isinstance(value.get("feature"), dict):  # `Sequence` or `List`
             features[name] = value["feature"]
@@ -99,13 +100,13 @@ def features_of(schema: pa.Schema) -> Features:
 
 
 def class_names(features: Features, label: str) -> tuple[str, ...]:
-    """Return the class names of a label column from its description, as valid Unicode text; () if it has none."""
+    """Return the class names in the description of a label column, as valid Unicode text; () if there are none."""
     names = features.get(label, {}).get("names", [])
     return tuple(str(name).encode(errors="replace").decode() for name in names) if isinstance(names, list) else ()
 
 
 def label_column_of(schema: pa.Schema, features: Features) -> str | None:
-    """Return "label" or "labels" if a column is called so, else the only column of the type `ClassLabel`, else None."""
+    """Return the label column: "label", or else "labels", or else the only column of the type `ClassLabel`, or None."""
     for name in ("label", "labels"):
         if name in schema.names:
             return name
@@ -114,7 +115,7 @@ def label_column_of(schema: pa.Schema, features: Features) -> str | None:
 
 
 def list_columns(schema: pa.Schema) -> str:
-    """Return a text with the names and types of all columns for messages."""
+    """Return a text with the names and types of all columns, for messages."""
     return ", ".join(f"'{field.name}' ({field.type})" for field in schema)
 
 
@@ -139,11 +140,11 @@ def _holds_bytes(kind: pa.DataType) -> bool:
 
 @dataclass(frozen=True)
 class Values:
-    """Labels of N rows as they are stored in a file.
+    """Labels of N rows, as stored in a file.
 
     Attributes:
-        values: For single labels (N,) int64 with -1 for no label, or (N,) text with "" for no label; for lists of
-            labels, the items of all lists, one list after another.
+        values: Single labels, as (N,) int64 numbers with -1 for no label or as (N,) texts with "" for no label; or the
+            items of all lists of labels, as one concatenated array.
         lengths: (N,) number of items in the list of each row, -1 for a row without a list; None for single labels.
         are_indicators: Whether each list has a 1 or 0 for every class.
     """
@@ -170,7 +171,7 @@ class Values:
 
 
 def read_values(column: pa.ChunkedArray, name: str, shown_path: str) -> Values:
-    """Return the labels in a column, whose name is `name`, of a file that messages call `shown_path`."""
+    """Return the labels in a column; `name` and `shown_path` are the names of the column and the file for messages."""
     kind = column.type
     try:
         if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
@@ -186,7 +187,7 @@ def unreadable_column(name: str, shown_path: str, problem: Exception) -> UserErr
 
 
 def _plain_values(column: pa.ChunkedArray, shown_type: pa.DataType, name: str, shown_path: str) -> NDArray[Any]:
-    """Return a column of integers or names as an array; messages give its type as `shown_type`."""
+    """Return a column of integers or names as an array; `shown_type` is the type of the column for messages."""
     kind = column.type.value_type if pa.types.is_dictionary(column.type) else column.type
     if pa.types.is_integer(kind):  # cast to int64 first, since unsigned types cannot represent -1
         return column.cast(kind).cast(pa.int64()).fill_null(-1).to_numpy()
@@ -200,7 +201,7 @@ def _plain_values(column: pa.ChunkedArray, shown_type: pa.DataType, name: str, s
             return numbers.astype(np.int64)
     raise UserError(
         f"column '{name}' of {shown_path} has the type {shown_type}; expected one integer or name per row, or a "
-        "list of them."
+        "list of integers or names per row."
     )
 
 
@@ -209,7 +210,8 @@ def _list_values(column: pa.ChunkedArray, name: str, shown_path: str) -> Values:
     items = pc.call_function("list_flatten", [column])
     if items.null_count:
         raise UserError(
-            f"column '{name}' of {shown_path} has a list with an empty item; write a label there, or remove it."
+            f"column '{name}' of {shown_path} has a list with an empty item; replace the item by a label, or remove "
+            "the item."
         )
     if pa.types.is_boolean(items.type) or pa.types.is_floating(items.type):
         indicators = items.cast(pa.float64()).to_numpy()
@@ -226,7 +228,7 @@ def _list_values(column: pa.ChunkedArray, name: str, shown_path: str) -> Values:
 
 
 def _are_equally_long(lengths: NDArray[np.int64]) -> bool:
-    """Return whether all lists have the same length, at least two, as lists with one value per class have."""
+    """Return whether all lists have the same length of at least two, like lists with one value per class."""
     distinct_lengths = np.unique(lengths[lengths >= 0])
     return len(distinct_lengths) == 1 and distinct_lengths[0] > 1
 
@@ -234,19 +236,19 @@ def _are_equally_long(lengths: NDArray[np.int64]) -> bool:
 def encode_labels(stored: Sequence[Values], columns: Columns, shown_path: str, separator: str | None = None) -> Labels:
     """Return the classes and class numbers of all rows of several files.
 
-    A row without a label has the number -1, or in a multi-label set -1 for every class.
+    A row without a label has the class number -1, or -1 for every class in a multi-label set.
 
     Args:
         stored: Labels of each file.
         columns: Columns of the files.
-        shown_path: Name of the files in messages.
+        shown_path: Path of the files for messages.
         separator: Separator between several labels in one text; None or "none" if each text is one label.
     """
     kinds = sorted({values.kind for values in stored if len(values)})
     if len(kinds) > 1:
         raise UserError(
-            f"column '{columns.label}' has {kinds[0]} in some files of {shown_path} and {kinds[1]} in others; use "
-            "one type."
+            f"column '{columns.label}' has {kinds[0]} in some files of {shown_path} and {kinds[1]} in other files; "
+            "use one type in all files."
         )
     values = np.concatenate([of_file.values for of_file in stored])
     lengths = [of_file.lengths for of_file in stored if of_file.lengths is not None]
@@ -256,8 +258,8 @@ def encode_labels(stored: Sequence[Values], columns: Columns, shown_path: str, s
     if separator is not None and separator != ONE_LABEL:
         if values.dtype != object:
             raise UserError(
-                f"--label-separator is for text, but column '{columns.label}' of {shown_path} has numbers; leave "
-                "it out."
+                f"--label-separator is for text, but column '{columns.label}' of {shown_path} has numbers; remove "
+                "--label-separator."
             )
         return from_cells(values.tolist(), separator)
     return Labels(*_number_classes(values, columns, shown_path))
@@ -278,8 +280,8 @@ def _number_classes(
         return tuple(str(value) for value in distinct), encoded
     if values.max(initial=-1) >= len(columns.classes):
         raise UserError(
-            f"column '{columns.label}' of {shown_path} has the label {values.max()}, but its metadata names only "
-            f"{len(columns.classes)} classes; correct one of the two."
+            f"column '{columns.label}' of {shown_path} has the label {values.max()}, but the metadata has only "
+            f"{len(columns.classes)} class names; correct the labels or the metadata."
         )
     return columns.classes, np.maximum(values, -1)
 
@@ -302,7 +304,7 @@ def _from_lists(stored: Values, columns: Columns, shown_path: str) -> Labels:
 def _are_indicator_lists(values: NDArray[Any], lengths: NDArray[np.int64], rows: NDArray[np.int64]) -> bool:
     """Return whether lists have a 0 or 1 for every class, and not class numbers.
 
-    They do if all are equally long, all values are 0 or 1, and some list has a 0 or a 1 more than once.
+    This is assumed if all lists are equally long, all values are 0 or 1, and some list has a 0 or a 1 more than once.
     """
     if values.dtype == object or not _are_equally_long(lengths) or not np.isin(values, (0, 1)).all():
         return False
@@ -317,8 +319,8 @@ def _from_indicators(
     n_classes = int(lengths.max())
     if columns.classes and len(columns.classes) != n_classes:
         raise UserError(
-            f"column '{columns.label}' of {shown_path} has lists of {n_classes} values of 1 or 0, but its metadata "
-            f"names {len(columns.classes)} classes; correct one of the two."
+            f"column '{columns.label}' of {shown_path} has lists of {n_classes} values of 1 or 0, but the metadata has "
+            f"{len(columns.classes)} class names; correct the lists or the metadata."
         )
     multi_hot = np.full((len(lengths), n_classes), UNKNOWN, dtype=np.int8)
     multi_hot[lengths >= 0] = values.reshape(-1, n_classes)

@@ -1,4 +1,4 @@
-"""Reads columns, and single images from rows, of Parquet and Arrow files on disk or on object storage."""
+"""Reads columns and single images of Parquet and Arrow files on disk or on object storage."""
 
 import threading
 from abc import abstractmethod
@@ -22,21 +22,21 @@ from paucal.types import UserError
 from paucal.wording import first_line
 
 PARQUET_SUFFIX, ARROW_SUFFIX = ".parquet", ".arrow"
-_DAMAGED_FOOTER = "deserialize thrift"  # part of Arrow's OSError for a damaged footer
-_MAX_CACHED_BYTES = 1 << 30  # size of the cached row groups of a store
-_MAX_CACHED_BYTES_STREAMED = 2 * WINDOW_BYTES  # size of the cached row groups of the store of a streamed set
-_MAX_OPEN_FILES = 16  # few, since the disk space of a deleted download is freed only when it is closed
+_DAMAGED_FOOTER = "deserialize thrift"  # text in the message of Arrow's OSError for a damaged footer
+_MAX_CACHED_BYTES = 1 << 30  # maximum size of the cached row groups of a store
+_MAX_CACHED_BYTES_STREAMED = 2 * WINDOW_BYTES  # maximum size of the cached row groups for a streamed set
+_MAX_OPEN_FILES = 16  # low, since the disk space of a deleted download is freed only when the file is closed
 
 
 class Rows(NamedTuple):
-    """The numbers of rows in the row groups of a file, and the values of one column, or None."""
+    """The number of rows in each row group of a file, and the values of one column (None if no column was read)."""
 
     groups: list[int]
     column: pa.ChunkedArray | None
 
 
 class RowFile:
-    """A Parquet or Arrow file; it is open only while it is read, so that a set may have thousands of files."""
+    """A Parquet or Arrow file, which is open only while it is read, so that a set may have thousands of files."""
 
     def __init__(self, folder: ShardFolder, shard: Shard) -> None:
         self.folder, self.shard = folder, shard
@@ -46,7 +46,7 @@ class RowFile:
 
     @property
     def is_arrow(self) -> bool:
-        """Whether it is an Arrow file, as Hugging Face's `save_to_disk` writes it, and not a Parquet file."""
+        """Whether this is an Arrow file (as written by Hugging Face's `save_to_disk`), not a Parquet file."""
         return self.shard.name.endswith(ARROW_SUFFIX)
 
     def schema(self) -> pa.Schema:
@@ -56,7 +56,7 @@ class RowFile:
         return self._query(lambda file: file.schema_arrow)
 
     def read_rows(self, column: str | None) -> Rows:
-        """Read the numbers of rows in the row groups, and the values of a column; None reads no column.
+        """Read the number of rows in each row group, and the values of a column unless `column` is None.
 
         Raises:
             UserError: The file cannot be read.
@@ -70,7 +70,7 @@ class RowFile:
         )
 
     def _query(self, query: Callable[[pq.ParquetFile], Any]) -> Any:
-        """Open the file and return the result of `query` for it; of a remote file, only the bytes needed are read."""
+        """Open the file and return `query(file)`; only the needed bytes of a remote file are read."""
         if isinstance(self.folder, RemoteShardFolder):
             return self._query_remote(self.folder, query)
         try:
@@ -81,7 +81,7 @@ class RowFile:
             return query(file)
 
     def _damaged(self, problem: Exception) -> DamagedShard:
-        return DamagedShard(f"{self} cannot be read as a Parquet file ({first_line(problem)}); give another one.")
+        return DamagedShard(f"{self} cannot be read as a Parquet file ({first_line(problem)}); give another file.")
 
     def _query_remote(self, folder: RemoteShardFolder, query: Callable[[pq.ParquetFile], Any]) -> Any:
         def attempt() -> Any:
@@ -105,7 +105,7 @@ class RowFile:
 
 
 def read_arrow(file: Path) -> pa.Table:
-    """Return the memory-mapped table in an Arrow file, which may have Arrow's stream format or its file format."""
+    """Return the memory-mapped table in an Arrow file, in Arrow's stream format or file format."""
     try:
         source = pa.memory_map(str(file))
         try:
@@ -124,17 +124,17 @@ def row_groups(file: pq.ParquetFile) -> list[int]:
 
 
 class RowStore(ReopenedStore, EncodedStore):
-    """Encoded images in the rows of Parquet or Arrow files; a subclass reads the files.
+    """Encoded images in the rows of Parquet or Arrow files; subclasses read the files.
 
     Args:
         folder: Local or remote folder of the files.
-        files: Files, in the order in which `rows` numbers them.
+        files: Files, in the order of the file numbers in `rows`.
         column: Name of the image column, whose values are bytes or a struct with a field `bytes`.
-        rows: (N, 2) int64: for each image, the number of its file and its row in that file.
+        rows: (N, 2) int64 number of each image's file, and number of the image's row in this file.
         keys: Keys of the N images.
     """
 
-    kept = ("_folder", "_files", "_column", "_rows", "_keys")
+    pickled_attributes = ("_folder", "_files", "_column", "_rows", "_keys")
 
     def __init__(
         self, folder: ShardFolder, files: Sequence[Shard], column: str, rows: NDArray[np.int64], keys: Sequence[str]
@@ -146,17 +146,17 @@ class RowStore(ReopenedStore, EncodedStore):
         return len(self._rows)
 
     def name(self, index: int) -> str:
-        """Return the key of the row."""
+        """Return the key of an image."""
         return self._keys[index]
 
     def stamp(self, index: int) -> Stamp:
-        """Return a stamp of the file and row of an image, with the size and modification time of the file."""
+        """Return a stamp with the file and row of an image, and the size and modification time of the file."""
         file, row = (int(number) for number in self._rows[index])
         shard = self._files[file]
         return Stamp(f"{self._folder.location}/{shard.name}#{row}", shard.size, shard.changed)
 
     def fetch_ahead(self, index: int) -> None:
-        """Download the file of an image if it is remote and not yet downloaded."""
+        """Download the file of an image, unless the file is local or already downloaded."""
         self._folder.fetch_ahead(self._files[int(self._rows[index, 0])])
 
     def source(self, index: int) -> bytes:
@@ -178,7 +178,7 @@ class RowStore(ReopenedStore, EncodedStore):
 
     @abstractmethod
     def _read_block(self, file: int, row: int) -> tuple[pa.Array | pa.ChunkedArray, int]:
-        """Return the images that are read together with the image in a row, and its position among them."""
+        """Return the images that are read together with the image in a row, and the position of this image in them."""
 
 
 class ArrowStore(RowStore):
@@ -197,10 +197,10 @@ class ArrowStore(RowStore):
 class ParquetStore(RowStore):
     """Rows of memory-mapped Parquet files, read one row group at a time.
 
-    A row group is the smallest block of a Parquet file that can be read. The last used row groups are cached in memory,
-    up to 1 GiB in each process (512 MiB for a set of 200,000 images or more); their images stay encoded. Forked data
-    loader workers share the row groups that the parent process had cached. A file on object storage is downloaded as a
-    whole when its first image is needed.
+    A row group is the smallest block of a Parquet file that can be read. The most recently used row groups are cached
+    in memory with encoded images, up to 1 GiB in each process (512 MiB for a set of 200,000 images or more). Forked
+    data loader workers share the row groups that the parent process had cached. A file on object storage is downloaded
+    completely when one of its images is first needed.
     """
 
     def _begin(self) -> None:
@@ -236,7 +236,7 @@ class ParquetStore(RowStore):
     def _open_file(self, file: int) -> pq.ParquetFile:
         try:
             return pq.ParquetFile(self._folder.local_path(self._files[file]), memory_map=True)
-        except FileNotFoundError:  # another process deleted the download in the meantime to free space: repeat it
+        except FileNotFoundError:  # another process has deleted the copy to free space, so download the file again
             return pq.ParquetFile(self._folder.local_path(self._files[file]), memory_map=True)
 
     def _read_group(self, reader: pq.ParquetFile, group: int) -> pa.Array:

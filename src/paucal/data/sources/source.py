@@ -1,4 +1,4 @@
-"""`Source`: how one type of image location is recognised and opened, such as a folder, a table or a URL."""
+"""`Source`: one type of image location, such as a folder, a table or a URL, with functions to recognise and open it."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,11 +11,11 @@ from paucal.data.unreadable import ReportProgress
 
 @dataclass(frozen=True)
 class SourceOptions:
-    """Options for opening one location; they are the arguments of `open_images`.
+    """Options for opening one location, with the meaning of the arguments of `open_images`.
 
     If `root` is None, the paths in a table or list are relative to the folder of the file, to the parent of that
-    folder, or to a subfolder called `images` (or the only subfolder), whichever has the images. The images of a part
-    (train, val or test) may be in a folder with the name of the part.
+    folder, or to a subfolder called `images` (or the only subfolder), whichever contains the images. The images of a
+    split (train, val or test) may be in a folder named after the split.
     """
 
     labelled: bool = True
@@ -30,14 +30,14 @@ class SourceOptions:
 
 @dataclass(frozen=True)
 class Source:
-    """One type of location that images are opened from: an entry of the table `opening.SOURCES`.
+    """One type of location that images are opened from, as an entry of `opening.SOURCES`.
 
     Attributes:
         noun: Noun for the location in messages, such as "a list file (.txt)".
-        kind: "name" for a name that takes precedence over a path, "address" for a remote location, or "file" or
-            "folder" for a path.
+        kind: "name" for a name that takes precedence over a path, "address" for a remote location, "file" for the path
+            of a file, or "folder" for the path of a folder.
         recognise: Function (location, options) that returns True or the files to open if the location is of this type,
-            else a false value.
+            and otherwise a false value, such as None.
         open: Function (location, result of `recognise`, options) that opens the images.
     """
 

@@ -1,4 +1,4 @@
-"""The suffixes of the image files that the installed packages can read."""
+"""Suffixes of the image files that the installed packages can read."""
 
 import importlib.util
 
@@ -7,11 +7,11 @@ from PIL import features
 _ALWAYS_READABLE = (
     *(".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff", ".gif", ".ppm"),
     *(".jfif", ".jpe", ".mpo", ".apng", ".pgm", ".pbm", ".pnm"),
-    ".npy",  # an array of channels
+    ".npy",  # a NumPy array of the pixels
 )
-# Feature with which Pillow must have been built to read files of each suffix.
+# Pillow feature that is needed to read files of each suffix.
 _PILLOW_FEATURES = {".jp2": "jpg_2000", ".j2k": "jpg_2000", ".jpx": "jpg_2000", ".j2c": "jpg_2000", ".avif": "avif"}
-_HEIF = (".heic", ".heif", ".hif")  # these need the package pillow-heif
+_HEIF = (".heic", ".heif", ".hif")  # suffixes that need the package pillow-heif
 
 
 def _readable_suffixes() -> tuple[str, ...]:
@@ -20,7 +20,7 @@ def _readable_suffixes() -> tuple[str, ...]:
     in_pillow = [
         suffix for suffix, feature in _PILLOW_FEATURES.items() if feature in supported and features.check(feature)
     ]
-    has_heif = importlib.util.find_spec("pillow_heif") is not None  # the extra `heif`
+    has_heif = importlib.util.find_spec("pillow_heif") is not None  # installed with `paucal[heif]`
     return (*_ALWAYS_READABLE, *in_pillow, *(_HEIF if has_heif else ()))
 
 
@@ -28,7 +28,7 @@ IMAGE_SUFFIXES = _readable_suffixes()
 
 
 def install_command(suffix: str) -> str:
-    """Return the command that installs support for a suffix outside `IMAGE_SUFFIXES`; "" if there is none.
+    """Return the command that installs support for a suffix that is not in `IMAGE_SUFFIXES`; "" if there is none.
 
     Example:
         >>> install_command(".avif"), install_command(".txt")

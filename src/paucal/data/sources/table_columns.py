@@ -1,4 +1,4 @@
-"""Finds the tables that describe images, and in a table the columns of paths, classes and parts (train, val, test)."""
+"""Finds the tables that describe images, and the columns of paths, classes and splits (train, val, test) in a table."""
 
 import re
 from collections.abc import Iterable, Sequence
@@ -10,12 +10,12 @@ from paucal.data.sources.locating import FOLDERS_OF_TABLES
 from paucal.data.sources.source import SourceOptions
 from paucal.data.sources.suffixes import IMAGE_SUFFIXES
 from paucal.data.sources.table_rows import MAX_BYTES, TABLE_SUFFIXES, TableRow, read_table
-from paucal.data.splits.part_names import PARTS, files_of_set, part_name, train_files
+from paucal.data.splits.part_names import PART_BY_WORD, files_of_set, part_name, train_files
 from paucal.reading import is_regular
 from paucal.types import UserError
 
-MAX_COLUMNS = 16  # largest number of further columns that are kept, such as a patient column
-# Usual names of columns, in the form that `plain_column` returns.
+MAX_COLUMNS = 16  # maximum number of further columns that are kept, such as a patient column
+# Usual names of columns, in the form that `normalise_column_name` returns.
 IMAGE_COLUMNS = (
     *("image_path", "image", "path", "file_name", "filename", "file", "filepath", "img_path", "img", "image_id"),
     *("image_name", "imageid", "id", "key"),
@@ -26,7 +26,7 @@ LABEL_COLUMNS = (
 CLEAR_NAME_COLUMNS = ("class_name", "classname", "label_name", "category_name")  # contain names even if they are digits
 NAME_COLUMNS = (*CLEAR_NAME_COLUMNS, "class", "category", "species", "breed")
 SPLIT_COLUMNS = ("split", "part", "subset", "set")
-# Columns of true and false for one part; fastai writes `is_valid`.
+# Names of columns of true and false for the images of one split, and the split; fastai writes `is_valid`.
 FLAG_COLUMNS = {"is_valid": "val", "is_val": "val", "is_validation": "val", "is_test": "test"}
 FOLD_COLUMNS = ("fold", "folds", "kfold", "cv_fold")
 BOX_COLUMNS = (
@@ -35,10 +35,10 @@ BOX_COLUMNS = (
     ("region_shape_attributes",),
     *(("bbox_x", "bbox_y", "bbox_width", "bbox_height"), ("bbox_x1", "bbox_y1", "bbox_x2", "bbox_y2")),
 )
-SPLIT_CSV_COLUMNS = ["key", "label", "class", "split"]  # header of split.csv: "label" is a number, "class" a name
+SPLIT_CSV_COLUMNS = ["key", "label", "class", "split"]  # header of split.csv; "label" has numbers, "class" has names
 FLAGS = {"1": True, "1.0": True, "true": True, "0": False, "0.0": False, "false": False, "": False}
 _SAMPLED_ROWS = 21  # number of rows from which the columns are detected
-_MAX_SHOWN = 80  # characters of a name in a message
+_MAX_SHOWN = 80  # maximum number of characters of a name in a message
 
 
 @dataclass(frozen=True)
@@ -48,10 +48,10 @@ class Columns:
     Attributes:
         image: Position of the column of paths.
         label: Position of the column of classes, or None.
-        split: Position of the column of parts (train, val or test), or None.
-        names: Names of all columns; empty without a header.
+        split: Position of the column of splits (train, val or test), or None.
+        names: Names of all columns; empty if the table has no header.
         indicators: Positions of the columns of 1 and 0, one for each class.
-        flags: Positions of the columns of true and false for the images of one part, each with the name of the part.
+        flags: Position of each column of true and false for the images of one split, and the name of the split.
         notes: Sentences for the user on how columns were chosen, and on columns that are not read.
     """
 
@@ -70,19 +70,19 @@ class Columns:
 
     @property
     def further_columns(self) -> list[int]:
-        """Positions of up to 16 columns other than path, part and indicators, such as the label or a patient column."""
+        """Positions of up to 16 columns except path, split and indicators, such as the label or a patient column."""
         used_columns = (self.image, self.split, *self.indicators, *(column for column, _ in self.flags))
         return [index for index in range(len(self.names)) if index not in used_columns][:MAX_COLUMNS]
 
     @property
     def boxes(self) -> str:
         """Names of the columns with the coordinates of boxes, joined by commas; "" if the table has no boxes."""
-        plain_names = [plain_column(name) for name in self.names]
+        plain_names = [normalise_column_name(name) for name in self.names]
         return next((", ".join(names) for names in BOX_COLUMNS if set(names) <= set(plain_names)), "")
 
 
 def refuse_repeated_columns(file: object, names: Sequence[str], used: Iterable[int]) -> None:
-    """Refuse a table in which two columns have the same name and one of them is at a position in `used`."""
+    """Raise a UserError if another column has the same name as a column at one of the positions `used`."""
     if repeated := next((names[index] for index in used if names.count(names[index]) > 1), ""):
         raise UserError(repeated_column_text(file, repeated))
 
@@ -93,11 +93,11 @@ def repeated_column_text(file: object, name: str) -> str:
 
 
 def find_columns(file: Path, rows: Sequence[TableRow], options: SourceOptions) -> Columns:
-    """Return the columns of a table, whose first row is the header unless it begins with the path of an image."""
+    """Return the columns of a table; the first row is the header, unless the row begins with the path of an image."""
     first, label_column = rows[0].cells, options.label_column
     if first[0].lower().endswith(IMAGE_SUFFIXES) and not (options.image_column or label_column):
         return _unnamed_columns(file, rows, options.labelled)
-    plain_names = [plain_column(name) for name in first]
+    plain_names = [normalise_column_name(name) for name in first]
     if options.image_column:
         image = _column_position(file, first, options.image_column, "--image-column")
     else:
@@ -106,7 +106,8 @@ def find_columns(file: Path, rows: Sequence[TableRow], options: SourceOptions) -
         label_column = "class"
     if image is None:
         raise UserError(
-            f"{file} has no known column of paths (its columns: {_quote_names(first)}): name it with --image-column."
+            f"{file} has no known column of paths; its columns are {_quote_names(first)}. Choose the column with "
+            "--image-column."
         )
     cells = [row.cells for row in rows[1:]]
     split, flags, notes = _part_columns(plain_names, first, cells)
@@ -119,45 +120,45 @@ def find_columns(file: Path, rows: Sequence[TableRow], options: SourceOptions) -
     if label is not None:
         name_column = _find_name_column(plain_names, cells, label)
         if name_column != label:
-            notes.append(f"the classes are in the column {first[name_column]!r}; {first[label]!r} has their numbers")
+            notes.append(f"the class names are in the column {first[name_column]!r}; {first[label]!r} has the numbers")
         return replace(columns, label=name_column, notes=tuple(notes))
     indicators = indicator_columns(cells, len(first), (image, split, *(column for column, _ in flags)))
     if not indicators or columns.boxes:
-        box_note = f"; {columns.boxes} describe boxes, use paucal detect" if columns.boxes else ""
+        box_note = f" ({columns.boxes} describe boxes: use paucal detect)" if columns.boxes else ""
         raise UserError(
-            f"{file} has no known column of classes, and no column of 1 and 0 for each class (its columns: "
-            f"{_quote_names(first)}{box_note}): name it with --label-column, or in paucal train a column of numbers "
-            "with --target."
+            f"{file} has no known column of classes, and no columns of 1 and 0 for each class; its columns are "
+            f"{_quote_names(first)}{box_note}. Choose the column with --label-column, or in paucal train a column of "
+            "numbers with --target."
         )
     return replace(columns, indicators=indicators)
 
 
 def find_tables(folder: Path, options: SourceOptions) -> dict[str, Path]:
-    """Return the tables that describe the images of a folder, by part; empty if there is no such table.
+    """Return the tables that describe the images of a folder, by split; empty if there is no such table.
 
-    They are the train table with the val and test tables beside it, or the only table that has a path and a class, in
-    the folder or in a subfolder called `annotations` or the like. Otherwise they are one table in each train/val/test
-    folder. The key of a table that is not of a part is "".
+    The folder itself and subfolders such as `annotations` are searched for a train table, with val and test tables
+    beside it, or for the only table with paths and classes. Otherwise each train/val/test folder is searched for one
+    table. The key of a table that does not belong to a split is "".
     """
     table_folders, part_folders = (
         [entry for entry in sorted(folder.iterdir()) if entry.name.lower() in names and entry.is_dir()]
-        for names in (FOLDERS_OF_TABLES, PARTS)
+        for names in (FOLDERS_OF_TABLES, PART_BY_WORD)
     )
     for table_folder in (folder, *table_folders):
         if (file := _find_table(table_folder, options)) is not None:
             return tables_of_set(file, options)
     tables: dict[str, Path] = {}
-    for subfolder in sorted(part_folders, key=lambda subfolder: PARTS[subfolder.name.lower()] != "train"):
-        part, table = PARTS[subfolder.name.lower()], _find_table(subfolder, options)
+    for subfolder in sorted(part_folders, key=lambda subfolder: PART_BY_WORD[subfolder.name.lower()] != "train"):
+        part, table = PART_BY_WORD[subfolder.name.lower()], _find_table(subfolder, options)
         if table is None and "train" in tables and (same_name := subfolder / tables["train"].name).exists():
             table = same_name if describes_images(same_name, options, refuse=True) else None
         if table is not None and tables.setdefault(part, table) != table:
-            raise UserError(f"{tables[part]} and {table} are both tables of {part}; keep one.")
+            raise UserError(f"{tables[part]} and {table} are both tables for {part}; keep one table.")
     return {part: tables[part] for part in ("train", "val", "test") if part in tables} if "train" in tables else {}
 
 
 def _find_table(folder: Path, options: SourceOptions) -> Path | None:
-    """Return the table in a folder that describes all images or the train images; None if there is no such table."""
+    """Return the table in a folder that describes all images or the training images; None if there is no such table."""
     files = [file for file in sorted(folder.iterdir()) if file.suffix.lower() in TABLE_SUFFIXES]
     files = [file for file in files if not file.name.startswith(".") and "submission" not in file.stem.lower()]
     tables = [file for file in files if describes_images(file, options)]
@@ -165,20 +166,21 @@ def _find_table(folder: Path, options: SourceOptions) -> Path | None:
     candidates = without_part or train_files(tables) or tables[: len(tables) == 1]
     if len(candidates) > 1:
         names = ", ".join(file.name for file in candidates)
-        raise UserError(f"{folder} has several tables of images ({names}); name one of them, such as {candidates[0]}.")
+        raise UserError(f"{folder} has several tables of images ({names}); give one table, such as {candidates[0]}.")
     return candidates[0] if candidates else None
 
 
 def tables_of_set(file: Path, options: SourceOptions) -> dict[str, Path]:
-    """Return a table, and the tables of other parts beside it, by part; the key is "" for a single table."""
-    # A test table without labels, as competitions have, is not opened.
+    """Return a table and the tables of other splits beside it, by split; the key is "" for a single table."""
+    # A test table without labels, as in competitions, is not opened.
     return files_of_set(file, lambda other: describes_images(other, options, refuse=True), "tables")
 
 
 def describes_images(file: Path, options: SourceOptions, refuse: bool = False) -> bool:
     """Return whether a file has a column of paths, and a column of classes or an indicator column for each class.
 
-    An unreadable file raises an error if `refuse`, as for a file that belongs to a set; otherwise the result is False.
+    For an unreadable file, an error is raised if `refuse` (for files that belong to a set); otherwise False is
+    returned.
     """
     if not is_regular(file) or file.stat().st_size > MAX_BYTES:
         return False
@@ -191,7 +193,7 @@ def describes_images(file: Path, options: SourceOptions, refuse: bool = False) -
     if not rows:
         return False
     names = rows[0].cells
-    plain_names = [plain_column(name) for name in names]
+    plain_names = [normalise_column_name(name) for name in names]
     if options.image_column is None:
         image = first_position(plain_names, IMAGE_COLUMNS)
     else:
@@ -208,19 +210,19 @@ def describes_images(file: Path, options: SourceOptions, refuse: bool = False) -
     )
 
 
-def plain_column(name: str) -> str:
-    """Return a column name in lower case, with "_" for white space and hyphens, as names are compared."""
+def normalise_column_name(name: str) -> str:
+    """Return a column name in lower case, with "_" for white space and hyphens, for comparison with usual names."""
     return re.sub(r"[\s-]+", "_", name.strip().lower())
 
 
 def _unnamed_columns(file: Path, rows: Sequence[TableRow], labelled: bool) -> Columns:
-    """Return the columns of a table without a header: the first is the path, and the second the class."""
+    """Return the columns of a table without a header: the first column has paths, and the second has classes."""
     first = rows[0].cells
     numbers = [cell for cell in first[1:] if re.fullmatch(r"-?\d+(\.\d+)?", cell)]
     if labelled and len(first) >= 6 and len(numbers) >= 4:  # a path, a class and four coordinates
         raise UserError(
             f"{file} has no column names, and its rows look like boxes ({', '.join(first)[:_MAX_SHOWN]}): use paucal "
-            "detect, or write rows of a path and a class."
+            "detect, or give a table with a path and a class in each row."
         )
     return Columns(0, 1 if len(first) > 1 and labelled else None, None)
 
@@ -228,7 +230,7 @@ def _unnamed_columns(file: Path, rows: Sequence[TableRow], labelled: bool) -> Co
 def _part_columns(
     plain_names: Sequence[str], names: Sequence[str], cells: Sequence[Sequence[str]]
 ) -> tuple[int | None, tuple[tuple[int, str], ...], list[str]]:
-    """Return the column of parts, or else the flag columns (see `Columns.flags`), and notes for the user."""
+    """Return the column of splits, or else the flag columns (see `Columns.flags`), and notes for the user."""
     split = first_position(plain_names, SPLIT_COLUMNS)
     flags = [
         (index, FLAG_COLUMNS[name])
@@ -237,18 +239,21 @@ def _part_columns(
     ]
     flags = flags if split is None else []
     flag_positions = [index for index, _ in flags]
-    notes = [f"the parts are in the column {names[index]!r}" for index in flag_positions]
+    notes = [f"the split is in the column {names[index]!r}" for index in flag_positions]
     unread = [
         names[index] for index, name in enumerate(plain_names) if name in FLAG_COLUMNS and index not in flag_positions
     ]
-    reason = "expected true and false, without another column of parts"
+    reason = "expected only true and false, and no other column with the split"
     notes += [f"the column {name!r} is not read: {reason}" for name in unread]
     folds = [names[index] for index, name in enumerate(plain_names) if name in FOLD_COLUMNS]
     return split, tuple(flags), [*notes, *(f"the column {name!r} is not read: use --folds" for name in folds)]
 
 
 def _find_name_column(plain_names: Sequence[str], cells: Sequence[Sequence[str]], label: int) -> int:
-    """Return the column that names the classes whose numbers are in the column `label`; else `label` itself."""
+    """Return the column with the names of the classes whose numbers are in the column `label`.
+
+    If there is no such column, or if `label` has names, `label` itself is returned.
+    """
     numbers = [row[label] for row in cells if len(row) > label]
     if not all(re.fullmatch(r"\d*(\.0)?", number) for number in numbers):
         return label
@@ -264,9 +269,9 @@ def _find_name_column(plain_names: Sequence[str], cells: Sequence[Sequence[str]]
 
 
 def _column_position(file: Path, names: Sequence[str], column: str, flag: str) -> int:
-    """Return the position of the column that the user names by a flag; refuse a missing column."""
+    """Return the position of the column that the user chose with a flag; raise a UserError if the column is missing."""
     if column not in names:
-        raise UserError(f"{flag}: {file} has no column {column!r}; it has {_quote_names(names)}.")
+        raise UserError(f"{flag}: {file} has no column {column!r}; its columns are {_quote_names(names)}.")
     return list(names).index(column)
 
 
@@ -275,5 +280,5 @@ def _quote_names(names: Sequence[str]) -> str:
 
 
 def first_position(names: Sequence[str], usual_names: Sequence[str]) -> int | None:
-    """Return the position in `names` of the first usual name that is there; None if no usual name is there."""
+    """Return the position in `names` of the first of `usual_names` that `names` contains; None if there is none."""
     return next((names.index(name) for name in usual_names if name in names), None)

@@ -17,24 +17,24 @@ from paucal.types import NoLabelsError, UserError
 JSON_LINES = (".jsonl", ".ndjson")
 TABLE_SUFFIXES = (".csv", ".tsv", *JSON_LINES)
 LIST_SUFFIX = ".txt"
-MAX_BYTES = 512 << 20
-MAX_LIST_BYTES = 256 << 20  # twice the size of a list of ImageNet's 1.3 million images
+MAX_BYTES = 512 << 20  # maximum size of a table
+MAX_LIST_BYTES = 256 << 20  # maximum size of a list, twice that of a list of ImageNet's 1.3 million images
 _DELIMITERS = ",;\t|"
 _SAMPLED_ROWS = 21  # number of rows from which the separator of columns is detected
-_MAX_SHOWN = 80  # characters of a line in a message
+_MAX_SHOWN = 80  # maximum number of characters of a line in a message
 _ENDINGS = "|".join(re.escape(suffix) for suffix in IMAGE_SUFFIXES)
 _LIST_LINE = re.compile(rf"(?P<path>\S.*?(?:{_ENDINGS}))(?:\s+(?P<label>\d{{1,9}}))?\s*", re.IGNORECASE)
 
 
 class TableRow(NamedTuple):
-    """The cells of a row, and the number of its first line in the file, from 1 (0 for the names of JSON lines)."""
+    """The cells of a row, and the number of its first line in the file, from 1; 0 for the header of JSON lines."""
 
     line: int
     cells: list[str]
 
 
 class TableRows(NamedTuple):
-    """The rows of a table with its header, if it has one, and a note on an unusual encoding ("" if it is usual)."""
+    """The rows of a table, including a header, and a note on the text encoding; "" if the encoding is Unicode."""
 
     rows: list[TableRow]
     note: str
@@ -45,11 +45,11 @@ def read_table(file: Path, max_rows: int | None = None, exact: bool = False) -> 
 
     Args:
         file: CSV, TSV or JSON-lines file.
-        max_rows: Number of rows to read at most, with the header; None for all.
-        exact: Whether white space at the ends of cells is kept, as for a file that paucal has written.
+        max_rows: Maximum number of rows to read, including the header; None for all rows.
+        exact: Whether to keep white space at the ends of cells, for files that paucal has written.
 
     Raises:
-        UserError: The file is not text, or it has an unclosed quote or a line that is not a JSON object.
+        UserError: The file is not text, or has an unclosed quote or a line that is not a JSON object.
         OSError: The file does not exist, or cannot be read.
     """
     text, _, note = read_decoded(file, MAX_BYTES)
@@ -58,9 +58,10 @@ def read_table(file: Path, max_rows: int | None = None, exact: bool = False) -> 
 
 
 def read_list(file: Path, labelled: bool, max_rows: int | None = None) -> TableRows:
-    """Read the non-empty lines of a list file as rows of two cells: a path with forward slashes, and a class number.
+    """Read the non-empty lines of a list file as rows of two cells, a path with forward slashes and a class number.
 
-    Paths may contain spaces. If not `labelled`, lines may lack the number, and the second cell of every row is "-1".
+    Paths may contain spaces. If not `labelled`, the class number may be missing in the file, and the second cell of
+    every row is "-1".
     """
     text, _, note = read_decoded(file, MAX_LIST_BYTES)
     lines = ((n, line.strip()) for n, line in enumerate(io.StringIO(text, newline=None), start=1) if line.strip())
@@ -74,20 +75,20 @@ def read_list(file: Path, labelled: bool, max_rows: int | None = None) -> TableR
             )
         rows.append(TableRow(number, [plain_path(match["path"]), str(int(match["label"])) if labelled else "-1"]))
     if not rows:
-        raise UserError(f"{file} lists no images; expected a path and a class number on each line.")
+        raise UserError(f"{file} contains no images; expected a path and a class number on each line.")
     return TableRows(rows, note)
 
 
 def _csv_rows(file: Path, text: str, exact: bool) -> Iterator[TableRow]:
-    """Yield the rows of a CSV file; an unclosed quote, which would make one cell of many lines, is refused."""
+    """Yield the rows of a CSV file; raise a UserError for an unclosed quote, which would join lines in one cell."""
     first_line, _, later_lines = text.partition("\n")
     first_line = first_line.strip().lower()
-    if first_line.startswith("sep=") and len(first_line) == 5:  # Excel writes such a line
+    if first_line.startswith("sep=") and len(first_line) == 5:  # a line that Excel recognises
         delimiter, text = first_line[4], f"\n{later_lines}"
     else:
         delimiter = _detect_delimiter(file, text)
-    # Strict parsing finds unclosed quotes, but also refuses white space after a closing quote: then lenient parsing
-    # follows, which finds an unclosed quote as a cell of several lines.
+    # Strict parsing finds unclosed quotes, but also refuses white space after a closing quote. In that case, the file
+    # is parsed again without `strict`, and an unclosed quote is recognised as a cell of several lines.
     for strict in (True, False):
         content = io.StringIO(text, newline="")
         lines = csv.reader(content, delimiter=delimiter, skipinitialspace=not exact, strict=strict)
@@ -104,23 +105,24 @@ def _csv_rows(file: Path, text: str, exact: bool) -> Iterator[TableRow]:
                 continue
             if "unexpected end" not in str(problem):
                 raise UserError(
-                    f"line {row_line} of {file} cannot be read ({problem}): save it as CSV again."
+                    f"line {row_line} of {file} cannot be read ({problem}): save the file as CSV again."
                 ) from None
             unclosed_line = row_line
         if unclosed_line:
             raise UserError(
-                f'line {unclosed_line} of {file} has a quote (") that is not closed: close it, or double it.'
+                f'line {unclosed_line} of {file} has a quote (") that is not closed: add the closing quote, or write '
+                'the quote as "".'
             )
         yield from rows
         return
 
 
 def _detect_delimiter(file: Path, text: str) -> str:
-    """Return the separator of columns with which most sampled rows have as many cells as the first, at least two."""
+    """Return the column separator with which most sampled rows have as many cells as the first row, at least two."""
     delimiters = "\t,;|" if file.suffix.lower() == ".tsv" else _DELIMITERS
 
     def count_cells(delimiter: str) -> tuple[int, int]:
-        """Return the number of rows that have as many cells as the first row, and this number of cells."""
+        """Return the number of rows with as many cells as the first row, and the number of cells of the first row."""
         lines = csv.reader(io.StringIO(text[: 1 << 20], newline=""), delimiter=delimiter, skipinitialspace=True)
         try:
             widths = [len(row) for row in islice(filter(any, lines), _SAMPLED_ROWS)]
@@ -128,11 +130,11 @@ def _detect_delimiter(file: Path, text: str) -> str:
             return 0, 0
         return (widths.count(widths[0]), widths[0]) if widths and widths[0] > 1 else (0, 0)
 
-    return max(delimiters, key=count_cells)  # the first of several with equal counts
+    return max(delimiters, key=count_cells)  # the first separator if counts are equal
 
 
 def _json_rows(file: Path, text: str) -> Iterator[TableRow]:
-    """Yield a row with all names in the objects of a JSON-lines file, then one row for each object."""
+    """Yield a header with all names in the objects of a JSON-lines file, then a row for each object."""
     objects: list[tuple[int, dict[str, object]]] = []
     for number, line in enumerate(io.StringIO(text), start=1):
         if not line.strip():
@@ -153,7 +155,7 @@ def _json_rows(file: Path, text: str) -> Iterator[TableRow]:
 
 
 def _json_cell(value: object) -> str:
-    """Return a JSON value as the text of a cell: strings as they are, "" for null, other values as JSON."""
+    """Return a JSON value as the text of a cell: strings without outer white space, "" for null, others as JSON."""
     if value is None or isinstance(value, str):
         return (value or "").strip()
     return json.dumps(value, ensure_ascii=False)

@@ -1,6 +1,6 @@
-"""Opens the images that a table (`image_path,label`) or a list file (`cat/1.jpg 0`) describes, one image per row.
+"""Opens the images in the rows of a table (`image_path,label`) or a list file (`cat/1.jpg 0`).
 
-A list file has no header, and its two columns are a path and a class number.
+A list file has no header; each line has a path and a class number.
 """
 
 from collections.abc import Mapping, Sequence
@@ -33,14 +33,14 @@ from paucal.data.sources.table_columns import (
     repeated_column_text,
 )
 from paucal.data.sources.table_rows import LIST_SUFFIX, MAX_LIST_BYTES, TableRow, read_list, read_table
-from paucal.data.splits.part_names import PARTS, files_of_set, part_name, train_files
+from paucal.data.splits.part_names import PART_BY_WORD, files_of_set, part_name, train_files
 from paucal.data.splits.split import held_out_part
 from paucal.data.stores import FileStore
 from paucal.reading import is_regular
 from paucal.types import UserError
-from paucal.wording import counted, was
+from paucal.wording import counted, was_or_were
 
-_MAX_SHOWN = 80  # characters of a cell in a message
+_MAX_SHOWN = 80  # maximum number of characters of a cell in a message
 
 
 class _Tables(NamedTuple):
@@ -55,11 +55,11 @@ class _LocatedRows(NamedTuple):
     """The rows of a set after their image files were located.
 
     Attributes:
-        rows: One row per image, with its key.
+        rows: One row for each image, with the image's key.
         folder: Folder that the keys are relative to.
         notes: Sentences for the user on how files were located.
-        conflicts: Two rows of one image that differ in a further column, by the table and the position of that column
-            among the further columns.
+        conflicts: Two rows of one image that have different cells in a further column, by the table and the position of
+            this column among the further columns.
     """
 
     rows: list[ListedImage]
@@ -69,14 +69,14 @@ class _LocatedRows(NamedTuple):
 
 
 def open_tables(files: dict[str, Path], options: SourceOptions) -> ImageSet:
-    """Open the CSV, TSV or JSON-lines files of the parts of one set.
+    """Open the CSV, TSV or JSON-lines files of the splits of one set.
 
-    The first row is the header; without a header the first two columns are the path and the class. Classes are
-    numbered in lexicographic order over all tables. The `split.csv` of a run is such a table too. If a cell names
-    several classes (`cat;dog`), or each class has a column of 1 and 0 (`labels.py`), the set is multi-label.
+    The first row is the header; if there is no header, the first two columns are the path and the class. Classes are
+    numbered in lexicographic order over all tables. The `split.csv` of a run is also a supported table. If a cell has
+    several class names (`cat;dog`), or each class has a column of 1 and 0 (`labels.py`), the set is multi-label.
 
     Args:
-        files: Table of each part, as `find_tables` returns them; the key is "" for a single table.
+        files: Table of each split, as returned by `find_tables`; the key is "" for a single table.
         options: Options for opening the tables.
     """
     tables, is_multi_label, label_source = _name_classes(_read_tables(files, options), options)
@@ -87,7 +87,7 @@ def open_tables(files: dict[str, Path], options: SourceOptions) -> ImageSet:
     located = _locate_rows(tables.rows, options.root, columns.boxes)
     rows, notes = _with_parts_of_folders(located.rows)
     if columns.boxes:
-        notes.append(f"the boxes ({columns.boxes}) are not read, only one label per image")
+        notes.append(f"only one label per image is read; the boxes ({columns.boxes}) are not read")
     located = located._replace(rows=rows, notes=[*located.notes, *notes])
     labels = Labels.none(len(rows))
     if columns.indicators:
@@ -99,7 +99,10 @@ def open_tables(files: dict[str, Path], options: SourceOptions) -> ImageSet:
 
 
 def _with_further_columns(images: ImageSet, located: _LocatedRows, columns: Mapping[Path, Columns]) -> ImageSet:
-    """Return the set with the further columns of its tables; a column is empty for the images of tables without it."""
+    """Return the set with the further columns of its tables.
+
+    If a table lacks a column of another table, the column is empty for its images.
+    """
     names_of = {file: [columns.names[index] for index in columns.further_columns] for file, columns in columns.items()}
     positions = {file: {name: n for n, name in enumerate(names)} for file, names in names_of.items()}
     problems = {
@@ -120,17 +123,17 @@ def _with_further_columns(images: ImageSet, located: _LocatedRows, columns: Mapp
 
 
 def _read_tables(files: dict[str, Path], options: SourceOptions) -> _Tables:
-    """Return the rows of all tables, except rows whose part is "unused" (as in the `split.csv` of a run)."""
+    """Return the rows of all tables, except rows whose split is "unused" (as in the `split.csv` of a run)."""
     tables = _Tables([], [], [])
     for part, file in files.items():
         rows, columns = _read_table(file, options, part, tables.notes)
         if tables.columns and columns.classes != tables.columns[0].classes:
             first = next(iter(files.values())).name
-            raise UserError(f"{file} has other columns of classes than {first}: give both the same columns.")
+            raise UserError(f"{file} has other columns of classes than {first}: give both tables the same columns.")
         tables.rows.extend(row for row in rows if row.part != "unused")
         tables.columns.append(columns)
         if unused := sum(row.part == "unused" for row in rows):
-            tables.notes.append(f"{counted(unused, 'unused image')} of {file.name} {was(unused)} left out")
+            tables.notes.append(f"{counted(unused, 'unused image')} of {file.name} {was_or_were(unused)} left out")
     return tables
 
 
@@ -143,13 +146,13 @@ def _read_table(
     except FileNotFoundError:
         raise UserError(f"{file} does not exist; check the path.") from None
     if not rows:
-        raise UserError(f"{file} is empty; expected a row of names such as 'image_path,label', then a row per image.")
+        raise UserError(f"{file} is empty; expected a header such as 'image_path,label', then a row for each image.")
     width = len(rows[0].cells)
     for row in rows:
         if len(row.cells) < width or any(row.cells[width:]):
             raise UserError(
-                f"line {row.line} of {file} has {counted(len(row.cells), 'cell')}, but the first has {width}: correct "
-                "it, and put quotes around names that contain the separator."
+                f"line {row.line} of {file} has {counted(len(row.cells), 'cell')}, but the first line has {width}: "
+                "correct the line, and put quotes around names that contain the separator."
             )
     columns = find_columns(file, rows, options)
     used = [columns.image, columns.label, columns.split, *(column for column, _ in columns.flags)]
@@ -162,22 +165,23 @@ def _read_table(
 def _listed_image(
     file: Path, row: TableRow, columns: Columns, further: Sequence[int], part_of_file: str
 ) -> ListedImage:
-    """Return the image that a row describes; the row's own part takes precedence over that of its file."""
+    """Return the image that a row describes; a split in the row takes precedence over the split of the file."""
     cells, path = row.cells, row.cells[columns.image]
     label = "" if columns.label is None else cells[columns.label]
     if not path:
-        raise UserError(f"line {row.line} of {file} has no path: give one, or remove the line.")
+        raise UserError(f"line {row.line} of {file} has no path: add the path of the image, or remove the line.")
     if "\n" in path or "\n" in label:
         raise UserError(
-            f'line {row.line} of {file} has a quote (") that is only closed lines later: close it in its line.'
+            f'line {row.line} of {file} has a quote (") that is closed only in a later line: close the quote in line '
+            f"{row.line}."
         )
     part = part_of_file
     if columns.split is not None and (word := cells[columns.split].lower()):
-        if word not in PARTS and word != "unused":
+        if word not in PART_BY_WORD and word != "unused":
             raise UserError(
-                f"line {row.line} of {file} has the part {word[:_MAX_SHOWN]!r}; expected train, val or test."
+                f"line {row.line} of {file} has the split {word[:_MAX_SHOWN]!r}; expected train, val or test."
             )
-        part = PARTS.get(word, word)
+        part = PART_BY_WORD.get(word, word)
     if columns.flags:
         part = next((part for column, part in columns.flags if FLAGS[cells[column].lower()]), "train")
     further_cells, indicators = (
@@ -190,8 +194,8 @@ def _name_classes(tables: _Tables, options: SourceOptions) -> tuple[_Tables, boo
     """Split the label cells into class names, and leave out rows without a label.
 
     Returns:
-        The tables with class names in their rows, whether the set is multi-label, and a text for a note that says how
-        labels are separated.
+        The tables with class names in their rows, whether the set is multi-label, and a text for a note on how labels
+        are separated.
     """
     if not options.labelled or tables.columns[0].indicators:
         return tables, True, ""
@@ -199,7 +203,7 @@ def _name_classes(tables: _Tables, options: SourceOptions) -> tuple[_Tables, boo
     lists = labels_in_lists(cells) if options.separator is None else None
     separator = "" if lists is not None else find_separator(cells, options.separator)
     names = [split_names(cell, separator) for cell in cells] if lists is None else lists
-    # If cells may have several names, an empty cell means that the image is of no class, and "nan" that it is unknown.
+    # If cells may have several names, an empty cell means that the image is of no class; "nan" means an unknown label.
     has_label = [bool(cell) or bool(separator and not row.label) for cell, row in zip(cells, tables.rows, strict=True)]
     rows = [row._replace(names=tuple(row_names)) for row, row_names in zip(tables.rows, names, strict=True)]
     labelled_rows = list(compress(rows, has_label))
@@ -208,33 +212,37 @@ def _name_classes(tables: _Tables, options: SourceOptions) -> tuple[_Tables, boo
     if n_unlabelled := len(rows) - len(labelled_rows):
         unlabelled = compress(rows, np.logical_not(has_label))
         cells_text = ", ".join(sorted({row.label for row in unlabelled} - {""}))
-        note = f"{counted(n_unlabelled, 'row')} without a label {was(n_unlabelled)} left out"
+        note = f"{counted(n_unlabelled, 'row')} without a label {was_or_were(n_unlabelled)} left out"
         notes = [*notes, f"{note} ({cells_text})" if cells_text else note]
     source = "lists in cells" if lists is not None else describe_separator(cells, separator)
     return _Tables(labelled_rows, tables.columns, notes), is_multi_label, source
 
 
 def _with_parts_of_folders(rows: list[ListedImage]) -> tuple[list[ListedImage], list[str]]:
-    """Return the rows and no note if they have parts; otherwise the rows with the parts of their folders and a note."""
+    """Return rows with the splits that the folders of the images are named after, and a note.
+
+    If rows already have splits, or the folders are not named after splits, the rows are returned unchanged, without a
+    note.
+    """
     keys = [row.key for row in rows]
     folders = parts_of(keys)
     if any(row.part for row in rows) or not all(folders) or not {"train"} < set(folders):
         return rows, []
     rows = [row._replace(part=part) for row, part in zip(rows, folders, strict=True)]
-    return rows, [f"the parts are the folders of the images ({', '.join(sorted({k.split('/')[0] for k in keys}))})"]
+    return rows, [f"the splits are the folders of the images ({', '.join(sorted({k.split('/')[0] for k in keys}))})"]
 
 
 def open_list(file: Path, options: SourceOptions) -> ImageSet:
-    """Open a list file, such as DomainNet's `real_train.txt`, with the lists of the other parts beside it.
+    """Open a list file, such as DomainNet's `real_train.txt`, with the lists of the other splits beside it.
 
-    A line has a path, which may contain spaces, and a class number. A train list (`real_train.txt`, `train.txt`) is
-    opened with the val and test lists of the same name beside it, and each list is a part. Any other list is opened
-    alone, and its images have no part. Labels are numbered over all lists, in the order of the numbers in the
-    lists, so they do not depend on classes that are missing in a part. If there is one folder of images per class and
-    one class per folder, a class has the name of its folder; otherwise its name is its number in the lists.
+    Each line has a path, which may contain spaces, and a class number. A train list (`real_train.txt`, `train.txt`) is
+    opened with the val and test lists of the same name beside it, and each list is a split. Any other list is opened
+    alone, and declares no split. Labels are numbered over all lists, in the order of the class numbers in the lists, so
+    labels do not depend on classes that are missing in a split. If each class has one folder of images, and each folder
+    one class, classes are named after the folders; otherwise the class numbers are the names.
 
     Raises:
-        UserError: A line does not have this form, or its path leads out of the root; an image is listed with two parts
+        UserError: A line does not have this form, or has a path outside of the root; an image is listed with two splits
             or labels; or the first image does not exist.
     """
     lists = files_of_set(file, lambda other: True, "lists")
@@ -253,7 +261,7 @@ def open_list(file: Path, options: SourceOptions) -> ImageSet:
 
 
 def _classes_of_numbers(rows: Sequence[ListedImage], numbers: Sequence[int]) -> tuple[str, ...]:
-    """Return class names: the folders of the images if each class has one folder of its own, else the class numbers."""
+    """Return the class names: the folders of the images if each class has its own folder, else the class numbers."""
     folders: dict[str, set[str]] = {}
     for row in rows:
         folders.setdefault(row.names[0], set()).add(row.key.rpartition("/")[0].rpartition("/")[2])
@@ -263,10 +271,10 @@ def _classes_of_numbers(rows: Sequence[ListedImage], numbers: Sequence[int]) -> 
 
 
 def find_train_list(folder: Path, root: Path | None = None) -> Path | None:
-    """Return the train list in a folder; None if there is none.
+    """Return the train list in a folder; None if there is no train list.
 
-    A file is a train list if it has the name of one, its first line has a path and a class number, and the image of
-    that line exists where `open_list` searches for it.
+    A file is a train list if it is named like a train list, the first line has a path and a class number, and
+    `open_list` would find the image in this line.
     """
     lists = train_files([file for file in sorted(folder.glob(f"[!.]*{LIST_SUFFIX}")) if _is_list(file, root)])
     if len(lists) > 1:
@@ -276,7 +284,7 @@ def find_train_list(folder: Path, root: Path | None = None) -> Path | None:
 
 
 def _is_list(file: Path, root: Path | None, labelled: bool = True) -> bool:
-    """Return whether a file is a list with a part in its name, and its first image exists."""
+    """Return whether a file is a list that is named after a split, and the first image in the list exists."""
     part = part_name(file).part
     if not part or not is_regular(file) or file.stat().st_size > MAX_LIST_BYTES:
         return False
@@ -288,21 +296,22 @@ def _is_list(file: Path, root: Path | None, labelled: bool = True) -> bool:
 
 
 def hold_out_listed(images: ImageSet, folder: Path, root: Path | None = None) -> ImageSet:
-    """Return an unlabelled set with the part "test" for the images in the test lists of its folder.
+    """Return an unlabelled set in which the images in the test lists of the folder are test images.
 
-    If a train list has a val list but no test list beside it, the val list is the test list, as in `make_split`. If the
-    folder has several train lists with test lists, all test lists are used, since a later run may be trained on any.
+    If there is a val list but no test list beside a train list, the val list is used as test list, as in `make_split`.
+    If the folder has several train lists with test lists, all test lists are used, since a later run may be trained on
+    any of the train lists.
 
     Args:
         images: Unlabelled images of the folder.
         folder: Folder that may have list files.
-        root: Folder that the paths in the lists are relative to; None to find it.
+        root: Folder that the paths in the lists are relative to; None to find this folder.
     """
     lists = [file for file in sorted(folder.glob(f"[!.]*{LIST_SUFFIX}")) if _is_list(file, root, False)]
     names = {file: part_name(file) for file in lists}
     parts: dict[tuple[str, ...], set[str]] = {}
     for name in names.values():
-        parts.setdefault(name.others, {""}).add(name.part)  # "" is the part of images that are in no list
+        parts.setdefault(name.others, {""}).add(name.part)  # "" is the split of images that are in no list
     test_lists = [file for file, name in names.items() if name.part == held_out_part(parts[name.others])]
     if not test_lists:
         return images
@@ -322,7 +331,7 @@ def hold_out_listed(images: ImageSet, folder: Path, root: Path | None = None) ->
 def _locate_rows(rows: Sequence[ListedImage], root: Path | None, boxes: str = "") -> _LocatedRows:
     """Find the image file of each row, and leave out rows that repeat an earlier row.
 
-    `boxes` has the names of columns of boxes, for a message; "" if there are none.
+    `boxes` has the names of the columns of boxes, for a message; "" if there are no such columns.
     """
     located = locate(rows, root)
     row_of_key: dict[str, ListedImage] = {}
@@ -336,19 +345,19 @@ def _locate_rows(rows: Sequence[ListedImage], root: Path | None, boxes: str = ""
             conflicts |= {(row.file, n): (first, row) for n, (cell, other) in enumerate(cells) if cell != other}
     notes = list(located.notes)
     if repeated := len(rows) - len(row_of_key):
-        notes.append(f"{counted(repeated, 'repeated row')} of {rows[0].file.name} {was(repeated)} left out")
+        notes.append(f"{counted(repeated, 'repeated row')} of {rows[0].file.name} {was_or_were(repeated)} left out")
     return _LocatedRows(list(row_of_key.values()), located.folder, notes, conflicts)
 
 
 def _conflict_error(key: str, first: ListedImage, second: ListedImage, boxes: str) -> UserError:
-    """Return the error for two rows of one image that have different labels or parts."""
+    """Return the error for two rows of one image that have different labels or splits."""
     if boxes:
         return UserError(
-            f"{second.file} has several rows for {key[:_MAX_SHOWN]!r}, and columns of boxes ({boxes}): use paucal "
+            f"{second.file} has several rows for {key[:_MAX_SHOWN]!r}, and has columns of boxes ({boxes}): use paucal "
             "detect, or give each image one row."
         )
     return UserError(
-        f"{key[:_MAX_SHOWN]!r} is in {_lines_text(first, second)} with different labels or parts; "
+        f"{key[:_MAX_SHOWN]!r} is in {_lines_text(first, second)} with different labels or splits; "
         "keep one of the lines."
     )
 
@@ -362,7 +371,7 @@ def _lines_text(first: ListedImage, second: ListedImage) -> str:
 def _image_set(files: Mapping[str, Path], located: _LocatedRows, labels: Labels, notes: Sequence[str]) -> ImageSet:
     """Return the set of the images of all rows."""
     file = next(iter(files.values()))
-    in_folders = len({path.parent for path in files.values()}) > 1  # each part has a folder with its table
+    in_folders = len({path.parent for path in files.values()}) > 1  # each split has its own folder with a table
     name = part_name(file)
     title = (name.title or file.resolve().parent.name) if name.part == "train" else file.stem
     keys = [row.key for row in located.rows]

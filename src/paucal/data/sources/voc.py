@@ -1,4 +1,4 @@
-"""PASCAL VOC's layout for classification: `ImageSets/Main/cat_train.txt` marks each image as with or without a cat."""
+"""PASCAL VOC's layout for classification: `ImageSets/Main/cat_train.txt` tells for each image if it shows a cat."""
 
 import io
 import re
@@ -10,31 +10,31 @@ from paucal.data.images import UNKNOWN, ImageSet
 from paucal.data.sources.labels import multi_label_notes
 from paucal.data.sources.locating import FileFinder, leads_out, plain_path
 from paucal.data.sources.suffixes import IMAGE_SUFFIXES
-from paucal.data.splits.part_names import PARTS, TRAINVAL
+from paucal.data.splits.part_names import PART_BY_WORD, TRAINVAL
 from paucal.data.stores import FileStore
 from paucal.reading import read_decoded
 from paucal.types import UserError
-from paucal.wording import counted, was
+from paucal.wording import counted, was_or_were
 
 LISTS, IMAGES = Path("ImageSets/Main"), Path("JPEGImages")
-MAX_LIST_BYTES = 256 << 20
-_MULTI_HOT_OF_MARK = {1: 1, 0: UNKNOWN, -1: 0}  # 0 in a list means "difficult"
+MAX_LIST_BYTES = 256 << 20  # maximum size of a list
+_MULTI_HOT_OF_MARK = {1: 1, 0: UNKNOWN, -1: 0}  # label for each mark in a list, in which 0 means "difficult"
 _LINE = re.compile(r"(?P<image>\S.*?)\s+(?P<mark>-?[01])")
 
 
 def is_voc(folder: Path) -> bool:
-    """Return whether a folder has the folder of images and the lists of classes that PASCAL VOC has."""
+    """Return whether a folder has a folder of images and lists of classes, as PASCAL VOC has."""
     return (folder / IMAGES).is_dir() and bool(_list_files(folder))
 
 
 def open_voc(root: Path, labelled: bool = True) -> ImageSet:
-    """Open the images in the lists `<class>_<part>.txt`, which mark each image with 1, 0 (difficult) or -1.
+    """Open the images in the lists `<class>_<split>.txt`, which mark each image with 1, 0 (difficult) or -1.
 
-    If any image is in several classes, the set is multi-label: an image may have any number of labels, and a difficult
-    class is an unknown label, as in VOC's evaluation. Otherwise each image has one label, and images without a class
-    are left out.
+    If any image is in several classes, the set is multi-label: an image may have any number of labels, and the label of
+    a class marked "difficult" is unknown, as in VOC's evaluation. Otherwise each image has one label, and images
+    without a class are left out.
     """
-    marks: dict[str, dict[str, int]] = {}  # by image, then by class
+    marks: dict[str, dict[str, int]] = {}  # mark of each image for each class, by image, then by class
     parts: dict[str, str] = {}
     encoding_notes: dict[str, None] = {}
     for file, name, part in _list_files(root):
@@ -42,10 +42,13 @@ def open_voc(root: Path, labelled: bool = True) -> ImageSet:
         encoding_notes |= {note: None} if note else {}
         for image, mark in rows_of_list:
             if parts.setdefault(image, part) != part:
-                raise UserError(f"{image!r} is in the lists of {parts[image]} and {part} of {root}; keep it in one.")
+                raise UserError(
+                    f"{image!r} is in the lists for {parts[image]} and {part} in {root}; keep the image in one list."
+                )
             if (first_mark := marks.setdefault(image, {}).setdefault(name, mark)) != mark:
                 raise UserError(
-                    f"{image!r} has the marks {first_mark} and {mark} for {name!r} in the lists of {root}; keep one."
+                    f"{image!r} has the marks {first_mark} and {mark} for {name!r} in the lists in {root}; keep one "
+                    "mark."
                 )
     classes_of = {image: {name for name, mark in row.items() if mark == 1} for image, row in marks.items()}
     is_multi_label = labelled and any(len(names) > 1 for names in classes_of.values())
@@ -53,13 +56,13 @@ def open_voc(root: Path, labelled: bool = True) -> ImageSet:
     kept_images = sorted(set(classes_of) - set(unlabelled))
     notes = list(encoding_notes)
     if unlabelled:
-        notes.append(f"{counted(len(unlabelled), 'image')} without a class {was(len(unlabelled))} left out")
+        notes.append(f"{counted(len(unlabelled), 'image')} without a class {was_or_were(len(unlabelled))} left out")
     finder = FileFinder((root / IMAGES).resolve())
     files = {image: _find_image_file(finder, image, root) for image in kept_images}
     missing = [image for image in kept_images if not files[image]]
     if missing or not kept_images:
         problem = f"lack {missing[0]!r}, which is in the lists" if missing else "have no class in the lists"
-        raise UserError(f"the images of {root / IMAGES} {problem}; restore them.")
+        raise UserError(f"the images in {root / IMAGES} {problem}; restore the original files.")
     classes = tuple(sorted({name for image in kept_images for name in classes_of[image]})) if labelled else ()
     number = {name: index for index, name in enumerate(classes)}
     keys = [f"{IMAGES}/{files[image]}" for image in kept_images]
@@ -85,16 +88,16 @@ def open_voc(root: Path, labelled: bool = True) -> ImageSet:
 
 
 def _list_files(root: Path) -> list[tuple[Path, str, str]]:
-    """Return the list files of a set, each with the class and the part (train, val or test) in its name."""
+    """Return the list files of a set, each with the class and the split (train, val or test) in its name."""
     files = sorted((root / LISTS).glob("[!.]*.[tT][xX][tT]"))
     name_parts = [(file, *file.stem.rpartition("_")[::2]) for file in files]
-    lists = [(file, name, part.lower()) for file, name, part in name_parts if name and part.lower() in PARTS]
-    has_train_list = any(part != TRAINVAL and PARTS[part] == "train" for _, _, part in lists)
-    return [(file, name, PARTS[part]) for file, name, part in lists if not (has_train_list and part == TRAINVAL)]
+    lists = [(file, name, part.lower()) for file, name, part in name_parts if name and part.lower() in PART_BY_WORD]
+    has_train_list = any(part != TRAINVAL and PART_BY_WORD[part] == "train" for _, _, part in lists)
+    return [(file, name, PART_BY_WORD[part]) for file, name, part in lists if not (has_train_list and part == TRAINVAL)]
 
 
 def _read_list(file: Path) -> tuple[list[tuple[str, int]], str]:
-    """Return the images of a list with their marks (1, 0 or -1), and a note on the encoding of the file."""
+    """Return the images in a list with their marks (1, 0 or -1), and a note on the encoding of the file."""
     rows, (text, _, note) = [], read_decoded(file, MAX_LIST_BYTES)
     for number, line in enumerate(io.StringIO(text, newline=None), start=1):
         match = _LINE.fullmatch(line.strip())
@@ -106,7 +109,7 @@ def _read_list(file: Path) -> tuple[list[tuple[str, int]], str]:
 
 
 def _image_name(text: str) -> str:
-    """Return the name of an image as VOC writes it, without the folder and the suffix that some programs add."""
+    """Return the name of an image in VOC's form, without the folder and the suffix that some programs add."""
     name = plain_path(text).removeprefix(f"{IMAGES}/")
     return name[: -len(Path(name).suffix)] if name.lower().endswith(IMAGE_SUFFIXES) else name
 

@@ -1,4 +1,4 @@
-"""Splits that keep each group (frames of a video, slices of a patient) in one part; iterative stratification."""
+"""Splits that keep each group (frames of a video, slices of a patient) together, and iterative stratification."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -17,35 +17,36 @@ from paucal.types import UserError
 from paucal.wording import counted
 
 DUPLICATES = "duplicates"
-_MIN_MATCHED_SHARE = 0.5  # share of the names that a pattern must match
-_MAX_PATTERN_LENGTH = 300  # characters
+_MIN_MATCHED_FRACTION = 0.5  # fraction of the image names that a pattern must match
+_MAX_PATTERN_LENGTH = 300  # maximum length of a pattern in characters
 
 
 def group_numbers(images: ImageSet, by: str) -> NDArray[np.int64]:
-    """Return the (N,) number of the group of each image.
+    """Return the (N,) group number of each image.
 
     Args:
         images: N images.
         by: Column of the table that the set was read from; "duplicates" to group images that are equal or look alike;
-            or a regular expression whose first group (or full match, if it has no group) is the name of the group. An
-            image whose key does not match is a group of its own.
+            or a regular expression for the keys of the images, whose first capturing group (or full match, if there is
+            no capturing group) is the name of the image's group. An image whose key does not match is a group of its
+            own.
     """
     if by in images.columns:
         if n_missing := sum(is_missing(cell.strip()) for cell in images.cells(by)):
             raise UserError(
-                f"--group-by: {n_missing} of {counted(len(images), 'image')} have no {by!r}, so their groups are "
-                "unknown: fill in the column, or leave these images out"
+                f"--group-by: {n_missing} of {counted(len(images), 'image')} have no value in the column {by!r}, so "
+                "their groups are unknown: fill in the column, or remove these images."
             )
         return np.unique(np.asarray(images.columns[by], dtype=object).astype(str), return_inverse=True)[1]
     if by == DUPLICATES:
         if images.stream is not None:
             raise UserError(
-                "--group-by duplicates compares all images before the run, but images in shards are read during it: "
-                "remove the copies that 'paucal check' finds, or group by a pattern in the names"
+                "--group-by duplicates compares all images before the run, but images in shards are read during the "
+                "run: remove the copies that 'paucal check' finds, or group by a pattern in the names."
             )
         return _copy_groups(images)
     if len(by) > _MAX_PATTERN_LENGTH:
-        raise UserError(f"--group-by has {len(by)} characters; give a shorter pattern, or the name of a column")
+        raise UserError(f"--group-by has {len(by)} characters; give a shorter pattern, or the name of a column.")
     columns = f"; the columns are {', '.join(images.columns)}" if images.columns else ""
     try:
         names = [group_name(key, by) for key in images.keys]
@@ -53,10 +54,10 @@ def group_numbers(images: ImageSet, by: str) -> NDArray[np.int64]:
         text = f"--group-by: {by!r} is neither a column nor a regular expression ({problem}){columns}"
         raise UserError(text) from None
     matches = sum(name is not None for name in names)
-    if matches < _MIN_MATCHED_SHARE * len(names):
+    if matches < _MIN_MATCHED_FRACTION * len(names):
         raise UserError(
-            f"--group-by: {by!r} is not a column and matches {matches} of {len(names)} names (such as "
-            f"{images.keys[0]!r}){columns}; give a pattern that most names match, such as 'patient[0-9]+'"
+            f"--group-by: {by!r} is not a column, and as a pattern matches only {matches} of {len(names)} names (such "
+            f"as {images.keys[0]!r}){columns}; give a pattern that most names match, such as 'patient[0-9]+'."
         )
     pairs = zip(names, images.keys, strict=True)
     group_names = [f"image {key}" if name is None else f"group {name}" for name, key in pairs]
@@ -75,52 +76,55 @@ def _copy_groups(images: ImageSet) -> NDArray[np.int64]:
 def cut_groups(
     images: ImageSet, parts: NDArray[np.str_], cut: Mapping[str, float], seed: int, groups: NDArray[np.int64]
 ) -> NDArray[np.str_]:
-    """Move whole groups of the train part to the parts of `cut`, so that each gets about its share of every class.
+    """Move whole groups of training images to other splits, so that each gets about its fraction of every class.
 
-    Groups are visited in an order that depends on the seed, large ones first; a group moves if that brings the number
-    of images per class of its new part closer to the intended share.
+    Groups are visited from the largest to the smallest, and groups of equal size in a random order. A group moves if
+    the number of images per class in the new split then comes closer to the intended fraction.
 
     Args:
         images: N images.
-        parts: (N,) parts before the cut.
-        cut: Share of the images that each part gets from the train part.
-        seed: Seed of the order.
-        groups: (N,) number of the group of each image.
+        parts: (N,) split of each image before the move.
+        cut: Fraction of the training images that moves to each split, by the name of the split.
+        seed: Seed of the random order.
+        groups: (N,) group number of each image.
     """
     parts, n_classes = parts.copy(), max(1, len(images.classes))
     pool = np.flatnonzero(parts == "train")
     refuse_divided_groups(parts, groups)
     members = {group: pool[groups[pool] == group] for group in np.unique(groups[pool]).tolist()}
-    cut_parts = {part: share for part, share in cut.items() if share > 0}
+    cut_parts = {part: fraction for part, fraction in cut.items() if fraction > 0}
     if len(members) <= len(cut_parts):
         raise UserError(
-            f"--group-by gives {counted(len(members), 'group')}, too few for {len(cut_parts) + 1} parts: "
-            "give a finer pattern or column"
+            f"--group-by gives {counted(len(members), 'group')}, too few for {len(cut_parts) + 1} splits: "
+            "give a pattern or column with more groups."
         )
     order = np.random.default_rng(derive_seed(seed, len(members))).permutation(list(members))
     order = sorted(order.tolist(), key=lambda group: -len(members[group]))
     counts = {group: _class_counts(images, positions, n_classes) for group, positions in members.items()}
     total = _class_counts(images, pool, n_classes)
     remaining_counts = total.copy()
-    for n_later, (part, share) in zip(reversed(range(len(cut_parts))), cut_parts.items(), strict=True):
+    for n_later, (part, fraction) in zip(reversed(range(len(cut_parts))), cut_parts.items(), strict=True):
         moved_groups = _choose_groups(
-            total * share, remaining_counts, counts, [group for group in order if group in counts]
+            total * fraction, remaining_counts, counts, [group for group in order if group in counts]
         )
-        while len(moved_groups) > 1 and not _leaves_enough(remaining_counts, counts, moved_groups, n_later):
+        while len(moved_groups) > 1 and not _leaves_enough_groups(remaining_counts, counts, moved_groups, n_later):
             moved_groups.pop()
         for group in moved_groups:
             parts[members[group]] = part
             remaining_counts = remaining_counts - counts.pop(group)
         if not moved_groups:
             raise UserError(
-                f"--group-by: no group can become the {part} part, since each has all remaining images of a class "
-                f"({counted(len(members), 'group')}): give a finer pattern, or more groups"
+                f"--group-by: no group can move to the {part} split, since each group has all remaining training "
+                f"images of a class ({counted(len(members), 'group')}): give a pattern or column with more groups."
             )
     return parts
 
 
 def _class_counts(images: ImageSet, positions: NDArray[np.int64], n_classes: int) -> NDArray[np.int64]:
-    """Return the number of images per class: one class if unlabelled; multi-hot with a further class "no label"."""
+    """Return the number of images per class, as an array.
+
+    Unlabelled images count as one class. With multi-hot labels, images without a label count as an additional class.
+    """
     if images.multi_hot is None:
         return np.bincount(np.maximum(images.labels[positions], 0), minlength=n_classes)
     n_unlabelled = (images.multi_hot[positions] != 1).all(1).sum()
@@ -133,10 +137,16 @@ def _choose_groups(
     counts: Mapping[int, NDArray[np.int64]],
     order: list[int],
 ) -> list[int]:
-    """Return groups that bring the (K,) images per class of a part close to `target_counts`.
+    """Return groups whose (K,) number of images per class is together close to `target_counts`.
 
-    If no group does, the smallest possible one is returned. Every class keeps a training image. `order` has the groups
-    to choose from, and `counts` their images per class.
+    If no group brings the number closer, the smallest group that can move is returned. A group can move if every class
+    keeps a training image.
+
+    Args:
+        target_counts: (K,) intended number of images per class.
+        remaining_counts: (K,) number of remaining training images per class.
+        counts: (K,) number of images per class of each group.
+        order: Groups to choose from, in the order in which they are tried.
     """
     moved_groups, reached_counts = [], np.zeros(len(target_counts))
     for group in order:
@@ -148,60 +158,60 @@ def _choose_groups(
     return moved_groups or [group for group in reversed(order) if _keeps_classes(remaining_counts, counts[group])][:1]
 
 
-def _leaves_enough(
+def _leaves_enough_groups(
     remaining_counts: NDArray[np.int64], counts: Mapping[int, NDArray[np.int64]], moved_groups: list[int], parts: int
 ) -> bool:
-    """Return whether each of the `parts` that are cut later can still get a group after `moved_groups` have moved."""
+    """Return whether at least `parts` groups can still move to further splits after `moved_groups` have moved."""
     after_move = remaining_counts - sum(counts[group] for group in moved_groups)
     return sum(_keeps_classes(after_move, counts[group]) for group in counts.keys() - moved_groups) >= parts
 
 
 def _keeps_classes(remaining_counts: NDArray[np.int64], moved: NDArray[np.int64]) -> bool:
-    """Return whether every class with remaining training images keeps one if a group with `moved` images moves."""
+    """Return whether every class with remaining training images keeps at least one if `moved` images per class move."""
     return bool(((remaining_counts - moved) > 0)[remaining_counts > 0].all())
 
 
 def refuse_divided_groups(parts: NDArray[np.str_], groups: NDArray[np.int64]) -> None:
-    """Raise a UserError if a group has images in several of the parts that the data declares."""
+    """Raise a UserError if a group has images in several splits that the data declares."""
     declared_parts = sorted(set(parts.tolist()) - {"unused"})
     groups_by_part = [set(groups[parts == part].tolist()) for part in declared_parts]
     if divided := set().union(*(first & second for first, second in combinations(groups_by_part, 2))):
         raise UserError(
-            f"--group-by: {counted(len(divided), 'group')} lie in several of the data's own parts "
-            f"({', '.join(declared_parts)}), which --group-by does not change: move each group into one part, or give "
-            "images without parts"
+            f"--group-by: the data's own splits ({', '.join(declared_parts)}) divide {counted(len(divided), 'group')}, "
+            "and --group-by does not change these splits: move each group into one split, or give images without "
+            "splits."
         )
 
 
 def fold_parts(
     images: ImageSet, fold: int, folds: int, seed: int, groups: NDArray[np.int64] | None
 ) -> NDArray[np.str_]:
-    """Return the (N,) parts of a cross-validation run: "test" for the images of a fold, "train" for all others.
+    """Return the (N,) splits of a cross-validation run: "test" for the images of a fold, "train" for all others.
 
-    Every image is in exactly one fold, whatever its declared part. Folds have about the same share of every class, and
-    do not divide groups. Unlabelled images are divided as one class.
+    Every image is in exactly one fold; splits that the data declares are ignored. Folds have about the same fraction of
+    every class, and do not divide groups. Unlabelled images are divided as one class.
 
     Args:
         images: N images.
         fold: Number of the test fold, from 1 to `folds`.
         folds: Number of folds.
-        seed: Seed of the folds.
-        groups: (N,) number of the group of each image; None without groups.
+        seed: Seed for the division into folds.
+        groups: (N,) group number of each image; None if images are not grouped.
     """
     from sklearn.model_selection import StratifiedGroupKFold, StratifiedKFold  # slow to import, and rarely needed
 
     if not 1 <= fold <= folds or folds < 2:
-        raise UserError(f"--fold is {fold}/{folds}; expected one of two folds or more, such as 2/5")
+        raise UserError(f"--fold is {fold}/{folds}; expected one of two or more folds, such as 2/5.")
     if images.multi_hot is not None and groups is not None:
-        raise UserError("--group-by with folds needs one label for each image: give --folds or --group-by, not both")
+        raise UserError("--group-by with folds needs one label for each image: give --folds or --group-by, not both.")
     counts = images.class_counts()
     if len(images) < folds:
-        raise UserError(f"{images.location} has {counted(len(images), 'image')}, too few for {folds} folds")
+        raise UserError(f"{images.location} has {counted(len(images), 'image')}, too few for {folds} folds.")
     if images.classes and counts.min() < folds:
         name = images.classes[int(counts.argmin())]
-        raise UserError(f"class {name!r} has {counted(int(counts.min()), 'image')}, too few for {folds} folds")
+        raise UserError(f"class {name!r} has {counted(int(counts.min()), 'image')}, too few for {folds} folds.")
     if groups is not None and len(np.unique(groups)) < folds:
-        raise UserError(f"--group-by makes {counted(len(np.unique(groups)), 'group')}, too few for {folds} folds")
+        raise UserError(f"--group-by gives {counted(len(np.unique(groups)), 'group')}, too few for {folds} folds.")
     # As in all splits, folds depend on the sorted keys, not on the order of the files.
     order, parts = sorted_positions(images.keys), np.full(len(images), "train", dtype="<U6")
     if images.multi_hot is not None:
@@ -214,8 +224,8 @@ def fold_parts(
     for rows, _ in pairs:
         if missing := np.setdiff1d(images.labels, images.labels[order[rows]]).tolist():
             raise UserError(
-                f"--group-by: all images of class {images.classes[missing[0]]!r} are in the same one of {folds} folds, "
-                "so none remains to train on: give a finer pattern, or more groups"
+                f"--group-by: all images of class {images.classes[missing[0]]!r} are in the same fold of {folds}, so "
+                "no image of this class remains to train on: give a pattern or column with more groups."
             )
     parts[order[pairs[fold - 1][1]]] = "test"
     return parts
@@ -230,31 +240,35 @@ def parse_fold(text: str) -> tuple[int, int]:
     """
     match = re.fullmatch(r"([1-9]\d{0,2})/([1-9]\d{0,2})", text)
     if match is None:
-        raise UserError(f"--fold is {text!r}; expected the fold and the number of folds, such as 2/5")
+        raise UserError(f"--fold is {text!r}; expected the fold and the number of folds, such as 2/5.")
     return int(match[1]), int(match[2])
 
 
 def describe_groups(by: str, groups: NDArray[np.int64]) -> str:
-    """Return the end of a sentence on groups that a split did not divide."""
+    """Return a phrase on the groups that a split did not divide, for the description of the split."""
     return f"whole groups by {by!r} ({len(np.unique(groups))} of them)"
 
 
 def iterative_parts(multi_hot: Targets, shares: Sequence[float], seed: int) -> NDArray[np.int64]:
-    """Divide images with several labels, so that each part has its share of every class; return (N,) part numbers.
+    """Divide images with several labels into subsets with about the same fraction of every class.
 
     Iterative stratification (Sechidis, Tsoumakas and Vlahavas, "On the stratification of multi-label data", ECML PKDD
-    2011, figure 2): the class with the fewest remaining images is divided first; each of its images goes to the part
-    that still lacks most images of the class. Then unlabelled images go to the part that lacks most images. Unlike in
-    the paper, ties go to the first part, not to a random one; the order of the images is random. The shares are most
-    exact for the rarest classes, and every part with a share gets an image if there are enough.
+    2011, figure 2): the class with the fewest remaining images is divided first. Each image of the class goes to the
+    subset that still lacks the most images of the class. Then each unlabelled image goes to the subset that lacks the
+    most images. Unlike in the paper, ties go to the first subset instead of a random subset; the order of the images is
+    random. The fractions are most exact for the rarest classes. Every subset with a fraction above 0 gets an image if
+    there are enough images.
 
     Args:
         multi_hot: (N, K) labels: 1, 0, or -1 for unknown, which counts as 0.
-        shares: Share of the images for each part; shares sum to 1.
+        shares: (P,) fraction of the images for each of the P subsets; the fractions sum to 1.
         seed: Seed of the order of the images.
+
+    Returns:
+        (N,) number of each image's subset, from 0 to P - 1.
     """
     if abs(sum(shares) - 1) > 1e-6 or min(shares) < 0:
-        raise ValueError(f"expected shares that sum to 1, got {list(shares)}")
+        raise ValueError(f"expected fractions from 0 with the sum 1, got {list(shares)}")
     rows = np.where(multi_hot == UNKNOWN, 0, multi_hot).astype(bool)
     order = np.random.default_rng(seed).permutation(len(rows))
     parts = np.full(len(rows), -1, dtype=np.int64)

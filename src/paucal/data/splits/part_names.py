@@ -1,4 +1,4 @@
-"""Recognition of train, val or test in names: `birds_train.csv`, `instances_train2017.json`, `imagesTr`."""
+"""Recognition of the split in file and folder names: `birds_train.csv`, `instances_train2017.json`, `imagesTr`."""
 
 import re
 from collections.abc import Callable, Sequence
@@ -7,16 +7,16 @@ from typing import NamedTuple
 
 from paucal.types import UserError
 
-# Words in names, and the part that each means.
-PARTS = {
+# The split that each word in a file or folder name stands for.
+PART_BY_WORD = {
     **dict.fromkeys(("train", "training", "trainval"), "train"),
     **dict.fromkeys(("val", "valid", "validation", "dev"), "val"),
     **dict.fromkeys(("test", "testing"), "test"),
 }
-TRAINVAL = "trainval"  # name of a list of the train and val images together
-# Words in folder names of sets with masks; the additional ones only beside other words (nnU-Net's `imagesTr`).
-WHOLE_WORDS = {**PARTS, "trainvalid": "train"}
-FOLDER_WORDS = {**WHOLE_WORDS, "tr": "train", "ts": "test"}
+TRAINVAL = "trainval"  # name of a list of training and validation images
+# The same for folder names of sets with masks. "tr" and "ts" count only beside other words (nnU-Net's `imagesTr`).
+STANDALONE_WORDS = {**PART_BY_WORD, "trainvalid": "train"}
+FOLDER_WORDS = {**STANDALONE_WORDS, "tr": "train", "ts": "test"}
 
 _SEPARATORS = r"-_.\s()\[\]"
 _WORD = re.compile(rf"[^{_SEPARATORS}]+")
@@ -24,20 +24,21 @@ _INNER_CAPITAL = re.compile(r"(?<=[a-z])(?=[A-Z])")
 _LETTERS = r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+"
 _LETTERS_ONLY = re.compile(_LETTERS)
 _LETTERS_OR_DIGITS = re.compile(rf"{_LETTERS}|\d+|[^\x00-\x7f]+")
-_PART_WORDS = "|".join(sorted(PARTS, key=len, reverse=True))
+_PART_WORDS = "|".join(sorted(PART_BY_WORD, key=len, reverse=True))
 _PART_WORD = re.compile(rf"({_PART_WORDS})(?:set|data|images?|imgs?|labels?)?")
 _PART_FOLDER = re.compile(rf"({_PART_WORDS})[-_]?(?:\d{{4}})?")
 _YEAR = re.compile(r"(?:19|20)\d\d")
 
 
 class PartName(NamedTuple):
-    """The parsed name of a file that may be the table or list of one part.
+    """The parsed name of a file that may be the table or list of one split.
 
     Attributes:
-        part: "train", "val" or "test"; "" if the name has no part.
-        others: Other words of the name in lower case; they are equal for all files of a set.
-        title: Text of the name before the part, as the name of the set; "" if there is none.
-        joint: Whether the file lists train and val images together (`trainval.txt`).
+        part: "train", "val" or "test"; "" if the name has no word for a split.
+        others: Other words of the name in lower case; these are equal for all files of a set.
+        title: Text of the name before the word for the split, which is used as the name of the set; "" if the name
+            begins with the split.
+        joint: Whether the file lists training and validation images (`trainval.txt`).
     """
 
     part: str
@@ -47,7 +48,7 @@ class PartName(NamedTuple):
 
 
 def part_name(file: Path) -> PartName:
-    """Parse a file name whose first or last word is a part.
+    """Parse a file name whose first or last word may stand for a split.
 
     Example:
         >>> part_name(Path("birds_train.csv"))
@@ -57,7 +58,7 @@ def part_name(file: Path) -> PartName:
     """
     stem = _INNER_CAPITAL.sub("_", file.stem)
     words = [word.lower() for word in _WORD.findall(stem)]
-    parts = [PARTS.get(word, "") for word in words]
+    parts = [PART_BY_WORD.get(word, "") for word in words]
     if words[-2:] == ["train", "val"]:
         words[-2:], parts[-2:] = [TRAINVAL], ["train"]
     if len(set(parts) - {""}) != 1 or not (parts[0] or parts[-1]):
@@ -69,21 +70,21 @@ def part_name(file: Path) -> PartName:
 
 
 def train_files(files: Sequence[Path]) -> list[Path]:
-    """Return the files of training images; a `trainval.txt` only if there is no such file of train alone."""
+    """Return the files of training images; a `trainval.txt` only if there is no such file of training images alone."""
     names = {file: name for file in files if (name := part_name(file)).part == "train"}
-    plain = {name.others for name in names.values() if not name.joint}
-    return [file for file, name in names.items() if not (name.joint and name.others in plain)]
+    train_only = {name.others for name in names.values() if not name.joint}
+    return [file for file, name in names.items() if not (name.joint and name.others in train_only)]
 
 
 def files_of_set(file: Path, accepts: Callable[[Path], bool], noun: str) -> dict[str, Path]:
-    """Return the files of a set by part, in the order train, val, test; the key is "" if there is only one file.
+    """Return the files of a set by split, in the order train, val, test; the key is "" if there is only one file.
 
-    If `file` is one of training images, the files of the other parts are found by their names in the same folder.
+    If `file` lists training images, the files of the other splits are found by their names in the same folder.
 
     Args:
         file: File that the user named.
         accepts: Function that returns whether another file has the right format.
-        noun: Name of such files for messages, plural.
+        noun: Plural noun for such files in messages, such as "tables".
     """
     train_name = part_name(file)
     if train_name.part != "train":
@@ -97,23 +98,25 @@ def files_of_set(file: Path, accepts: Callable[[Path], bool], noun: str) -> dict
         if train_name.joint and name.part == "val":
             continue
         if accepts(other) and files.setdefault(name.part, other) != other:
-            raise UserError(f"{other} and {files[name.part].name} are both {noun} for {name.part}; keep one of them.")
+            raise UserError(f"{other} and {files[name.part].name} are both {noun} for {name.part}; keep one file.")
     return {part: files[part] for part in ("train", "val", "test") if part in files} if len(files) > 1 else {"": file}
 
 
-def names_part(name: str, part: str) -> bool:
-    """Return whether the words of a folder's name mean this part and no other, such as "train" in `train_images`.
+def is_named_after_part(name: str, part: str) -> bool:
+    """Return whether the words of a folder's name stand for a split and no other, such as "train" in `train_images`.
 
     Example:
-        >>> names_part("train_images", "train"), names_part("Validation", "val"), names_part("latest", "test")
-        (True, True, False)
+        >>> is_named_after_part("train_images", "train"), is_named_after_part("latest", "test")
+        (True, False)
+        >>> is_named_after_part("Validation", "val")
+        True
     """
     words = _WORD.findall(_INNER_CAPITAL.sub("_", name).lower())
-    return part != "" and {PARTS[word] for word in words if word in PARTS} == {part}
+    return part != "" and {PART_BY_WORD[word] for word in words if word in PART_BY_WORD} == {part}
 
 
 def part_of_name(name: str) -> str:
-    """Return the part that a word in the name of an annotation file means; "" for none or several.
+    """Return the split that a word in the name of an annotation file stands for; "" if there is none or several.
 
     Example:
         >>> part_of_name("instances_train2017"), part_of_name("Valid_labels"), part_of_name("latest")
@@ -122,35 +125,35 @@ def part_of_name(name: str) -> str:
         ('train', '')
     """
     words = [match for word in _LETTERS_ONLY.findall(name) if (match := _PART_WORD.fullmatch(word.lower()))]
-    parts = {PARTS[match[1]] for match in words}
+    parts = {PART_BY_WORD[match[1]] for match in words}
     if parts == {"train", "val"}:
         return "train"
     return parts.pop() if len(parts) == 1 else ""
 
 
 def part_of_folders(path: str) -> str:
-    """Return the part that a folder of a path is named after; "" for none.
+    """Return the split that a folder of a path is named after; "" if no folder is named after a split.
 
     Example:
         >>> part_of_folders("images/val2017/1.jpg"), part_of_folders("Train/1.jpg"), part_of_folders("test tubes/1.jpg")
         ('val', 'train', '')
     """
     matches = [match for folder in path.split("/")[:-1] if (match := _PART_FOLDER.fullmatch(folder.lower()))]
-    return PARTS[matches[0][1]] if matches else ""
+    return PART_BY_WORD[matches[0][1]] if matches else ""
 
 
 def part_fits(path: str, part: str) -> bool:
-    """Return whether no folder of a path is named after a part other than `part`; True for the part ""."""
+    """Return whether no folder of a path is named after a split other than `part`; always True if `part` is ""."""
     return part_of_folders(path) in ("", part) or not part
 
 
 def part_of_file(path: str) -> str:
-    """Return the part of an annotation file, from its name or else from its folders; "" for none."""
+    """Return the split of an annotation file, from the file name or else from a folder; "" if neither names a split."""
     return part_of_name(PurePosixPath(path).stem) or part_of_folders(path)
 
 
 def folder_words(name: str) -> list[str]:
-    """Return the words of a folder's name in lower case, without the year after a part.
+    """Return the words of a folder's name in lower case, without a year after the word for a split.
 
     Example:
         >>> folder_words("train2017_gtFine"), folder_words("imagesTr")
@@ -162,6 +165,6 @@ def folder_words(name: str) -> list[str]:
 
 
 def part_among_words(name: str) -> str:
-    """Return the part that a word of a folder's name means; "" for none or several."""
+    """Return the split that a word of a folder's name stands for; "" if there is none or several."""
     parts = {FOLDER_WORDS[word] for word in folder_words(name) if word in FOLDER_WORDS}
     return parts.pop() if len(parts) == 1 else ""

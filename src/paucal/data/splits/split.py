@@ -1,4 +1,4 @@
-"""Splits of a set into train, val and test images, made once and stored with the run."""
+"""Division of a set into training, validation and test images, which is made once and stored with the run."""
 
 from collections.abc import Collection, Mapping
 
@@ -27,15 +27,15 @@ NO_VAL_TEXT = "and no images are kept for model selection"
 
 
 class Split:
-    """The part (train, val, test or unused) of each image, in one byte of memory per image.
+    """The assignment of each image to train, val, test or "unused", in one byte of memory per image.
 
     Args:
-        parts: (N,) strings, "train", "val", "test" or "unused".
-        description: Sentence on how the split was made, for the report.
-        groups: (N,) number of the group of each image, whose images are all in one part; None without groups.
+        parts: (N,) strings "train", "val", "test" or "unused".
+        description: Sentence on how the set was split, for the report.
+        groups: (N,) group number of each image if groups were kept together; None otherwise.
 
     Attributes:
-        strings: The parts in compact form.
+        strings: The (N,) strings in compact form.
     """
 
     def __init__(
@@ -43,26 +43,26 @@ class Split:
     ) -> None:
         self.description = description
         self.groups = groups
-        self.strings = parts if isinstance(parts, RepeatedStrings) else RepeatedStrings.of(PARTS, parts)
+        self.strings = parts if isinstance(parts, RepeatedStrings) else RepeatedStrings.from_strings(PARTS, parts)
 
     @property
     def parts(self) -> NDArray[np.str_]:
-        """The part of each image, as a new (N,) array of strings."""
+        """The split of each image, as a new (N,) array of strings."""
         return np.asarray(self.strings, dtype="<U6")
 
     def indices(self, part: str) -> NDArray[np.int64]:
-        """Return the positions of the images of a part, in order."""
+        """Return the sorted positions of the images of a split, such as "train"."""
         if part not in PARTS:
             raise ValueError(f"expected one of {PARTS}, got {part!r}")
-        return np.flatnonzero(self.strings.are(part))
+        return np.flatnonzero(self.strings.equals(part))
 
     def counts(self) -> dict[str, int]:
-        """Return the number of images per part."""
-        return {part: int(self.strings.are(part).sum()) for part in PARTS}
+        """Return the number of images in train, val, test and unused."""
+        return {part: int(self.strings.equals(part).sum()) for part in PARTS}
 
 
 def held_out_part(declared: Collection[str]) -> str:
-    """Return the declared part that `make_split` uses as test images; "" if it cuts them from the train part.
+    """Return the declared split that `make_split` uses for testing; "" if test images are taken from train.
 
     Example:
         >>> held_out_part(["train", "val"]), held_out_part(["train", "val", "test"]), held_out_part(["train"])
@@ -80,39 +80,41 @@ def make_split(
     group_by: str | None = None,
     fold: str | None = None,
 ) -> Split:
-    """Split a set into train, val and test; parts that the set declares are kept.
+    """Split a set into train, val and test images; splits that the set declares are kept.
 
-    Missing parts are cut from train: a share of each class, with at least one image of each class in every part. The
-    result depends only on the seed and the keys. If images may have several labels, parts are cut by iterative
-    stratification (`iterative_parts`), and a rare class may be missing in val or test.
+    Missing splits are taken from the training images: a fraction of each class, with at least one image of each class
+    in every split. The result depends only on the seed and the keys. If images may have several labels, the set is
+    divided by iterative stratification (`iterative_parts`), and a rare class may be missing in val or test.
 
-    - With train, val and test folders nothing is cut.
-    - With train and test, val is cut from train.
-    - With train and val, the val folder becomes the test part, since published results are on it and model selection
-      must not use it; a new val is cut from train.
-    - Without parts, or with train alone, both are cut.
+    - If the set declares train, val and test, nothing is changed.
+    - If the set declares train and test, val is taken from train.
+    - If the set declares train and val, the declared val images become the test images, since published results are on
+      these images and model selection must not use the test images; a new val is taken from train.
+    - If the set declares no splits, or only train, val and test are taken from all images.
 
-    If `val_fraction` is 0, all images outside of test are training images, even those of a val folder. The test part
-    is the same as with the default `val_fraction`, so that runs with and without val can be compared.
+    If `val_fraction` is 0, all images except the test images are training images, even those of a val folder. The test
+    images are the same as with the default `val_fraction`, so that runs with and without val can be compared.
 
     Args:
         image_set: Images; an unlabelled set is split as one class.
-        seed: Seed that chooses the images that are cut.
-        val_fraction: Share of each class for val, 0 for none; if the set declares val, only the value 0 has an effect.
-        test_fraction: Share of each class for test, 0 for none; not used if the set declares test (or val) images.
-        group_by: Column or pattern of groups whose images stay in one part (`by` of `group_numbers`); None for no
-            groups. With groups, a class may be missing in val or test.
-        fold: Fold such as "2/5": the second of five folds is the test part, and val is cut from the other folds;
-            declared parts are ignored.
+        seed: Seed for the choice of the val and test images.
+        val_fraction: Fraction of each class for val, 0 for no val images. If the set declares train, val and test, only
+            the value 0 has an effect.
+        test_fraction: Fraction of each class for test, 0 for no test images; not used if the set declares test (or val)
+            images.
+        group_by: Column or pattern of groups that are kept together (`by` of `group_numbers`); None for no groups. With
+            groups, a class may be missing in val or test.
+        fold: Fold such as "2/5": the second of five folds is the test set, and val is taken from the other folds; the
+            declared splits are ignored.
 
     Raises:
-        UserError: A class has too few images, the fractions leave no training images, or the declared parts cannot be
+        UserError: A class has too few images, the fractions leave no training images, or the declared splits cannot be
             combined.
     """
     if not (0 <= val_fraction < 1 and 0 <= test_fraction < 1 and val_fraction + test_fraction < 1):
         raise UserError(
             f"the fractions for val ({val_fraction}) and test ({test_fraction}) leave no training images; "
-            "expected numbers from 0 with a sum below 1"
+            "expected two numbers of at least 0 whose sum is below 1."
         )
     groups = None if group_by is None else group_numbers(image_set, group_by)
     if fold is not None:
@@ -128,10 +130,10 @@ def make_split(
 
 
 def keep_all(image_set: ImageSet) -> Split:
-    """Return a split in which all images are training images, for sets that are too small for a test part.
+    """Return a split in which all images are training images, for sets that are too small for test images.
 
     Raises:
-        UserError: A class has a single image, so that it cannot be cross-validated.
+        UserError: A class has only one image, so that cross-validation is impossible.
     """
     _refuse_small_classes(image_set, np.ones(len(image_set), dtype=bool), 2)
     text = f"all {len(image_set)} images are for training, too few for a test part: scores are cross-validated"
@@ -139,7 +141,7 @@ def keep_all(image_set: ImageSet) -> Split:
 
 
 def _declared_split(image_set: ImageSet, val_fraction: float, groups: NDArray[np.int64] | None) -> Split:
-    """Return the split that a set with train, val and test parts declares."""
+    """Return the split of a set that declares train, val and test images."""
     declared = np.asarray(image_set.declared)
     parts = np.where((declared == "val") & (val_fraction == 0), "train", declared).astype("<U6")
     if groups is not None:
@@ -154,7 +156,7 @@ def _declared_split(image_set: ImageSet, val_fraction: float, groups: NDArray[np
 def _plan_cut(
     image_set: ImageSet, seed: int, val_fraction: float, test_fraction: float
 ) -> tuple[NDArray[np.str_], dict[str, float], str]:
-    """Return (N,) parts with all images to cut from in train, the shares to cut, and a description of the split."""
+    """Return (N,) splits before val and test are taken from train, the fractions to take, and a description."""
     declared_parts = set(image_set.declared)
     if declared_parts in ({"train", "test"}, {"train", "val"}):
         held_out = held_out_part(declared_parts)
@@ -166,8 +168,8 @@ def _plan_cut(
         first = {"val": val_fraction} if val_fraction > 0 else {"train": DEFAULT_VAL_FRACTION}
         return np.full(len(image_set), "train", dtype="<U6"), {**first, "test": test_fraction}, description
     raise UserError(
-        f"{image_set.location} has the parts {sorted(declared_parts)}; expected train with val or test, or no "
-        "parts at all, so add a train folder or point to one part"
+        f"{image_set.location} has the splits {sorted(declared_parts)}; expected train with val or test, or no splits: "
+        "add a train folder, or give the folder of one split."
     )
 
 
@@ -190,34 +192,34 @@ def _split_fold(
 
 
 def take_fraction(split: Split, labels: Targets, fraction: float, seed: int) -> Split:
-    """Keep a share of every class of the train part, at least one image; other train images become "unused".
+    """Keep a fraction of the training images of every class, at least one image; the others become "unused".
 
-    With the same seed, the images of a smaller share are a subset of those of a larger one, if each image has one
-    label. (N, K) multi-hot labels are reduced by iterative stratification.
+    If each image has one label, the images for a smaller fraction are a subset of those for a larger fraction with the
+    same seed. Images with (N, K) multi-hot labels are chosen by iterative stratification.
     """
     if not 0 < fraction <= 1:
-        raise UserError(f"the fraction of training images is {fraction}; expected a number above 0, at most 1")
+        raise UserError(f"the fraction of training images is {fraction}; expected a number above 0, at most 1.")
     if labels.ndim == 2:
         text = f"{fraction:.4g} of the training images are used, by iterative stratification (seed {seed})"
         return _keep_rows(split, labels, fraction, seed, text)
-    shares = {label: max(1, round(count * fraction)) for label, count in _count_labels(split, labels).items()}
+    kept_counts = {label: max(1, round(count * fraction)) for label, count in _count_labels(split, labels).items()}
     text = f"{fraction:.4g} of the training images of each class are used (seed {seed})"
-    return _keep_counts(split, labels, shares, seed, text)
+    return _keep_counts(split, labels, kept_counts, seed, text)
 
 
 def take_few(split: Split, labels: Targets, per_class: int, seed: int) -> Split:
-    """Keep `per_class` images of every class of the train part; other train images become "unused".
+    """Keep `per_class` training images of every class; the other training images become "unused".
 
-    A class with fewer images keeps all of them, and the description says so. With the same seed, the images for a
-    smaller `per_class` are a subset of those for a larger one.
+    A class with fewer images keeps all of its images, and the description says so. With the same seed, the images for a
+    smaller `per_class` are a subset of those for a larger `per_class`.
     """
     if labels.ndim == 2:
         raise UserError(
-            "--few-labels takes a number of images of each class, but these images may have several classes: give "
-            "--fraction instead"
+            "--few-labels sets the number of images of each class, but these images may have several classes: give "
+            "--fraction instead."
         )
     if per_class < 1:
-        raise UserError(f"the number of training images per class is {per_class}; expected 1 or more")
+        raise UserError(f"the number of training images per class is {per_class}; expected 1 or more.")
     counts = _count_labels(split, labels)
     n_short = sum(count < per_class for count in counts.values())
     used_text = counted(per_class, "training image of each class is", "training images of each class are")
@@ -229,10 +231,10 @@ def take_few(split: Split, labels: Targets, per_class: int, seed: int) -> Split:
 
 
 def limit_val(split: Split, labels: Targets, seed: int) -> Split:
-    """Keep at most as many validation images as training images, stratified; the others become "unused".
+    """Keep at most as many validation images as training images, stratified by class; the others become "unused".
 
-    Results with a larger validation set would be too optimistic, since with few labels nobody has one in practice
-    (Oliver et al. 2018, "Realistic evaluation of deep semi-supervised learning algorithms").
+    Results with a larger validation set would be too optimistic, since users with few labels have few validation images
+    in practice (Oliver et al. 2018, "Realistic evaluation of deep semi-supervised learning algorithms").
     """
     n_train, n_val = len(split.indices("train")), len(split.indices("val"))
     if n_val <= n_train:
@@ -248,14 +250,14 @@ def limit_val(split: Split, labels: Targets, seed: int) -> Split:
 
 
 def _description(cut_text: str, image_set: ImageSet) -> str:
-    """Return the description of a split with the method of cutting, which differs for images with several labels."""
+    """Return the description of a split, adapted to images with several labels, which are cut by stratification."""
     method = "per class" if image_set.multi_hot is None else "by iterative stratification"
     return cut_text.replace("cut per class", f"cut {method}")
 
 
 def _describe_cut(cut: Mapping[str, float], seed: int, source: str) -> str:
-    shares = [f"{part} is {share:.4g} of {source}" for part, share in cut.items() if share > 0]
-    text = f"{' and '.join(shares)}, cut per class (seed {seed})" if shares else f"train is {source}"
+    phrases = [f"{part} is {fraction:.4g} of {source}" for part, fraction in cut.items() if fraction > 0]
+    text = f"{' and '.join(phrases)}, cut per class (seed {seed})" if phrases else f"train is {source}"
     return text if cut["val"] > 0 else f"{text}, {NO_VAL_TEXT}"
 
 
@@ -264,31 +266,33 @@ def _refuse_small_classes(image_set: ImageSet, pool: NDArray[np.bool_], min_imag
     if are_measurements(image_set.classes, float((counts < min_images).mean())) and counts.min() < min_images:
         raise UserError(
             f"the labels of {image_set.location} look like measurements ({', '.join(image_set.classes[:3])}, ...), but "
-            "a classifier needs classes: group them into ranges, such as 'low' and 'high'."
+            "a classifier needs classes: group the measurements into ranges, such as 'low' and 'high'."
         )
     for name, count in zip(image_set.classes, counts, strict=True):
         if count < min_images:
             raise UserError(
-                f"class '{name}' has {counted(count, 'image')} to train on; expected at least {min_images} so that "
-                "every part has one: add images, or remove the class"
+                f"class '{name}' has {counted(count, 'image')} to train on; expected at least {min_images}, so that "
+                "every split has an image of the class: add images, or remove the class."
             )
 
 
 def _cut_parts(image_set: ImageSet, parts: NDArray[np.str_], cut: Mapping[str, float], seed: int) -> NDArray[np.str_]:
-    """Move the shares in `cut` of every class from the train part to the parts that `cut` names."""
-    cut = {part: share for part, share in cut.items() if share > 0}
+    """Move fractions of the training images of every class to other splits; `cut` has the fraction for each split."""
+    cut = {part: fraction for part, fraction in cut.items() if fraction > 0}
     min_images, is_single_label = len({"train", *cut}), image_set.multi_hot is None
     pool, parts = parts == "train", parts.copy()
     if pool.sum() < min_images and not (image_set.classes and is_single_label):
-        raise UserError(f"{image_set.location} has {counted(int(pool.sum()), 'image')}; expected at least {min_images}")
+        raise UserError(
+            f"{image_set.location} has {counted(int(pool.sum()), 'image')}; expected at least {min_images}."
+        )
     if image_set.classes:
         _refuse_small_classes(image_set, pool, min_images if is_single_label else 1)
     sorted_rows = sorted_positions(image_set.keys)
     sorted_rows = sorted_rows[pool[sorted_rows]]
     if image_set.multi_hot is not None:
-        # Train comes first, so that it gets the image of a class with a single image.
-        names, shares = ["train", *cut], [1 - sum(cut.values()), *cut.values()]
-        part_numbers = iterative_parts(image_set.multi_hot[sorted_rows], shares, derive_seed(seed, len(sorted_rows)))
+        # Train comes first, so that the only image of a class becomes a training image.
+        names, fractions = ["train", *cut], [1 - sum(cut.values()), *cut.values()]
+        part_numbers = iterative_parts(image_set.multi_hot[sorted_rows], fractions, derive_seed(seed, len(sorted_rows)))
         parts[sorted_rows] = np.asarray(names)[part_numbers]
         return parts
     for label in np.unique(image_set.labels[sorted_rows]):
@@ -300,8 +304,8 @@ def _cut_parts(image_set: ImageSet, parts: NDArray[np.str_], cut: Mapping[str, f
 
 
 def _part_sizes(count: int, cut: Mapping[str, float]) -> dict[str, int]:
-    """Return how many of `count` images each part gets: its rounded share, at least 1, and at least 1 remains."""
-    sizes = {part: max(1, round(count * share)) for part, share in cut.items()}
+    """Return how many of `count` images move to each split: the rounded fraction, at least 1; at least 1 remains."""
+    sizes = {part: max(1, round(count * fraction)) for part, fraction in cut.items()}
     while sum(sizes.values()) >= count:
         sizes[max(sizes, key=sizes.__getitem__)] -= 1
     return sizes
@@ -311,10 +315,10 @@ def _shuffle(members: NDArray[np.int64], seed: int, label: int) -> NDArray[np.in
     return np.random.default_rng(derive_seed(seed, label)).permutation(members)
 
 
-def _keep_rows(split: Split, multi_hot: Targets, share: float, seed: int, reason: str, part: str = "train") -> Split:
-    """Keep a share of the images of a part, which have (N, K) multi-hot labels; the others become "unused"."""
+def _keep_rows(split: Split, multi_hot: Targets, fraction: float, seed: int, reason: str, part: str = "train") -> Split:
+    """Keep a fraction of the images of a split by their (N, K) multi-hot labels; the others become "unused"."""
     pool, parts = split.indices(part), split.parts
-    part_numbers = iterative_parts(multi_hot[pool], [share, 1 - share], derive_seed(seed, len(pool)))
+    part_numbers = iterative_parts(multi_hot[pool], [fraction, 1 - fraction], derive_seed(seed, len(pool)))
     parts[pool[part_numbers == 1]] = "unused"
     return Split(parts, f"{split.description}; {reason}", split.groups)
 

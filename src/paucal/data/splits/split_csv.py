@@ -17,8 +17,8 @@ from paucal.data.string_arrays import RepeatedStrings
 from paucal.reading import is_regular
 from paucal.types import UserError
 
-MAX_BYTES = 512 << 20  # five times the size of the file for ImageNet's 1.3 million images
-MAX_NAME_LENGTH = 20  # characters of a column name in messages
+MAX_BYTES = 512 << 20  # maximum size of a file, five times that of the file for ImageNet's 1.3 million images
+MAX_NAME_LENGTH = 20  # number of characters of a column name that are shown in messages
 _SEPARATORS = ";|,"
 _COLUMNS = ["key", "label", "class", "split"]
 _DIGEST = "digest"  # optional column: digest of the image in hexadecimal digits
@@ -29,16 +29,16 @@ _HEADERS = [[*_COLUMNS, *optional] for optional in ([], [_DIGEST], [_GROUP], [_D
 def write_split(path: Path, image_set: ImageSet, split: Split, digests: Iterable[str] | None = None) -> None:
     """Write one row per image; an unlabelled image has the label -1 and an empty class.
 
-    The row of an image with several labels has all class numbers and names, separated by ";" ("|" or "," if a name has
-    ";"). Digests identify the images even if they are moved or renamed.
+    The row of an image with several labels has all class numbers and class names. Names are separated by ";", or by "|"
+    or "," if a class name contains ";". Digests identify the images even if the files are moved or renamed.
     """
     if len(split.strings) != len(image_set):
         raise ValueError(f"the split has {len(split.strings)} rows for {len(image_set)} images")
     columns = [image_set.keys, _label_numbers(image_set), class_cells(image_set), split.strings]
     optional = {_DIGEST: digests, _GROUP: split.groups}
     optional_columns = {name: column for name, column in optional.items() if column is not None}
-    # File names on Linux may have any bytes; bytes that are not UTF-8 are written as escapes, so that any program can
-    # read the file.
+    # File names on Linux may contain any bytes. Bytes that are not UTF-8 are written as escapes, so that any program
+    # can read the file.
     temporary = path.with_name(f".{path.name}.tmp")
     with temporary.open("w", newline="", encoding="utf-8", errors="backslashreplace") as file:
         writer = csv.writer(file)
@@ -48,7 +48,7 @@ def write_split(path: Path, image_set: ImageSet, split: Split, digests: Iterable
 
 
 def read_split(path: Path, image_set: ImageSet) -> Split:
-    """Read the split of a set, which must have the images and classes of the file, in any order.
+    """Read the split of a set; the set must have the images and classes of the file, in any order.
 
     Raises:
         UserError: The file is missing or does not have the form that `write_split` writes, or its images or classes
@@ -57,7 +57,8 @@ def read_split(path: Path, image_set: ImageSet) -> Split:
     if (split := _read_in_order(path, image_set)) is not None:
         return split
     rows = read_rows(path)
-    # The Unicode form of names may differ in a copy of the images, so it is ignored unless keys would become equal.
+    # The Unicode form of names may differ in a copy of the images, so the form is ignored, unless two keys would then
+    # be equal.
     normalise = comparison_key if len(set(map(comparison_key, image_set.keys))) == len(image_set) else str
     keys = [normalise(key) for key in image_set.keys]
     table = {normalise(row["key"]): row for row in rows}
@@ -67,15 +68,15 @@ def read_split(path: Path, image_set: ImageSet) -> Split:
     unknown = sorted(set(table) - set(keys))
     if missing or unknown:
         raise UserError(
-            f"{path} does not fit {image_set.location}: {_count_and_first(missing)} of the images are not in the file "
-            f"and {_count_and_first(unknown)} of the file are not among the images; give the data that the split was "
-            "made for."
+            f"{path} does not match {image_set.location}: {_count_and_first(missing)} of the images are not in the "
+            f"file, and {_count_and_first(unknown)} of the file's rows are not among the images; give the data that "
+            "the split was made for."
         )
     for key, name in zip(keys, class_cells(image_set), strict=True):
         if not are_alike(table[key]["class"], name):  # a spreadsheet program may have changed 001 to 1
             raise UserError(
-                f"{path} has {key} in class '{table[key]['class']}', but in {image_set.location} it is in "
-                f"'{name}'; give the data that the split was made for."
+                f"{key} is in class '{table[key]['class']}' in {path}, but in class '{name}' in {image_set.location}; "
+                "give the data that the split was made for."
             )
     parts = np.asarray([table[key]["split"] for key in keys], dtype="<U6")
     groups = None
@@ -85,31 +86,32 @@ def read_split(path: Path, image_set: ImageSet) -> Split:
 
 
 def require_same_images(path: Path, image_set: ImageSet) -> None:
-    """Refuse a set whose images, labels or order differ from the split file of a run.
+    """Raise a UserError if the images of a set, their labels or their order differ from the split file of a run.
 
     Raises:
-        UserError: An image differs (the first is named), or the file is missing or does not have the form that
-            `write_split` writes.
+        UserError: An image differs (the message names the first such image), or the file is missing or does not have
+            the form that `write_split` writes.
     """
     rows = read_rows(path)
     for index, (row, key, label) in enumerate(zip_longest(rows, image_set.keys, _label_numbers(image_set))):
         if row is None or row["key"] != key:
             expected = "none" if row is None else repr(row["key"])
             raise UserError(
-                f"image {index + 1} of {image_set.location} is {key or 'none'!r}, but the run's is {expected}: give "
-                "the images of the run, under the same names and in the same order."
+                f"image {index + 1} of {image_set.location} is {key or 'none'!r}, but image {index + 1} of the run is "
+                f"{expected}: give the images of the run, with the same names and in the same order."
             )
         digest = row.get(_DIGEST)
         has_same_content = not digest or digest == digest_of(image_set.store, index).hex()
         if row["label"] != str(label) or not has_same_content:
             difference = "another label" if has_same_content else "other content"
             raise UserError(
-                f"{key!r} has {difference} in {image_set.location} than in the run: give the images of the run."
+                f"{key!r} has {difference} in {image_set.location} than in the run: give the images of the run, with "
+                "the same labels."
             )
 
 
 def class_cells(image_set: ImageSet) -> Iterator[str]:
-    """Yield the class names of each image as a cell of a split file; several names are joined by a separator."""
+    """Yield the class names of each image as text for the split file; several names are joined by a separator."""
     separator = next((sign for sign in _SEPARATORS if not any(sign in name for name in image_set.classes)), ";")
     return (separator.join(image_set.classes_of(index)) for index in range(len(image_set)))
 
@@ -121,7 +123,7 @@ def _label_numbers(image_set: ImageSet) -> Iterator[object]:
 
 
 def read_rows(path: Path) -> list[dict[str, str]]:
-    """Return the rows of a split file as text by column name, without comparing them with a set."""
+    """Return the rows of a split file as text by column name, without comparing the rows with a set."""
     try:
         lines = read_table(path, exact=True).rows
     except OSError as error:
@@ -137,7 +139,7 @@ def read_rows(path: Path) -> list[dict[str, str]]:
     rows = [dict.fromkeys(_COLUMNS, str(None)) | dict(zip(columns, row.cells, strict=False)) for row in lines[1:]]
     for row in rows:
         if row["split"] not in PARTS:
-            raise UserError(f"{path} puts {row['key']} in '{row['split']}'; expected one of {', '.join(PARTS)}")
+            raise UserError(f"{path} has the split '{row['split']}' for {row['key']}; expected {', '.join(PARTS)}.")
         row["key"] = unescape(row["key"])
     return rows
 
@@ -145,7 +147,7 @@ def read_rows(path: Path) -> list[dict[str, str]]:
 def _read_in_order(path: Path, image_set: ImageSet) -> Split | None:
     """Return the split if the rows of the file are in the order of the set; None if an image or class differs.
 
-    Only parts and groups are kept in memory, since the rows of a million images as text would take a gigabyte.
+    Only splits and groups are kept in memory, since the rows of a million images as text would take up a gigabyte.
     """
     if not is_regular(path) or path.stat().st_size > MAX_BYTES:
         return None

@@ -1,4 +1,4 @@
-"""Training augmentation: its settings, timm's RandAugment with its geometry, and mixup and CutMix."""
+"""Training augmentation: settings, timm's RandAugment with the geometry of its operations, and mixup and CutMix."""
 
 import math
 import re
@@ -23,35 +23,35 @@ Resize = Literal["crop", "letterbox", "squash"]
 
 RESAMPLING = {name: Image.Resampling[name.upper()] for name in get_args(Interpolation)}
 
-# timm silently ignores sections that it cannot parse and truncates numbers, so descriptions are checked here.
+# timm silently ignores sections of a description that it cannot parse, and truncates numbers; hence the checks here.
 _SECTION = re.compile(r"(mstd|mmax|inc|m|n|p)(\d+(?:\.\d+)?)")
 _OPERATION_SETS = ("tweights", "t3a", "t3aw")
 _SECTION_RANGES = {"m": (0, 10), "n": (1, 15), "mmax": (1, 30), "inc": (0, 1), "mstd": (0, 1000), "p": (0, 1)}
 _INTEGER_SECTIONS = ("m", "n", "mmax", "inc")
 _GEOMETRIC = ("Rotate", "ShearX", "ShearY", "TranslateXRel", "TranslateYRel")  # operations that move pixels
-_MAX_TRANSLATION = 0.45  # of RandAugment in timm, as a share of the shorter side
-# Numbers (a, b, c, d, e, f) that map a point (x, y) of the result to a point of the source, in pixels:
+_MAX_TRANSLATION = 0.45  # largest translation of timm's RandAugment, as a fraction of the shorter side
+# Coefficients (a, b, c, d, e, f) that map a point (x, y) of the result to a point of the source, in pixels:
 # source x = a x + b y + c, source y = d x + e y + f.
 Affine = tuple[float, float, float, float, float, float]
-# Range of the parameter of mixup's and CutMix's Beta distribution. Beyond it, nearly all shares drawn to mix two images
-# are close to 0 or 1, or to one half.
+# Range of the parameter of the Beta distribution of mixup and CutMix. Outside of this range, nearly all mixing weights
+# drawn from the distribution are close to 0 or 1, or close to one half.
 ALPHA_RANGE = (1e-3, 1e3)
 
 
 @dataclass(frozen=True)
 class Augmentation:
-    """Settings of the augmentation of training images. The defaults are those of the DrLoc experiments (timm).
+    """Settings for the augmentation of training images; the defaults are those of the DrLoc experiments (timm).
 
     Attributes:
         crop: "random-resized" crops a box of random area and aspect ratio; "padded" resizes to cover the view, pads
             with black and crops a box of the view's size (usual for 32-pixel images); "none" crops the centre.
-        scale: Range of the crop's share of the image's area under "random-resized".
-        ratio: Range of width / height under "random-resized".
-        padding: Pixels added on each side under "padded".
-        hflip: Probability of mirroring left and right.
+        scale: Range of the crop's area as a fraction of the image's area, for "random-resized".
+        ratio: Range of the crop's width / height, for "random-resized".
+        padding: Number of pixels added on each side, for "padded".
+        hflip: Probability of a horizontal flip.
         rand_augment: RandAugment description in timm's syntax; None for no RandAugment.
-        erase_prob: Probability of erasing one box with noise after normalisation (random erasing, mode "pixel").
-        interpolation: Filter of every resize.
+        erase_prob: Probability of filling one random box with noise after normalisation (random erasing, mode "pixel").
+        interpolation: Resampling filter of every resize.
     """
 
     crop: Crop = "random-resized"
@@ -67,11 +67,11 @@ class Augmentation:
         _check_choice("crop", self.crop, get_args(Crop))
         _check_choice("interpolation", self.interpolation, get_args(Interpolation))
         if not 0 < self.scale[0] <= self.scale[1] <= 1:
-            raise UserError(f"scale is {self.scale}; expected a minimum and a maximum, above 0 and at most 1")
+            raise UserError(f"scale is {self.scale}; expected a minimum and a maximum, above 0 and at most 1.")
         if not 0 < self.ratio[0] <= self.ratio[1]:
-            raise UserError(f"ratio is {self.ratio}; expected a minimum and a maximum, above 0")
+            raise UserError(f"ratio is {self.ratio}; expected a minimum and a maximum, above 0.")
         if self.padding < 0:
-            raise UserError(f"padding is {self.padding}; expected 0 or more pixels")
+            raise UserError(f"padding is {self.padding}; expected 0 or more pixels.")
         check_probability("hflip", self.hflip)
         check_probability("erase_prob", self.erase_prob)
 
@@ -79,10 +79,10 @@ class Augmentation:
 def build_rand_augment(
     augmentation: Augmentation, size: tuple[int, int], normalisation: Normalisation
 ) -> RandAugment | None:
-    """Build RandAugment as timm's training transform does; return None if it is off.
+    """Build RandAugment as timm's training transform does; return None if RandAugment is off.
 
-    Uncovered regions are filled with the mean of the normalisation. For images without exactly three channels, only
-    operations that move pixels are used, no colour operations.
+    Regions outside of the transformed image are filled with the mean of the normalisation. Colour operations are left
+    out unless images have exactly three channels.
     """
     description = augmentation.rand_augment
     if description is None:
@@ -98,16 +98,16 @@ def build_rand_augment(
         policy = rand_augment_transform(description, settings, None if is_rgb else list(_GEOMETRIC))
     except (AssertionError, ValueError, KeyError):
         raise UserError(
-            f"rand_augment is '{description}'; expected a description such as 'rand-m9-mstd0.5-inc1', or none"
+            f"rand_augment is '{description}'; expected a description such as 'rand-m9-mstd0.5-inc1', or none."
         ) from None
     for operation in policy.ops:
         if operation.name.startswith("Posterize"):
-            operation.level_fn = partial(_one_bit_or_more, operation.level_fn)
+            operation.level_fn = partial(_at_least_one_bit, operation.level_fn)
     return policy
 
 
 def _check_description(description: str) -> None:
-    """Refuse sections that timm would ignore, and numbers that it would truncate."""
+    """Raise a UserError for sections that timm would ignore, and for numbers that timm would truncate."""
     kind, *sections = description.split("-")
     values: dict[str, float] = {}
     for section in sections if kind == "rand" else [description]:
@@ -116,36 +116,36 @@ def _check_description(description: str) -> None:
         match = _SECTION.fullmatch(section)
         if match is None or match[1] in values or (match[1] in _INTEGER_SECTIONS and "." in match[2]):
             raise UserError(
-                f"rand_augment is '{description}'; expected a description such as 'rand-m9-mstd0.5-inc1', or none; "
-                f"'{section}' is not valid"
+                f"rand_augment is '{description}', but '{section}' is not valid; expected a description such as "
+                "'rand-m9-mstd0.5-inc1', or none."
             )
         values[match[1]] = float(match[2])
     for name, value in values.items():
         low, high = _SECTION_RANGES[name] if name != "m" else (0, values.get("mmax", _SECTION_RANGES["m"][1]))
         if not low <= value <= high:
             raise UserError(
-                f"rand_augment is '{description}', whose {name} is {value:g}; expected a number from {low:g} to "
-                f"{high:g}, as in 'rand-m9-mstd0.5-inc1'"
+                f"rand_augment is '{description}', in which {name} is {value:g}; expected a number from {low:g} to "
+                f"{high:g}, as in 'rand-m9-mstd0.5-inc1'."
             )
 
 
-def _one_bit_or_more(level: Callable[..., tuple[int]], *args: object) -> tuple[int]:
+def _at_least_one_bit(n_bits: Callable[..., tuple[int]], *args: object) -> tuple[int]:
     """Return timm's number of bits for posterising, but at least 1, since Pillow 13 refuses 0."""
-    return (max(1, level(*args)[0]),)
+    return (max(1, n_bits(*args)[0]),)
 
 
 def _check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
     if value not in choices:
-        raise UserError(f"{name} is '{value}'; expected one of {', '.join(choices)}")
+        raise UserError(f"{name} is '{value}'; expected one of {', '.join(choices)}.")
 
 
 def check_probability(name: str, value: float) -> None:
     """Raise a UserError unless the value of a setting is a probability."""
     if not 0 <= value <= 1:
-        raise UserError(f"{name} is {value}; expected a probability from 0 to 1")
+        raise UserError(f"{name} is {value}; expected a probability from 0 to 1.")
 
 
-# Function from (level, width, height) to the affine map of each geometric operation of timm, by its name.
+# For each geometric operation of timm, a function that computes the affine map from (level, width, height).
 _OPERATION_MAPS: dict[str, Callable[[float, int, int], Affine]] = {
     "ShearX": lambda level, width, height: (1, level, 0, 0, 1, 0),
     "ShearY": lambda level, width, height: (1, 0, 0, level, 1, 0),
@@ -158,10 +158,10 @@ _OPERATION_MAPS: dict[str, Callable[[float, int, int], Affine]] = {
 
 
 class LocatedRandAugment:
-    """timm's RandAugment, which also returns the map from the result to the original image.
+    """timm's RandAugment, which also returns the map from the augmented to the original image.
 
-    timm's geometric operations apply affine maps of PIL. Each such operation is wrapped in a function that first
-    multiplies its map with the maps of earlier operations.
+    timm's geometric operations call PIL's affine transforms. Each geometric operation is wrapped in a function that
+    also multiplies the operation's affine map with those of earlier operations.
 
     Example:
         >>> from timm.data.auto_augment import rand_augment_transform
@@ -179,7 +179,7 @@ class LocatedRandAugment:
                 operation.aug_fn = partial(self._record_and_call, operation.name, operation.aug_fn)
 
     def __call__(self, image: Image.Image) -> tuple[Image.Image, Tensor]:
-        """Return the augmented image, of unchanged size, and the (3, 3) map from its points to those of the original.
+        """Return the augmented image, of unchanged size, and the (3, 3) map from its points to the original image.
 
         Coordinates are normalised as in `types.Batch.geometry`.
         """
@@ -189,7 +189,7 @@ class LocatedRandAugment:
     def _record_and_call(
         self, name: str, function: Callable[..., Image.Image], image: Image.Image, level: float, **settings: Any
     ) -> Image.Image:
-        """Apply an operation of timm after recording its affine map."""
+        """Record the affine map of a timm operation, and apply the operation."""
         self._theta = self._theta @ normalise_map(_OPERATION_MAPS[name](level, *image.size), image.size)
         return function(image, level, **settings)
 
@@ -197,7 +197,8 @@ class LocatedRandAugment:
 def rotation_map(degrees: float, width: int, height: int) -> Affine:
     """Return PIL's affine map of a counter-clockwise rotation about the centre of the image.
 
-    The published token-labeling code instead rotates its label maps about a point half a cell from the centre.
+    The published token-labeling code instead rotates its label maps about a point that is half a map position from the
+    centre.
     """
     angle = -math.radians(degrees)
     cosine, sine = math.cos(angle), math.sin(angle)
@@ -206,7 +207,10 @@ def rotation_map(degrees: float, width: int, height: int) -> Affine:
 
 
 def normalise_map(pixel_map: Affine, size: tuple[int, int]) -> Tensor:
-    """Convert an affine map of pixels (with edges at integers) to a (3, 3) map of coordinates from -1 to 1."""
+    """Convert an affine map of pixel coordinates to a (3, 3) map of coordinates from -1 to 1.
+
+    In pixel coordinates, the edges of pixels are at integers.
+    """
     a, b, c, d, e, f = pixel_map
     width, height = size
     return torch.tensor(
@@ -223,13 +227,13 @@ class Mixing:
     """Settings of mixup (arXiv:1710.09412) and CutMix (arXiv:1905.04899), which mix the images of a batch.
 
     The defaults are those of the DrLoc experiments (DeiT). timm mixes image i with image B - 1 - i, which needs an even
-    batch size B; here an image is mixed with its predecessor, so any batch of two or more images works.
+    batch size B. Here each image is mixed with the previous image, so any batch of two or more images works.
 
     Attributes:
         mixup: Parameter of mixup's Beta distribution, within `ALPHA_RANGE`; 0 for no mixup.
         cutmix: Parameter of CutMix's Beta distribution, within `ALPHA_RANGE`; 0 for no CutMix.
         prob: Probability that a batch is mixed.
-        switch_prob: Probability of CutMix if both are on.
+        switch_prob: Probability that a mixed batch uses CutMix if mixup and CutMix are on.
     """
 
     mixup: float = 0.8
@@ -240,22 +244,23 @@ class Mixing:
     def __post_init__(self) -> None:
         if not all(alpha == 0 or ALPHA_RANGE[0] <= alpha <= ALPHA_RANGE[1] for alpha in (self.mixup, self.cutmix)):
             raise UserError(
-                f"mixup is {self.mixup} and cutmix {self.cutmix}; expected 0 (off) or a number from "
-                f"{ALPHA_RANGE[0]:g} to {ALPHA_RANGE[1]:g}"
+                f"mixup is {self.mixup} and cutmix is {self.cutmix}; expected 0 (off) or a number from "
+                f"{ALPHA_RANGE[0]:g} to {ALPHA_RANGE[1]:g}."
             )
         check_probability("mixing probability", self.prob)
         check_probability("switch_prob", self.switch_prob)
 
     def mix(self, batch: Batch, num_classes: int) -> Batch:
-        """Mix the images and convert the labels to (B, K) shares, with probability `prob`; else return the batch.
+        """With probability `prob`, mix the images and convert the labels to (B, K) class weights that sum to 1.
 
-        Random numbers are drawn from torch's CPU generator, which needs no synchronisation with the device.
+        Otherwise return the batch unchanged. Random numbers are drawn from torch's CPU generator, which needs no
+        synchronisation with the device.
         """
         if self.prob == 0 or self.mixup == self.cutmix == 0 or len(batch) < 2:
             return batch
         if len(batch.views) != 1 or batch.labels is None or batch.label_maps is not None:
             raise ValueError(
-                f"mixing needs one view and labels without label maps, got {len(batch.views)} views, "
+                f"mixing needs one view, with labels and without label maps; got {len(batch.views)} views, "
                 f"labels: {batch.labels is not None}, label maps: {batch.label_maps is not None}"
             )
         if torch.rand(()).item() >= self.prob:

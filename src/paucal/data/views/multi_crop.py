@@ -1,4 +1,4 @@
-"""Crops of one image in groups of several sizes, augmented as in DINO and EsViT, in LeJEPA, or in DeiT.
+"""Multi-crop augmentation: groups of crops of several sizes, augmented as in DINO and EsViT, in LeJEPA, or in DeiT.
 
 EsViT (arXiv:2106.09785) uses the augmentation of DINO (arXiv:2104.14294, implementation details) or timm's training
 transform (DeiT). LeJEPA (arXiv:2511.08544, README of its code) uses DINO's operations with equal probabilities for all
@@ -22,35 +22,37 @@ from paucal.types import Crops, UserError
 
 Pipeline = Literal["dino", "alike", "deit"]
 
+# Ranges of a crop's area as a fraction of the image's area.
 GLOBAL_SCALE, LOCAL_SCALE = (0.4, 1.0), (0.05, 0.4)
 ALIKE_GLOBAL_SCALE, ALIKE_LOCAL_SCALE = (0.3, 1.0), (0.05, 0.3)
 DEIT_SCALE = (0.08, 1.0)  # timm's default, which the published code uses for both global and local crops
-BLUR = (0.1, 2.0)  # range of the radius in pixels
-JITTER = (0.4, 0.4, 0.2, 0.1)  # brightness, contrast, saturation, hue
+BLUR = (0.1, 2.0)  # range of the radius of the Gaussian blur in pixels
+JITTER = (0.4, 0.4, 0.2, 0.1)  # maximum relative change of brightness, contrast and saturation; maximum shift of hue
 JITTER_PROB, GREY_PROB = 0.8, 0.2
 # Probabilities of (blur, solarisation) in DINO for the first global crop, other global crops, and local crops.
 FIRST_PROBS, OTHER_PROBS, LOCAL_PROBS = (1.0, 0.0), (0.1, 0.2), (0.5, 0.0)
-ALIKE_PROBS = (0.5, 0.2)  # for all crops in LeJEPA
-SOLARISED = [value if value < 128 else 255 - value for value in range(256)] * 3
+ALIKE_PROBS = (0.5, 0.2)  # probabilities of (blur, solarisation) in LeJEPA, for all crops
+SOLARISED = [value if value < 128 else 255 - value for value in range(256)] * 3  # Pillow lookup table of three channels
 
 
 class DinoCrop:
-    """Transform of DINO: crop, flip, change the colours, blur, solarise and normalise, in the order of its code.
+    """DINO's transform: crop, flip, change the colours, blur, solarise and normalise, in the order of DINO's code.
 
     Random numbers are drawn from torch's global generator (CPU); see `randomness.reseed`. Images without exactly three
     channels are blurred, but their colours are not changed.
 
-    On a slow core, crops of 32, 96 and 224 pixels from images with sides twice as long took 0.6 to 0.9, 1.6 to 2.0 and
-    4.8 to 7.1 ms (local to first global crop), mostly for hue and blur in Pillow.
+    Time for a crop from an image with sides twice as long, on a slow core: 0.6 to 0.9 ms for 32 pixels, 1.6 to 2.0 ms
+    for 96 pixels, and 4.8 to 7.1 ms for 224 pixels. Local crops are the fastest and the first global crop is the
+    slowest. Most of the time is spent on hue and blur in Pillow.
 
     Args:
         size: (height, width) of the view in pixels.
-        scale: Range of the crop's share of the image's area.
+        scale: Range of the crop's area as a fraction of the image's area.
         normalisation: Normalisation of the view, applied last.
         blur_prob: Probability of the Gaussian blur.
-        solarise_prob: Probability of inverting the values from 128 on.
+        solarise_prob: Probability of inverting the pixel values from 128 on.
         blur: Range of the blur's radius in pixels of the view.
-        hflip: Probability of mirroring left and right.
+        hflip: Probability of a horizontal flip.
         jitter_prob: Probability of changing brightness, contrast, saturation and hue, in random order.
 
     Example:
@@ -104,7 +106,7 @@ class FitThenTransform:
 
     Args:
         transform: Transform of the image with the new aspect ratio.
-        size: (height, width) that sets the aspect ratio.
+        size: (height, width) of the view; only its aspect ratio matters.
         resize: "letterbox" or "squash"; see `transforms.fit_shape`.
         normalisation: Normalisation whose mean is the colour of the bars.
     """
@@ -123,8 +125,8 @@ class FitThenTransform:
 def jitter_colours(view: Image.Image) -> Image.Image:
     """Change brightness, contrast, saturation and hue by random factors in random order, as torchvision does.
 
-    It calls the same Pillow operations without torchvision's handling of arguments, which at 32 pixels takes as long as
-    the operations.
+    This function calls the same Pillow operations as torchvision's, without torchvision's handling of arguments, which
+    for 32-pixel images takes as long as the operations.
     """
     factors = [(2 * draw - 1) * strength for draw, strength in zip(torch.rand(4).tolist(), JITTER, strict=True)]
     enhancers = (ImageEnhance.Brightness, ImageEnhance.Contrast, ImageEnhance.Color)
@@ -149,20 +151,21 @@ def crop_views(
     """Return the `views` argument of `ViewDataset`: (transform, count) pairs in the order of the groups.
 
     Args:
-        pipeline: Augmentation. "dino": `DinoCrop`; the first global crop is always blurred; other global crops are
-            rarely blurred, but sometimes solarised. "alike": `DinoCrop` with equal probabilities for all crops: half
-            are blurred, a fifth are solarised. "deit": timm's training transform for every crop: crop, flip,
-            RandAugment rand-m9-mstd0.5-inc1 and, on a quarter, random erasing.
-        groups: Group of global crops, then any number of groups of local crops. The default size is `image_size`; the
-            default scale is the published one: (0.4, 1) global and (0.05, 0.4) local for "dino", (0.3, 1) and
-            (0.05, 0.3) for "alike", (0.08, 1) for "deit".
+        pipeline: Augmentation. "dino": `DinoCrop`, with blur for the first global crop; blur for a tenth and
+            solarisation for a fifth of the other global crops; and blur for half of the local crops. "alike":
+            `DinoCrop` with equal probabilities for all crops: half of the crops are blurred, and a fifth are solarised.
+            "deit": timm's training transform for every crop: crop, flip, RandAugment rand-m9-mstd0.5-inc1 and, for a
+            quarter of the crops, random erasing.
+        groups: Group of global crops, then any number of groups of local crops. The default size is `image_size`. The
+            default scale is the published scale: (0.4, 1) for global and (0.05, 0.4) for local crops with "dino",
+            (0.3, 1) and (0.05, 0.3) with "alike", (0.08, 1) with "deit".
         normalisation: Normalisation of every view.
-        image_size: (height, width) in pixels.
-        blur: Range of the blur's radius in pixels of the view. The published range is for crops of 224 and 96 pixels;
-            much smaller crops would lose all detail: scale it with side / 224. Not used by "deit".
-        hflip: Probability of mirroring left and right.
+        image_size: Default (height, width) of a crop in pixels.
+        blur: Range of the blur's radius in pixels of the view. The published range is for crops of 224 and 96 pixels.
+            Much smaller crops would lose all detail; multiply the range by side / 224 for them. Not used by "deit".
+        hflip: Probability of a horizontal flip.
         jitter_prob: Probability of changing the colours. Not used by "deit".
-        resize: How images get the aspect ratio of `image_size` before cropping; see `transforms.fit_shape`.
+        resize: Method that gives images the aspect ratio of `image_size` before cropping; see `transforms.fit_shape`.
 
     Raises:
         UserError: There is no global crop, or a value is out of range.
@@ -205,7 +208,7 @@ def _check_crops(pipeline: str, groups: Sequence[Crops], image_size: Size, blur:
         raise UserError(f"the pipeline of crops is {pipeline!r}; expected dino, alike or deit.")
     if not groups or groups[0].count < 1:
         raise UserError(
-            "there is no global crop, but the teacher only gets global crops: give at least one, preferably two."
+            "there is no global crop, but the teacher gets only global crops: give at least one, preferably two."
         )
     for crops in groups:
         size, (low, high) = crops.sides or image_size, crops.scale or LOCAL_SCALE
@@ -215,7 +218,8 @@ def _check_crops(pipeline: str, groups: Sequence[Crops], image_size: Size, blur:
             )
         if not 0 < low <= high <= 1:
             raise UserError(
-                f"the area of a crop is {crops.scale}; expected a minimum and a maximum share, above 0 and at most 1."
+                f"the scale of a crop is {crops.scale}; expected the minimum and the maximum fraction of the image's "
+                "area, above 0 and at most 1."
             )
     if not 0 <= blur[0] <= blur[1]:
         raise UserError(f"the radius of the blur is {blur}; expected a minimum and a maximum in pixels, 0 or more.")

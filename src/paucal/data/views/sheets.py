@@ -10,22 +10,22 @@ from paucal.data.views.normalisation import Normalisation
 from paucal.types import Batch
 from paucal.wording import percent
 
-MAX_IMAGES = 32
-_COLUMNS = 8
-_MIN_TILE_SIDE = 96  # pixels; smaller images are enlarged without smoothing
-_LINE_HEIGHT = 14  # of a caption, in pixels
-_GAP = 4  # pixels between images
-_LETTER_WIDTH = 6  # in pixels, of an average letter in Pillow's default font
-_MIN_SHARE = 0.005  # smaller shares of a label are left out of captions
-MAX_ROWS = 6
-GROUP_GAP = 16  # pixels between crops of different sizes
+MAX_IMAGES = 32  # maximum number of images on a sheet
+_COLUMNS = 8  # number of images side by side
+_MIN_TILE_SIDE = 96  # minimum side of a drawn image in pixels; smaller images are enlarged without smoothing
+_LINE_HEIGHT = 14  # height of a line of a caption in pixels
+_GAP = 4  # distance between images in pixels
+_LETTER_WIDTH = 6  # width of an average letter in pixels, in Pillow's default font
+_MIN_SHARE = 0.005  # minimum weight of a class of a mixed label that captions show
+MAX_ROWS = 6  # maximum number of images on a sheet of crops
+GROUP_GAP = 16  # distance between crops of different sizes in pixels
 TileBox = tuple[int, int, int, int]  # left, top, width, height
 
 
-def sheet(batch: Batch, normalisation: Normalisation, classes: tuple[str, ...]) -> Image.Image:
-    """Draw up to 32 images of a batch (the first view of each), with captions if there are class names.
+def draw_sheet(batch: Batch, normalisation: Normalisation, classes: tuple[str, ...]) -> Image.Image:
+    """Draw the first view of up to 32 images of a batch, with captions if there are class names.
 
-    Captions of mixed labels have the share of each class.
+    The caption of a mixed label gives the two largest class weights in percent.
     """
     views = normalisation.shown(batch.views[0][:MAX_IMAGES].detach().float().cpu())
     zoom = max(1, math.ceil(_MIN_TILE_SIDE / min(views.shape[-2:])))
@@ -48,7 +48,7 @@ def sheet(batch: Batch, normalisation: Normalisation, classes: tuple[str, ...]) 
 
 
 def _caption(label: Tensor | None, classes: tuple[str, ...]) -> list[str]:
-    """Return the lines of a caption: the class, the two largest shares of a mixed label, or all labels of an image."""
+    """Return the lines of a caption: the class, the two largest class weights of a mixed label, or all labels."""
     if label is None:
         return []
     if label.ndim == 0:
@@ -57,9 +57,9 @@ def _caption(label: Tensor | None, classes: tuple[str, ...]) -> list[str]:
     if bool(((label == 0) | (label == 1)).all()):  # multi-hot: any number of labels
         names = [_as_ascii(classes[i]) for i in label.nonzero()[:, 0].tolist()]
         return [", ".join(names) or "no label"]
-    shares, numbers = label.topk(min(2, len(classes)))
-    pairs = zip(shares.tolist(), numbers.tolist(), strict=True)
-    return [f"{percent(share, '.0f')} {_as_ascii(classes[i])}" for share, i in pairs if share >= _MIN_SHARE]
+    weights, numbers = label.topk(min(2, len(classes)))
+    pairs = zip(weights.tolist(), numbers.tolist(), strict=True)
+    return [f"{percent(weight, '.0f')} {_as_ascii(classes[i])}" for weight, i in pairs if weight >= _MIN_SHARE]
 
 
 def _as_ascii(name: str) -> str:
@@ -67,13 +67,13 @@ def _as_ascii(name: str) -> str:
     return name.encode("ascii", "replace").decode()
 
 
-def crop_sheet(batch: Batch, normalisation: Normalisation) -> Image.Image:
-    """Draw a row for each of up to 6 images: its crops from left to right."""
-    images = min(MAX_ROWS, len(batch))
-    views = [normalisation.shown(view[:images].detach().float().cpu()) for view in batch.views]
+def draw_crop_sheet(batch: Batch, normalisation: Normalisation) -> Image.Image:
+    """Draw the crops of up to 6 images of a batch, with a row for each image."""
+    n_images = min(MAX_ROWS, len(batch))
+    views = [normalisation.shown(view[:n_images].detach().float().cpu()) for view in batch.views]
     boxes, width, height = _crop_boxes([(view.shape[-2], view.shape[-1]) for view in views])
-    page = Image.new("RGB", (width, images * (height + _GAP) + _GAP), "white")
-    for row in range(images):
+    page = Image.new("RGB", (width, n_images * (height + _GAP) + _GAP), "white")
+    for row in range(n_images):
         for view, (left, top, tile_width, tile_height) in zip(views, boxes, strict=True):
             tile = to_pil_image(view[row]).resize((tile_width, tile_height), Image.Resampling.NEAREST)
             page.paste(tile, (left, top + row * (height + _GAP)))

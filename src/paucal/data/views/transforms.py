@@ -32,7 +32,7 @@ EVAL_CROP_RATIO = 224 / 256
 def fit_shape(
     image: Image.Image, size: Size, resize: Resize, normalisation: Normalisation, interpolation: Interpolation
 ) -> tuple[Image.Image, Tensor]:
-    """Return an image with the aspect ratio of a view; unchanged if a later crop gives it that ratio.
+    """Give an image the aspect ratio of a view; return it unchanged if a later crop changes the aspect ratio.
 
     Args:
         image: Image with any aspect ratio.
@@ -40,7 +40,7 @@ def fit_shape(
         resize: "letterbox" adds bars of the mean colour, which is 0 after normalisation; "squash" stretches the image;
             "crop" leaves it unchanged.
         normalisation: Normalisation whose mean is the colour of the bars.
-        interpolation: Filter for stretching.
+        interpolation: Resampling filter for stretching.
 
     Returns:
         The image, and the (2, 1) factors from its normalised coordinates to those of the original image.
@@ -63,10 +63,10 @@ def fit_shape(
 
 
 class TrainTransform:
-    """Crop, flip, RandAugment, normalise and erase, in the order of timm's training transform.
+    """Training transform: crop, flip, RandAugment, normalisation and random erasing, in timm's order.
 
-    With exact geometry the order is that of the token-labeling code: flip, RandAugment on the full image, crop.
-    RandAugment then fills only regions outside of the image; after a crop it could also fill regions inside.
+    With exact geometry, the order is that of the token-labeling code: flip, RandAugment on the full image, crop. In
+    this order, RandAugment fills only regions outside of the image; after a crop, it could also fill regions inside.
 
     Random numbers are drawn from the global generators of Python, NumPy and torch (CPU); see `randomness.reseed`.
 
@@ -74,8 +74,8 @@ class TrainTransform:
         size: (height, width) of the view in pixels.
         augmentation: Settings of the augmentation.
         normalisation: Normalisation, applied after RandAugment.
-        exact_geometry: Whether the returned geometry includes RandAugment; otherwise it covers only crop and flip.
-        resize: How an image gets the aspect ratio of the view, as the first step; see `fit_shape`.
+        exact_geometry: Whether the returned geometry includes RandAugment; otherwise it includes only crop and flip.
+        resize: Method that gives an image the aspect ratio of the view, as the first step; see `fit_shape`.
 
     Example:
         >>> transform = TrainTransform((32, 32), Augmentation(), Normalisation())
@@ -109,7 +109,7 @@ class TrainTransform:
         return self._erase(self.normalisation.apply(view)), theta * factors
 
     def supports(self, pixels: Pixels) -> bool:
-        """Return whether `transform_batch` applies: the image has the view's size and is only shifted and mirrored."""
+        """Return whether `transform_batch` applies: images have the view's size and are only shifted and mirrored."""
         settings = self.augmentation
         is_plain = settings.crop == "padded" and settings.rand_augment is None and not settings.erase_prob
         return is_plain and not self._crops_last and pixels.shape == (*self.size, len(self.normalisation.mean))
@@ -167,20 +167,20 @@ class TrainTransform:
         left = random_int(-padding, image.width + padding - width)
         top = random_int(-padding, image.height + padding - height)
         box = (left, top, left + width, top + height)
-        return image.crop(box), box_geometry(box, image.size)  # Pillow fills the part outside with black
+        return image.crop(box), box_geometry(box, image.size)  # Pillow fills the area outside of the image with black
 
 
 class EvalTransform:
-    """Transform for evaluation: resize to `size / crop_ratio`, crop the centre, normalise, as in timm and torchvision.
+    """Evaluation transform: resize to `size / crop_ratio`, centre crop and normalisation, as in timm and torchvision.
 
-    The image keeps its aspect ratio, and covers (height, width) / crop_ratio after the resize.
+    The resize keeps the aspect ratio; the resized image covers (height, width) / crop_ratio.
 
     Args:
         size: (height, width) of the view in pixels.
         normalisation: Normalisation, applied last.
-        crop_ratio: Share of the resized image's shorter side that the view covers, at most 1.
-        interpolation: Filter of the resize.
-        resize: How an image gets the aspect ratio of the view, as the first step; see `fit_shape`.
+        crop_ratio: Fraction of the resized image's shorter side that the view covers, at most 1.
+        interpolation: Resampling filter of the resize.
+        resize: Method that gives an image the aspect ratio of the view, as the first step; see `fit_shape`.
     """
 
     def __init__(
@@ -194,21 +194,21 @@ class EvalTransform:
         _check_size(size)
         self.resize: Resize = resize
         if not 0 < crop_ratio <= 1:
-            raise UserError(f"crop_ratio is {crop_ratio}; expected a number above 0, at most 1")
+            raise UserError(f"crop_ratio is {crop_ratio}; expected a number above 0, at most 1.")
         self.size, self.normalisation = size, normalisation
         self.crop_ratio = crop_ratio
         self.interpolation: Interpolation = interpolation
 
     def __call__(self, image: Image.Image) -> tuple[Tensor, Tensor]:
         """Return the (C, H, W) view and its (2, 3) geometry, as `types.Batch.geometry` defines it."""
-        # The small term undoes rounding such as 224 / (224 / 256) = 255.99999.
+        # Adding 1e-6 corrects rounding errors such as 224 / (224 / 256) = 255.99999.
         height, width = (math.floor(side / self.crop_ratio + 1e-6) for side in self.size)
         image, factors = fit_shape(image, self.size, self.resize, self.normalisation, self.interpolation)
         view, theta = cover_and_centre(image, (height, width), self.size, self.interpolation)
         return self.normalisation.apply(view), theta * factors
 
     def supports(self, pixels: Pixels) -> bool:
-        """Return whether `transform_batch` applies: the image has the view's size and is not cropped."""
+        """Return whether `transform_batch` applies: images have the view's size and are not cropped."""
         return self.crop_ratio == 1 and pixels.shape == (*self.size, len(self.normalisation.mean))
 
     def transform_batch(self, images: Sequence[Pixels], seeds: Iterable[int]) -> tuple[Tensor, Tensor]:
@@ -218,13 +218,13 @@ class EvalTransform:
         return self.normalisation.apply_all(np.stack(images)), geometry
 
 
-# Transforms that support batches: for an image of 32 pixels, calling the functions that crop, mirror and normalise
-# takes longer than their work. If these are the only steps, and images have the size of the view, a batch takes a fifth
-# of the time, with equal results.
+# Transforms that support batches. For a 32-pixel image, the overhead of calling the functions that crop, mirror and
+# normalise exceeds the time of the operations. If there are no other operations, and images have the size of the view,
+# transforming a batch takes a fifth of the time of single calls, with equal results.
 BatchTransform = TrainTransform | EvalTransform
 
 
-class WholeImage:
+class WholeImageTransform:
     """Transform that stretches the full image to (height, width) and normalises it."""
 
     def __init__(self, size: Size, normalisation: Normalisation, interpolation: Interpolation = "bicubic") -> None:
@@ -241,7 +241,7 @@ class WholeImage:
 def random_resized_crop(
     crop: v2.RandomResizedCrop, image: Image.Image, size: Size, interpolation: Interpolation
 ) -> tuple[Image.Image, Tensor]:
-    """Return a random crop of an image, resized to (height, width), and its geometry."""
+    """Return a random crop of an image, resized to (height, width), and the (2, 3) geometry of the crop."""
     params = crop.make_params([image])
     left, top, width, height = (params[name] for name in ("left", "top", "width", "height"))
     box = (left, top, left + width, top + height)
@@ -251,7 +251,11 @@ def random_resized_crop(
 def cover_and_centre(
     image: Image.Image, cover: Size, size: Size, interpolation: Interpolation
 ) -> tuple[Image.Image, Tensor]:
-    """Resize an image to cover `cover`, keeping its aspect ratio; return a centre crop of `size` and its geometry."""
+    """Resize an image to cover the size `cover`, keeping the aspect ratio, and crop the centre.
+
+    Returns:
+        The crop of the size `size`, and its (2, 3) geometry.
+    """
     image = _resize(image, cover_size(image, cover), interpolation)
     height, width = size
     top, left = round((image.height - height) / 2), round((image.width - width) / 2)
@@ -260,9 +264,9 @@ def cover_and_centre(
 
 
 def cover_size(image: Image.Image, size: Size) -> Size:
-    """Return the smallest (height, width) with the image's aspect ratio that covers a size.
+    """Return the smallest (height, width) with the image's aspect ratio that covers `size`.
 
-    The side that may exceed the size is rounded down, as torchvision does when it resizes the shorter side.
+    The side that exceeds `size` is rounded down, as torchvision does when it resizes the shorter side.
     """
     height, width = size
     if image.width * height <= image.height * width:
@@ -271,7 +275,11 @@ def cover_size(image: Image.Image, size: Size) -> Size:
 
 
 def box_geometry(box: tuple[float, float, float, float], source: tuple[int, int]) -> Tensor:
-    """Return the (2, 3) geometry of a view that is cropped from the box of an image; the box may exceed the image.
+    """Return the (2, 3) geometry of a view that is cropped from a box of an image; the box may exceed the image.
+
+    Args:
+        box: (left, top, right, bottom) in pixels.
+        source: (width, height) of the image in pixels.
 
     Example:
         >>> box_geometry((0, 0, 10, 20), (20, 20))  # the left half
@@ -299,7 +307,7 @@ def random_int(low: int, high: int) -> int:
 
 def _check_size(size: Size) -> None:
     if min(size) < 1:
-        raise UserError(f"the image size is {size}; expected a height and a width of at least 1 pixel")
+        raise UserError(f"the image size is {size}; expected a height and a width of at least 1 pixel.")
 
 
 def _box_geometries(corners: NDArray[np.float64], mirrored: NDArray[np.float64], height: int, width: int) -> Tensor:

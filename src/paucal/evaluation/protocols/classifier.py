@@ -11,13 +11,13 @@ from paucal.metrics.measures import MetricName, measure_of, value_of
 from paucal.types import UserError
 from paucal.wording import counted
 
-VALUES_PER_CHUNK = 1 << 22  # values that are checked or converted at once, which avoids a second copy of all features
-FOLDS = 5
+VALUES_PER_CHUNK = 1 << 22  # number of values that are checked or converted at once, to avoid a copy of all features
+FOLDS = 5  # number of folds of a cross-validation
 
 
 @dataclass(frozen=True)
 class LinearClassifier:
-    """The weights and biases of a linear classifier of K classes, and how its solver ended.
+    """The weights and biases of a linear classifier for K classes, and the outcome of its solver.
 
     Attributes:
         weight: (K, D) weights.
@@ -48,30 +48,31 @@ def validation_score(classifier: LinearClassifier, features: Tensor, labels: Ten
 
 
 def to_double(values: Tensor) -> Tensor:
-    """Return values in float64 on their device, or on the CPU instead of MPS, which has no float64."""
+    """Return values as float64 on their device, or on the CPU if the device is MPS, which has no float64."""
     return (values.cpu() if values.device.type == "mps" else values).double()
 
 
 def draw_folds(
     labels: Tensor, seed: int = 0, folds: int = FOLDS, groups: Tensor | None = None
 ) -> list[tuple[Tensor, Tensor]]:
-    """Return for each fold the rows to fit on and the rows to score on, both ascending.
+    """Return the rows to fit on and the rows to score on for each fold, in ascending order.
 
     Each class is spread evenly over the folds (Kohavi 1995, "A study of cross-validation and bootstrap for accuracy
     estimation and model selection").
 
     Args:
-        labels: (N,) int64 classes; or (N, K) labels of images with several classes, which are folded at random.
+        labels: (N,) int64 classes; or (N, K) labels of images with several classes, which are assigned to folds at
+            random.
         seed: Seed of the draw.
-        folds: Maximum number of folds; a set with fewer images has fewer.
-        groups: (N,) numbers of groups of similar images, which stay in one fold. They are ignored unless at least two
-            classes have at least two groups (`can_fold_groups`) and each fold leaves two classes to fit on. A class
-            with a single group is missing from the fit for its fold.
+        folds: Maximum number of folds. A set with fewer images than that has one fold per image.
+        groups: (N,) group numbers; similar images form a group, which stays in one fold. Groups are ignored unless at
+            least two classes have at least two groups (`can_fold_groups`) and each fold leaves two classes to fit on. A
+            class with a single group is missing from the fit that is scored on this group.
     """
     if labels.ndim == 1 and int((labels.unique(return_counts=True)[1] > 1).sum()) < 2:
         raise UserError(
-            "without validation images the training images are cross-validated, which needs at least two classes with "
-            "at least two images: give more images, or --val-fraction 0.1."
+            "there are no validation images, and a cross-validation of the training images needs at least two classes "
+            "with at least two images: give more images, or --val-fraction 0.1."
         )
     unit_of_row, unit_labels = torch.arange(len(labels)), labels.cpu()
     if groups is not None and can_fold_groups(labels, groups):
@@ -100,13 +101,14 @@ def can_fold_groups(labels: Tensor, groups: Tensor) -> bool:
     return int((class_of_pair.unique(return_counts=True)[1] > 1).sum()) > 1
 
 
-def even_folds(labels: Tensor, max_folds: int, groups: Tensor | None = None) -> int:
+def balanced_fold_count(labels: Tensor, max_folds: int, groups: Tensor | None = None) -> int:
     """Return the number of folds: the median number of images per class, but at least 2 and at most `max_folds`.
 
     If groups of images stay in one fold, the groups of a class are counted instead of its images.
 
-    With more folds than images of a class, a fit would see fewer images of a held-out image's class than of other
-    classes, and its biases would favour wrong classes: with two images per class, all predictions can be wrong.
+    If there were more folds than images of a class, a classifier would be fitted to fewer images of a held-out image's
+    class than of other classes, and its biases would favour wrong classes. With two images per class, all predictions
+    could be wrong.
     """
     if groups is not None and can_fold_groups(labels, groups):
         labels = torch.stack([labels, groups]).unique(dim=1)[0]
@@ -130,12 +132,12 @@ def require_classes(labels: Tensor, images_text: str = "the training images") ->
 
 
 def rows_per_chunk(dim: int) -> int:
-    """Return how many rows of `dim` channels are processed at once."""
+    """Return the number of rows of `dim` channels that are processed at once."""
     return max(1, VALUES_PER_CHUNK // max(1, dim))
 
 
 def split_rows(features: Tensor) -> tuple[Tensor, ...]:
-    """Return (N, D) features as chunks of rows, which are views."""
+    """Return views of (N, D) features as chunks of rows."""
     return features.split(rows_per_chunk(features.shape[1]))
 
 
@@ -149,8 +151,8 @@ def require_finite(features: Tensor, images_text: str) -> None:
     n_broken = count_non_finite(features)
     if n_broken:
         raise UserError(
-            f"the features of {n_broken} of {len(features)} {images_text} are not finite numbers: the weights are "
-            "damaged, or the values overflow half precision; check the model, or give --feature-dtype float32."
+            f"the features of {n_broken} of {len(features)} {images_text} are not finite numbers, because the weights "
+            "are damaged or values overflow half precision: check the model, or give --feature-dtype float32."
         )
 
 
@@ -158,6 +160,6 @@ def require_same_width(train: Tensor, test: Tensor) -> None:
     """Raise a UserError if training and test features have different numbers of channels."""
     if train.shape[1] != test.shape[1]:
         raise UserError(
-            f"the training features have {train.shape[1]} channels and the test features {test.shape[1]}: they "
-            "come from different models; extract both with one model."
+            f"the training features have {train.shape[1]} channels, but the test features have {test.shape[1]}: "
+            "extract both with the same model."
         )

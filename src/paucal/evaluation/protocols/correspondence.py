@@ -1,9 +1,10 @@
-"""EsViT's correspondence protocol: how well features match the cells of two views of an image.
+"""EsViT's correspondence protocol: how well features match the patches of two views of an image.
 
-Each cell of the first view is matched with the cell of the second view that has the highest cosine similarity. The most
-similar pairs are scored: the accuracy is the share of pairs with the true cell, the distance error is the distance in
-pixels between the centres of the matched and the true cell. The published code covers only a mirrored image and square
-grids; here the true cells come from the geometry of any two views, and grids may have any shape.
+A cell is one position of a feature map, such as a patch of a ViT. Each cell of the first view is matched with the cell
+of the second view that has the highest cosine similarity. Only the most similar pairs are scored. The accuracy is the
+fraction of pairs whose matched cell is the true cell. The distance error is the distance in pixels between the centres
+of the matched cell and the true cell. The published code supports only a mirrored image and square feature maps. Here,
+the true cells are computed from the geometry of any two views, and feature maps may have any shape.
 """
 
 from collections.abc import Callable, Iterable
@@ -31,10 +32,12 @@ class Matches:
     """The matched cells of two views of B images and their scores.
 
     Attributes:
-        cells: (B, N) index of the most similar cell of the second view, for each of N cells of the first, row by row.
+        cells: (B, N) index of the most similar cell of the second view, for each of the N cells of the first view.
+            Cells are numbered row by row.
         similarity: (B, N) cosine similarities of these pairs.
-        order: (B, N) cells of the first view by descending similarity; cells outside the second view come last.
-        accuracy: (B,) share of the scored pairs that are correct; NaN if no cell is inside the second view.
+        order: (B, N) indices of the first view's cells by descending similarity; cells outside the second view come
+            last.
+        accuracy: (B,) fraction of the scored pairs that are correct; NaN if no cell is inside the second view.
         distance: (B,) mean distance of the scored pairs from the true cells, in pixels of the second view.
     """
 
@@ -66,7 +69,7 @@ def true_positions(first: Tensor, second: Tensor, grid: Size) -> Tensor:
         grid: (rows, columns) of the first views' cells.
 
     Returns:
-        (B, N, 2) positions (x, y) in the second view; outside [-1, 1] if they are outside the view.
+        (B, N, 2) positions (x, y) in the second view. Coordinates outside [-1, 1] are outside the view.
     """
     centres = cell_centres(*grid).to(first)
     source = centres @ first[:, :, :2].transpose(1, 2) + first[:, None, :, 2]
@@ -79,8 +82,8 @@ def match_cells(first: Tensor, second: Tensor, positions: Tensor, image_size: Si
     Args:
         first: (B, D, h, w) features of the first view.
         second: (B, D, H, W) features of the second view.
-        positions: (B, h * w, 2) positions of the first view's cells in the second view, from `true_positions`; the true
-            cell is the cell at that position, and cells whose position is outside the view are not scored.
+        positions: (B, h * w, 2) positions of the first view's cells in the second view, from `true_positions`. The true
+            cell is the cell at that position. Cells whose position is outside the view are not scored.
         image_size: (height, width) of the second view in pixels.
         top: Number of pairs to score; fewer are scored if fewer cells are inside the second view.
     """
@@ -112,20 +115,20 @@ def correspond(
 ) -> tuple[Tensor, Tensor]:
     """Match two views of each image; return the accuracies and the distance errors in pixels.
 
-    The features are those of the backbone's last grid, after the final norm.
+    The features are the backbone's last feature map, after the final norm.
 
     Args:
         backbone: Backbone in evaluation mode, on `device`.
         loader: Batches of two views with their geometry.
         device: Device to compute on.
         top: Number of pairs to score per image.
-        progress: Function called with the number of images done.
+        progress: Function called with the number of images processed so far.
 
     Returns:
         Two (N,) float64 tensors on the CPU.
     """
     if backbone.grid == (1, 1):
-        raise UserError("the last grid has a single cell, so there is nothing to match: give a larger --img-size.")
+        raise UserError("the last feature map is 1x1, so there is nothing to match: give a larger --img-size.")
     accuracy, distance, n_done = [], [], 0
     with torch.inference_mode():
         for batch in loader:
@@ -159,16 +162,17 @@ def _unit_cells(grid: Tensor) -> Tensor:
 Change = Literal["mirror", "crop"]
 # Strengths of brightness, contrast, saturation and hue, and probability of the jitter, as in the published code.
 _JITTER, _JITTER_PROBABILITY = (0.4, 0.4, 0.2, 0.1), 0.8
-_CROP_AREA = (0.4, 0.6)  # smallest and largest crop as a share of the image's area
+_CROP_AREA = (0.4, 0.6)  # smallest and largest crop as a fraction of the image's area
 
 
 def second_view(change: Change, first: EvalTransform) -> ViewTransform:
     """Return the transform of the second view; the first view is not augmented.
 
     Args:
-        change: "mirror" is the published view: always mirrored, colours jittered with probability 0.8, always grey (as
-            in the published code; the paper does not mention "always"). "crop" is a crop of 40 to 60 % of the image,
-            mirrored with probability 0.5, jittered with probability 0.8, grey with probability 0.2.
+        change: "mirror" is the published view, which is always mirrored and greyscale, with colours jittered with
+            probability 0.8. (The published code always converts to greyscale; the paper does not mention this.) "crop"
+            is a crop of 40 to 60 % of the image's area, mirrored with probability 0.5, jittered with probability 0.8
+            and greyscale with probability 0.2.
         first: Transform of the first view.
     """
     return MirroredView(first) if change == "mirror" else CroppedView(first)
@@ -205,7 +209,7 @@ def _colour_jitter(grey: float) -> v2.Compose:
 
 
 def _shrink(image: Image.Image, first: EvalTransform) -> Image.Image:
-    """Reduce a large photo to twice the size of the view, so that colour jitter takes a tenth of the time."""
+    """Reduce a large photo to twice the size of the view, which makes colour jitter about ten times as fast."""
     height, width = cover_size(image, (2 * first.size[0], 2 * first.size[1]))
     if height >= image.height:
         return image

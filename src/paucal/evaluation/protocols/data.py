@@ -36,7 +36,7 @@ class EvaluationData:
         parts: Positions of the images of "train", "val" and "test".
         n_classes: Number of classes K.
         metric: Reported metric.
-        how: Sentence on the origin of the splits.
+        how: Sentence that says how the splits were made.
     """
 
     name: str
@@ -53,7 +53,7 @@ class EvaluationData:
         return np.concatenate([self.parts[part] for part in PARTS])
 
     def rows(self, part: str) -> slice:
-        """Return the slice of `used` with the images of a split, or of "pool", that is "train" and "val"."""
+        """Return the slice of `used` with the images of a split, or of "pool" ("train" and "val" together)."""
         train, val, test = (len(self.parts[name]) for name in PARTS)
         pool, total = train + val, train + val + test
         return slice(*{"train": (0, train), "val": (train, pool), "test": (pool, total), POOL: (0, pool)}[part])
@@ -70,10 +70,10 @@ class EvaluationData:
 def with_parts(images: ImageSet, seed: int, val_fraction: float | None, test_fraction: float | None) -> Split:
     """Split a set that does not belong to a run.
 
-    The test images must be declared by the set or drawn on request (`test_fraction`): a model may have been trained on
-    any image of a folder, so test images are not drawn by default. An exception are published sets without official
-    splits but with a published number of training images per class (Caltech-101: 30): this number is drawn, and all
-    other images are test images.
+    The test images must be declared by the set, or requested with `test_fraction`. They are not drawn by default, since
+    a model may have been trained on any image of a folder. Published sets that have no official splits but a published
+    number of training images per class (30 for Caltech-101) are an exception. This number is drawn from each class, and
+    all other images are test images.
     """
     fractions = {"val_fraction": val_fraction, "test_fraction": test_fraction}
     given_fractions = {name: value for name, value in fractions.items() if value is not None}
@@ -82,7 +82,7 @@ def with_parts(images: ImageSet, seed: int, val_fraction: float | None, test_fra
             return _draw_train_per_class(images, images.hints.train_per_class, seed, given_fractions)
         advice = images.hints.official_parts or "give a folder with train and test"
         raise UserError(
-            f"{images.location} has no test part: {advice}, or draw one with --test-fraction 0.2 (only if the model "
+            f"{images.location} has no test split: {advice}, or draw one with --test-fraction 0.2 (only if the model "
             "was not trained on these images)."
         )
     return make_split(images, seed, **given_fractions)  # type: ignore[arg-type]  # the fractions are numbers
@@ -101,19 +101,22 @@ def _draw_train_per_class(images: ImageSet, per_class: int, seed: int, fractions
 
 
 def evaluation_data(images: ImageSet, split: Split, metric: MetricName | None = None) -> EvaluationData:
-    """Return a split set with its metric: by default that of EsViT's Table 9 for its sets, accuracy for other sets."""
+    """Return a split data set with its metric.
+
+    By default, it is the metric of EsViT's Table 9 for data sets in that table, and accuracy for other data sets.
+    """
     parts = {part: split.indices(part) for part in PARTS}
     labels = torch.from_numpy(images.targets).long()
     for part in ("train", "test"):
         if not len(parts[part]):
             raise UserError(
-                f"{images.name} has no {part} images: give a data set with {part} images, or check its folders."
+                f"{images.name} has no {part} images: give a data set with {part} images, or check the folder names."
             )
     if labels.ndim == 2:
         if metric not in (None, "map", "map11"):
             raise UserError(
-                f"--metric {metric} needs one label per image, but {images.name} has several: leave --metric out to "
-                "use the mean average precision."
+                f"--metric {metric} needs one label per image, but images of {images.name} have several: remove "
+                "--metric to use the mean average precision."
             )
         metric = metric or "map"
     else:
@@ -131,8 +134,8 @@ def limit(data: EvaluationData, max_images: int, seed: int) -> EvaluationData:
     """Return the set with at most `max_images` images in each split, with class counts as equal as possible."""
     if max_images < data.n_classes:
         raise UserError(
-            f"--max-images is {max_images}, but {data.name} has {counted(data.n_classes, 'class', 'classes')}: give a "
-            "number at least as large."
+            f"--max-images is {max_images}, but {data.name} has {counted(data.n_classes, 'class', 'classes')}: give at "
+            f"least {data.n_classes}."
         )
     parts = {part: balanced_sample(data.labels, indices, max_images, seed) for part, indices in data.parts.items()}
     return replace(
@@ -141,11 +144,11 @@ def limit(data: EvaluationData, max_images: int, seed: int) -> EvaluationData:
 
 
 def balanced_sample(labels: Tensor, indices: NDArray[np.int64], max_images: int, seed: int) -> NDArray[np.int64]:
-    """Draw at most `max_images` of the positions, with class counts as equal as possible; return them ascending.
+    """Draw at most `max_images` of the positions, with class counts as equal as possible, in ascending order.
 
     Args:
         labels: (N,) labels of all images; or (N, K) labels of images with several classes, which are then ignored.
-        indices: (n,) positions to draw from.
+        indices: (n,) positions of the images to draw from.
         max_images: Maximum number of images to draw.
         seed: Seed of the draw.
     """
@@ -171,7 +174,7 @@ _VOC_ARCHIVES = "VOCtrainval_06-Nov-2007.tar and VOCtest_06-Nov-2007.tar"
 _VOC_PAGE = "http://host.robots.ox.ac.uk/pascal/VOC/voc2007/"
 _VOC_LISTS = Path("ImageSets") / "Main"
 _MAX_LIST_BYTES = 16 << 20
-# VOC's lists contain 1 for present, -1 for absent and 0 for difficult; its evaluation leaves out difficult images.
+# VOC's lists contain 1 for present, -1 for absent and 0 for difficult. VOC's evaluation ignores difficult images.
 _VOC_LABELS = {"1": 1, "-1": 0, "0": -1}
 
 
@@ -181,7 +184,7 @@ def is_voc(folder: Path) -> bool:
 
 
 def find_voc(root: str | Path | None = None, download: bool = False) -> Path:
-    """Return the folder of VOC2007 below the data root; with `download`, torchvision downloads it if it is missing."""
+    """Return the folder of VOC2007 below the data root; with `download`, a missing folder is downloaded."""
     base = data_root(root)
     folder = base / VOC_FOLDER
     if all((folder / _VOC_LISTS / f"{VOC_CLASSES[0]}_{part}.txt").is_file() for part in ("train", "test")):
@@ -192,10 +195,10 @@ def find_voc(root: str | Path | None = None, download: bool = False) -> Path:
     try:
         for part in ("trainval", "test"):
             VOCDetection(str(base), year="2007", image_set=part, download=True)
-    except Exception as problem:  # torchvision passes on all errors of the network, the disk and the archives
+    except Exception as problem:  # torchvision passes on many types of network, disk and archive errors
         reason = " ".join(str(problem).split()).rstrip(".") or type(problem).__name__
         raise UserError(
-            f"the data set '{VOC_NAME}' could not be fetched ({reason}); try again, or {manual_advice}."
+            f"the data set '{VOC_NAME}' could not be downloaded ({reason}); try again, or {manual_advice}."
         ) from problem
     return folder
 

@@ -1,7 +1,7 @@
-"""The 18 data sets of EsViT's Table 9 (the public sets of CLIP's linear evaluation), with their sources.
+"""The 18 data sets of EsViT's Table 9 (the public data sets of CLIP's linear evaluation), with their sources.
 
-The numbers of classes and images are from the paper; notes correct wrong numbers. All sets can be opened by name:
-VOC2007 by `open_voc`, since its images have several classes each, the other sets by `paucal.data.named`.
+The numbers of classes and images are from the paper; notes correct the paper's errors. All sets can be opened by name.
+`open_voc` opens VOC2007, whose images have several classes each; `paucal.data.named` opens the other sets.
 """
 
 from dataclasses import dataclass
@@ -11,16 +11,16 @@ from paucal.metrics.measures import MetricName
 
 @dataclass(frozen=True)
 class Table9Set:
-    """One of the data sets.
+    """One data set of Table 9.
 
     Attributes:
-        title: Name of the set as printed.
+        title: Name of the set for display.
         classes: Number of classes.
         train: Number of training images, including validation images.
         test: Number of test images.
         metric: Metric that the paper reports.
         source: Where the images come from.
-        note: Correction or remark.
+        note: Correction of the numbers, or a remark.
     """
 
     title: str
@@ -109,7 +109,7 @@ TABLE9: dict[str, Table9Set] = {
 
 
 def metric_of(name: str) -> MetricName:
-    """Return the metric of a data set by its name; accuracy for sets that are not in Table 9.
+    """Return the metric of a data set by its name; "accuracy" if the set is not in Table 9.
 
     Example:
         >>> metric_of("pets"), metric_of("photos")

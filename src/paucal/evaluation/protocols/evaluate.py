@@ -26,7 +26,7 @@ from paucal.evaluation.protocols.linear_probe import (
     cached_batches,
     fit_probe,
     fit_probe_by_folds,
-    for_images,
+    limit_batch_size,
 )
 from paucal.evaluation.protocols.logistic import DEFAULT, Solver, fit_by_folds, fit_selected
 from paucal.metrics.measures import (
@@ -47,20 +47,20 @@ from paucal.wording import percent
 Protocol = Literal["knn", "linear", "logistic", "correspondence", "few-labels"]
 PROTOCOLS: tuple[Protocol, ...] = ("knn", "linear", "logistic", "correspondence", "few-labels")
 MULTI_LABEL: frozenset[Protocol] = frozenset({"logistic", "correspondence"})  # protocols that allow several labels
-MAX_RANK, TOP_5 = 5, "top-5"  # with more than 5 classes, the top-5 accuracy is reported under this name
-Bar = Callable[[str], AbstractContextManager[Advance]]  # opens a progress bar with a title
+MAX_RANK, TOP_5 = 5, "top-5"  # if there are more than 5 classes, the top-5 accuracy is reported under this name
+Bar = Callable[[str], AbstractContextManager[Advance]]  # function that opens a progress bar with a title
 Rows = tuple[Tensor, Tensor]  # features and labels
 
 
 @dataclass(frozen=True)
 class Line:
-    """The key of a row of the table: protocol, setting and score.
+    """The key of a row of the table of scores: protocol, setting and name of the score.
 
     Attributes:
         protocol: Protocol of the score.
         setting: Setting of the protocol, such as "k = 20".
         score: Name of the score.
-        unit: "%" for shares (higher is better), "px" for distances in pixels (lower is better).
+        unit: "%" for fractions of images (higher is better), "px" for distances in pixels (lower is better).
         headline: Whether the row is printed; all rows are stored.
     """
 
@@ -73,13 +73,13 @@ class Line:
 
 @dataclass(frozen=True)
 class Outcome:
-    """A model's score in a row of the table.
+    """A model's score in one row of the table of scores.
 
     Attributes:
-        line: Protocol, setting and score.
+        line: Protocol, setting and name of the score.
         measure: Score as a function of the weights of the test images.
         n_images: Number of test images.
-        note: Selected hyperparameter, or standard deviation over repeats; "" for none.
+        note: Selected hyperparameter, or standard deviation over repeats; "" if there is neither.
     """
 
     line: Line
@@ -94,15 +94,15 @@ class ProtocolOptions:
 
     Attributes:
         features: Features for k-NN, logistic regression and few labels.
-        probe_features: Features for the linear probe; None for the published features, the last four blocks.
+        probe_features: Features for the linear probe. If None, the published features are used (the last four blocks).
         extraction: Batch size, precision and cache of the feature extraction.
         solver: Solver of logistic regression.
         probe: Schedule of the linear probe.
-        augment: Whether the linear probe is trained on new augmented views in every epoch, as published, instead of the
-            unaugmented images.
-        changes: Kinds of second view of the correspondence protocol.
+        augment: Whether the linear probe is trained on new augmented views in every epoch, as published. If False, it
+            is trained on the unaugmented images.
+        changes: Kinds of second views for the correspondence protocol.
         neighbours: Values of k for k-NN.
-        seed: Seed of the few-labels draws and of second views.
+        seed: Seed for drawing few labels and for the second views.
     """
 
     features: FeatureKind = POOLED
@@ -125,15 +125,15 @@ def evaluate_backbone(
 ) -> list[Outcome]:
     """Evaluate a backbone on a data set; return the scores of each protocol.
 
-    Lambda (logistic regression) and the learning rate (linear probe) are selected on the validation images, which are
-    then added to the training images. Without validation images, they are selected by cross-validation within the
-    training images. Test images are never used for a selection.
+    The penalty lambda of logistic regression and the learning rate of the linear probe are selected on the validation
+    images, which are then added to the training images. If there are no validation images, these hyperparameters are
+    selected by cross-validation within the training images. Test images are never used for selection.
     """
     bar = bar or (lambda title: nullcontext(lambda done, total: None))
     if data.labels.ndim == 2 and set(protocols) - MULTI_LABEL:
         raise UserError(
-            f"the images of {data.name} have several classes each, which only two protocols support: give --protocol "
-            "logistic correspondence."
+            f"images of {data.name} have several labels, which only the protocols logistic and correspondence support: "
+            "give --protocol logistic correspondence."
         )
     probe = options.probe_features or probe_kind(subject.backbone)
     kinds = [options.features] if set(protocols) & {"knn", "logistic", "few-labels"} else []
@@ -162,7 +162,7 @@ def evaluate_backbone(
 
 
 def _rows_by_part(features: Tensor, data: EvaluationData) -> dict[str, Rows]:
-    """Return the features and labels of "train", "val", "test" and "pool" (train and val), as views."""
+    """Return views of the features and labels of "train", "val", "test" and "pool" (train and val)."""
     labels = data.labels[torch.from_numpy(data.used)]
     return {part: (features[data.rows(part)], labels[data.rows(part)]) for part in (*PARTS, POOL)}
 
@@ -171,7 +171,7 @@ def _evaluate_knn(parts: dict[str, Rows], data: EvaluationData, options: Protoco
     (pool, labels), (test, truth) = parts[POOL], parts["test"]
     votes = knn_scores(pool, labels, test, data.n_classes, options.neighbours)
     headline = min(clamp_neighbours(options.neighbours, len(pool)), key=lambda k: abs(k - HEADLINE))
-    prints_accuracy = data.metric == "accuracy"  # for other metrics, accuracy is stored but not printed
+    prints_accuracy = data.metric == "accuracy"  # if the metric is another one, accuracy is stored but not printed
     outcomes = []
     for k, scores in votes.items():
         line = Line("knn", f"k = {k}", "top-1", headline=prints_accuracy and k == headline)
@@ -193,7 +193,7 @@ def _evaluate_linear(
     options: ProtocolOptions,
     advance: Advance,
 ) -> list[Outcome]:
-    schedule = for_images(options.probe, len(parts["train"][1]))
+    schedule = limit_batch_size(options.probe, len(parts["train"][1]))
 
     def batches(part: str) -> Batches:
         features, labels = parts[part]
@@ -229,7 +229,7 @@ def _evaluate_logistic(parts: dict[str, Rows], data: EvaluationData, options: Pr
 def _classifier_outcomes(
     protocol: Literal["linear", "logistic"], scores: Tensor, truth: Tensor, data: EvaluationData, note: str
 ) -> list[Outcome]:
-    """Return the score in the data set's metric, and the top-5 accuracy for more than 5 classes."""
+    """Return the score in the data set's metric, and the top-5 accuracy if there are more than 5 classes."""
     measure = measure_of(data.metric, scores, truth)
     outcomes = [Outcome(Line(protocol, "", METRIC_TITLES[data.metric]), measure, len(truth), note)]
     if truth.ndim == 1 and data.n_classes > MAX_RANK:
@@ -239,7 +239,7 @@ def _classifier_outcomes(
 
 
 def _selection_note(parts: dict[str, Rows]) -> str:
-    """Return a note if a hyperparameter was selected by cross-validation; "" if on validation images, as usual."""
+    """Return a note if a hyperparameter was selected by cross-validation; "" if validation images were used."""
     if len(parts["val"][1]):
         return ""
     return f" by {FOLDS}-fold cross-validation of the training images, as there are no validation images"

@@ -1,4 +1,4 @@
-"""Frozen features: which layers they are read from, their computation in one pass, and their cache on disk."""
+"""Frozen features: the layers that provide the features, extraction in one pass, and a cache on disk."""
 
 import hashlib
 import os
@@ -27,9 +27,9 @@ from paucal.models.frozen import FrozenBackbone
 from paucal.types import FeatureRequest, UserError
 from paucal.wording import counted
 
-LAST_BLOCKS = 4  # number of blocks that the published linear probe uses
-FORMAT = "2"  # version of the cache files; change it whenever the features of the same images change
-Advance = Callable[[int, int], None]  # reports progress: steps done, total steps
+LAST_BLOCKS = 4  # number of last blocks that the published linear probe uses
+FORMAT = "2"  # version of the cache files; increment it whenever the features of the same images change
+Advance = Callable[[int, int], None]  # progress function: (steps done, total steps)
 
 
 @dataclass(frozen=True)
@@ -37,10 +37,11 @@ class FeatureKind:
     """The layers that features are read from.
 
     Attributes:
-        levels: "pooled" (the class token if the family has one, else the mean over the last grid, after the final
-            norm), "blocks" or "stages" (the last `count` of them, concatenated), or "class+mean" (class token and mean
-            of the patches of each of the last `count` blocks, after the final norm: EsViT's linear probe of ViT-B,
-            DINO's `avgpool_patchtokens`).
+        levels: "pooled", "blocks", "stages" or "class+mean". "pooled" is the class token if the model family has one,
+            otherwise the mean over the last feature map, both after the final norm. "blocks" and "stages" are the
+            concatenated features of the last `count` blocks or stages. "class+mean" is the class token and the mean of
+            the patch tokens of each of the last `count` blocks, after the final norm. EsViT's linear probe of ViT-B
+            uses "class+mean"; DINO calls it `avgpool_patchtokens`.
         count: Number of blocks or stages.
     """
 
@@ -68,8 +69,8 @@ def parse_kind(text: str) -> FeatureKind:
     match = _KIND.fullmatch(text)
     if match is None:
         raise UserError(
-            f"--features is {text!r}; expected auto or pooled, or last blocks or stages such as blocks:4, stages:2 or "
-            "class+mean:1."
+            f"--features is {text!r}; expected auto or pooled, or a number of last blocks or stages such as blocks:4, "
+            "stages:2 or class+mean:1."
         )
     return FeatureKind(match["alone"] or match["levels"], int(match["count"] or 1))  # type: ignore[arg-type]
 
@@ -77,7 +78,8 @@ def parse_kind(text: str) -> FeatureKind:
 def probe_kind(backbone: FeatureBackbone) -> FeatureKind:
     """Return the features of the published linear probe: the last four blocks, each after the final norm.
 
-    A ResNet has no final norm, and the published code does not support it; its pooled features are returned.
+    For a model without a final norm (a ResNet), which the published code does not support, the pooled features are
+    returned.
     """
     plan = backbone.plan
     if plan.norm is None or not plan.blocks:
@@ -88,14 +90,14 @@ def probe_kind(backbone: FeatureBackbone) -> FeatureKind:
 class FeatureReader(nn.Module):
     """Reads several kinds of features from one forward pass.
 
-    The feature of a block or stage is its class token if the model's output has one (ViT, DeiT), or a token that the
-    stage adds (ViL), else the mean over its cells. The final norm is applied to the blocks of the last stage, but not
-    to those of earlier stages, which have a different width. Blocks of a staged model are read before the patch merging
-    that follows them (EsViT, section 4.2). With "class+mean", the feature of a block is its class token followed by
-    the mean over its cells.
+    The feature of a block or stage is its class token if the model's output has a class token (ViT, DeiT), or a token
+    that the stage adds (ViL), otherwise the mean over its patches. The final norm is applied to the blocks of the last
+    stage. It is not applied to the blocks of earlier stages, which have a different width. Blocks of a hierarchical
+    model are read before the patch merging that follows them (EsViT, section 4.2). With "class+mean", the feature of a
+    block is its class token followed by the mean over its patches.
 
     Args:
-        backbone: Backbone to read from; hooks stay registered on it until `close` is called.
+        backbone: Backbone to read from. Hooks stay registered on the backbone until `close` is called.
         kinds: Kinds of features to return.
     """
 
@@ -160,7 +162,7 @@ class FeatureReader(nn.Module):
         if available < count:
             raise UserError(
                 f"--features asks for the last {counted(count, level)}, but only {available} of "
-                f"{model_name(self.backbone.model)} can be read: use fewer, or pooled."
+                f"{model_name(self.backbone.model)} can be read: give a smaller number, or use pooled."
             )
 
     def _block_features(self, output: Any, images: Tensor, last: Tensor, with_mean: bool) -> Tensor:
@@ -170,15 +172,15 @@ class FeatureReader(nn.Module):
         layout = read_layout(output.shape, size, plan.prefixes, hints)
         grid = to_grid(output, size, plan.prefixes, hints)
         if layout is None or grid is None:
-            raise ValueError(f"no grid for images of {size} pixels in a block of {model_name(self.backbone.model)}")
-        # A prefix token that the final output lacks summarises its stage (ViL's global token).
+            raise ValueError(f"a block of {model_name(self.backbone.model)} has no feature map for {size} pixels")
+        # A prefix token that is missing from the final output summarises its stage (ViL's global token).
         has_summary_token = layout.prefix > 0 and (plan.class_token or plan.prefixes[0] == 0)
         is_normalised = grid.shape[1] == last.shape[1] and plan.norm is not None
         norm = self.backbone.model.get_submodule(plan.norm) if is_normalised and plan.norm else nn.Identity()
         if with_mean and not layout.prefix:
             raise UserError(
-                "--features class+mean of several blocks needs a class token in each, but "
-                f"{model_name(self.backbone.model)} adds its class token later: use class+mean of only the last block."
+                "--features class+mean of several blocks needs a class token in each block, but "
+                f"{model_name(self.backbone.model)} adds its class token later: use class+mean:1."
             )
         if has_summary_token and not with_mean:
             return _normed_tokens(norm, output[:, 0])
@@ -195,18 +197,18 @@ def _normed_grid(norm: nn.Module, grid: Tensor) -> Tensor:
 
 
 def _is_2d(norm: nn.Module) -> bool:
-    """Return whether a norm expects (B, C, H, W): group norm, and norms of timm with "2d" in their names."""
+    """Return whether a norm expects (B, C, H, W), as group norm and timm's norms with "2d" in their names do."""
     return "2d" in type(norm).__name__.lower() or isinstance(norm, nn.GroupNorm)
 
 
 class FeatureCache:
-    """A folder of features with one file per key; with `folder` None, nothing is read or stored."""
+    """A folder of features with one file per key; if `folder` is None, nothing is read or stored."""
 
     def __init__(self, folder: Path | None) -> None:
         self.folder = folder
 
     def path(self, key: str) -> Path | None:
-        """Return the path of the file of a key; None without a folder."""
+        """Return the path of the file of a key; None if there is no folder."""
         return None if self.folder is None else self.folder / f"{key}.safetensors"
 
     def read(self, key: str, order: NDArray[np.int64]) -> Tensor | None:
@@ -214,7 +216,7 @@ class FeatureCache:
 
         Args:
             key: Key of the features.
-            order: (N,) rows of the result that belong to the images in ascending order of their positions in the set.
+            order: (N,) rows of the result for the images in ascending order of their positions in the image set.
         """
         path = self.path(key)
         if path is None or not path.is_file():
@@ -228,14 +230,14 @@ class FeatureCache:
                 if stored_key != key or len(shape) != 2 or shape[0] != count or not has_all_ranks:
                     raise UserError(
                         f"{str(path)!r} contains features of a different model or of different images than its name "
-                        "says: remove it."
+                        "says: delete the file."
                     )
                 return _place_rows(features, torch.from_numpy(order)[ranks], shape[1])
         except (SafetensorError, OSError):
             return None
 
     def write(self, key: str, features: Tensor, order: NDArray[np.int64]) -> None:
-        """Store (N, D) features, see `read` for the other arguments."""
+        """Store (N, D) features; `key` and `order` are those of `read`."""
         path = self.path(key)
         if path is None:
             return
@@ -267,8 +269,8 @@ def _place_rows(stored: Any, rows: Tensor, dim: int) -> Tensor | None:
 def images_fingerprint(images: ImageSet, indices: NDArray[np.int64]) -> str:
     """Return a digest of the images at these positions, in this order.
 
-    The digest covers the pixels or encoded bytes of images in memory, but only the path, size and modification time of
-    files, so that a set too large for memory need not be read.
+    The digest covers the pixels or encoded bytes of images that are in memory. Of files, it covers only the path, size
+    and modification time, so that they need not be read.
     """
     digest, store = hashlib.blake2b(digest_size=16), images.store
     for index in indices.tolist():
@@ -287,7 +289,7 @@ def images_fingerprint(images: ImageSet, indices: NDArray[np.int64]) -> str:
 
 
 def feature_key(subject: str, images: str, kind: str, dtype: torch.dtype) -> str:
-    """Return the cache key of features: a hash of the digests of model and images, of the kind and the precision."""
+    """Return the cache key of features, a hash of the digests of the model and the images, the kind, and the dtype."""
     return hashlib.blake2b(" ".join((FORMAT, subject, images, kind, str(dtype))).encode(), digest_size=20).hexdigest()
 
 
@@ -315,13 +317,13 @@ def extract(
         subject: Backbone whose features are returned.
         images: Image set.
         indices: (N,) positions in the set.
-        kinds: Kinds of features; those missing from the cache are computed in one pass.
+        kinds: Kinds of features. All kinds that are missing from the cache are computed in one pass.
         extraction: Batch size, precision and cache.
-        progress: Function called with (images done, N).
+        progress: Function called with the number of images processed so far and with N.
 
     Returns:
-        (N, D) features of each kind on the CPU, in the order of `indices` and in the dtype of the cache. The cache
-        also recognises the same images in a different order.
+        (N, D) features of each kind on the CPU, in the order of `indices` and in `extraction.dtype`. The cache also
+        recognises the same images in a different order.
     """
     order = np.argsort(indices, kind="stable")
     data = images_fingerprint(images, indices[order]) if extraction.cache.folder is not None else ""

@@ -15,7 +15,7 @@ from paucal.metrics.measures import hits
 
 PER_CLASS = (1, 2, 5, 10, 50)  # numbers of labels per class
 REPEATS = 5
-LAMBDA = 1.0  # strength of the L2 penalty
+LAMBDA = 1.0  # factor of the L2 penalty
 
 
 @dataclass(frozen=True)
@@ -23,9 +23,11 @@ class CurvePoint:
     """Results for one number of labels per class.
 
     Attributes:
-        per_class: Number of labels per class; of a class with fewer images, all labels are used.
-        hits: (repeats, N) hits of the test images.
-        margins: (repeats, N) score of the second class minus that of the first for two classes; otherwise empty.
+        per_class: Number of labels per class. If a class has fewer images, all its labels are used.
+        hits: (repeats, N) correctness of the prediction for each test image: 1 if correct, 0 if wrong, between 0 and 1
+            if the highest scores are tied.
+        margins: (repeats, N) score of the second class minus the score of the first class, if there are two classes;
+            otherwise empty.
     """
 
     per_class: int
@@ -39,7 +41,7 @@ class CurvePoint:
 
 
 def draw_few(labels: Tensor, per_class: int, seed: int) -> Tensor:
-    """Draw rows of `per_class` images of each class; with the same seed, a smaller draw is a subset of a larger one."""
+    """Draw the rows of `per_class` images per class; for the same seed, smaller draws are subsets of larger draws."""
     rows = []
     for label in labels.unique().tolist():
         members = (labels == label).nonzero()[:, 0]
@@ -58,19 +60,19 @@ def few_label_curve(
     solver: Solver = DEFAULT,
     progress: Callable[[int, int], None] | None = None,
 ) -> list[CurvePoint]:
-    """Fit a logistic regression to a few labels, repeatedly with different labels, and score the test images.
+    """Fit logistic regressions to repeated draws of a few labels, and score the test images.
 
-    No hyperparameter is selected, since with one label per class no image is left for validation: the labelled features
-    are centred and divided by their root mean square, and lambda is 1. Numbers of labels above the size of the largest
-    class are left out.
+    No hyperparameter is selected, because with one label per class no image is left for validation. Instead, the
+    labelled features are centred and divided by their root mean square, and the penalty lambda is 1. Numbers of labels
+    above the size of the largest class are skipped.
 
     Args:
         train: (N, D) features and (N,) labels to draw from.
-        test: Features and labels of the test images.
+        test: (M, D) features and (M,) labels of the test images.
         n_classes: Number of classes K.
         per_class: Numbers of labels per class.
         repeats: Number of draws for each number of labels.
-        seed: Seed of the draws; models are fitted to the same images if they use the same seed.
+        seed: Seed of the draws. With the same seed, all models are fitted to the same images.
         solver: Backend and stopping rule.
         progress: Function called with (fits done, total fits).
     """

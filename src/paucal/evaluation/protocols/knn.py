@@ -1,9 +1,9 @@
 """Weighted k-nearest-neighbour classification of frozen features (Wu et al. 2018), as in EsViT's evaluation.
 
-Features are scaled to unit length; each of the k most similar training images votes for its class with weight
+Features are scaled to unit length. Each of the k most similar training images votes for its class with weight
 exp(cosine / 0.07). Neither the matrix of all similarities nor a second copy of the training features is kept in memory,
-so that a million training images fit. Sets may have any size (the published code needs at least 100 test images and
-1000 classes).
+so the method scales to a million training images. Data sets may have any size, whereas the published code needs at
+least 100 test images and 1000 classes.
 """
 
 from collections.abc import Sequence
@@ -16,22 +16,22 @@ from paucal.evaluation.protocols.classifier import to_double
 
 TEMPERATURE = 0.07
 NEIGHBOURS = (10, 20, 100, 200)
-HEADLINE = 20  # k of the printed score: "usually works best" in the published code; not selected on test images
-CHUNK = 1 << 24  # similarities in memory at once: 64 MB
+HEADLINE = 20  # k of the printed score, which "usually works best" (published code); not selected on test images
+CHUNK = 1 << 24  # largest number of similarities in memory at once; they take up 64 MB
 TRAIN_ROWS = 1 << 14  # training images whose similarities are computed at once
 
 
 def knn_scores(
     train: Tensor, labels: Tensor, test: Tensor, n_classes: int, neighbours: Sequence[int] = NEIGHBOURS
 ) -> dict[int, Tensor]:
-    """Return the sums of the votes for each class, for several numbers of neighbours k.
+    """Return the sum of the votes for each class, for several numbers of neighbours k.
 
     Args:
         train: (N, D) features of any float type.
         labels: (N,) labels in [0, K).
         test: (M, D) features.
         n_classes: Number of classes K.
-        neighbours: Values of k; values above N are replaced by N, duplicates are removed.
+        neighbours: Values of k. Values above N are replaced by N, and duplicates are removed.
 
     Returns:
         (M, K) float64 votes for each k, on the CPU.
@@ -58,15 +58,15 @@ def clamp_neighbours(neighbours: Sequence[int], n_train: int) -> list[int]:
 
 
 def nearest(train: Tensor, test: Tensor, k: int, chunk: int = CHUNK) -> tuple[Tensor, Tensor]:
-    """Return the k training rows with the highest cosine similarity to each test row, the highest first.
+    """Return the k training rows with the highest cosine similarity to each test row, in descending order.
 
-    Of equal cosines, the earlier training row comes first, whatever the chunk size.
+    If cosines are equal, the earlier training row comes first, whatever the chunk size.
 
     Args:
         train: (N, D) features, with k <= N.
         test: (M, D) features.
         k: Number of neighbours.
-        chunk: Number of similarities in memory at once.
+        chunk: Largest number of similarities in memory at once.
 
     Returns:
         (M, k) float32 cosines and (M, k) int64 training rows.
@@ -91,7 +91,7 @@ def _normalise(features: Tensor) -> Tensor:
 
 
 def _keep_best(best: Tensor, rows: Tensor, similarity: Tensor, start: int, k: int) -> tuple[Tensor, Tensor]:
-    """Merge the best cosines so far with new cosines, whose training rows begin at `start`, and keep the k best."""
+    """Merge the best cosines so far with new cosines, whose first training row is `start`, and keep the k best."""
     values, columns = _stable_topk(similarity, min(k, similarity.shape[1]))
     if not best.shape[1]:
         return values, columns + start
@@ -101,8 +101,11 @@ def _keep_best(best: Tensor, rows: Tensor, similarity: Tensor, start: int, k: in
 
 
 def _stable_topk(similarity: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """Return the k largest values of each row, of ties the earlier column, which torch's topk does not guarantee."""
-    # One extra value shows whether a tie was cut off, without another pass over all similarities.
+    """Return the k largest values of each row and their columns; of tied values, earlier columns are kept.
+
+    torch's topk does not guarantee which tied values are kept.
+    """
+    # One additional value shows whether a tie was cut off, without another pass over all similarities.
     values, columns = similarity.topk(min(k + 1, similarity.shape[1]), dim=1)
     cut_ties = (values[:, k - 1 : k] == values[:, k:]).any(1).nonzero()[:, 0]
     values, columns = values[:, :k], columns[:, :k]

@@ -1,10 +1,12 @@
 """EsViT's linear probe: a linear layer trained on frozen features with SGD, for several learning rates at once.
 
-The published code trains with one rate per run (momentum 0.9, no weight decay, 100 epochs, cosine schedule per epoch to
-0, rate times batch / 256, weights from N(0, 0.01)) and reports the best epoch on the images on which it is selected.
-Here one layer per rate is trained on the same batches; the rate with the best score after the last epoch is selected on
-validation images (or by cross-validation); a layer with that rate is trained on training and validation images
-together; and the test images are used once.
+The published code trains with one learning rate per run. It uses momentum 0.9, no weight decay, 100 epochs, a cosine
+schedule to 0 that changes once per epoch, a rate proportional to batch / 256, and initial weights from N(0, 0.01). It
+reports the best epoch on the same images on which that epoch is selected.
+
+Here, one layer per rate is trained on the same batches. The rate with the best score after the last epoch is selected
+on validation images or by cross-validation. A layer with this rate is then trained on training and validation images
+together, and the test images are used once.
 """
 
 import math
@@ -35,21 +37,24 @@ from paucal.metrics.measures import MetricName, nan_argmax
 from paucal.models.frozen import FrozenBackbone
 from paucal.types import UserError
 
-# Learning rates per 256 images; the published runs used 0.001 (default, Swin-B), 0.003 (Swin-S) and 0.01 (ResNet-50).
+# Learning rates for a batch of 256 images, which are scaled with the batch. The published runs used 0.001 (the default,
+# Swin-B), 0.003 (Swin-S) and 0.01 (ResNet-50).
 RATES = (1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 1e-1, 3e-1, 1.0, 3.0, 10.0)
-# The published augmentation: torchvision's crop of 8 to 100 % (bilinear) and mirroring, nothing else.
+# The published augmentation: only torchvision's random crop of 8 to 100 % of the area (bilinear) and mirroring.
 PROBE_AUGMENTATION = Augmentation(rand_augment=None, erase_prob=0.0, interpolation="bilinear")
-Batches = Callable[[int], Iterator[tuple[Tensor, Tensor]]]  # yields (B, D) features and (B,) labels of an epoch
+Batches = Callable[
+    [int], Iterator[tuple[Tensor, Tensor]]
+]  # from epoch number to batches of (B, D) features, (B,) labels
 
 
 @dataclass(frozen=True)
 class ProbeSettings:
-    """Schedule of the linear probe; the default is the published one.
+    """Training settings of the linear probe; the defaults are the published settings.
 
     Attributes:
-        rates: Peak learning rates per 256 images.
+        rates: Peak learning rates for a batch of 256 images.
         epochs: Number of epochs.
-        batch: Images per step; the published command uses 4 x 256.
+        batch: Number of images per step; the published command uses 4 x 256.
         momentum: Momentum of SGD.
         deviation: Standard deviation of the initial weights.
         seed: Seed of the initial weights and of the order of the images.
@@ -66,13 +71,14 @@ class ProbeSettings:
 PUBLISHED = ProbeSettings()
 
 
-def for_images(settings: ProbeSettings, n_images: int) -> ProbeSettings:
-    """Return the settings with a batch reduced to give at least 16 steps per epoch, but of at least 32 images.
+def limit_batch_size(settings: ProbeSettings, n_images: int) -> ProbeSettings:
+    """Return the settings with a smaller batch if an epoch would have fewer than 16 steps, but at least 32 images.
 
-    The published schedule has 125,000 steps on ImageNet; with its batch, 1,000 images would give only 100 steps.
+    The published schedule has 125,000 steps on ImageNet. With the published batch, a set of 1,000 images would be
+    trained for only 100 steps.
 
     Example:
-        >>> [for_images(PUBLISHED, n).batch for n in (100, 1600, 1_281_167)]
+        >>> [limit_batch_size(PUBLISHED, n).batch for n in (100, 1600, 1_281_167)]
         [32, 100, 1024]
     """
     return replace(settings, batch=min(settings.batch, max(32, n_images // 16)))
@@ -104,7 +110,7 @@ def epoch_seed(seed: int, epoch: int) -> int:
 
 
 def cached_batches(features: Tensor, labels: Tensor, settings: ProbeSettings, rows: Tensor | None = None) -> Batches:
-    """Return shuffled batches of extracted features, of the given rows or of all rows."""
+    """Return shuffled batches of extracted features; `rows` selects images, None uses all images."""
     labels = labels.to(features.device)
     rows = torch.arange(len(features)) if rows is None else rows
 
@@ -123,10 +129,10 @@ def train_probes(
     """Train one linear layer per learning rate, all on the same batches.
 
     Args:
-        batches: Batches of each epoch.
+        batches: Function that returns the batches of an epoch.
         dim: Number of features D.
         n_classes: Number of classes K.
-        settings: Schedule; the rates are scaled by `settings.batch`, even for a smaller last batch.
+        settings: Training settings. The rates are scaled by `settings.batch`, even if the last batch is smaller.
         progress: Function called after each epoch with (epochs done, total epochs).
 
     Returns:
@@ -157,15 +163,15 @@ def fit_probe(
     metric: MetricName = "accuracy",
     progress: Advance | None = None,
 ) -> FittedProbe:
-    """Train with all rates, select the rate with the highest validation score, then train with it on both splits.
+    """Select the rate with the highest validation score, then train with this rate on both splits.
 
     Args:
         train: Batches of the training images.
         both: Batches of training and validation images.
         val: (N, D) features and (N,) labels of the validation images.
         n_classes: Number of classes K.
-        settings: Schedule of both trainings.
-        metric: Metric by which the rate is selected; of equal scores the lower rate wins.
+        settings: Settings of both trainings.
+        metric: Metric by which the rate is selected. If scores are equal, the lower rate is selected.
         progress: Function called after each epoch with (epochs done, total epochs).
     """
     features = val[0]
@@ -184,14 +190,14 @@ def fit_probe_by_folds(
     metric: MetricName = "accuracy",
     progress: Advance | None = None,
 ) -> FittedProbe:
-    """Select the learning rate by cross-validation within the training images, then train with it on all of them.
+    """Select the learning rate by cross-validation, then train with this rate on all training images.
 
     Args:
         train: (N, D) features of the unaugmented images and (N,) labels, on which the rate is selected.
         batches: Batches of the final training, which may be augmented views.
         n_classes: Number of classes K.
-        settings: Schedule.
-        metric: Metric whose mean over the folds selects the rate; of equal scores the lower rate wins.
+        settings: Training settings.
+        metric: Metric whose mean over the folds selects the rate. If means are equal, the lower rate is selected.
         progress: Function called after each epoch with (epochs done, total epochs).
     """
     features, labels = train
@@ -199,7 +205,7 @@ def fit_probe_by_folds(
     folds = draw_folds(labels, settings.seed)
     n_trainings, scores = len(folds) + 1, []
     for number, (rows, held_out) in enumerate(folds):
-        schedule, val = for_images(settings, len(rows)), take_rows(train, held_out)
+        schedule, val = limit_batch_size(settings, len(rows)), take_rows(train, held_out)
         fold_batches = cached_batches(features, labels, schedule, rows)
         advance = _progress_of_training(progress, number, n_trainings)
         scores.append(_score_rates(fold_batches, val, n_classes, schedule, metric, advance))
@@ -223,14 +229,14 @@ def _score_rates(
 def _fit_best(
     batches: Batches, dim: int, n_classes: int, settings: ProbeSettings, scores: list[float], progress: Advance | None
 ) -> FittedProbe:
-    """Train with the rate that has the highest score; `scores` are those of `settings.rates`."""
+    """Train with the rate that has the highest score; `scores` has a score for each rate of `settings.rates`."""
     rate = settings.rates[nan_argmax(scores)]
     weight, bias = train_probes(batches, dim, n_classes, replace(settings, rates=(rate,)), progress)
     return FittedProbe(LinearClassifier(weight[0], bias[0]), rate, dict(zip(settings.rates, scores, strict=True)))
 
 
 def _progress_of_training(progress: Advance | None, number: int, n_trainings: int) -> Advance | None:
-    """Return a progress function for one of several trainings, which adds the epochs of the earlier trainings."""
+    """Return a progress function for training `number` of `n_trainings`, which counts the epochs of all trainings."""
     return progress and (lambda done, total: progress(number * total + done, n_trainings * total))
 
 
@@ -242,7 +248,10 @@ def augmented_batches(
     settings: ProbeSettings,
     extraction: Extraction,
 ) -> Batches:
-    """Return batches of features of augmented views, which are new in every epoch; `rows` are positions and labels."""
+    """Return batches of features of augmented views, which are drawn anew in every epoch.
+
+    `rows` are (N,) positions of the images in the set and (N,) labels.
+    """
     indices, labels = rows
     eval_transform = subject.preprocessing.transform()
     transform = TrainTransform(
@@ -271,7 +280,7 @@ def augmented_batches(
 
 
 class _State:
-    """Weights, biases and momentum buffers of the layers of all rates; gradients are computed without autograd."""
+    """Weights, biases and momentum buffers of the layers for all rates; gradients are computed without autograd."""
 
     def __init__(self, initial_weight: Tensor, settings: ProbeSettings) -> None:
         self.rates = torch.tensor(settings.rates, device=initial_weight.device, dtype=initial_weight.dtype)
@@ -281,7 +290,7 @@ class _State:
         self._momentum_buffers = torch.zeros_like(self.weight), torch.zeros_like(self.bias)
 
     def step(self, features: Tensor, labels: Tensor, rate_factor: float) -> None:
-        """Make a step of SGD with momentum for each rate times `rate_factor`."""
+        """Make one step of SGD with momentum; each learning rate is multiplied by `rate_factor`."""
         n_rates, n_classes = self.bias.shape
         logits = (features @ self.weight.flatten(0, 1).T).view(-1, n_rates, n_classes) + self.bias
         error = (logits.softmax(2) - F.one_hot(labels, n_classes)[:, None]) / len(features)

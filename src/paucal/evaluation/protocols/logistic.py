@@ -1,15 +1,15 @@
 """Logistic regression on frozen features with an L2 penalty (EsViT, section 4.1 and appendix; after CLIP).
 
 The objective is the sum of cross-entropies + lambda / 2 * |W|^2 with an unpenalised bias, minimised by L-BFGS with at
-most 1000 iterations: by scikit-learn on the CPU (its C is 1 / lambda), or by torch, which can run on a GPU and reaches
-the same minimum. The torch solver divides the loss by the number of images, as scikit-learn does, so that tolerances
-have the same meaning. For two classes both solvers fit a single weight vector, since two vectors would be penalised
-differently.
+most 1000 iterations. The solver is scikit-learn on the CPU (whose C is 1 / lambda) or torch, which can run on a GPU and
+reaches the same minimum. The torch solver divides the loss by the number of images, as scikit-learn does, so that
+tolerances have the same meaning. If there are two classes, both solvers fit a single weight vector, since two vectors
+would be penalised differently.
 
-Lambda is selected by the parametric binary search of the paper. The grid has 8 points per decade from 1e-6 to 1e6, 97
-in total. Seven points, two decades apart, are tried first. Then the distance is halved repeatedly, and the two points
-at this distance from the best point so far are tried, until its neighbours on the grid have been tried. The search
-needs at most 7 + 4 * 2 = 15 fits, and finds the best point of the grid if the score has a single peak.
+Lambda is selected by the parametric binary search of the paper. The grid has 97 points from 1e-6 to 1e6, 8 per decade.
+Seven points, two decades apart, are tried first. Then the distance is halved repeatedly, and the two points at this
+distance from the best point so far are tried, until the neighbours of the best point have been tried. The search needs
+at most 7 + 4 * 2 = 15 fits, and finds the best point of the grid if the score has a single peak.
 """
 
 import warnings
@@ -39,10 +39,10 @@ from paucal.types import UserError
 
 HISTORY_SIZE = 10  # history size of L-BFGS, as in SciPy
 _MIN_CHANGE = 1e-16  # smaller changes of the mean loss are rounding errors
-PER_DECADE = 8  # points of the grid per decade of lambda
+PER_DECADE = 8  # grid points per decade of lambda
 LOWEST, HIGHEST = -6, 6  # log10 of the smallest and largest lambda
 POINTS = (HIGHEST - LOWEST) * PER_DECADE + 1
-COARSE_STEP = 2 * PER_DECADE  # points of the grid between the lambdas that are tried first
+COARSE_STEP = 2 * PER_DECADE  # distance, in grid points, between the lambdas that are tried first
 
 Backend = Literal["sklearn", "torch"]
 Fit = tuple[Tensor, Tensor, int, bool]  # weights, biases, iterations, whether the tolerance was reached
@@ -55,7 +55,8 @@ class Solver:
     Attributes:
         backend: "sklearn" on the CPU, or "torch" on the device of the features.
         max_iterations: Maximum number of iterations of L-BFGS.
-        tolerance: The fit stops when no entry of the gradient of the mean loss exceeds it; scikit-learn's default.
+        tolerance: The fit stops when no entry of the gradient of the mean loss exceeds this value. The default is that
+            of scikit-learn.
     """
 
     backend: Backend = "sklearn"
@@ -99,12 +100,12 @@ def strength_at(position: int) -> float:
 def search_strength(score: Callable[[float], float]) -> SearchResult:
     """Find the lambda with the highest validation score in at most 15 evaluations.
 
-    Of equal scores, the larger lambda wins, since its model is simpler. NaN counts as the lowest score.
+    If scores are equal, the larger lambda is selected, since it gives a simpler model. NaN counts as the lowest score.
     """
     scores: dict[int, float] = {}
 
     def try_positions(positions: list[int]) -> int:
-        """Score the positions that were not tried yet; return the best position so far."""
+        """Score the positions that have not been tried yet; return the best position so far."""
         for position in positions:
             if 0 <= position < POINTS and position not in scores:
                 value = float(score(strength_at(position)))
@@ -171,7 +172,7 @@ def _fit_by_sklearn(features: Tensor, labels: Tensor, strength: float, solver: S
 
 
 def fit_softmax(features: Tensor, labels: Tensor, strength: float, solver: Solver) -> Fit:
-    """Fit a softmax over the classes with torch, or one logistic function for two classes.
+    """Fit a softmax over the classes with torch, or a single logistic function if there are two classes.
 
     Args:
         features: (N, D) features.
@@ -282,8 +283,8 @@ def fit_selected(
         metric: Metric by which lambda is selected.
         solver: Backend and stopping rule.
         search: Function that searches for the lambda with the highest score.
-        both: Features and labels of the training, then the validation images, if they are already in one tensor; this
-            saves a copy.
+        both: Features and labels of the training images followed by the validation images, if they are already in one
+            tensor, which saves a copy. If None, `train` and `val` are concatenated.
     """
     if not len(val[0]):
         raise UserError("there are no validation images to select lambda with: give --val-fraction 0.1.")
@@ -303,7 +304,7 @@ def fit_selected(
 def fit_by_folds(
     train: tuple[Tensor, Tensor], n_classes: int, metric: MetricName = "accuracy", solver: Solver = DEFAULT
 ) -> SelectedClassifier:
-    """Select lambda by cross-validation within the training images, then fit to all of them."""
+    """Select lambda by cross-validation within the training images, then fit to all training images."""
     folds = draw_folds(train[1])
 
     def score(strength: float) -> float:

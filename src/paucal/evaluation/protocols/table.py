@@ -27,10 +27,11 @@ COLUMNS = (
     *("gain_of_first", "gain_low", "gain_high", "verdict"),
 )
 CSV_NAME, JSON_NAME = "table.csv", "results.json"
-FOLDER = "frozen-features"  # in the evaluation folder of a run
-MAX_MODELS = 16  # each model has a column in the table
-_DIGITS = {"%": 3, "px": 2}  # decimals: a tenth of a percentage point, as in papers, or a hundredth of a pixel
-MARKERS = "osD^v"  # each time the colours are reused, the next marker is used
+FOLDER = "frozen-features"  # name of the results folder in a run's evaluation folder
+MAX_MODELS = 16  # largest number of models, since each model has a column in the table
+# Decimals to which scores are compared: a tenth of a percentage point, as in papers, or a hundredth of a pixel.
+_DIGITS = {"%": 3, "px": 2}
+MARKERS = "osD^v"  # matplotlib markers; when all colours are used, the next marker is combined with the same colours
 
 
 @dataclass(frozen=True)
@@ -41,9 +42,9 @@ class Row:
         data: Name of the data set.
         line: Protocol, setting and name of the score.
         images: Number of test images.
-        scores: Score of each model; shares in [0, 1], distances in pixels.
+        scores: Score of each model, a fraction in [0, 1] or a distance in pixels.
         notes: Note on each model's score.
-        gains: For each model but the first, the first model's score minus its score on the same images.
+        gains: For each model but the first, the first model's score minus that model's score on the same images.
     """
 
     data: str
@@ -106,7 +107,7 @@ def _parse_line(content: Mapping[str, Any]) -> Line:
 
 
 def compare(data: str, outcomes: Mapping[str, Sequence[Outcome]], bootstrap: Bootstrap) -> list[Row]:
-    """Return the rows of a data set from each model's outcomes; gains are those of the first model over the others."""
+    """Return a data set's rows from each model's outcomes; `gains` compare the first model with each other model."""
     first, *other_names = outcomes
     rows = []
     for first_outcome in outcomes[first]:
@@ -114,7 +115,7 @@ def compare(data: str, outcomes: Mapping[str, Sequence[Outcome]], bootstrap: Boo
         by_model = {name: outcome for name, group in outcomes.items() for outcome in group if outcome.line == line}
         if any(outcome.n_images != count for outcome in by_model.values()):
             numbers = ", ".join(f"{name}: {outcome.n_images}" for name, outcome in by_model.items())
-            raise UserError(f"models can only be compared on the same test images, but these were scored on {numbers}.")
+            raise UserError(f"models can only be compared on the same test images, but their numbers are {numbers}.")
         scores = {name: bootstrap.interval(outcome.measure, count) for name, outcome in by_model.items()}
         notes = {name: outcome.note for name, outcome in by_model.items()}
         gains = {
@@ -127,9 +128,10 @@ def compare(data: str, outcomes: Mapping[str, Sequence[Outcome]], bootstrap: Boo
 
 
 def tally(rows: Sequence[Row], other: str) -> dict[str, int]:
-    """Count the first model's wins, ties and losses against another model over the printed rows, and the clear ones.
+    """Count the first model's wins, ties and losses against another model over the printed rows.
 
-    A data set counts once for each protocol and setting, as in papers, so that top-5 accuracy is not counted.
+    Clear wins and clear losses, whose interval of the difference excludes 0, are also counted. A data set counts once
+    for each protocol and setting, as in papers, so top-5 accuracy is not counted.
     """
     counted_rows = [row for row in rows if row.line.headline and row.line.score != TOP_5 and other in row.gains]
     verdicts = [row.verdict(other) for row in counted_rows]
@@ -142,7 +144,7 @@ def tally(rows: Sequence[Row], other: str) -> dict[str, int]:
 
 
 def averages(rows: Sequence[Row], protocol: str) -> dict[str, float]:
-    """Return each model's mean of a protocol's first printed score over all data sets (Table 10, last row)."""
+    """Return each model's mean over all data sets of a protocol's first printed score (EsViT's Table 10, last row)."""
     first_rows: dict[str, Row] = {}
     for row in rows:
         if row.line.protocol == protocol and row.line.headline:
@@ -174,11 +176,11 @@ def format_score(score: Score, unit: str, sign: bool = False) -> str:
 
 
 def protocol_table(rows: Sequence[Row], level: float) -> Table:
-    """Return the printed rows as a table with a column per model and a column per gain of the first model."""
+    """Return the printed rows as a table, with a column per model and a column per gain of the first model."""
     sets = list(dict.fromkeys(row.data for row in rows))
     has_several = len(sets) > 1  # the name of a single set is in the title instead of a column
     set_name = "" if has_several else f" of {escape(''.join(sets))}"
-    table = Table(title=f"frozen features{set_name}; in brackets {percent(level, 'g')} intervals", title_justify="left")
+    table = Table(title=f"frozen features{set_name}; {percent(level, 'g')} intervals in brackets", title_justify="left")
     names = list(rows[0].scores) if rows else []
     texts = (*(["data"] if has_several else []), "protocol", "score")
     for heading in (*texts, *names, *(f"gain over {name}" for name in names[1:])):
@@ -217,7 +219,7 @@ def _verdicts(counts: Mapping[str, int]) -> str:
 
     Example:
         >>> _verdicts({"win": 3, "tie": 1, "loss": 1, "clear_wins": 2, "clear_losses": 0})
-        '3 wins, 1 tie, 1 loss; the interval of the difference leaves out 0 in 2 of 3 wins and in 0 of 1 loss'
+        '3 wins, 1 tie, 1 loss; the interval of the difference excludes 0 in 2 of 3 wins and in 0 of 1 loss'
     """
     wins, losses = counted(counts["win"], "win", "wins"), counted(counts["loss"], "loss", "losses")
     text = f"{wins}, {counted(counts['tie'], 'tie', 'ties')}, {losses}"
@@ -226,11 +228,11 @@ def _verdicts(counts: Mapping[str, int]) -> str:
         for name, clear, noun in (("win", "clear_wins", wins), ("loss", "clear_losses", losses))
         if counts[name]
     ]
-    return f"{text}; the interval of the difference leaves out 0 {' and '.join(parts)}" if parts else text
+    return f"{text}; the interval of the difference excludes 0 {' and '.join(parts)}" if parts else text
 
 
 def _selected_values(rows: Sequence[Row]) -> list[str]:
-    """Return the notes on selected hyperparameters, each once for all scores and models of a protocol that share it."""
+    """Return the notes on selected hyperparameters; scores and models with the same note share a line."""
     lines_by_note: dict[tuple[str, str, str], list[str]] = {}
     for row in rows:
         if not row.line.headline or not any(row.notes.values()):
@@ -268,12 +270,12 @@ def _as_csv(rows: Sequence[Row]) -> str:
 
 
 def shown_rows(rows: Sequence[Row]) -> list[Row]:
-    """Return the rows that the figure shows: the first 60 printed rows whose scores are shares."""
+    """Return the rows that the figure shows, which are the first 60 printed rows whose unit is %."""
     return [row for row in rows if row.line.headline and row.line.unit == "%"][:60]
 
 
 def protocols_figure(rows: Sequence[Row], level: float) -> Figure:
-    """Draw the scores of all models with intervals for each row, in per cent, the first model at the top."""
+    """Draw the scores of all models with intervals for each row, in percent, with the first model at the top."""
     names = list(rows[0].scores)
     row_height = max(0.42, 0.14 * len(names))  # inches per row
     figure = Figure(figsize=(5.4, 1.5 + row_height * max(len(rows), 2)), layout="constrained")

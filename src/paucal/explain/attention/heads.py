@@ -1,8 +1,8 @@
-"""The attention of single heads: its entropy, and a mask of the few cells that receive most of it.
+"""The attention of single heads: the entropy of the attention, and a mask of the patches that receive most of it.
 
 As in EsViT's figures (Li et al. 2022, section 4 and appendix), the heads of the last layer are shown for one query, in
-descending order of entropy, each with a mask of the cells that receive 60 % of its attention. The authors' code
-exchanges row and column of the query's mark, and its entropy is NaN if a weight underflows; both are corrected here.
+descending order of entropy, each with a mask of the patches that receive 60 % of its attention. In the authors' code,
+row and column of the query's mark are swapped, and the entropy is NaN if a weight underflows. Both are corrected here.
 """
 
 import math
@@ -15,11 +15,11 @@ from torch import Tensor, nn
 from paucal.explain.attention.maps import AttentionMap
 from paucal.explain.attention.reading import read_attention
 
-MASS = 0.6  # share of a head's attention that its mask contains, as in EsViT's figures
+MASS = 0.6  # fraction of a head's attention that the patches in its mask receive, as in EsViT's figures
 
 
 def entropy(weights: Tensor) -> Tensor:
-    """Return the entropy in bits of (..., K) weights, which are first divided by their sum.
+    """Return the entropy in bits of (..., K) weights, which are first normalised to sum to 1.
 
     Example:
         >>> entropy(torch.tensor([[0.25, 0.25, 0.25, 0.25], [1.0, 0.0, 0.0, 0.0]]))
@@ -30,16 +30,16 @@ def entropy(weights: Tensor) -> Tensor:
 
 
 def mass_mask(weights: Tensor, mass: float = MASS) -> Tensor:
-    """Return a mask of the largest of (..., K) weights that together have a share `mass` of the sum, bool (..., K).
+    """Return a (..., K) bool mask of the largest weights, which together make up the fraction `mass` of the sum.
 
-    As in EsViT's code, the weights outside the mask have at most a share of 1 - mass.
+    As in EsViT's code, the (..., K) weights outside the mask make up at most 1 - mass of the sum.
 
     Example:
         >>> mass_mask(torch.tensor([0.1, 0.5, 0.05, 0.35]))
         tensor([False,  True, False,  True])
     """
     if not 0 < mass <= 1:
-        raise ValueError(f"mass is {mass}, expected a share above 0 and up to 1")
+        raise ValueError(f"mass is {mass}, expected a fraction above 0 and up to 1")
     ordered, order = weights.float().sort(-1)
     cumulative_share = (ordered / ordered.sum(-1, keepdim=True)).cumsum(-1)
     is_kept = cumulative_share > 1 - mass + 1e-6
@@ -51,10 +51,10 @@ class HeadView:
     """The attention of a layer's heads for one query and one image, in descending order of entropy.
 
     Attributes:
-        heads: (heads,) numbers of the heads, from 0.
-        entropy: (heads,) entropies in bits of the attention to cells.
-        maps: (heads, rows, columns) attention to the cells; it sums to less than 1 if there are other tokens.
-        masks: (heads, rows, columns) bool, the cells that together have a share `mass` of the sum of `maps`.
+        heads: (heads,) indices of the heads.
+        entropy: (heads,) entropies in bits of the attention to patches.
+        maps: (heads, rows, columns) attention to the patches. A map sums to less than 1 if there are other tokens.
+        masks: (heads, rows, columns) bool masks of the patches that receive the fraction `mass` of the sum of `maps`.
     """
 
     heads: Tensor
@@ -68,9 +68,9 @@ def view_heads(attention: AttentionMap, token: str | tuple[int, int], image: int
 
     Args:
         attention: Attention of a layer.
-        token: Query: a cell (row, column), or the name of a token.
+        token: Query token: (row, column) of a patch, or the name of a token such as "class".
         image: Index of the image in the batch.
-        mass: Share of a head's attention to cells that its mask contains.
+        mass: Fraction of a head's attention to patches that the patches in its mask receive.
 
     Raises:
         UserError: the layer has no such token.
@@ -85,7 +85,7 @@ def view_heads(attention: AttentionMap, token: str | tuple[int, int], image: int
 def mean_entropy(attention: AttentionMap) -> Tensor:
     """Return the entropy in bits of each head, averaged over all queries and images, (heads,).
 
-    All windows are included (EsViT's code uses only the first window of the batch); padded queries are left out.
+    All windows are included, whereas EsViT's code uses only the first window of the batch. Padded queries are ignored.
     """
     bits = entropy(attention.weights)  # (B, groups, heads, Q)
     is_query = (attention.queries >= 0).to(bits)[None, :, None]
@@ -98,16 +98,16 @@ def max_entropy(attention: AttentionMap) -> float:
 
 
 def entropy_over(model: nn.Module, batches: Iterable[Tensor]) -> dict[str, Tensor]:
-    """Return for each layer the mean entropies (heads,) in bits of its heads over a set of images.
+    """Return the mean entropies in bits of the heads of each layer over a set of images, (heads,) per layer.
 
-    They are drawn in EsViT's figure of the heads' entropies. Each image passes through the model once.
+    EsViT's figure of the heads' entropies shows these values. Each image passes through the model once.
 
     Args:
         model: A timm transformer.
         batches: Batches (B, C, H, W) of normalised images.
 
     Raises:
-        UserError: the model has no attention between cells.
+        UserError: the model has no attention between patches.
     """
     totals: dict[str, Tensor] = {}
     images = 0

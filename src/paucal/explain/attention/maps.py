@@ -8,21 +8,21 @@ from torch import Tensor
 from paucal.backbones.attention_layout import Token, Tokens
 from paucal.types import UserError
 
-MAX_ENTRIES = 1 << 27  # largest dense attention: half a GiB of float32
+MAX_ENTRIES = 1 << 27  # largest number of entries of a dense attention matrix, which takes up half a GiB in float32
 
 
 @dataclass(frozen=True, eq=False)
 class AttentionMap:
     """The weights of one attention layer, in groups of queries that attend to the same keys.
 
-    Full attention has one group; windowed attention has a group per window. Pooled keys (PVT) have a coarser grid than
-    the queries.
+    Full attention has a single group, and windowed attention has one group per window. Pooled keys (PVT) have a coarser
+    grid than the queries.
 
     Attributes:
         layer: Dotted name of the layer in the model.
         weights: (B, groups, heads, Q, K) attention weights after the softmax, before dropout.
         tokens: Tokens of the queries.
-        key_tokens: Tokens of the keys; equal to `tokens`, except in layers that pool keys.
+        key_tokens: Tokens of the keys, which are equal to `tokens` except in layers that pool keys.
         queries: (groups, Q) indices of the queries in `tokens`, -1 for padding.
         keys: (groups, K) indices of the keys in `key_tokens`, -1 for padding.
     """
@@ -43,10 +43,10 @@ class AttentionMap:
         """Return a copy with different weights (B, groups, heads, Q, K)."""
         return replace(self, weights=weights)
 
-    def asks(self) -> Tensor:
-        """Return which tokens are queries of this layer, bool (tokens,).
+    def query_mask(self) -> Tensor:
+        """Return a (tokens,) bool mask of the tokens that are queries of this layer.
 
-        These may be all tokens, only the class token (CaiT), or only cells.
+        The queries may be all tokens, only the class token (CaiT), or only patch tokens.
         """
         is_query = torch.zeros(len(self.tokens), dtype=torch.bool, device=self.queries.device)
         is_query[self.queries[self.queries >= 0]] = True
@@ -65,11 +65,11 @@ class AttentionMap:
         return self._sum_by_key(self.weights[:, group, :, query], self.keys[group])
 
     def cell_map(self, token: Token) -> Tensor:
-        """Return the attention of a token to each cell of the keys' grid, (B, heads, rows, columns)."""
+        """Return the attention of a token to each patch of the keys, (B, heads, rows, columns)."""
         return self.key_tokens.to_grid(self.row(token))
 
     def dense(self) -> Tensor:
-        """Return the weights between all tokens, (B, heads, queries, keys), zero between tokens of different windows.
+        """Return the weights between all tokens, (B, heads, queries, keys); 0 between tokens of different windows.
 
         Raises:
             UserError: the matrix would be too large.
@@ -78,8 +78,8 @@ class AttentionMap:
         shape = (batch, heads, len(self.tokens), len(self.key_tokens))
         if torch.Size(shape).numel() > MAX_ENTRIES:
             raise UserError(
-                f"the attention of {self.layer!r} between all {shape[2]} tokens would not fit in memory: read single "
-                "rows, or a deeper layer."
+                f"the attention matrix of {self.layer!r} between all {shape[2]} tokens is too large for memory: read "
+                "single rows, or choose a deeper layer."
             )
         all_weights = self.weights.new_zeros(shape)
         for group in range(groups):
@@ -90,9 +90,9 @@ class AttentionMap:
         return all_weights
 
     def flow(self, share: Tensor) -> Tensor:
-        """Distribute the share (B, queries) of each token among the keys (B, keys) by the heads' mean attention.
+        """Distribute the contributions `share` (B, queries) of tokens among the keys by the heads' mean attention.
 
-        The result is `share @ dense().mean(1)`, computed without a matrix between all tokens.
+        The (B, keys) result equals `share @ dense().mean(1)`, but is computed without a matrix between all tokens.
         """
         weights = self.weights.mean(2)
         padded = share.new_zeros(share.shape[0], len(self.tokens) + 1)  # index -1 (padding) reads the additional 0
@@ -101,7 +101,10 @@ class AttentionMap:
         return self._sum_by_key(key_shares.flatten(1), self.keys.flatten())
 
     def _sum_by_key(self, values: Tensor, keys: Tensor) -> Tensor:
-        """Sum values (..., K) of the same key; return (..., keys). `keys` are (K,) indices, -1 for padding."""
+        """Sum the (..., K) values that belong to the same key; return (..., keys).
+
+        `keys` are (K,) indices of the keys, -1 for padding.
+        """
         count = len(self.key_tokens)
         positions = torch.where(keys < 0, count, keys)
         sums = values.new_zeros(*values.shape[:-1], count + 1)
@@ -111,13 +114,15 @@ class AttentionMap:
 def averaged(attention: AttentionMap) -> Tensor:
     """Return the attention between all tokens, averaged over heads, (B, tokens, tokens), as in DHVT's Figure 3 (a).
 
-    Rows are queries, columns are keys, both in the order class token, cells, head tokens.
+    Rows are queries and columns are keys. The order is class token, patches, head tokens.
     """
     return attention.dense().mean(1)
 
 
 def head_token_maps(attention: AttentionMap) -> Tensor:
-    """Return each head token's attention to the cells in its head, (B, heads, rows, columns), as in Figure 3 (b).
+    """Return each head token's attention to the patches in its head, (B, heads, rows, columns).
+
+    As in DHVT's Figure 3 (b).
 
     Raises:
         UserError: the layer has no head tokens.
@@ -125,7 +130,7 @@ def head_token_maps(attention: AttentionMap) -> Tensor:
     names = attention.tokens.suffix
     if not names:
         raise UserError(
-            f"the layer {attention.layer!r} has no head tokens, which only DHVT has: choose another --show."
+            f"the layer {attention.layer!r} has no head tokens (only DHVT has head tokens): choose another --show."
         )
     maps = [attention.cell_map(name)[:, head] for head, name in enumerate(names)]
     return torch.stack(maps, 1)
@@ -134,9 +139,9 @@ def head_token_maps(attention: AttentionMap) -> Tensor:
 def fold_head_tokens(attention: AttentionMap, average: bool) -> AttentionMap:
     """Return a layer's attention without its head tokens; a layer without head tokens is returned unchanged.
 
-    As a key, a head token is the mean of all tokens, so attention to it is divided among them. As a query, its row is
-    added to the row of the class token: attention is averaged over head tokens (`average`), as in the layer; relevance
-    is summed, since the backward pass has already divided it.
+    As a key, a head token is the mean of all tokens, so the attention to a head token is divided among all tokens. As a
+    query, its row is added to the row of the class token. Attention is averaged over head tokens (`average`), as in the
+    layer. Relevance is summed instead, since the backward pass has already divided relevance among the head tokens.
     """
     tokens = attention.tokens
     if not tokens.suffix:

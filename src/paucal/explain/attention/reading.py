@@ -1,8 +1,8 @@
 """Reading of the attention of any layer of a transformer, with the positions of its tokens in the image.
 
-A layer only computes weights (batch, heads, queries, keys). The positions are derived from the layout that the model's
-family declares (`AttentionLayout`), and from the inputs of the layer and of the block around it: in full attention, the
-number of queries equals the number of input tokens.
+A layer only computes (batch, heads, queries, keys) weights. The positions of the tokens are derived from the layout
+that the model's family declares (`AttentionLayout`), and from the inputs of the layer and of the block around the
+layer. In full attention, for example, the number of queries equals the number of input tokens.
 """
 
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ from paucal.explain.attention.maps import AttentionMap
 from paucal.explain.prepared import explainable, forward
 from paucal.types import UserError
 
-MAX_PREFIX = 9  # largest number of tokens before the cells: 8 registers and a class token
+MAX_PREFIX = 9  # largest number of tokens before the patch tokens: 8 registers and a class token
 
 
 @torch.no_grad()
@@ -28,7 +28,7 @@ def read_attention(model: nn.Module, images: Tensor, layers: Sequence[str] | Non
     """Run a model on images and return the attention of its layers, from the first to the last.
 
     Fused kernels, which do not return attention weights, are disabled during the call. Compiled models and models in
-    half precision work too.
+    half precision are supported.
 
     Args:
         model: A timm transformer, in training or evaluation mode.
@@ -36,7 +36,7 @@ def read_attention(model: nn.Module, images: Tensor, layers: Sequence[str] | Non
         layers: Dotted names of the layers, by default all layers.
 
     Raises:
-        UserError: the model has no attention between cells or no such layer, or does not support the images' size.
+        UserError: the model has no attention between patches or no such layer, or does not support the images' size.
 
     Example:
         >>> import timm
@@ -53,7 +53,7 @@ def read_attention(model: nn.Module, images: Tensor, layers: Sequence[str] | Non
     missing = [name for name in layers if name not in attention_of]
     if missing:
         raise UserError(
-            f"there is no layer {missing[0]!r} to read; {model_name(module)} has {', '.join(attention_of)}."
+            f"{model_name(module)} has no attention layer {missing[0]!r}: choose from {', '.join(attention_of)}."
         )
     return [attention_of[name] for name in layers]
 
@@ -64,7 +64,8 @@ class AttentionRecord(NamedTuple):
     Attributes:
         logits: (B, K) logits; features if the model has no classifier.
         maps: Attention of the layers whose token positions are known, from the first to the last.
-        raw: Attention weights of these layers as the forward pass used them, for gradients; `maps` contains views.
+        raw: Attention weights of these layers as used in the forward pass, to compute gradients; `maps` has views of
+            these weights.
         layers: Modules that computed the weights.
     """
 
@@ -74,7 +75,7 @@ class AttentionRecord(NamedTuple):
     layers: list[nn.Module]
 
     def gradients(self, output_gradient: Tensor) -> list[Tensor]:
-        """Return the gradients of the weights, in the shapes of `maps`, for a gradient (B, K) of the logits."""
+        """Return the gradients of the weights, in the shapes of `maps`, given the (B, K) gradient of the logits."""
         gradients = torch.autograd.grad(self.logits, self.raw, output_gradient, allow_unused=True, retain_graph=True)
         return [
             torch.zeros_like(attention.weights)
@@ -114,23 +115,21 @@ def run_recorded(module: nn.Module, images: Tensor) -> AttentionRecord:
     maps = [attention for attention in candidates if attention is not None]
     if not maps:
         raise UserError(
-            f"the attention of {model_name(module)} is not between positions in the image: use integrated-gradients or "
-            "grad-cam."
+            f"the attention layers of {model_name(module)} do not attend between positions in the image: use "
+            "integrated-gradients or grad-cam."
         )
     names = [attention.layer for attention in maps]
     return AttentionRecord(logits, maps, [weights[name] for name in names], [layers[name] for name in names])
 
 
 def require_attention(module: nn.Module) -> None:
-    """Raise a UserError for a model without readable attention."""
+    """Raise a UserError if a model has no readable attention."""
     if not attention_layers(module):
-        raise UserError(
-            f"{model_name(module)} has no attention that can be read: use grad-cam or integrated-gradients."
-        )
+        raise UserError(f"{model_name(module)} has no attention weights to read: use grad-cam or integrated-gradients.")
 
 
 def add_positions(name: str, weights: Tensor, call: Call, images: Tensor) -> AttentionMap | None:
-    """Return a layer's attention with the positions of its queries and keys; None if these are unknown."""
+    """Return a layer's attention with the positions of its queries and keys; None if the positions are unknown."""
     size, positions = (images.shape[-2], images.shape[-1]), None
     for declared in map(layout_of, call.modules):
         if positions is None and declared.find_groups is not None:
@@ -143,8 +142,8 @@ def as_groups(weights: Tensor, layer: nn.Module, batch_size: int) -> Tensor:
     """Reshape the attention weights of a layer, or their gradients, to (B, groups, heads, queries, keys).
 
     Args:
-        weights: Weights as the layer computes them: (B, heads, Q, K), (B * windows, heads, Q, K), with a separate
-            dimension of windows, or (B * windows * heads, Q, K).
+        weights: Weights as the layer computes them: (B, heads, Q, K), (B * windows, heads, Q, K), five dimensions with
+            a separate dimension for windows, or (B * windows * heads, Q, K).
         layer: Module that computed the weights.
         batch_size: Number of images B.
     """
@@ -154,7 +153,7 @@ def as_groups(weights: Tensor, layer: nn.Module, batch_size: int) -> Tensor:
 
 
 def _with_heads(weights: Tensor, layer: nn.Module) -> Tensor:
-    """Reshape weights (N * heads, Q, K), as in SAM and SHViT (which has a single head), to (N, heads, Q, K)."""
+    """Reshape (N * heads, Q, K) weights, as in SAM and SHViT, to (N, heads, Q, K). SHViT has a single head."""
     return weights.unflatten(0, (-1, int(getattr(layer, "num_heads", 1)))) if weights.ndim == 3 else weights  # type: ignore[arg-type]
 
 
@@ -162,7 +161,7 @@ def _global_groups(weights: Tensor, call: Call, images: Tensor) -> AttentionGrou
     layer, layout = call.layer, layout_of(call.layer)
     inputs, weights = call.inputs[0], _with_heads(weights, layer)
     if weights.ndim != 4 or len(weights) != len(images) or not layout.between_cells:
-        return None  # windows of unknown positions, or attention between channels
+        return None  # the positions of the windows are unknown, or channels attend to each other
     suffix, pools_queries = layout.suffix(layer), layout.pools == "queries"
     size = (images.shape[-2], images.shape[-1])
     queries, keys = weights.shape[2], weights.shape[3]
@@ -184,7 +183,7 @@ def _global_groups(weights: Tensor, call: Call, images: Tensor) -> AttentionGrou
 
 
 def _token_counts(inputs: Tensor) -> tuple[int, ...]:
-    """Return the possible numbers of tokens of an input (B, N, C), (B, H, W, C) or (B, C, H, W)."""
+    """Return the possible numbers of tokens of a (B, N, C), (B, H, W, C) or (B, C, H, W) input."""
     if inputs.ndim == 3:
         return (inputs.shape[1],)
     return (inputs.shape[1] * inputs.shape[2], inputs.shape[2] * inputs.shape[3]) if inputs.ndim == 4 else ()
@@ -193,14 +192,15 @@ def _token_counts(inputs: Tensor) -> tuple[int, ...]:
 def tokens_of(
     count: int, model: nn.Module, image_size: Size, suffix: tuple[str, ...] = (), prefix: int | None = None
 ) -> Tokens | None:
-    """Return the names and the grid of `count` tokens of a model; None if they do not form a grid of the image.
+    """Return the names and the grid of `count` tokens of a model; None if the tokens do not form a grid of the image.
 
     Args:
         count: Number of all tokens.
         model: Model that the tokens belong to.
         image_size: (height, width) of the image in pixels.
-        suffix: Names of the tokens after the cells.
-        prefix: Number of tokens before the cells; None to derive it from the model or the image's aspect ratio.
+        suffix: Names of the tokens after the patch tokens.
+        prefix: Number of tokens before the patch tokens; None to derive this number from the model or the image's
+            aspect ratio.
     """
     declared = int(getattr(model, "num_prefix_tokens", 0) or 0)
     for n_prefix in (declared, *range(MAX_PREFIX)) if prefix is None else (prefix,):

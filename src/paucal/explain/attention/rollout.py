@@ -1,11 +1,13 @@
-"""Attention rollout: from which cells the information in the last tokens comes, traced back through all layers.
+"""Attention rollout: from which patches the information in the last tokens comes, traced back through all layers.
 
 Abnar and Zuidema 2020, "Quantifying Attention Flow in Transformers": each layer mixes tokens by its mean attention,
 the residual connection keeps half of each token, and the matrices of all layers are multiplied. Here the product is
-computed for one row only, from the last layer to the first. This needs no matrix between all tokens, and works with
-windows (Swin), pooled keys and merged cells.
+computed for one row only, from the last layer to the first. This needs no matrix between all tokens, and supports
+windowed attention (Swin), pooled keys and patch merging.
 
 For attribution, the rollout starts from the contributions of the last tokens to a class (`class_contributions`).
+
+A cell is one position of a layer's feature map, such as a patch.
 """
 
 from collections.abc import Sequence
@@ -26,21 +28,21 @@ from paucal.explain.attention.reading import AttentionRecord, read_attention, ru
 
 @dataclass(frozen=True, eq=False)
 class Flow:
-    """The shares of a layer's tokens in the result, while they are traced back through a network.
+    """The contributions of a layer's tokens to the result, which are traced back through a network.
 
     Attributes:
-        values: (B, tokens) shares.
+        values: (B, tokens) contributions.
         tokens: Tokens of the layer.
     """
 
     values: Tensor
     tokens: Tokens
 
-    def on(self, tokens: Tokens) -> "Flow":
-        """Return the shares of the tokens of an earlier stage, whose grid may be finer.
+    def resample(self, tokens: Tokens) -> "Flow":
+        """Return the contributions of the tokens of an earlier stage, whose grid may be finer.
 
-        A cell's share is divided among the cells from which it was merged. A token before the cells keeps its share if
-        the earlier stage has it; otherwise its share is dropped.
+        The contribution of a merged cell is divided among the cells from which it was merged. A prefix token keeps its
+        contribution if the earlier stage has the same prefix token; otherwise its contribution is dropped.
         """
         if tokens == self.tokens:
             return self
@@ -56,26 +58,26 @@ class Flow:
 
 
 def follow_back(start: Flow, layers: Sequence[AttentionMap], keep: float = 1.0, move: float = 1.0) -> Flow:
-    """Trace shares back from the last tokens of a network to the tokens of its first layer.
+    """Trace contributions back from the last tokens of a network to the tokens of its first layer.
 
-    In each layer, a token keeps its share times `keep`, by the residual connection, and passes on its share times
-    `move` to the tokens that it attends to. A token that is not a query keeps its whole share; where only the class
-    token attends, these are the cells.
+    In each layer, a token keeps its contribution times `keep`, because of the residual connection, and passes on its
+    contribution times `move` to the tokens that it attends to. A token that is not a query keeps its whole
+    contribution. For example, cells are not queries in a layer in which only the class token attends.
     """
     flow = start
     for step in reversed(_group_steps(layers)):
-        flow = flow.on(step[0].tokens)
-        is_query = torch.stack([attention.asks() for attention in step]).any(0)
+        flow = flow.resample(step[0].tokens)
+        is_query = torch.stack([attention.query_mask() for attention in step]).any(0)
         residual_flow = Flow(torch.where(is_query, keep, 1.0) * flow.values, flow.tokens)
         # In layers that pool their queries (MViT, Hiera, LeViT), the keys have a finer grid.
         finest = max((flow.tokens, *(attention.key_tokens for attention in step)), key=lambda tokens: tokens.cells)
-        moved = [Flow(attention.flow(flow.values), attention.key_tokens).on(finest).values for attention in step]
-        flow = Flow(residual_flow.on(finest).values + move * torch.stack(moved).sum(0), finest)
+        moved = [Flow(attention.flow(flow.values), attention.key_tokens).resample(finest).values for attention in step]
+        flow = Flow(residual_flow.resample(finest).values + move * torch.stack(moved).sum(0), finest)
     return flow
 
 
 def _group_steps(layers: Sequence[AttentionMap]) -> list[list[AttentionMap]]:
-    """Group layers into successive steps; a step of ViL has two layers, one for its global tokens and one for cells."""
+    """Group layers into successive steps; a step of ViL has two layers, for global tokens and for cells."""
     steps: list[list[AttentionMap]] = []
     for layer in layers:
         if steps and layer.layer.startswith(f"{steps[-1][0].layer}."):
@@ -86,16 +88,16 @@ def _group_steps(layers: Sequence[AttentionMap]) -> list[list[AttentionMap]]:
 
 
 def pooling_weights(model: nn.Module, tokens: Tokens, batch_size: int, like: Tensor) -> Flow:
-    """Return the weights with which the classifier averages the last tokens; they sum to 1.
+    """Return the weights with which the classifier averages the last tokens; the weights sum to 1.
 
-    The class token has weight 1; in a distilled model, the class token and the distillation token have 1/2 each. If the
-    classifier uses no class token, all cells have equal weights.
+    The class token has weight 1. In a distilled model, the class token and the distillation token have weight 1/2 each.
+    If the classifier uses no class token, all cells have equal weights.
     """
     count = len(tokens)
     values = like.new_zeros(batch_size, count)
     if tokens.prefix and getattr(model, "global_pool", "token") in ("token", "", None):
-        n_read = 2 if "distillation" in tokens.prefix else 1
-        values[:, :n_read] = 1 / n_read
+        n_pooled = 2 if "distillation" in tokens.prefix else 1
+        values[:, :n_pooled] = 1 / n_pooled
     else:
         first = len(tokens.prefix)
         values[:, first : first + tokens.cells] = 1 / tokens.cells
@@ -104,18 +106,18 @@ def pooling_weights(model: nn.Module, tokens: Tokens, batch_size: int, like: Ten
 
 @torch.no_grad()
 def attention_rollout(model: nn.Module, images: Tensor, residual: float = 0.5) -> Tensor:
-    """Return the attention rollout (B, rows, columns) on the cells of the first layer; an image's sum is at most 1.
+    """Return the (B, rows, columns) attention rollout on the first layer's patches; each map sums to at most 1.
 
-    The map shows where information may come from and does not depend on a class. In models that average cells (Swin),
-    the rollout starts from all cells of the last layer, with equal weights.
+    The map shows where information may come from and does not depend on a class. In models that average their patch
+    tokens (Swin), the rollout starts from all patches of the last layer, with equal weights.
 
     Args:
         model: A timm transformer.
         images: (B, C, H, W) images, normalised.
-        residual: Share of each token that the residual connection keeps in each layer.
+        residual: Fraction of each token that the residual connection keeps in each layer.
 
     Raises:
-        UserError: the model has no attention between cells.
+        UserError: the model has no attention between patches.
     """
     layers = [fold_normalised(attention) for attention in read_attention(model, images)]
     start = pooling_weights(model, layers[-1].tokens, len(images), layers[-1].weights)
@@ -124,7 +126,10 @@ def attention_rollout(model: nn.Module, images: Tensor, residual: float = 0.5) -
 
 
 def fold_normalised(attention: AttentionMap) -> AttentionMap:
-    """Return the attention without head tokens, rows scaled to sum 1, as that of the class token would sum to 2."""
+    """Return the attention without head tokens, with rows scaled to sum to 1.
+
+    Without scaling, the row of the class token would sum to 2.
+    """
     folded = fold_head_tokens(attention, average=True)
     if folded is attention:
         return attention
@@ -141,15 +146,16 @@ def run_with_blocks(module: nn.Module, images: Tensor) -> tuple[AttentionRecord,
 def class_contributions(
     module: nn.Module, recorded: AttentionRecord, outputs: dict[str, Any], one_hot: Tensor, relevances: bool = False
 ) -> Flow:
-    """Return the shares of the last tokens in the logit of a class; they sum to 1.
+    """Return the contributions of the last tokens to the logit of a class; the contributions sum to 1.
 
-    If the classifier uses a class token, this token's share is 1. If it uses the mean of the cells, a cell's share is
-    proportional to the positive part of its gradient times feature, or of its relevance. These are read after the final
-    norm: before the norm, whose output does not depend on the length of its input, gradient times feature is 0.
+    If the classifier uses a class token, the contribution of this token is 1. If the classifier uses the mean of the
+    cells, a cell's contribution is proportional to the positive part of its gradient times feature, or of its
+    relevance. Features and gradients are read after the final norm. Before the norm, gradient times feature would be 0,
+    since the norm's output does not depend on the length of its input.
 
     Args:
         module: Model.
-        recorded: Forward pass of the model.
+        recorded: Record of a forward pass of the model.
         outputs: Outputs of the model's blocks, as returned by `run_with_blocks`.
         one_hot: (B, K) one-hot classes.
         relevances: Whether backward passes compute relevances (`RelevanceMode`) instead of gradients.
@@ -170,7 +176,7 @@ def class_contributions(
     return Flow(torch.where(total > 0, shares / total.clamp_min(1e-30), uniform.values), layer.tokens)
 
 
-def rolled_out(layers: list[AttentionMap], start: Flow) -> Tensor:
-    """Return the product `start` (1 + A_L) ... (1 + A_1) of the layers' matrices A on the cells, (B, rows, columns)."""
+def roll_out(layers: list[AttentionMap], start: Flow) -> Tensor:
+    """Return the product `start` (1 + A_L) ... (1 + A_1) of `start` and the layers' attention, (B, rows, columns)."""
     flow = follow_back(start, [fold_head_tokens(layer, average=False) for layer in layers])
     return flow.tokens.to_grid(flow.values)

@@ -15,7 +15,7 @@ from paucal.backbones.forward_hooks import block_names, recorded_outputs
 from paucal.backbones.layout import Hints, last_tensor, read_layout, to_grid
 from paucal.backbones.probe import Plan, model_name
 from paucal.explain.attention.reading import require_attention
-from paucal.explain.attention.rollout import class_contributions, rolled_out, run_with_blocks
+from paucal.explain.attention.rollout import class_contributions, roll_out, run_with_blocks
 from paucal.explain.attribution.pruning import PrunedGradients
 from paucal.explain.prepared import (
     explainable,
@@ -27,17 +27,18 @@ from paucal.explain.prepared import (
 )
 from paucal.types import UserError
 
-STEPS = 32  # points of integrated gradients on the path from the mean colour to the image
+STEPS = 32  # number of points of integrated gradients on the path from the mean colour to the image
 
 
 def gradient_rollout(model: nn.Module, images: Tensor, classes: Tensor, pruned: bool = False) -> Tensor:
-    """Return the gradient x attention rollout for a class, (B, rows, columns) on the cells of the first layer, >= 0.
+    """Return the gradient x attention rollout for a class, (B, rows, columns) on the first layer's patches, >= 0.
 
     Chefer et al. 2021, "Generic Attention-model Explainability": each layer adds the positive part of gradient times
-    attention, averaged over heads, to the residual connection. Here a single row is traced back instead of the product
-    of whole matrices, so that windows (Swin) and merged cells work as well. In a model without a class token, which
-    averages its cells, the rollout starts from the positive part of gradient times feature of the last cells; the
-    original would weight all cells equally. With `pruned`, the gradients are LibraGrad's.
+    attention, averaged over heads, to the residual connection. Here, a single row is traced back instead of multiplying
+    whole matrices, so that windowed attention (Swin) and patch merging are supported too. In a model without a class
+    token, which averages its patch tokens, the rollout starts from the positive part of gradient times feature of the
+    last patch tokens, whereas the original method would weight all patches equally. With `pruned`, the gradients are
+    those of LibraGrad.
     """
     with explainable(model) as module, torch.enable_grad():
         require_attention(module)
@@ -52,15 +53,15 @@ def gradient_rollout(model: nn.Module, images: Tensor, classes: Tensor, pruned: 
         attention.with_weights((attention.weights.detach() * gradient).clamp(min=0).mean(2, keepdim=True))
         for attention, gradient in zip(recorded.maps, gradients, strict=True)
     ]
-    return rolled_out(layers, start)
+    return roll_out(layers, start)
 
 
 def gradient_features(model: nn.Module, images: Tensor, classes: Tensor, pruned: bool = True) -> Tensor:
     """Return gradient times feature for a class, averaged over all blocks, (B, rows, columns).
 
-    Negative values are evidence against the class. With LibraGrad's gradients (`pruned`, attention weights constant),
-    each block's map sums to the logit without the contributions of biases. Maps of later stages are enlarged to the
-    finest grid; each cell's value is divided among the finer cells.
+    Negative values are evidence against the class. With `pruned`, the gradients are those of LibraGrad with constant
+    attention weights, and each block's map sums to the logit without the contributions of biases. Maps of later stages
+    are enlarged to the finest grid, and each value is divided among the finer cells.
     """
     size = (images.shape[-2], images.shape[-1])
     with explainable(model) as module, torch.enable_grad():
@@ -70,7 +71,7 @@ def gradient_features(model: nn.Module, images: Tensor, classes: Tensor, pruned:
             logits = run(module, with_gradient(module, images))
         outputs = {name: last_tensor(block_outputs[name]) for name in plan.blocks if name in block_outputs}
         if not outputs:
-            raise UserError(f"{model_name(module)} has no blocks with a grid of cells: use integrated-gradients.")
+            raise UserError(f"{model_name(module)} has no blocks with feature maps: use integrated-gradients.")
         one_hot = one_hot_classes(logits, classes)
         gradients = torch.autograd.grad(logits, list(outputs.values()), one_hot, allow_unused=True)
     hints = Hints(plan.channels_last, (plan.last[1], plan.last[2]))
@@ -82,12 +83,12 @@ def gradient_features(model: nn.Module, images: Tensor, classes: Tensor, pruned:
 
 
 def _average_maps(maps: list[Tensor]) -> Tensor:
-    """Return the mean of maps (B, h, w) on the finest grid; values of coarser cells are divided among finer cells."""
+    """Return the mean of (B, h, w) maps on the finest grid; values of coarser cells are divided among finer cells."""
     finest = max((values.shape[1:] for values in maps), key=lambda sides: sides[0] * sides[1])
     total = maps[0].new_zeros(len(maps[0]), *finest)
     for values in maps:
-        share = values.shape[1] * values.shape[2] / (finest[0] * finest[1])
-        total = total + F.interpolate(values[:, None], finest, mode="nearest")[:, 0] * share
+        fraction = values.shape[1] * values.shape[2] / (finest[0] * finest[1])
+        total = total + F.interpolate(values[:, None], finest, mode="nearest")[:, 0] * fraction
     return total / len(maps)
 
 
@@ -95,7 +96,8 @@ def integrated_gradients(model: nn.Module, images: Tensor, classes: Tensor, step
     """Return integrated gradients for a class, (B, H, W), summed over channels (Sundararajan et al. 2017).
 
     Negative values are evidence against the class. The path starts at 0, which is the mean colour of the training
-    images after normalisation. The sum over an image is approximately its logit minus the logit of the mean colour.
+    images after normalisation. The sum over an image's map is approximately the logit of the image minus the logit of a
+    uniform image of the mean colour.
     """
     captum = _import_captum()
     with explainable(model) as module, torch.enable_grad():
@@ -109,9 +111,9 @@ def integrated_gradients(model: nn.Module, images: Tensor, classes: Tensor, step
 def grad_cam(model: nn.Module, images: Tensor, classes: Tensor) -> Tensor:
     """Return Grad-CAM for a class, (B, rows, columns), >= 0.
 
-    Selvaraju et al. 2017: the positive part of the sum of a grid's channels, weighted with their mean gradients. The
-    grid is the last one of a convolutional network or a Swin. In a model with a class token, the grid is the input of
-    the last block, in which the class token attends to the cells.
+    Selvaraju et al. 2017: the positive part of the sum of a feature map's channels, weighted with their mean gradients.
+    In a convolutional network or a Swin, it is the last feature map. In a model with a class token, it is the input of
+    the last block, in which the class token attends to the patches.
     """
     captum = _import_captum()
     size = (images.shape[-2], images.shape[-1])
@@ -132,7 +134,7 @@ class _GridLayer:
     def __init__(self, module: nn.Module, plan: Plan, size: tuple[int, int]) -> None:
         blocks = [name for name in block_names(module) if name in plan.blocks]
         if not blocks:
-            raise UserError(f"{model_name(module)} has no blocks with a grid of cells: use integrated-gradients.")
+            raise UserError(f"{model_name(module)} has no blocks with feature maps: use integrated-gradients.")
         self.plan, self.size, self.grid = plan, size, nn.Identity()
         name = blocks[-2] if plan.class_token and len(blocks) > 1 else blocks[-1]
         self.handle = module.get_submodule(name).register_forward_hook(self._pass_as_grid)

@@ -19,12 +19,12 @@ from paucal.types import UserError
 
 
 class Method(NamedTuple):
-    """An attribution method, which shows which regions of an image are evidence for a class.
+    """An attribution method, which computes how much each region of an image is evidence for a class.
 
     Attributes:
         title: Name of the method in figures and messages.
-        compute: Function of (model, images, classes) that returns maps (B, rows, columns).
-        needs: Requirement for a model: "nothing", "attention", or "rules" (relevance rules for its family).
+        compute: Function of (model, images, classes) that returns (B, rows, columns) maps.
+        needs: What the model must have: "nothing", "attention", or "rules" (relevance rules for the model's family).
         is_class_specific: Whether the map depends on the class.
     """
 
@@ -35,10 +35,10 @@ class Method(NamedTuple):
 
 
 def last_attention(model: nn.Module, images: Tensor, classes: Tensor | None = None) -> Tensor:
-    """Return the last layer's attention of the class token to the cells, averaged over heads, (B, rows, columns).
+    """Return the last layer's attention of the class token to the patches, averaged over heads, (B, rows, columns).
 
-    For a model that averages its cells, it is the mean attention of all cells to each cell. The map does not depend on
-    the class.
+    For a model that averages its patch tokens instead of using a class token, the map is the mean attention of all
+    patches to each patch. The map does not depend on the class.
     """
     last = read_attention(model, images)[-1]
     pooling = pooling_weights(model, last.tokens, len(images), last.weights)
@@ -64,7 +64,7 @@ RANDOM = "random"
 
 
 def attribute(model: nn.Module, images: Tensor, classes: Tensor, method: str) -> Tensor:
-    """Return maps of the evidence for a class, (B, rows, columns); the grid depends on the method.
+    """Return (B, rows, columns) maps of the evidence for a class; the resolution depends on the method.
 
     Args:
         model: A timm model, in training or evaluation mode.
@@ -103,9 +103,10 @@ def random_maps(count: int, grid: tuple[int, int], seed: int) -> Tensor:
     return torch.rand(count, *grid, generator=torch.Generator().manual_seed(seed))
 
 
-# Best methods of each family first, by the mean of their ranks in two scores on 200 photographs: insertion minus
-# deletion, and the share of a map on a pasted object; in a tie, the faster method comes first. The first method that
-# the model and the installation support is used. Families without scores use those of the most similar family.
+# The best methods of each model family, best first. Methods are ranked by the mean of their ranks in two scores on 200
+# photographs: insertion minus deletion, and the fraction of a map on a pasted object. If methods are tied, the faster
+# method comes first. The first method that the model and the installation support is used. Families without scores use
+# the methods of the most similar family.
 BEST: Mapping[str, tuple[str, ...]] = {
     "vit": ("gradient-rollout", "libra-rollout", "libra"),
     "dhvt": ("libra", "integrated-gradients", "gradient-rollout"),
@@ -116,7 +117,7 @@ BEST: Mapping[str, tuple[str, ...]] = {
 
 
 def family_of(model: nn.Module) -> str:
-    """Return the key of `BEST` for a model's family.
+    """Return the key of `BEST` for a model's architecture family.
 
     Example:
         >>> import timm
@@ -128,7 +129,7 @@ def family_of(model: nn.Module) -> str:
 
 
 def best_method(model: nn.Module, among: Collection[str] = METHODS) -> tuple[str, str]:
-    """Return the method that scored best for a model's family, and the reason as the end of a sentence.
+    """Return the method that scored best for a model's family, and the reason as a clause for messages.
 
     Methods that need captum are skipped if it is not installed.
 
@@ -146,7 +147,7 @@ def best_method(model: nn.Module, among: Collection[str] = METHODS) -> tuple[str
 
 
 def ranked_methods(model: nn.Module) -> list[str]:
-    """Return the class-specific methods that work with a model, those that scored best for its family first."""
+    """Return the class-specific methods that work with a model; the best methods for its family come first."""
     applicable = [name for name in methods_of(model) if METHODS[name].is_class_specific]
     best = [name for name in BEST[family_of(model)] if name in applicable]
     return [*best, *(name for name in applicable if name not in best)]

@@ -2,9 +2,10 @@
 
 Mehri et al. 2025, "LibraGrad: Balancing Gradient Flow for Universally Better Vision Transformer Attributions" (CVPR,
 arXiv 2411.16760). Gradient times input sums to the output only if an operation is linear in the inputs that receive a
-gradient. Therefore no gradient flows through the divisor of a norm (but through its mean), or through the gate of GELU
-and similar functions (x times a gate of x). In a product of two tensors, either each factor gets half of its gradient,
-or attention weights get no gradient. Values do not change. Implemented from the paper, without the authors' code.
+gradient. Therefore no gradient flows through the divisor of a norm (only through the mean), or through the gate of GELU
+and similar functions (x times a gate that depends on x). In a product of two tensors, either each factor gets half of
+its gradient, or attention weights get no gradient. The values of the forward pass do not change. The implementation
+follows the paper and does not use the authors' code.
 """
 
 from collections.abc import Callable
@@ -18,11 +19,11 @@ from paucal.explain.attribution.relevance_mode import MATRIX_PRODUCTS, PRODUCTS,
 
 Products = Literal["halved", "values"]
 _GATED = {"gelu", "silu", "hardswish", "mish"}
-NEAR_ZERO = 1e-6  # inputs of a gate below this absolute value count as 0
+NEAR_ZERO = 1e-6  # inputs of a gated function whose absolute value is below this count as 0
 
 
 class PrunedGradients(TorchFunctionMode):
-    """Mode in which torch functions compute their usual values, but have LibraGrad's gradients.
+    """Mode in which torch functions return their usual values, but have LibraGrad's gradients.
 
     Args:
         products: "halved" halves the gradients of both factors of a product; "values" stops the gradient at the

@@ -1,12 +1,12 @@
-"""Relevance of the cells for a class: the method of Chefer et al. for ViT, DeiT, LV-ViT and DHVT.
+"""Relevance of the patches for a class: the method of Chefer et al. for ViT, DeiT, LV-ViT and DHVT.
 
 Chefer et al. 2021, "Transformer Interpretability Beyond Attention Visualization": the relevance of the class is
-propagated back to each attention matrix (`relevance_mode`), multiplied by the gradient of the class's logit for that
-matrix, and the matrices of all layers are multiplied as in rollout, without normalising rows.
+propagated back to each attention matrix (`relevance_mode`) and multiplied by the gradient of the class's logit with
+respect to that matrix. The matrices of all layers are then multiplied as in rollout, without normalising rows.
 
-Differences from the authors' code: several images are processed at once; for models that average their cells, the
-rollout starts from the cells' relevance before the mean instead of a class token; DHVT's head tokens are folded into
-the other tokens. As in that code, LV-ViT's logit is explained without the maximum over its auxiliary head.
+Unlike the authors' code, several images are processed at once. For models that average their patch tokens instead of
+using a class token, the rollout starts from the relevance of the patches before the mean. DHVT's head tokens are folded
+into the other tokens. As in the authors' code, LV-ViT's logit is explained without the maximum over its auxiliary head.
 """
 
 from collections.abc import Iterator
@@ -20,7 +20,7 @@ from paucal.backbones.probe import model_name
 from paucal.backbones.timm_attention import relevance_family
 from paucal.explain.attention.maps import AttentionMap
 from paucal.explain.attention.reading import run_recorded
-from paucal.explain.attention.rollout import Flow, class_contributions, rolled_out, run_with_blocks
+from paucal.explain.attention.rollout import Flow, class_contributions, roll_out, run_with_blocks
 from paucal.explain.attribution.relevance_mode import RelevanceMode
 from paucal.explain.prepared import explainable, one_hot_classes, require_classifier, with_gradient
 from paucal.types import UserError
@@ -42,7 +42,7 @@ class LayerRelevance:
 
 
 def has_relevance(model: nn.Module) -> bool:
-    """Return whether there are relevance rules for a model's family."""
+    """Return whether there are relevance rules for a model's architecture family."""
     return relevance_family(getattr(model, "_orig_mod", model)) is not None
 
 
@@ -52,7 +52,7 @@ class Relevances:
 
     Attributes:
         layers: Relevance of each layer, from the first to the last.
-        start: Relevance of the last tokens; it sums to 1.
+        start: Relevance of the last layer's tokens, which sums to 1.
     """
 
     layers: list[LayerRelevance]
@@ -72,11 +72,11 @@ def layer_relevances(model: nn.Module, images: Tensor, classes: Tensor) -> Relev
     """
     if not has_relevance(model):
         raise UserError(
-            f"there are relevance rules for ViT, DeiT, LV-ViT and DHVT, but not for {model_name(model)}: "
+            f"--method relevance supports only ViT, DeiT, LV-ViT and DHVT, not {model_name(model)}: "
             "use --method gradient-rollout."
         )
     require_classifier(model)
-    with explainable(model) as module, _class_head_alone(module), torch.enable_grad():
+    with explainable(model) as module, _without_auxiliary_head(module), torch.enable_grad():
         tracked = with_gradient(module, images)
         gradient_run = run_recorded(module, tracked)
         one_hot = one_hot_classes(gradient_run.logits, classes)
@@ -93,18 +93,21 @@ def layer_relevances(model: nn.Module, images: Tensor, classes: Tensor) -> Relev
 
 
 def relevance(model: nn.Module, images: Tensor, classes: Tensor, start_layer: int = 0) -> Tensor:
-    """Return the relevance of each cell for a class, (B, rows, columns), >= 0."""
+    """Return the relevance of each patch for a class, (B, rows, columns), >= 0.
+
+    `start_layer` is the index of the first layer that is included.
+    """
     relevances = layer_relevances(model, images, classes)
     weighted = [
         layer.attention.with_weights((layer.gradient * layer.relevance).clamp(min=0).mean(2, keepdim=True))
         for layer in relevances.layers[start_layer:]
     ]
-    return rolled_out(weighted, relevances.start)
+    return roll_out(weighted, relevances.start)
 
 
 @contextmanager
-def _class_head_alone(module: nn.Module) -> Iterator[None]:
-    """Temporarily exclude the auxiliary head (LV-ViT's) from the logits."""
+def _without_auxiliary_head(module: nn.Module) -> Iterator[None]:
+    """Temporarily exclude LV-ViT's auxiliary head from the logits."""
     weight = getattr(module, "aux_weight", None)
     if weight is None:
         yield

@@ -1,14 +1,14 @@
 """Propagation of relevance instead of gradients by autograd, through an unmodified model.
 
-While `RelevanceMode` is active, each torch function that a model calls is replaced by a rule, which is found by the
-function's name. So models need no second version of their layers, unlike in the authors' code.
+While `RelevanceMode` is active, each torch function that a model calls is replaced by the rule for the function's name.
+So models need no second version of their layers, unlike in the authors' code.
 
 The rules are those of Chefer et al. 2021, "Transformer Interpretability Beyond Attention Visualization", section 3, as
-implemented in its code and LV-ViT's (alpha = 1). Each rule is the backward pass of an autograd function: it computes
-the relevance of the inputs from the relevance of the output, and conserves the sum if the original rule does.
-Operations that only move values (views, indexing, concatenation) need no rule, and if a tensor is used twice, its
-relevances are summed. Parameters get no relevance: if one of two summands or factors is a parameter, the other operand
-gets all of the relevance.
+implemented in the authors' code and in LV-ViT's code (alpha = 1). Each rule is the backward pass of an autograd
+function. It computes the relevance of the inputs from the relevance of the output, and conserves the sum of relevance
+if the original rule does. Operations that only move values (views, indexing, concatenation) need no rule. If a tensor
+is used twice, its relevances are summed. Parameters get no relevance. If one of two summands or factors is a parameter,
+the other operand gets all of the relevance.
 """
 
 import math
@@ -34,7 +34,7 @@ def safe_divide(numerator: Tensor, denominator: Tensor) -> Tensor:
 
 
 def _positive_part(x: Tensor, weight: Tensor, relevance: Tensor, apply: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
-    """Divide relevance among the inputs x in proportion to their positive products with the weights, without biases."""
+    """Divide relevance among the inputs x in proportion to their positive products with the weights; ignore biases."""
     with torch.enable_grad():
         positive = x.detach().clamp(min=0).requires_grad_()
         negative = x.detach().clamp(max=0).requires_grad_()
@@ -44,7 +44,7 @@ def _positive_part(x: Tensor, weight: Tensor, relevance: Tensor, apply: Callable
 
 
 class Linear(torch.autograd.Function):
-    """The alpha-beta rule with alpha = 1 for linear layers: only positive contributions share an output's relevance."""
+    """The alpha-beta rule with alpha = 1 for linear layers: only positive contributions get an output's relevance."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -120,7 +120,7 @@ class Product(torch.autograd.Function):
 
 
 class Mean(torch.autograd.Function):
-    """The z-rule for a mean or a sum: each element gets relevance in proportion to its share of the total."""
+    """The z-rule for a mean or a sum: each element gets relevance in proportion to its contribution to the total."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, apply: Callable[[Tensor], Tensor]) -> Tensor:
@@ -276,11 +276,11 @@ def _mean_rule(func: Callable[..., Any], args: tuple[Any, ...], keywords: dict[s
 
 
 def _single_operand_rule(apply: Callable[[Any, Any], Tensor], first: Any, second: Any) -> Tensor:
-    """Give all relevance to one of two operands, as the other is constant."""
+    """Give all relevance to the operand that requires a gradient, since the other operand is constant."""
     operand = first if gets_relevance(first) else second
     with torch.no_grad():
         value = apply(first, second)
-    if value.shape != operand.shape:  # a broadcast operand: the backward pass of `expand` sums the relevance
+    if value.shape != operand.shape:  # broadcast explicitly, so that the backward pass of `expand` sums the relevance
         operand = operand.expand(value.shape)
     return Unchanged.apply(operand, value)  # type: ignore[return-value]
 

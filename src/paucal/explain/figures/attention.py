@@ -1,4 +1,4 @@
-"""Figures of attention: maps, single heads, entropies of heads, averaged attention; and of features of cells."""
+"""Figures of attention (maps, single heads, entropies of heads, averaged attention) and of patch features."""
 
 from collections.abc import Mapping, Sequence
 
@@ -16,85 +16,86 @@ from paucal.backbones.attention_layout import Token, Tokens
 from paucal.explain.attention.heads import HeadView
 from paucal.explain.figures.pictures import (
     Picture,
-    caption,
     cell_centre,
-    cell_heat,
-    colour_bar,
-    columns_for,
+    choose_columns,
+    draw_caption,
+    draw_cell_heat,
     draw_cells,
-    heat,
-    panels,
+    draw_colour_bar,
+    draw_heat,
+    draw_title,
+    make_panels,
     readable_name,
-    title,
 )
 from paucal.wording import counted
 
-# Colours of classes: matplotlib's tab10 with yellow instead of its grey, which would be invisible on a grey picture.
-# Further classes are grey.
+# Colours of classes: matplotlib's tab10 with yellow instead of grey, which would be invisible on a greyscale image. If
+# there are more classes than colours, the remaining classes are grey.
 TOKEN_COLOURS = [*colormaps["tab10"].colors[:7], "#fff35c", *colormaps["tab10"].colors[8:]]  # type: ignore[attr-defined]
-MIN_OPACITY, MAX_OPACITY = 0.3, 0.8  # of a class's colour at a probability of 0 and 1
+MIN_OPACITY, MAX_OPACITY = 0.3, 0.8  # opacity of a class's colour at probability 0 and at probability 1
 
 
 def maps_figure(
     picture: Picture, maps: Sequence[Tensor], titles: Sequence[str], label: str, smooth: bool = False
 ) -> Figure:
-    """Draw a picture, and each map (h, w) over it with its own colour scale.
+    """Draw an image, and each (h, w) map over the image with its own colour scale.
 
-    With `smooth`, maps are interpolated and scales begin at a map's minimum, otherwise cells are drawn as squares and
-    scales begin at 0.
+    With `smooth`, maps are interpolated, and each colour scale begins at the map's minimum. Otherwise, cells are drawn
+    as squares, and colour scales begin at 0.
     """
-    columns = columns_for(len(maps) + 1)
-    figure, axes = panels(-(-(len(maps) + 1) // columns), columns, picture.shape[:2], extra=0.35)
+    columns = choose_columns(len(maps) + 1)
+    figure, axes = make_panels(-(-(len(maps) + 1) // columns), columns, picture.shape[:2], extra=0.35)
     flat = [panel for row in axes for panel in row]
     flat[0].imshow(picture)
-    title(flat[0], "image")
+    draw_title(flat[0], "image")
     for panel, values, text in zip(flat[1:], maps, titles, strict=False):
-        draw_map, top = heat if smooth else cell_heat, max(float(values.max()), 1e-12)
+        draw_map, top = draw_heat if smooth else draw_cell_heat, max(float(values.max()), 1e-12)
         low = float(values.min()) if smooth else 0.0
         draw_map(panel, picture, values, low, top)
-        title(panel, text)
-        colour_bar(figure, panel, low, top)
-    caption(figure, label)
+        draw_title(panel, text)
+        draw_colour_bar(figure, panel, low, top)
+    draw_caption(figure, label)
     return figure
 
 
 def matrices_figure(matrices: Sequence[Tensor], tokens: Tokens, titles: Sequence[str]) -> Figure:
-    """Draw the averaged attention between all tokens for each layer; lines separate class token, cells and head tokens.
+    """Draw the averaged attention between all tokens for each layer.
 
-    As in DHVT's Figures 3 (a) and 7, rows are queries and columns are keys.
+    Lines separate class token, patches and head tokens. As in DHVT's Figures 3 (a) and 7, rows are queries and columns
+    are keys.
     """
     is_large = len(tokens) > MAX_SMALL
-    columns = min(columns_for(len(matrices), 4), 2 if is_large else 4)
+    columns = min(choose_columns(len(matrices), 4), 2 if is_large else 4)
     scale = LARGE_SCALE if is_large else 1.0
-    figure, axes = panels(-(-len(matrices) // columns), columns, (1, 1), extra=0.5, scale=scale)
+    figure, axes = make_panels(-(-len(matrices) // columns), columns, (1, 1), extra=0.5, scale=scale)
     flat = [panel for row in axes for panel in row]
     for panel, values, text in zip(flat, matrices, titles, strict=False):
-        # A few tokens get most of the attention; a scale up to the 99th percentile makes the other tokens visible.
+        # A few tokens get most of the attention, so the colour scale ends at the 99th percentile to show other tokens.
         top = float(np.quantile(values.numpy(), 0.99))
         image = panel.imshow(values.numpy(), cmap=HEAT_OF_MATRICES, vmin=0, vmax=top)
         for edge in (len(tokens.prefix), len(tokens.prefix) + tokens.cells):
             if 0 < edge < len(tokens):
                 panel.axvline(edge - 0.5, color="white", lw=0.6)
                 panel.axhline(edge - 0.5, color="white", lw=0.6)
-        title(panel, text)
+        draw_title(panel, text)
         figure.colorbar(image, ax=panel, shrink=0.8, extend="max").ax.tick_params(labelsize=6)
     kinds = [*(["class"] if tokens.prefix else []), "cells", *(["head tokens"] if tokens.suffix else [])]
-    caption(figure, f"rows attend to columns: {', '.join(kinds)}; mean over heads")
+    draw_caption(figure, f"rows attend to columns: {', '.join(kinds)}; mean over heads")
     return figure
 
 
 HEAT_OF_MATRICES = "viridis"
-MAX_SMALL, LARGE_SCALE = 100, 1.9  # tokens that fit into a small panel; scale of panels with more tokens
+MAX_SMALL, LARGE_SCALE = 100, 1.9  # largest number of tokens in a small panel, and scale of larger panels
 
 
 def features_figure(picture: Picture, colours: Tensor) -> Figure:
-    """Draw a picture, and beside it the features of its cells as colours (h, w, 3)."""
-    figure, axes = panels(1, 2, picture.shape[:2], extra=0.3)
+    """Draw an image, and beside it the features of its cells as (h, w, 3) colours."""
+    figure, axes = make_panels(1, 2, picture.shape[:2], extra=0.3)
     axes[0][0].imshow(picture)
     draw_cells(axes[0][1], picture, colours.numpy())
-    title(axes[0][0], "image")
-    title(axes[0][1], "features as colours")
-    caption(figure, "similar colours: similar features (three principal components)")
+    draw_title(axes[0][0], "image")
+    draw_title(axes[0][1], "features as colours")
+    draw_caption(figure, "similar colours: similar features (three principal components)")
     return figure
 
 
@@ -105,46 +106,46 @@ SMALL_SCALE = 0.6  # scale of panels if all heads are in one row
 def heads_figure(picture: Picture, view: HeadView, token: Token, layer: str, mass: float) -> Figure:
     """Draw all heads of a layer for one query, in descending order of entropy, with their masks as outlines."""
     count = len(view.heads)
-    columns = columns_for(count + 1)
-    figure, axes = panels(-(-(count + 1) // columns), columns, picture.shape[:2], extra=0.4)
+    columns = choose_columns(count + 1)
+    figure, axes = make_panels(-(-(count + 1) // columns), columns, picture.shape[:2], extra=0.4)
     flat = [panel for row in axes for panel in row]
     flat[0].imshow(picture)
-    title(flat[0], f"query: {_describe_token(token)}")
+    draw_title(flat[0], f"query: {_describe_token(token)}")
     top = float(view.maps.max())
     heads = zip(flat[1:], view.heads.tolist(), view.entropy.tolist(), view.maps, view.masks, strict=False)
     for panel, head, bits, values, mask in heads:
-        cell_heat(panel, picture, values, 0.0, top)
+        draw_cell_heat(panel, picture, values, 0.0, top)
         _draw_outline(panel, mask, picture.shape[:2])
-        title(panel, f"head {head + 1}, {bits:.1f} bits")
+        draw_title(panel, f"head {head + 1}, {bits:.1f} bits")
     _mark_token(flat[: count + 1], token, (view.maps.shape[1], view.maps.shape[2]), picture)
-    colour_bar(figure, flat, 0.0, top, "attention", 0.6)
-    caption(figure, f"{layer}; outlined: the cells that get {mass:.0%} of a head's attention")
+    draw_colour_bar(figure, flat, 0.0, top, "attention", 0.6)
+    draw_caption(figure, f"{layer}; outlined: the cells that get {mass:.0%} of a head's attention")
     return figure
 
 
 def queries_figure(
     picture: Picture, views: Sequence[HeadView], tokens: Sequence[Token], layer: str, mass: float
 ) -> Figure:
-    """Draw all heads of a layer for several queries: a row for each query, a column for each head.
+    """Draw all heads of a layer for several queries, with a row for each query and a column for each head.
 
-    Heads are sorted by their mean entropy over the queries, so that a column shows the same head in all rows. (EsViT's
+    Heads are sorted by their mean entropy over the queries, so a column shows the same head in all rows. (EsViT's
     Figures 10 to 12 show one query each.)
     """
     bits = torch.stack([view.entropy[view.heads.argsort()] for view in views])  # (queries, heads)
     order = bits.mean(0).argsort(descending=True, stable=True).tolist()
-    figure, axes = panels(len(views), 1 + len(order), picture.shape[:2], extra=0.4, scale=SMALL_SCALE)
+    figure, axes = make_panels(len(views), 1 + len(order), picture.shape[:2], extra=0.4, scale=SMALL_SCALE)
     top = max(float(view.maps.max()) for view in views)
     for row, view, token, query_bits in zip(axes, views, tokens, bits, strict=True):
         row[0].imshow(picture)
-        title(row[0], _describe_token(token), 7)
+        draw_title(row[0], _describe_token(token), 7)
         indices = view.heads.argsort()
         for panel, head in zip(row[1:], order, strict=True):
-            cell_heat(panel, picture, view.maps[indices[head]], 0.0, top)
+            draw_cell_heat(panel, picture, view.maps[indices[head]], 0.0, top)
             _draw_outline(panel, view.masks[indices[head]], picture.shape[:2])
-            title(panel, f"head {head + 1}, {float(query_bits[head]):.1f} bits", 7)
+            draw_title(panel, f"head {head + 1}, {float(query_bits[head]):.1f} bits", 7)
         _mark_token(row, token, (view.maps.shape[1], view.maps.shape[2]), picture)
-    colour_bar(figure, [panel for row in axes for panel in row], 0.0, top, "attention", 0.6)
-    caption(figure, f"{layer}; a row per query; heads by mean entropy; outlined: the cells that get {mass:.0%}")
+    draw_colour_bar(figure, [panel for row in axes for panel in row], 0.0, top, "attention", 0.6)
+    draw_caption(figure, f"{layer}; a row per query; heads by mean entropy; outlined: the cells that get {mass:.0%}")
     return figure
 
 
@@ -214,16 +215,16 @@ def _describe_token(token: Token) -> str:
 
 
 def tokens_figure(picture: Picture, maps: Sequence[tuple[str, Tensor]], classes: Sequence[str]) -> Figure:
-    """Draw an image, and beside it grey copies with the class of each cell as a colour; opacity shows the probability.
+    """Draw an image and greyscale copies on which the colour of a cell is its class and the opacity its probability.
 
     Args:
         picture: (H, W, 3) image.
         maps: Title and (K, h, w) class probabilities of each copy.
         classes: K class names.
     """
-    figure, axes = panels(1, 1 + len(maps), picture.shape[:2], extra=0.7)
+    figure, axes = make_panels(1, 1 + len(maps), picture.shape[:2], extra=0.7)
     axes[0][0].imshow(picture)
-    title(axes[0][0], "image")
+    draw_title(axes[0][0], "image")
     height, width = picture.shape[:2]
     shown_classes = _frequent_classes([probabilities.argmax(0).numpy() for _, probabilities in maps])
     for panel, (name, probabilities) in zip(axes[0][1:], maps, strict=True):
@@ -235,7 +236,7 @@ def tokens_figure(picture: Picture, maps: Sequence[tuple[str, Tensor]], classes:
         panel.imshow(np.repeat(picture.mean(2, keepdims=True), 3, 2))
         draw_cells(panel, picture, rgba)
         panel.set(xlim=(-0.5, width - 0.5), ylim=(height - 0.5, -0.5))
-        title(panel, f"{name}\nprobability {float(best.min()):.0%} to {float(best.max()):.0%}")
+        draw_title(panel, f"{name}\nprobability {float(best.min()):.0%} to {float(best.max()):.0%}")
     patches = [
         Patch(color=TOKEN_COLOURS[c], label=_printable(readable_name(classes[n]))) for c, n in enumerate(shown_classes)
     ]
@@ -244,7 +245,7 @@ def tokens_figure(picture: Picture, maps: Sequence[tuple[str, Tensor]], classes:
 
 
 def _printable(name: str) -> str:
-    # matplotlib reads "$" as the start of a formula, and leaves labels that begin with "_" out of a legend.
+    # matplotlib reads "$" as the start of a formula, and excludes labels that begin with "_" from a legend.
     return name[:20].replace("$", r"\$").lstrip("_")
 
 

@@ -1,4 +1,4 @@
-"""Figures of attribution maps: for the most probable classes of an image, for many images, and for mistakes."""
+"""Figures of attribution maps for the most probable classes of an image, for many images, and for mistakes."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -7,9 +7,9 @@ import numpy as np
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from paucal.explain.figures.pictures import Picture, caption, colour_bar, heat, panels, title
+from paucal.explain.figures.pictures import Picture, draw_caption, draw_colour_bar, draw_heat, draw_title, make_panels
 
-MAX_PAIRS = 4  # pairs of image and map in a row of `contact_sheet`
+MAX_PAIRS = 4  # largest number of pairs of image and map in a row of `contact_sheet`
 
 
 @dataclass(frozen=True, eq=False)
@@ -17,12 +17,12 @@ class AttributedImage:
     """One image with its attribution maps for some classes.
 
     Attributes:
-        name: Name of the image, as shown.
+        name: Name of the image for display.
         picture: (H, W, 3) region of the image that the model sees.
         maps: (classes, h, w) attribution maps.
         classes: Names of the classes.
         probabilities: Probabilities of these classes.
-        prediction: Text that is shown instead of a class and its probability; "" to show these.
+        prediction: Text that is shown instead of class and probability; "" to show class and probability.
     """
 
     name: str
@@ -34,19 +34,19 @@ class AttributedImage:
 
 
 def attribution_figure(explained: AttributedImage, method: str, is_class_specific: bool = True) -> Figure:
-    """Draw an image and its map for each class, with a common colour scale, so that classes can be compared."""
+    """Draw an image and its map for each class; a common colour scale makes the classes comparable."""
     maps = explained.maps if is_class_specific else explained.maps[:1]
-    figure, axes = panels(1, 1 + len(maps), explained.picture.shape[:2], extra=0.35)
+    figure, axes = make_panels(1, 1 + len(maps), explained.picture.shape[:2], extra=0.35)
     axes[0][0].imshow(explained.picture)
-    title(axes[0][0], explained.name)
-    low, high = scale_of(maps)
+    draw_title(axes[0][0], explained.name)
+    low, high = colour_limits(maps)
     columns = zip(axes[0][1:], maps, explained.classes, explained.probabilities, strict=False)
     for panel, values, name, probability in columns:
-        heat(panel, explained.picture, values, low, high)
+        draw_heat(panel, explained.picture, values, low, high)
         prediction = explained.prediction or f"{name}\nprobability {probability:.0%}"
-        title(panel, prediction if is_class_specific else "for any class")
-    colour_bar(figure, axes[0], low, high, "attribution")
-    caption(figure, f"method: {method}")
+        draw_title(panel, prediction if is_class_specific else "for any class")
+    draw_colour_bar(figure, axes[0], low, high, "attribution")
+    draw_caption(figure, f"method: {method}")
     return figure
 
 
@@ -54,22 +54,22 @@ def contact_sheet(explained: Sequence[AttributedImage], method: str, is_class_sp
     """Draw many images, each beside the map for its first class, each with its own colour scale."""
     columns = min(MAX_PAIRS, len(explained))
     rows = -(-len(explained) // columns)
-    figure, axes = panels(rows, 2 * columns, explained[0].picture.shape[:2], extra=0.3)
+    figure, axes = make_panels(rows, 2 * columns, explained[0].picture.shape[:2], extra=0.3)
     for index, image in enumerate(explained):
         pair = axes[index // columns][2 * (index % columns) :][:2]
         pair[0].imshow(image.picture)
-        title(pair[0], image.name, 8)
-        heat(pair[1], image.picture, image.maps[0], *scale_of(image.maps[:1]))
+        draw_title(pair[0], image.name, 8)
+        draw_heat(pair[1], image.picture, image.maps[0], *colour_limits(image.maps[:1]))
         prediction = image.prediction or f"{image.classes[0]}, {image.probabilities[0]:.0%}"
-        title(pair[1], prediction if is_class_specific else "for any class", 8)
-    caption(figure, f"method: {method}; dark to bright: lowest to highest value of each image", x=0.01)
+        draw_title(pair[1], prediction if is_class_specific else "for any class", 8)
+    draw_caption(figure, f"method: {method}; dark to bright: lowest to highest value of each image", x=0.01)
     return figure
 
 
-def scale_of(maps: Tensor) -> tuple[float, float]:
+def colour_limits(maps: Tensor) -> tuple[float, float]:
     """Return the ends of the colour scale: the minimum, but at least 0, and the 99.5th percentile.
 
-    Evidence against a class (below 0) is drawn like 0, since over a photograph it could hardly be distinguished from
+    Evidence against a class (below 0) is drawn like 0, since over a photograph it would be hard to distinguish from
     weak evidence for the class.
     """
     values = maps.float().flatten().cpu().numpy()
@@ -78,23 +78,23 @@ def scale_of(maps: Tensor) -> tuple[float, float]:
     return (low, high) if high > low else (low, low + 1e-12)
 
 
-MISTAKES_PER_ROW = 2  # mistakes in a row, each with three panels
+MISTAKES_PER_ROW = 2  # largest number of mistakes in a row, each with three panels
 
 
 def mistakes_attribution_figure(mistakes: Sequence[AttributedImage], method: str) -> Figure:
-    """Draw each image with the maps for the predicted class and for its label, with a common colour scale."""
+    """Draw each image with its maps for the predicted class and for the label, with a common colour scale."""
     if not mistakes:
         raise ValueError("there are no mistakes to draw")
     columns = min(MISTAKES_PER_ROW, len(mistakes))
-    figure, axes = panels(-(-len(mistakes) // columns), 3 * columns, mistakes[0].picture.shape[:2], extra=0.3)
+    figure, axes = make_panels(-(-len(mistakes) // columns), 3 * columns, mistakes[0].picture.shape[:2], extra=0.3)
     for index, mistake in enumerate(mistakes):
         image, predicted, label = axes[index // columns][3 * (index % columns) :][:3]
         image.imshow(mistake.picture)
-        title(image, mistake.name, 8)
+        draw_title(image, mistake.name, 8)
         roles = ((predicted, "predicted"), (label, "label"))
         class_maps = zip(mistake.maps, mistake.classes, mistake.probabilities, strict=True)
         for (panel, role), (values, name, probability) in zip(roles, class_maps, strict=True):
-            heat(panel, mistake.picture, values, *scale_of(mistake.maps))
-            title(panel, f"{role}: {name}, {probability:.0%}", 8)
-    caption(figure, f"bright: evidence for the class; method: {method}", x=0.01)
+            draw_heat(panel, mistake.picture, values, *colour_limits(mistake.maps))
+            draw_title(panel, f"{role}: {name}, {probability:.0%}", 8)
+    draw_caption(figure, f"bright: evidence for the class; method: {method}", x=0.01)
     return figure

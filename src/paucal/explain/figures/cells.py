@@ -1,4 +1,7 @@
-"""Figures of matched cells of two images, and of predicted offsets between the cells of one image."""
+"""Figures of matched cells of two images, and of predicted offsets between the cells of one image.
+
+A cell is one position of a feature map, such as a patch.
+"""
 
 import math
 from collections.abc import Sequence
@@ -14,27 +17,36 @@ from matplotlib.patheffects import withStroke
 from torch import Tensor
 
 from paucal.explain.features import Correspondence
-from paucal.explain.figures.pictures import PANEL, Picture, caption, cell_centre, cell_heat, colour_bar, panels, title
+from paucal.explain.figures.pictures import (
+    PANEL,
+    Picture,
+    cell_centre,
+    draw_caption,
+    draw_cell_heat,
+    draw_colour_bar,
+    draw_title,
+    make_panels,
+)
 
 TRUE_COLOUR, PREDICTED_COLOUR = "#00b4d8", "#f77f00"
-# Shares of the picture's side: margin around the end of an arrow, and largest extension of a panel on each side.
+# Margin around the end of an arrow, and largest extension of a panel on each side, as fractions of the image's side.
 MARGIN, MAX_EXTENSION = 0.03, 0.5
 YELLOW, BLUE, RED = "#f5d400", "#1f77ff", "#e3342f"
-PANEL_SCALE = 1.4  # larger than usual, to make room for the numbers
-MIN_FONT_SIZE, MAX_FONT_SIZE = 5.0, 7.0  # points; the numbers are smaller if the cells are small
-# Style of the mark of a nearest cell, large enough to surround a number.
+PANEL_SCALE = 1.4  # panels are larger than usual by this factor, to make room for the numbers
+MIN_FONT_SIZE, MAX_FONT_SIZE = 5.0, 7.0  # font size of the numbers in points; small cells get small numbers
+# Style of the marker of a nearest cell, which is large enough to surround a number.
 _MARK: dict[str, Any] = {"fillstyle": "none", "markersize": 15, "markeredgewidth": 1.8, "zorder": 4}
 
 
 @dataclass(frozen=True, eq=False)
 class MatchedPair:
-    """Two images whose cells were matched, for one row of a sheet.
+    """Two images whose cells were matched, which are drawn in one row of a figure.
 
     Attributes:
-        pictures: Both images.
+        pictures: The two images.
         matches: Matched cells.
         names: Titles of the images.
-        is_correct: (n,) bool, whether each match is correct; None if unknown.
+        is_correct: (n,) bool, whether each match is correct; None if this is unknown.
     """
 
     pictures: tuple[Picture, Picture]
@@ -51,9 +63,9 @@ def matches_figure(
 ) -> Figure:
     """Draw two images with numbered lines between the centres of matched cells, as in EsViT's figures.
 
-    A blue ring marks the cell that is nearest to the global feature of its own image, a red triangle the cell that is
-    nearest to the global feature of the other image. (The authors' code exchanges row and column of the right image's
-    marks.)
+    In each image, a blue ring marks the cell that is most similar to the image's global feature, and a red triangle
+    marks the cell that is most similar to the other image's global feature. (In the authors' code, row and column of
+    the right image's markers are swapped.)
     """
     cosines = ", ".join(f"{value:.2f}" for value in matches.similarity.tolist()[:3])
     wrong_note = "" if is_correct is None else ", dashed and red where wrong"
@@ -62,16 +74,16 @@ def matches_figure(
 
 
 def matches_sheet(pairs: Sequence[MatchedPair]) -> Figure:
-    """Draw several pairs of images below each other; correct matches have yellow lines, wrong ones dashed red lines."""
+    """Draw several pairs of images below each other, with yellow lines for correct and dashed red for wrong matches."""
     return _pairs_sheet(pairs, "lines: most similar cells, dashed and red where wrong")
 
 
 def _pairs_sheet(pairs: Sequence[MatchedPair], lines: str) -> Figure:
     shapes = [picture.shape[:2] for pair in pairs for picture in pair.pictures]
-    figure, axes = panels(len(pairs), 2, max(shapes, key=max), extra=0.6, scale=PANEL_SCALE)
+    figure, axes = make_panels(len(pairs), 2, max(shapes, key=max), extra=0.6, scale=PANEL_SCALE)
     for row, pair in zip(axes, pairs, strict=True):
         _draw_pair(figure, row, pair)
-    caption(figure, f"{lines}\nring: nearest to its image's global feature; triangle: to the other image's", 7)
+    draw_caption(figure, f"{lines}\nring: nearest to its image's global feature; triangle: to the other image's", 7)
     return figure
 
 
@@ -79,12 +91,12 @@ def _draw_pair(figure: Figure, axes: Sequence[Axes], pair: MatchedPair) -> None:
     matches = pair.matches
     for side, (panel, picture, name) in enumerate(zip(axes, pair.pictures, pair.names, strict=True)):
         panel.imshow(picture)
-        title(panel, name)
+        draw_title(panel, name)
         for cells, mark, colour in ((matches.own, "o", BLUE), (matches.other, "^", RED)):
             x, y = cell_centre(_to_cell(cells[side]), matches.grids[side], picture.shape)
             white = [withStroke(linewidth=3.4, foreground="white")]
             ring = Line2D([x], [y], marker=mark, color=colour, transform=panel.transData, path_effects=white, **_MARK)
-            figure.add_artist(ring)  # part of the figure, like the lines, so that it is drawn above them
+            figure.add_artist(ring)  # added to the figure, like the lines, so that it is drawn above the lines
         _write_numbers(figure, panel, picture, matches.grids[side], (matches.first, matches.second)[side])
     are_correct = [True] * len(matches.first) if pair.is_correct is None else pair.is_correct.tolist()
     for first, second, is_correct in zip(matches.first, matches.second, are_correct, strict=True):
@@ -95,7 +107,7 @@ def _draw_pair(figure: Figure, axes: Sequence[Axes], pair: MatchedPair) -> None:
 
 
 def _write_numbers(figure: Figure, panel: Axes, picture: Picture, grid: tuple[int, int], cells: Tensor) -> None:
-    """Write the numbers of the pairs that a cell belongs to at the cell."""
+    """Write at each matched cell the numbers of the pairs that the cell belongs to."""
     numbers: dict[tuple[int, int], list[int]] = {}
     for number, cell in enumerate(cells, start=1):
         numbers.setdefault(_to_cell(cell), []).append(number)
@@ -131,10 +143,10 @@ def _to_cell(cell) -> tuple[int, int]:
 
 @dataclass(frozen=True, eq=False)
 class OffsetView:
-    """Predicted and true offsets between all pairs of cells of one image, in cells.
+    """Predicted and true offsets between all pairs of cells of one image, in units of cells.
 
     Attributes:
-        predicted: (N, N, 2) predicted offsets (rows, columns), position of the first cell minus that of the second.
+        predicted: (N, N, 2) predicted offsets (rows, columns): position of the first cell minus position of the second.
         true: (N, N, 2) true offsets; absolute values if the head predicts only distances.
         grid: (rows, columns) of the N cells.
         signed: Whether the head predicts signed offsets instead of distances.
@@ -146,7 +158,7 @@ class OffsetView:
     signed: bool
 
     def error_map(self) -> Tensor:
-        """Return each cell's mean error over the pairs in which it comes first, (rows, columns), in cells."""
+        """Return each cell's mean error over the pairs in which it is the first cell, (rows, columns), in cells."""
         return (self.predicted - self.true).abs().sum(2).mean(1).unflatten(0, self.grid)
 
     def mean_error(self) -> float:
@@ -154,13 +166,13 @@ class OffsetView:
         return float((self.predicted - self.true).abs().sum(2).mean())
 
     def chance_error(self) -> float:
-        """Return the mean error of the best constant prediction, the median of the true offsets."""
+        """Return the mean error of the best constant prediction, which is the median of the true offsets."""
         flat = self.true.flatten(0, 1)
         return float((flat - flat.median(0).values).abs().sum(1).mean())
 
 
 def all_pairs(grid: tuple[int, int]) -> Tensor:
-    """Return all ordered pairs of the N cells, (1, N * N, 2, 2), in the form that `paucal.losses.drloc_targets` takes.
+    """Return all ordered pairs of the N cells of a grid, (1, N * N, 2, 2), as input for `paucal.losses.drloc_targets`.
 
     Example:
         >>> all_pairs((1, 2))[0].tolist()
@@ -175,8 +187,8 @@ def all_pairs(grid: tuple[int, int]) -> Tensor:
 
 
 def offsets_figure(picture: Picture, view: OffsetView, first: tuple[int, int], second: tuple[int, int]) -> Figure:
-    """Draw the true and predicted offset from the second to the first cell, and the mean error of each cell."""
-    figure, axes = panels(1, 2, picture.shape[:2], extra=0.55)
+    """Draw the true and the predicted offset from the second to the first cell, and the mean error of each cell."""
+    figure, axes = make_panels(1, 2, picture.shape[:2], extra=0.55)
     axes[0][0].imshow(picture)
     true, predicted = _true_and_predicted(view, first, second)
     ends = [
@@ -184,14 +196,14 @@ def offsets_figure(picture: Picture, view: OffsetView, first: tuple[int, int], s
         _draw_arrow(axes[0][0], picture, view, second, predicted, PREDICTED_COLOUR, 1.6),
     ]
     _extend_limits(axes[0][0], picture, ends)
-    title(axes[0][0], f"from {second} to {first}\nblue: true, orange: predicted")
+    draw_title(axes[0][0], f"from {second} to {first}\nblue: true, orange: predicted")
     errors = view.error_map()
     max_error = float(errors.max())
-    cell_heat(axes[0][1], picture, errors, 0.0, max_error)
-    title(axes[0][1], f"mean error {view.mean_error():.2f} cells\n(best constant {view.chance_error():.2f})")
-    colour_bar(figure, axes[0], 0.0, max_error, "error in cells")
+    draw_cell_heat(axes[0][1], picture, errors, 0.0, max_error)
+    draw_title(axes[0][1], f"mean error {view.mean_error():.2f} cells\n(best constant {view.chance_error():.2f})")
+    draw_colour_bar(figure, axes[0], 0.0, max_error, "error in cells")
     note = "" if view.signed else ";\nthe head predicts only distances, so the arrow has the true direction"
-    caption(figure, f"error: sum of the errors in rows and columns, mean over all pairs of a cell{note}", 7)
+    draw_caption(figure, f"error: sum of the errors in rows and columns, mean over all pairs of a cell{note}", 7)
     return figure
 
 
@@ -227,7 +239,7 @@ def _draw_arrow(
 
 
 def _extend_limits(axes: Axes, picture: Picture, points: Sequence[tuple[float, float]]) -> None:
-    """Extend a panel to include the ends of arrows, by at most `MAX_EXTENSION` of the picture on each side."""
+    """Extend a panel to include the ends of arrows, by at most `MAX_EXTENSION` of the image's side on each side."""
     limits = []
     for axis, length in ((0, picture.shape[1]), (1, picture.shape[0])):
         coordinates = [point[axis] for point in points]

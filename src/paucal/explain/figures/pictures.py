@@ -1,4 +1,4 @@
-"""Functions for figures: the region of an image that the model sees, panels, maps, colour bars, class names."""
+"""Functions for figures: panels, maps drawn over images, colour bars and readable class names."""
 
 import io
 import math
@@ -20,16 +20,16 @@ from PIL import Image
 from timm.data.imagenet_info import ImageNetInfo
 from torch import Tensor
 
-PANEL = 2.4  # inches, the longer side of a panel
-PICTURE_SIDE = 336  # pixels, the longer side of a picture
-HEAT = "inferno"  # colour map of attribution and attention
-MAX_TITLE_LENGTH = 34  # characters per line
+PANEL = 2.4  # longer side of a panel in inches
+PICTURE_SIDE = 336  # longer side of a drawn image in pixels
+HEAT = "inferno"  # matplotlib colour map for attribution and attention
+MAX_TITLE_LENGTH = 34  # characters per line of a panel's title
 
-Picture = NDArray[np.float32]  # (H, W, 3) RGB in [0, 1]
+Picture = NDArray[np.float32]  # (H, W, 3) RGB image in [0, 1], the region that the model sees
 
 
-def visible_part(image: Image.Image, geometry: Tensor, size: tuple[int, int]) -> Picture:
-    """Return the region of an image that a model sees, at a resolution fit for viewing, (H, W, 3) in [0, 1].
+def visible_region(image: Image.Image, geometry: Tensor, size: tuple[int, int]) -> Picture:
+    """Return the region of an image that a model sees, at a resolution suitable for figures, (H, W, 3) in [0, 1].
 
     Args:
         image: Upright RGB image.
@@ -46,17 +46,17 @@ def visible_part(image: Image.Image, geometry: Tensor, size: tuple[int, int]) ->
     return view[0].permute(1, 2, 0).clamp(0, 1).numpy()
 
 
-def panels(
+def make_panels(
     rows: int, columns: int, shape: tuple[int, int], extra: float = 0.0, scale: float = 1.0
 ) -> tuple[Figure, list[list[Axes]]]:
-    """Return a figure with a grid of panels for pictures of a (height, width), with room for titles.
+    """Return a figure with a grid of panels for images of the same shape, with room for titles.
 
     Args:
         rows: Number of rows of panels.
         columns: Number of columns of panels.
-        shape: (height, width) of the pictures in pixels; only the aspect ratio matters.
+        shape: (height, width) of the images in pixels; only the aspect ratio matters.
         extra: Additional height of the figure in inches.
-        scale: Factor of the size of the panels.
+        scale: Factor by which the panels are larger than usual.
     """
     longest = max(shape)
     width, height = scale * PANEL * shape[1] / longest, scale * PANEL * shape[0] / longest
@@ -69,26 +69,26 @@ def panels(
     return figure, [list(row) for row in axes]
 
 
-def title(axes: Axes, text: str, size: float = 9) -> None:
-    """Write a title above a panel, with lines cut to the panel's width; "$" is not read as the start of a formula."""
+def draw_title(axes: Axes, text: str, size: float = 9) -> None:
+    """Write a title above a panel; long lines are truncated, and "$" does not start a formula."""
     lines = [line if len(line) <= MAX_TITLE_LENGTH else line[: MAX_TITLE_LENGTH - 1] + "…" for line in text.split("\n")]
     axes.set_title("\n".join(lines), fontsize=size, loc="left", parse_math=False)
 
 
-def caption(figure: Figure, text: str, size: float = 8, x: float = 0.02) -> None:
+def draw_caption(figure: Figure, text: str, size: float = 8, x: float = 0.02) -> None:
     """Write text below the panels, aligned left."""
     figure.supxlabel(text, fontsize=size, x=x, ha="left")
 
 
-def heat(axes: Axes, picture: Picture, values: NDArray[Any] | Tensor, low: float, high: float) -> None:
-    """Draw an interpolated map (h, w) over a grey picture."""
+def draw_heat(axes: Axes, picture: Picture, values: NDArray[Any] | Tensor, low: float, high: float) -> None:
+    """Draw an interpolated (h, w) map over a greyscale image."""
     draw_grey(axes, picture)
     style = {"cmap": HEAT, "vmin": low, "vmax": high, "alpha": 0.6, "interpolation": "nearest"}
     axes.imshow(_enlarge(values, picture), **style)
 
 
-def overlay(picture: Picture, values: NDArray[Any] | Tensor, low: float, high: float) -> Image.Image:
-    """Return the image that `heat` draws, without axes: an interpolated map (h, w) over a grey picture (H, W, 3)."""
+def blend_heat(picture: Picture, values: NDArray[Any] | Tensor, low: float, high: float) -> Image.Image:
+    """Return the image that `draw_heat` draws, without axes: an interpolated (h, w) map over a greyscale image."""
     colours = matplotlib.colormaps[HEAT](Normalize(low, high, clip=True)(_enlarge(values, picture)))[..., :3]
     blended = 0.6 * colours + 0.4 * picture.mean(2, keepdims=True)
     return Image.fromarray((255 * blended).round().astype(np.uint8))
@@ -99,31 +99,31 @@ def _enlarge(values: NDArray[Any] | Tensor, picture: Picture) -> NDArray[np.floa
     return F.interpolate(maps, picture.shape[:2], mode="bilinear")[0, 0].numpy()
 
 
-def cell_heat(axes: Axes, picture: Picture, values: NDArray[Any] | Tensor, low: float, high: float) -> None:
-    """Draw a map (h, w) over a grey picture, with each cell as a square."""
+def draw_cell_heat(axes: Axes, picture: Picture, values: NDArray[Any] | Tensor, low: float, high: float) -> None:
+    """Draw an (h, w) map over a greyscale image, with each cell as a square."""
     draw_grey(axes, picture)
     draw_cells(axes, picture, np.asarray(values), cmap=HEAT, vmin=low, vmax=high, alpha=0.6)
 
 
 def draw_grey(axes: Axes, picture: Picture) -> None:
-    """Draw a picture in shades of grey."""
+    """Draw an image in greyscale."""
     axes.imshow(np.repeat(picture.mean(2, keepdims=True), 3, 2), interpolation="nearest")
 
 
 def draw_cells(axes: Axes, picture: Picture, values: NDArray[Any], **style: Any) -> None:
-    """Draw values or colours of cells over the area of a picture; `style` is passed to `Axes.imshow`."""
+    """Draw (h, w) values or (h, w, 3 or 4) colours over the area of an image; `style` is passed to `Axes.imshow`."""
     height, width = picture.shape[:2]
     axes.imshow(values, interpolation="nearest", extent=(-0.5, width - 0.5, height - 0.5, -0.5), **style)
 
 
-def colour_bar(figure: Figure, axes: Any, low: float, high: float, label: str = "", shrink: float = 0.75) -> None:
-    """Draw the colour scale of `heat` between two values, beside one or more panels."""
+def draw_colour_bar(figure: Figure, axes: Any, low: float, high: float, label: str = "", shrink: float = 0.75) -> None:
+    """Draw the colour bar of `draw_heat` from `low` to `high`, beside one or more panels."""
     colours = ScalarMappable(Normalize(low, high), HEAT)
     figure.colorbar(colours, ax=axes, shrink=shrink, label=label).ax.tick_params(labelsize=7)
 
 
 def cell_centre(cell: tuple[int, int], grid: tuple[int, int], shape: Sequence[int]) -> tuple[float, float]:
-    """Return the centre (x, y) of a cell (row, column) in a picture of `shape` (height, width) pixels.
+    """Return the centre (x, y) in pixels of a cell (row, column) of a grid over an image of `shape` (height, width).
 
     Example:
         >>> cell_centre((0, 1), (2, 2), (100, 200))
@@ -133,8 +133,8 @@ def cell_centre(cell: tuple[int, int], grid: tuple[int, int], shape: Sequence[in
     return (column + 0.5) * shape[1] / grid[1] - 0.5, (row + 0.5) * shape[0] / grid[0] - 0.5
 
 
-def as_bytes(figure: Figure, kind: str) -> bytes:
-    """Return a figure as PNG or SVG (`kind` "png" or "svg"); equal figures give equal SVGs."""
+def figure_to_bytes(figure: Figure, kind: str) -> bytes:
+    """Return a figure as the bytes of a PNG or SVG (`kind` "png" or "svg"); equal figures give identical SVGs."""
     buffer = io.BytesIO()
     with matplotlib.rc_context({"svg.hashsalt": "paucal", "svg.fonttype": "none"}):
         metadata = {"Date": None} if kind == "svg" else {}
@@ -142,20 +142,20 @@ def as_bytes(figure: Figure, kind: str) -> bytes:
     return buffer.getvalue()
 
 
-def columns_for(count: int, max_columns: int = 6) -> int:
+def choose_columns(count: int, max_columns: int = 6) -> int:
     """Return a suitable number of columns for a figure of `count` panels.
 
-    >>> columns_for(3), columns_for(24), columns_for(8)
+    >>> choose_columns(3), choose_columns(24), choose_columns(8)
     (3, 6, 4)
     """
     return count if count <= 4 else min(max_columns, math.ceil(math.sqrt(count) * 1.25))
 
 
-_SYNSET = re.compile(r"n\d{8}")  # WordNet ids, the names of ImageNet's class folders
+_SYNSET = re.compile(r"n\d{8}")  # WordNet ids, which are the names of ImageNet's class folders
 
 
 def readable_name(name: str) -> str:
-    """Return the first English name of an ImageNet class given by its WordNet id; other names are not changed.
+    """Return the first English name of an ImageNet class given its WordNet id; other names are returned unchanged.
 
     Example:
         >>> readable_name("n03680355"), readable_name("cat")

@@ -1,4 +1,4 @@
-"""DIET: every image is its own class, which a linear classifier predicts from any view of it."""
+"""DIET: every image is its own class, which a linear classifier predicts from any view of the image."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -15,7 +15,7 @@ from paucal.rules.resolve import Choice, rules_by_name
 from paucal.types import Crops
 
 MAX_CLASSES = 1 << 16
-SCRATCH_RATE = 1e-3  # from random weights
+SCRATCH_RATE = 1e-3  # learning rate for random weights
 
 
 def diet_classes(facts: DataAndMachine) -> Choice:
@@ -30,8 +30,8 @@ def local_crops(local_size: Sequence[int] | None) -> Choice:
 
 
 def lr(facts: DataAndMachine, effective_batch: int) -> Choice:
-    """DIET-CP's rate from pretrained weights, DIET's from random ones."""
-    if continued.starts_trained(facts):
+    """DIET-CP's learning rate for pretrained weights, and DIET's learning rate for random weights."""
+    if continued.has_trained_weights(facts):
         return continued.continued_rate(effective_batch)
     return SCRATCH_RATE, "DIET's value"
 
@@ -57,7 +57,7 @@ METHOD = PretrainingMethod(
     name="diet",
     summary="every image is its own class: DIET, and DIET-CP from pretrained weights",
     settings=DietSettings,
-    # `lr` has to come before `min_lr`, whose rule uses it.
+    # The rule for `lr` has to come before the rule for `min_lr`, which uses `lr`.
     rules={**DIET_RULES, **{name: lejepa.RULES[name] for name in LEJEPA_RULES}},
     title=lambda settings: "DIET: every image is its own class",
     build=_build_objective,

@@ -12,5 +12,8 @@ class DietSettings(ContinuedSettings):
 
     diet_smoothing: float = option("label smoothing of the images' own classes", 0.8, group="method", low=0, high=0.999)
     diet_classes: int = option(
-        "largest number of classes; further images share a class", group="method", low=2, high=1 << 20
+        "maximum number of classes; if there are more images, several images share a class",
+        group="method",
+        low=2,
+        high=1 << 20,
     )

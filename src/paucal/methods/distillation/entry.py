@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from paucal.backbones.empty_models import takes_sizes
+from paucal.backbones.empty_models import supports_sizes
 from paucal.backbones.features import FeatureBackbone
 from paucal.backbones.sizing import fit_to_image_size
 from paucal.backbones.spec import BackboneSpec
@@ -20,15 +20,15 @@ from paucal.types import UserError
 
 
 def _teacher_card(name: str) -> ModelCard:
-    """Return the card of a teacher: a run, or a timm model with its published weights."""
+    """Return the model card of a teacher, which is a run or a timm model with published weights."""
     run_or_name = find_named(name, "--teacher")
     if not isinstance(run_or_name, RunFolder):
         if imagenet_classes(run_or_name) is None:
-            raise UserError(f"--teacher {name} has no published weights for classes of ImageNet: give a run.")
+            raise UserError(f"--teacher {name} has no published weights for ImageNet classes: give a run.")
         return published_card(run_or_name)
     card = read_card(run_or_name)
     if card.is_multi_label or not card.classes:
-        raise UserError(f"--teacher {name} does not predict one class per image: give a classifier that does.")
+        raise UserError(f"--teacher {name} does not predict one class per image: give a classifier with one label.")
     return card
 
 
@@ -44,12 +44,12 @@ def _build_term(settings: Any, spec: BackboneSpec, backbone: FeatureBackbone) ->
         **teacher_spec.arguments,
         **fit_to_image_size(teacher_spec.name, teacher_spec.image_size, teacher_spec.arguments).arguments,
     }
-    fits = takes_sizes(teacher_spec.name, [teacher_spec.image_size, spec.image_size], arguments)
+    takes_run_size = supports_sizes(teacher_spec.name, [teacher_spec.image_size, spec.image_size], arguments)
     return Distillation(
         open_named(settings.teacher).module,
         spec.num_classes,
         WEIGHT if weight is None else weight,
-        None if fits else teacher_spec.image_size,
+        None if takes_run_size else teacher_spec.image_size,
         settings.distillation_targets == "probabilities",
         card.temperature,
         spec.in_chans,
@@ -57,11 +57,12 @@ def _build_term(settings: Any, spec: BackboneSpec, backbone: FeatureBackbone) ->
 
 
 def _settle_teacher(settings: Any, term: Distillation, run_images: RunImages) -> None:
-    """Normalise images for the teacher as in its training, and reorder its outputs to the classes of the run."""
+    """Normalise images for the teacher as in the teacher's training; reorder its outputs to the classes of the run."""
     card, images = _teacher_card(settings.teacher), run_images.images
     if images.multi_hot is not None:
         raise UserError(
-            "--add distillation learns one class per image, but these images have several labels: leave it out."
+            "--add distillation learns one class per image, but these images have several labels: remove --add "
+            "distillation."
         )
     unknown = [name for name in images.classes if name not in card.classes]
     if unknown:
@@ -77,10 +78,10 @@ def _settle_teacher(settings: Any, term: Distillation, run_images: RunImages) ->
 
 TERM = ExtraLoss(
     name="distillation",
-    summary="learn a teacher's class or probabilities for the same view, --teacher",
+    summary="learn the class or the probabilities that --teacher predicts for the same view",
     settings=DistillationSettings,
     paths=("teacher",),
-    advice="without --add distillation: add it, or leave {flag} out",
+    advice="without --add distillation: give --add distillation, or remove {flag}",
     build=_build_term,
     settle=_settle_teacher,
 )

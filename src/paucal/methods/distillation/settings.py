@@ -17,7 +17,7 @@ class DistillationSettings:
         "weight of the loss of --add distillation, relative to 1 for the labels", group="method", low=0
     )
     distillation_targets: Literal["class", "probabilities"] = option(
-        "what --add distillation learns from the teacher: its likeliest class, or its probabilities",
+        "what --add distillation learns from the teacher: the most likely class, or the probabilities",
         "class",
         group="method",
     )

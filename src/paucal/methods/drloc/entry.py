@@ -22,18 +22,18 @@ SWITCHES = {
     "drloc_extra_layer": {"linear": True, "none": False},
     "drloc_norm": {"after": True, "before": False},
 }
-# Settings whose field of `DrLocOptions` is not just their name without "drloc_".
+# Settings whose field in `DrLocOptions` has another name than the setting without "drloc_".
 _RENAMED = {"drloc_pairs": "n_pairs", "drloc_shift": "shifted"}
 _NO_OPTIONS = ("drloc_preset", "drloc_sampling")  # settings without a field in `DrLocOptions`
 
 
-class Needs(NamedTuple):
+class Requirement(NamedTuple):
     """The condition under which a setting has an effect.
 
     Attributes:
-        setting: Name of the setting that it depends on.
-        values: Values of that setting for which it has an effect.
-        why: Why it has no effect for other values.
+        setting: Name of the other setting on which the effect depends.
+        values: Values of the other setting for which there is an effect.
+        why: Why there is no effect for other values.
     """
 
     setting: str
@@ -41,26 +41,26 @@ class Needs(NamedTuple):
     why: str
 
 
-_OFFSETS = Needs("drloc_mode", ("l1", "signed"), "ce and reg predict offsets as classes")
-_CLASSES = Needs("drloc_mode", ("ce", "reg"), "l1 and signed predict offsets as numbers")
-_VARIANCE = Needs("drloc_mode", ("reg",), "only reg has a variance term")
-_RAMP = Needs("drloc_schedule", ("ramp",), "the weight is constant")
-NEEDS = {
+_OFFSETS = Requirement("drloc_mode", ("l1", "signed"), "ce and reg predict offsets as classes")
+_CLASSES = Requirement("drloc_mode", ("ce", "reg"), "l1 and signed predict offsets as numbers")
+_VARIANCE = Requirement("drloc_mode", ("reg",), "only reg has a variance term")
+_RAMP = Requirement("drloc_schedule", ("ramp",), "the weight is constant")
+REQUIREMENTS = {
     "drloc_scale": _OFFSETS,
     "drloc_coordinates": _OFFSETS,
-    "drloc_shift": Needs("drloc_mode", ("signed",), "only signed offsets are ever negative"),
+    "drloc_shift": Requirement("drloc_mode", ("signed",), "only signed offsets are ever negative"),
     "drloc_classes": _CLASSES,
     "drloc_extra_layer": _CLASSES,
     "drloc_log_of": _VARIANCE,
     "drloc_alpha": _VARIANCE,
     "drloc_warmup_epochs": _RAMP,
     "drloc_horizon_epochs": _RAMP,
-    "drloc_pairs": Needs("drloc_sampling", ("random",), "a permutation pairs every cell once"),
+    "drloc_pairs": Requirement("drloc_sampling", ("random",), "a permutation pairs every grid position once"),
 }
 
 
 def options_from_settings(settings: Any) -> dict[str, Any]:
-    """Return the fields of `DrLocOptions` that are set by the settings of a run, to override those of the preset."""
+    """Return the fields of `DrLocOptions` that the settings of a run set, and that override those of the preset."""
     options: dict[str, Any] = {"seed": settings.seed}
     for name in (item.name for item in fields(DrLocSettings) if item.name not in _NO_OPTIONS):
         value = getattr(settings, name, None)
@@ -74,35 +74,35 @@ def options_from_settings(settings: Any) -> dict[str, Any]:
 
 def check_options(settings: Any) -> None:
     """Raise a UserError for settings that have no effect on the chosen variant or contradict each other."""
-    for name, requirement in NEEDS.items():
+    for name, requirement in REQUIREMENTS.items():
         value = effective_value(settings, requirement.setting)
         if getattr(settings, name) is not None and value not in requirement.values:
             text = " or ".join(requirement.values)
             raise UserError(
-                f"{flag(name)} has no effect with {flag(requirement.setting)} {value}, since {requirement.why}: leave "
-                f"it out, or give {flag(requirement.setting)} {text}."
+                f"{flag(name)} has no effect with {flag(requirement.setting)} {value}, since {requirement.why}: remove "
+                f"{flag(name)}, or give {flag(requirement.setting)} {text}."
             )
     levels, pool = effective_value(settings, "drloc_levels"), settings.drloc_pool
     if levels != "last" and isinstance(pool, str):
         raise UserError(
-            f"--drloc-pool {pool} is a rule for the last grid, and has no effect with --drloc-levels {levels}: leave "
-            "it out, or give the side to pool every grid to."
+            f"--drloc-pool {pool} is a rule for the last grid, and has no effect with --drloc-levels {levels}: remove "
+            "--drloc-pool, or give the side to which every grid is pooled."
         )
     warmup, horizon = (effective_value(settings, f"drloc_{name}_epochs") for name in ("warmup", "horizon"))
     if effective_value(settings, "drloc_schedule") == "ramp" and horizon <= warmup:
         raise UserError(
             f"--drloc-horizon-epochs is {horizon}, where the weight is 0 again, and --drloc-warmup-epochs is {warmup}, "
-            "where it is highest: give more epochs for the horizon than for the warm-up."
+            "where the weight is highest: give more epochs for the horizon than for the warm-up."
         )
 
 
 def effective_value(settings: Any, name: str) -> Any:
-    """Return the value of a setting; the preset's value if it is None."""
+    """Return the value of a setting, or the preset's value if the setting is None."""
     value = getattr(settings, name)
     return getattr(PRESETS[settings.drloc_preset], name.removeprefix("drloc_")) if value is None else value
 
 
-PAPER_PAIRS, PAPER_HIDDEN = 64, 512  # pairs of cells per image, and width of the localization MLP
+PAPER_PAIRS, PAPER_HIDDEN = 64, 512  # pairs of grid positions per image, and width of the localization MLP
 PAPER = "the paper's value"
 
 
@@ -114,14 +114,14 @@ def drloc_weight(model: str | None) -> Choice:
 def drloc_pairs(
     model: str | None, model_args: Sequence[str] | None, img_size: Sequence[int] | None, drloc_sampling: str
 ) -> Choice:
-    """The paper's number of pairs, fewer on a small grid; None for a permutation, which pairs all cells."""
+    """The paper's number of pairs, fewer on a small grid; None for a permutation, which pairs all grid positions."""
     if drloc_sampling == "permutation":
         return None, ""
     rows, columns = backbone_shape(model, model_args, img_size).grid
-    cells = rows * columns
-    if 2 * cells >= PAPER_PAIRS:
+    n_positions = rows * columns
+    if 2 * n_positions >= PAPER_PAIRS:
         return PAPER_PAIRS, PAPER
-    return 2 * cells, f"two for each of the {cells} cells; the paper has {PAPER_PAIRS} for 49 cells"
+    return 2 * n_positions, f"two for each of the {n_positions} cells; the paper has {PAPER_PAIRS} for 49 cells"
 
 
 def drloc_hidden(model: str | None, model_args: Sequence[str] | None, img_size: Sequence[int] | None) -> Choice:
@@ -133,7 +133,7 @@ def drloc_hidden(model: str | None, model_args: Sequence[str] | None, img_size: 
 
 
 def _build_term(settings: Any, spec: BackboneSpec, backbone: FeatureBackbone) -> Term:
-    # Of all options, only the levels decide which grids there are.
+    # Of all options, only the levels decide which feature grids the loss reads.
     shapes = backbone.shapes(FeatureRequest(effective_value(settings, "drloc_levels")))
     return DrLoc.from_preset(
         settings.drloc_preset,
@@ -146,11 +146,11 @@ def _build_term(settings: Any, spec: BackboneSpec, backbone: FeatureBackbone) ->
 
 TERM = ExtraLoss(
     name="drloc",
-    summary="predict the offset between two cells of the grid",
+    summary="predict the offset between two positions of the feature grid",
     settings=DrLocSettings,
     rules=rules_by_name((drloc_weight, drloc_pairs, drloc_hidden)),
     check=check_options,
-    advice="with --method {method}: leave it out, or add the loss with --add drloc",
+    advice="with --method {method}: remove {flag}, or add the loss with --add drloc",
     build=_build_term,
 )
 METHOD = TrainingMethod(

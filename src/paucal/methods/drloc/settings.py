@@ -1,7 +1,7 @@
 """The flags of dense relative localization.
 
-`--drloc-preset` or a rule sets flags that are not given. The allowed words repeat those of `objectives.drloc_options`,
-which takes seconds to import; a test checks that the two agree.
+`--drloc-preset` or a rule sets flags that are not given. The allowed values are copied from
+`objectives.drloc_options`, whose import takes seconds; a test checks that the two modules agree.
 """
 
 from dataclasses import dataclass
@@ -24,13 +24,13 @@ class DrLocFormulaSettings:
         "l1, signed: divisor of offsets: the grid's side, the largest offset, or none", group=_GROUP
     )
     drloc_shift: Literal["side_minus_1", "none"] | None = option(
-        "signed: shift of offsets: the largest offset, so that none is negative, or none", group=_GROUP
+        "signed: shift of offsets: the largest offset, so that no offset is negative, or none", group=_GROUP
     )
     drloc_coordinates: Literal["mean", "sum"] | None = option(
         "l1, signed: mean or sum of the losses of rows and columns", group=_GROUP
     )
     drloc_classes: Literal["signed", "paper", "absolute"] | None = option(
-        "ce, reg: classes of an axis of k cells: the 2k-1 offsets that occur, the paper's 2k+1, or k distances",
+        "ce, reg: classes of an axis of k positions: the 2k-1 offsets that occur, the paper's 2k+1, or k distances",
         group=_GROUP,
     )
     drloc_extra_layer: Literal["linear", "none"] | None = option(
@@ -45,10 +45,11 @@ class DrLocFormulaSettings:
 
 @dataclass(frozen=True)
 class DrLocGridSettings:
-    """Options of the grids that the loss reads, and of the pairs of their cells."""
+    """Options of the feature grids that the loss reads, and of the pairs of grid positions."""
 
     drloc_levels: Literal["last", "stages", "merged", "blocks"] | None = option(
-        "grids for the DrLoc loss: the last one, one per stage, those after Swin's merging layers, or one per block",
+        "feature grids for the DrLoc loss: the last grid, one grid per stage, the grids after Swin's merging layers, "
+        "or one grid per block",
         group=_GROUP,
     )
     drloc_norm: Literal["after", "before"] | None = option(
@@ -58,9 +59,13 @@ class DrLocGridSettings:
         "pooling of the grid before the DrLoc loss: a rule, or the side to pool to", group=_GROUP, low=1, high=MAX_SIDE
     )
     drloc_sampling: Literal["random", "permutation"] = option(
-        "pairs of cells: random ones, or every cell paired by a random permutation", "random", group=_GROUP
+        "pairs of grid positions: random pairs, or a random permutation that pairs every position",
+        "random",
+        group=_GROUP,
     )
-    drloc_pairs: int | None = option("random pairs of cells per image", group=_GROUP, low=1, high=1 << 16, chosen=True)
+    drloc_pairs: int | None = option(
+        "number of random pairs of grid positions per image", group=_GROUP, low=1, high=1 << 16, chosen=True
+    )
 
 
 @dataclass(frozen=True)
@@ -69,7 +74,7 @@ class DrLocSettings(DrLocGridSettings, DrLocFormulaSettings):
 
     drloc_weight: float = option("weight of the DrLoc loss", group=_GROUP, low=0)
     drloc_schedule: Literal["constant", "ramp"] | None = option(
-        "the weight over time: constant, or a rise from 0 and a fall to 0", group=_GROUP
+        "the weight over time: constant, or a ramp that rises from 0 and falls to 0", group=_GROUP
     )
     drloc_warmup_epochs: int | None = option("ramp: epochs of the rise", group=_GROUP, low=0, high=MAX_EPOCHS)
     drloc_horizon_epochs: int | None = option(

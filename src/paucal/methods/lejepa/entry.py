@@ -26,7 +26,7 @@ EXAMPLE_BATCH, EXAMPLE_RATE = 256, 2e-3
 README_RATE = 5e-4  # learning rate in the authors' README, for backbones that are not small
 NARROW_CHANNELS = 256  # a backbone with fewer channels counts as small
 PAPER_HIDDEN = 2048  # width of the projector
-LOCAL_SIDE = 98  # pixels of the authors' local crops, seven patches of 14
+LOCAL_SIDE = 98  # side of the authors' local crops in pixels: seven patches of 14 pixels
 
 
 def lr(
@@ -36,12 +36,12 @@ def lr(
     img_size: Sequence[int] | None,
     effective_batch: int,
 ) -> Choice:
-    """The rate in the authors' minimal example for a small backbone, else the one in their README.
+    """The learning rate of the authors' minimal example for a small backbone, else the learning rate of their README.
 
-    It is multiplied by the square root of the batch size relative to `EXAMPLE_BATCH`. Runs that start from trained
-    weights have a rate of their own, see `continued_rate`.
+    The rate is multiplied by the square root of the batch size relative to `EXAMPLE_BATCH`. Runs that start from
+    trained weights have their own learning rate, see `continued_rate`.
     """
-    if continued.starts_trained(facts):
+    if continued.has_trained_weights(facts):
         return continued.continued_rate(effective_batch)
     is_narrow = backbone_shape(model, model_args, img_size).dim < NARROW_CHANNELS
     peak, source = (EXAMPLE_RATE, "their minimal example") if is_narrow else (README_RATE, "their README")
@@ -72,7 +72,7 @@ def clip() -> Choice:
 
 
 def pipeline() -> Choice:
-    """All crops alike, as in the authors' README."""
+    """The same augmentation for all crops, as in the authors' README."""
     return "alike", AUTHORS
 
 
@@ -80,7 +80,7 @@ def local_size(
     local_crops: Sequence[int] | None, model: str | None, model_args: Sequence[str] | None,
     img_size: Sequence[int] | None,
 ) -> Choice:  # fmt: skip
-    """The authors' 98 pixels for 224 if the backbone takes both sizes, as with 14-pixel patches."""
+    """The authors' 98 pixels for images of 224 pixels, if the backbone takes both sizes, as with 14-pixel patches."""
     if set(img_size or [PAPER_SIDE]) == {PAPER_SIDE}:
         if supports_sides(model, model_args, (PAPER_SIDE, LOCAL_SIDE)):
             return [LOCAL_SIDE] * len(local_crops or [0]), AUTHORS
@@ -90,14 +90,14 @@ def local_size(
 
 
 def local_crops(local_size: Sequence[int] | None, device: str | None) -> Choice:
-    """Six, as in the authors' README; four on a CPU."""
+    """Six local crops, as in the authors' README; four on a CPU."""
     if local_size:
         return [6 // len(local_size)] * len(local_size), "six in all, as in the authors' README"
     return ([4], "four on a CPU; the README has six") if device == "cpu" else ([6], AUTHORS)
 
 
 def drop_path(model: str | None) -> Choice:
-    """The rate in the authors' minimal example; 0 for models with a name that ends in "_mini"."""
+    """The drop path rate of the authors' minimal example; 0 for models with a name that ends in "_mini"."""
     name = model or ""
     return (0.0, "a small backbone") if name.endswith("_mini") else (0.1, AUTHORS)
 
@@ -118,20 +118,20 @@ def _build_objective(settings: Any, spec: BackboneSpec, groups: Sequence[Crops])
 def build_projected(
     kind: type[LeJepa], settings: Any, spec: BackboneSpec, groups: Sequence[Crops], own_options: tuple[float, int, int]
 ) -> Objective:
-    """Build the objective of LeJEPA or of a variant of it, which both compare projected embeddings.
+    """Build the objective of LeJEPA or of a variant of LeJEPA; both compare projected embeddings.
 
     `own_options` are the weight of the regulariser, its number of directions and the width of the embeddings.
     """
     weight, directions, width = own_options
     options = LeJepaOptions(weight, directions, width, settings.projection_hidden, seed=settings.seed)
     objective = kind(spec, groups, options, settings.drop_path, frozen_stages(settings))
-    if settings.processes > 1 and settings.device == "cuda":  # torch has no such norm for CPUs
+    if settings.processes > 1 and settings.device == "cuda":  # torch has no synchronized batch norm for CPUs
         objective.projector = nn.SyncBatchNorm.convert_sync_batchnorm(objective.projector)
     return objective
 
 
 def frozen_stages(settings: Any) -> FineTuning:
-    """Return the options of `--freeze`: first stages without training, and all running statistics fixed with them."""
+    """Return the options of `--freeze`: the first stages are frozen, and all running statistics are fixed."""
     return FineTuning(freeze=settings.freeze, eval_mode=True) if settings.freeze else FineTuning()
 
 

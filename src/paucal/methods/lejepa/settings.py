@@ -7,7 +7,7 @@ from paucal.settings.options import option
 
 @dataclass(frozen=True)
 class ContinuedSettings:
-    """Frozen parts for pre-training that continues from pretrained weights."""
+    """Frozen layers in pre-training that continues from pretrained weights."""
 
     freeze: int = option(
         "number of first stages that are frozen, together with the stem and all running statistics; 0 for none",
@@ -29,7 +29,11 @@ class LeJepaSettings(ProjectorSettings):
     """Options of LeJEPA (Balestriero and LeCun 2025)."""
 
     sigreg_weight: float = option(
-        "share of the loss that keeps embeddings normally distributed", 0.05, group="method", low=0, high=1
+        "weight of the term that keeps embeddings normally distributed, as a fraction of the loss",
+        0.05,
+        group="method",
+        low=0,
+        high=1,
     )
     sigreg_directions: int = option(
         "random directions along which the features are tested", 256, group="method", low=1, high=1 << 16

@@ -24,7 +24,7 @@ def guide_weight() -> Choice:
 def _build_term(settings: Any, spec: BackboneSpec, backbone: FeatureBackbone) -> Term:
     if settings.guide is None:
         raise UserError(
-            "--add locality needs a guide: train a small CNN on the same images and give its run as --guide."
+            "--add locality needs a guide: train a small CNN on the same images, and give the CNN's run as --guide."
         )
     trained = load_trained(settings.guide)
     guide = FeatureBackbone(trained.module, trained.card.preprocessing.image_size)
@@ -36,7 +36,7 @@ def _build_term(settings: Any, spec: BackboneSpec, backbone: FeatureBackbone) ->
 
 
 def _settle_guide(settings: Any, term: LocalityGuidance, run_images: RunImages) -> None:
-    """Refuse leaked labels, and normalise images for the guide as in its training."""
+    """Refuse leaked labels, and normalise images for the guide as in the guide's training."""
     run = open_model_folder(settings.guide)
     refuse_leaks("guide", run, run_images)
     normalise_for_guide("guide", term, read_card(run).preprocessing, run_images)
@@ -44,11 +44,11 @@ def _settle_guide(settings: Any, term: LocalityGuidance, run_images: RunImages) 
 
 TERM = ExtraLoss(
     name="locality",
-    summary="the feature maps of the blocks imitate those of a small CNN, --guide",
+    summary="the blocks imitate the feature maps of a small CNN, --guide",
     settings=LocalitySettings,
     rules=rules_by_name((guide_weight,)),
     paths=("guide",),
-    advice="without --add locality: add it, or leave {flag} out",
+    advice="without --add locality: give --add locality, or remove {flag}",
     build=_build_term,
     settle=_settle_guide,
 )

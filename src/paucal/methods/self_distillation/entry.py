@@ -19,7 +19,7 @@ from paucal.types import Crops, UserError
 
 def _build_objective(settings: Any, spec: BackboneSpec, crops: Sequence[Crops]) -> Objective:
     objective = SelfDistillation(spec, crops, _loss_options(settings), settings.drop_path)
-    if settings.processes > 1 and settings.device == "cuda":  # as published; torch has no such norm for CPUs
+    if settings.processes > 1 and settings.device == "cuda":  # torch has no synchronized batch norm for CPUs
         for network in (objective.student, objective.teacher):
             network.backbone.model = nn.SyncBatchNorm.convert_sync_batchnorm(network.backbone.model)
             network.heads = nn.SyncBatchNorm.convert_sync_batchnorm(network.heads)  # type: ignore[assignment]
@@ -40,16 +40,19 @@ def _check_tasks(settings: Any) -> None:
     """Raise a UserError for settings of the two tasks that contradict each other."""
     if settings.mixup and settings.tasks not in ("view", None):
         raise UserError(
-            "--mixup mixes crops, but a mixed cell has no single counterpart: give --tasks view, or leave --mixup out."
+            "--mixup mixes crops, but a region of a mixed crop has no single match: give --tasks view, or remove "
+            "--mixup."
         )
     if settings.region_after is None:
         return
     if settings.tasks == "view":
-        raise UserError("--region-after starts the region task, but --tasks view leaves it out: give one of them.")
+        raise UserError(
+            "--region-after starts the region task, but --tasks view excludes it: give only one of the two options."
+        )
     if settings.epochs is not None and settings.region_after >= settings.epochs:
         raise UserError(
             f"{flag('region_after')} {settings.region_after} leaves no epoch of {settings.epochs} for the region "
-            "task: give a smaller number, or more --epochs."
+            "task: give a smaller --region-after, or more --epochs."
         )
 
 
@@ -65,9 +68,9 @@ def _judge_collapse(settings: Any, rows: Sequence[Row], scale: HealthScale, pati
 def settings_after_collapse(settings: Any, kind: str) -> dict[str, float]:
     """Return new values for some settings after a collapse of the given kind.
 
-    Sharpening counteracts uniform outputs and centring a constant output, so these two need opposite changes of the
-    teacher's temperature (DINO, section 5.3). All failures except uniform outputs need slower updates of student and
-    teacher.
+    Sharpening counteracts uniform outputs, and centring counteracts a constant output. These two failures need opposite
+    changes of the teacher's temperature (DINO, section 5.3). All failures except uniform outputs need slower updates of
+    student and teacher.
     """
     temperature = settings.teacher_temperature
     if kind == "uniform output":
@@ -78,7 +81,7 @@ def settings_after_collapse(settings: Any, kind: str) -> dict[str, float]:
 
 
 def _stage_at(settings: Any, epochs: int) -> Any:
-    """Return the settings after a number of epochs: before `region_after`, those of the view task alone.
+    """Return the settings of the stage after a number of epochs, with only the view task before `region_after`.
 
     EsViT starts the region task at epoch 200 of 300 in some runs (section 4.1, figure 4).
     """
@@ -113,5 +116,5 @@ METHOD = PretrainingMethod(
     n_prototypes=lambda settings: settings.out_dim,
     stage=_stage_at,
     next_stage_epoch=lambda settings: settings.region_after,
-    stage_news="the region task starts: its head is new, everything else continues",
+    stage_news="the region task starts with a new head; everything else continues",
 )

@@ -5,14 +5,14 @@ from collections.abc import Sequence
 
 from paucal.data.sampler import steps_per_epoch
 from paucal.recipes.esvit import RECIPES
-from paucal.recipes.recipe import recipe_rate
+from paucal.recipes.recipe import recipe_learning_rate
 from paucal.rules.backbone import backbone_shape
 from paucal.rules.crops import PAPER_REASON
 from paucal.rules.facts import DataAndMachine
 from paucal.rules.resolve import Choice
 from paucal.wording import counted
 
-# The student's drop path rates in EsViT's code, by the start of a model's name; timm's ViT is a DeiT.
+# The student's drop path rates in EsViT's code, by prefix of the model's name; timm's ViTs get the rate of DeiT.
 DROP_PATHS = {
     **dict.fromkeys(("swin_small", "swin_base", "swin_large"), 0.2),
     **dict.fromkeys(("swin", "cvt", "vil", "deit", "vit_tiny", "vit_small", "vit_base"), 0.1),
@@ -21,7 +21,7 @@ PAPER_BATCH, PAPER_MOMENTUM, PAPER_PROTOTYPES = 512, 0.996, 65536
 NARROW_CHANNELS = 256  # a backbone with fewer channels counts as small
 LONG_RUN_EPOCHS = 100  # a run of at least this length uses the published settings
 MANY_IMAGES = 100_000  # with at least this many images, the published heads are used unchanged
-MIN_MOMENTUM = 0.98  # of the teacher; with less, small runs collapsed
+MIN_MOMENTUM = 0.98  # minimum momentum of the teacher; with a lower momentum, small runs collapsed
 ModelArguments = Sequence[str] | None
 ImageSize = Sequence[int] | None
 
@@ -29,8 +29,8 @@ ImageSize = Sequence[int] | None
 def lr(
     recipe: str | None, model: str | None, model_args: ModelArguments, img_size: ImageSize, effective_batch: int
 ) -> Choice:
-    """The paper's rate in proportion to the batch size; for small batches, by its square root, as suits AdamW."""
-    published = recipe_rate(RECIPES, recipe, model, effective_batch)
+    """The paper's learning rate, scaled linearly with the batch size; with its square root for small batches."""
+    published = recipe_learning_rate(RECIPES, recipe, model, effective_batch)
     if published is not None:
         return published
     if effective_batch >= PAPER_BATCH:
@@ -42,12 +42,12 @@ def lr(
 
 
 def min_lr(lr: float | None) -> Choice:
-    """The paper's floor, but never above a hundredth of the peak."""
+    """The paper's lowest learning rate, but at most a hundredth of the peak."""
     return min(1e-6, (lr or 1e-4) / 100), PAPER_REASON
 
 
 def warmup_epochs(epochs: int | None) -> Choice:
-    """The paper's 10 of 300 epochs, and a tenth of a short run."""
+    """The paper's 10 epochs of 300, but at most a tenth of the epochs."""
     return min(10.0, 0.1 * (epochs or 1)), "a tenth of the epochs, and at most EsViT's 10"
 
 
@@ -90,7 +90,7 @@ def bottleneck_dim(model: str | None, model_args: ModelArguments, img_size: Imag
 
 
 def head_norm(facts: DataAndMachine) -> Choice:
-    """No norm for many images, as in the paper; batch norm for few images, so that their outputs stay different."""
+    """No norm for many images, as in the paper; batch norm for few images, so that outputs of images stay different."""
     if facts.n_train < MANY_IMAGES:
         return "batch", "few images: without it small runs collapsed to the same output for all images"
     return "none", PAPER_REASON
@@ -104,12 +104,12 @@ def teacher_temperature(epochs: int | None, warmup_teacher_temperature: float) -
 
 
 def warmup_teacher_epochs(epochs: int | None) -> Choice:
-    """The paper's 30 of 300 epochs, and a tenth of a short run."""
+    """The paper's 30 epochs of 300, but at most a tenth of the epochs."""
     return min(30, math.ceil(0.1 * (epochs or 1))), "a tenth of the epochs, as in EsViT's 300"
 
 
 def momentum(facts: DataAndMachine, epochs: int | None, effective_batch: int) -> Choice:
-    """The paper's momentum for batches of 512, adjusted to the batch size; less in a short run."""
+    """The paper's momentum for batches of 512, adjusted to the batch size; a lower momentum in a short run."""
     steps = (epochs or 1) * steps_per_epoch(facts.n_train, effective_batch)
     scaled = PAPER_MOMENTUM ** (effective_batch / PAPER_BATCH)
     for_short_run = max(MIN_MOMENTUM, 1 - 20 / max(steps, 20))
@@ -126,7 +126,7 @@ def momentum(facts: DataAndMachine, epochs: int | None, effective_batch: int) ->
 
 
 def drop_path(model: str | None) -> Choice:
-    """The paper's rates for its backbones; none for others."""
+    """The paper's drop path rates for its backbones; 0 for other backbones."""
     name = (model or "").removeprefix("esvit_")
     for beginning, rate in DROP_PATHS.items():
         if name.startswith(beginning):

@@ -12,21 +12,23 @@ class SelfDistillationSettings:
     """Options of EsViT's self-distillation (Li et al., ICLR 2022)."""
 
     esvit_preset: Literal["paper", "reference"] = option(
-        "version of EsViT: the paper's, or the published program's, whose weight decay also reaches tables of relative "
-        "positions and tokens",
+        "version of EsViT: the paper's, or the published program's, which also applies weight decay to tables of "
+        "relative positions and to tokens",
         "paper",
         group="method",
     )
     tasks: Literal["view", "view+region"] = option(
-        "compare crops (view), or crops and their cells (view+region)", group="method"
+        "compare crops (view), or crops and regions of crops (view+region)", group="method"
     )
     region_after: int | None = option(
-        "epochs of only the view task, before the region task starts; the optimizer's state continues",
+        "number of epochs with only the view task before the region task starts; the optimizer state is kept",
         group="method",
         low=1,
         high=MAX_EPOCHS,
     )
-    similarity: Literal["cosine", "dot"] = option("how a cell's counterpart is found", "cosine", group="method")
+    similarity: Literal["cosine", "dot"] = option(
+        "similarity by which a region of one crop is matched with a region of another crop", "cosine", group="method"
+    )
     out_dim: int = option("prototypes of each head", group="method", low=2, high=1 << 20)
     hidden_dim: int = option("width of the heads' MLP", group="method", low=1, high=1 << 16)
     bottleneck_dim: int = option(
@@ -46,10 +48,19 @@ class SelfDistillationSettings:
     warmup_teacher_epochs: int = option(
         "epochs from the first to the last teacher temperature", group="method", low=0, high=MAX_EPOCHS
     )
-    momentum: float = option("share of the old teacher in the new one, at the beginning", group="method", low=0, high=1)
-    centre_momentum: float = option("share of the old centre in the new one", 0.9, group="method", low=0, high=1)
+    momentum: float = option(
+        "momentum of the teacher at the beginning: weight of the old teacher in an update",
+        group="method",
+        low=0,
+        high=1,
+    )
+    centre_momentum: float = option(
+        "momentum of the centre: weight of the old centre in an update", 0.9, group="method", low=0, high=1
+    )
     teacher_norm: Literal["batch", "running"] = option(
-        "statistics of the teacher's BatchNorms: of the batch, as published, or running ones", "batch", group="method"
+        "statistics in the teacher's batch norms: of the batch, as published, or running statistics",
+        "batch",
+        group="method",
     )
     mixup: float = option(
         "alpha of mixup between the student's crops (view task only); 0 for none",
@@ -59,4 +70,4 @@ class SelfDistillationSettings:
         high=HIGHEST_ALPHA,
         or_zero=True,
     )
-    weight_decay_end: float = option("weight decay at the end", 0.4, low=0)
+    weight_decay_end: float = option("weight decay at the end of training", 0.4, low=0)

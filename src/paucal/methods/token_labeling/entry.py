@@ -1,4 +1,4 @@
-"""Token labeling and ReLabel: training with label maps, a teacher's labels for parts of images."""
+"""Token labeling and ReLabel: training with label maps, which contain a teacher's labels for parts of images."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -44,7 +44,7 @@ def _check_settings(settings: Any) -> None:
         if getattr(settings, name):
             raise UserError(
                 f"--{name} is not supported for --method {settings.method}, whose labels are for parts of images: "
-                "leave it out."
+                f"remove --{name}."
             )
 
 

@@ -16,5 +16,5 @@ class TokenLabelingSettings:
     )
     token_weight: float | None = option("weight of the token loss", group="method", low=0)
     no_mix_token: bool = option(
-        "switch off MixToken, which exchanges boxes of cells between images", False, group="method"
+        "switch off MixToken, which exchanges boxes of tokens between images", False, group="method"
     )

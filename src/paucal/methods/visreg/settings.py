@@ -11,7 +11,11 @@ class VisRegSettings(ProjectorSettings):
     """Options of VISReg (arXiv:2606.02572)."""
 
     visreg_weight: float = option(
-        "share of the loss that keeps embeddings normally distributed", 0.02, group="method", low=0, high=1
+        "weight of the term that keeps embeddings normally distributed, as a fraction of the loss",
+        0.02,
+        group="method",
+        low=0,
+        high=1,
     )
     visreg_directions: int = option(
         "random directions along which the embeddings are tested", 256, group="method", low=1, high=1 << 16

@@ -22,8 +22,8 @@ from paucal.models.weights.store import AddedWeights, file_digest, require_short
 from paucal.runs.weights import save_weights
 from paucal.types import UserError, height_and_width
 
-CROPS_PER_PHOTO = 4  # number of crops of each sample photograph, for which outputs are computed
-DEFAULT_SIDE = 224  # pixels, for models whose image size timm does not know
+CROPS_PER_PHOTO = 4  # number of crops of each sample photograph
+DEFAULT_SIDE = 224  # side in pixels of the input of models whose image size timm does not know
 
 
 @dataclass(frozen=True)
@@ -50,12 +50,12 @@ class CheckedWeights:
 
     @property
     def classes(self) -> int:
-        """Number of outputs of the classifier; 0 without one."""
+        """Number of outputs of the classifier; 0 if the model has no classifier."""
         names = classifier_modules(build_empty(self.name, {}))
         return next((len(value) for name, value in self.state.items() if is_inside(name, names)), 0)
 
     def card(self, digest: str, size: int) -> AddedWeights:
-        """Return the card of the weights; `digest` (SHA-256) and `size` in bytes are those of the file of tensors."""
+        """Return the card of the weights, given the SHA-256 `digest` and the `size` in bytes of the file of tensors."""
         fields = asdict(self.input).items()
         input_values = {key: list(value) if isinstance(value, tuple) else value for key, value in fields}
         return AddedWeights(
@@ -63,8 +63,8 @@ class CheckedWeights:
         )
 
 
-def checked_licence(name: str, licence: str) -> str:
-    """Return a licence without surrounding space; raises a UserError if timm states another licence for the weights."""
+def check_licence(name: str, licence: str) -> str:
+    """Return a licence without surrounding space; raise a UserError if timm states another licence for the weights."""
     require_name(name)
     try:
         licence = require_short_text(licence, "licence")
@@ -74,8 +74,8 @@ def checked_licence(name: str, licence: str) -> str:
     timm_licence = config.license if config is not None and "." in name else None
     if timm_licence and timm_licence.lower() != "unknown" and timm_licence.lower() != licence.lower():
         raise UserError(
-            f"the licence of {name} is given as {licence!r}, but timm states {timm_licence!r}: give that one with "
-            "--licence, or use an archive that states it."
+            f"the licence of {name} is given as {licence!r}, but timm states {timm_licence!r}: give --licence "
+            f"{timm_licence!r}, or use an archive that states this licence."
         )
     return licence
 
@@ -83,32 +83,32 @@ def checked_licence(name: str, licence: str) -> str:
 def check_weights(
     weights: StartWeights, name: str, licence: str, licence_text: str = "", image_input: ImageInput | None = None
 ) -> CheckedWeights:
-    """Check weights: load them into their model and run it once.
+    """Check weights by loading them into their model and running the model once.
 
     Args:
         weights: Weights for all parameters of the model.
         name: timm name of the model.
         licence: Name of the licence.
         licence_text: Text of the licence; "" if unknown.
-        image_input: Preprocessing that the weights need; None for timm's if the name has a tag, else that of the
-            program that wrote the file.
+        image_input: Preprocessing that the weights need. None means timm's preprocessing if the name has a tag, else
+            the preprocessing of the program that wrote the file.
     """
-    licence = checked_licence(name, licence)
+    licence = check_licence(name, licence)
     state, report = read_complete_state(build_empty(name, {}), weights)
     if image_input is None:
         image_input = input_of_file(report.program, name) if "." not in name else input_of_timm(name)
     Preprocessing.from_image_input((1, 1), image_input)  # raises an error for values out of range
     checked_weights = CheckedWeights(state, name, licence, weights.source, image_input, report, licence_text)
-    if not torch.isfinite(outputs(checked_weights, checked_weights.state)).all():
+    if not torch.isfinite(compute_outputs(checked_weights, checked_weights.state)).all():
         raise UserError(f"the model outputs NaN or infinite values with {weights.source}: choose another file.")
     return checked_weights
 
 
 @torch.inference_mode()
-def outputs(weights: CheckedWeights, state: Mapping[str, Tensor]) -> Tensor:
+def compute_outputs(weights: CheckedWeights, state: Mapping[str, Tensor]) -> Tensor:
     """Return the model's (N, K) outputs with a state dict for crops of two sample photographs.
 
-    The outputs are logits, or features if the model has no classifier. `weights` names the model and the preprocessing.
+    The outputs are logits, or features if the model has no classifier. `weights` gives the model and the preprocessing.
     """
     with torch.random.fork_rng(devices=[]):
         model = create_model(weights.name, num_classes=weights.classes).eval()

@@ -16,17 +16,17 @@ from paucal.models.preprocessing import Preprocessing
 from paucal.models.weights.adding import CheckedWeights, check_weights
 from paucal.models.weights.store import MAX_CARD_BYTES, MAX_LICENCE_BYTES, parse_card
 from paucal.reading import parse_json, require_regular
-from paucal.runs.weights import MAX_BYTES
+from paucal.runs.weights import MAX_WEIGHTS_BYTES
 from paucal.types import UserError
 
 WEIGHTS_ENTRY, CARD_ENTRY, LICENCE_ENTRY = "weights.safetensors", "card.json", "LICENCE.txt"
 ARCHIVE_SUFFIX = ".weights.zip"
-_MAX_BYTES = {WEIGHTS_ENTRY: MAX_BYTES, CARD_ENTRY: MAX_CARD_BYTES, LICENCE_ENTRY: MAX_LICENCE_BYTES}
+_MAX_ENTRY_BYTES = {WEIGHTS_ENTRY: MAX_WEIGHTS_BYTES, CARD_ENTRY: MAX_CARD_BYTES, LICENCE_ENTRY: MAX_LICENCE_BYTES}
 _ENTRY_DATE = (1980, 1, 1, 0, 0, 0)  # fixed, so that the same weights give the same archive
 
 
 def is_archive(path: Path) -> bool:
-    """Return whether a file is an archive of weights, also if it is damaged."""
+    """Return whether a file is an archive of weights; a damaged file is recognised by its suffix."""
     try:
         with zipfile.ZipFile(require_regular(path)) as archive:
             return {CARD_ENTRY, WEIGHTS_ENTRY} <= set(archive.namelist())
@@ -37,13 +37,13 @@ def is_archive(path: Path) -> bool:
 def write_archive(file: BinaryIO, weights: CheckedWeights) -> None:
     """Write an archive of weights, which must have a licence text."""
     tensors = {name: value.contiguous().clone() for name, value in weights.state.items()}
-    content = safetensors.torch.save(tensors, metadata={"format": "pt"})
-    card = {**asdict(weights.card(hashlib.sha256(content).hexdigest(), len(content))), "licence_text": ""}
-    licence = weights.licence_text.encode()
-    card["licence_sha256"] = hashlib.sha256(licence).hexdigest()
-    text = json.dumps(card, indent=1, ensure_ascii=False).encode()
+    tensor_bytes = safetensors.torch.save(tensors, metadata={"format": "pt"})
+    card = {**asdict(weights.card(hashlib.sha256(tensor_bytes).hexdigest(), len(tensor_bytes))), "licence_text": ""}
+    licence_bytes = weights.licence_text.encode()
+    card["licence_sha256"] = hashlib.sha256(licence_bytes).hexdigest()
+    card_bytes = json.dumps(card, indent=1, ensure_ascii=False).encode()
     with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:
-        for name, data in ((CARD_ENTRY, text), (LICENCE_ENTRY, licence), (WEIGHTS_ENTRY, content)):
+        for name, data in ((CARD_ENTRY, card_bytes), (LICENCE_ENTRY, licence_bytes), (WEIGHTS_ENTRY, tensor_bytes)):
             archive.writestr(zipfile.ZipInfo(name, _ENTRY_DATE), data)
 
 
@@ -51,10 +51,10 @@ def read_archive(path: Path) -> CheckedWeights:
     """Read an untrusted archive, and check its weights by loading them into their model."""
     try:
         with zipfile.ZipFile(require_regular(path)) as archive:
-            contents = {name: _read_entry(archive, name, path) for name in _MAX_BYTES}
+            contents = {name: _read_entry(archive, name, path) for name in _MAX_ENTRY_BYTES}
     except (zipfile.BadZipFile, KeyError, EOFError, OSError, NotImplementedError, RuntimeError) as problem:
         raise UserError(
-            f"{str(path)!r} is damaged, truncated or not an archive of weights: copy it again."
+            f"{str(path)!r} is damaged, truncated or not an archive of weights: copy the archive again."
         ) from problem
     try:
         card_values = parse_json(contents[CARD_ENTRY])
@@ -67,7 +67,7 @@ def read_archive(path: Path) -> CheckedWeights:
     digests = [hashlib.sha256(contents[name]).hexdigest() for name in (WEIGHTS_ENTRY, LICENCE_ENTRY)]
     if digests != [card.sha256, licence_digest]:
         raise UserError(
-            f"{str(path)!r} is damaged: its content does not match the checksums in its card; copy it again."
+            f"{str(path)!r} is damaged: its content does not match the checksums in its card; copy the archive again."
         )
     try:
         tree, text = safetensors.torch.load(contents[WEIGHTS_ENTRY]), contents[LICENCE_ENTRY].decode()
@@ -81,8 +81,9 @@ def read_archive(path: Path) -> CheckedWeights:
 def _read_entry(archive: zipfile.ZipFile, name: str, path: Path) -> bytes:
     """Return the bytes of an entry; compressed entries are refused, since they could unpack to gigabytes."""
     entry = archive.getinfo(name)
-    if entry.compress_type != zipfile.ZIP_STORED or entry.file_size > min(_MAX_BYTES[name], path.stat().st_size):
+    if entry.compress_type != zipfile.ZIP_STORED or entry.file_size > min(_MAX_ENTRY_BYTES[name], path.stat().st_size):
         raise UserError(
-            f"{str(path)!r} is not an archive of 'paucal weights pack': its {name} is compressed or too large."
+            f"{str(path)!r} was not written by 'paucal weights pack', since its {name} is compressed or too large: "
+            "pack the weights again."
         )
     return archive.read(entry)

@@ -1,7 +1,7 @@
 """Pretrained weights on this machine: added by the user, in Python packages, or in the cache of timm and the hub.
 
-The file in a package is verified by its checksum. Its tensors are in the order of timm's model, and get that model's
-names. No code of the package is imported.
+A file from a package is verified by its checksum. The file's tensors are in the same order as the tensors of timm's
+model, and get their names. No code of the package is imported.
 """
 
 from collections.abc import Mapping
@@ -19,40 +19,40 @@ from paucal.models.weights.store import AddedWeights, file_digest, find_added, l
 from paucal.models.weights.table import Package, PretrainedWeights
 from paucal.types import UserError
 
-ADDED = "file that you added"  # the location of added weights, as messages show it
+ADDED = "file that you added"  # location of added weights in messages
 
 
 def find_added_weights(model: str) -> AddedWeights | None:
-    """Return the card of weights that the user has added for a timm model; None without such weights."""
+    """Return the card of weights that the user has added for a timm model; None if there are none."""
     return find_added(model) or find_added(name_with_tag(model))
 
 
 def input_of_weights(model: str) -> ImageInput:
-    """Return the preprocessing that a timm model's weights need: that of added weights, else timm's."""
+    """Return the preprocessing that a timm model's weights need, from the card of added weights or else from timm."""
     card = find_added_weights(model)
     return input_of_timm(model) if card is None else ImageInput.from_dict(card.input)
 
 
 def verified_path(package: Package) -> Path:
-    """Return the path of a package's file of weights; raises a UserError if its checksum is wrong."""
+    """Return the path of a package's file of weights; raise a UserError if the file's checksum is wrong."""
     path = package.path()
     if path is None or not path.is_file() or path.stat().st_size != package.size or file_digest(path) != package.sha256:
         raise UserError(
             f"the weights in the package {package.distribution} are damaged or of another version ({package.file}): "
-            f"reinstall it with pip install --force-reinstall {package.distribution}."
+            f"reinstall the package with pip install --force-reinstall {package.distribution}."
         )
     return path
 
 
 def find_packaged_weights(model: str) -> PretrainedWeights | None:
-    """Return the weights of a timm model that an installed package contains; None without such a package."""
+    """Return the weights of a timm model in an installed package; None if no installed package contains them."""
     name = name_with_tag(model)
     packaged = (weights for weights in table.CANDIDATES if weights.package and weights.package.path())
     return next((weights for weights in packaged if weights.name == name), None)
 
 
 def licence_of(model: str) -> str | None:
-    """Return the licence of the weights that a timm model would get, added or published; None if it is unknown."""
+    """Return the licence of a timm model's added or else published weights; None if the licence is unknown."""
     added_card = find_added_weights(model)
     if added_card is not None:
         return added_card.licence
@@ -73,7 +73,7 @@ def location_of(weights: PretrainedWeights) -> str | None:
 
 
 def suitable_weights(device: str) -> list[PretrainedWeights]:
-    """Return the weights of the table that are free to use and fast enough on a device, in order of preference."""
+    """Return the weights in the table that are free to use and fast enough on a device, in order of preference."""
     free_weights = [weights for weights in table.CANDIDATES if not weights.has_terms]
     return [weights for name in dict.fromkeys((device, "cpu")) for weights in free_weights if weights.device == name]
 
@@ -81,8 +81,8 @@ def suitable_weights(device: str) -> list[PretrainedWeights]:
 def ready_weights(device: str) -> dict[PretrainedWeights | AddedWeights, str]:
     """Return the weights on this machine that a run may choose, in order of preference, each with its location.
 
-    Weights in the table come first, since they are known to be fast; then weights that the user has added. Weights with
-    special terms are left out.
+    Weights in the table come first, since their models are known to be fast, followed by weights that the user has
+    added. Weights with special licence terms are left out.
     """
     table_names = {weights.name for weights in table.CANDIDATES}
     free_cards = [card for card in list_added() if card.name not in table_names and not card.has_terms]
@@ -93,7 +93,7 @@ def ready_weights(device: str) -> dict[PretrainedWeights | AddedWeights, str]:
 
 
 def download_problem(weights: PretrainedWeights) -> str | None:
-    """Return why weights cannot be downloaded, None if they can; makes one request with a short timeout."""
+    """Return the reason why weights cannot be downloaded, or None, after one request with a short timeout."""
     try:
         require_reachable(timm.get_pretrained_cfg(weights.name))
     except ConnectionError as problem:
@@ -102,10 +102,10 @@ def download_problem(weights: PretrainedWeights) -> str | None:
 
 
 def match_by_order(tensors: Mapping[str, Any], model: nn.Module) -> dict[str, Tensor]:
-    """Return tensors under the names in a model's state dict, which must have the same shapes in the same order."""
+    """Rename tensors to the names in a model's state dict, which must have the same shapes in the same order."""
     model_state = model.state_dict()
     if [value.shape for value in model_state.values()] != [value.shape for value in tensors.values()]:
-        raise ValueError("the tensors differ from the model's in number, order or shape")
+        raise ValueError("the tensors differ from the model's tensors in number, order or shape")
     return dict(zip(model_state, tensors.values(), strict=True))
 
 

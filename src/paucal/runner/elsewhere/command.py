@@ -1,4 +1,4 @@
-"""The command that other machines call to begin a run, and call again to resume it until the run has ended."""
+"""The command that other machines call to begin a run, and call again to resume the run until it has finished."""
 
 import ctypes
 import os
@@ -12,11 +12,11 @@ from pathlib import Path
 
 from paucal.data.shards.folders import is_remote
 from paucal.runs import RunFolder
-from paucal.runs.folder import is_taken, next_numbered, open_run
+from paucal.runs.folder import create_next_numbered, is_nonempty, open_run
 from paucal.runs.lock import is_locked
 from paucal.types import UserError
 
-# Flags that are left out of the command on other machines; True if a flag takes several values.
+# Flags that are removed from the command on other machines, and whether a flag takes several values
 _CLUSTER_FLAGS = {
     "--on": False,
     "--slurm": True,
@@ -25,17 +25,18 @@ _CLUSTER_FLAGS = {
     "--out": False,
     "--resume": False,
 }
-_PROCESS_FLAGS = {"--devices": False, "--nodes": False}  # also left out: the launcher sets them
-LOGS_SUFFIX = ".jobs"  # added to the path of the run folder, for the folder with the logs
-_PR_SET_PDEATHSIG = 1  # option of Linux's prctl: the signal to send when the parent process ends
+_PROCESS_FLAGS = {"--devices": False, "--nodes": False}  # also removed, since the launcher sets these values
+LOGS_SUFFIX = ".jobs"  # the folder with the logs is the path of the run folder with this suffix
+_PR_SET_PDEATHSIG = 1  # Linux's prctl option for the signal that is sent when the parent process ends
 
 
 @dataclass(frozen=True)
 class Command:
-    """A command of paucal that begins a run, or resumes it if it has saved a state.
+    """A paucal command that begins a run, or resumes the run if it has saved a checkpoint.
 
     Attributes:
-        words: Arguments without the verb, the run folder and the flags that choose machines.
+        verb: Name of the command, such as "train".
+        words: Arguments without the name of the command, the run folder and the flags that choose machines.
         run: Absolute path of the run folder, which must be on a disk that all machines share.
         folder: Working directory of the command.
         resumes: Whether the user asked to resume an existing run.
@@ -53,23 +54,24 @@ class Command:
         return Path(self.run + LOGS_SUFFIX)
 
     def arguments(self) -> list[str]:
-        """Return the arguments for the next call: they resume a run with a checkpoint, and otherwise begin it."""
+        """Return the arguments for the next call, which resume the run if it has a checkpoint, and else begin it."""
         is_resumed = self.resumes or RunFolder(Path(self.run)).last.exists()
         return self.resume_words() if is_resumed else self.begin_words()
 
     def resume_words(self) -> list[str]:
-        """Return the verb and the arguments that resume the run."""
+        """Return the name of the command and the arguments that resume the run."""
         return [self.verb, "--resume", self.run, *(self.words if self.resumes else ())]
 
     def begin_words(self) -> list[str]:
-        """Return the verb and the arguments that begin the run, also after a call that saved no checkpoint."""
+        """Return the name of the command and the arguments that begin the run, even if an earlier call has begun it."""
         # `words` come last, since they may end with `-- DATA`.
         return [self.verb, "--output", self.run, "--overwrite", *self.words]
 
     def start(self, environment: Mapping[str, str] | None = None, log: str | None = None) -> "subprocess.Popen[bytes]":
-        """Start the command in a process that is killed if this one dies; `environment` adds environment variables.
+        """Start the command in a child process, which is killed if this process dies.
 
-        The output is appended to the file `log` in the folder `logs`; without `log`, it is not redirected.
+        `environment` adds environment variables. The output is appended to the file `log` in the folder `logs`; if
+        `log` is None, the output is not redirected.
         """
         self.logs.mkdir(parents=True, exist_ok=True)
         command = [sys.executable, "-m", "paucal.cli.main", *self.arguments()]
@@ -92,24 +94,28 @@ def command_of(verb: str, argv: Sequence[str], output: str | None, resumed: str 
     if resumed is not None:
         run = open_run(resumed)
         if run.finished:
-            raise UserError(f"the run {str(run.path)!r} is finished; start another with 'paucal {verb}'.")
+            raise UserError(f"the run {str(run.path)!r} is finished: start a new run with 'paucal {verb}'.")
         return Command(verb, arguments, str(run.path.resolve()), working_folder, resumes=True)
-    if output is not None and is_taken(Path(output)) and not _has_saved_nothing(Path(output)):
-        raise UserError(f"--output: {output!r} exists already: resume it with --resume, or choose another folder.")
+    if output is not None and is_nonempty(Path(output)) and not _has_no_saved_state(Path(output)):
+        raise UserError(
+            f"--output: {output!r} exists already: resume that run with --resume, or choose another folder."
+        )
     if "--overwrite" in arguments:
         raise UserError("--overwrite is not supported with --on: choose a new --output.")
-    path = next_numbered(Path("runs")) if output is None else Path(output)
+    path = create_next_numbered(Path("runs")) if output is None else Path(output)
     return Command(verb, arguments, str(path.resolve()), working_folder)
 
 
-def _has_saved_nothing(path: Path) -> bool:
-    """Return whether a run ended before it saved a checkpoint or results, so that it may begin again."""
+def _has_no_saved_state(path: Path) -> bool:
+    """Return whether a run ended before it saved a checkpoint or results, so that it may be started again."""
     run = RunFolder(path)
     return run.config.is_file() and not (run.last.exists() or run.card.exists() or run.finished or is_locked(path))
 
 
 def without_flags(argv: Sequence[str], flags: Mapping[str, bool]) -> list[str]:
-    """Return command-line arguments without some flags and their values; `flags` tells which take several values.
+    """Return command-line arguments without some flags and the values of these flags.
+
+    `flags` maps each flag to be removed to whether it takes several values.
 
     Example:
         >>> without_flags(["photos", "--on", "slurm", "--slurm", "a=1", "b=2", "--epochs", "3"], _CLUSTER_FLAGS)
@@ -133,6 +139,6 @@ def without_flags(argv: Sequence[str], flags: Mapping[str, bool]) -> list[str]:
 
 
 def _end_with_parent() -> None:
-    """Ask Linux to kill this process when its parent dies, so that no process of a lost job continues."""
+    """Ask Linux to kill this process when its parent dies, so that no process of a failed job continues."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

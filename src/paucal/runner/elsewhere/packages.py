@@ -1,4 +1,4 @@
-"""Check and import submitit and Ray, which start processes on clusters, and parse what is requested from them."""
+"""Check and import submitit and Ray, which start processes on clusters, and parse the options for them."""
 
 import importlib
 import importlib.util
@@ -9,14 +9,14 @@ from typing import Any
 
 from paucal.types import UserError
 
-# Package that starts the processes, by the value of --on, which is also the name of paucal's extra.
+# Package that starts the processes, by the value of --on; paucal's extra with the package has the name of that value.
 PACKAGE_BY_CLUSTER = {"slurm": "submitit", "ray": "ray"}
 
 
 def require_package(on: str) -> None:
-    """Check that the package for --on is installed, without importing it: Ray reads its settings on import."""
+    """Check that the package for --on is installed, without importing it, since Ray reads its settings on import."""
     spec = importlib.util.find_spec(PACKAGE_BY_CLUSTER[on])
-    if spec is None or spec.origin is None:  # a mere folder of that name has no origin
+    if spec is None or spec.origin is None:  # a folder of that name is found, too, but has no origin
         raise UserError(
             f'--on {on} needs the package {PACKAGE_BY_CLUSTER[on]}, which is not installed: pip install "paucal[{on}]".'
         )
@@ -39,13 +39,13 @@ def require_sbatch() -> None:
     """Check that SLURM's `sbatch` is installed on this machine."""
     if shutil.which("sbatch") is None:
         raise UserError(
-            "--on slurm: there is no SLURM on this machine (no sbatch): run this command on a login node, or leave "
-            "out --on slurm to use this machine."
+            "--on slurm: SLURM is not installed on this machine (no sbatch): run this command on a login node, or "
+            "remove --on slurm to use this machine."
         )
 
 
 def slurm_options(words: Sequence[str] | None) -> dict[str, str | int]:
-    """Parse options of the form NAME=VALUE; whole numbers become integers.
+    """Parse options of the form NAME=VALUE; decimal numbers without leading zeros become integers.
 
     Example:
         >>> slurm_options(["slurm_partition=gpu", "gpus_per_node=1"])
@@ -56,23 +56,23 @@ def slurm_options(words: Sequence[str] | None) -> dict[str, str | int]:
         name, equals, value = option.partition("=")
         if not equals or not name.isidentifier() or not value or not value.isprintable():
             raise UserError(f"--slurm: expected NAME=VALUE such as slurm_partition=gpu, got {option!r}.")
-        is_number = value.isdecimal() and str(int(value)) == value  # 0123 may be an account and stays text
+        is_number = value.isdecimal() and str(int(value)) == value  # 0123 may be an account, so it stays text
         options[name] = int(value) if is_number else value
     return options
 
 
 def connect_to_ray(ray: Any) -> bool:
-    """Connect to the cluster at RAY_ADDRESS, or start one here; return False if Ray was already connected."""
+    """Connect to the cluster at RAY_ADDRESS, or start a cluster here; return False if Ray was already connected."""
     if ray.is_initialized():
         return False
     address = os.environ.get("RAY_ADDRESS")
     quiet_options: dict[str, Any] = {"include_dashboard": False, "log_to_driver": False}
     try:
         ray.init(address=address, logging_level="error", **({} if address else quiet_options))
-    except Exception as problem:  # Ray raises many types of exceptions, also Exception itself
+    except Exception as problem:  # Ray raises many types of exceptions, including Exception itself
         reason = " ".join(str(problem).split())[-300:]
         text = "the cluster cannot be reached" if address else "no cluster could be started on this machine"
-        advice = "check RAY_ADDRESS" if address else "try again when the machine is less busy, or leave out --on ray"
+        advice = "check RAY_ADDRESS" if address else "try again when the machine is less busy, or remove --on ray"
         raise UserError(f"--on ray: {text} ({reason}): {advice}.") from problem
     return True
 
@@ -85,7 +85,7 @@ def import_ray() -> Any:
 
 
 def task_resources(cluster: Mapping[str, float], threads: int, device: str | None) -> dict[str, int]:
-    """Return the CPUs and GPUs to request for each Ray task; `device` None means a GPU if the cluster has any.
+    """Return the CPUs and GPUs to request for each Ray task; if `device` is None, a GPU if the cluster has any.
 
     Example:
         >>> task_resources({"CPU": 64.0, "GPU": 8.0}, 4, None), task_resources({"CPU": 2.0}, 4, "cpu")

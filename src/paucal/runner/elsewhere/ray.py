@@ -1,4 +1,4 @@
-"""Train on a Ray cluster: Ray Train starts the processes, and restarts all of them if one is lost."""
+"""Train on a Ray cluster: Ray Train starts the processes, and restarts all processes if one is lost."""
 
 import os
 import socket
@@ -12,19 +12,19 @@ from paucal.runner.elsewhere.command import Command
 from paucal.runner.elsewhere.packages import connect_to_ray, import_ray, task_resources
 from paucal.runner.elsewhere.slurm import STOPPED_CODE
 from paucal.runs import RunFolder
-from paucal.runs.lock import DEAD_AFTER, RENEWAL_INTERVAL, is_locked
+from paucal.runs.lock import DEAD_AFTER_SECONDS, RENEWAL_SECONDS, is_locked
 from paucal.types import UserError
 
-MAX_FAILURES = 20  # restarts before Ray Train gives up
-CODE_FILE = "code"  # file in the log folder with the last exit code of the first process
-_FAILED_CODE = 2  # exit code for invalid data or settings, and when another process of the run was lost
+MAX_FAILURES = 20  # maximum number of restarts
+CODE_FILE = "code"  # name of the file in the log folder with the last exit code of the first process
+_FAILED_CODE = 2  # exit code if data or settings are invalid, or if another process of the run was lost
 
 
 def train_on_ray(command: Command, processes: int, device: str | None, threads: int | None = None) -> bool:
     """Train on the cluster at RAY_ADDRESS, or on this machine; return whether the run has finished.
 
     The run folder must be on a shared disk. If `device` is None, GPUs are used if the cluster has any. `threads` is the
-    number of CPUs per process; None means an equal share of the cluster's CPUs.
+    number of CPUs per process; if None, the cluster's CPUs are divided equally among the processes.
     """
     ray = import_ray()
     from ray.train import FailureConfig, RunConfig, ScalingConfig  # imported here, since Ray is optional
@@ -82,7 +82,7 @@ def work(config: dict[str, Any]) -> None:
         environment["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, gpus))
     if world_size > 1:
         address: list[Any] = [_free_address() if rank == 0 else None]
-        dist.broadcast_object_list(address)  # through Ray's process group; the run creates another
+        dist.broadcast_object_list(address)  # in Ray's process group; the run creates its own group
         rank_variables = {
             "RANK": rank,
             "WORLD_SIZE": world_size,
@@ -96,8 +96,8 @@ def work(config: dict[str, Any]) -> None:
         }
         environment |= {name: str(value) for name, value in rank_variables.items()}
     if rank == 0:
-        # A process on a lost machine cannot release the lock of the run; wait until it expires.
-        deadline = time.monotonic() + DEAD_AFTER + RENEWAL_INTERVAL
+        # A process on a lost machine cannot release the run's lock, so wait until the lock expires.
+        deadline = time.monotonic() + DEAD_AFTER_SECONDS + RENEWAL_SECONDS
         while is_locked(Path(command.run)) and time.monotonic() < deadline:
             time.sleep(1.0)
     code = command.start(environment, f"{rank}.log").wait()

@@ -13,13 +13,13 @@ from paucal.runner.elsewhere.command import Command
 from paucal.runs.folder import SUMMARY_FILE
 from paucal.types import UserError
 
-STOP_SIGNAL = "USR1@120"  # sent two minutes before the time limit, so that the run saves its state
-# Names of options in sbatch, by their names in submitit, where the two differ.
+STOP_SIGNAL = "USR1@120"  # SIGUSR1 two minutes before the time limit, so that the run saves its state
+# submitit's names of options whose names in sbatch differ, and the names in sbatch
 _SBATCH_NAMES = {"timeout-min": "time", "mem-gb": "mem", "tasks-per-node": "ntasks-per-node", "name": "job-name"}
 
-_CPUS_PER_PROCESS, _POD_MEMORY = 4, "16Gi"  # CPUs per process and memory per pod to request
+_CPUS_PER_PROCESS, _POD_MEMORY = 4, "16Gi"  # requested CPUs per process and memory per pod
 _IMAGE = "rayproject/ray:latest"
-# Lines of the RayJob that the user must change, and what to put there.
+# Lines of the RayJob that the user must change, and descriptions of the value to insert
 _LINES_TO_CHANGE = {
     f"image: {_IMAGE}": "an image with Python, paucal[ray] and packages for the data",
     "claimName: shared": "a volume with the images and the runs, writable from all machines",
@@ -28,14 +28,14 @@ _LINES_TO_CHANGE = {
 
 
 def slurm_script(command: Command, devices: int, nodes: int, on_gpu: bool, options: Mapping[str, str | int]) -> str:
-    """Return a batch script that begins or resumes a run, and requeues its job if the run was stopped.
+    """Return a batch script that begins or resumes a run, and requeues the job if the run was stopped.
 
-    `options` are additional options, named as in sbatch or in submitit.
+    `options` are additional options, with the names of sbatch or of submitit.
     """
     if re.search(r"[\x00-\x1f\x7f\\]", command.run):
         raise UserError(
             f"--output: sbatch cannot read a path with control characters or backslashes such as {command.run!r}: "
-            "choose another."
+            "choose another --output."
         )
     settings: dict[str, str | int] = {
         "job-name": f"paucal-{command.verb}",
@@ -52,7 +52,7 @@ def slurm_script(command: Command, devices: int, nodes: int, on_gpu: bool, optio
         settings[_SBATCH_NAMES.get(option, option)] = f"{value}G" if option == "mem-gb" else value
     lines = ["#!/bin/bash", *(f"#SBATCH --{name}={shlex.quote(str(value))}" for name, value in settings.items())]
     lines += ["#SBATCH --requeue", "", f"cd {shlex.quote(command.folder)} || exit 1"]
-    # A finished run may have no checkpoint, and must not begin again.
+    # A finished run may have no checkpoint, so it would begin again without this line.
     lines += [f"[ -e {shlex.quote(f'{command.run}/{SUMMARY_FILE}')} ] && exit 0"]
     lines += _begin_or_resume(command, ["srun", "paucal", *command.begin_words()], ["srun", "paucal"])
     lines += ["code=$?", '[ "$code" = 130 ] && scontrol requeue "$SLURM_JOB_ID"', 'exit "$code"']
@@ -63,8 +63,8 @@ def kuberay_job(command: Command, devices: int, nodes: int, on_gpu: bool) -> str
     """Return the YAML of a RayJob that begins or resumes a run on a new cluster; comments mark lines to change."""
     if not Path(command.run).is_relative_to(command.folder):
         raise UserError(
-            f"--output: {command.run!r} is not below the current folder, which the machines of the cluster mount: "
-            "choose another, or run this command in the folder that they share."
+            f"--output: {command.run!r} is not inside the current folder, which the machines of the cluster mount: "
+            "choose another --output, or run this command in the folder that the machines share."
         )
     resources = {
         "cpu": str(_CPUS_PER_PROCESS * devices),
@@ -77,7 +77,7 @@ def kuberay_job(command: Command, devices: int, nodes: int, on_gpu: bool) -> str
         "rayStartParams": {},
         "template": _pod_template("machine", resources, command.folder),
     }
-    head = {  # no CPUs, so that no process of the run is placed on it
+    head = {  # no CPUs, so that no process of the run is placed on the head node
         "rayStartParams": {"num-cpus": "0"},
         "template": _pod_template("head", {"cpu": "2", "memory": _POD_MEMORY}, command.folder),
     }
@@ -92,7 +92,7 @@ def kuberay_job(command: Command, devices: int, nodes: int, on_gpu: bool) -> str
         "kind": "RayJob",
         "metadata": {"name": _job_name(command)},
         "spec": {
-            "entrypoint": shlex.join(["bash", "-c", "; ".join(lines)]),  # KubeRay splits it into words and joins them
+            "entrypoint": shlex.join(["bash", "-c", "; ".join(lines)]),  # KubeRay splits this text and joins the words
             "shutdownAfterJobFinishes": True,
             "ttlSecondsAfterFinished": 600,
             "rayClusterSpec": {"headGroupSpec": head, "workerGroupSpecs": [machines]},
@@ -105,16 +105,16 @@ def kuberay_job(command: Command, devices: int, nodes: int, on_gpu: bool) -> str
 
 
 def _job_name(command: Command) -> str:
-    """Return a unique name for Kubernetes: lower-case letters, digits and dashes."""
+    """Return a unique name of lower-case letters, digits and dashes, which Kubernetes requires."""
     slug = re.sub("[^a-z0-9]+", "-", Path(command.run).name.lower()).strip("-")[:20]
     digest = hashlib.blake2b(command.run.encode(), digest_size=4).hexdigest()
     return "-".join(part for part in ("paucal", command.verb, slug, digest) if part)
 
 
 def _begin_or_resume(command: Command, begin: list[str], program: list[str], suffix: Sequence[str] = ()) -> list[str]:
-    """Return lines of a shell script that resume the run if it has a checkpoint, and otherwise begin it.
+    """Return lines of a shell script that resume the run if it has a checkpoint, and otherwise begin the run.
 
-    `begin` has the words that begin it; `program` and `suffix` are put around the arguments that resume it.
+    `begin` is the command that begins the run; `program` and `suffix` are put around the arguments that resume the run.
     """
     resume_line = shlex.join([*program, *command.resume_words(), *suffix])
     if command.resumes:

@@ -1,4 +1,4 @@
-"""Submit runs as SLURM jobs, through submitit: a preempted job saves its state and is requeued."""
+"""Submit runs as SLURM jobs with submitit; a preempted job saves its state and is requeued."""
 
 import signal
 import subprocess
@@ -14,11 +14,11 @@ from paucal.types import UserError
 from paucal.wording import counted
 
 STOPPED_CODE = 130  # exit code of a run that was stopped by a signal or its time limit
-_MAX_TIMEOUTS = 1000  # submitit gives up after a job has timed out this often; its default is 3
+_MAX_TIMEOUTS = 1000  # maximum number of timeouts after which submitit requeues a job; submitit's default is 3
 
 
 class RequeuedCommand:
-    """The callable that submitit runs in each task of a job; the run saves its state before the job is requeued."""
+    """The callable that submitit calls in each task of a job; the run saves its state before the job is requeued."""
 
     def __init__(self, command: Command) -> None:
         self.command = command
@@ -26,7 +26,7 @@ class RequeuedCommand:
         self._wait_thread: threading.Thread | None = None
 
     def __call__(self) -> int:
-        """Start or resume the run; return 0 if it has finished, 130 if it was stopped.
+        """Start or resume the run; return 0 if the run has finished, or 130 if it was stopped.
 
         Raises:
             RuntimeError: The command failed.
@@ -35,13 +35,13 @@ class RequeuedCommand:
             return 0
         self._process = self.command.start()
         # submitit's signal handler interrupts this wait and calls `checkpoint`, which waits as well. A thread can be
-        # joined twice; a process waited for twice in one thread would block.
+        # joined twice, but waiting twice for a process in one thread would block.
         self._wait_thread = threading.Thread(target=self._process.wait, daemon=True)
         self._wait_thread.start()
         self._wait_thread.join()
         code = self._process.returncode
         if code not in (0, STOPPED_CODE):
-            raise RuntimeError(f"paucal {self.command.verb} ended with exit code {code}; its output says why")
+            raise RuntimeError(f"paucal {self.command.verb} ended with exit code {code}; see its output for the reason")
         return code
 
     def checkpoint(self) -> Any:
@@ -60,7 +60,7 @@ def submit(
 ) -> Any:
     """Submit a run with `devices` processes on each of `nodes` machines, and return submitit's job.
 
-    `options` are named as in submitit. With `cluster="local"`, submitit starts the processes on this machine.
+    `options` have submitit's names. With `cluster="local"`, submitit starts the processes on this machine.
     """
     submitit = import_package("slurm")
     if cluster == "slurm":

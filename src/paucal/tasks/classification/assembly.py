@@ -14,7 +14,7 @@ from paucal.data.sources.joining import SEPARATOR
 from paucal.data.string_arrays import take_strings
 from paucal.data.views.normalisation import Normalisation
 from paucal.evaluation.calibration import DEFAULT_THRESHOLD
-from paucal.evaluation.seen_images import seen_by_start
+from paucal.evaluation.seen_images import seen_by_initial_weights
 from paucal.methods.contract import RunImages
 from paucal.methods.fine_tuning import check_tuning
 from paucal.methods.training import build_objective, method_of, resolve_training, settle_terms, unused_by
@@ -23,8 +23,8 @@ from paucal.models.card import ModelCard
 from paucal.models.features import linear_classifier
 from paucal.objectives import Objective
 from paucal.rules.backbone import backbone_spec
-from paucal.rules.facts import DataAndMachine, StartFacts
-from paucal.rules.resolve import origins
+from paucal.rules.facts import DataAndMachine, InitialWeightsInfo
+from paucal.rules.resolve import list_origins
 from paucal.runner.images import (
     SplitImages,
     decode_images,
@@ -55,12 +55,13 @@ from paucal.types import UserError
 from paucal.wording import counted
 
 PROBE_FILE = "probe.safetensors"
-NO_PROBE = "no linear probe, which does not support streamed images: all steps fine-tune the pretrained weights"
+NO_PROBE = "no linear probe, since the images are streamed; all steps fine-tune the pretrained weights"
 TUNING_METHOD = "supervised"
-# Settings for weights that the user chooses, or for random weights. With them, no pretrained weights are chosen.
-OWN_START = ("init_head", "init_network", "attention_init", "model_args")
+# Settings that apply to weights given by the user, or to random weights. If one of these settings is given, the run
+# chooses no pretrained weights.
+SETTINGS_OF_GIVEN_WEIGHTS = ("init_head", "init_network", "attention_init", "model_args")
 SEVERAL_PROCESSES = (
-    "no linear probe and no trials, which need a single process: all steps fine-tune the pretrained weights"
+    "no linear probe and no trials, since these need a single process; all steps fine-tune the pretrained weights"
 )
 SEVERAL_LABELS = (
     "several labels: trained with one sigmoid per class (binary cross-entropy), scored by mean average precision"
@@ -72,7 +73,7 @@ class TrainingSetup(RunSetup[TrainSettings]):
     """The checked inputs of a supervised run, before anything is written.
 
     Attributes:
-        tune_record: Record of the auto-tuning; None for a run without it.
+        tune_record: Record of the auto-tuning; None for a run without auto-tuning.
         findings: Problems found in the images of a new run, most serious first; empty for a resumed run.
         frozen_views: Activations that training reads instead of images; None to read images.
     """
@@ -92,11 +93,11 @@ def assemble(
     """Open the data, choose the settings that were not given and build the objective, without writing anything.
 
     Args:
-        settings: Settings of the user, or the stored ones of `run`.
+        settings: Settings of the user, or the stored settings of `run`.
         given: Origin of each setting that was given, such as "flag" or "config".
         bars: Function that opens a progress bar with a title.
         run: Run to resume; None for a new run.
-        opened: Images of the run, if an earlier call has opened them.
+        opened: Images of the run if an earlier call has opened them; None to open them.
     """
     chooses_start = run is None and _may_choose_start(settings, given)
     original_inputs = settings, given
@@ -147,12 +148,12 @@ def assemble(
         *list_warnings(findings),
         *check_plan(settings, facts.n_train),
         *(load_report.lines() if load_report else ()),
-        *seen_by_start(settings.init, images, data.split),
+        *seen_by_initial_weights(settings.init, images, data.split),
         *check_tuning(settings, objective, images.class_counts(data.part("train")).tolist()),
         *notes,
     ]
     _check_request(objective, settings, card)
-    plan, origin = _make_plan(settings, facts, tune_record), origins(settings, given, reasons)
+    plan, origin = _make_plan(settings, facts, tune_record), list_origins(settings, given, reasons)
     run_fields = (settings, origin, data, plan, objective, card, tuple(remarks), load_report)
     return TrainingSetup(*run_fields, tune_record, findings)
 
@@ -160,14 +161,14 @@ def assemble(
 def _needs_test_split(
     settings: TrainSettings, data: SplitImages, tune_record: TuneRecord | None, objective: Objective
 ) -> bool:
-    """Return whether few images need a test split: only a linear probe can be scored by cross-validation instead."""
+    """Return whether a small set needs a test split, because the run fits no linear probe to be cross-validated."""
     if len(data.part("test")) or not too_few_for_test(settings, data.images):
         return False
     return tune_record is None or not tune_record.candidates or linear_classifier(objective.deployable()) is None
 
 
 def _make_plan(settings: TrainSettings, facts: DataAndMachine, tune_record: TuneRecord | None) -> Plan:
-    """Return the training plan; it has no steps if auto-tuning has decided to keep the probe."""
+    """Return the training plan; the plan has 0 steps if auto-tuning has decided to keep the probe."""
     plan = training_plan(settings, facts.n_train, facts.n_classes)
     return replace(plan, total_steps=0) if tune_record is not None and not tune_record.tune else plan
 
@@ -175,9 +176,9 @@ def _make_plan(settings: TrainSettings, facts: DataAndMachine, tune_record: Tune
 def _open_tune_record(
     settings: TrainSettings, choice: WeightsChoice, run: RunFolder | None, in_memory: bool
 ) -> TuneRecord | None:
-    """Return the auto-tuning record: stored by `run`, or new; None for a run without auto-tuning.
+    """Return the auto-tuning record that `run` stored, or a new record; None for a run without auto-tuning.
 
-    `in_memory` is False for streamed images; no probe is fitted to these.
+    `in_memory` is False for streamed images, to which no probe is fitted.
     """
     if run is not None:
         return read_record(run)
@@ -197,37 +198,40 @@ def _check_new_run(settings: TrainSettings, tune_record: TuneRecord | None, in_m
     if settings.epochs == 0 and not in_memory:
         raise UserError(
             "--epochs 0 keeps the linear probe, which needs the features of all images in memory, but these shards "
-            "are streamed: give at least 1, or train on a subset that is small enough to be decoded once."
+            "are streamed: give --epochs 1 or more, or train on a subset that is small enough to be decoded once."
         )
     if settings.curve and not has_frozen_features:
         raise UserError(
-            "--curve fits heads to the frozen features of pretrained weights, and this run computes no such "
-            "features: leave it out, or compare label fractions with 'paucal compare --labels 25% 50% 100%'."
+            "--curve fits heads to the frozen features of pretrained weights, but this run computes no such "
+            "features: remove --curve, or compare label fractions with 'paucal compare --labels 25% 50% 100%'."
         )
     if settings.unlabelled is not None and not has_frozen_features:
         raise UserError(
-            "--unlabelled fits a head to the frozen features of pretrained weights, and this run computes no such "
-            "features: leave it out, and pretrain on these images with 'paucal pretrain'; or label them with another "
-            f"run ('paucal predict RUN {shlex.quote(settings.unlabelled)} --to csv --output PREDICTIONS') and train on "
-            f"{shlex.quote(f'{settings.data}{SEPARATOR}PREDICTIONS')} with --val-fraction 0, where {settings.data} has "
-            "a 'test' folder, since predicted labels must not be used for evaluation."
+            "--unlabelled fits a head to the frozen features of pretrained weights, but this run computes no such "
+            "features. Remove --unlabelled, and pretrain on these images with 'paucal pretrain'; or label the images "
+            f"with another run ('paucal predict RUN {shlex.quote(settings.unlabelled)} --to csv --output PREDICTIONS') "
+            f"and train on {shlex.quote(f'{settings.data}{SEPARATOR}PREDICTIONS')} with --val-fraction 0. Then "
+            f"{settings.data} needs a 'test' folder, since predicted labels must not be used for evaluation."
         )
     if settings.epochs == 0 and not has_frozen_features:
         raise UserError(
-            "--epochs 0 keeps the linear probe of pretrained weights, and this run starts from random weights: "
-            "give at least 1."
+            "--epochs 0 keeps the linear probe of pretrained weights, but this run starts from random weights: "
+            "give --epochs 1 or more."
         )
 
 
 def _describe_unlabelled(settings: TrainSettings, images: ImageSet, objective: Objective) -> list[str]:
-    """Open the unlabelled images of a new run; return remarks on them, such as their number."""
+    """Open the unlabelled images of a new run, and return remarks such as the number of images."""
     if settings.unlabelled is None:
         return []
     if images.multi_hot is not None:
-        raise UserError("--unlabelled needs images with one label each, but these may have several: leave it out.")
+        raise UserError(
+            "--unlabelled needs images with one label each, but these may have several labels: remove --unlabelled."
+        )
     if linear_classifier(objective.deployable()) is None:
         raise UserError(
-            f"--unlabelled replaces the linear classifier of a model, and {settings.model} has none: leave it out."
+            f"--unlabelled replaces the model's linear classifier, but {settings.model} has no linear classifier: "
+            "remove --unlabelled."
         )
     unlabelled = open_unlabelled(settings)
     return [f"{counted(len(unlabelled), 'image')} without labels in {settings.unlabelled}", *unlabelled.notes]
@@ -239,7 +243,7 @@ def head_file_name(image_size: Sequence[int]) -> str:
 
 
 def load_head(run: RunFolder, objective: Objective, image_size: Sequence[int] | None) -> None:
-    """Load the head for an image size, or else the probe, into the deployed network; no-op if none is stored."""
+    """Load the head for an image size, else the probe, into the deployed network; do nothing if neither is stored."""
     path = run.path / head_file_name(image_size or [])
     path = path if path.is_file() else run.path / PROBE_FILE
     classifier = linear_classifier(objective.deployable())
@@ -248,13 +252,13 @@ def load_head(run: RunFolder, objective: Objective, image_size: Sequence[int] | 
     try:
         classifier.load_state_dict(read_weights(path))
     except RuntimeError as problem:
-        raise UserError(f"{str(path)!r} does not fit the run's model: train again.") from problem
+        raise UserError(f"{str(path)!r} does not match the run's model: train again.") from problem
 
 
 def _may_choose_start(settings: TrainSettings, given: Mapping[str, str]) -> bool:
-    """Return whether the run chooses its pretrained weights: the user gave neither weights nor a paper's recipe."""
+    """Return whether the run chooses its pretrained weights, because the user gave no weights and no paper's recipe."""
     follows_paper = settings.recipe is not None or method_of(settings).label_maps
-    return may_choose_start(settings, given, OWN_START) and (settings.init == AUTO or not follows_paper)
+    return may_choose_start(settings, given, SETTINGS_OF_GIVEN_WEIGHTS) and (settings.init == AUTO or not follows_paper)
 
 
 def _choose_start(
@@ -277,8 +281,8 @@ def choose_image_size(data: SplitImages) -> list[int]:
     return list(resolve_training(settings, facts)[0].img_size)
 
 
-def _start_facts(start: Start, init: str | None) -> StartFacts | None:
-    """Return the facts on which automatic settings depend about the initial weights; None for random weights."""
+def _start_facts(start: Start, init: str | None) -> InitialWeightsInfo | None:
+    """Return what the automatic settings need to know about the initial weights; None for random weights."""
     return None if start.facts is None else replace(start.facts, chosen=init == AUTO)
 
 
@@ -298,7 +302,7 @@ def _decode_at_size(
 ) -> tuple[SplitImages, bool]:
     """Return the images decoded at the network's image size, and whether unreadable images were skipped.
 
-    Decoded images of `opened_data` are kept if they are larger, since auto-tuning also trains at smaller sizes.
+    Images of `opened_data` that were decoded at a larger size are kept, since auto-tuning also trains at smaller sizes.
     """
     images = data.images
     base_reading = images.reading if images.reading.side else first_reading(settings, images, stored_reading(run))
@@ -314,7 +318,8 @@ def _decode_at_size(
 def _build_objective(
     settings: TrainSettings, n_classes: int, channels: int
 ) -> tuple[Objective, BackboneSpec, list[str]]:
-    # A separate seed: initial weights must not depend on earlier random numbers, nor change later ones.
+    # Fork the random number generator: initial weights must not depend on earlier random numbers, nor change later
+    # random numbers.
     with torch.random.fork_rng(devices=[]), explain_memory_errors():
         torch.manual_seed(settings.seed)
         spec, notes = backbone_spec(settings, n_classes, channels)
@@ -330,7 +335,7 @@ def _check_request(objective: Objective, settings: TrainSettings, card: ModelCar
     if settings.images_per_pass < request.smallest_batch:
         raise UserError(
             f"--batch-size is {settings.images_per_pass}, but --method {settings.method} needs at least "
-            f"{request.smallest_batch} images in a forward pass: give a larger one."
+            f"{request.smallest_batch} images in a forward pass: give a larger --batch-size."
         )
     for crops in request.views:
         view_transform(crops, card.preprocessing, settings, request.geometry)

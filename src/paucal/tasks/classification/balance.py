@@ -28,7 +28,7 @@ def balanced_weights(counts: NDArray[np.int64]) -> Tensor:
 
 
 def positive_weights(multi_hot: NDArray[np.int8]) -> Tensor:
-    """Return (K,) loss weights of the positive images, which give them the same total weight as the negative ones.
+    """Return (K,) loss weights that give the positive images of a class the same total weight as its negative images.
 
     Args:
         multi_hot: (N, K) labels of 1, 0 and -1 (unknown).
@@ -47,13 +47,13 @@ def set_label_mode(settings: TrainSettings, data: SplitImages, objective: Object
         return
     if not isinstance(objective, Supervised):
         raise UserError(
-            f"--method {settings.method} needs one label per image, but these images may have several: give --method "
-            "supervised or drloc, or --label-separator none if each cell is the name of one class."
+            f"--method {settings.method} needs one label per image, but these images may have several labels: give "
+            "--method supervised or drloc, or --label-separator none if each table cell is the name of one class."
         )
     if settings.sampling == "balanced":
         raise UserError(
             "--sampling balanced draws the same number of images from every class, but these images may have several "
-            "classes each: leave it out, or give --class-weights auto."
+            "classes each: remove --sampling, or use --class-weights auto instead."
         )
     objective.use_sigmoids()
 
@@ -69,7 +69,7 @@ def set_class_weights(settings: TrainSettings, data: SplitImages, objective: Obj
         return
     if settings.sampling == "balanced":
         raise UserError(
-            "--class-weights auto and --sampling balanced would both favour rare classes: leave one of them out."
+            "--class-weights auto and --sampling balanced would both favour rare classes: give only one of the two."
         )
     if not isinstance(objective, Supervised):
         raise UserError(

@@ -89,8 +89,8 @@ class FinalEvaluation:
 def conclude(run: RunFolder, setup: TrainingSetup, outcome: Outcome, console: Console) -> Result:
     """Evaluate the final model on the test images, which were not used before, and write the results.
 
-    Without test images, the cross-validated scores of the first model are reported. The test images are divided among
-    all processes. Every process returns the result; only rank 0 writes it.
+    If there are no test images, the cross-validated scores of the first model are reported. The test images are divided
+    among all processes. Every process returns the result; only rank 0 writes files.
     """
     finish = finish_model(run, setup, outcome, console)
     if not len(setup.data.part("test")) and (run.path / HELD_OUT_FILE).is_file():
@@ -150,11 +150,11 @@ def _write_evaluation(run: RunFolder, setup: TrainingSetup, predictions: Predict
 def record_cross_validated(run: RunFolder, setup: TrainingSetup) -> Report:
     """Write and return a report on the first model's cross-validated predictions for the training images.
 
-    The accuracy is the mean over all repeats of the cross-validation; tables and pictures show the first repeat.
+    The accuracy is the mean over all repeats of the cross-validation; tables and plots show the first repeat.
     """
     held_out, train = read_held_out(run), torch.from_numpy(setup.data.part("train"))
     first_repeat = Predictions(train[held_out.rows], held_out.logits[0].float(), held_out.labels)
-    images, classes, repeated = setup.data.images, setup.card.classes, (held_out.hits.numpy(), held_out.folds)
+    images, classes, repeated = setup.data.images, setup.card.classes, (held_out.is_correct.numpy(), held_out.folds)
     labels = _train_labels(setup)
     return record_classification(run.evaluation("test"), run.plots, first_repeat, images, classes, labels, repeated)
 
@@ -212,12 +212,12 @@ def closing_lines(
     is_multi_label = isinstance(report, MultiLabelReport)
     baseline_score = percent(report.chance) if is_multi_label else percent(report.majority.top1)
     baseline = "a random order" if is_multi_label else f"always predicting {report.majority.name!r}"
-    due_note = usual_metric_line(report, setup.data.images.name)
+    metric_note = usual_metric_line(report, setup.data.images.name)
     return [
         "",
         f"{scored_part(report)} {setup.data.primary_metric.title}: {score.value} (95 % interval {score.interval}, "
         f"{images_text(report.images, report.groups)}); {baseline}: {baseline_score}",
-        *([due_note] if due_note else []),
+        *([metric_note] if metric_note else []),
         *filter(None, [read_curve_sentence(run)]),
         *([calibration_line(evaluation.calibrated)] if evaluation.calibrated else []),
         *filter(None, [evaluation.finish.mirrored]),
@@ -233,11 +233,11 @@ def closing_lines(
 
 
 def kept_text(run: RunFolder, setup: TrainingSetup, outcome: Outcome, finish: Finish) -> str:
-    """Return which model was kept and why, with its image size if tuning went on to another one."""
+    """Return a text on which model was kept and why, with the model's image size if tuning changed to another size."""
     text = describe_kept_model(setup.tune_record, outcome, finish, _is_selected(setup))
     height, width = read_card(run).backbone.image_size
     is_tuned_size = (height, width) == setup.card.backbone.image_size
-    return text if is_tuned_size else f"{text}; it takes images of {height}x{width} pixels"
+    return text if is_tuned_size else f"{text}; the model takes images of {height}x{width} pixels"
 
 
 def read_curve_sentence(run: RunFolder) -> str | None:
@@ -264,7 +264,7 @@ def next_steps(run: RunFolder, setup: TrainingSetup) -> list[str]:
     path = shlex.quote(str(run.path))
     steps = [f"paucal predict {path} new_images/     # classify images with this model"]
     if not _is_selected(setup) and (run.path / HELD_OUT_FILE).is_file():
-        # No command for longer training: no validation images could show whether it helps.
+        # Do not suggest longer training, since no validation images could show whether it helps.
         return [*steps, f"paucal next {path} more_images/     # which images to label next"]
     contrast = method_of(settings).contrast
     if contrast is not None:

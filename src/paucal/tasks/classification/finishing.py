@@ -22,7 +22,7 @@ from paucal.tasks.classification.assembly import TrainingSetup
 from paucal.tasks.classification.auto_tune.paired_losses import LOSSES, calibrated_losses, is_better
 from paucal.tasks.classification.auto_tune.record import TuneRecord
 from paucal.tasks.classification.auto_tune.refit import refit_head
-from paucal.tasks.classification.loaders import validation, validation_predictions
+from paucal.tasks.classification.loaders import make_val_predictor, make_val_scorer
 from paucal.tasks.classification.unlabelled_images import read_listed_images
 from paucal.training import Outcome, Watch
 from paucal.training.averaging import KeptEpochs, greedy_soup
@@ -39,14 +39,16 @@ class Finish:
 
     Attributes:
         epochs: Epochs whose weights were averaged; empty if the run keeps its best epoch or its probe.
-        score: Validation score of the changed model; None if it is unchanged.
-        temperature: Divisor of the logits; 1 without calibration.
-        images: Number of validation images that the temperature was fitted to; 0 if none was fitted.
-        thresholds: Per class, the probability above which it is predicted, chosen on the validation images; None for
-            single labels or without validation images.
-        mirrored: Sentence on the gain from averaging the logits of an image and its mirror image; "" without a gain.
-        by_loss: Whether the averaged weights replaced the first model for a lower loss at nearly equal accuracy.
-        head: Name of the head that was fitted to features of the final weights; "" for the head trained with them.
+        score: Validation score of the changed model; None if the model is unchanged.
+        temperature: Divisor of the logits; 1 if the model is not calibrated.
+        images: Number of validation images that the temperature was fitted to; 0 if no temperature was fitted.
+        thresholds: Probability per class above which the class is predicted, chosen on the validation images; None if
+            each image has a single label, or if there are no validation images.
+        mirrored: Sentence on the gain from averaging the logits of an image and its mirror image; "" if there is no
+            gain.
+        by_loss: Whether the changed model was chosen for its lower loss, at nearly equal accuracy.
+        head: Name of the head that was fitted to features of the final weights; "" if the head that was trained with
+            the network is kept.
     """
 
     epochs: tuple[int, ...] = ()
@@ -60,19 +62,19 @@ class Finish:
 
 
 def make_watch(setup: TrainingSetup) -> Watch:
-    """Return how epochs are scored and the best one is chosen; the run must have validation images."""
+    """Return the `Watch` that scores epochs and selects the best epoch; the run must have validation images."""
     tune_record, settings = setup.tune_record, setup.settings
     floor = None if tune_record is None else tune_record.floor
-    scores = validation(setup.data, setup.card.preprocessing, settings)
+    scores = make_val_scorer(setup.data, setup.card.preprocessing, settings)
     return Watch(scores, setup.data.primary_metric.column, LOSS_COLUMN, floor, settings.soup)
 
 
 def finish_model(run: RunFolder, setup: TrainingSetup, outcome: Outcome, console: Console) -> Finish:
-    """Improve the model on the validation images, and store it again: average epochs, refit its head and calibrate it.
+    """Average the weights of epochs, refit the head, calibrate the model, and store the improved model.
 
-    An average or a refitted head is kept only if it is better on the validation images. They are divided among all
-    processes. Every process returns the result; only rank 0 writes. A run that is killed here repeats this step when it
-    is resumed.
+    An average or a refitted head is kept only if it is better on the validation images. The validation images are
+    divided among all processes. Every process returns the result; only rank 0 writes files. A run that is killed during
+    this step repeats the step when the run is resumed.
     """
     if not len(setup.data.part("val")):
         return Finish()
@@ -101,10 +103,10 @@ def finish_model(run: RunFolder, setup: TrainingSetup, outcome: Outcome, console
 
 
 def mirror_sentence(plain: Tensor, mirrored: Tensor, labels: Tensor) -> str:
-    """Return a sentence on the gain from averaging over mirror images; "" without a significant gain.
+    """Return a sentence on the gain from averaging over mirror images; "" if there is no significant gain.
 
-    The cross-entropy must fall by more than a standard error, and the accuracy must not fall. (The cross-entropy varies
-    less than the accuracy.)
+    The cross-entropy, which varies less than the accuracy, must fall by more than a standard error. The accuracy must
+    not fall.
 
     Args:
         plain: (N, K) calibrated logits of the validation images.
@@ -119,13 +121,13 @@ def mirror_sentence(plain: Tensor, mirrored: Tensor, labels: Tensor) -> str:
         return ""
     before, after = map(percent, accuracies)
     return (
-        f"averaging over mirror images helps: {after} of the validation images are right, {before} without; "
-        "give --mirror to predict, eval, export or serve, which then take twice as long"
+        f"averaging over mirror images helps: {after} of the validation images are classified correctly instead of "
+        f"{before}; give --mirror to predict, eval, export or serve, which then take twice as long"
     )
 
 
 def _with_thresholds(run: RunFolder, setup: TrainingSetup, finish: Finish, console: Console) -> Finish:
-    """Choose on the validation images the probability above which each class is predicted; store it with the model."""
+    """Choose a probability threshold for each class on the validation images; store the thresholds with the model."""
     model = load_trained(run, setup.settings.device)
     predictions = _predict_validation(model, setup, console)
     thresholds = choose_thresholds(predictions.probabilities, predictions.labels)
@@ -143,7 +145,7 @@ def remove_epoch_weights(run: RunFolder, setup: TrainingSetup) -> None:
 
 @dataclass(frozen=True)
 class _TunedWeights:
-    """A network with the best fine-tuned weights, of one epoch or averaged; the run may still keep its first model."""
+    """A network with the best fine-tuned weights (of one epoch, or an average), which the run does not always keep."""
 
     module: nn.Module
     epochs: tuple[int, ...]
@@ -155,7 +157,7 @@ def _try_average(
 ) -> tuple[Finish, _TunedWeights | None]:
     """Average stored epochs while the validation score improves; save the average if it beats the run's model.
 
-    Returns the change of the model, and the best tuned weights; None for the weights if no epoch is stored.
+    Returns the change of the model, and the best tuned weights, which are None if no epoch is stored.
     """
     files = broadcast_value(epoch_store.best_files(outcome.rows))  # all processes must choose the same epochs
     if not files:
@@ -184,7 +186,7 @@ def _try_average(
     if rank() == 0:
         save_trained(run, module, setup.card)
     wait_for_all()
-    runner_up = "the first model, whose loss is higher," if by_loss else "the best alone"
+    runner_up = "the first model, whose loss is higher," if by_loss else "the best single epoch"
     console.say(
         f"{'averaged' if len(epochs) > 1 else 'kept'} the weights of {counted(len(epochs), 'epoch')} "
         f"({', '.join(map(str, epochs))}): {measure.format_score(score[0], 'validation images')}, {runner_up} "
@@ -202,7 +204,7 @@ def _is_better_than_first(setup: TrainingSetup, tuned: _TunedWeights) -> bool:
 
 
 def _validation_losses(setup: TrainingSetup, module: nn.Module) -> list[float]:
-    predict = validation_predictions(setup.data, setup.card.preprocessing, setup.settings)
+    predict = make_val_predictor(setup.data, setup.card.preprocessing, setup.settings)
     return calibrated_losses(predict(module, torch.device(setup.settings.device)))
 
 
@@ -221,20 +223,20 @@ def _with_refitted_head(
     if outcome.best or finish.epochs:
         score, losses = tuned.score, _validation_losses(setup, tuned.module)
     better = bool(losses) and is_better(refitted.score, refitted.losses, score, losses)
-    if not broadcast_value(better):  # all processes follow rank 0, since their fits may differ slightly
+    if not broadcast_value(better):  # all processes follow rank 0, since fits on other processes may differ slightly
         return finish
     if rank() == 0:
         save_trained(run, *refitted.deployed(tuned.module, setup.card))
     wait_for_all()
     score_text = setup.data.primary_metric.format_score(refitted.score, "validation images")
     by_loss = refitted.score <= score
-    comparison = f"{percent(score)} without it{', where the loss is higher' if by_loss else ''}"
+    comparison = f"{percent(score)} without this head{', where the loss is higher' if by_loss else ''}"
     console.say(f"kept a head fitted to the tuned features, {refitted.name}: {score_text}, {comparison}")
     return replace(finish, epochs=tuned.epochs, score=refitted.score, by_loss=by_loss, head=refitted.name)
 
 
 def _find_unlabelled(run: RunFolder, setup: TrainingSetup, record: TuneRecord, console: Console) -> ImageSet | None:
-    """Return the unlabelled images whose features the tuned network computes; None without such images."""
+    """Return the unlabelled images whose features the tuned network computes; None if there are no such images."""
     max_images = 0 if record.unlabelled is None else record.unlabelled.details.get("read_again", 0)
     if not max_images:
         return None

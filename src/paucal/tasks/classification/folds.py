@@ -12,19 +12,20 @@ from rich.table import Table
 
 from paucal.evaluation.results import read_report
 from paucal.methods.training_settings import TrainSettings
-from paucal.reading import named_path
+from paucal.reading import expand_user_path
 from paucal.runner.console import Console, SilentConsole
 from paucal.runner.frames import Data, takes_frames
 from paucal.runner.life import Stopped, begin, resume
 from paucal.runner.outputs import refuse_inside_images
 from paucal.runs import RunFolder
 from paucal.runs.folder import RUNS_FOLDER
-from paucal.settings.values import from_python, given_names, shows_settings
+from paucal.settings.values import given_names, settings_from_keywords, with_settings_signature
 from paucal.tasks.classification.job import TrainingJob
 from paucal.types import UserError
 
 RECORD_FILE = "folds.json"
-FOLD_SETTINGS = ("folds", "fold", "output", "overwrite", "time_limit", "hang_after")  # may differ between the runs
+# Settings that may differ between the runs of a cross-validation.
+FOLD_SETTINGS = ("folds", "fold", "output", "overwrite", "time_limit", "hang_after")
 
 
 @dataclass(frozen=True)
@@ -44,7 +45,10 @@ class CrossValidated:
 
     @property
     def metrics(self) -> dict[str, float]:
-        """The mean of each score over the folds; without scores that a fold lacks, such as ROC-AUC with one class."""
+        """The mean of each score over the folds.
+
+        Scores that some fold lacks are left out, such as ROC-AUC if all of its images have the same class.
+        """
         return {name: statistics.fmean(scores[name] for scores in self.folds) for name in self._common_names}
 
     @property
@@ -57,7 +61,7 @@ class CrossValidated:
         return [name for name in self.folds[0] if all(name in scores for scores in self.folds)]
 
 
-@shows_settings(TrainSettings)
+@with_settings_signature(TrainSettings)
 @takes_frames
 def cross_validate(data: Data | None = None, *, folds: int = 5, **settings: Any) -> CrossValidated:
     """Train once per fold, and test each model on its held-out fold; the same as `paucal train --folds`.
@@ -80,7 +84,7 @@ def cross_validate(data: Data | None = None, *, folds: int = 5, **settings: Any)
         (0.91, 0.02)
     """
     values = {**settings, "folds": folds, **({} if data is None else {"data": data})}
-    typed = from_python(TrainSettings, values, "paucal.cross_validate", "train")
+    typed = settings_from_keywords(TrainSettings, values, "paucal.cross_validate", "train")
     result = train_folds(typed, dict.fromkeys(given_names(values), "given"), SilentConsole())
     if isinstance(result, Stopped):
         raise UserError(f"{result}.")
@@ -95,9 +99,12 @@ def train_folds(settings: TrainSettings, given: Mapping[str, str], console: Cons
     """
     folds = settings.folds
     if folds is None or settings.fold is not None:
-        raise UserError("--folds trains all folds, and --fold only one of them: leave one of the two flags out.")
+        raise UserError("--folds trains on all folds, and --fold on a single fold: give only one of the two options.")
     if int(os.environ.get("WORLD_SIZE") or 1) > 1:
-        raise UserError("--folds uses one process: with several, train each fold separately, such as --fold 1/5.")
+        raise UserError(
+            "--folds supports a single process only: with several processes, train each fold separately, for example "
+            "with --fold 1/5."
+        )
     folder, results = _prepare_folder(settings), []
     for number in range(1, folds + 1):
         console.say(f"fold {number} of {folds}")
@@ -137,22 +144,22 @@ def _read_scores(run: RunFolder) -> dict[str, float]:
 
 
 def _prepare_folder(settings: TrainSettings) -> Path:
-    """Create the folder of all folds, store their common settings in it, and return its path."""
+    """Create the folder of all folds, store the common settings in the folder, and return its path."""
     if settings.output is None:
         number = 1
         while (RUNS_FOLDER / f"folds-{number}").exists():
             number += 1
         folder = RUNS_FOLDER / f"folds-{number}"
     else:
-        folder = named_path(settings.output)
+        folder = expand_user_path(settings.output)
     refuse_inside_images(folder, {"DATA": settings.data}, settings.data_root)
     record = folder / RECORD_FILE
     if folder.exists() and not settings.overwrite and any(folder.iterdir()):
         stored_settings = RunFolder(folder).read_json(RECORD_FILE).get("settings") if record.is_file() else None
         if stored_settings != _common_settings(settings):
             raise UserError(
-                f"--output: {str(folder)!r} is not empty, and has no folds with these settings: choose another "
-                "folder, or replace it with --overwrite."
+                f"--output: {str(folder)!r} is not empty and has no folds with these settings: choose another folder, "
+                "or replace this folder with --overwrite."
             )
     folder.mkdir(parents=True, exist_ok=True)
     RunFolder(folder).write_json(RECORD_FILE, {"settings": _common_settings(settings)})

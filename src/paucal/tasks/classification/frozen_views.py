@@ -2,7 +2,7 @@
 
 View v of an image is the image as augmented in epoch v. The activations of the first few views are computed once, and
 later epochs cycle through these views. The activations are in a memory-mapped file, which is removed when the process
-ends. A resumed run computes them again in the same batches, and so gets the same values.
+ends. A resumed run computes the activations again in the same batches, and so gets the same values.
 """
 
 import os
@@ -24,7 +24,7 @@ from paucal.data.dataset import Sample, SampleKey, as_label, collate
 from paucal.data.decoded.cache_folder import free_bytes
 from paucal.data.images import Targets
 from paucal.data.loader import TrainLoader, inference_batch_size, make_ordered_loader
-from paucal.memory import available_memory
+from paucal.memory import read_available_memory
 from paucal.methods.training_settings import TrainSettings
 from paucal.models.preprocessing import Preprocessing
 from paucal.objectives import Objective, Supervised
@@ -33,8 +33,8 @@ from paucal.tasks.classification.loaders import view_dataset
 from paucal.training import Plan
 from paucal.types import Batch, Progress, UserError
 
-MAX_MEMORY_SHARE = 0.25  # of the free memory, so that the file stays in the page cache
-LOGIT_TOLERANCE = 1e-2  # relative to the logits, and to their standard deviation
+MAX_MEMORY_FRACTION = 0.25  # fraction of the free memory for the activations, so that the file stays in the page cache
+LOGIT_TOLERANCE = 1e-2  # tolerated difference, relative to the logits and to their standard deviation
 _FIRST_STEP = Progress(0, 1, 1)
 
 Advance = Callable[[int, int], None]
@@ -47,7 +47,8 @@ class FrozenViews:
     Attributes:
         stages: The frozen stages, from whose output the network can resume.
         activations: (V * N, ...) activations, ordered by view, then by image.
-        rows: (M,) position among the training images of each of the M images of the set; -1 outside the training split.
+        rows: (M,) index among the N training images, for each of the M images of the data set; -1 for an image outside
+            the training split.
         n_views: Number of views V.
     """
 
@@ -57,13 +58,13 @@ class FrozenViews:
     n_views: int
 
     def loader(self, data: SplitImages, settings: TrainSettings, plan: Plan, start: int) -> TrainLoader:
-        """Return a training loader of activations, from forward pass `start` on."""
+        """Return a training loader of activations, starting at forward pass `start`."""
         dataset, balanced = _ActivationDataset(self, data.images.targets), settings.sampling == "balanced"
         settings = replace(settings, workers=0)  # the activations need no processing that worker processes could share
         return step_loader(dataset, data, settings, plan, start, settings.repeats, balanced)
 
     def samples(self, keys: list[SampleKey], targets: Targets) -> list[Sample]:
-        """Return a sample per key: the activations of its image in the view of its epoch, and the image's label."""
+        """Return a sample per key: the activations of the key's image and view, and the label of the image."""
         views = torch.tensor([(key.epoch + key.repeat) % self.n_views for key in keys])
         images = torch.from_numpy(self.rows[[key.index for key in keys]])
         rows = self.activations[views * (len(self.activations) // self.n_views) + images]
@@ -74,7 +75,7 @@ class FrozenViews:
     def feed_to(self, objective: Objective) -> Iterator[None]:
         """Within the block, let an objective take batches of activations instead of images.
 
-        Its forward pass then starts after the frozen stages.
+        The objective's forward pass then starts after the frozen stages.
         """
 
         def begin(module: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -99,20 +100,20 @@ class _ActivationDataset(Dataset[Sample]):
         self._views, self._targets = views, targets
 
     def __getitems__(self, keys: list[SampleKey]) -> list[Sample]:
-        """Return the samples of several keys, which `DataLoader` calls for a batch."""
+        """Return the samples for several keys; `DataLoader` calls this method once per batch."""
         return self._views.samples(keys, self._targets)
 
 
 def why_unsupported(settings: TrainSettings, objective: Objective) -> str | None:
-    """Return why `--frozen-views` is not supported with these settings; None if it is."""
+    """Return why `--frozen-views` is not supported with these settings; None if it is supported."""
     if settings.freeze in (None, "backbone", "weights"):
-        return "it needs frozen stages, given as a number with --freeze, and trained stages after them"
+        return "give the number of frozen stages with --freeze, with trained stages after them"
     if type(objective) is not Supervised or objective.names:
-        return "it needs --method supervised without extra losses, since others use the frozen stages"
+        return "use --method supervised without extra losses, since other methods and losses use the frozen stages"
     if settings.mixup or settings.cutmix:
         return "mixup and cutmix change the images in each step: give --mixup 0 --cutmix 0"
     if settings.processes > 1 or settings.compile:
-        return "it needs one process, without --compile"
+        return "use a single process, without --compile"
     return None
 
 
@@ -131,11 +132,12 @@ def compute_views(
     Args:
         folder: Folder for the memory-mapped file.
         data: Images and their split.
-        images: Positions of the images in the set.
+        images: (N,) indices of the images in the data set.
         preprocess: Preprocessing of the model.
         settings: Settings of the run, with a number of frozen stages.
-        objective: Objective of the run; it is moved to the run's device.
-        advance: Called with the number of finished and of all views of images; None for no progress bar.
+        objective: Objective of the run, which is moved to the run's device.
+        advance: Called with the number of finished views and the number of all views of the images; None for no
+            progress bar.
     """
     n_views = settings.frozen_views
     rows = np.full(len(data.images), -1, dtype=np.int64)
@@ -195,13 +197,13 @@ def _check_frozen_stages(
     if not torch.equal(activations, repeated) or not torch.allclose(logits, resumed, rtol=LOGIT_TOLERANCE, atol=atol):
         raise UserError(
             f"--frozen-views is not supported for {settings.model}, whose frozen stages output more than one "
-            "tensor, or draw random numbers: leave it out."
+            "tensor, or draw random numbers: remove --frozen-views."
         )
 
 
 def max_views(folder: Path, images: int, n_bytes: int) -> int:
     """Return how many views of `n_bytes` per image fit in a quarter of the free memory and in half of the free disk."""
-    free_space = min(int(MAX_MEMORY_SHARE * available_memory()), free_bytes(folder))
+    free_space = min(int(MAX_MEMORY_FRACTION * read_available_memory()), free_bytes(folder))
     return free_space // max(1, images * n_bytes)
 
 
@@ -212,7 +214,7 @@ def _memory_mapped_tensor(folder: Path, shape: tuple[int, ...], dtype: torch.dty
     if not max_views(folder, shape[0], row_bytes):
         raise UserError(
             f"--frozen-views needs {size / 1e9:.1f} GB, but may use at most a quarter of the free memory and half "
-            "of the free disk: give fewer views, or leave it out."
+            "of the free disk: give fewer views, or remove --frozen-views."
         )
     handle, name = tempfile.mkstemp(prefix="activations-", suffix=".tmp", dir=folder)
     try:

@@ -1,4 +1,4 @@
-"""The training, validation and test images of a supervised run, and a quick check of them."""
+"""The training, validation and test images of a supervised run, and a quick check of the images."""
 
 import time
 from pathlib import Path
@@ -16,19 +16,19 @@ from paucal.runs import RunFolder
 from paucal.types import UserError
 
 MIN_PER_CLASS = 10  # with fewer images per class, a test split is too small for a useful score
-MAX_READING_SECONDS = 5.0  # for comparing files, since a run must start soon
+MAX_READING_SECONDS = 5.0  # limit for comparing files by content, so that the run starts soon
 FINDINGS_FILE = "check.json"
 
 
 def too_few_for_test(settings: TrainSettings, images: ImageSet) -> bool:
-    """Return whether there are so few images that all are used for training, and the score is cross-validated.
+    """Return whether there are so few images that all are used for training and the test score is cross-validated.
 
-    False if a setting defines a test split or needs one.
+    False if a setting defines or needs a test split.
     """
     split_settings = (settings.split, settings.fold, settings.group_by, settings.val_fraction, settings.test_fraction)
     return (
         all(value is None for value in split_settings)
-        and settings.epochs in (None, 0)  # other numbers train the network, which is not cross-validated
+        and settings.epochs in (None, 0)  # only a probe is cross-validated, not a network trained for more epochs
         and images.stream is None
         and images.multi_hot is None
         and set(images.declared) <= {"", "train"}
@@ -39,19 +39,21 @@ def too_few_for_test(settings: TrainSettings, images: ImageSet) -> bool:
 def split_images(settings: TrainSettings, images: ImageSet, keep_test: bool = False) -> SplitImages:
     """Split the images into train, val and test; `--fraction` and `--few-labels` reduce the training images.
 
-    With `keep_test`, a test split is made even of very few images.
+    With `keep_test`, there is a test split even if `too_few_for_test`.
     """
-    shares = settings.given_fractions
+    fractions = settings.given_fractions
     if settings.split is not None:
-        if settings.group_by is not None or settings.fold is not None or shares:
-            raise UserError("--split defines all splits: leave --group-by, --fold and the fractions out.")
+        if settings.group_by is not None or settings.fold is not None or fractions:
+            raise UserError(
+                "--split defines all splits: remove --group-by, --fold, --val-fraction and --test-fraction."
+            )
         split = read_split(Path(settings.split).expanduser(), images)
     elif not keep_test and too_few_for_test(settings, images):
         split = keep_all(images)
     else:
-        split = make_split(images, seed=settings.seed, group_by=settings.group_by, fold=settings.fold, **shares)
+        split = make_split(images, seed=settings.seed, group_by=settings.group_by, fold=settings.fold, **fractions)
     if settings.fraction is not None and settings.few_labels is not None:
-        raise UserError("--fraction and --few-labels both reduce the training images; give one of them.")
+        raise UserError("--fraction and --few-labels both reduce the training images; give only one of the two.")
     if settings.fraction is not None:
         split = take_fraction(split, images.targets, settings.fraction, settings.seed)
     if settings.few_labels is not None:
@@ -62,9 +64,9 @@ def split_images(settings: TrainSettings, images: ImageSet, keep_test: bool = Fa
 
 
 def quick_check(data: SplitImages, seconds: float = MAX_READING_SECONDS) -> list[Finding]:
-    """Return problems of a run's images, found without decoding them, most serious first.
+    """Return problems of a run's images that can be found without decoding, most serious first.
 
-    To find copies, files are read for at most `seconds`.
+    Files are read for at most `seconds` to find copies.
     """
     images = data.images
     checked_set = CheckedSet(images, data.split.parts, len(set(images.declared)) > 1)
@@ -72,8 +74,8 @@ def quick_check(data: SplitImages, seconds: float = MAX_READING_SECONDS) -> list
     # The run itself prints the notes of the image source.
     findings = [finding for finding in label_findings(checked_set) if finding.name != "source"]
     if digests is None:
-        text = f"{len(images)} images were not compared with each other, which would have taken over {seconds:g} s"
-        advice = f"run 'paucal check {images.location}' to compare them"
+        text = f"{len(images)} images were not compared with each other, since that would have taken over {seconds:g} s"
+        advice = f"run 'paucal check {images.location}' to compare the images"
         return sort_findings([*findings, Finding("not-compared", "note", text, advice)])
     return sort_findings([*findings, *exact_findings(checked_set, exact_groups(digests))])
 
@@ -91,7 +93,7 @@ def _file_digests(images: ImageSet, seconds: float) -> list[bytes] | None:
             return None
         try:
             digests.append(digest_of(images.store, position))
-        except UserError:  # removed since it was listed; the run reports it when it reads the image
+        except UserError:  # the file was removed after it was listed; the run reports this when it reads the image
             digests.append(b"")
     return digests
 

@@ -45,9 +45,14 @@ class TrainingJob(Job[TrainSettings, TrainingSetup, Result]):
                 "--target is not supported for comparisons and folds: run 'paucal train' once per --seed or --fold."
             )
         if settings.ordinal:
-            raise UserError("--ordinal says that the numbers of --target are grades: give --target, or leave it out.")
+            raise UserError(
+                "--ordinal says that the values of --target are grades: give --target, or remove --ordinal."
+            )
         if settings.folds is not None:
-            raise UserError("--folds makes several runs: in Python call paucal.cross_validate, or give --fold 1/5.")
+            raise UserError(
+                "--folds trains several models: in Python, call paucal.cross_validate, or train on a single fold with "
+                "--fold 1/5."
+            )
         terms_of(settings)  # reports an unknown name before the recipe replaces it
         settings, origin = with_recipe(settings, given)
         check_used(settings, origin)
@@ -81,13 +86,13 @@ class TrainingJob(Job[TrainSettings, TrainingSetup, Result]):
             return auto_tune(run, setup, console)
 
     def write_beginning(self, run: RunFolder, setup: TrainingSetup) -> None:
-        """Write the files of a new run, with pictures of images as the network sees them in training and evaluation."""
+        """Write the files of a new run, with figures of images as the network sees them in training and evaluation."""
         if setup.tune_record is not None:
             setup.tune_record.write(run)
         write_findings(run, setup.findings, setup.data.images)
         super().write_beginning(run, setup)
-        picture = draw_eval_images(setup.data, setup.card, setup.settings)
-        write_atomically(run.plots / "eval_batch.png", lambda file: picture.save(file, "PNG"))
+        figure = draw_eval_images(setup.data, setup.card, setup.settings)
+        write_atomically(run.plots / "eval_batch.png", lambda file: figure.save(file, "PNG"))
 
     def draw_batch(self, setup: TrainingSetup) -> Image.Image:
         """Draw training images as the network will see them."""
@@ -111,18 +116,21 @@ class TrainingJob(Job[TrainSettings, TrainingSetup, Result]):
             yield replace(setup, frozen_views=views)
 
     def loader(self, setup: TrainingSetup, start: int) -> TrainLoader:
-        """Return the training loader of this process from forward pass `start` on."""
+        """Return the training loader of this process, starting at forward pass `start`."""
         if setup.frozen_views is not None:
             return setup.frozen_views.loader(setup.data, setup.settings, setup.plan, start)
         request, preprocess = setup.objective.data_request, setup.card.preprocessing
         return train_loader(setup.data, preprocess, setup.settings, setup.plan, request, start)
 
     def optimization(self, setup: TrainingSetup) -> Optimization:
-        """Return AdamW and its schedule."""
+        """Return the settings of AdamW and of the learning-rate schedule."""
         return optimization(setup.settings, setup.plan)
 
     def validation(self, setup: TrainingSetup) -> Watch | None:
-        """Return the function that scores validation images; None without them, so that the last epoch is kept."""
+        """Return the `Watch` that scores the validation images.
+
+        None if the run has no validation images; the last epoch is then kept.
+        """
         return make_watch(setup) if len(setup.data.part("val")) else None
 
     def conclude(

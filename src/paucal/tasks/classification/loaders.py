@@ -1,4 +1,4 @@
-"""Loaders of a classification run: augmented images for training, deployed preprocessing for validation."""
+"""Loaders of a classification run: augmented images for training, and the deployed preprocessing for validation."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -13,7 +13,7 @@ from paucal.data.images import evenly_spaced
 from paucal.data.loader import KeptBatches, TrainLoader
 from paucal.data.views.augmentation import Augmentation
 from paucal.data.views.normalisation import Normalisation
-from paucal.data.views.sheets import MAX_IMAGES, sheet
+from paucal.data.views.sheets import MAX_IMAGES, draw_sheet
 from paucal.data.views.transforms import TrainTransform, ViewTransform
 from paucal.evaluation.classification import quick_multi_label_scores, quick_scores
 from paucal.evaluation.predictions import Predictions, predict_all
@@ -33,10 +33,10 @@ PADDING_DIVISOR = 8  # the padding of a padded crop is 1/8 of the image size
 def run_preprocessing(
     settings: TrainSettings, data: SplitImages, start: ImageInput | None, run: RunFolder | None
 ) -> Preprocessing:
-    """Return the preprocessing stored by `run`, or else that of the settings and the pretrained weights."""
+    """Return the preprocessing that `run` stored, or else preprocessing for the settings and pretrained weights."""
     stored = stored_preprocessing(run)
     if stored is not None and stored.image_size == height_and_width(settings.img_size):
-        return stored  # with another image size, it is that of the probe
+        return stored  # stored preprocessing for another image size belongs to the probe
     statistics = normalisation(settings, data, start)
     reading = data.images.reading
     chosen_input = preprocessing(settings, statistics, start, reading.value_range)
@@ -51,8 +51,8 @@ def preprocessing(
 ) -> Preprocessing:
     """Return the preprocessing of the deployed model.
 
-    It has no center crop if training uses whole images. The crop ratio and the interpolation are those of the recipe,
-    or else of the pretrained weights, or else of the model.
+    There is no center crop if training uses whole images. The crop ratio and the interpolation come from the recipe,
+    else from the pretrained weights, else from the defaults of the model.
     """
     size = height_and_width(settings.img_size)
     recipe = None if settings.recipe is None else RECIPES.get(settings.recipe)
@@ -69,7 +69,7 @@ def augmentation(settings: TrainSettings) -> Augmentation:
     policy = settings.rand_augment
     min_scale = (
         settings.crop_scale if settings.crop == "random-resized" else 1.0
-    )  # smallest area of a crop, as a share of the image
+    )  # smallest area of a crop, as a fraction of the image area
     assert min_scale is not None  # chosen by an automatic rule if not given
     return Augmentation(
         crop=settings.crop,
@@ -84,7 +84,7 @@ def augmentation(settings: TrainSettings) -> Augmentation:
 def train_loader(
     data: SplitImages, preprocess: Preprocessing, settings: TrainSettings, plan: Plan, request: DataRequest, start: int
 ) -> TrainLoader:
-    """Return the training loader for an objective's data request, from forward pass `start` on."""
+    """Return the training loader for an objective's data request, starting at forward pass `start`."""
     dataset, balanced = view_dataset(data, preprocess, settings, request), settings.sampling == "balanced"
     return step_loader(dataset, data, settings, plan, start, settings.repeats, balanced)
 
@@ -106,7 +106,7 @@ def view_dataset(
 def view_transform(
     crops: Crops, preprocess: Preprocessing, settings: TrainSettings, exact_geometry: bool
 ) -> ViewTransform:
-    """Return the training transform of views with these crops."""
+    """Return the training transform for views with the given crops."""
     size = crops.sides or preprocess.image_size
     view_augmentation = augmentation(settings)
     if crops.scale is not None:  # the method defines the crops, such as local crops of self-distillation
@@ -115,11 +115,11 @@ def view_transform(
     return TrainTransform(size, view_augmentation, statistics, exact_geometry, preprocess.resize)
 
 
-def validation(
+def make_val_scorer(
     data: SplitImages, preprocess: Preprocessing, settings: TrainSettings
 ) -> Callable[[nn.Module, torch.device], Mapping[str, float]]:
     """Return a function that scores a model on the validation images."""
-    predict = validation_predictions(data, preprocess, settings)
+    predict = make_val_predictor(data, preprocess, settings)
     return lambda module, device: validation_scores(predict(module, device))
 
 
@@ -129,7 +129,7 @@ def validation_scores(predictions: Predictions) -> dict[str, float]:
     return {f"val_{name}": value for name, value in score(predictions).items()}
 
 
-def validation_predictions(
+def make_val_predictor(
     data: SplitImages, preprocess: Preprocessing, settings: TrainSettings
 ) -> Callable[[nn.Module, torch.device], Predictions]:
     """Return a function that predicts the validation images.
@@ -148,15 +148,15 @@ def validation_predictions(
 
 
 def draw_eval_images(data: SplitImages, card: ModelCard, settings: TrainSettings) -> Image.Image:
-    """Draw validation images as the deployed model sees them; training images if there is no validation split."""
+    """Draw validation images, or training images if there are none, as the deployed model sees the images."""
     indices = data.part("val") if len(data.part("val")) else data.part("train")
     sample = indices[evenly_spaced(len(indices), MAX_IMAGES)]
     batch = next(iter(eval_loader(data, sample, card.preprocessing, replace(settings, workers=0))))
-    return sheet(batch, Normalisation(card.preprocessing.mean, card.preprocessing.std), card.classes)
+    return draw_sheet(batch, Normalisation(card.preprocessing.mean, card.preprocessing.std), card.classes)
 
 
 def draw_training_images(data: SplitImages, card: ModelCard, settings: TrainSettings, plan: Plan) -> Image.Image:
-    """Draw a training batch as the network sees it: augmented, and mixed if the run uses mixup or cutmix."""
+    """Draw a training batch as the network sees the images: augmented, and mixed if the run uses mixup or cutmix."""
     preprocess = card.preprocessing
     loader_settings = replace(settings, workers=0)
     batch = next(iter(train_loader(data, preprocess, loader_settings, plan, DataRequest(), 0)))
@@ -164,4 +164,4 @@ def draw_training_images(data: SplitImages, card: ModelCard, settings: TrainSett
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(settings.seed)
             batch = plan.mixing.mix(batch, plan.n_classes)
-    return sheet(batch, Normalisation(preprocess.mean, preprocess.std), card.classes)  # type: ignore[arg-type]
+    return draw_sheet(batch, Normalisation(preprocess.mean, preprocess.std), card.classes)  # type: ignore[arg-type]

@@ -13,7 +13,7 @@ from paucal.evaluation.plots import Mistake, save_figure, worst_mistakes
 from paucal.evaluation.predictions import Predictions
 from paucal.explain.attribution.methods import CAPTUM_METHODS, METHODS, attribute, ranked_methods
 from paucal.explain.figures.attribution import AttributedImage, mistakes_attribution_figure
-from paucal.explain.figures.pictures import readable_name, visible_part
+from paucal.explain.figures.pictures import readable_name, visible_region
 from paucal.models.trained import TrainedModel
 from paucal.types import UserError
 
@@ -26,8 +26,8 @@ def draw_mistakes(
 ) -> None:
     """Draw up to 8 of the most confident mistakes with attribution maps of the predicted class and of the label.
 
-    No picture is written if there are no mistakes, or if no attribution method supports the model. Errors are not
-    raised but printed with `say`, since the run has finished and its scores matter more than the picture.
+    No figure is written if there are no mistakes, or if no attribution method supports the model. Errors are not
+    raised but printed with `say`, since the run has finished and its scores matter more than the figure.
     """
     path = folder / FILE_NAME
     try:
@@ -36,29 +36,29 @@ def draw_mistakes(
         if figure is not None:
             save_figure(path, figure)
             return
-    except Exception as problem:  # an optional picture must not fail the run
+    except Exception as problem:  # an optional figure must not fail the run
         reason = str(problem).split("\n")[0].rstrip(".") or type(problem).__name__
         say(f"note: attribution maps of the mistakes are not drawn ({reason}).")
     with suppress(OSError):
-        path.unlink(missing_ok=True)  # a picture of an earlier model must not remain
+        path.unlink(missing_ok=True)  # a figure of an earlier model must not remain
 
 
 def _draw_figure(mistakes: list[Mistake], predictions: Predictions, images: ImageSet, model: TrainedModel) -> Figure:
     transform, size = model.card.preprocessing.transform(), model.card.preprocessing.image_size
-    pictures = [images.store.read(mistake.id) for mistake in mistakes]
-    inputs = [transform(picture) for picture in pictures]
+    mistaken_images = [images.store.read(mistake.id) for mistake in mistakes]
+    inputs = [transform(image) for image in mistaken_images]
     batch = torch.stack([view for view, _ in inputs]).to(model.device)
-    row_of = {int(number): row for row, number in enumerate(predictions.ids.tolist())}
-    shares = predictions.probabilities[[row_of[mistake.id] for mistake in mistakes]]
+    row_of = {int(image_id): row for row, image_id in enumerate(predictions.ids.tolist())}
+    probabilities = predictions.probabilities[[row_of[mistake.id] for mistake in mistakes]]
     targets = [torch.tensor([getattr(mistake, field) for mistake in mistakes]) for field in ("predicted", "true")]
     method, maps = _attribution_maps(model, batch, targets)
     explained = [
         AttributedImage(
             f"label: {readable_name(model.classes[mistake.true])}",
-            visible_part(pictures[row], inputs[row][1], size),
+            visible_region(mistaken_images[row], inputs[row][1], size),
             torch.stack([class_maps[row] for class_maps in maps]),
             (readable_name(model.classes[mistake.predicted]), readable_name(model.classes[mistake.true])),
-            (float(shares[row, mistake.predicted]), float(shares[row, mistake.true])),
+            (float(probabilities[row, mistake.predicted]), float(probabilities[row, mistake.true])),
         )
         for row, mistake in enumerate(mistakes)
     ]

@@ -14,7 +14,7 @@ from paucal.tasks.classification.loaders import train_loader
 from paucal.training import CosineWarmup, LaggingEpochs, Optimization, Plan, largest_batch
 from paucal.types import Batch, UserError
 
-# Learning rate at the start of the warm-up, as a share of the peak. DrLoc's code starts at 1e-6 for a peak of 1e-3.
+# Learning rate at the start of the warm-up, as a fraction of the peak. DrLoc's code starts at 1e-6 for a peak of 1e-3.
 WARMUP_START = 1e-3
 
 
@@ -45,7 +45,7 @@ def optimization(settings: TrainSettings, plan: Plan) -> Optimization:
 
 
 def check_plan(settings: TrainSettings, n_train: int) -> list[str]:
-    """Return warnings about `--sync-bn` without effect, and those of `check_length`."""
+    """Return a warning if `--sync-bn` has no effect, and the warnings of `check_length`."""
     useless_sync = settings.sync_bn and settings.processes == 1
     return [
         *(["--sync-bn has no effect on a single device"] if useless_sync else []),

@@ -1,11 +1,11 @@
-"""The images of `--unlabelled`: open them, leave out copies, and list the used images in the run folder."""
+"""Open the images of `--unlabelled`, leave out copies, and list the used images in the run folder."""
 
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
-from paucal.data.checking.copies import copies_among
+from paucal.data.checking.copies import find_copies
 from paucal.data.checking.survey import image_digests
 from paucal.data.images import ImageSet, evenly_spaced
 from paucal.data.sources.joining import split_location
@@ -23,15 +23,15 @@ from paucal.settings.groups import DataSettings
 from paucal.types import UserError
 from paucal.wording import counted
 
-MAX_IMAGES = 5000  # more images take long, and no gain from them was measured
+MAX_IMAGES = 5000  # more images take longer, and showed no further gain
 
 
 def open_unlabelled(settings: TrainSettings) -> ImageSet:
-    """Open the images of `--unlabelled`, without their test images and without reading pixels."""
+    """Open the images of `--unlabelled` except test images, without reading pixels."""
     images = find_images(_data_settings(settings), labelled=False)
     if images.stream is not None:
         raise UserError(
-            f"--unlabelled: {settings.unlabelled} contains shards, which are only read in order: unpack them."
+            f"--unlabelled: {settings.unlabelled} contains shards, which can only be read in order: unpack the shards."
         )
     folder = Path(str(settings.unlabelled)).expanduser()
     if images.location == str(folder.resolve()) and folder.is_dir():
@@ -44,7 +44,7 @@ def open_unlabelled(settings: TrainSettings) -> ImageSet:
 
 
 def read_unlabelled(settings: TrainSettings, data: SplitImages, max_images: int, console: Console) -> ImageSet:
-    """Decode at most `max_images` unlabelled images; leave out copies of each other and of the run's images."""
+    """Decode at most `max_images` unlabelled images, without copies of each other or of the run's images."""
     images, max_images = open_unlabelled(settings), min(max_images, MAX_IMAGES)
     if len(images) > max_images:
         console.say(f"note: {max_images} of the {len(images)} images without labels are used")
@@ -54,16 +54,16 @@ def read_unlabelled(settings: TrainSettings, data: SplitImages, max_images: int,
             images, replace(_data_settings(settings), on_bad_image="skip"), data.images.reading, advance
         )
     run_rows = np.concatenate([data.part(name) for name in ("train", "val", "test")])
-    copies_of_run, copies_of_others = copies_among(images, data.images.select(run_rows))
+    copies_of_run, copies_of_others = find_copies(images, data.images.select(run_rows))
     held_out = data.images.select(np.concatenate([data.part("val"), data.part("test")]))
     copies_of_held_out = np.zeros(len(images), dtype=bool)
     if copies_of_run.any() and len(held_out):
         indices = np.flatnonzero(copies_of_run)
-        copies_of_held_out[indices] = copies_among(images.select(indices), held_out)[0]
+        copies_of_held_out[indices] = find_copies(images.select(indices), held_out)[0]
     for is_copy, original in (
         (copies_of_held_out, "a validation or test image"),
         (copies_of_run & ~copies_of_held_out, "a training image"),
-        (copies_of_others & ~copies_of_run, "another of them"),
+        (copies_of_others & ~copies_of_run, "another image without labels"),
     ):
         if is_copy.any():
             verb = "looks" if is_copy.sum() == 1 else "look"
@@ -72,7 +72,7 @@ def read_unlabelled(settings: TrainSettings, data: SplitImages, max_images: int,
 
 
 def list_in_run(run: RunFolder, images: ImageSet) -> None:
-    """Store the list of unlabelled images that a run learned from, so that an evaluation can detect them."""
+    """Store the list of unlabelled images that a run learned from, so that an evaluation can detect these images."""
     parts = np.full(len(images), "train", dtype="<U6")
     write_split(run.path / UNLABELLED_IMAGES, images, Split(parts, ""), image_digests(images))
 

@@ -1,4 +1,4 @@
-"""Assemble a detection run: open its images, choose its settings, and build its detector; nothing is written."""
+"""Assemble a detection run without writing files: open the images, choose the settings and build the detector."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -8,15 +8,15 @@ import torch
 
 from paucal.backbones import BackboneSpec
 from paucal.backbones.weights.inputs import ImageInput, input_of_timm
-from paucal.data.decode import WHOLE
+from paucal.data.decode import DEFAULT_READING
 from paucal.data.splits.split import Split, make_split
 from paucal.data.views.normalisation import Normalisation
 from paucal.models.preprocessing import Preprocessing
 from paucal.models.saved import stored_card
 from paucal.objectives.finetuning import FineTuning
 from paucal.rules.backbone import backbone_spec
-from paucal.rules.facts import StartFacts
-from paucal.rules.resolve import origins, resolve
+from paucal.rules.facts import InitialWeightsInfo
+from paucal.rules.resolve import list_origins, resolve
 from paucal.runner.images import SplitImages, decode_images, normalisation, reading_for
 from paucal.runner.job import Bars, RunSetup
 from paucal.runner.memory_check import check_memory, explain_memory_errors
@@ -42,8 +42,9 @@ from paucal.types import UserError
 from paucal.wording import counted, did_you_mean
 
 MAX_EVALUATIONS = 20  # default limit of evaluations on the validation images
-SIDE_MULTIPLE = 32  # pixels
+SIDE_MULTIPLE = 32  # image sides are padded to a multiple of this number of pixels
 STRIDES = (4, 8, 16, 32)  # possible strides of the finest feature map, in pixels
+# Default values of the settings that only a cascade uses
 CASCADE_DEFAULTS = {"cascade_boxes": "shared", "cascade_average": "probabilities"}
 UNSUPPORTED_SETTINGS = ("image_column", "data_root", "download", "channels", "compile")
 
@@ -54,7 +55,8 @@ class DetectionSetup(RunSetup[DetectSettings]):
 
     Attributes:
         images: Images with their boxes.
-        first: Record of the first detector, trained on the frozen backbone; None if it is not trained (yet).
+        first: Record of the first detector, which is trained on the frozen backbone; None if the run has no first
+            detector or has not trained it yet.
     """
 
     card: DetectorCard
@@ -76,18 +78,18 @@ def check(settings: DetectSettings) -> None:
     default = DetectSettings()
     for name in UNSUPPORTED_SETTINGS:
         if getattr(settings, name) != getattr(default, name):
-            raise UserError(f"{flag(name)} is not supported for detection: leave it out.")
+            raise UserError(f"{flag(name)} is not supported for detection: remove this option.")
     if settings.strategy == "fsdp":
-        raise UserError("--strategy fsdp is not supported for detectors: leave it out.")
+        raise UserError("--strategy fsdp is not supported for detectors: remove --strategy.")
     if settings.batch_size == "auto":
         raise UserError("--batch-size auto is not supported for detection: give a number.")
     if settings.heads_steps and settings.processes > 1:
-        raise UserError("--heads-steps is not supported with several processes: leave it out, or give --devices 1.")
+        raise UserError("--heads-steps is not supported with several processes: remove it, or give --devices 1.")
     _check_structure(settings)
     lengths = [name for name in ("time", "epochs", "steps") if getattr(settings, name) is not None]
     # Runs with --time also store the number of steps that was planned for this time.
     if len(lengths) > 1 and not (set(lengths) == {"time", "steps"} and settings.judge_every is not None):
-        raise UserError(f"{' and '.join(map(flag, lengths))} all set the length of the run: give one of them.")
+        raise UserError(f"{' and '.join(map(flag, lengths))} all set the length of the run: give only one of these.")
     if settings.time is not None:
         parse_duration(settings.time, "--time")
     milestones = settings.milestones
@@ -97,7 +99,7 @@ def check(settings: DetectSettings) -> None:
 
 
 def _check_structure(settings: DetectSettings) -> None:
-    """Refuse invalid settings of the layers of the detector."""
+    """Refuse invalid settings of the detector's layers."""
     if settings.head not in HEADS:
         raise UserError(
             f"--head is {settings.head!r}{did_you_mean(settings.head, HEADS)}, expected one of {', '.join(HEADS)}."
@@ -108,14 +110,14 @@ def _check_structure(settings: DetectSettings) -> None:
         if not settings.cascade and getattr(settings, name) != default:
             raise UserError(
                 f"{flag(name)} is {getattr(settings, name)}, but only a cascade has several heads: give "
-                "--cascade, or leave it out."
+                f"--cascade, or remove {flag(name)}."
             )
 
 
 def assemble(
     settings: DetectSettings, given: Mapping[str, str], bars: Bars, run: RunFolder | None = None
 ) -> DetectionSetup:
-    """Open the images, choose the settings that were not given and build the detector; write nothing."""
+    """Open the images, choose the settings that were not given and build the detector, without writing files."""
     require_metrics()
     boxed = open_boxed(settings.data, outlines=settings.masks != "off")
     remarks: list[str] = []
@@ -127,7 +129,7 @@ def assemble(
         settings, given = adopt_published(settings, given, outlined=not boxed.without_outline)
     start = start_of(settings, run)
     data = _split_images(settings, boxed, run)
-    settings, reasons = resolve(settings, _box_facts(boxed, data, start.facts), RULES)
+    settings, reasons = resolve(settings, _collect_facts(boxed, data, start.facts), RULES)
     boxed = _with_chosen_masks(settings, boxed)
     boxed, data = _decode(settings, boxed, data, bars, run)
     if run is None:
@@ -140,12 +142,12 @@ def assemble(
     first_detector = read_first(run)
     if run is not None and first_detector is not None:
         load_layers(run, objective.deployable())
-    remarks += [*boxed.images.notes, *(load_report.lines() if load_report else ()), *notes, *_warnings(data)]
+    remarks += [*boxed.images.notes, *(load_report.lines() if load_report else ()), *notes, *_collect_warnings(data)]
     return DetectionSetup(
         settings,
-        origins(settings, given, reasons),
+        list_origins(settings, given, reasons),
         data,
-        _steps_plan(settings, len(data.part("train"))),
+        _make_plan(settings, len(data.part("train"))),
         objective,
         card,
         tuple(remarks),
@@ -156,7 +158,10 @@ def assemble(
 
 
 def _split_images(settings: DetectSettings, boxed: BoxedImages, run: RunFolder | None) -> SplitImages:
-    """Return the images with the run's split, or a new split; `--empty-images drop` removes empty training images."""
+    """Return the images with the split of `run`, or with a new split if `run` is None.
+
+    With `--empty-images drop`, training images without an object are left out of the new split.
+    """
     if run is not None:
         return SplitImages(boxed.images, stored_split(run, boxed.images))
     split = _require_objects(make_split(boxed.images, seed=settings.seed, **settings.given_fractions), boxed)
@@ -168,36 +173,36 @@ def _split_images(settings: DetectSettings, boxed: BoxedImages, run: RunFolder |
         raise UserError(
             "--empty-images is drop, but no training image contains an object: give training images with boxes."
         )
-    text = f"{split.description}; {counted(int(empty.sum()), 'training image')} without an object left out"
+    text = f"{split.description}; left out: {counted(int(empty.sum()), 'training image')} without an object"
     return SplitImages(boxed.images, Split(np.where(empty, "unused", split.parts), text))
 
 
 def _require_objects(split: Split, boxed: BoxedImages) -> Split:
-    """Refuse a test split without objects; remove a validation split without objects, which cannot select a model."""
+    """Refuse a test split without objects, and remove a validation split without objects, as it cannot rank models."""
     test, val = split.indices("test"), split.indices("val")
     if not boxed.count_boxes(test):
         raise UserError(
-            f"the detector cannot be scored, since there is no object in {counted(len(test), 'test image')} (crowds "
+            f"the detector cannot be evaluated, since there is no object in {counted(len(test), 'test image')} (crowds "
             "and difficult objects do not count): give test images with boxes, or a larger --test-fraction."
         )
     if not len(val) or boxed.count_boxes(val):
         return split
-    text = f"{counted(len(val), 'validation image')} without an object left out, since they cannot select a model"
+    text = f"left out: {counted(len(val), 'validation image')} without an object, which cannot select a model"
     return Split(np.where(split.parts == "val", "unused", split.parts), f"{split.description}; {text}")
 
 
-def _box_facts(boxed: BoxedImages, data: SplitImages, start: StartFacts | None) -> BoxFacts:
-    """Return the facts on the training images and the machine that determine the automatic settings."""
+def _collect_facts(boxed: BoxedImages, data: SplitImages, start: InitialWeightsInfo | None) -> BoxFacts:
+    """Return the properties of the training images and of the machine that determine the automatic settings."""
     train_boxes = [boxed.boxes_of(int(index)) for index in data.part("train")]
     longer_sides = [max(boxes.size) for boxes in train_boxes]
-    shares = [
+    relative_sides = [
         np.sqrt(np.prod(boxes.corners[:, 2:] - boxes.corners[:, :2], axis=1)) / side
         for boxes, side in zip(train_boxes, longer_sides, strict=True)
     ]
     return BoxFacts(
         **{**vars(data.facts()), "start": start},
         longer=int(np.median(longer_sides)),
-        small=float(np.percentile(np.concatenate(shares), 10)) if sum(map(len, shares)) else 0.1,
+        small=float(np.percentile(np.concatenate(relative_sides), 10)) if sum(map(len, relative_sides)) else 0.1,
         boxes=boxed.count_boxes(),
         without_outline=boxed.without_outline,
     )
@@ -208,15 +213,15 @@ def _with_chosen_masks(settings: DetectSettings, boxed: BoxedImages) -> BoxedIma
     if settings.masks == "on" and boxed.without_outline:
         raise UserError(
             f"--masks on needs an outline for every box, but {boxed.without_outline} of "
-            f"{counted(boxed.count_boxes(), 'box', 'boxes')} have none: give COCO's JSON with a 'segmentation' for "
-            "each, or leave --masks out."
+            f"{counted(boxed.count_boxes(), 'box', 'boxes')} have no outline: give a COCO annotation file with a "
+            "'segmentation' for each box, or remove --masks."
         )
     if settings.masks == "on":
         return boxed
     if settings.copy_paste:
         raise UserError(
             f"--copy-paste {settings.copy_paste:g} cuts objects out by their masks, but masks are off or boxes "
-            "lack an outline: give each box an outline and leave --masks out, or leave --copy-paste out."
+            "lack an outline: give each box an outline and remove --masks, or remove --copy-paste."
         )
     return boxed.without_masks()
 
@@ -224,8 +229,8 @@ def _with_chosen_masks(settings: DetectSettings, boxed: BoxedImages) -> BoxedIma
 def _decode(
     settings: DetectSettings, boxed: BoxedImages, data: SplitImages, bars: Bars, run: RunFolder | None
 ) -> tuple[BoxedImages, SplitImages]:
-    """Decode the images at the network's size, and split them again if some cannot be read."""
-    reading = reading_for([max(settings.img_size)], WHOLE)
+    """Decode the images at the network's size, and make a new split without images that cannot be read."""
+    reading = reading_for([max(settings.img_size)], DEFAULT_READING)
     with bars("reading images") as advance:
         images = decode_images(boxed.images, settings, reading, advance)
     decoded_set = replace(boxed, images=images)
@@ -241,10 +246,14 @@ def detector_backbone(settings: DetectSettings) -> tuple[BackboneSpec, list[str]
 
 
 def _build_detector(
-    settings: DetectSettings, data: SplitImages, boxed: BoxedImages, start: ImageInput | None, run: RunFolder | None
+    settings: DetectSettings,
+    data: SplitImages,
+    boxed: BoxedImages,
+    model_input: ImageInput | None,
+    run: RunFolder | None,
 ) -> tuple[Detection, DetectorCard, list[str]]:
     """Return the objective with its detector, the detector's card, and notes."""
-    # A separate seed: initial weights must not depend on earlier random numbers, nor change later ones.
+    # Fork the generator, so that the initial weights neither depend on earlier random numbers nor change later ones.
     with torch.random.fork_rng(devices=[]), explain_memory_errors():
         torch.manual_seed(settings.seed)
         spec, notes = detector_backbone(settings)
@@ -257,16 +266,19 @@ def _build_detector(
     if stored := stored_card(run, DetectorCard):
         statistics = Normalisation(stored.preprocessing.mean, stored.preprocessing.std)
     else:
-        statistics = normalisation(settings, data, start or input_of_timm(settings.model))
+        statistics = normalisation(settings, data, model_input or input_of_timm(settings.model))
     mean, std, value_range = statistics.mean, statistics.std, data.images.reading.value_range
     preprocessing = Preprocessing(spec.image_size, 1.0, "bilinear", mean, std, value_range, "letterbox")
-    values = {"category_ids": boxed.category_ids, "resize_to": (min(settings.img_size), max(settings.img_size))}
-    card = DetectorCard(spec, boxed.classes, preprocessing, options=options, **values)
+    detector_fields = {
+        "category_ids": boxed.category_ids,
+        "resize_to": (min(settings.img_size), max(settings.img_size)),
+    }
+    card = DetectorCard(spec, boxed.classes, preprocessing, options=options, **detector_fields)
     return objective, card, notes
 
 
-def _steps_plan(settings: DetectSettings, n_train: int) -> Plan:
-    """Return the training plan; with `--time`, it has one step until the number of steps is chosen."""
+def _make_plan(settings: DetectSettings, n_train: int) -> Plan:
+    """Return the training plan; with `--time`, the plan has one step until the number of steps is chosen."""
     plan = trainer_plan(settings, n_train)
     total = settings.steps or (plan.total_steps if settings.epochs else 1)
     epochs = -(-total // plan.steps_per_epoch)
@@ -274,12 +286,12 @@ def _steps_plan(settings: DetectSettings, n_train: int) -> Plan:
     return replace(plan, total_steps=total, steps_per_epoch=min(interval, total))
 
 
-def _warnings(data: SplitImages) -> list[str]:
+def _collect_warnings(data: SplitImages) -> list[str]:
     counts, warnings = data.counts(), []
     if counts["train"] < 30:
-        few = counted(counts["train"], "training image is", "training images are")
-        warnings.append(f"{few} too few to train a detector reliably")
+        subject = counted(counts["train"], "training image is", "training images are")
+        warnings.append(f"{subject} too few to train a detector reliably")
     if 0 < counts["val"] < 10:
-        few = f"{counted(counts['val'], 'validation image is', 'validation images are')} too few to select a model"
-        warnings.append(f"{few} reliably; the interval on the test images shows the uncertainty")
+        text = f"{counted(counts['val'], 'validation image is', 'validation images are')} too few to select a model"
+        warnings.append(f"{text} reliably; the interval on the test images shows the uncertainty")
     return warnings

@@ -20,17 +20,17 @@ from paucal.tasks.detection.masks import stack_masks
 from paucal.tasks.detection.model import DetectorCard
 from paucal.tasks.detection.views import CopyPaste, Target, View, evaluation_view
 
-EVAL_BATCH = 4  # images, padded to the largest in the batch
+EVAL_BATCH = 4  # images per batch in evaluation; smaller images are padded to the largest in the batch
 
 
 class BoxSample(NamedTuple):
-    """One image as the network sees it.
+    """One transformed image with its boxes.
 
     Attributes:
-        id: Position in the image set.
-        image: (3, H, W) float.
+        id: Position of the image in the image set.
+        image: (3, H, W) float, normalised.
         boxes: (N, 4) float, corners in pixels of `image`.
-        labels: (N,) int64, from 0.
+        labels: (N,) int64, class of each box, from 0.
         size: (height, width) of the annotated image in pixels.
         masks: (N, H, W) uint8 of 0 and 1; None if unknown.
     """
@@ -52,7 +52,7 @@ class BoxBatch:
         images: (B, 3, H, W) float; smaller images are padded with zeros on the right and bottom.
         sizes: (B, 2) int64, height and width of each image within its padding, in pixels.
         boxes: (N, 4) float per image, corners in pixels.
-        labels: (N,) int64 per image, from 0.
+        labels: (N,) int64 per image, class of each box, from 0.
         originals: (B, 2) int64, height and width of each annotated image, in pixels.
         masks: (N, H, W) uint8 of 0 and 1 per image, without its padding; None if unknown.
     """
@@ -69,7 +69,7 @@ class BoxBatch:
         return len(self.ids)
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> "BoxBatch":
-        """Return the batch on another device; sizes stay on the CPU, where they are read without synchronisation."""
+        """Return the batch on another device; ids and sizes stay on the CPU, since Python code reads them."""
         is_async = non_blocking and str(device).startswith("cuda")
         return self._map_tensors(lambda tensor: tensor.to(device, non_blocking=is_async))
 
@@ -88,14 +88,14 @@ class BoxBatch:
 
 
 class BoxedDataset(Dataset[BoxSample]):
-    """Reads an image and its boxes by key, and applies the same transforms to both.
+    """Reads an image and its boxes by key, and applies the same transforms to the image and the boxes.
 
     Args:
-        boxed: Images and boxes. Images may be stored smaller than they were annotated.
-        view: Transform of an image and its boxes. It draws from torch's global generator, seeded from (seed, epoch,
-            index, repeat) as for all other images.
+        boxed: Images and boxes. The stored images may be smaller than the annotated images.
+        view: Transform of an image and its boxes. The transform draws from torch's global generator, which is seeded
+            from (seed, epoch, index, repeat) for each sample.
         seed: Seed of the run.
-        pasting: Copy-paste augmentation; None for no copy-paste.
+        pasting: Copy-paste augmentation; None disables it.
         min_side: Minimum side of a box, in pixels of the annotated image; smaller boxes are left out.
     """
 
@@ -149,7 +149,7 @@ class BoxedDataset(Dataset[BoxSample]):
 
 
 def collate_boxes(samples: list[BoxSample]) -> BoxBatch:
-    """Pad images on the right and bottom to the largest, and stack them."""
+    """Collate samples into a batch, padding images on the right and bottom to the largest height and width."""
     height = max(sample.image.shape[1] for sample in samples)
     width = max(sample.image.shape[2] for sample in samples)
     images = [sample.image for sample in samples]
@@ -173,7 +173,7 @@ def evaluation_loader(
     workers: int | None = None,
     batch_size: int = EVAL_BATCH,
 ) -> DataLoader:
-    """Return a loader of some images as the deployed detector sees them."""
+    """Return a loader of the images at `indices`, transformed as for the deployed detector."""
     view = evaluation_view(card.resize_to, card.preprocessing.mean, card.preprocessing.std)
     dataset = BoxedDataset(boxed, view, seed=0)
     return make_ordered_loader(dataset, indices, batch_size, collate_boxes, workers or 0)

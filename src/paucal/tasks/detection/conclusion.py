@@ -1,4 +1,4 @@
-"""The end of a detection run: evaluation on the test images, pictures, and result files."""
+"""The end of a detection run: evaluation on the test images, plots and result files."""
 
 import json
 import shlex
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 SCORE_COLUMN = "val_ap"
 EVALUATION_NAME = "detection"
-MAX_DRAWN = 9  # images per page
+MAX_DRAWN = 9  # maximum number of images per page
 MASK_TITLES = ((f"{MASK_PREFIX}ap", "AP"), (f"{MASK_PREFIX}ap50", "AP50"))
 
 
@@ -65,12 +65,12 @@ class DetectResult(FinishedRun):
 
     @property
     def test_scores(self) -> Mapping[str, float]:
-        """Scores on the test images, as in `metrics`."""
+        """All scores on the test images; the same as `metrics`."""
         return self.metrics
 
     @property
     def predictions(self) -> "DataFrame":
-        """The detections in the test images as a DataFrame: image key, class, score and corners in pixels.
+        """The detections in the test images as a DataFrame with image key, class, score and corners in pixels.
 
         Raises:
             UserError: `evaluation/test/detections.json` is missing or damaged, or pandas is not installed.
@@ -88,7 +88,7 @@ class DetectResult(FinishedRun):
 
 
 def conclude(run: RunFolder, setup: DetectionSetup, outcome: Outcome, console: Console) -> DetectResult:
-    """Evaluate the selected detector on the test images, which were not used before, and write the results."""
+    """Evaluate the selected detector on the test images, which the run has not used so far, and write the results."""
     wait_for_all()  # rank 0 writes the model file
     indices = [int(index) for index in setup.data.part("test")]
     detector, card, device = load_detector(run, setup.settings.device)
@@ -127,32 +127,32 @@ def _write_results(
         figure = precision_recall_figure(matches, card.classes, weights)
         save_figure(run.plots / f"{kind}precision_recall.png", figure)
     best = outcome.best.get("epoch") if len(setup.data.part("val")) else None
-    save_curves(run, outcome.rows, _epoch_images(setup), best=best)
+    save_curves(run, outcome.rows, _images_per_row(setup), best=best)
     _draw_images(run, setup, indices, detections)
     run.write_json("summary.json", _summary(setup, outcome, result))
     write_detection_report(run.path)
 
 
 def _draw_images(run: RunFolder, setup: DetectionSetup, indices: list[int], detections: list[Detections]) -> None:
-    """Draw detections in some test images, and in the test images with the most mistakes."""
+    """Draw the detections in evenly spaced test images, and in the test images with the most mistakes."""
     images = setup.images
     truth = [images.boxes_of(index) for index in indices]
     mistakes = [count_mistakes(*pair) for pair in zip(detections, truth, strict=True)]
-    worst = sorted(range(len(indices)), key=lambda index: -sum(mistakes[index]))[:MAX_DRAWN]
-    evenly_spread = list(range(0, len(indices), max(1, len(indices) // MAX_DRAWN)))[:MAX_DRAWN]
-    for name, positions in (("detections", evenly_spread), ("worst_detections", worst)):
-        pictures, captions = [], []
+    worst_positions = sorted(range(len(indices)), key=lambda position: -sum(mistakes[position]))[:MAX_DRAWN]
+    spaced_positions = list(range(0, len(indices), max(1, len(indices) // MAX_DRAWN)))[:MAX_DRAWN]
+    for name, positions in (("detections", spaced_positions), ("worst_detections", worst_positions)):
+        drawn_images, captions = [], []
         for position in positions:
-            index, (missed, false) = indices[position], mistakes[position]
+            index, (n_missed, n_wrong) = indices[position], mistakes[position]
             image = resize_to_width(images.images.store.read(index))
-            pictures.append(draw_detections(image, detections[position], images.classes, truth[position]))
-            captions.append(f"{missed} missed, {false} wrong: {images.images.keys[index].rpartition('/')[2]}")
-        page = sheet(pictures, captions)
+            drawn_images.append(draw_detections(image, detections[position], images.classes, truth[position]))
+            captions.append(f"{n_missed} missed, {n_wrong} wrong: {images.images.keys[index].rpartition('/')[2]}")
+        page = sheet(drawn_images, captions)
         write_atomically(run.plots / f"{name}.png", lambda file, page=page: page.save(file, "PNG"))
 
 
-def _epoch_images(setup: DetectionSetup) -> int:
-    """Return the number of training images between two rows of `metrics.csv`, which may differ from an epoch."""
+def _images_per_row(setup: DetectionSetup) -> int:
+    """Return the number of training images per row of `metrics.csv`, which may differ from the images per epoch."""
     return setup.settings.effective_batch * setup.plan.steps_per_epoch
 
 
@@ -163,7 +163,7 @@ def _summary(setup: DetectionSetup, outcome: Outcome, result: DetectResult) -> d
         "model": setup.describe(),
         "data": setup.images.images.name,
         "classes": len(setup.images.classes),
-        "epoch_images": _epoch_images(setup),
+        "epoch_images": _images_per_row(setup),
         "steps": outcome.step,
         "best_val_ap": outcome.best.get(SCORE_COLUMN, setup.first and setup.first.score),
         **({} if setup.first is None else {"first_detector": asdict(setup.first)}),
@@ -202,5 +202,5 @@ def closing_lines(run: RunFolder, setup: DetectionSetup, outcome: Outcome, resul
         "plots/worst_detections.png",
         "try next:",
         f"  paucal predict {path} new_images/ --pictures found/     # boxes as CSV, and drawn",
-        *([f"  paucal predict {path} new_images/ --format json     # with masks, as COCO's JSON"] if masks else []),
+        *([f"  paucal predict {path} new_images/ --format json     # with masks, as COCO JSON"] if masks else []),
     ]

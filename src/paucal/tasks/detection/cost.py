@@ -8,19 +8,19 @@ from paucal.backbones.cost import PartCost, meta_device, part_cost
 from paucal.tasks.detection.network.cascade import CascadeHeads
 from paucal.tasks.detection.network.detector import build_detector
 from paucal.tasks.detection.network.options import DetectorOptions
-from paucal.tasks.detection.network.region_heads import BOX_CELLS, MASK_CELLS
+from paucal.tasks.detection.network.region_heads import BOX_POOL_SIZE, MASK_POOL_SIZE
 from paucal.tasks.detection.settings import DetectSettings, detector_options
 
-REGIONS = 1000  # proposals per image that the heads score, as in published counts
-OBJECTS = 100  # objects per image whose mask is predicted, as in published counts
+REGIONS = 1000  # number of proposals per image that the heads score, as in published counts
+OBJECTS = 100  # number of objects per image whose masks are predicted, as in published counts
 
 
 def detector_cost(
     spec: BackboneSpec, classes: int, options: DetectorOptions | DetectSettings, regions: int = REGIONS
 ) -> dict[str, PartCost]:
-    """Return the costs of "backbone", "pyramid", "proposals" and "heads" of a detector; also "masks" if it has masks.
+    """Return the costs of a detector's "backbone", "pyramid", "proposals", "heads" and, if it predicts masks, "masks".
 
-    Non-maximum suppression and the pooling of regions take few multiplications, and are not counted.
+    Non-maximum suppression and region pooling are not counted, since they take few multiplications.
 
     Args:
         spec: Backbone, with the image size in pixels.
@@ -44,19 +44,23 @@ def detector_cost(
             if stage.has_mask()
         )
 
-        def predict_boxes(cells: Tensor) -> None:
+        def predict_boxes(pooled: Tensor) -> None:
             for stage in stages:
-                stage.box_predictor(stage.box_head(cells))
+                stage.box_predictor(stage.box_head(pooled))
 
-        def predict_masks(cells: Tensor) -> None:
+        def predict_masks(pooled: Tensor) -> None:
             for layers in mask_layers:
-                layers(cells)
+                layers(pooled)
 
         images = torch.zeros(1, spec.in_chans, *spec.image_size)
         maps = {str(level): grid for level, grid in enumerate(detector.stages(images))}
         levels = list(detector.pyramid(maps).values())
-        heads = part_cost(detector.heads, torch.zeros(regions, options.channels, BOX_CELLS, BOX_CELLS), predict_boxes)
-        masks = part_cost(mask_layers, torch.zeros(OBJECTS, options.channels, MASK_CELLS, MASK_CELLS), predict_masks)
+        heads = part_cost(
+            detector.heads, torch.zeros(regions, options.channels, BOX_POOL_SIZE, BOX_POOL_SIZE), predict_boxes
+        )
+        masks = part_cost(
+            mask_layers, torch.zeros(OBJECTS, options.channels, MASK_POOL_SIZE, MASK_POOL_SIZE), predict_masks
+        )
         return {
             "backbone": part_cost(detector.stages, images),
             "pyramid": part_cost(detector.pyramid, maps),

@@ -1,4 +1,4 @@
-"""The detections of a detector in images, and their storage as COCO's JSON."""
+"""The detections of a detector in images, and their storage as a COCO annotation file."""
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -17,7 +17,7 @@ from paucal.tasks.detection.batches import BoxBatch
 from paucal.tasks.detection.masks import RunLengths, paste_masks, unpack_mask
 from paucal.types import UserError
 
-EDGES = ("left", "top", "right", "bottom")  # columns of the corners of a box
+EDGES = ("left", "top", "right", "bottom")  # names of the table columns with the edges of a box
 
 
 @dataclass(frozen=True)
@@ -26,9 +26,9 @@ class Detections:
 
     Attributes:
         boxes: (N, 4) float32, left, top, right and bottom in pixels of the annotated image.
-        scores: (N,) float32.
-        labels: (N,) int64, from 0.
-        masks: Masks in pixels of the annotated image; None if the detector predicts none.
+        scores: (N,) float32, class probabilities.
+        labels: (N,) int64, classes from 0.
+        masks: Masks in pixels of the annotated image; None if the detector predicts no masks.
     """
 
     boxes: NDArray[np.float32]
@@ -48,7 +48,7 @@ class Detections:
     def mask(self, index: int) -> NDArray[np.bool_]:
         """Return the (H, W) mask of the detection at a position."""
         if self.masks is None:
-            raise UserError("this detector predicts boxes only: train one with --masks on.")
+            raise UserError("this detector predicts only boxes: train a detector with --masks on.")
         return unpack_mask(self.masks[index]).astype(bool)
 
 
@@ -59,9 +59,9 @@ def detect_all(
     device: torch.device,
     progress: Callable[[int], None] | None = None,
 ) -> dict[int, Detections]:
-    """Return the detections in each image, by its position in the set.
+    """Return the detections in each image, by the position of the image in the image set.
 
-    `progress` is called with the number of finished images.
+    `progress` is called with the number of images processed so far.
     """
     detections: dict[int, Detections] = {}
     with evaluation_mode(detector):
@@ -79,9 +79,10 @@ def rescale(output: Mapping[str, Tensor], input_size: tuple[int, int], size: tup
     """Convert a detector's output for one image from pixels of the network's input to pixels of another image size.
 
     Args:
-        output: "boxes", "scores", "labels" and, if the detector predicts masks, "masks" in the network's input.
+        output: "boxes" (N, 4) in pixels of the network's input, "scores" (N,), "labels" (N,) and, if the detector
+            predicts masks, "masks" (N, 1, 28, 28) of probabilities within the boxes.
         input_size: (height, width) of the image in the network's input.
-        size: (height, width) of the image in which the detections are returned.
+        size: (height, width) of the image to whose pixels boxes and masks are converted.
     """
     order = output["scores"].argsort(descending=True).cpu()
     scale = torch.tensor([size[1] / input_size[1], size[0] / input_size[0]]).repeat(2)
@@ -98,9 +99,9 @@ def coco_document(
     classes: Sequence[str],
     category_ids: Sequence[int],
 ) -> str:
-    """Return detections as COCO's JSON with a "score" each; annotation viewers can open it.
+    """Return detections as the text of a COCO annotation file in which each object also has a "score".
 
-    Masks are written as packed run lengths, and the area of an object with a mask is the mask's area.
+    Masks are written as compressed run lengths, and the area of an object with a mask is the mask's area.
     """
     images = [
         {"id": number, "file_name": key, "height": size[0], "width": size[1]}
@@ -117,7 +118,7 @@ def coco_document(
 
 
 def read_detections(file: Path) -> pa.Table:
-    """Read a file that `coco_document` wrote into a table of image key, class, score and corners in pixels."""
+    """Read a file with the text of `coco_document` as a table of image key, class, score and corners in pixels."""
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
         keys = {image["id"]: image["file_name"] for image in content["images"]}

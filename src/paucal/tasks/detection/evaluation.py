@@ -1,7 +1,7 @@
 """COCO's scores of detections, with confidence intervals and precision-recall curves.
 
-torchmetrics computes the scores. The intervals and curves come from matches that are computed here and stored per
-image, so that bootstrap draws of images need no new matching. On all images they agree with torchmetrics.
+torchmetrics computes the scores. The intervals and curves come from matches that are computed here once per image, so
+that bootstrap draws of images need no new matching. Without resampling, these matches give torchmetrics' scores.
 """
 
 import warnings
@@ -25,9 +25,10 @@ from paucal.types import UserError
 
 BOOTSTRAP_DRAWS = 300
 MASK_PREFIX = "mask_"  # prefix of the names of mask scores
-MAX_DETECTIONS = 100  # detections per image and class that count
+MAX_DETECTIONS = 100  # maximum number of detections per image and class that are evaluated
 # COCO's thresholds in double precision: torchmetrics rounds its own, and an IoU is often exactly at a threshold.
 IOU_THRESHOLDS, RECALL_LEVELS = np.linspace(0.5, 0.95, 10), np.linspace(0, 1, 101)
+# torchmetrics' names of scores and the names in paucal
 SCORES = {"map": "ap", "map_50": "ap50", "map_75": "ap75", "mar_100": "recall"}
 BY_SIZE = {"map_small": "ap_small", "map_medium": "ap_medium", "map_large": "ap_large"}
 ByClass = Mapping[str, float | None]
@@ -39,7 +40,7 @@ class ClassMatches:
 
     Attributes:
         images: (D,) int64, position of each detection's image.
-        scores: (D,) float32.
+        scores: (D,) float32, class probabilities.
         hits: (T, D) bool, whether a detection is a true positive at each of T IoU thresholds.
         ignored: (T, D) bool, whether a detection is not counted, because it overlaps only a crowd.
         objects: (I,) int64, number of objects of the class in each image.
@@ -52,9 +53,10 @@ class ClassMatches:
     objects: NDArray[np.int64]
 
     def precisions(self, weights: NDArray[np.float64]) -> NDArray[np.float64] | None:
-        """Return (T, 101) precisions at recall levels from 0 to 1, for (I,) image weights; None without objects.
+        """Return (T, 101) precisions at recall levels from 0 to 1, for (I,) image weights; None if there is no object.
 
-        As in COCO, the precision at a level is the highest at this or a higher recall, or 0 if it is not reached.
+        As in COCO, the precision at a recall level is the highest precision at this or any higher recall, and 0 if no
+        detection reaches this recall.
         """
         total = float(weights @ self.objects)
         if total <= 0:
@@ -77,7 +79,7 @@ class MeanPrecision:
         self._matches, self._thresholds = matches, thresholds
 
     def __call__(self, weights: Weights) -> NDArray[np.float64]:
-        """Return (B,) scores for (B, I) image weights of B bootstrap draws; 0 for a draw without objects."""
+        """Return (B,) scores for (B, I) image weights of B bootstrap draws; a draw without objects has score 0."""
         return np.asarray([self._score_draw(row) for row in weights])
 
     def _score_draw(self, weights: NDArray[np.float64]) -> float:
@@ -91,11 +93,11 @@ class DetectionScores:
 
     Attributes:
         images: Number of images.
-        scores: "ap" and "ap50" with their 95 % intervals; with masks also "mask_ap" and "mask_ap50".
+        scores: "ap" and "ap50" with their 95 % intervals; also "mask_ap" and "mask_ap50" if masks were evaluated.
         metrics: All scores as plain numbers, by name.
         per_class: Average precision of boxes by class name; None for classes without an object.
         matches: Matches of each class, by prefix: "" for boxes, "mask_" for masks.
-        mask_per_class: Average precision of masks by class name; empty without masks.
+        mask_per_class: Average precision of masks by class name; empty if no masks were evaluated.
     """
 
     images: int
@@ -113,7 +115,7 @@ class DetectionScores:
         return {"images": self.images, **scores, **masks}
 
     def table(self) -> str:
-        """Return a CSV with the number of objects, AP and AP50 of each class; with masks also mask AP and AP50."""
+        """Return a CSV of the number of objects, AP and AP50 of each class, and of mask AP and AP50 if available."""
         averages = {"": self.per_class, MASK_PREFIX: self.mask_per_class}
         headings = [f"{kind}{name}" for kind in self.matches for name in ("ap", "ap50")]
         rows: list[list[object]] = [["class", "objects", *headings]]
@@ -139,7 +141,7 @@ def require_metrics() -> None:
 def evaluate_detections(
     detections: Sequence[Detections], truth: Sequence[Boxes], classes: Sequence[str]
 ) -> DetectionScores:
-    """Return the scores of detections with intervals; also of masks if all detections and objects have masks."""
+    """Return box scores with intervals, and also mask scores if all detections and objects have masks."""
     values = coco_scores(detections, truth, len(classes))
     kinds = {"": False, MASK_PREFIX: True} if f"{MASK_PREFIX}ap" in values else {"": False}
     matches = {kind: match_detections(detections, truth, len(classes), masks) for kind, masks in kinds.items()}
@@ -165,14 +167,14 @@ def coco_scores(detections: Sequence[Detections], truth: Sequence[Boxes], n_clas
     """Return COCO's scores as torchmetrics and faster-coco-eval compute them.
 
     Returns:
-        A mapping with these keys; if all detections and objects have masks, also the same with the prefix "mask_".
+        A mapping with these keys; if all detections and objects have masks, also these keys with the prefix "mask_".
 
         - "ap": mean over IoU thresholds from 0.5 to 0.95 and over classes with an object
         - "ap50" and "ap75": AP at a single IoU threshold
         - "recall": average recall with 100 detections per image
         - "ap_small", "ap_medium" and "ap_large": AP of objects with an area below 32 x 32, below 96 x 96, and above, in
-          pixels of the annotated image (the area of the mask if known, as in COCO); missing without such objects
-        - "per_class": list of K average precisions; None for classes without an object
+          pixels of the annotated image (the area of the mask if known, as in COCO); missing if no such objects exist
+        - "per_class": list of K average precisions; None for a class without an object
     """
     require_metrics()
     from torchmetrics.detection import MeanAveragePrecision
@@ -180,12 +182,11 @@ def coco_scores(detections: Sequence[Detections], truth: Sequence[Boxes], n_clas
     with_masks = all(objects_of_image.masks is not None for objects_of_image in (*detections, *truth))
     kinds = ("bbox", "segm") if with_masks else ("bbox",)
     with warnings.catch_warnings():
-        warnings.simplefilter(
-            "ignore"
-        )  # it warns that detections after the hundredth are ignored, but detectors return at most 100
+        # torchmetrics warns that it ignores detections after the hundredth, but detectors return at most 100.
+        warnings.simplefilter("ignore")
         thresholds = {"iou_thresholds": IOU_THRESHOLDS.tolist(), "rec_thresholds": RECALL_LEVELS.tolist()}
         metric = MeanAveragePrecision("xyxy", iou_type=kinds, backend=BACKEND, class_metrics=True, **thresholds)
-        for detected, boxes in zip(detections, truth, strict=True):  # one image at a time, to save memory of masks
+        for detected, boxes in zip(detections, truth, strict=True):  # one image at a time, since masks are large
             predicted = {
                 "boxes": torch.from_numpy(detected.boxes),
                 "scores": torch.from_numpy(detected.scores),
@@ -208,7 +209,7 @@ def coco_scores(detections: Sequence[Detections], truth: Sequence[Boxes], n_clas
 
 
 def _named_scores(values: Mapping[str, Tensor], prefix: str, n_classes: int) -> dict[str, Any]:
-    """Return torchmetrics' scores of boxes or of masks under this library's names."""
+    """Return torchmetrics' scores of boxes or of masks, by their names in paucal."""
     scores = {name: float(values[prefix + key]) for key, name in SCORES.items()}
     scores |= {name: float(values[prefix + key]) for key, name in BY_SIZE.items() if float(values[prefix + key]) >= 0}
     per_class: list[float | None] = [None] * n_classes
@@ -221,10 +222,10 @@ def _named_scores(values: Mapping[str, Tensor], prefix: str, n_classes: int) -> 
 def match_detections(
     detections: Sequence[Detections], truth: Sequence[Boxes], n_classes: int, masks: bool = False
 ) -> list[ClassMatches]:
-    """Match the detections of each class with its objects, as COCO's evaluation does.
+    """Match the detections of each class with the objects of that class, as COCO's evaluation does.
 
-    In descending order of the score, each detection is matched with the unmatched object of highest IoU. A detection
-    that overlaps only a crowd is ignored.
+    In descending order of the score, each detection is matched with the unmatched object of highest IoU, if that IoU
+    reaches the threshold. A detection that overlaps only a crowd is ignored.
     """
     return [_match_class(detections, truth, label, masks) for label in range(n_classes)]
 
@@ -261,10 +262,10 @@ def _match_class(detections: Sequence[Detections], truth: Sequence[Boxes], label
 def match_overlaps(
     overlaps: NDArray[np.float64], crowd: NDArray[np.bool_]
 ) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-    """Match detections and objects of one class in one image.
+    """Match the detections with the objects of one class in one image.
 
     Args:
-        overlaps: (D, G) IoU of detections, in descending order of their scores, with objects.
+        overlaps: (D, G) IoU of D detections with G objects, the detections in descending order of their scores.
         crowd: (G,) bool, whether an object is a crowd.
 
     Returns:
@@ -289,7 +290,7 @@ def match_overlaps(
 def box_overlaps(
     boxes: NDArray[np.float32], objects: NDArray[np.float32], crowd: NDArray[np.bool_]
 ) -> NDArray[np.float64]:
-    """Return (D, G) IoU of boxes with objects; for a crowd, the intersection over the area of the detection."""
+    """Return the (D, G) IoU of boxes with objects; for a crowd, the intersection divided by the box's area."""
     first, second = boxes.astype(np.float64), objects.astype(np.float64)
     corner = np.maximum(first[:, None, :2], second[None, :, :2])
     sides = np.minimum(first[:, None, 2:], second[None, :, 2:]) - corner

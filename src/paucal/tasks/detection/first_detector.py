@@ -1,4 +1,4 @@
-"""The first detector of a run: the layers after the backbone are trained, and the backbone is frozen.
+"""The first stage of a detection run, which trains a first detector on the frozen backbone.
 
 Feature maps of the backbone are computed once per image, so the images are not augmented in this stage. The maps are
 rounded to half precision and computed one image at a time, so that a resumed run computes exactly the same maps again.
@@ -18,7 +18,7 @@ from torch.nn import functional as F
 from paucal.backbones.stage_maps import StageMaps
 from paucal.data.loader import TrainLoader, make_train_loader
 from paucal.data.sampler import StepSampler
-from paucal.memory import available_memory
+from paucal.memory import read_available_memory
 from paucal.models.trained import save_trained
 from paucal.objectives.finetuning import FineTuning
 from paucal.runner.clock import start_time
@@ -35,24 +35,24 @@ from paucal.training import CosineWarmup, Optimization, Records, Watch, checkpoi
 from paucal.types import LossTerms, Progress
 
 FOLDER = "first_detector"  # folder in the run for the checkpoints of this stage
-TIME_SHARE = 0.2  # share of the time budget for this stage
-MAX_EPOCHS = 12  # more do not help while the backbone is frozen
-MIN_STEPS = 20
-WARMUP_SHARE = 0.1  # of the steps
-LR_FACTOR = 4.0  # on the learning rate of the run
-MAX_MEMORY_SHARE = 0.25  # of the free memory, for feature maps
-TIMED_STEPS = 2  # after one warm-up step
+TIME_SHARE = 0.2  # fraction of the time budget for this stage
+MAX_EPOCHS = 12  # more epochs do not help while the backbone is frozen
+MIN_STEPS = 20  # this stage is left out if fewer steps fit in its time
+WARMUP_SHARE = 0.1  # fraction of the steps with learning-rate warm-up
+LR_FACTOR = 4.0  # factor on the learning rate of the run
+MAX_MEMORY_SHARE = 0.25  # maximum fraction of the free memory for cached feature maps
+TIMED_STEPS = 2  # number of timed steps after one warm-up step
 
 
 class FeatureMapCache:
-    """Computes feature maps of a frozen backbone, and caches them per image up to a number of bytes."""
+    """Computes feature maps of a frozen backbone, and caches the maps of each image, up to `max_bytes` in total."""
 
     def __init__(self, stages: StageMaps, max_bytes: int) -> None:
         self._stages, self._free_bytes = stages, max_bytes
         self._cached: dict[int, list[Tensor]] = {}
 
     def maps(self, batch: BoxBatch) -> list[Tensor]:
-        """Return the feature maps of a batch, one per level, without a gradient to the backbone."""
+        """Return the feature maps of a batch, one tensor per level, without gradients for the backbone."""
         images = batch.images
         per_image = [
             self._maps_of(key, image[:, :height, :width])
@@ -68,21 +68,21 @@ class FeatureMapCache:
         if cached is not None:
             return cached
         grids = [grid[0].half() for grid in self._stages.grids(image[None])]
-        size = sum(grid.nbytes for grid in grids)
-        if size <= self._free_bytes:
+        n_bytes = sum(grid.nbytes for grid in grids)
+        if n_bytes <= self._free_bytes:
             grids = self._cached[key] = [grid.cpu() for grid in grids]
-            self._free_bytes -= size
+            self._free_bytes -= n_bytes
         return grids
 
 
 def _stack_maps(grids: Sequence[Tensor]) -> Tensor:
-    """Stack (C, H, W) feature maps of several images, padded with zeros on the right and bottom to equal sizes."""
+    """Pad (C, H, W) feature maps of several images on the right and bottom to equal sizes, and stack them."""
     rows, columns = (max(grid.shape[axis] for grid in grids) for axis in (1, 2))
     return torch.stack([F.pad(grid, (0, columns - grid.shape[2], 0, rows - grid.shape[1])) for grid in grids])
 
 
 class FrozenBackboneDetection(Detection):
-    """The losses of a detector with a frozen backbone, whose feature maps are cached in up to `max_bytes` bytes."""
+    """The losses of a detector with a frozen backbone; up to `max_bytes` of the backbone's feature maps are cached."""
 
     def __init__(self, detector: Detector, max_bytes: int) -> None:
         super().__init__(detector, FineTuning(freeze="backbone", eval_mode=True))
@@ -97,15 +97,15 @@ class FrozenBackboneDetection(Detection):
 
 
 def frozen_backbone_detection(setup: DetectionSetup) -> FrozenBackboneDetection:
-    """Return the objective of this stage, with a copy of the run's detector."""
+    """Return the objective of the first stage, which trains a copy of the run's detector."""
     with torch.random.fork_rng(devices=[]):
         detector = setup.card.build()
     detector.load_state_dict(setup.objective.deployable().state_dict())
-    return FrozenBackboneDetection(detector, int(MAX_MEMORY_SHARE * available_memory()))
+    return FrozenBackboneDetection(detector, int(MAX_MEMORY_SHARE * read_available_memory()))
 
 
 def loader(setup: DetectionSetup, steps: int, start: int = 0) -> TrainLoader:
-    """Return a loader of the training images without augmentation, from forward pass `start` on."""
+    """Return a loader of the training images without augmentation, which begins with forward pass `start`."""
     settings, preprocessing = setup.settings, setup.card.preprocessing
     view = evaluation_view(setup.card.resize_to, preprocessing.mean, preprocessing.std)
     dataset = BoxedDataset(setup.images, view, settings.seed, min_side=settings.least_box)
@@ -116,7 +116,7 @@ def loader(setup: DetectionSetup, steps: int, start: int = 0) -> TrainLoader:
 
 
 def fit_heads_steps(setup: DetectionSetup, seconds: float) -> int:
-    """Return the number of steps of this stage that fit in the seconds; 0 if they are too few to be useful."""
+    """Return the number of steps of the first stage that fit in `seconds`; 0 if that is fewer than `MIN_STEPS`."""
     settings, objective, device = setup.settings, frozen_backbone_detection(setup), torch.device(setup.settings.device)
     batches, accumulate = loader(setup, TIMED_STEPS + 1), settings.accumulate
     with trial_steps(objective.train(), device):
@@ -134,7 +134,10 @@ def train_first(
 ) -> FirstDetector | None:
     """Train the first detector, evaluate it on validation images, and save it as the model of the run.
 
-    Checkpoints are in a subfolder of the run, from which a stopped stage resumes. Returns None if a signal stopped it.
+    A stopped stage resumes from the checkpoints in a subfolder of the run.
+
+    Returns:
+        Record of the first detector; None if a signal or the time limit stopped the training.
     """
     settings, steps = setup.settings, setup.settings.heads_steps
     assert steps is not None

@@ -18,8 +18,8 @@ class FirstDetector:
 
     Attributes:
         steps: Number of optimizer steps.
-        score: AP on the validation images; None without validation images.
-        ap50: AP50 on the validation images; None without validation images.
+        score: AP on the validation images; None if there are no validation images.
+        ap50: AP50 on the validation images; None if there are no validation images.
         seconds: Time from the start of the command until this detector was saved.
     """
 
@@ -34,7 +34,7 @@ class FirstDetector:
 
 
 def save_layers(run: RunFolder, detector: nn.Module) -> None:
-    """Store the layers of a detector that follow its backbone."""
+    """Store all layers of a detector except its backbone."""
     save_weights(run.path / WEIGHTS_FILE, _layers_after_backbone(detector))
 
 
@@ -43,16 +43,16 @@ def _layers_after_backbone(detector: nn.Module) -> dict[str, Tensor]:
 
 
 def load_layers(run: RunFolder, detector: nn.Module) -> None:
-    """Load the stored layers after the backbone into a detector."""
+    """Load the layers stored by `save_layers` into a detector."""
     layers, path = read_weights(run.path / WEIGHTS_FILE), str(run.path / WEIGHTS_FILE)
     expected = {name: value.shape for name, value in _layers_after_backbone(detector).items()}
     if {name: value.shape for name, value in layers.items()} != expected:
-        raise UserError(f"{path!r} does not fit the detector of this run: restore it or train again.")
+        raise UserError(f"{path!r} does not fit the detector of this run: restore the file or train again.")
     detector.load_state_dict(layers, strict=False)
 
 
 def read_first(run: RunFolder | None) -> FirstDetector | None:
-    """Read the record of a run's first detector; None if it has none yet."""
+    """Read the record of a run's first detector; None if the run has no such record yet."""
     if run is None or not (run.path / RECORD_FILE).is_file():
         return None
     record = run.read_json(RECORD_FILE)
@@ -61,5 +61,5 @@ def read_first(run: RunFolder | None) -> FirstDetector | None:
         return FirstDetector(int(record["steps"]), ap, ap50, float(record["seconds"]))
     except (KeyError, TypeError, ValueError) as problem:
         raise UserError(
-            f"{str(run.path / RECORD_FILE)!r} is damaged ({problem!r}): restore it or train again."
+            f"{str(run.path / RECORD_FILE)!r} is damaged ({problem!r}): restore the file or train again."
         ) from problem

@@ -1,4 +1,4 @@
-"""Images with boxes: open annotation files of any format, and check them against the images."""
+"""Images with boxes: open annotation files of any supported format, and check the annotations against the images."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -18,13 +18,13 @@ from paucal.data.decode import ambiguity_note, read_orientation
 from paucal.data.images import ImageSet
 from paucal.data.recognition import other_kinds_named
 from paucal.data.stores import EncodedStore
-from paucal.reading import named_path
+from paucal.reading import expand_user_path
 from paucal.tasks.detection.masks import RunLengths, masks_of_outlines
 from paucal.types import NoLabelsError, UserError
-from paucal.wording import counted, first_few
+from paucal.wording import counted, join_first_few
 
-MIN_BOX_SIDE = 1e-3  # pixels; a box with a shorter side has no area
-SIZE_TOLERANCE = 1  # pixels, since some annotation programs count pixels from 0 and others from 1
+MIN_BOX_SIDE = 1e-3  # pixels; a box with a shorter side counts as a box without an area
+SIZE_TOLERANCE = 1  # pixels; some annotation programs count pixels from 0, others from 1
 
 
 @dataclass(frozen=True)
@@ -33,8 +33,8 @@ class Boxes:
 
     Attributes:
         corners: (N, 4) float32, left, top, right and bottom in pixels of an image of `size`.
-        labels: (N,) int64, positions among the classes of the set.
-        crowd: (N,) bool, True for boxes that are neither trained on nor counted: crowds and difficult objects.
+        labels: (N,) int64, positions in the list of the set's classes.
+        crowd: (N,) bool, True for crowds and difficult objects, which are neither trained on nor counted.
         size: (height, width) in pixels.
         masks: Mask of each box in an image of `size`; None if unknown.
     """
@@ -54,8 +54,8 @@ class BoxedImages:
     """A set of images with their boxes.
 
     Attributes:
-        images: The images; `multi_hot` has the classes of their boxes, so that images can be split by class.
-        boxes: Boxes by image key; empty for a negative image, which has no object.
+        images: The images; `multi_hot` has the classes of each image's boxes, so that images can be split by class.
+        boxes: Boxes by image key; an image without objects has empty `Boxes`.
         category_ids: Number of each class in the annotation files, for predictions in the same format.
         without_outline: Number of boxes without an outline, not counting crowds.
     """
@@ -75,7 +75,7 @@ class BoxedImages:
         return self.boxes[self.images.keys[index]]
 
     def count_boxes(self, indices: Iterable[int] | None = None) -> int:
-        """Return the number of boxes of some or all images, without crowds and difficult objects."""
+        """Return the number of boxes of some or all images, not counting crowds and difficult objects."""
         indices = range(len(self.images)) if indices is None else indices
         return sum(int((~self.boxes_of(int(index)).crowd).sum()) for index in indices)
 
@@ -85,8 +85,8 @@ class BoxedImages:
 
 
 def open_boxed(location: str | Path, outlines: bool = True) -> BoxedImages:
-    """Open a folder, zip or tar file, or annotation file of images with boxes; `outlines=False` ignores outlines."""
-    path = named_path(str(location), "DATA")
+    """Open images with boxes from a folder, zip, tar or annotation file; `outlines=False` ignores outlines."""
+    path = expand_user_path(str(location), "DATA")
     if not path.exists():
         raise UserError(f"there is no file or folder {str(location)!r}: give a folder of images with boxes.")
     with other_kinds_named(path, "detect"):
@@ -99,10 +99,10 @@ def open_boxed(location: str | Path, outlines: bool = True) -> BoxedImages:
 
 
 def check_annotations(tree: Tree, annotations: AnnotationSet) -> BoxedImages:
-    """Check annotations against the sizes of the images, and convert them.
+    """Check annotations against the sizes of the images, and convert them to `BoxedImages`.
 
-    Boxes without an area are dropped, and boxes are clipped to their image; notes say how many. Classes without a box
-    are left out. An image has masks if each of its boxes has an outline.
+    Boxes without an area are dropped, and boxes are clipped to their image; notes give the numbers of such boxes.
+    Classes without a box are left out. An image has masks if each of its boxes has an outline.
     """
     annotated, numbers = annotations.images, annotations.numbers
     if not annotated:
@@ -110,7 +110,7 @@ def check_annotations(tree: Tree, annotations: AnnotationSet) -> BoxedImages:
     for image in annotated:
         if not tree.is_inside(image.key):
             raise UserError(
-                f"{image.source} names {image.key!r}, which lies outside of {tree.shown!r}: move the image into it."
+                f"{image.source} names {image.key!r}, which is outside {tree.shown!r}: move the image into that folder."
             )
     keys = [image.key for image in annotated]
     store = tree.store(keys)
@@ -160,9 +160,10 @@ def check_annotations(tree: Tree, annotations: AnnotationSet) -> BoxedImages:
 
 
 def _true_size(image: AnnotatedImage, store: EncodedStore, index: int, ambiguous: list[str]) -> tuple[int, int]:
-    """Return the (height, width) of an image file; refuse a file whose size differs from that in its annotations.
+    """Return the (height, width) of an image file; refuse a file whose size differs from the annotated size.
 
-    If it is unknown whether the boxes were drawn before or after an EXIF rotation, the key is added to `ambiguous`.
+    If it is unknown whether the boxes were drawn before or after an EXIF rotation, the image's key is added to
+    `ambiguous`.
     """
     shape, is_turned = array_shape(store.source(index), image.key), False
     if shape is not None:
@@ -176,18 +177,18 @@ def _true_size(image: AnnotatedImage, store: EncodedStore, index: int, ambiguous
     if stated_size is None or all(abs(a - b) <= SIZE_TOLERANCE for a, b in zip(stated_size, size, strict=True)):
         return size
     stated_pixels = f"{stated_size[1]}x{stated_size[0]} pixels"
-    problem = f"{image.source} says that {image.key!r} has {stated_pixels}, but it has {size[1]}x{size[0]}"
+    problem = f"{image.source} says that {image.key!r} has {stated_pixels}, but the image has {size[1]}x{size[0]}"
     if stated_size == size[::-1] and is_turned:
         raise UserError(
-            f"{problem} after its EXIF rotation: store the image upright, or without the tag, so that its boxes fit."
+            f"{problem} after its EXIF rotation: store the image upright, or remove the tag, so that its boxes fit."
         )
     if stated_size == size[::-1]:
-        problem += ", as after an EXIF rotation, but it has no EXIF tag"
-    raise UserError(f"{problem}: give the image that its boxes were drawn on.")
+        problem += ", as after an EXIF rotation, although the image has no EXIF tag"
+    raise UserError(f"{problem}: give the image on which its boxes were drawn.")
 
 
 class _Box(NamedTuple):
-    """A box that is clipped to its image; `where` is the beginning of error messages on its outline."""
+    """A box clipped to its image; error messages about its outline begin with the text `where`."""
 
     corners: Corners
     name: str
@@ -207,15 +208,18 @@ def _clip_boxes(image: AnnotatedImage, size: tuple[int, int], tally: Counter[str
         where = f"{subject} a box of {name!r}"
         corners = " ".join(f"{value:g}" for value in box)
         if not np.isfinite(box).all():
-            raise UserError(f"{where} whose corners {corners} are not numbers: correct it.")
+            raise UserError(f"{where} whose corners {corners} are not finite numbers: correct the box.")
         if right < left or bottom < top:
-            raise UserError(f"{where} that ends before it begins ({corners}, left top right bottom): correct it.")
+            raise UserError(
+                f"{where} with the edges {corners}, expected left top right bottom, left <= right and top <= bottom: "
+                "correct the box."
+            )
         if right - left < MIN_BOX_SIDE or bottom - top < MIN_BOX_SIDE:
             tally["empty"] += 1
             continue
         clipped_box = (max(left, 0.0), max(top, 0.0), min(right, float(width)), min(bottom, float(height)))
         if clipped_box[2] - clipped_box[0] < MIN_BOX_SIDE or clipped_box[3] - clipped_box[1] < MIN_BOX_SIDE:
-            raise UserError(f"{where} outside of the image ({corners}, left top right bottom): correct it.")
+            raise UserError(f"{where} outside the image ({corners}, left top right bottom): correct the box.")
         tally["cut"] += max(abs(a - b) for a, b in zip(box, clipped_box, strict=True)) > SIZE_TOLERANCE
         tally["crowd"] += crowd
         tally[f"marked as {image.crowd_word}: neither trained on nor counted"] += crowd
@@ -248,11 +252,11 @@ def _annotation_notes(
     }
     notes = [f"{counted(tally[kind], 'box', 'boxes')} {text}" for kind, text in texts.items() if tally[kind]]
     if unused:
-        examples = first_few(unused)
+        examples = join_first_few(unused)
         notes.append(f"{counted(len(unused), 'class', 'classes')} without a box left out: {examples}")
     if similar_names := [" and ".join(map(repr, group)) for group in alike_names(classes)]:
-        examples = first_few(similar_names)
-        notes.append(f"classes have names that look the same ({examples}): give them one name if one class is meant")
+        examples = join_first_few(similar_names)
+        notes.append(f"some class names look the same ({examples}): rename the classes if they should be one class")
     if negatives:
         notes.append(f"{counted(negatives, 'image')} without a box: they are used as negatives")
     return notes

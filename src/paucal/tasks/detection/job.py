@@ -13,11 +13,11 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import nn
 
-from paucal.cores import slowdown
+from paucal.cores import measure_slowdown
 from paucal.data.loader import TrainLoader
 from paucal.recipes.detection import LENGTH_SETTINGS, RECIPES
-from paucal.recipes.recipe import fill_in, require_start
-from paucal.rules.resolve import origins
+from paucal.recipes.recipe import fill_in, require_init
+from paucal.rules.resolve import list_origins
 from paucal.runner import life
 from paucal.runner.annotation_frames import takes_annotations
 from paucal.runner.console import Console
@@ -29,7 +29,7 @@ from paucal.runner.starts import without_none_init
 from paucal.runner.time_budget import Pace, PlannedLength, TimedJob, parse_duration, seconds_per_step, trial_steps
 from paucal.runs import RunFolder
 from paucal.settings.options import check_ranges
-from paucal.settings.values import shows_settings
+from paucal.settings.values import with_settings_signature
 from paucal.tasks.detection.assembly import DetectionSetup, assemble, check
 from paucal.tasks.detection.batches import BoxedDataset, collate_boxes, evaluation_loader
 from paucal.tasks.detection.conclusion import SCORE_COLUMN, DetectResult, conclude
@@ -45,22 +45,22 @@ from paucal.training import CosineWarmup, Optimization, Outcome, Watch
 from paucal.training.failures import memory_advice
 from paucal.training.schedules import WarmupThenSteps
 from paucal.types import UserError
-from paucal.wording import counted, duration
+from paucal.wording import counted, format_duration
 
-MISSED_COLUMN = "val_missed"  # share of missed objects; decides between equal AP
-WARMUP_START = 1e-3  # learning rate at the first step of the published warm-up, as a share of the peak
-TIMED_STEPS = 4  # after one warm-up step
-TIMED_IMAGES = 4  # images whose evaluation is timed
-MAX_EVALUATION_SHARE = 0.15  # share of the time for validation
-MAX_EVALUATIONS = 12
-MIN_STEPS = 10
-MAX_EPOCHS, MAX_SCRATCH_EPOCHS = 60, 300  # with pretrained and with random weights
-FINISH_SECONDS = 12.0  # on an idle core, for the final scores, intervals and pictures
-RESERVED_SHARE = 0.02  # share of the time for unforeseen work
+MISSED_COLUMN = "val_missed"  # metric that decides between epochs of equal AP: the fraction of missed objects
+WARMUP_START = 1e-3  # learning rate at the first step of the published warm-up, as a fraction of the peak
+TIMED_STEPS = 4  # number of timed steps after one warm-up step
+TIMED_IMAGES = 4  # number of images whose evaluation is timed
+MAX_EVALUATION_SHARE = 0.15  # maximum fraction of the time for validation
+MAX_EVALUATIONS = 12  # maximum number of validations
+MIN_STEPS = 10  # minimum number of training steps
+MAX_EPOCHS, MAX_SCRATCH_EPOCHS = 60, 300  # maximum epochs with pretrained and with random initial weights
+FINISH_SECONDS = 12.0  # duration of the final scores, intervals and plots on an idle core
+RESERVED_SHARE = 0.02  # fraction of the time kept for unforeseen work
 
 
 class DetectionWatcher(Watcher[DetectionSetup]):
-    """Prints the losses and scores at each evaluation, with the number of passes over the training images."""
+    """Prints the losses and scores after each validation, with the number of passes over the training images."""
 
     def on_epoch(self, epoch: int, epochs: int, row: Mapping[str, float]) -> None:
         """Print the losses and scores of a row of `metrics.csv`."""
@@ -103,7 +103,7 @@ class DetectionJob(TimedJob[DetectSettings, DetectionSetup, DetectResult]):
         timed = settings.time is not None or settings.steps is not None
         settings, origin = fill_in(settings, given, RECIPES, settings.recipe, LENGTH_SETTINGS if timed else ())
         check(settings)
-        require_start(RECIPES, settings.recipe, settings.init)
+        require_init(RECIPES, settings.recipe, settings.init)
         check_ranges(settings)
         return settings, origin
 
@@ -114,19 +114,19 @@ class DetectionJob(TimedJob[DetectSettings, DetectionSetup, DetectResult]):
         return assemble(settings, given, bars, run)
 
     def describe_images(self, setup: DetectionSetup) -> str:
-        """Return the name of the data with the numbers of images, boxes and classes."""
+        """Return the name of the image set with the numbers of images, boxes and classes."""
         boxed = setup.images
         counts = counted(len(boxed.images), "image"), counted(boxed.count_boxes(), "box", "boxes")
         return f"{boxed.images.name}, {', '.join(counts)} of {counted(len(boxed.classes), 'class', 'classes')}"
 
     def draw_batch(self, setup: DetectionSetup) -> Image.Image:
-        """Draw training images and boxes as the network sees them."""
+        """Draw the first training images and boxes after augmentation."""
         preprocessing = setup.card.preprocessing
         batch = next(iter(self.loader(setup, 0)))
         return batch_sheet(batch, setup.images.classes, preprocessing.mean, preprocessing.std)
 
     def needs_planning(self, setup: DetectionSetup) -> bool:
-        """Return whether the first detector is missing, or the length of the run."""
+        """Return whether the first detector is not trained yet, or the length of the run is not planned yet."""
         return (bool(setup.settings.heads_steps) and setup.first is None) or super().needs_planning(setup)
 
     def plan(self, run: RunFolder, setup: DetectionSetup, console: Console) -> bool:
@@ -142,12 +142,15 @@ class DetectionJob(TimedJob[DetectSettings, DetectionSetup, DetectResult]):
             load_layers(run, setup.objective.deployable())
             ap = first_detector.score
             ap_text = "" if ap is None else f"AP {ap:.3f} on the validation images; "
-            seconds_text = duration(first_detector.seconds)
+            seconds_text = format_duration(first_detector.seconds)
             console.say(f"first detector after {seconds_text}: {ap_text}it is ready for use in {run.path}")
         return super().plan(run, setup, console) if super().needs_planning(setup) else True
 
     def _plan_first(self, run: RunFolder, setup: DetectionSetup, console: Console) -> DetectionSetup:
-        """Choose and store the steps of the first detector: a fifth of `--time` if the backbone is pretrained."""
+        """Choose and store the number of steps that train the first detector.
+
+        A pretrained backbone gets as many steps as fit in a fifth of `--time`; a random backbone gets none.
+        """
         settings = setup.settings
         if settings.heads_steps is not None or settings.time is None or settings.steps is not None:
             return setup
@@ -158,12 +161,12 @@ class DetectionJob(TimedJob[DetectSettings, DetectionSetup, DetectResult]):
                 steps = fit_heads_steps(setup, FIRST_SHARE * parse_duration(settings.time, "--time"))
             reason = f"a fifth of {settings.time}" if steps else f"a fifth of {settings.time} is too short"
         new_settings = replace(settings, heads_steps=steps)
-        origin = origins(new_settings, setup.origin, {"heads_steps": reason})
+        origin = list_origins(new_settings, setup.origin, {"heads_steps": reason})
         store_changes(run, new_settings, origin)
         return replace(setup, settings=new_settings, origin=origin)
 
     def measure(self, setup: DetectionSetup, threads: bool = False) -> Pace:
-        """Measure the seconds of a training step and of the evaluation of an image."""
+        """Measure the seconds per training step and per evaluated image."""
         settings, objective = setup.settings, setup.objective
         device = torch.device(settings.device)
         short_setup = replace(setup, plan=replace(setup.plan, total_steps=TIMED_STEPS + 1, accumulate=1))
@@ -176,19 +179,19 @@ class DetectionJob(TimedJob[DetectSettings, DetectionSetup, DetectResult]):
             start = time.perf_counter()
             score = _detect(setup, objective.deployable(), indices, device)
             image_seconds = (time.perf_counter() - start) / max(len(indices), 1)
-            score()  # warm-up: the first call imports packages
-            if settings.masks == "on":  # the time to score boxes is negligible
+            score()  # not timed, since the first call imports packages
+            if settings.masks == "on":  # without masks, the time for computing scores is negligible
                 start = time.perf_counter()
                 score()
                 image_seconds += (time.perf_counter() - start) / max(len(indices), 1)
-        return Pace(step_seconds, image_seconds, image_seconds, FINISH_SECONDS * slowdown())
+        return Pace(step_seconds, image_seconds, image_seconds, FINISH_SECONDS * measure_slowdown())
 
     def fit_length(self, setup: DetectionSetup, pace: Pace, left: float) -> PlannedLength:
-        """Return the number of steps that fit in the time, and the interval of the validation."""
+        """Return the number of steps that fit in the time, and the number of steps between validations."""
         settings, counts = setup.settings, setup.data.counts()
-        share = settings.effective_batch / max(counts["train"], 1)
+        epochs_per_step = settings.effective_batch / max(counts["train"], 1)
         max_passes = MAX_EPOCHS if settings.init is not None else MAX_SCRATCH_EPOCHS
-        plan = fit_steps(pace, left, counts, share, max_passes)
+        plan = fit_steps(pace, left, counts, epochs_per_step, max_passes)
         if not plan.steps:
             assert settings.time is not None  # the length is planned only for a time budget
             seconds_spent = parse_duration(settings.time, "--time") - left
@@ -198,13 +201,16 @@ class DetectionJob(TimedJob[DetectSettings, DetectionSetup, DetectResult]):
                 f"{pace.val_image:.1f} s: give --time {int(1.2 * needed_seconds // 60) + 1}m or more, or a smaller "
                 "--img-size."
             )
-        text = f"{plan.steps} steps of {pace.step:.2f} s ({plan.steps * share:.1f} passes) fit in {settings.time}"
+        text = (
+            f"{plan.steps} steps of {pace.step:.2f} s ({plan.steps * epochs_per_step:.1f} passes) fit in "
+            f"{settings.time}"
+        )
         reasons = {"steps": text, "judge_every": "validation takes at most a seventh of the time"}
         values = {"steps": plan.steps, "judge_every": plan.judge_every}
-        return PlannedLength(values, reasons, text, plan.seconds, int(max_passes / share))
+        return PlannedLength(values, reasons, text, plan.seconds, int(max_passes / epochs_per_step))
 
     def loader(self, setup: DetectionSetup, start: int) -> TrainLoader:
-        """Return the training loader of this process from forward pass `start` on."""
+        """Return the training loader of this process, which begins with forward pass `start`."""
         settings, preprocessing, sides = setup.settings, setup.card.preprocessing, setup.card.resize_to
         view = training_view(sides, preprocessing.mean, preprocessing.std, settings.hflip, settings.jitter)
         partners = [int(index) for index in setup.data.part("train")]
@@ -213,7 +219,7 @@ class DetectionJob(TimedJob[DetectSettings, DetectionSetup, DetectResult]):
         return step_loader(dataset, setup.data, settings, setup.plan, start, into_batch=collate_boxes)
 
     def optimization(self, setup: DetectionSetup) -> Optimization:
-        """Return AdamW and its schedule."""
+        """Return the settings of AdamW and its learning-rate schedule."""
         settings, plan = setup.settings, setup.plan
         steps_per_epoch = max(1, len(setup.data.part("train")) // settings.effective_batch)
         warmup = min(round(settings.warmup_epochs * steps_per_epoch), plan.total_steps // 2)
@@ -221,7 +227,7 @@ class DetectionJob(TimedJob[DetectSettings, DetectionSetup, DetectResult]):
         return Optimization(schedule, settings.weight_decay, clip=settings.clip, average_decay=settings.average)
 
     def validation(self, setup: DetectionSetup) -> Watch | None:
-        """Return the function that scores validation images; None without them, so that the last step is kept."""
+        """Return how to validate; None if there are no validation images, so that the last step is kept."""
         indices = setup.data.part("val")
 
         def evaluate(detector: nn.Module, device: torch.device) -> Mapping[str, float]:
@@ -248,7 +254,7 @@ class DetectionJob(TimedJob[DetectSettings, DetectionSetup, DetectResult]):
         return conclude(run, setup, outcome, console)
 
 
-@shows_settings(DetectSettings)
+@with_settings_signature(DetectSettings)
 @takes_annotations
 def detect(
     data: Data | None = None,
@@ -261,12 +267,12 @@ def detect(
 
     Args:
         data: Folder, archive or annotation file of COCO, Pascal VOC, YOLO, LabelMe or CVAT, or a CSV of boxes; or a
-            DataFrame with a row for each box, whose columns `image` and `label` name.
-        resume: Folder of a stopped run to resume, or a folder of runs, whose newest run is resumed; `data` then names
-            images that have moved.
+            DataFrame with a row for each box (the settings `image` and `label` name its columns).
+        resume: Folder of a stopped run to resume, or a folder of runs, whose newest run is resumed. With `resume`,
+            `data` is needed only if the images have moved.
         callbacks: Lightning callbacks that watch the training, in addition to those of the run.
-        **settings: Fields of `paucal.tasks.detection.settings.DetectSettings`, such as `time`, `model` or `output`; the
-            others are chosen from the data and the machine.
+        **settings: Fields of `paucal.tasks.detection.settings.DetectSettings`, such as `time`, `model` or `output`;
+            settings that are not given are chosen from the data and the machine.
 
     Returns:
         The run with its folder and its test scores.
@@ -289,10 +295,10 @@ def fit_steps(
     """Return the longest plan that fits in the remaining time.
 
     Args:
-        pace: Measured seconds of a step and of the evaluation of an image.
-        seconds_left: Remaining time.
+        pace: Measured seconds per step and per evaluated image.
+        seconds_left: Remaining seconds of the time budget.
         counts: Number of images by split.
-        epochs_per_step: Share of the training images that a step processes.
+        epochs_per_step: Fraction of the training images that a step processes.
         max_epochs: Maximum number of epochs.
     """
     ending_seconds, eval_seconds = pace.ending(counts), pace.evaluation(counts)
@@ -311,7 +317,7 @@ def fit_steps(
 def make_schedule(
     settings: DetectSettings, steps: int, warmup: int, steps_per_epoch: int
 ) -> CosineWarmup | WarmupThenSteps:
-    """Return a half-cosine schedule, or one whose learning rate falls to a tenth after each epoch of `--milestones`."""
+    """Return a schedule that drops the learning rate to a tenth at `--milestones`, or else a half-cosine schedule."""
     peak = settings.lr
     if not settings.milestones:
         return CosineWarmup(peak, steps, warmup, floor=settings.min_lr)
@@ -322,7 +328,7 @@ def make_schedule(
 def _detect(
     setup: DetectionSetup, detector: nn.Module, indices: NDArray[np.int64], device: torch.device
 ) -> Callable[[], dict[str, Any]]:
-    """Detect objects in some images, and return a function that computes COCO's scores of the detections."""
+    """Detect objects in the images at `indices`, and return a function that computes COCO's scores for them."""
     loader = evaluation_loader(setup.images, indices, setup.card, setup.settings.workers)
     detections = detect_all(detector, loader, device)
     order = [int(index) for index in indices]

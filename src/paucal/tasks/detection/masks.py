@@ -1,7 +1,7 @@
 """Masks of objects as COCO's compressed run lengths, and conversion of outlines to masks.
 
 faster-coco-eval (the extra `detection`) draws polygons, compresses masks and computes their IoU. Run lengths from files
-are decompressed and checked here first.
+are decompressed and checked here before they are passed to faster-coco-eval.
 """
 
 import math
@@ -20,13 +20,13 @@ from torchvision.models.detection.roi_heads import paste_masks_in_image
 
 from paucal.data.boxes.annotations import Corners, unpack_run_lengths
 from paucal.types import UserError
-from paucal.wording import brief, counted
+from paucal.wording import counted, short_repr
 
 BACKEND, INSTALL_COMMAND = "faster_coco_eval", 'pip install "paucal[detection]"'
-MIN_POINTS, MAX_POLYGONS = 3, 10_000
-MAX_PERIMETER = 1_000_000  # pixels; drawing an outline of this length takes some 100 MB
-MIN_MASK_PROBABILITY = 0.5  # of a pixel that belongs to the object
-REMEDY = "correct it, or ignore the outlines with paucal detect --masks off"
+MIN_POINTS, MAX_POLYGONS = 3, 10_000  # points per polygon, polygons per outline
+MAX_PERIMETER = 1_000_000  # pixels per outline; drawing an outline of this length takes some 100 MB
+MIN_MASK_PROBABILITY = 0.5  # minimum probability of a pixel that counts as part of the object
+REMEDY = "correct the outline, or ignore all outlines with paucal detect --masks off"
 
 
 class RunLengths(TypedDict):
@@ -59,11 +59,11 @@ def unpack_mask(runs: RunLengths) -> NDArray[np.uint8]:
 
 
 def stack_masks(masks: Sequence[RunLengths], size: tuple[int, int]) -> Tensor:
-    """Return masks as one (N, H, W) uint8 tensor, each resized to a (height, width) by the nearest pixel."""
+    """Return masks as one (N, H, W) uint8 tensor, resized to `size` = (H, W) by nearest-neighbour interpolation."""
     stacked = torch.zeros((len(masks), *size), dtype=torch.uint8)
     for target, runs in zip(stacked, masks, strict=True):
         mask = unpack_mask(runs)
-        if mask.shape != size:  # resize one at a time, since masks of the annotated image may be much larger
+        if mask.shape != size:  # resize one mask at a time, since the annotated image may be much larger
             sides = zip(size, mask.shape, strict=True)
             rows, columns = (((np.arange(new) + 0.5) * old / new).astype(np.int64) for new, old in sides)
             mask = mask[rows][:, columns]
@@ -73,17 +73,17 @@ def stack_masks(masks: Sequence[RunLengths], size: tuple[int, int]) -> Tensor:
 
 def paste_masks(probabilities: Tensor, boxes: Tensor, size: tuple[int, int]) -> tuple[RunLengths, ...]:
     """Return the masks in an image of `size`, from (N, 1, 28, 28) probabilities within (N, 4) boxes in pixels."""
-    # One at a time: a hundred objects of a photograph at once would take gigabytes.
+    # Masks are pasted one at a time: a hundred masks of a large photograph at once would take gigabytes.
     return tuple(
-        pack_mask((paste_masks_in_image(cells[None], box[None], size)[0, 0] >= MIN_MASK_PROBABILITY).numpy())
-        for cells, box in zip(probabilities, boxes, strict=True)
+        pack_mask((paste_masks_in_image(mask[None], box[None], size)[0, 0] >= MIN_MASK_PROBABILITY).numpy())
+        for mask, box in zip(probabilities, boxes, strict=True)
     )
 
 
 def mask_overlaps(
     masks: Sequence[RunLengths], objects: Sequence[RunLengths], crowd: NDArray[np.bool_]
 ) -> NDArray[np.float64]:
-    """Return (D, G) IoU of masks with objects; for a crowd, the intersection over the area of the mask."""
+    """Return the (D, G) IoU of masks with objects; for a crowd, the intersection divided by the mask's area."""
     if not len(masks) or not len(objects):
         return np.zeros((len(masks), len(objects)))
     overlaps = mask_functions().iou(list(masks), list(objects), crowd.astype(int).tolist())
@@ -100,18 +100,19 @@ def masks_of_outlines(
 ) -> tuple[RunLengths, ...] | None:
     """Return the mask of each box of an image; None if a box that is not a crowd has no outline.
 
-    A crowd without an outline, or an outline that covers no pixel, gets its box as the mask.
+    If a crowd has no outline, or an outline covers no pixel, the whole box is the mask.
 
     Args:
-        outlines: "segmentation" of each box, as in the file.
+        outlines: "segmentation" of each box, as stored in the annotation file.
         boxes: (left, top, right, bottom) of each box in pixels.
         crowd: Whether a box covers a crowd of objects.
         size: (height, width) of the image in pixels.
-        where: Beginning of error messages on each box, with the file, the image and the class.
-        tally: Counter, in which "bare" counts boxes without an outline, and "pixelless" outlines that cover no pixel.
+        where: Beginning of error messages about each box, with the file, the image and the class.
+        tally: Counter that is updated: "bare" counts boxes without an outline, and "pixelless" counts outlines that
+            cover no pixel.
     """
     masks: list[RunLengths] = []
-    missing = 0
+    n_missing = 0
     for outline, box, is_crowd, text in zip(outlines, boxes, crowd, where, strict=True):
         if outline:
             mask = mask_of_outline(outline, size, text)
@@ -121,14 +122,14 @@ def masks_of_outlines(
             else:
                 left, top, width, height = mask_functions().toBbox(mask).tolist()
                 if left >= box[2] or top >= box[3] or left + width <= box[0] or top + height <= box[1]:
-                    raise UserError(f"{text} that lies outside of its box: {REMEDY}.")
+                    raise UserError(f"{text} that is outside its box: {REMEDY}.")
             masks.append(mask)
         elif is_crowd:
             masks.append(_mask_of_box(box, size))
         else:
-            missing += 1
-    tally["bare"] += missing
-    return None if missing else tuple(masks)
+            n_missing += 1
+    tally["bare"] += n_missing
+    return None if n_missing else tuple(masks)
 
 
 def mask_of_outline(outline: Any, size: tuple[int, int], where: str) -> RunLengths:
@@ -147,7 +148,7 @@ def mask_of_outline(outline: Any, size: tuple[int, int], where: str) -> RunLengt
 
 
 def check_outline(outline: Any, size: tuple[int, int], where: str) -> None:
-    """Raise a UserError for an invalid outline; arguments as in `mask_of_outline`."""
+    """Raise a UserError for an invalid outline; the arguments are those of `mask_of_outline`."""
     if isinstance(outline, dict):
         _check_runs(outline, size, where)
     else:
@@ -155,9 +156,9 @@ def check_outline(outline: Any, size: tuple[int, int], where: str) -> None:
 
 
 def _check_polygons(outline: Any, size: tuple[int, int], where: str) -> list[list[float]]:
-    """Return the polygons of an outline as numbers."""
+    """Return the polygons of an outline as lists of floats; raise a UserError for invalid polygons."""
     if not isinstance(outline, list) or not all(isinstance(polygon, list) for polygon in outline):
-        raise UserError(f"{where}, which is {brief(outline)}, expected polygons or run lengths: {REMEDY}.")
+        raise UserError(f"{where}, which is {short_repr(outline)}, expected polygons or run lengths: {REMEDY}.")
     if len(outline) > MAX_POLYGONS:
         raise UserError(f"{where} of {len(outline):,} polygons, at most {MAX_POLYGONS:,} are read: {REMEDY}.")
     polygons = [_check_polygon(polygon, size, where) for polygon in outline]
@@ -168,7 +169,7 @@ def _check_polygons(outline: Any, size: tuple[int, int], where: str) -> list[lis
 
 def _check_polygon(values: list[Any], size: tuple[int, int], where: str) -> list[float]:
     if not all(type(value) is int or (type(value) is float and math.isfinite(value)) for value in values):
-        raise UserError(f"{where} with a polygon {brief(values)}, expected numbers: {REMEDY}.")
+        raise UserError(f"{where} with a polygon {short_repr(values)}, expected numbers: {REMEDY}.")
     if len(values) % 2:
         raise UserError(f"{where} with a polygon of {len(values)} coordinates, expected x, y, x, y, ...: {REMEDY}.")
     if len(values) < 2 * MIN_POINTS:
@@ -176,9 +177,11 @@ def _check_polygon(values: list[Any], size: tuple[int, int], where: str) -> list
         raise UserError(f"{where} with a polygon of {points}, expected 3 or more: {REMEDY}.")
     height, width = size
     for x, y in zip(values[::2], values[1::2], strict=True):
-        # Points just outside the image are common, and are cut off. Points far outside belong to another image.
+        # Points just outside the image are common and are cut off. Points far outside indicate another image.
         if not (-width <= x <= 2 * width and -height <= y <= 2 * height):
-            raise UserError(f"{where} with a point at {brief(x)} {brief(y)}, far outside of it: {REMEDY}.")
+            raise UserError(
+                f"{where} with a point at {short_repr(x)} {short_repr(y)}, far outside the image: {REMEDY}."
+            )
     return [float(value) for value in values]
 
 
@@ -195,18 +198,18 @@ def _mask_of_runs(outline: dict[str, Any], size: tuple[int, int], where: str) ->
 
 
 def _check_runs(outline: dict[str, Any], size: tuple[int, int], where: str) -> NDArray[np.int64]:
-    """Return the run lengths of an outline."""
+    """Return the run lengths of an outline; raise a UserError for invalid run lengths."""
     stated, counts = outline.get("size"), outline.get("counts")
     if not isinstance(stated, list) or [*stated] != [*size] or any(type(side) is not int for side in stated):
-        raise UserError(f"{where} for an image of height and width {brief(stated)}: {REMEDY}.")
+        raise UserError(f"{where} for an image of height and width {short_repr(stated)}: {REMEDY}.")
     try:
         lengths = _run_lengths(counts)
     except ValueError as problem:
         raise UserError(f"{where} with run lengths that cannot be read ({problem}): {REMEDY}.") from None
     pixels = size[0] * size[1]
-    # Check the largest number first: with this limit, the sum cannot overflow.
+    # The largest length is checked before the sum, so that the sum cannot overflow.
     if lengths.min() < 0 or lengths.max() > pixels or int(lengths.sum()) != pixels:
-        raise UserError(f"{where} with run lengths that do not add up to its {pixels} pixels: {REMEDY}.")
+        raise UserError(f"{where} with run lengths that do not add up to the image's {pixels} pixels: {REMEDY}.")
     return lengths
 
 

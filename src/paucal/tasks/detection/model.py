@@ -21,7 +21,7 @@ from paucal.wording import counted
 
 @dataclass(frozen=True)
 class DetectorCard(ModelCard):
-    """How to build a detector, and what its classes mean.
+    """The model card of a detector: its architecture, classes and preprocessing.
 
     Attributes:
         options: Structure of the detector.
@@ -37,7 +37,7 @@ class DetectorCard(ModelCard):
     resize_to: tuple[int, int] = (800, 1333)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain JSON values."""
+        """Return the card as plain JSON values."""
         detector_values = {"options": self.options.to_dict(), "category_ids": list(self.category_ids)}
         return {**super().to_dict(), "task": self.task, **detector_values, "resize_to": list(self.resize_to)}
 
@@ -46,15 +46,15 @@ class DetectorCard(ModelCard):
         numbers, sides = stored["category_ids"], stored["resize_to"]
         if not _are_whole_numbers(numbers) or not numbers:
             raise UserError(
-                "model.json must have an integer in 'category_ids' for each class of its detector: restore it."
+                "model.json must have an integer in 'category_ids' for each class of its detector: restore the file."
             )
         if not _are_whole_numbers(sides) or len(sides) != 2 or not all(8 <= side <= MAX_SIDE for side in sides):
             raise UserError(
-                f"'resize_to' in model.json is {sides!r}, expected two sides from 8 to {MAX_SIDE}: restore it."
+                f"'resize_to' in model.json is {sides!r}, expected two sides from 8 to {MAX_SIDE}: restore the file."
             )
         if spec.num_classes:
             count = counted(spec.num_classes, "class", "classes")
-            raise UserError(f"model.json gives the backbone of a detector {count}, expected none: restore it.")
+            raise UserError(f"model.json gives the backbone of a detector {count}, expected none: restore the file.")
         return len(numbers), {
             "options": DetectorOptions.from_dict(stored.get("options")),
             "category_ids": tuple(numbers),
@@ -62,7 +62,7 @@ class DetectorCard(ModelCard):
         }
 
     def build(self) -> Detector:
-        """Build the detector with weights from the global random generator."""
+        """Build the detector with random weights from torch's global generator."""
         return build_detector(self.backbone, len(self.classes), self.options)
 
 
@@ -73,7 +73,7 @@ def _are_whole_numbers(values: Any) -> TypeGuard[list[int]]:
 def load_detector(
     run: str | os.PathLike[str] | RunFolder, device: torch.device | str = "cpu"
 ) -> tuple[Detector, DetectorCard, torch.device]:
-    """Load the detector of a run for predictions; return it with its card and its torch device."""
+    """Load the detector of a run for predictions, and return the detector, its card and its torch device."""
     with torch.random.fork_rng(devices=[]):
         detector, card, target = load_saved(run, DetectorCard, device)
     assert isinstance(detector, Detector)

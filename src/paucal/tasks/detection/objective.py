@@ -1,4 +1,4 @@
-"""The objective of a detector: its losses and the fine-tuning of its backbone."""
+"""The training objective of a detector: its losses and the fine-tuning of its backbone."""
 
 from collections.abc import Iterable, Sequence
 
@@ -10,7 +10,9 @@ from paucal.tasks.detection.batches import BoxBatch
 from paucal.tasks.detection.network.detector import Detector
 from paucal.types import DataRequest, LossTerms, Progress
 
-PREFIX = "detector.stages.backbone.model."  # of the names of the backbone's parameters
+BACKBONE_PARAMETER_PREFIX = (
+    "detector.stages.backbone.model."  # prefix of the backbone's parameter names in the objective
+)
 
 
 class Detection(TunedObjective):
@@ -18,7 +20,7 @@ class Detection(TunedObjective):
 
     Args:
         detector: Detector that is trained and deployed.
-        tuning: Frozen layers of the backbone, and whether its batch norms keep their statistics.
+        tuning: Which layers of the backbone are frozen, and whether its batch norms keep their statistics.
         backbone_lr: Factor on the learning rate of the backbone.
     """
 
@@ -27,7 +29,7 @@ class Detection(TunedObjective):
     def __init__(self, detector: Detector, tuning: FineTuning, backbone_lr: float = 1.0) -> None:
         super().__init__()
         self.detector = detector
-        self.tuner = BackboneTuner(detector.stages.backbone.model, tuning, PREFIX, backbone_lr)
+        self.tuner = BackboneTuner(detector.stages.backbone.model, tuning, BACKBONE_PARAMETER_PREFIX, backbone_lr)
 
     def forward(self, batch: BoxBatch, progress: Progress) -> LossTerms:  # type: ignore[override]
         """Return the losses of the proposal network and of the heads, with their weights."""

@@ -1,4 +1,4 @@
-"""Pictures of images with boxes and masks, and plots of precision over recall."""
+"""Drawings of boxes and masks on images, and plots of precision over recall."""
 
 import math
 from collections.abc import Sequence
@@ -17,12 +17,12 @@ from paucal.tasks.detection.detections import Detections
 from paucal.tasks.detection.evaluation import RECALL_LEVELS, ClassMatches, box_overlaps, match_overlaps
 from paucal.tasks.detection.images import Boxes
 from paucal.tasks.detection.masks import unpack_mask
-from paucal.wording import drawable
+from paucal.wording import replace_undrawable
 
-MIN_SHOWN_SCORE = 0.5  # of a detection that is drawn, and counted as a mistake if it is wrong
-COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8a8a8a")  # Okabe and Ito
+MIN_SHOWN_SCORE = 0.5  # minimum score of detections that are drawn, or counted as mistakes
+COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8a8a8a")  # by Okabe and Ito
 TRUTH_COLOUR = "#ffffff"
-TILE_WIDTH, GAP, COLUMNS = 420, 6, 3  # width and distance of pictures in pixels, pictures per row
+TILE_WIDTH, GAP, COLUMNS = 420, 6, 3  # width of an image and distance between images in pixels; images per row
 WIDTH_PER_FONT_SIZE = TILE_WIDTH / 11
 MAX_CURVES = 20
 
@@ -36,8 +36,8 @@ def draw_detections(
 ) -> Image.Image:
     """Return a copy of an image with the detections drawn on it, with half-transparent masks.
 
-    The annotated objects in `truth` are drawn as thin white boxes. With `truth`, detections are in pixels of the image
-    at its annotated size (`truth.size`), and `image` may be smaller. Without it, they are in pixels of `image`.
+    The annotated objects in `truth` are drawn as thin white boxes. If `truth` is given, detections are in pixels of the
+    annotated image (`truth.size`), and `image` may be smaller. Otherwise, detections are in pixels of `image`.
     """
     picture = image.convert("RGB")
     scale = 1.0 if truth is None else picture.width / truth.size[1]
@@ -55,18 +55,18 @@ def draw_detections(
 
 
 def resize_to_width(image: Image.Image, width: int = TILE_WIDTH) -> Image.Image:
-    """Resize an image to a width in pixels, so that lines and letters have the same size on all pictures."""
+    """Resize an image to a width in pixels, so that lines and letters have the same size on all images of a page."""
     return image.resize((width, max(1, round(image.height * width / image.width))))
 
 
 def tint(picture: Image.Image, mask: NDArray[np.uint8], colour: str) -> None:
-    """Blend a colour with the pixels under a mask, half and half; the mask is resized to the picture."""
+    """Blend the pixels under a mask with a colour at 50 % opacity; the mask is resized to the image."""
     stencil = Image.fromarray(mask * np.uint8(128)).resize(picture.size, Image.Resampling.NEAREST)
     picture.paste(colour, (0, 0), stencil)
 
 
 def batch_sheet(batch: BoxBatch, classes: Sequence[str], mean: Sequence[float], std: Sequence[float]) -> Image.Image:
-    """Draw the images of a batch with their boxes and masks, as the network sees them."""
+    """Draw up to nine augmented images of a batch with their boxes and masks on one page."""
     tiles = []
     factors = torch.tensor(std)[:, None, None], torch.tensor(mean)[:, None, None]
     all_masks = batch.masks or [None] * len(batch)
@@ -75,7 +75,7 @@ def batch_sheet(batch: BoxBatch, classes: Sequence[str], mean: Sequence[float], 
         for mask, label in zip([] if masks is None else masks, labels.tolist(), strict=False):
             padded = F.pad(mask, (0, view.shape[-1] - mask.shape[-1], 0, view.shape[-2] - mask.shape[-2]))
             tint(picture, padded.numpy(), COLOURS[label % len(COLOURS)])
-        zoom = TILE_WIDTH / picture.width  # before the names are drawn, which should not be resized
+        zoom = TILE_WIDTH / picture.width  # resized before class names are drawn, to keep the font size
         picture = picture.resize((TILE_WIDTH, max(1, round(picture.height * zoom))))
         draw = _drawing_context(picture)
         for corners, label in zip((boxes * zoom).tolist(), labels.tolist(), strict=True):
@@ -85,7 +85,7 @@ def batch_sheet(batch: BoxBatch, classes: Sequence[str], mean: Sequence[float], 
 
 
 def sheet(pictures: Sequence[Image.Image], captions: Sequence[str] = ()) -> Image.Image:
-    """Arrange pictures in rows on one page, with a caption under each."""
+    """Arrange images in rows on one page, with a caption under each image."""
     tiles = [resize_to_width(picture) for picture in pictures]
     columns = min(COLUMNS, max(len(tiles), 1))
     line = 16 if captions else 0
@@ -98,7 +98,9 @@ def sheet(pictures: Sequence[Image.Image], captions: Sequence[str] = ()) -> Imag
         page.paste(tile, corner)
         if captions:
             draw.text(
-                (corner[0], corner[1] + tile.height + 2), drawable(captions[number])[: TILE_WIDTH // 6], fill="black"
+                (corner[0], corner[1] + tile.height + 2),
+                replace_undrawable(captions[number])[: TILE_WIDTH // 6],
+                fill="black",
             )
     return page
 
@@ -117,7 +119,7 @@ def count_mistakes(detections: Detections, truth: Boxes, min_score: float = MIN_
 
 
 def precision_recall_figure(matches: Sequence[ClassMatches], classes: Sequence[str], weights: NDArray) -> Figure:
-    """Plot the precision of each class over its recall, at an IoU threshold of 0.5."""
+    """Plot precision over recall for each class, at an IoU threshold of 0.5."""
     figure = Figure(figsize=(6.4, 4.4), layout="constrained")
     axes = figure.subplots()
     for label, (class_matches, name) in enumerate(list(zip(matches, classes, strict=True))[:MAX_CURVES]):
@@ -126,15 +128,15 @@ def precision_recall_figure(matches: Sequence[ClassMatches], classes: Sequence[s
             style = ("-", "--", ":")[label // len(COLOURS) % 3]
             text = f"{shorten(name)} ({precisions[0].mean():.2f})"
             axes.plot(RECALL_LEVELS, precisions[0], style, color=COLOURS[label % len(COLOURS)], label=text)
-    axes.set(xlabel="recall: share of the objects that are detected")
-    axes.set(ylabel="precision: share of the detections that are right")
+    axes.set(xlabel="recall: fraction of objects that are detected")
+    axes.set(ylabel="precision: fraction of detections that are correct")
     axes.set(xlim=(0, 1), ylim=(0, 1.02), title="AP50 of each class in brackets")
     axes.legend(fontsize=8, ncols=math.ceil(min(len(classes), MAX_CURVES) / 10))
     return figure
 
 
 def _drawing_context(picture: Image.Image) -> ImageDraw.ImageDraw:
-    """Return a drawing context for a picture, with a font size in proportion to its width."""
+    """Return a drawing context for an image, with a font size proportional to the image's width."""
     draw = ImageDraw.Draw(picture)
     draw.font = ImageFont.load_default(max(10, round(picture.width / WIDTH_PER_FONT_SIZE)))
     return draw
@@ -143,8 +145,8 @@ def _drawing_context(picture: Image.Image) -> ImageDraw.ImageDraw:
 def _draw_box(draw: ImageDraw.ImageDraw, corners: Sequence[float], text: str, colour: str, width: int) -> None:
     left, top, right, bottom = corners
     draw.rectangle([left, top, max(right, left), max(bottom, top)], outline=colour, width=width)
-    text = drawable(text)
-    low = draw.textbbox((0, 0), text)[3]
-    place = (left, max(0.0, top - low - 1))
-    draw.rectangle(draw.textbbox(place, text), fill=colour)
-    draw.text(place, text, fill="white")
+    text = replace_undrawable(text)
+    text_height = draw.textbbox((0, 0), text)[3]
+    text_corner = (left, max(0.0, top - text_height - 1))
+    draw.rectangle(draw.textbbox(text_corner, text), fill=colour)
+    draw.text(text_corner, text, fill="white")

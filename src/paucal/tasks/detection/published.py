@@ -1,8 +1,8 @@
 """torchvision's detectors trained on COCO, as initial weights of a run (`--init coco`).
 
-A run starts with their backbone, feature pyramid, proposal network and heads. In the class layers, classes that COCO
-also has keep their weights. Other classes get the mean of COCO's weights for boxes and masks, and random weights for
-the class score.
+A run starts with the backbone, feature pyramid, proposal network and heads of such a detector. In the layers with
+outputs per class, classes that are also in COCO keep their weights. Other classes get the mean over COCO's classes in
+the layers for boxes and masks, and random weights in the layer for class scores.
 """
 
 import urllib.request
@@ -17,7 +17,7 @@ from torchvision.models import detection
 
 from paucal.backbones.weights.inputs import ImageInput
 from paucal.backbones.weights.load_report import LoadReport
-from paucal.rules.facts import StartFacts
+from paucal.rules.facts import InitialWeightsInfo
 from paucal.runner.job import Bars
 from paucal.runner.starts import Start, find_start
 from paucal.runs import RunFolder
@@ -29,14 +29,14 @@ from paucal.tasks.detection.settings import DetectSettings
 from paucal.types import UserError
 
 LICENCE = "BSD-3-Clause"
-TIMEOUT_SECONDS = 5.0
-PREFIXES = {  # in torchvision's state dict: in ours
+TIMEOUT_SECONDS = 5.0  # for the request that checks whether the weights can be downloaded
+PREFIXES = {  # prefixes of parameter names in torchvision's state dict, and in paucal's
     "backbone.body.": "stages.backbone.model.",
     "backbone.fpn.": "pyramid.",
     "rpn.": "proposals.",
     "roi_heads.": "heads.",
 }
-# Layers of the heads whose output rows belong to classes, with the number of rows per class.
+# Layers of the heads with outputs per class, and the number of output rows per class
 PER_CLASS = {
     "roi_heads.box_predictor.cls_score": 1,
     "roi_heads.box_predictor.bbox_pred": 4,
@@ -59,9 +59,9 @@ class PublishedDetector:
     """A published detector.
 
     Attributes:
-        title: Name in messages.
-        weights: torchvision's enumeration member of the weights.
-        settings: Settings of a run whose detector has the same layers.
+        title: Name of the detector in messages.
+        weights: Member of torchvision's weights enumeration.
+        settings: Settings of a run that build a detector with the same layers.
     """
 
     title: str
@@ -70,7 +70,7 @@ class PublishedDetector:
 
     @property
     def path(self) -> Path:
-        """Path of the weights in the cache of torch."""
+        """Path of the weights in torch's cache."""
         return Path(torch.hub.get_dir()) / "checkpoints" / self.weights.url.rpartition("/")[2]
 
     def describe(self) -> str:
@@ -98,13 +98,13 @@ PUBLISHED = (
 
 
 def choose_published(settings: DetectSettings, outlined: bool) -> PublishedDetector:
-    """Return the published detector for these settings: ResNet-50 by default, with masks if objects have outlines."""
+    """Return the published detector for these settings; by default with ResNet-50, and with masks if `outlined`."""
     needs_masks = settings.masks == "on" or (settings.masks in (None, "auto") and outlined)
     candidates = [candidate for candidate in PUBLISHED if settings.model in (None, candidate.settings["model"])]
     if not candidates:
         models = " or ".join(dict.fromkeys(candidate.settings["model"] for candidate in PUBLISHED))
         raise UserError(
-            f"--init {COCO} has detectors with {models}, but --model is {settings.model}: give one of them."
+            f"--init {COCO} has detectors with {models}, but --model is {settings.model}: give one of these models."
         )
     return next(
         (candidate for candidate in candidates if candidate.settings["masks"] == ("on" if needs_masks else "off")),
@@ -120,23 +120,23 @@ def adopt_published(
     for name, value in published.settings.items():
         if name in given and getattr(settings, name) not in (value, "auto", None):
             raise UserError(
-                f"{flag(name)} is {getattr(settings, name)}, but {published.title} of --init {COCO} has {value}: leave "
-                f"it out, or start from a classifier with --init timm."
+                f"{flag(name)} is {getattr(settings, name)}, but {published.title} of --init {COCO} has {value}: "
+                f"remove {flag(name)}, or start from a classifier with --init timm."
             )
     reasons = {name: f"auto: as in {published.title}" for name in published.settings if name not in given}
     return replace(settings, **published.settings), {**given, **reasons}
 
 
 def start_of(settings: DetectSettings, run: RunFolder | None) -> Start:
-    """Find the initial weights of a run; the weights of a published detector are read later, by `load_published`."""
+    """Find the initial weights of a run; those of a published detector are read later by `load_published`."""
     if settings.init != COCO or (run is not None and run.last.exists()):
         return find_start(settings, run)
-    facts = StartFacts("torchvision's detector", settings.model, normalise="model")
+    facts = InitialWeightsInfo("torchvision's detector", settings.model, normalise="model")
     return Start(facts, input=lambda _: ImageInput())
 
 
 def load_published(detector: Detector, settings: DetectSettings, classes: Sequence[str], bars: Bars) -> LoadReport:
-    """Load the published detector for these settings into `detector`; download it if it is not in the cache."""
+    """Load the published detector for these settings into `detector`; download the weights if they are not cached."""
     published = choose_published(settings, settings.masks == "on")
     names = published.weights.meta["categories"]
     tree = read_untrusted(_cached_file(published, bars))
@@ -147,7 +147,7 @@ def load_published(detector: Detector, settings: DetectSettings, classes: Sequen
     if mismatched or not all(value.isfinite().all() for value in state.values()):
         raise UserError(
             f"{str(published.path)!r} is not {published.title}, or is damaged ({', '.join(mismatched[:3])}): remove "
-            "it to fetch it again."
+            "the file to download it again."
         )
     detector.load_state_dict({name: value for name, value in state.items() if name in own_state}, strict=False)
     class_text = (
@@ -161,16 +161,16 @@ def load_published(detector: Detector, settings: DetectSettings, classes: Sequen
 def _convert_names(
     tree: Mapping[str, Any], own_state: Mapping[str, Tensor], names: Sequence[str], classes: Sequence[str]
 ) -> tuple[dict[str, Tensor], list[str]]:
-    """Convert a published state dict to the names and classes of our detector.
+    """Convert a published state dict to the parameter names and classes of the run's detector.
 
     Args:
         tree: Published state dict.
-        own_state: State dict of our detector.
+        own_state: State dict of the run's detector.
         names: Names of COCO's categories.
-        classes: Names of our classes.
+        classes: Names of the run's classes.
 
     Returns:
-        The converted state dict, and the names of our classes that are also in COCO.
+        The converted state dict, and the names of the run's classes that are also in COCO.
     """
     index_of = {name.lower(): index for index, name in enumerate(names)}
     rows = [index_of.get(name.strip().lower().replace("_", " ")) for name in classes]
@@ -182,7 +182,7 @@ def _convert_names(
         if prefix is None or not isinstance(value, Tensor) or name.endswith("_tracked"):
             continue
         renamed = PREFIXES[prefix] + name.removeprefix(prefix)
-        # MobileNet's layers have other names, but the same order.
+        # torchvision's MobileNet has other parameter names than timm's, but in the same order.
         if prefix == "backbone.body." and renamed not in own_state:
             renamed = next(body_names, renamed)
         layer = name.rpartition(".")[0]
@@ -194,13 +194,15 @@ def _convert_names(
 
 
 def _take_classes(value: Tensor, rows_per_class: int, rows: Sequence[int | None], fresh: Tensor | None) -> Tensor:
-    """Return the rows of a class layer for the background and for our classes.
+    """Return the rows of a layer with outputs per class, for the background and for the run's classes.
 
     Args:
-        value: Weights or biases of COCO's layer, with `rows_per_class` rows for the background and for each category.
+        value: Weights or biases of the published layer, with `rows_per_class` rows for the background and for each of
+            COCO's categories.
         rows_per_class: Number of rows per class.
-        rows: Category of each of our classes; None for a class that COCO lacks.
-        fresh: Randomly initialised weights for classes that COCO lacks; None to give them the mean over categories.
+        rows: Index of the category of each of the run's classes; None for a class that is not in COCO.
+        fresh: Random weights of the run's layer, for classes that are not in COCO; if None, these classes get the mean
+            over COCO's categories.
     """
     grouped = value.unflatten(0, (-1, rows_per_class))
     mean = grouped[1:].mean(0)
@@ -212,7 +214,7 @@ def _take_classes(value: Tensor, rows_per_class: int, rows: Sequence[int | None]
 
 
 def _cached_file(published: PublishedDetector, bars: Bars) -> Path:
-    """Return the path of the weights, which are downloaded if they are not in the cache."""
+    """Return the path of the weights in torch's cache; download the weights if they are not cached."""
     path, url = published.path, published.weights.url
     if path.is_file():
         return path
@@ -225,7 +227,7 @@ def _cached_file(published: PublishedDetector, bars: Bars) -> Path:
     except (OSError, RuntimeError) as problem:
         reason = str(getattr(problem, "reason", problem)).split("\n")[0]
         raise UserError(
-            f"--init {COCO} starts from {published.describe()}, which are not in the cache and cannot be fetched "
+            f"--init {COCO} starts from {published.describe()}, whose weights are not cached and cannot be downloaded "
             f"({reason}): copy {url} to {str(path)!r} from a machine with a network, or give --init timm or a run."
         ) from problem
     return path

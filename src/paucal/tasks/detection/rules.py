@@ -1,33 +1,33 @@
-"""Rules that choose the automatic settings of a detector by the images, the machine and the initial weights."""
+"""Rules that choose the automatic settings of a detector from the images, the machine and the initial weights."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from paucal.rules.facts import DataAndMachine, describe_undertrained
-from paucal.rules.images import normalise_like_start
+from paucal.rules.images import normalise_for_initial_weights
 from paucal.rules.machine import COMPUTE_RULES, PROCESS_RULES
-from paucal.rules.model import model_args, model_of_start
+from paucal.rules.model import model_args, model_of_initial_weights
 from paucal.rules.resolve import Choice, rules_by_name
 from paucal.wording import counted
 
 PAPER_REASON = "as published"
 CPU_REASON = "on a CPU: a smaller detector learns more in the same time"
-CPU_SIDE = 416  # pixels
-PAPER_SIDES = (800, 1333)  # limits of the shorter and of the longer side in pixels
-MIN_NORM_BATCH = 16  # minimum batch with which batch norms update their pretrained statistics
-DEFAULT_STEPS = 3000  # default length on an accelerator, enough for a few hundred images
-MIN_EPOCHS, MAX_EPOCHS = 12, 200  # 12 is the papers' "1x" schedule for 118,000 images
+CPU_SIDE = 416  # maximum image side on a CPU, in pixels
+PAPER_SIDES = (800, 1333)  # maximum shorter and longer image side in the papers, in pixels
+MIN_NORM_BATCH = 16  # minimum batch size at which batch norms update their pretrained statistics
+DEFAULT_STEPS = 3000  # default number of steps on an accelerator, enough for a few hundred images
+MIN_EPOCHS, MAX_EPOCHS = 12, 200  # the papers' "1x" schedule for 118,000 images has 12 epochs
 
 
 @dataclass(frozen=True)
 class BoxFacts(DataAndMachine):
-    """Facts on images with boxes and on the machine.
+    """Properties of the images with boxes and of the machine, from which settings are chosen.
 
     Attributes:
         longer: Median of the images' longer sides in pixels.
-        small: Side of a small object, over the longer side of its image: the tenth percentile of the roots of areas.
-        boxes: Number of boxes in all splits.
-        without_outline: Number of boxes without an outline.
+        small: Relative side of small objects: the tenth percentile of sqrt(box area) / longer side of the image.
+        boxes: Number of boxes in all splits, without crowds.
+        without_outline: Number of boxes without an outline, without crowds.
     """
 
     longer: int = 0
@@ -37,8 +37,8 @@ class BoxFacts(DataAndMachine):
 
 
 def model(facts: DataAndMachine) -> Choice:
-    """Choose the model of the initial weights, or else a small network on a CPU and the papers' network on a GPU."""
-    if start_model := model_of_start(facts):
+    """Choose the model of the initial weights; without initial weights, a small network on a CPU, else the papers'."""
+    if start_model := model_of_initial_weights(facts):
         return start_model
     if facts.device == "cpu":
         return "resnet18", "from scratch on a CPU: a small network with feature maps of all strides"
@@ -46,7 +46,7 @@ def model(facts: DataAndMachine) -> Choice:
 
 
 def img_size(facts: BoxFacts, device: str | None) -> Choice:
-    """Choose the size of the images on a CPU, up to `CPU_SIDE`; else the papers' sides."""
+    """On a CPU, choose the size of the images, but at most `CPU_SIDE`; otherwise choose the papers' sides."""
     if device == "cpu":
         side = min(CPU_SIDE, facts.longer)
         return [
@@ -56,7 +56,7 @@ def img_size(facts: BoxFacts, device: str | None) -> Choice:
 
 
 def masks(facts: BoxFacts) -> Choice:
-    """Predict masks if every object has an outline: masks cost little, and also improve the boxes."""
+    """Predict masks if every object has an outline, since masks cost little time and also improve the boxes."""
     if not facts.without_outline:
         return "on", "every box has an outline"
     if facts.without_outline == facts.boxes:
@@ -72,7 +72,7 @@ def finest(device: str | None, img_size: Sequence[int] | None) -> Choice:
 
 
 def anchor(facts: BoxFacts, finest: int, img_size: Sequence[int]) -> Choice:
-    """Choose the papers' 8 strides as the side of an anchor, or 4 if small objects are smaller than these anchors."""
+    """Choose anchors of 8 strides, as in the papers, or of 4 strides if small objects are smaller than such anchors."""
     side = facts.small * max(img_size)
     if side < 0.75 * 8 * finest:
         return 4, f"small objects have {side:.0f} pixels in the network's input"
@@ -107,14 +107,14 @@ def time(epochs: int | None, steps: int | None, device: str | None) -> Choice:
 
 
 def batch_size(facts: DataAndMachine, device: str | None) -> Choice:
-    """Choose at most 4 images on a CPU, to fit many steps in the time, and up to the papers' 16 on an accelerator."""
+    """Choose up to 4 images on a CPU, so that many steps fit in the time; otherwise up to 16, as in the papers."""
     if device == "cpu":
         return min(4, facts.n_train), "on a CPU: many small steps"
     return max(1, min(16, facts.n_train // 8)), "the papers' 16, or an eighth of the training images"
 
 
 def epochs(facts: DataAndMachine, time: str | None, steps: int | None, batch_size: int) -> Choice:
-    """Choose as many epochs as about 3000 steps make, unless the time or the number of steps is given."""
+    """Choose the number of epochs in about 3000 steps, unless the time or the number of steps is given."""
     if time is not None or steps is not None:
         return None, ""
     count = max(MIN_EPOCHS, min(MAX_EPOCHS, round(DEFAULT_STEPS * batch_size / max(facts.n_train, 1))))
@@ -122,7 +122,7 @@ def epochs(facts: DataAndMachine, time: str | None, steps: int | None, batch_siz
 
 
 def lr(init: str | None, batch_size: int) -> Choice:
-    """Choose four times the papers' AdamW rate, for short runs; scale it by the root of batches below 16 images."""
+    """Choose four times the papers' AdamW learning rate, multiplied by sqrt(batch size / 16) for smaller batches."""
     peak = 4e-4 * (min(batch_size, 16) / 16) ** 0.5
     return round(peak, 6), "four times the papers' 1e-4, for short runs; scaled by the root of the batch"
 
@@ -147,7 +147,7 @@ def freeze(init: str | None, facts: DataAndMachine) -> Choice:
 
 
 def eval_mode(init: str | None, facts: DataAndMachine, batch_size: int) -> Choice:
-    """Keep the pretrained batch-norm statistics if a batch is too small to compute better ones."""
+    """Keep the pretrained batch-norm statistics if a batch is too small to compute better statistics."""
     if facts.start is not None and facts.start.undertrained:
         return False, describe_undertrained(facts.start)
     if init is not None and batch_size < MIN_NORM_BATCH:
@@ -171,18 +171,18 @@ def average(time: str | None) -> Choice:
 
 
 def hflip() -> Choice:
-    """Mirror half of the images."""
+    """Flip half of the images horizontally."""
     return 0.5, PAPER_REASON
 
 
 def jitter() -> Choice:
-    """Change images only a little, since runs are short."""
+    """Choose weak augmentation, since runs are short."""
     return "light", "few images and short runs: sizes vary by a fifth, colours a little"
 
 
 def normalise(facts: DataAndMachine) -> Choice:
-    """Choose the mean and standard deviation that suit the initial weights; from scratch, those of ImageNet."""
-    return normalise_like_start(facts) or ("imagenet", "the usual mean and deviation of photographs")
+    """Choose the mean and standard deviation of the initial weights, or of ImageNet for training from scratch."""
+    return normalise_for_initial_weights(facts) or ("imagenet", "the usual mean and deviation of photographs")
 
 
 RULES = rules_by_name(

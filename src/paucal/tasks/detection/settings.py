@@ -1,4 +1,4 @@
-"""The settings of `paucal detect`, and the options of the detector that they describe."""
+"""The settings of `paucal detect`, and their conversion to the options of a detector."""
 
 from dataclasses import dataclass, fields
 from typing import Literal
@@ -25,9 +25,9 @@ from paucal.tasks.detection.network.options import (
 
 @dataclass(frozen=True)
 class DetectorSettings:
-    """Settings of the detector around the backbone."""
+    """Settings of the detector's layers after the backbone."""
 
-    cascade: bool = option("three heads in a row (Cascade R-CNN)", False, group="detector")
+    cascade: bool = option("three heads in sequence (Cascade R-CNN)", False, group="detector")
     masks: Literal["auto", "on", "off"] = option(
         "also predict the pixels of each object (Mask R-CNN), which needs outlines; off ignores outlines",
         group="detector",
@@ -59,13 +59,13 @@ class DetectorSettings:
         group="detector",
     )
     anchor_sides: AnchorSides = option(
-        "anchor sides per cell: one, proportional to the stride, or five from 32 to 512 pixels on every feature map",
+        "anchor sides per position: one, proportional to the stride, or five from 32 to 512 pixels on every map",
         "one",
         group="detector",
     )
     mask_norm: MaskNorm = option("norm after each convolution of the mask layers", "none", group="detector")
     pooling: Pooling = option(
-        "RoIAlign of a region: sampled at 2x2 points per cell, or exactly aligned with more points for larger cells",
+        "RoIAlign of a region: sampled at 2x2 points per bin, or exactly aligned with more points for larger bins",
         "sampled",
         group="detector",
     )
@@ -73,13 +73,13 @@ class DetectorSettings:
         "whether a head of the cascade corrects a box once or for each class", "shared", group="detector"
     )
     cascade_average: CascadeAverage = option(
-        "what a cascade averages over its heads to classify a region", "probabilities", group="detector"
+        "quantity that a cascade averages over its heads to classify a region", "probabilities", group="detector"
     )
 
 
 @dataclass(frozen=True)
 class LossSettings:
-    """Settings of the losses, and of the boxes that they use."""
+    """Settings of the losses, and of the boxes that enter the losses."""
 
     box_loss: BoxLoss = option("box loss of the heads; giou has weight 10", "smooth-l1")
     proposal_loss: ProposalLoss = option("box loss of the proposal network", "smooth-l1")
@@ -89,7 +89,7 @@ class LossSettings:
         "torchvision",
     )
     empty_images: Literal["keep", "drop"] = option(
-        "training images without an object: keep them as negatives, or leave them out", "keep", group="data"
+        "whether to keep training images without an object as negatives, or to drop these images", "keep", group="data"
     )
     least_box: float = option(
         "minimum side of a training box, in pixels of the annotated image", 0.0, group="data", low=0, high=1000
@@ -101,7 +101,7 @@ class FineTuningSettings:
     """Settings of fine-tuning a backbone with pretrained weights."""
 
     freeze: Literal["none", "stem", "backbone"] | int = option(
-        "frozen part of the backbone: none, stem, backbone (all of it), or a number of stages with the stem",
+        "frozen layers: none, stem, backbone (the whole backbone), or the number of frozen stages after the stem",
         group="fine-tuning",
         low=0,
         high=64,
@@ -130,8 +130,8 @@ class ScheduleSettings:
     )
     steps: int | None = option("number of optimizer steps, instead of --epochs", low=1, high=10**8)
     heads_steps: int | None = option(
-        "optimizer steps on the frozen backbone at the start, which train the first detector of the run; 0 for none; "
-        "by default chosen for --time",
+        "optimizer steps at the start of the run that train a first detector on the frozen backbone; 0 skips this "
+        "stage; by default chosen for --time",
         low=0,
         high=10**8,
     )
@@ -139,11 +139,13 @@ class ScheduleSettings:
         "optimizer steps between two evaluations on the validation images", low=1, high=10**8
     )
     milestones: list[int] | None = option(
-        "epochs after which the learning rate falls to a tenth, such as 8 11; by default it follows a half cosine"
+        "epochs after which the learning rate falls to a tenth, such as 8 11; the default is a half-cosine schedule"
     )
     weight_decay: float = option("weight decay of AdamW", 0.05, low=0, high=1)
-    clip: float = option("L2 norm to which gradients are clipped; 0 for no clipping", 5.0, low=0)
-    average: float = option("maximum decay of the moving average of the weights; 0 for no average", low=0, high=0.99999)
+    clip: float = option("L2 norm to which gradients are clipped; 0 disables clipping", 5.0, low=0)
+    average: float = option(
+        "maximum decay of the moving average of the weights; 0 disables the average", low=0, high=0.99999
+    )
 
 
 @dataclass(frozen=True)
@@ -159,8 +161,8 @@ class DetectSettings(
     """Every setting of `paucal detect`; the command line and `paucal.detect` share it."""
 
     data: str = option(
-        "images with boxes: a folder, a zip or tar of one, or an annotation file (COCO, Pascal VOC, YOLO, LabelMe, "
-        "CVAT, a CSV of boxes)",
+        "images with boxes: a folder, a zip or tar archive of a folder, or an annotation file (COCO, Pascal VOC, YOLO, "
+        "LabelMe, CVAT, a CSV of boxes)",
         "",
         group="data",
     )
@@ -176,7 +178,7 @@ class DetectSettings(
         group="augmentation",
     )
     copy_paste: float = option(
-        "probability of pasting objects of another training image into an image, by their masks",
+        "probability of pasting objects of another training image, cut out by their masks, into an image",
         0.0,
         group="augmentation",
         low=0,

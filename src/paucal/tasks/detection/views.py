@@ -14,28 +14,32 @@ from torchvision.transforms.v2 import functional as transforms
 from paucal.data.views.transforms import random_int
 
 Jitter = Literal["none", "light", "multiscale", "cropped", "large"]
-Target = dict[str, Tensor]
-Viewed = tuple[Tensor, Target]
+Target = dict[str, Tensor]  # "boxes", "labels" and, if known, "masks" of an image
+Viewed = tuple[Tensor, Target]  # transformed image and its target
 View = Callable[[tv_tensors.Image, Target], Viewed]
 LIGHT_SCALES = (0.8, 0.85, 0.9, 0.95, 1.0)
-PAPER_SCALES = tuple(round(0.6 + 0.04 * index, 2) for index in range(11))  # of 800 pixels: 480, 512, ..., 800
-CROPPED_SCALES = (0.5, 0.625, 0.75)  # 400, 500 and 600 of 800 pixels
-CROPPED_SIDES = (0.48, 0.75)  # crops of 384 to 600
-# Large-scale jitter; its paper starts at 0.1, with thousands of images of large objects.
+# Scales are fractions of the maximum shorter side; the papers' shorter side has 800 pixels.
+PAPER_SCALES = tuple(round(0.6 + 0.04 * index, 2) for index in range(11))  # 480, 512, ..., 800 pixels
+CROPPED_SCALES = (0.5, 0.625, 0.75)  # 400, 500 and 600 pixels
+CROPPED_SIDES = (0.48, 0.75)  # sides of crops from 384 to 600 pixels
+# Scales of large-scale jitter; the paper begins at 0.1, with thousands of images of large objects.
 LARGE_SCALES = (0.5, 2.0)
-COLOUR_STRENGTH = 0.2  # of the random brightness, contrast and saturation
-MIN_SIDE = 2.0  # pixels, of a box after a crop
-BOX_TOLERANCE = 1.0  # pixels; boxes have fractional coordinates, and masks have whole pixels
-PASTE_PROBABILITY = 0.5  # of each object of the other image
+COLOUR_STRENGTH = 0.2  # maximum relative change of brightness, contrast and saturation
+MIN_SIDE = 2.0  # minimum side of a box after a crop, in pixels
+BOX_TOLERANCE = 1.0  # pixels; boxes have fractional coordinates, but masks consist of whole pixels
+PASTE_PROBABILITY = 0.5  # probability of each object of the other image
 
 
 def evaluation_view(size: Sequence[int], mean: Sequence[float], std: Sequence[float]) -> View:
-    """Return the transform of a deployed detector, which resizes an image to a maximum shorter and longer side."""
+    """Return the transform of a deployed detector, which resizes an image to at most `size` and normalises it.
+
+    The size is (maximum shorter side, maximum longer side) in pixels.
+    """
     return v2.Compose([_random_resize(size, (1.0,)), *_normalise(mean, std)])
 
 
 def without_boxes(size: tuple[int, int]) -> Target:
-    """Return an empty target, for an image of (height, width) without annotations."""
+    """Return an empty target for an image of `size` (height, width) without annotations."""
     boxes = tv_tensors.BoundingBoxes(torch.zeros(0, 4), format="XYXY", canvas_size=size)  # type: ignore[call-overload]
     return {"boxes": boxes, "labels": torch.zeros(0, dtype=torch.int64)}
 
@@ -46,15 +50,15 @@ def training_view(
     """Return the training transform, which drops boxes with a side below 2 pixels ("cropped": boxes without area).
 
     Args:
-        size: Largest sides, as in `evaluation_view`.
+        size: Maximum shorter and longer side in pixels, as in `evaluation_view`.
         mean: Mean per channel, of pixels in [0, 1].
-        std: Standard deviation per channel.
+        std: Standard deviation per channel, of pixels in [0, 1].
         hflip: Probability of a horizontal flip.
-        jitter: Change of size and colour. "light": size by a fifth, and colours a little. "multiscale": size from 0.6
-            to 1 in steps of 0.04, as published (DrLoc's supplement, section 4.1). "cropped": the same, after half of
-            the images were cropped, as in the papers' code. "large": large-scale jitter (Ghiasi et al., CVPR 2021,
-            section 3): scaled by half to double, then cropped or padded to a square; boxes are fitted to the visible
-            parts of the masks. "none": no change.
+        jitter: Random change of size and colour. "light": scales from 0.8 to 1, and colours changed by up to 20 %.
+            "multiscale": scales from 0.6 to 1 in steps of 0.04, as published (DrLoc's supplement, section 4.1).
+            "cropped": like "multiscale", but half of the images are cropped before, as in the papers' code. "large":
+            large-scale jitter (Ghiasi et al., CVPR 2021, section 3) with scales from 0.5 to 2, then a crop or padding
+            to a square; boxes are fitted to the visible parts of the masks. "none": no change.
     """
     longest = max(size)
     scaled: list[v2.Transform] = {
@@ -87,8 +91,8 @@ def keep_boxes_with_area(image: Tensor, target: Target) -> Viewed:
 
 
 def make_crop(size: Sequence[int]) -> Callable[..., Any]:
-    """Return a transform that scales an image down and crops it to random sides."""
-    resize, bounds = _random_resize(size, CROPPED_SCALES), [round(share * min(size)) for share in CROPPED_SIDES]
+    """Return a transform that scales an image down and crops the image to random sides."""
+    resize, bounds = _random_resize(size, CROPPED_SCALES), [round(scale * min(size)) for scale in CROPPED_SIDES]
 
     def crop(image: Tensor, target: Target) -> Viewed:
         image, target = resize(image, target)
@@ -104,7 +108,10 @@ def make_crop(size: Sequence[int]) -> Callable[..., Any]:
 
 
 def _random_resize(size: Sequence[int], scales: Sequence[float]) -> v2.Transform:
-    """Return a transform that resizes to a random scale of the shorter side, up to the longer; it keeps the ratio."""
+    """Return a transform to a random scale of the maximum shorter side, which keeps the aspect ratio.
+
+    The longer side is limited to the maximum longer side.
+    """
     shorter, longer = min(size), max(size)
     return v2.RandomShortestSize([round(scale * shorter) for scale in scales], longer, antialias=True)
 
@@ -116,14 +123,16 @@ def _normalise(mean: Sequence[float], std: Sequence[float]) -> list[v2.Transform
 def fit_to_masks(image: Tensor, target: Target) -> Viewed:
     """Shrink boxes that extend more than a pixel beyond their masks, and drop objects without a visible pixel.
 
-    After a crop, a clamped box would be larger than the visible part of a round object. Nothing changes without masks.
+    After a crop, a clamped box would be larger than the visible part of a round object. Without masks, the target is
+    returned unchanged.
     """
     if "masks" not in target:
         return image, target
     is_visible = target["masks"].as_subclass(Tensor).bool().flatten(1).any(1)  # `any` of uint8 would be uint8
     masks, boxes = target["masks"][is_visible], target["boxes"][is_visible].as_subclass(Tensor)
     tight = masks_to_boxes(masks.as_subclass(Tensor)).to(boxes) if len(masks) else boxes
-    tight = tight + torch.tensor([0, 0, 1, 1]).to(boxes) if len(masks) else tight  # the edges of the last pixels
+    # `masks_to_boxes` returns the positions of the last pixels, whose right and bottom edges are one pixel further.
+    tight = tight + torch.tensor([0, 0, 1, 1]).to(boxes) if len(masks) else tight
     excess = torch.cat([tight[:, :2] - boxes[:, :2], boxes[:, 2:] - tight[:, 2:]], 1)
     fitted = torch.where(excess > BOX_TOLERANCE, tight, boxes)
     new_fields = {
@@ -137,8 +146,8 @@ def fit_to_masks(image: Tensor, target: Target) -> Viewed:
 class CopyPaste:
     """Pastes a random half of the objects of another image into an image (Ghiasi et al., CVPR 2021, section 3).
 
-    Both images are already augmented. Edges are not smoothed, since the paper finds no gain from that. A difference
-    from the paper: since images differ in size, the other image is placed at a random position.
+    Both images are already augmented. Edges are not smoothed, since the paper finds no gain from smoothing. Unlike in
+    the paper, the other image is placed at a random position, since images differ in size.
     All random numbers come from torch's global generator, which is seeded for each image.
 
     Args:
@@ -150,14 +159,14 @@ class CopyPaste:
         self._chance, self._partners = chance, list(partners)
 
     def draw_partner(self, index: int) -> int | None:
-        """Draw the position of the image to paste from; None for no pasting, also if the image itself is drawn."""
+        """Draw the position of the image to paste from; None if nothing is pasted or the image itself is drawn."""
         if not self._partners or float(torch.rand(())) >= self._chance:
             return None
         other = self._partners[int(torch.randint(len(self._partners), ()))]
         return None if other == index else other
 
     def __call__(self, viewed: Viewed, other: Viewed) -> Viewed:
-        """Return an image with random objects of another image; arguments as in `paste`."""
+        """Return an image with random objects of another image pasted into it."""
         is_pasted = torch.rand(len(other[1]["labels"])) < PASTE_PROBABILITY
         down, right = (
             random_int(*sorted((0, int(new) - int(old))))
@@ -169,13 +178,13 @@ class CopyPaste:
 def paste(viewed: Viewed, other: Viewed, chosen: Tensor, shift: tuple[int, int]) -> Viewed:
     """Paste objects of another image into an image.
 
-    Pasted objects hide pixels of the first image's objects, whose masks and boxes are reduced; fully hidden objects are
-    dropped. Objects without hidden pixels are unchanged, and come first in the result.
+    Pasted objects hide pixels of the first image's objects: the masks and boxes of partly hidden objects are reduced,
+    and fully hidden objects are dropped. Objects without hidden pixels are unchanged and come first in the result.
 
     Args:
         viewed: Image and target to paste into.
         other: Image and target to paste from.
-        chosen: (N,) bool, which objects of `other` to paste.
+        chosen: (N,) bool, whether to paste each object of `other`.
         shift: Pixels by which `other` is moved down and to the right.
     """
     image, target = viewed
@@ -211,7 +220,7 @@ def _concatenate_objects(first: Target, second: Target) -> Target:
 
 
 def _shift_layers(layers: Tensor, shift: tuple[int, int], size: tuple[int, int]) -> Tensor:
-    """Move (..., h, w) layers down and to the right, and crop or pad them with zeros to (height, width)."""
+    """Move (..., h, w) layers down and to the right, and crop or zero-pad the layers to (height, width)."""
     down, right = shift
     height, width = layers.shape[-2:]
     return F.pad(layers, (right, size[1] - width - right, down, size[0] - height - down))

@@ -24,7 +24,7 @@ from paucal.objectives import Objective
 from paucal.rules.backbone import backbone_spec
 from paucal.rules.facts import DataAndMachine
 from paucal.rules.model import SMALL_SIDE
-from paucal.rules.resolve import origins
+from paucal.rules.resolve import list_origins
 from paucal.runner.images import (
     Advance,
     SplitImages,
@@ -41,27 +41,27 @@ from paucal.runner.run_folder import stored_split
 from paucal.runner.starts import Start, find_start, load_start
 from paucal.runner.trainer_inputs import check_length, check_rates, trainer_plan
 from paucal.runs import RunFolder
-from paucal.tasks.pretraining.crops import crop_groups, describe_crops, relative_pixels, views
+from paucal.tasks.pretraining.crops import crop_groups, crop_transforms, describe_crops, relative_pixels
 from paucal.tasks.pretraining.monitor import Monitor, knn_monitor
 from paucal.tasks.pretraining.stages import epochs_done
 from paucal.types import UserError, height_and_width
 from paucal.wording import counted
 
-ESVIT_PREFIX = "esvit_"  # prefix to timm's name of a Swin for the variant that EsViT builds
+ESVIT_PREFIX = "esvit_"  # added to timm's name of a Swin to name EsViT's variant of the network
 
 
 @dataclass(frozen=True)
 class PretrainingSetup(RunSetup[PretrainSettings]):
-    """All that a pre-training run needs, assembled before any file is written.
+    """The checked inputs of a pre-training run, before anything is written.
 
     Attributes:
-        monitor: Function that scores the backbone on labelled images; None without `--monitor`.
+        monitor: Function that scores the backbone on labelled images; None if `--monitor` is not given.
     """
 
     monitor: Monitor | None = None
 
     def describe(self) -> str:
-        """Return one line: the backbone's name and parameters, the crops, the last grid and the method."""
+        """Return one line: the backbone's name and parameters, the crops, the last feature grid and the method."""
         crops, title = describe_crops(self.settings), method_of(self.settings).title(self.settings)
         return f"{self.card.backbone.name}, {self.weights_text}, {crops}, grid {self.grid_text}; {title}"
 
@@ -82,7 +82,9 @@ def assemble(
     objective, spec, notes = _build_objective(method.stage(settings, epochs_done(run)), images.reading.channels)
     timm_model = timm_name(settings.model)  # timm's name of the published weights
     card = ModelCard(spec, (), _run_preprocessing(settings, data, (start.input or input_of_timm)(timm_model), run))
-    views(settings, Normalisation(card.preprocessing.mean, card.preprocessing.std))  # raises if the settings do not fit
+    crop_transforms(
+        settings, Normalisation(card.preprocessing.mean, card.preprocessing.std)
+    )  # raises if crop settings are invalid
     monitor = open_monitor(settings, card)
     load_report = load_start(start, timm_model, objective, ())
     remarks = [
@@ -93,7 +95,7 @@ def assemble(
         *(load_report.lines() if load_report else ()),
         *notes,
     ]
-    origin, plan = origins(settings, given, reasons), trainer_plan(settings, facts.n_train)
+    origin, plan = list_origins(settings, given, reasons), trainer_plan(settings, facts.n_train)
     return PretrainingSetup(settings, origin, data, plan, objective, card, tuple(remarks), load_report, monitor=monitor)
 
 
@@ -123,7 +125,8 @@ def _open_and_resolve(
 
 def _build_objective(settings: PretrainSettings, channels: int) -> tuple[Objective, BackboneSpec, list[str]]:
     groups = crop_groups(settings, height_and_width(settings.img_size))
-    # The initial weights must not depend on random numbers drawn earlier, and drawing them must not affect later ones.
+    # Fork the random number generator: initial weights must not depend on earlier random numbers, nor change later
+    # random numbers.
     with torch.random.fork_rng(devices=[]), explain_memory_errors():
         torch.manual_seed(settings.seed)
         spec, notes = backbone_spec(settings, 0, channels)
@@ -136,8 +139,8 @@ def _run_preprocessing(
 ) -> Preprocessing:
     """Return the preprocessing stored in the run; for a new run, build it from the settings.
 
-    `weights_input` is the input that the pretrained weights expect; only its mean and standard deviation are used. The
-    crop ratio and the interpolation are always EsViT's, since the run trains on EsViT's crops.
+    `weights_input` is the input that the pretrained weights expect; only the mean and the standard deviation are used.
+    The crop ratio and the interpolation are always EsViT's, since the run trains on EsViT's crops.
     """
     stored = stored_preprocessing(run)
     if stored is not None:
@@ -153,7 +156,7 @@ def _run_preprocessing(
 def load_unlabelled(settings: PretrainSettings, advance: Advance | None = None) -> ImageSet:
     """Open the images of `--data` without labels and without reading pixels; folders are searched to any depth.
 
-    Images in the test lists of a folder are declared as its test part.
+    Images in the test lists of a folder are declared as test images.
     """
     root = settings.data_root
     images = open_images(
@@ -171,7 +174,7 @@ def load_unlabelled(settings: PretrainSettings, advance: Advance | None = None) 
 
 
 def open_monitor(settings: PretrainSettings, card: ModelCard) -> Monitor | None:
-    """Return the nearest-neighbour monitor on the labelled images of `--monitor`; None if that is not set."""
+    """Return the nearest-neighbour monitor on the labelled images of `--monitor`; None if `--monitor` is not given."""
     if settings.monitor is None:
         return None
     return knn_monitor(
@@ -187,7 +190,7 @@ def open_monitor(settings: PretrainSettings, card: ModelCard) -> Monitor | None:
 
 
 def _split_images(images: ImageSet) -> Split:
-    """Put all images into the part "train", except those that `paucal train` would use as test images."""
+    """Put all images into the split "train", except images that `paucal train` would use as test images."""
     part = held_out_part(images.declared)
     held_out = np.asarray([bool(part) and declared == part for declared in images.declared])
     parts = np.where(held_out, "unused", "train").astype("<U6")
@@ -200,9 +203,11 @@ def _split_images(images: ImageSet) -> Split:
 
 
 def _check_images(settings: PretrainSettings, n_train: int, min_images: int) -> None:
-    """Raise a UserError for fewer training images than the method or one step needs."""
+    """Raise a UserError if there are fewer training images than the method or a training step needs."""
     if n_train < min_images:
-        raise UserError(f"there is only {n_train} image, but {settings.method} compares several: give more images.")
+        raise UserError(
+            f"there is only {n_train} image, but {settings.method} compares several images: give more images."
+        )
     if n_train < settings.effective_batch:
         raise UserError(
             f"a step needs {counted(settings.effective_batch, 'image')}, but there are {n_train}: give a smaller "
@@ -213,8 +218,8 @@ def _check_images(settings: PretrainSettings, n_train: int, min_images: int) -> 
 def with_esvit_padding(settings: PretrainSettings) -> tuple[PretrainSettings, list[str]]:
     """Return settings that build a Swin as EsViT does, and a note; other models are returned unchanged.
 
-    EsViT pads the feature map before it shifts the windows, which crops of 96 pixels need. The weights have timm's
-    names and shapes, so timm's Swin loads them.
+    EsViT pads the feature map before shifting the windows; crops of 96 pixels need this padding. The weights have
+    timm's names and shapes, so timm's Swin can load them.
     """
     name = f"{ESVIT_PREFIX}{settings.model}"
     if timm_name(name) == name:

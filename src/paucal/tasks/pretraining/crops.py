@@ -18,7 +18,8 @@ def crop_groups(settings: CropSettings, size: Size) -> list[Crops]:
     counts, sizes = settings.local_crops, settings.local_size
     if len(counts) != len(sizes) and sum(counts):
         raise UserError(
-            f"--local-crops has {len(counts)} numbers and --local-size {len(sizes)}: give one number for each size."
+            f"--local-crops has {len(counts)} numbers and --local-size has {len(sizes)}: give a number of crops for "
+            "each size."
         )
     scale = _scale_range("global_scale", settings.global_scale)
     local_scale = _scale_range("local_scale", settings.local_scale)
@@ -27,13 +28,13 @@ def crop_groups(settings: CropSettings, size: Size) -> list[Crops]:
     if settings.global_crops < 1 or sum(group.count for group in groups) < 2:
         raise UserError(
             f"--global-crops {settings.global_crops} and --local-crops {sum(counts)} give no pair of crops to compare: "
-            "use 2 crops or more, one of them global."
+            "use 2 crops or more, at least one of which is global."
         )
     return groups
 
 
-def views(settings: PretrainSettings, statistics: Normalisation):
-    """Return (transform, number of crops) of each crop group; raise a UserError for invalid crops or blur radii."""
+def crop_transforms(settings: PretrainSettings, statistics: Normalisation):
+    """Return a (transform, number of crops) pair per crop group; raise a UserError for invalid crops or blur radii."""
     size = height_and_width(settings.img_size)
     groups, radii = crop_groups(settings, size), _blur_radii(settings.blur)
     hflip = settings.hflip
@@ -49,7 +50,7 @@ def describe_crops(settings: PretrainSettings) -> str:
 
 
 def relative_pixels(groups: Sequence[Crops]) -> float:
-    """Return the pixels in all crops of one image, divided by the pixels in one global crop."""
+    """Return the number of pixels in all crops of an image, divided by the number of pixels in a global crop."""
     pixels = [math.prod(group.sides or ()) for group in groups]
     return sum(group.count * area for group, area in zip(groups, pixels, strict=True)) / pixels[0]
 
@@ -57,7 +58,7 @@ def relative_pixels(groups: Sequence[Crops]) -> float:
 def _scale_range(name: str, values: list[float] | None) -> tuple[float, float]:
     if values is None or len(values) != 2 or not 0 < values[0] <= values[1] <= 1:
         raise UserError(
-            f"{flag(name)} is {values}; expected two shares of the area, smallest and largest, such as 0.4 1.0."
+            f"{flag(name)} is {values}; expected two fractions of the area, smallest and largest, such as 0.4 1.0."
         )
     return values[0], values[1]
 

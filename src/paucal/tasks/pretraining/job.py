@@ -14,7 +14,7 @@ from PIL import Image
 from paucal.data.dataset import ViewDataset
 from paucal.data.loader import TrainLoader
 from paucal.data.views.normalisation import Normalisation
-from paucal.data.views.sheets import crop_sheet
+from paucal.data.views.sheets import draw_crop_sheet
 from paucal.distributed import rank
 from paucal.evaluation.collapse import Verdict
 from paucal.evaluation.curves import health_figure, save_curves
@@ -32,10 +32,10 @@ from paucal.runner.starts import without_none_init
 from paucal.runs import RunFolder
 from paucal.settings.groups import DataSettings
 from paucal.settings.options import check_ranges
-from paucal.settings.values import shows_settings
+from paucal.settings.values import with_settings_signature
 from paucal.tasks.pretraining.assembly import PretrainingSetup, assemble
-from paucal.tasks.pretraining.crops import describe_crops, views
-from paucal.tasks.pretraining.monitor import NAME
+from paucal.tasks.pretraining.crops import crop_transforms, describe_crops
+from paucal.tasks.pretraining.monitor import KNN_SCORE
 from paucal.tasks.pretraining.stage_watch import StageWatch
 from paucal.tasks.pretraining.stages import add_parameters, lacks_parameters
 from paucal.training import Optimization, Outcome, WarmupThenCosine, Watch
@@ -46,7 +46,7 @@ from paucal.wording import counted, percent
 class PretrainResult(FinishedRun):
     """The result of a finished pre-training run, whose model is the teacher's backbone after the last epoch.
 
-    `last` has the metrics of the last epoch, by name. `verdict` describes a collapse; it is None if the networks were
+    `last` has the metrics of the last epoch, by name. `verdict` describes a collapse, and is None if the networks were
     healthy at the end.
     """
 
@@ -56,15 +56,15 @@ class PretrainResult(FinishedRun):
 
     @property
     def metrics(self) -> dict[str, float]:
-        """The metrics of the last epoch: losses, health metrics, and "val_knn" with a monitor."""
+        """The metrics of the last epoch: losses, health metrics, and "val_knn" if the run has a monitor."""
         return dict(self.last)
 
 
 def summary(run: RunFolder, setup: PretrainingSetup, outcome: Outcome, stage_watch: StageWatch) -> dict[str, Any]:
     """Return the content of `summary.json`, which the report page shows."""
     settings, data, verdict = setup.settings, setup.data, stage_watch.watcher.verdict
-    # None without a monitor; NaN if features were not finite.
-    knn_accuracy = outcome.rows[-1].get(NAME)
+    # None if the run has no monitor; NaN if features were not finite.
+    knn_accuracy = outcome.rows[-1].get(KNN_SCORE)
     return {
         **setup.summarise(outcome),
         "title": f"{setup.card.backbone.name} pre-trained on {data.images.name}",
@@ -93,7 +93,9 @@ def closing_lines(
     """Return the last lines to print: the outcome, the run's folder, and commands to run next."""
     last = outcome.rows[-1]
     state = "the networks look healthy" if verdict is None else f"{verdict.sentence} {verdict.advice}"
-    neighbours = f"; nearest neighbours {percent(last[NAME])} on {setup.settings.monitor}" if NAME in last else ""
+    neighbours = (
+        f"; nearest neighbours {percent(last[KNN_SCORE])} on {setup.settings.monitor}" if KNN_SCORE in last else ""
+    )
     return [
         "",
         f"pre-trained: {setup.describe()}, epochs: {setup.settings.epochs}, {outcome.seconds:.0f} s{neighbours}",
@@ -109,8 +111,8 @@ def next_steps(run: RunFolder) -> list[str]:
     """Return commands that use the trained backbone."""
     path = shlex.quote(str(run.path))
     return [
-        f"paucal train photos/ --init {path}     # fine-tune it on labelled images",
-        f"paucal eval {path} photos/ --protocol knn linear     # evaluate its frozen features",
+        f"paucal train photos/ --init {path}     # fine-tune the backbone on labelled images",
+        f"paucal eval {path} photos/ --protocol knn linear     # evaluate the frozen features",
     ]
 
 
@@ -153,17 +155,17 @@ class PretrainingJob(Job[PretrainSettings, PretrainingSetup, PretrainResult]):
 
     def draw_batch(self, setup: PretrainingSetup) -> Image.Image:
         """Draw the crops of a few images."""
-        return crop_sheet(next(iter(self.loader(setup, 0))), _normalisation(setup))  # type: ignore[arg-type]
+        return draw_crop_sheet(next(iter(self.loader(setup, 0))), _normalisation(setup))  # type: ignore[arg-type]
 
     def loader(self, setup: PretrainingSetup, start: int) -> TrainLoader:
-        """Return the training loader of this process from forward pass `start` on."""
+        """Return the training loader of this process, starting at forward pass `start`."""
         settings, data = setup.settings, setup.data
-        transforms = views(settings, _normalisation(setup))
+        transforms = crop_transforms(settings, _normalisation(setup))
         dataset = ViewDataset(data.images, transforms, settings.seed, labels=False)
         return step_loader(dataset, data, settings, setup.plan, start)
 
     def optimization(self, setup: PretrainingSetup) -> Optimization:
-        """Return the optimizer and its learning rate schedule; schedules of other quantities are in the objective."""
+        """Return the settings of the optimizer and its learning-rate schedule; the objective has other schedules."""
         settings, plan, method = setup.settings, setup.plan, method_of(setup.settings)
         warmup = round(settings.warmup_epochs * plan.steps_per_epoch)
         schedule = WarmupThenCosine(settings.lr, plan.total_steps, warmup, settings.min_lr)
@@ -171,7 +173,7 @@ class PretrainingJob(Job[PretrainSettings, PretrainingSetup, PretrainResult]):
         return Optimization(schedule, decay, clip=clip, optimizer=settings.optimizer)
 
     def validation(self, setup: PretrainingSetup) -> Watch | None:
-        """Return the monitor that scores the backbone on labelled images; None without `--monitor`."""
+        """Return the `Watch` that scores the backbone on labelled images; None if `--monitor` is not given."""
         return None if setup.monitor is None else Watch(setup.monitor)
 
     def watcher(self, run: RunFolder, setup: PretrainingSetup, console: Console) -> StageWatch:
@@ -198,7 +200,7 @@ class PretrainingJob(Job[PretrainSettings, PretrainingSetup, PretrainResult]):
         return PretrainResult(run.path, last, verdict, outcome.seconds)
 
 
-@shows_settings(PretrainSettings)
+@with_settings_signature(PretrainSettings)
 @takes_frames
 def pretrain(
     data: Data | None = None,
@@ -212,12 +214,12 @@ def pretrain(
     Args:
         data: "digits" (the built-in images, the default), a folder of images (searched to any depth), Parquet, or
             the name of a published data set.
-        resume: Folder of a stopped run to resume, or a folder of runs, whose newest run is resumed. It uses its stored
-            data and settings; only settings that do not change the result may be given, and `data` if the images have
-            moved.
-        callbacks: Lightning callbacks that watch the training, in addition to those of the run.
-        **settings: Fields of `paucal.methods.pretraining_settings.PretrainSettings`; the others are chosen from the
-            images.
+        resume: Folder of a stopped run to resume, or a folder of runs, whose newest run is resumed. The run uses its
+            stored data and settings. Only settings that do not change the result may be given, and `data` if the
+            images have moved.
+        callbacks: Additional Lightning callbacks.
+        **settings: Fields of `paucal.methods.pretraining_settings.PretrainSettings`. Settings that are not given are
+            chosen from the images.
 
     Returns:
         The run with its folder, its model (the trained backbone), its metrics and its health.

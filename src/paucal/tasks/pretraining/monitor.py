@@ -30,8 +30,8 @@ from paucal.types import UserError
 Monitor = Callable[[nn.Module, torch.device], Mapping[str, float]]
 
 MAX_IMAGES = 5000
-QUERY_EVERY = 4  # one image in four is a query, the others are possible neighbours
-NAME = "val_knn"  # name of the score in the metrics
+QUERY_EVERY = 4  # one image in four is a query; the other images are possible neighbours
+KNN_SCORE = "val_knn"  # name of the accuracy in the metrics
 
 
 def knn_monitor(
@@ -45,16 +45,16 @@ def knn_monitor(
     data_root: str | None = None,
     on_bad_image: Literal["refuse", "skip"] = "refuse",
 ) -> Monitor:
-    """Open labelled images and return a function that scores a timm model on a device by weighted nearest neighbours.
+    """Open labelled images; return a function that scores a timm model by a weighted nearest-neighbour classifier.
 
     Each test image is classified by its 20 nearest training images (`protocols.knn`); the score is the accuracy.
     Nothing is trained, and no image is augmented. Images without a declared split are split once, by the seed. With
-    several processes, each process reads a part of the images. Every process returns {"val_knn": accuracy}; the
-    accuracy is NaN if features are not finite.
+    several processes, each process reads some of the images. Every process returns {"val_knn": accuracy}; the accuracy
+    is NaN if features are not finite.
 
-    Of a larger set, only `max_images` images are used: three quarters as neighbours and one quarter as queries, with
-    the classes as balanced as possible. `device` is the training device: on a CPU, batches that fit in the cache are
-    read without worker processes.
+    From a larger data set, only `max_images` images are used: three quarters as neighbours and one quarter as queries,
+    with the classes as balanced as possible. `device` is the training device: on a CPU, batches that fit in the cache
+    are read without worker processes.
     """
     if max_images < QUERY_EVERY:
         raise UserError(
@@ -72,13 +72,13 @@ def knn_monitor(
         workers=workers,
         device=device,
     )
-    feature_models: list[_PooledFeatures] = []  # at most one, for the model of the last call
+    feature_models: list[_PooledFeatures] = []  # a single entry, for the model of the last call; empty at first
 
     def score(model: nn.Module, device: torch.device) -> Mapping[str, float]:
         if not feature_models or feature_models[0].backbone.model is not model:
             feature_models[:] = [_PooledFeatures(model, preprocess.image_size)]
         features = predict_all(feature_models[0], batches, device)
-        return {NAME: _accuracy(features, bank, queries, len(images.classes))}
+        return {KNN_SCORE: _accuracy(features, bank, queries, len(images.classes))}
 
     return score
 
@@ -98,7 +98,7 @@ class _PooledFeatures(nn.Module):
 def _open_monitor_images(
     settings: DataSettings, max_images: int, seed: int, reading: Reading
 ) -> tuple[ImageSet, NDArray[np.int64], NDArray[np.int64]]:
-    """Return the images, and the positions of the neighbours and of the queries among them."""
+    """Return the images, the indices of the neighbours, and the indices of the queries."""
     with _explain_missing_labels():
         images = open_images(settings.data, root=settings.data_root)
         if not images.labelled:
@@ -108,7 +108,7 @@ def _open_monitor_images(
     except UserError as problem:
         raise UserError(f"--monitor: {problem}") from problem
     with _explain_missing_labels():
-        # No validation images are split off: nothing is selected by them, so they serve as neighbours.
+        # No validation images are split off, since nothing is selected on them: they serve as neighbours instead.
         data = evaluation_data(images, make_split(images, seed, val_fraction=0.0))
     queries = balanced_sample(data.labels, data.parts["test"], max(1, max_images // QUERY_EVERY), seed)
     return images, balanced_sample(data.labels, data.parts["train"], max_images - len(queries), seed), queries
@@ -128,5 +128,7 @@ def _accuracy(predicted: Predictions, bank: NDArray[np.int64], queries: NDArray[
         return float("nan")
     train, test = (torch.tensor([row_of[int(index)] for index in positions]) for positions in (bank, queries))
     votes = knn_scores(features[train], predicted.labels[train], features[test], n_classes, [HEADLINE])
-    scores = next(iter(votes.values()))  # votes of the 20 nearest neighbours, or of all if there are fewer
+    scores = next(
+        iter(votes.values())
+    )  # votes of the 20 nearest neighbours, or of all neighbours if there are fewer than 20
     return float(hits(scores, predicted.labels[test]).mean())

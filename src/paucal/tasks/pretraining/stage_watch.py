@@ -1,4 +1,4 @@
-"""The watcher of a pre-training run: collapse, rollbacks, and the change to the next stage."""
+"""The watcher of a pre-training run: detects collapse, rolls back, and starts the next stage."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -12,7 +12,7 @@ from paucal.runner.job import Watcher
 from paucal.runner.run_folder import store_changes
 from paucal.runs import RunFolder, link_or_copy
 from paucal.tasks.pretraining.assembly import PretrainingSetup
-from paucal.tasks.pretraining.monitor import NAME
+from paucal.tasks.pretraining.monitor import KNN_SCORE
 from paucal.training import checkpoint_rows
 from paucal.types import UserError
 from paucal.wording import percent
@@ -21,12 +21,12 @@ MAX_ROLLBACKS = 2
 HEALTHY_CHECKPOINT = "healthy.ckpt"
 START_SCORE_FILE = "monitor.json"
 ROLLBACKS_KEY = "rollbacks"  # key in the run's config file
-# A run from trained weights stops if the monitor's accuracy is lower than at the start by more than this,
-# for so many epochs in a row.
+# A run from trained weights stops if the monitor's accuracy is lower than at the start by more than MAX_ACCURACY_LOSS,
+# for MAX_WORSE_EPOCHS epochs in a row.
 MAX_ACCURACY_LOSS, MAX_WORSE_EPOCHS = 0.01, 2
 
 
-Judge = Callable[[Sequence[Mapping[str, float]], int | None], Verdict | None]
+VerdictFunction = Callable[[Sequence[Mapping[str, float]], int | None], Verdict | None]
 OnCollapse = Literal["warn", "stop", "rollback"]
 
 CONSEQUENCE = {
@@ -39,36 +39,36 @@ CONSEQUENCE = {
 class CollapseWatcher:
     """Assesses every epoch of a run, prints changes of the verdict, and remembers the newest healthy epoch.
 
-    A verdict needs several epochs with the same symptom, so epochs just before it may already be unhealthy. An epoch
-    counts as healthy only if it shows no symptom by itself.
+    A verdict needs several epochs with the same symptom, so the epochs just before a verdict may already be unhealthy.
+    An epoch counts as healthy only if it shows no symptom by itself.
 
     Args:
-        on_collapse: Reaction of the run to a verdict. This class only prints it; `StageWatch` acts on it.
+        on_collapse: Reaction of the run to a verdict. This class only prints the reaction; `StageWatch` carries it out.
         judge: Function that returns the verdict, given the metrics of all epochs so far and the number of consecutive
             epochs that must show a symptom (None for the default).
         say: Function that prints a line.
 
     Attributes:
-        verdict: Verdict on the newest epoch; None if it is healthy.
-        healthy_epoch: Newest epoch without a symptom; None if there was none yet.
+        verdict: Verdict on the newest epoch; None if the epoch is healthy.
+        healthy_epoch: Newest epoch without a symptom; None if there was no such epoch yet.
     """
 
-    def __init__(self, on_collapse: OnCollapse, judge: Judge, say: Callable[[str], None]) -> None:
+    def __init__(self, on_collapse: OnCollapse, judge: VerdictFunction, say: Callable[[str], None]) -> None:
         if on_collapse not in get_args(OnCollapse):
             raise UserError(f"--on-collapse is {on_collapse!r}; expected one of {', '.join(get_args(OnCollapse))}.")
         self.on_collapse, self._say = on_collapse, say
-        self._judge = judge
+        self._get_verdict = judge
         self._rows: list[dict[str, float]] = []
         self._history: list[dict[str, Any]] = []
         self.verdict: Verdict | None = None
         self.healthy_epoch: float | None = None
 
-    def look(self, row: Mapping[str, float], silent: bool = False) -> Verdict | None:
+    def assess(self, row: Mapping[str, float], silent: bool = False) -> Verdict | None:
         """Assess the run after an epoch with the metrics `row`, and print a change of the verdict unless `silent`."""
         previous, self._rows = self.verdict, [*self._rows, dict(row)]
-        self.verdict = self._judge(self._rows, None)
+        self.verdict = self._get_verdict(self._rows, None)
         epoch = row.get("epoch", float(len(self._rows)))
-        if self.verdict is None and not self.suspicious:
+        if self.verdict is None and not self.is_suspicious:
             self.healthy_epoch = epoch
         previous_kind, kind = (None if verdict is None else verdict.kind for verdict in (previous, self.verdict))
         if kind != previous_kind:
@@ -79,12 +79,12 @@ class CollapseWatcher:
         return self.verdict
 
     @property
-    def suspicious(self) -> bool:
+    def is_suspicious(self) -> bool:
         """Whether the newest epoch by itself shows a symptom of collapse."""
-        return self._judge(self._rows, 1) is not None
+        return self._get_verdict(self._rows, 1) is not None
 
     def history(self) -> list[dict[str, Any]]:
-        """Return a dict per change of the verdict, with "epoch", "kind" (None: healthy again) and "sentence"."""
+        """Return a dict per change of the verdict, with "epoch", "kind" (None if healthy again) and "sentence"."""
         return [dict(entry) for entry in self._history]
 
     def state_dict(self) -> dict[str, Any]:
@@ -92,11 +92,11 @@ class CollapseWatcher:
         return {"rows": self._rows, "history": self._history, "healthy_epoch": self.healthy_epoch}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore the state from a checkpoint, and assess its newest epoch again."""
+        """Restore the state from a checkpoint, and assess the newest epoch of the checkpoint again."""
         self._rows = [dict(row) for row in state["rows"]]
         self._history = [dict(entry) for entry in state["history"]]
         self.healthy_epoch = state["healthy_epoch"]
-        self.verdict = self._judge(self._rows, None)
+        self.verdict = self._get_verdict(self._rows, None)
 
     def _report_change(self, epoch: float, previous_kind: str | None) -> None:
         if self.verdict is None:
@@ -108,7 +108,7 @@ class CollapseWatcher:
 
 
 class StageWatch(Watcher[PretrainingSetup]):
-    """Watches one stage of a run: stops it if it collapses, if it makes trained weights worse, or at its last epoch."""
+    """Watches a stage of a run; stops at a collapse, if training makes trained weights worse, or at the last epoch."""
 
     scores_start = True
 
@@ -118,40 +118,42 @@ class StageWatch(Watcher[PretrainingSetup]):
         settings, self.method = setup.settings, method_of(setup.settings)
         scale = health_scale(setup)
 
-        def judge(rows: Sequence[Mapping[str, float]], patience: int | None) -> Verdict | None:
+        def get_verdict(rows: Sequence[Mapping[str, float]], patience: int | None) -> Verdict | None:
             return self.method.judge(settings, rows, scale, patience)
 
-        self.watcher = CollapseWatcher(settings.on_collapse, judge, console.say)
+        self.watcher = CollapseWatcher(settings.on_collapse, get_verdict, console.say)
         self._verdict: Verdict | None = None
         self._stage_ends = False
         # The monitor's scores at the start of the run and after the newest epoch.
         self._scores: tuple[float | None, float | None] = None, None
-        self._worse_epochs = 0  # newest epochs in a row that score below the initial weights
-        # The rows are read from the checkpoint, since `metrics.csv` may have later epochs, which will be repeated.
+        self._worse_epochs = 0  # number of newest epochs in a row that score below the initial weights
+        # Read the rows from the checkpoint, since `metrics.csv` may have later epochs, which will be repeated.
         for row in checkpoint_rows(run.last):
-            self.watcher.look(row, silent=True)
+            self.watcher.assess(row, silent=True)
             self._count_worse(row)
 
     def on_start(self, scores: Mapping[str, float]) -> None:
-        """Store the monitor's score of the weights at the start of the run."""
-        self.run.write_json(START_SCORE_FILE, {NAME: scores[NAME]})
+        """Store the monitor's score of the initial weights."""
+        self.run.write_json(START_SCORE_FILE, {KNN_SCORE: scores[KNN_SCORE]})
 
     def load_start_score(self) -> float | None:
-        """Return the monitor's score of the weights at the start of the run; None if it was not measured."""
-        return self.run.read_json(START_SCORE_FILE).get(NAME) if (self.run.path / START_SCORE_FILE).exists() else None
+        """Return the monitor's score of the initial weights; None if the score was not measured."""
+        return (
+            self.run.read_json(START_SCORE_FILE).get(KNN_SCORE) if (self.run.path / START_SCORE_FILE).exists() else None
+        )
 
     def on_epoch(self, epoch: int, epochs: int, row: Mapping[str, float]) -> bool:
         """Print the results of an epoch; return whether the run has to stop here."""
         self.console.on_epoch(epoch, epochs, row)
         settings = self.setup.settings
-        self._verdict = self.watcher.look(row)
-        is_healthy = self._verdict is None and not self.watcher.suspicious
+        self._verdict = self.watcher.assess(row)
+        is_healthy = self._verdict is None and not self.watcher.is_suspicious
         if is_healthy and settings.on_collapse == "rollback" and self.run.last.exists():
-            # The checkpoint is from before this epoch, which is healthy.
+            # The checkpoint was saved before this healthy epoch.
             link_or_copy(self.run.last, self.run.last.with_name(HEALTHY_CHECKPOINT))
         self._stage_ends = epoch == self.method.next_stage_epoch(settings) and epoch < epochs
         collapsed = self._verdict is not None and settings.on_collapse != "warn" and epoch < epochs
-        self._scores = self._count_worse(row), row.get(NAME)
+        self._scores = self._count_worse(row), row.get(KNN_SCORE)
         return collapsed or self._stage_ends or (self._worse_epochs >= MAX_WORSE_EPOCHS and epoch < epochs)
 
     @property
@@ -161,11 +163,11 @@ class StageWatch(Watcher[PretrainingSetup]):
 
     @property
     def rollbacks(self) -> list[dict[str, Any]]:
-        """The verdict that caused each rollback, as a dict with "epoch", "kind" and "sentence"."""
+        """The verdicts that caused rollbacks, each as a dict with "epoch", "kind" and "sentence"."""
         return list(self.run.read_yaml(self.run.config.name).get(ROLLBACKS_KEY, []))
 
     def history(self) -> list[dict[str, Any]]:
-        """Return the changes of the verdict, including those before rollbacks; see `CollapseWatcher.history`."""
+        """Return the changes of the verdict, including changes before rollbacks; see `CollapseWatcher.history`."""
         return [*self.rollbacks, *self.watcher.history()]
 
     def advance_stage(self) -> None:
@@ -176,7 +178,7 @@ class StageWatch(Watcher[PretrainingSetup]):
             self.console.say(self.method.stage_news)
 
     def stop_message(self) -> list[str]:
-        """Return lines that say why the run was stopped and what to do; none if the run was not stopped."""
+        """Return lines that say why the run was stopped and what to do; empty if the run was not stopped."""
         start, newest = self._scores
         if self._worse_epochs >= MAX_WORSE_EPOCHS and start is not None and newest is not None:
             return [
@@ -189,12 +191,12 @@ class StageWatch(Watcher[PretrainingSetup]):
         return [f"stopped because of {self._verdict.sentence}", self._verdict.advice]
 
     def _count_worse(self, row: Mapping[str, float]) -> float | None:
-        """Update the count of epochs in a row that score below the trained weights that the run started from.
+        """Update the number of epochs in a row that score below the initial weights, if these are trained weights.
 
-        Returns the score of those weights; None if they were not scored.
+        Returns the score of the initial weights; None if there is no such score.
         """
-        start = self.load_start_score() if begins_settled(self.setup) else None
-        is_worse = start is not None and row.get(NAME, start) < start - MAX_ACCURACY_LOSS
+        start = self.load_start_score() if expects_healthy_start(self.setup) else None
+        is_worse = start is not None and row.get(KNN_SCORE, start) < start - MAX_ACCURACY_LOSS
         self._worse_epochs = self._worse_epochs + 1 if is_worse else 0
         return start
 
@@ -224,19 +226,20 @@ class StageWatch(Watcher[PretrainingSetup]):
         self.console.say(f"{reason}: back to the last healthy state, with {values}")
 
 
-def begins_settled(setup: PretrainingSetup) -> bool:
+def expects_healthy_start(setup: PretrainingSetup) -> bool:
     """Return whether the run is expected to be healthy from its first step.
 
-    It is if it starts from sufficiently trained weights and the method's health metrics do not depend on new heads.
+    This holds if the run starts from sufficiently trained weights, and if the method's health metrics do not depend on
+    new heads.
     """
     start = setup.start
     return start is not None and not start.undertrained and method_of(setup.settings).settled_start
 
 
 def health_scale(setup: PretrainingSetup) -> HealthScale:
-    """Return the sizes of the run that its limits of healthy metrics depend on."""
+    """Return the sizes of the run from which the limits of healthy metrics are computed."""
     settings, plan = setup.settings, setup.plan
     warmup = round(settings.warmup_epochs * plan.steps_per_epoch)
     dim = setup.objective.backbones()[0].dim
-    grace = 0 if begins_settled(setup) else grace_period(plan.total_steps, warmup)
+    grace = 0 if expects_healthy_start(setup) else grace_period(plan.total_steps, warmup)
     return HealthScale(dim, settings.batch_size, grace)

@@ -1,6 +1,6 @@
-"""Change of a pre-training run from one stage to the next, whose objective has more parameters.
+"""Change of a pre-training run to its next stage, whose objective has more parameters.
 
-EsViT (section 4.1, figure 4) may add its region task to a run that began with the view task alone, at epoch 200 of 300.
+EsViT (section 4.1, figure 4) may add its region task at epoch 200 of 300 to a run that began with only the view task.
 The published code then silently loses the optimizer state, since the sizes of the parameter groups change. Here the
 optimizer's moments are matched by the names of their parameters, and only the moments of the new head start at zero.
 """
@@ -25,7 +25,7 @@ def epochs_done(run: RunFolder | None) -> int:
 
 
 def lacks_parameters(run: RunFolder, objective: nn.Module) -> bool:
-    """Return whether parameters of an objective are missing in the run's checkpoint; False without a checkpoint."""
+    """Return whether the run has a checkpoint in which parameters of an objective are missing."""
     if not run.last.exists():
         return False
     saved_state = load_checkpoint(run.last)["state_dict"]

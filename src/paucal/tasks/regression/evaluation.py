@@ -1,4 +1,4 @@
-"""Evaluation of a regression: predicted numbers, their scores, and the files, plot and table of both."""
+"""Evaluation of a regression: predicted target values and their scores, as files, a plot and a table."""
 
 import json
 from dataclasses import asdict
@@ -16,7 +16,7 @@ from paucal.evaluation.predictions import predict_in_order
 from paucal.evaluation.record import Line, lines_table
 from paucal.metrics.intervals import Score
 from paucal.metrics.regression import RegressionReport, regression_report
-from paucal.models.regression import INTERVAL_LEVEL, NumberPredictions
+from paucal.models.regression import INTERVAL_LEVEL, IntervalPredictions
 from paucal.models.trained import TrainedModel
 from paucal.runs import csv_text, write_text
 from paucal.tasks.regression.model import card_of
@@ -25,16 +25,19 @@ from paucal.wording import images_text, percent
 Array = NDArray[np.float64]
 UNDEFINED = "undefined"
 TITLES = {
-    "exact": ("grades exactly right", "share of images"),
-    "kappa": ("quadratic weighted kappa", "agreement beyond chance, 1 at best; larger misses count more"),
+    "exact": ("grades exactly right", "fraction of images"),
+    "kappa": ("quadratic weighted kappa", "agreement beyond chance, 1 at best; larger errors count more"),
     "mae": ("mean absolute error (MAE)", "how far a prediction is off, on average, in the unit of the target"),
-    "rmse": ("root mean squared error (RMSE)", "the same, with large errors counting more"),
-    "r2": ("R²", "share of the variance that is explained; 0 for always predicting the mean"),
-    "coverage": (f"coverage of {INTERVAL_LEVEL:.0%} intervals", "share of images whose number lies in its interval"),
+    "rmse": ("root mean squared error (RMSE)", "like the MAE, but large errors count more"),
+    "r2": ("R²", "fraction of the variance that is explained; 0 for always predicting the mean"),
+    "coverage": (
+        f"coverage of {INTERVAL_LEVEL:.0%} intervals",
+        "fraction of images with the true value in the interval",
+    ),
 }
 
 
-def evaluate_numbers(
+def evaluate_regression(
     model: TrainedModel,
     loader: Any,
     truth: Array,
@@ -42,17 +45,17 @@ def evaluate_numbers(
     seed: int,
     progress: Any,
     groups: NDArray[np.int64] | None = None,
-) -> tuple[RegressionReport, NumberPredictions]:
-    """Return the scores of a model on some images of a set, and its predictions for them.
+) -> tuple[RegressionReport, IntervalPredictions]:
+    """Return the scores of a model on some images of a data set, and the predictions for these images.
 
     Args:
-        model: Model that predicts numbers.
-        loader: Batches of these images, in the order of `part`.
-        truth: (N,) true numbers.
-        part: (N,) positions of the images in the set.
+        model: Regression model.
+        loader: Batches of the images, in the order of `part`.
+        truth: (N,) true target values.
+        part: (N,) indices of the images in the data set.
         seed: Seed of the bootstrap.
-        progress: Function that is called with the number of predicted images and their total.
-        groups: Group of each image of the set; None if images are independent.
+        progress: Function that is called with the number of predicted images and the number of all images.
+        groups: Group of each image of the data set; None if images are independent.
     """
     card = card_of(model)
     numbers = card.read(predict_in_order(model.module, loader, part, model.device, progress)[:, 0].double().numpy())
@@ -71,9 +74,9 @@ def write_scores(
     images: ImageSet,
     part: NDArray[np.int64],
     truth: Array,
-    numbers: NumberPredictions,
+    numbers: IntervalPredictions,
 ) -> None:
-    """Write `metrics.json`, `predictions.csv` and the plot of predicted against true numbers."""
+    """Write `metrics.json`, `predictions.csv` and the plot of predicted against true values."""
     folder.mkdir(parents=True, exist_ok=True)
     plots.mkdir(parents=True, exist_ok=True)
     half_width = report.half_width
@@ -92,10 +95,10 @@ def write_scores(
 
 
 def predicted_figure(truth: Array, predicted: Array, half_width: float) -> Figure:
-    """Draw predicted against true numbers, the line of perfect predictions, and a band of prediction intervals.
+    """Draw predicted against true values, the line of perfect predictions, and a band of prediction intervals.
 
-    Each image is a point; coinciding points are drawn as one point, whose area shows their number. The band is not
-    drawn if `half_width` is infinite.
+    Each image is a point; coinciding points are drawn as a single point, whose area is proportional to their number.
+    The band is not drawn if `half_width` is infinite.
     """
     figure = Figure(figsize=(5.5, 5.0), layout="constrained")
     axes = figure.subplots()
@@ -115,9 +118,9 @@ def predicted_figure(truth: Array, predicted: Array, half_width: float) -> Figur
 
 
 def format_number(score: Score, name: str) -> tuple[str, str]:
-    """Return the score called `name` and its interval as texts; the interval is empty if it is unknown."""
+    """Return the score called `name` and its interval as texts; the text of an unknown interval is empty."""
     format_value = percent if name in ("coverage", "exact") else "{:.3g}".format
-    if not np.isfinite(score.value):  # R² of images that all have the same number
+    if not np.isfinite(score.value):  # R² of images that all have the same target value
         return UNDEFINED, ""
     if score.low is None or score.high is None:
         return format_value(score.value), ""
@@ -125,7 +128,7 @@ def format_number(score: Score, name: str) -> tuple[str, str]:
 
 
 def interval_words(interval: str, report: RegressionReport) -> str:
-    """Return the 95 % interval, unless it is empty, and the number of images as one text."""
+    """Return a text with the 95 % interval, unless the interval is empty, and the number of images."""
     return (f"95 % interval {interval}, " if interval else "") + images_text(report.images, report.groups)
 
 

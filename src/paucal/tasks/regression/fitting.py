@@ -1,4 +1,4 @@
-"""Ridge regression on frozen features with cross-validated errors, and a model of grades on its outputs."""
+"""Ridge regression on frozen features with cross-validated errors, and an ordinal model on top for grades."""
 
 from dataclasses import dataclass
 
@@ -13,8 +13,8 @@ from paucal.models.regression import INTERVAL_LEVEL, Grades
 
 PENALTIES = (100.0, 1000.0, 10_000.0, 100_000.0)  # L2 penalties on standardised features and targets
 MAX_FOLDS = 10
-# Penalty on the squared logarithms of the slope and of the gaps between cuts of the grades; it keeps the cuts on both
-# sides of a grade without images apart.
+# Penalty on the squared logarithms of the slope and of the gaps between the cuts that separate grades. The penalty
+# keeps the two cuts around a grade without images apart.
 GRADES_PENALTY = 1e-3
 Array = NDArray[np.float64]
 
@@ -27,7 +27,8 @@ class FittedRidge:
         weight: (D,) weights.
         bias: Bias in the unit of the target.
         strength: L2 penalty on standardised features and targets.
-        residuals: (N,) predictions minus targets of the training images, each by a fit to the other folds.
+        residuals: (N,) predictions minus targets of the training images; each prediction is from a fit to the other
+            folds.
     """
 
     weight: Array
@@ -36,12 +37,12 @@ class FittedRidge:
     residuals: Array
 
     def predict(self, features: Array) -> Array:
-        """Return the (N,) numbers of (N, D) features."""
+        """Return the (N,) predicted values for (N, D) features."""
         return features @ self.weight + self.bias
 
 
 def fit_ridge(features: Array, targets: Array, seed: int = 0) -> FittedRidge:
-    """Fit (N,) targets to (N, D) features with the penalty whose squared error on held-out folds is smallest.
+    """Fit (N,) targets to (N, D) features, with the penalty that has the lowest squared error on held-out folds.
 
     The held-out errors of this penalty are also used for the prediction intervals. A choice among only four penalties
     hardly biases these errors; they are slightly too large, since each fit sees only nine tenths of the images.
@@ -74,10 +75,10 @@ def _fit_weights(features: Array, targets: Array, strength: float) -> tuple[Arra
 
 
 def fit_grades(outputs: Array, truth: Array, lowest: int, highest: int) -> tuple[Grades, float]:
-    """Fit a model of grades by maximum likelihood; return it and the margin of its 90 % intervals.
+    """Fit an ordinal model of grades by maximum likelihood; return the model and the margin of its 90 % intervals.
 
     Args:
-        outputs: (N,) outputs of the regression for images that it was not fitted to.
+        outputs: (N,) outputs of the regression, each from a fit that did not include the image.
         truth: (N,) true grades, whole numbers.
         lowest: First grade.
         highest: Last grade.
@@ -94,6 +95,6 @@ def fit_grades(outputs: Array, truth: Array, lowest: int, highest: int) -> tuple
         penalty = GRADES_PENALTY * (values[0] ** 2 + (values[2:] ** 2).sum())
         return float(-np.log(np.maximum(likelihoods, 1e-12)).mean() + penalty)
 
-    start = np.concatenate([[0.0, lowest + 0.5], np.zeros(highest - lowest - 1)])
-    grades = unpack(minimize(loss, start, bounds=[(-5, 5), (None, None), *[(-7, 5)] * (len(start) - 2)]).x)
-    return grades, conformal_half_width(grades.misses(outputs, truth), INTERVAL_LEVEL)
+    initial = np.concatenate([[0.0, lowest + 0.5], np.zeros(highest - lowest - 1)])
+    grades = unpack(minimize(loss, initial, bounds=[(-5, 5), (None, None), *[(-7, 5)] * (len(initial) - 2)]).x)
+    return grades, conformal_half_width(grades.required_margins(outputs, truth), INTERVAL_LEVEL)

@@ -1,4 +1,4 @@
-"""Images and the number to predict for each, which is read from a column of a table."""
+"""Images and their target values, which are read from a column of a table."""
 
 import math
 from collections.abc import Sequence
@@ -20,9 +20,9 @@ from paucal.runner.job import RunSetup
 from paucal.runner.run_folder import stored_split
 from paucal.runs import RunFolder
 from paucal.types import UserError
-from paucal.wording import counted, shortened, was
+from paucal.wording import counted, shorten, was_or_were
 
-MIN_NUMBERED = 10  # smallest number of images that have a target
+MIN_NUMBERED = 10  # minimum number of images that have a target value
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,28 +32,35 @@ class NumberedImages(SplitImages):
     targets: NDArray[np.float64]
 
 
-def with_numbers(images: ImageSet, column: str, fewest: int = MIN_NUMBERED) -> tuple[ImageSet, NDArray[np.float64]]:
-    """Return the images that have a number in a column, and the (N,) numbers.
+def read_targets(images: ImageSet, column: str, fewest: int = MIN_NUMBERED) -> tuple[ImageSet, NDArray[np.float64]]:
+    """Return the images that have a number in a column of the table, and the (N,) numbers as target values.
 
-    Raises a UserError if there is no such column, a cell is not a number, or fewer than `fewest` images have one.
+    Raises a UserError if there is no such column, if a cell is not a number, or if fewer than `fewest` images have a
+    number.
     """
     if column not in images.columns:
         column_names = ", ".join(map(repr, images.columns)) or "no further columns"
         limit_note = f" (only {MAX_COLUMNS} columns are read)" if len(images.columns) >= MAX_COLUMNS else ""
-        raise UserError(f"--target: {images.location} has no column {column!r}; it has {column_names}{limit_note}.")
+        raise UserError(
+            f"--target: {images.location} has no column {column!r}; the columns are {column_names}{limit_note}."
+        )
     cells = images.cells(column)
     numbered = [index for index, cell in enumerate(cells) if not is_missing(cell)]
     numbers = [_parse_number(cells[index], column, images.keys[index]) for index in numbered]
     if len(numbered) < fewest:
         raise UserError(
-            f"--target: {counted(len(numbered), 'image')} with a number in {column!r}, expected at least {fewest}."
+            f"--target: {counted(len(numbered), 'image')} with a number in {column!r}; expected at least {fewest}."
         )
     n_without = len(cells) - len(numbered)
-    note = f"{counted(n_without, 'row')} without a number in {column!r} {was(n_without)} left out" if n_without else ""
+    note = (
+        f"{counted(n_without, 'row')} without a number in {column!r} {was_or_were(n_without)} left out"
+        if n_without
+        else ""
+    )
     return images.select(np.asarray(numbered, dtype=np.int64), note), np.asarray(numbers, dtype=np.float64)
 
 
-def describe_numbers(targets: NDArray[np.float64]) -> str:
+def describe_targets(targets: NDArray[np.float64]) -> str:
     """Return the range, the mean and the standard deviation of targets as text."""
     return f"{targets.min():g} to {targets.max():g}, mean {targets.mean():.4g}, deviation {targets.std():.3g}"
 
@@ -68,8 +75,8 @@ def grades_note(targets: NDArray[np.float64], column: str) -> Sequence[str]:
         return []
     return [
         f"{column!r} has only the whole numbers {values[0]:g} to {values[-1]:g}, which are predicted as "
-        f"continuous numbers; --ordinal predicts one of them, with a probability for each, and --label-column {column} "
-        "in place of --target learns them as classes without an order"
+        f"continuous numbers; --ordinal predicts a grade, with a probability for each grade; --label-column {column} "
+        "in place of --target learns the numbers as classes without an order"
     ]
 
 
@@ -83,23 +90,23 @@ def require_grades(targets: NDArray[np.float64], column: str) -> None:
     if not are_grades(targets):
         raise UserError(
             f"--ordinal: {column!r} has {counted(len(np.unique(targets)), 'value')} from {targets.min():g} to "
-            f"{targets.max():g}, expected two to {MAX_GRADES} consecutive whole numbers: leave --ordinal out."
+            f"{targets.max():g}; expected two to {MAX_GRADES} consecutive whole numbers: remove --ordinal."
         )
 
 
-def split_numbers(settings: TrainSettings, images: ImageSet, run: RunFolder | None) -> Split:
-    """Return the split stored in the run, the one that `--split` gives, or a new one without validation images.
+def split_numbered_images(settings: TrainSettings, images: ImageSet, run: RunFolder | None) -> Split:
+    """Return the split stored in the run, else the split of `--split`, else a new split without validation images.
 
-    Cross-validation within the training images takes their place.
+    Cross-validation on the training images replaces the validation images.
     """
     if run is not None:
         return stored_split(run, images)
     if settings.split is not None:
         return read_split(Path(settings.split).expanduser(), images)
-    shares = {**settings.given_fractions, "val_fraction": 0.0}
-    split = make_split(images, settings.seed, group_by=settings.group_by, fold=settings.fold, **shares)
+    fractions = {**settings.given_fractions, "val_fraction": 0.0}
+    split = make_split(images, settings.seed, group_by=settings.group_by, fold=settings.fold, **fractions)
     parts = np.where(split.parts == "val", "train", split.parts)
-    # Images with numbers have no classes, so `make_split` has cut at random.
+    # Images with target values have no classes, so `make_split` has split at random.
     description = split.description.replace("cut per class", "cut at random").replace("cut by class", "cut at random")
     return Split(parts, description, split.groups)
 
@@ -111,8 +118,8 @@ def _parse_number(cell: str, column: str, key: str) -> float:
         value = math.nan
     if not math.isfinite(value):
         raise UserError(
-            f"--target: {column!r} is {shortened(cell, 40)!r} for {shortened(key, 80)!r}, expected a number: correct "
-            "it, or leave the cell empty."
+            f"--target: {column!r} is {shorten(cell, 40)!r} for {shorten(key, 80)!r}, expected a number: correct "
+            "the cell, or leave it empty."
         )
     return value
 

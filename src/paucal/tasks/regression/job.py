@@ -1,4 +1,4 @@
-"""`paucal train --target`: predict a number for each image by ridge regression on frozen features."""
+"""`paucal train --target`: predict a target value for each image by ridge regression on frozen features."""
 
 import shlex
 import time
@@ -24,7 +24,7 @@ from paucal.models.regression import INTERVAL_LEVEL, RegressionCard
 from paucal.models.trained import TrainedModel, save_trained
 from paucal.report.regression import write_regression_report
 from paucal.rules.backbone import backbone_spec
-from paucal.rules.resolve import origins
+from paucal.rules.resolve import list_origins
 from paucal.runner.frames import read_table, to_pandas
 from paucal.runner.images import (
     decode_images,
@@ -50,7 +50,7 @@ from paucal.runner.trainer_inputs import hardware
 from paucal.runs import RunFolder
 from paucal.settings.options import check_ranges, flag
 from paucal.tasks.regression.evaluation import (
-    evaluate_numbers,
+    evaluate_regression,
     format_number,
     interval_words,
     report_table,
@@ -60,11 +60,11 @@ from paucal.tasks.regression.fitting import Array, FittedRidge, fit_grades, fit_
 from paucal.tasks.regression.images import (
     NumberedImages,
     RegressionSetup,
-    describe_numbers,
+    describe_targets,
     grades_note,
+    read_targets,
     require_grades,
-    split_numbers,
-    with_numbers,
+    split_numbered_images,
 )
 from paucal.tasks.regression.model import FrozenNetwork, load_regressor
 from paucal.training import Optimization, Outcome, Plan
@@ -94,12 +94,12 @@ class RegressionResult(EvaluatedRun):
 
     @property
     def model(self) -> TrainedModel:  # type: ignore[override]
-        """The model on the CPU; its `probabilities` are (N, 1) numbers in the unit of the target."""
+        """The model on the CPU; its `probabilities` are (N, 1) predicted values in the unit of the target."""
         return load_regressor(self.folder)
 
     @property
     def predictions(self) -> "DataFrame":
-        """The test images as a DataFrame: key, target, predicted, low and high.
+        """A DataFrame with a row per test image: key, target, predicted, low and high.
 
         Raises:
             UserError: The file is missing or damaged, or pandas is not installed.
@@ -110,19 +110,19 @@ class RegressionResult(EvaluatedRun):
 def _fit_best(
     network: nn.Module, size: tuple[int, int], features: Array, targets: Array, seed: int
 ) -> tuple[nn.Module, FittedRidge, bool]:
-    """Fit a ridge regression, and return the network with its weights, the fit, and whether it uses stage maps.
+    """Fit a ridge regression; return the network with the fitted weights, the fit, and whether the fit uses stage maps.
 
     The (N, D) features begin with the inputs of the network's classifier; pooled maps of the last stages follow if the
-    network has maps. Cross-validation within the training images decides whether the maps are used.
+    network has maps. Cross-validation on the training images decides whether the maps are used.
     """
     classifier = linear_classifier(network)
     assert classifier is not None
     width = classifier.in_features
     fitted, reads_stages = fit_ridge(features[:, :width], targets, seed), False
     if features.shape[1] > width:
-        two_stage_fit = fit_ridge(features, targets, seed)
-        if (two_stage_fit.residuals**2).mean() < (fitted.residuals**2).mean():
-            fitted, reads_stages, network = two_stage_fit, True, add_stage_classifier(network, size)
+        stages_fit = fit_ridge(features, targets, seed)
+        if (stages_fit.residuals**2).mean() < (fitted.residuals**2).mean():
+            fitted, reads_stages, network = stages_fit, True, add_stage_classifier(network, size)
             classifier = linear_classifier(network)
             assert classifier is not None
     with torch.no_grad():
@@ -158,8 +158,8 @@ def _summary(
 def _next_steps(run: RunFolder) -> list[str]:
     path = shlex.quote(str(run.path))
     return [
-        f"paucal predict {path} new_images/     # predict numbers for new images, with 90 % intervals",
-        f"paucal eval {path} more.csv     # evaluate it on other images",
+        f"paucal predict {path} new_images/     # predict values for new images, with 90 % intervals",
+        f"paucal eval {path} more.csv     # evaluate the model on other images",
     ]
 
 
@@ -177,7 +177,7 @@ class RegressionJob(Job[TrainSettings, RegressionSetup, RegressionResult]):
             name = unused[0] if unused else "epochs"
             raise UserError(
                 f"{flag(name)} is not supported with --target, which fits a ridge regression to frozen features and "
-                "trains no network: leave it out."
+                f"trains no network: remove {flag(name)}."
             )
         check_ranges(settings)
         return replace(without_none_init(settings), epochs=0, method="supervised"), dict(given)
@@ -189,23 +189,25 @@ class RegressionJob(Job[TrainSettings, RegressionSetup, RegressionResult]):
     def assemble(
         self, settings: TrainSettings, given: Mapping[str, str], bars: Bars, run: RunFolder | None = None
     ) -> RegressionSetup:
-        """Open the images and their numbers, choose the pretrained weights, and build the network."""
+        """Open the images and their target values, choose the pretrained weights, and build the network."""
         assert settings.target is not None
         column: str = settings.target
         with bars("looking through images") as advance:
-            images, targets = with_numbers(find_images(settings, labelled=False, advance=advance), column)
+            images, targets = read_targets(find_images(settings, labelled=False, advance=advance), column)
         if settings.ordinal:
             require_grades(targets, column)
-        data = NumberedImages(images, split_numbers(settings, images, run), targets=targets)
+        data = NumberedImages(images, split_numbered_images(settings, images, run), targets=targets)
         remarks: list[str] = []
         if run is None and may_choose_start(settings, given):
-            # A regression needs pretrained weights even for tiny images, which are enlarged for them.
+            # A regression needs pretrained weights even for tiny images, which are enlarged to the size of the weights.
             side = max(data.facts().median_side, MIN_SIDE)
             settings, given, choice = choose_start(settings, given, side)
             remarks = [choice.remark] if choice.remark else []
         start = find_start(settings, run)
         if start.read is None and start.record is None:
-            raise UserError("--target needs trained weights, and none were found: give --init timm, a file or a run.")
+            raise UserError(
+                "--target needs trained weights, but no weights were found: give --init timm, a weights file or a run."
+            )
         facts = replace(data.facts(), n_classes=1, start=start.facts)
         settings, reasons = resolve_training(settings, facts)
         if run is None and "resize" not in given:
@@ -217,8 +219,8 @@ class RegressionJob(Job[TrainSettings, RegressionSetup, RegressionResult]):
         with bars("reading images") as advance:
             images = decode_images(images, settings, reading, advance)
         if len(images) < len(targets):  # unreadable images were skipped
-            images, targets = with_numbers(images, column)
-            data = NumberedImages(images, split_numbers(settings, images, run), targets=targets)
+            images, targets = read_targets(images, column)
+            data = NumberedImages(images, split_numbered_images(settings, images, run), targets=targets)
         data = replace(data, images=images)
         objective, spec, notes = _build_network(settings, images.reading.channels)
         weights_input = start.input(settings.model) if start.input is not None else None
@@ -247,13 +249,13 @@ class RegressionJob(Job[TrainSettings, RegressionSetup, RegressionResult]):
             *notes,
         ]
         plan = Plan(0, 1, seed=settings.seed, hardware=hardware(settings))
-        origin = origins(settings, given, reasons)
+        origin = list_origins(settings, given, reasons)
         return RegressionSetup(settings, origin, data, plan, objective, card, tuple(remarks), load_report)
 
     def describe_images(self, setup: RegressionSetup) -> str:
         """Return the name of the data, the number of images, and the range of the target."""
         images = setup.data.images
-        return f"{images.name}, {len(images)} images; {setup.settings.target}: {describe_numbers(setup.data.targets)}"
+        return f"{images.name}, {len(images)} images; {setup.settings.target}: {describe_targets(setup.data.targets)}"
 
     def write_beginning(self, run: RunFolder, setup: RegressionSetup) -> None:
         """Do nothing: no network is trained, so there is no training batch to draw."""
@@ -273,7 +275,7 @@ class RegressionJob(Job[TrainSettings, RegressionSetup, RegressionResult]):
     def conclude(
         self, run: RunFolder, setup: RegressionSetup, outcome: Outcome, watcher: Watcher, console: Any
     ) -> RegressionResult:
-        """Fit the regression to the training images, and evaluate it once on the test images."""
+        """Fit the regression to the training images, and evaluate the model once on the test images."""
         start_time, settings, data = time.monotonic(), setup.settings, setup.data
         network, train = setup.objective.deployable().to(settings.device), data.part("train")
         size = setup.card.backbone.image_size
@@ -299,7 +301,7 @@ class RegressionJob(Job[TrainSettings, RegressionSetup, RegressionResult]):
         truth, groups = data.targets[part], data.split.groups
         with console.progress("testing") as advance:
             loader = eval_loader(data, part, model.card.preprocessing, settings)
-            report, predicted = evaluate_numbers(model, loader, truth, part, settings.seed, advance, groups)
+            report, predicted = evaluate_regression(model, loader, truth, part, settings.seed, advance, groups)
         write_scores(run.evaluation("test"), run.plots, report, data.images, part, truth, predicted)
         seconds = time.monotonic() - start_time
         run.write_json("summary.json", _summary(run, setup, fitted, report, seconds))

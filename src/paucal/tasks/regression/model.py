@@ -35,7 +35,7 @@ class FrozenNetwork(Objective):
 
 
 def load_regressor(run: str | os.PathLike[str] | RunFolder, device: torch.device | str = "cpu") -> TrainedModel:
-    """Load the model of a run with `--target`; its `probabilities` are (N, 1) numbers in the unit of the target.
+    """Load the model of a run with `--target`; its `probabilities` are (N, 1) values in the unit of the target.
 
     Raises:
         UserError: The run does not exist, or its model is for another task.
@@ -44,6 +44,6 @@ def load_regressor(run: str | os.PathLike[str] | RunFolder, device: torch.device
 
 
 def card_of(model: TrainedModel) -> RegressionCard:
-    """Return the card of a model that predicts numbers."""
+    """Return the card of a regression model."""
     assert isinstance(model.card, RegressionCard)
     return model.card

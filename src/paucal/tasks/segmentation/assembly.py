@@ -12,7 +12,7 @@ from paucal.models.saved import stored_card
 from paucal.objectives.finetuning import FineTuning
 from paucal.rules.backbone import backbone_spec
 from paucal.rules.facts import DataAndMachine
-from paucal.rules.resolve import origins, resolve
+from paucal.rules.resolve import list_origins, resolve
 from paucal.runner.images import normalisation
 from paucal.runner.job import Bars, RunSetup
 from paucal.runner.memory_check import check_memory, explain_memory_errors
@@ -28,9 +28,9 @@ from paucal.tasks.segmentation.rules import RULES
 from paucal.tasks.segmentation.settings import SegmentSettings
 from paucal.tasks.segmentation.windows import WindowOptions
 from paucal.types import UserError, height_and_width
-from paucal.wording import counted, first_few
+from paucal.wording import counted, join_first_few
 
-WARMUP_SHARE = 0.05  # of the epochs, by default
+WARMUP_FRACTION = 0.05  # default length of the warm-up, as a fraction of the epochs
 
 
 @dataclass(frozen=True)
@@ -70,23 +70,23 @@ def assemble(
     if settings.images_per_pass < min_crops:
         raise UserError(
             f"--batch-size is {settings.images_per_pass}, but the head's batch norms need at least {min_crops} crops "
-            "in a forward pass: give a larger one, and leave --accumulate out."
+            "in a forward pass: give a larger --batch-size, and remove --accumulate."
         )
-    remarks += [*data.images.notes, *(load_report.lines() if load_report else ()), *notes, *_remarks(data)]
+    remarks += [*data.images.notes, *(load_report.lines() if load_report else ()), *notes, *_mask_warnings(data)]
     plan = trainer_plan(settings, facts.n_train * settings.crops)
-    origin = origins(settings, given, reasons)
+    origin = list_origins(settings, given, reasons)
     return SegmentationSetup(settings, origin, data, plan, objective, card, tuple(remarks), load_report)
 
 
 def _fill_in_length(
     settings: SegmentSettings, facts: DataAndMachine, reasons: Mapping[str, str]
 ) -> tuple[SegmentSettings, dict[str, str]]:
-    """Set the default number of epochs, unless a time is given, and the default warm-up, if the epochs are known."""
+    """Set the default number of epochs, unless a time is given; set the default warm-up, if the epochs are known."""
     reasons = dict(reasons)
     if settings.epochs is None and settings.time is None:
         settings, reasons["epochs"] = replace(settings, epochs=50), "the default without --epochs and --time"
     if settings.warmup_epochs is None and settings.epochs is not None:
-        settings = replace(settings, warmup_epochs=WARMUP_SHARE * settings.epochs)
+        settings = replace(settings, warmup_epochs=WARMUP_FRACTION * settings.epochs)
         reasons["warmup_epochs"] = "a twentieth of the epochs"
     return settings, reasons
 
@@ -124,7 +124,7 @@ def _build_network(
 def _preprocessing(
     settings: SegmentSettings, data: SegmentationData, start_input: ImageInput | None, run: RunFolder | None
 ) -> Preprocessing:
-    """Return the preprocessing stored by a run, or else one with the mean and deviation that suit the weights."""
+    """Return the preprocessing stored by a run, else preprocessing with the mean and deviation for the weights."""
     if stored := stored_card(run, SegmentationCard):
         return stored.preprocessing
     statistics = normalisation(settings, data, start_input or input_of_timm(settings.model))
@@ -137,7 +137,7 @@ def fine_tuning(settings: SegmentSettings) -> FineTuning:
     if settings.eval_mode and settings.init is None:
         raise UserError(
             "--eval-mode keeps the running statistics of pretrained weights, but this run starts from random "
-            "weights: give --init, or leave it out."
+            "weights: give --init, or remove --eval-mode."
         )
     freeze = None if settings.freeze == "none" else settings.freeze
     return FineTuning(settings.layer_decay, freeze, settings.freeze_epochs, settings.eval_mode)
@@ -174,17 +174,17 @@ def full_inference(settings: SegmentSettings) -> WindowOptions:
 
 
 def _resize_sides(settings: SegmentSettings) -> Size | None:
-    """Return the maximum shorter and longer side to which images are resized; None to keep their size."""
+    """Return the maximum shorter and longer side to which images are resized; None for no resizing."""
     return (min(settings.resize_to), max(settings.resize_to)) if settings.resize_to else None
 
 
-def _remarks(data: SegmentationData) -> list[str]:
-    """Return warnings on the masks, and on classes without a pixel in the training or the test masks."""
-    remarks = data.masked.doubts()
+def _mask_warnings(data: SegmentationData) -> list[str]:
+    """Return warnings about the masks, and about classes that have no pixel in the training or in the test masks."""
+    remarks = data.masked.describe_findings()
     for part, purpose in (("train", "training"), ("test", "test")):
         pixels = data.masked.pixels[data.part(part)].sum(0)
         missing = [name for name, count in zip(data.images.classes, pixels, strict=True) if count == 0]
         if missing:
-            examples = first_few(missing, 8)
+            examples = join_first_few(missing, 8)
             remarks.append(f"{counted(len(missing), 'class', 'classes')} without a {purpose} pixel: {examples}")
     return remarks

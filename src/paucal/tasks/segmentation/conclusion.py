@@ -20,7 +20,7 @@ from paucal.runs import RunFolder, write_atomically
 from paucal.tasks.segmentation.assembly import SegmentationSetup, full_inference
 from paucal.tasks.segmentation.evaluation import count_and_write_masks
 from paucal.tasks.segmentation.model import SegmentationModel, load_segmenter
-from paucal.tasks.segmentation.pictures import class_colours, draw_comparison, draw_legend, png_path, stack_pictures
+from paucal.tasks.segmentation.pictures import class_colours, draw_comparison, draw_legend, png_path, stack_vertically
 from paucal.tasks.segmentation.scores import (
     SegmentationReport,
     Tally,
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
 SCORE_COLUMN = "val_mean_iou"  # column of metrics.csv by which the best epoch is selected
-MAX_DRAWN = 4  # images per picture
+MAX_DRAWN = 4  # maximum number of images per figure
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class SegmentResult(EvaluatedRun):
 
     @property
     def predictions(self) -> "DataFrame":
-        """The scores of each test image as a DataFrame, lowest mean IoU first; masks are in `evaluation/test/masks/`.
+        """A DataFrame of each test image's scores, lowest mean IoU first; masks are in `evaluation/test/masks/`.
 
         Raises:
             UserError: `evaluation/test/per_image.csv` is missing or damaged, or pandas is not installed.
@@ -106,8 +106,8 @@ def _draw_extremes(run: RunFolder, setup: SegmentationSetup, tallies: list[Tally
     n_drawn = min(MAX_DRAWN, max(1, len(ranked) // 2))
     for name, rows in (("worst_images", ranked[:n_drawn]), ("best_images", ranked[::-1][:n_drawn])):
         if rows:
-            picture = stack_pictures([*map(compare, rows), draw_legend(setup.card.classes, colours)])
-            write_atomically(run.plots / f"{name}.png", lambda file, picture=picture: picture.save(file, "PNG"))
+            figure = stack_vertically([*map(compare, rows), draw_legend(setup.card.classes, colours)])
+            write_atomically(run.plots / f"{name}.png", lambda file, figure=figure: figure.save(file, "PNG"))
 
 
 def summary(run: RunFolder, setup: SegmentationSetup, outcome: Outcome, report: SegmentationReport) -> dict[str, Any]:
@@ -167,6 +167,6 @@ def next_steps(run: RunFolder, setup: SegmentationSetup) -> list[str]:
     data = shlex.quote(setup.settings.data) if setup.settings.data else "DATA"
     longer = "--time 2h" if setup.settings.time is not None else f"--epochs {2 * setup.settings.passes}"
     return [
-        f"paucal predict {path} new_images/ --output masks/     # masks of new images, and pictures of them",
+        f"paucal predict {path} new_images/ --output masks/     # predict masks of new images, and draw them",
         f"paucal segment {data} {longer}     # train for longer",
     ]

@@ -12,14 +12,14 @@ def segmenter_cost(
 ) -> dict[str, PartCost]:
     """Return the costs of UPerNet's "backbone", "head" and "auxiliary" head.
 
-    The multiply-adds are for one image of the spec's size; those of the auxiliary head are 0, since only training uses
-    it.
+    The multiply-adds are counted for one image of the spec's size. The auxiliary head counts 0 multiply-adds, since
+    only training uses this head.
 
     Args:
         spec: Backbone, with the image size.
         classes: Number of classes.
         width: Channels of the head.
-        auxiliary: Channels of the auxiliary head; None for a network without it.
+        auxiliary: Channels of the auxiliary head; None for a network without an auxiliary head.
     """
     with meta_device():
         network = segmentation_network(spec, classes, width).eval()

@@ -22,10 +22,10 @@ from paucal.tasks.segmentation.windows import fitting_scale
 MAX_TRIES = 10  # attempts to draw a crop with several classes, as in the papers' code
 MASK = "mask"  # name of the masks among a batch's label maps
 # Constants of the photometric distortion.
-CHANGE_PROBABILITY = 0.5  # of each change
-MAX_BRIGHTNESS = 32.0  # change, for pixel values up to 255
-CONTRAST = SATURATION = (0.5, 1.5)  # range of the factors
-HUE_STEPS, HUE_CIRCLE = 18, 180  # maximum change of hue, and the full circle, in steps of 2 degrees
+CHANGE_PROBABILITY = 0.5  # probability of each change
+MAX_BRIGHTNESS = 32.0  # maximum change of brightness, for pixel values up to 255
+CONTRAST = SATURATION = (0.5, 1.5)  # ranges of the factors
+HUE_STEPS, HUE_CIRCLE = 18, 180  # maximum change of hue, and the full hue circle, in steps of 2 degrees
 
 
 @dataclass(frozen=True)
@@ -35,19 +35,19 @@ class CropOptions:
     Attributes:
         size: (height, width) of a crop in pixels.
         scale: Minimum and maximum factor on the sides of the image before it is cropped.
-        most_of_one: Maximum share of one class in a crop's labelled pixels; for a larger share, another crop is drawn,
-            up to 10 times in all.
+        max_class_fraction: Maximum fraction of a crop's labelled pixels that have the same class; above this fraction,
+            another crop is drawn, up to 10 crops in all.
         hflip: Probability of a horizontal flip.
         vflip: Probability of a vertical flip.
         colour: Strength s of changes to brightness, contrast and saturation, by factors in [1 - s, 1 + s]; the hue is
             shifted by up to s / 4 of the circle. "photometric" for the papers' distortion.
         resize_to: Maximum shorter and longer side in pixels, to which an image is resized before `scale`; None to keep
-            its size.
+            the size of the image.
     """
 
     size: Size
     scale: tuple[float, float] = (0.5, 2.0)
-    most_of_one: float = 0.75
+    max_class_fraction: float = 0.75
     hflip: float = 0.5
     vflip: float = 0.0
     colour: float | Literal["photometric"] = 0.2
@@ -55,7 +55,7 @@ class CropOptions:
 
 
 class CropTransform:
-    """Draws one crop of an image and its mask, with torch's global generator."""
+    """Draws a random crop of an image and its mask, with torch's global generator."""
 
     def __init__(self, options: CropOptions, statistics: Normalisation) -> None:
         self.options = options
@@ -69,7 +69,7 @@ class CropTransform:
             self._change_colour = v2.ColorJitter(strength, strength, strength, strength / 4)
 
     def __call__(self, image: Any, mask: np.ndarray) -> tuple[Tensor, Tensor]:
-        """Return a normalised (C, H, W) float crop of a PIL image, and its (H, W) uint8 class numbers.
+        """Return a normalised (C, H, W) float crop of a PIL image, and the (H, W) uint8 class numbers of the crop.
 
         A scaled image that is smaller than the crop is padded with the mean colour and unlabelled pixels.
         """
@@ -103,11 +103,11 @@ class CropTransform:
         """Draw (top, left) of a crop; draw again if one class covers nearly all pixels."""
         rows, columns = classes.shape[-2] - size[0] + 1, classes.shape[-1] - size[1] + 1
         top, left = 0, 0
-        for _ in range(MAX_TRIES if self.options.most_of_one < 1 else 1):
+        for _ in range(MAX_TRIES if self.options.max_class_fraction < 1 else 1):
             top, left = int(_uniform() * rows), int(_uniform() * columns)
             crop = classes[top : top + size[0], left : left + size[1]]
             counts = torch.bincount(crop.flatten(), minlength=IGNORED + 1)[:IGNORED]
-            if int((counts > 0).sum()) > 1 and int(counts.max()) < self.options.most_of_one * int(counts.sum()):
+            if int((counts > 0).sum()) > 1 and int(counts.max()) < self.options.max_class_fraction * int(counts.sum()):
                 break
         return top, left
 
@@ -129,8 +129,8 @@ class MaskedCrops(ViewDataset):
 def distort_colours(pixels: Tensor) -> Tensor:
     """Apply the photometric distortion of the papers' code to (3, H, W) uint8 pixels.
 
-    It is that of SSD (Liu et al., ECCV 2016), as implemented in code for segmentation: brightness, contrast, saturation
-    and hue change, each with a probability of one half. The contrast changes after the brightness, or last.
+    The distortion is that of SSD (Liu et al., ECCV 2016), as implemented in code for segmentation: brightness,
+    contrast, saturation and hue change, each with probability 0.5. The contrast changes after the brightness, or last.
     """
     if _uniform() < CHANGE_PROBABILITY:
         pixels = _to_uint8(pixels + _uniform(-MAX_BRIGHTNESS, MAX_BRIGHTNESS))
@@ -145,7 +145,7 @@ def distort_colours(pixels: Tensor) -> Tensor:
 
 
 def multiply_saturation(pixels: Tensor, factor: float) -> Tensor:
-    """Multiply the HSV saturation of (3, H, W) uint8 pixels by a factor, and clip it to 1."""
+    """Multiply the HSV saturation of (3, H, W) uint8 pixels by a factor, and clip the saturation to 1."""
     floats = pixels.float()
     value, lowest = floats.amax(0, keepdim=True), floats.amin(0, keepdim=True)
     max_factor = value / (value - lowest).clamp_min(1e-6)  # the factor that makes the saturation 1

@@ -33,13 +33,13 @@ def count_pixels(
     The images are divided among all processes, and every process returns the counts of all images.
 
     Args:
-        network: Segmentation network on `device`, in any mode.
+        network: Segmentation network on `device`, in training or evaluation mode.
         data: Images with masks.
-        indices: Positions of the images to evaluate.
-        preprocessing: Preprocessing of the model, for its mean and standard deviation.
+        indices: Indices of the images to evaluate.
+        preprocessing: Preprocessing of the model; only the mean and the standard deviation are used.
         options: Inference options.
         device: Device of the network.
-        on_image: Function that is called for each image of this process, with its position and its (K, H, W)
+        on_image: Function that is called for each image of this process, with the image's index and (K, H, W)
             probabilities.
     """
     normalisation, pixel_counts = Normalisation(preprocessing.mean, preprocessing.std), []
@@ -64,9 +64,9 @@ def count_and_write_masks(
     folder: Path,
     advance: Callable[[int, int], None],
 ) -> list[Tally]:
-    """Count pixels as `count_pixels` does, and write the predicted masks to a folder.
+    """Count pixels like `count_pixels`, and write the predicted masks to a folder.
 
-    `advance` is called after each mask, with the number of written masks and the number of all images.
+    `advance` is called after each mask, with the number of written masks and the total number of images.
     """
     mask_files: list[Path] = []
 

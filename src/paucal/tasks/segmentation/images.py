@@ -7,16 +7,16 @@ from typing import Any
 
 import numpy as np
 
-from paucal.data.decode import WHOLE
+from paucal.data.decode import DEFAULT_READING
 from paucal.data.images import ImageSet
 from paucal.data.masks.coding import NamedClasses, read_class_names
-from paucal.data.masks.masked_images import MaskedImages, MaskStore, images_of_pairs, read_masks, require_enough
+from paucal.data.masks.masked_images import MaskedImages, MaskStore, images_of_pairs, read_masks, require_enough_images
 from paucal.data.masks.pairs import find_pairs
 from paucal.data.recognition import other_kinds_named
 from paucal.data.splits.split import Split, make_split
 from paucal.data.splits.split_csv import read_split
 from paucal.models.saved import stored_card
-from paucal.reading import named_path
+from paucal.reading import expand_user_path
 from paucal.runner.images import SplitImages, decode_images
 from paucal.runner.job import Bars
 from paucal.runner.outputs import refuse_inside_images
@@ -49,7 +49,7 @@ def pin_paths(settings: SegmentSettings) -> SegmentSettings:
     for name in PATHS:
         value = getattr(settings, name)
         if value is not None:
-            changes[name] = os.path.realpath(named_path(value, flag(name) if name != "data" else "DATA"))
+            changes[name] = os.path.realpath(expand_user_path(value, flag(name) if name != "data" else "DATA"))
     output = Path(settings.output or "runs")
     refuse_inside_images(output, {flag(name): changes.get(name) for name in ("images", "masks")})
     return replace(settings, **changes)
@@ -60,14 +60,14 @@ def open_segmentation_data(settings: SegmentSettings, bars: Bars, run: RunFolder
     location = settings.data or settings.images
     if location is None:
         raise UserError(
-            "DATA is missing: give a folder that contains a folder of images and one of masks (images/ and masks/), or "
-            "--images and --masks."
+            "DATA is missing: give a folder that contains a folder of images and a folder of masks (images/ and "
+            "masks/), or --images and --masks."
         )
     paths = (None if value is None else Path(value) for value in (settings.images, settings.masks))
     with other_kinds_named(Path(location), "segment"):
         pairs = find_pairs(Path(location), *paths)
     card = stored_card(run, SegmentationCard)
-    reading = card.preprocessing.reading if card is not None else WHOLE
+    reading = card.preprocessing.reading if card is not None else DEFAULT_READING
     with bars("reading images") as advance:
         images = decode_images(images_of_pairs(pairs, location), settings, replace(reading, side=None), advance)
     class_names = None if settings.classes is None else read_class_names(Path(settings.classes))
@@ -76,10 +76,10 @@ def open_segmentation_data(settings: SegmentSettings, bars: Bars, run: RunFolder
     with bars("reading masks") as advance:
         coding, kind = card and card.coding, settings.mask_values
         masked = read_masks(images, pairs, kind, settings.ignore, class_names, advance, coding)
-    require_enough(masked)
+    require_enough_images(masked)
     if run is not None:
         return SegmentationData(masked.images, stored_split(run, masked.images), masked=masked)
-    split = _without_blank_validation(_split_images(settings, masked.images), masked)
+    split = _drop_blank_validation(_split_images(settings, masked.images), masked)
     if not len(split.indices("test")):
         raise UserError(
             f"none of {counted(len(split.parts), 'image')} is for testing: give test images, or a larger "
@@ -88,8 +88,8 @@ def open_segmentation_data(settings: SegmentSettings, bars: Bars, run: RunFolder
     return SegmentationData(masked.images, split, masked=masked)
 
 
-def _without_blank_validation(split: Split, masked: MaskedImages) -> Split:
-    """Remove a validation split without labelled pixels, on which no epoch would have a score."""
+def _drop_blank_validation(split: Split, masked: MaskedImages) -> Split:
+    """Remove a validation split that has no labelled pixels, since no epoch could be scored on such a split."""
     val = split.indices("val")
     if not len(val) or masked.pixels[val].any():
         return split
@@ -99,13 +99,13 @@ def _without_blank_validation(split: Split, masked: MaskedImages) -> Split:
 
 
 def _split_images(settings: SegmentSettings, images: ImageSet) -> Split:
-    """Split the images as `--split` says, or so that each split has its share of every class in the masks."""
+    """Split the images as `--split` says, or in proportion to the classes in the masks."""
     if settings.split is not None:
         if settings.given_fractions or settings.group_by is not None:
-            raise UserError("--split defines all splits: leave out --group-by, --val-fraction and --test-fraction.")
+            raise UserError("--split defines all splits: remove --group-by, --val-fraction and --test-fraction.")
         return read_split(Path(settings.split), images)
     assert images.multi_hot is not None
-    class_indices = np.flatnonzero((images.multi_hot == 1).any(0))  # classes without a pixel cannot be split
+    class_indices = np.flatnonzero((images.multi_hot == 1).any(0))  # leaves out classes without a pixel
     visible_classes = replace(
         images,
         classes=tuple(images.classes[index] for index in class_indices),

@@ -11,11 +11,11 @@ from lightning.pytorch import Callback
 from PIL import Image
 from torch import nn
 
-from paucal.cores import slowdown
+from paucal.cores import measure_slowdown
 from paucal.data.loader import TrainLoader
 from paucal.data.sampler import steps_per_epoch
 from paucal.data.views.normalisation import Normalisation
-from paucal.recipes.recipe import fill_in, require_start
+from paucal.recipes.recipe import fill_in, require_init
 from paucal.recipes.segmentation import RECIPES
 from paucal.runner import life
 from paucal.runner.annotation_frames import takes_annotations
@@ -35,9 +35,9 @@ from paucal.runner.time_budget import (
 )
 from paucal.runs import RunFolder
 from paucal.settings.options import check_ranges, flag, setting_fields
-from paucal.settings.values import shows_settings
+from paucal.settings.values import with_settings_signature
 from paucal.tasks.segmentation.assembly import (
-    WARMUP_SHARE,
+    WARMUP_FRACTION,
     SegmentationSetup,
     assemble,
     crop_options,
@@ -54,17 +54,17 @@ from paucal.tasks.segmentation.settings import SegmentSettings
 from paucal.training import CosineWarmup, Optimization, Outcome, Watch
 from paucal.training.schedules import LinearWarmup
 from paucal.types import UserError
-from paucal.wording import counted, duration
+from paucal.wording import counted, format_duration
 
 # Settings of other tasks that are not supported for images with masks.
 UNSUPPORTED_SETTINGS = ("data_root", "download", "image_column", "channels")
 LOSS_COLUMN = "val_loss"
-WARMUP_START = 1e-6  # learning rate at the first step of the warm-up, as a share of the peak, as in the papers' code
-SCALE_RANGE = (0.05, 20.0)  # of the factors by which images are scaled
-TIMED_STEPS = 6  # after one warm-up step
-MIN_EPOCHS = 10  # of a run with a time budget, if the time allows
-MAX_LENGTH_RATIO = 10  # most steps of a run that is faster than planned, as a multiple of the planned steps
-FINISH_SECONDS = 8.0  # on an idle core, for the start of training, the pictures and the report
+WARMUP_START = 1e-6  # learning rate at the first step of the warm-up, relative to the peak, as in the papers' code
+SCALE_RANGE = (0.05, 20.0)  # range of the factors by which images are scaled
+TIMED_STEPS = 6  # number of timed steps, after one warm-up step
+MIN_EPOCHS = 10  # minimum number of epochs of a run with a time budget, if the time allows
+MAX_LENGTH_RATIO = 10  # maximum number of steps of a run that is faster than planned, relative to the planned steps
+FINISH_SECONDS = 8.0  # seconds on an idle core for the start of training, the plots and the report
 
 
 class SegmentationJob(TimedJob[SegmentSettings, SegmentationSetup, SegmentResult]):
@@ -79,14 +79,14 @@ class SegmentationJob(TimedJob[SegmentSettings, SegmentationSetup, SegmentResult
         """Fill in the values of the recipe, and refuse settings that contradict each other."""
         settings = without_none_init(settings)
         settings, origin = fill_in(settings, given, RECIPES, settings.recipe, ())
-        require_start(RECIPES, settings.recipe, settings.init)
+        require_init(RECIPES, settings.recipe, settings.init)
         check_ranges(settings)
         _refuse_unsupported(settings)
         check_factors("scale", settings.scale, exact=2)
         check_factors("scales", settings.scales)
         if settings.resize_to is not None and len(settings.resize_to) != 2:
             text = " ".join(map(str, settings.resize_to))
-            raise UserError(f"--resize-to is {text}, expected a shorter and a longer side, such as 512 2048.")
+            raise UserError(f"--resize-to is {text}; expected a shorter and a longer side, such as 512 2048.")
         return keep_one_length(settings, origin), origin
 
     def pin(self, settings: SegmentSettings) -> SegmentSettings:
@@ -100,7 +100,7 @@ class SegmentationJob(TimedJob[SegmentSettings, SegmentationSetup, SegmentResult
         return assemble(settings, given, bars, run)
 
     def describe_images(self, setup: SegmentationSetup) -> str:
-        """Return the name of the data with the numbers of images and classes."""
+        """Return the name of the data, with the number of images and the number of classes."""
         images = setup.data.images
         return f"{images.name}, {len(images)} images with masks, {len(setup.card.classes)} classes"
 
@@ -109,7 +109,7 @@ class SegmentationJob(TimedJob[SegmentSettings, SegmentationSetup, SegmentResult
         return draw_crops(next(iter(self.loader(setup, 0))), setup.card)  # type: ignore[arg-type]
 
     def measure(self, setup: SegmentationSetup, threads: bool = False) -> Pace:
-        """Measure the seconds of a training step, and of one image in validation and in the test."""
+        """Measure the seconds of a training step, of a validation image and of a test image."""
         settings, objective = setup.settings, setup.objective
         device = torch.device(settings.device)
         plan = replace(setup.plan, total_steps=TIMED_STEPS + 1)
@@ -124,13 +124,13 @@ class SegmentationJob(TimedJob[SegmentSettings, SegmentationSetup, SegmentResult
                 count_pixels(network, setup.data, image, setup.card.preprocessing, options, device)
                 evaluations.append(time.perf_counter() - start_time)
         val_image, test_image = evaluations
-        return Pace(step, val_image, test_image, FINISH_SECONDS * slowdown())
+        return Pace(step, val_image, test_image, FINISH_SECONDS * measure_slowdown())
 
     def fit_length(self, setup: SegmentationSetup, pace: Pace, left: float) -> PlannedLength:
-        """Return the number of epochs, and of crops per image and epoch, that fit in the time."""
+        """Return the number of epochs, and the number of crops per image and epoch, that fit in the time."""
         settings, counts = setup.settings, setup.data.counts()
         training_seconds = left - pace.ending(counts)
-        crop_seconds = pace.step * counts["train"] / settings.effective_batch  # of an epoch with one crop per image
+        crop_seconds = pace.step * counts["train"] / settings.effective_batch  # per epoch, with one crop per image
         eval_seconds = pace.evaluation(counts)
         is_given = not setup.origin["crops"].startswith(("auto:", "default"))
         crops, epochs = fill_time(training_seconds, crop_seconds, eval_seconds, settings.crops, is_given)
@@ -140,33 +140,36 @@ class SegmentationJob(TimedJob[SegmentSettings, SegmentationSetup, SegmentResult
             needed_seconds = parse_duration(settings.time, "--time") - training_seconds + epoch_seconds
             raise UserError(
                 f"--time {settings.time} is too short: reading, one epoch and the test take about "
-                f"{duration(needed_seconds)} on this machine; give a longer --time, fewer --crops or a "
+                f"{format_duration(needed_seconds)} on this machine; give a longer --time, fewer --crops or a "
                 "smaller --img-size."
             )
         values: dict[str, Any] = {"epochs": epochs}
         reasons = {
-            "epochs": f"{settings.time}: an epoch takes about {duration(epoch_seconds)} here (a step {pace.step:.2f} s)"
+            "epochs": (
+                f"{settings.time}: an epoch takes about {format_duration(epoch_seconds)} here "
+                f"(a step {pace.step:.2f} s)"
+            )
         }
         if settings.warmup_epochs is None:
-            values["warmup_epochs"], reasons["warmup_epochs"] = WARMUP_SHARE * epochs, "a twentieth of the epochs"
+            values["warmup_epochs"], reasons["warmup_epochs"] = WARMUP_FRACTION * epochs, "a twentieth of the epochs"
         if crops != settings.crops:
             fills = "fills" if epochs == 1 else "fill"
             values["crops"], reasons["crops"] = crops, f"so that {counted(epochs, 'epoch')} {fills} the time"
         steps = epochs * steps_per_epoch(counts["train"] * crops, settings.effective_batch)
-        text = f"{counted(epochs, 'epoch')} of {duration(epoch_seconds)} each fit in {settings.time}"
+        text = f"{counted(epochs, 'epoch')} of {format_duration(epoch_seconds)} each fit in {settings.time}"
         return PlannedLength(
             values, reasons, text, epochs * epoch_seconds + pace.ending(counts), MAX_LENGTH_RATIO * steps
         )
 
     def loader(self, setup: SegmentationSetup, start: int) -> TrainLoader:
-        """Return the loader of training crops from forward pass `start` on."""
+        """Return the loader of training crops, starting at forward pass `start`."""
         settings, preprocessing = setup.settings, setup.card.preprocessing
         transform = CropTransform(crop_options(settings), Normalisation(preprocessing.mean, preprocessing.std))
         crops = MaskedCrops(setup.data.images, setup.data.masks, transform, settings.seed)
         return step_loader(crops, setup.data, settings, setup.plan, start)
 
     def optimization(self, setup: SegmentationSetup) -> Optimization:
-        """Return AdamW with its learning-rate schedule."""
+        """Return the settings of AdamW and of the learning-rate schedule."""
         settings, plan = setup.settings, setup.plan
         warmup, start = round(settings.warmup_epochs * plan.steps_per_epoch), WARMUP_START * settings.lr
         kind = LinearWarmup if settings.schedule == "linear" else CosineWarmup
@@ -174,7 +177,10 @@ class SegmentationJob(TimedJob[SegmentSettings, SegmentationSetup, SegmentResult
         return Optimization(schedule, settings.weight_decay, clip=settings.clip, average_decay=settings.average)
 
     def validation(self, setup: SegmentationSetup) -> Watch | None:
-        """Return the function that scores validation images; None without them, so that the last epoch is kept."""
+        """Return the `Watch` that scores the validation images.
+
+        None if the run has no validation images; the last epoch is then kept.
+        """
         data, indices = setup.data, setup.data.part("val").tolist()
         if not indices:
             return None
@@ -197,7 +203,7 @@ class SegmentationJob(TimedJob[SegmentSettings, SegmentationSetup, SegmentResult
         return conclude(run, setup, outcome, console)
 
 
-@shows_settings(SegmentSettings)
+@with_settings_signature(SegmentSettings)
 @takes_annotations
 def segment(
     data: Data | None = None,
@@ -211,12 +217,12 @@ def segment(
     Args:
         data: Folder that contains a folder of images and a folder of masks, unless `images` and `masks` name these; or
             a table or DataFrame with a row per image, where `image=` and `mask=` name the columns of paths.
-        resume: Folder of a stopped run to resume, or a folder of runs, whose newest run is resumed. It uses its stored
-            data and settings; only settings that do not change the result may be given, and `data` if the images have
-            moved.
+        resume: Folder of a stopped run to resume, or a folder of runs, whose newest run is resumed. The run uses its
+            stored data and settings. Only settings that do not change the result may be given, and `data` if the
+            images have moved.
         callbacks: Additional Lightning callbacks.
         **settings: Fields of `paucal.tasks.segmentation.settings.SegmentSettings`, such as `model`, `time` or
-            `output`; settings that are left out are chosen from the data.
+            `output`. Settings that are not given are chosen from the data.
 
     Returns:
         The run with its folder, its model and its test scores.
@@ -246,7 +252,7 @@ def fill_time(
         crop_seconds: Seconds of the training steps of an epoch with one crop per image.
         eval_seconds: Seconds of the validation after an epoch.
         crops: Crops per image and epoch, as given or chosen from the images.
-        is_given: Whether the user gave the number of crops; otherwise it is adjusted to fill the time.
+        is_given: Whether the user gave the number of crops; if not, the number is adjusted to fill the time.
 
     Example:
         >>> fill_time(100.0, crop_seconds=1.0, eval_seconds=1.0, crops=24, is_given=True)
@@ -267,18 +273,18 @@ def _refuse_unsupported(settings: SegmentSettings) -> None:
     declared = setting_fields(settings)
     for name in UNSUPPORTED_SETTINGS:
         if getattr(settings, name) != declared[name].default:
-            raise UserError(f"{flag(name)} is not supported for segmentation: leave it out.")
+            raise UserError(f"{flag(name)} is not supported for segmentation: remove {flag(name)}.")
     if settings.epochs is not None and settings.freeze_epochs >= settings.epochs:
         raise UserError(
             f"--freeze-epochs {settings.freeze_epochs} leaves no epoch of {settings.epochs} for the backbone: "
-            "give fewer, more --epochs, or --freeze backbone."
+            "give fewer --freeze-epochs, more --epochs, or --freeze backbone."
         )
 
 
 def check_factors(name: str, values: list[float] | None, exact: int | None = None) -> None:
     """Raise a UserError for scale factors that are out of range or too many.
 
-    If `exact` is given, there must be exactly that many factors, the smallest first.
+    If `exact` is given, there must be exactly `exact` factors, with the smallest first.
     """
     if values is None:
         return
@@ -289,6 +295,6 @@ def check_factors(name: str, values: list[float] | None, exact: int | None = Non
     if not is_valid or (exact and values[0] > values[-1]):
         expected = "the smallest and the largest factor" if exact else "up to 19 factors"
         raise UserError(
-            f"{flag(name)} is {' '.join(f'{value:g}' for value in values)}, expected {expected}, each from {low:g} to "
+            f"{flag(name)} is {' '.join(f'{value:g}' for value in values)}; expected {expected}, each from {low:g} to "
             f"{high:g}."
         )

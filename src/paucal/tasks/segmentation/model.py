@@ -1,4 +1,4 @@
-"""A segmentation model: its card, which is stored in `model.json`, its network, and its masks of new images."""
+"""A segmentation model: its card, which is stored in `model.json`, its network, and the prediction of masks."""
 
 import os
 from collections.abc import Mapping
@@ -17,7 +17,7 @@ from paucal.data.channels.decoding import convert_image
 from paucal.data.decode import Reading
 from paucal.data.masks.coding import MaskCoding
 from paucal.data.views.normalisation import Normalisation
-from paucal.memory import available_memory
+from paucal.memory import read_available_memory
 from paucal.models.card import CARD_FORMAT, ModelCard
 from paucal.models.preprocessing import MAX_SIDE
 from paucal.models.saved import load_saved
@@ -27,13 +27,13 @@ from paucal.tasks.segmentation.network import SegmentationNetwork, segmentation_
 from paucal.tasks.segmentation.windows import WindowOptions, fitting_scale, pixel_probabilities
 from paucal.types import UserError
 
-MAX_WIDTH = 4096  # channels of the head
-PROBABILITY_COPIES = 5  # tensors of the size of an image's probabilities that are in memory at the same time
+MAX_WIDTH = 4096  # maximum number of channels of the head
+PROBABILITY_COPIES = 5  # number of (K, H, W) tensors that are in memory at the same time for an image
 
 
 @dataclass(frozen=True)
 class Head:
-    """The size of a segmentation head: its channels, and its dropout probability in training."""
+    """The options of a segmentation head: the number of channels, and the dropout probability in training."""
 
     width: int
     dropout: float
@@ -51,11 +51,11 @@ class SegmentationCard(ModelCard):
     """The card of a model that classifies every pixel.
 
     Attributes:
-        head: Size of the network's head.
+        head: Options of the network's head.
         coding: Class of each value in the training masks; predicted masks have the same values.
-        overlap: Overlap of consecutive windows, as a share of a window.
-        whole: Whether the network sees a whole image at once instead of windows.
-        resize_to: Maximum shorter and longer side in pixels, to which images are resized; None to keep their size.
+        overlap: Overlap of consecutive windows, as a fraction of the window size.
+        whole: Whether the network gets a whole image at once instead of windows.
+        resize_to: Maximum shorter and longer side in pixels, to which images are resized; None for no resizing.
     """
 
     task: ClassVar[str] = SEGMENTATION
@@ -68,7 +68,7 @@ class SegmentationCard(ModelCard):
     resize_to: Size | None = None
 
     def build(self, drop_path_rate: float | None = None) -> SegmentationNetwork:
-        """Build the network with weights from the global random generator."""
+        """Build the network with random weights, drawn from torch's global generator."""
         spec = replace(self.backbone, pretrained=False)
         return segmentation_network(spec, len(self.classes), self.head.width, self.head.dropout, drop_path_rate)
 
@@ -124,7 +124,7 @@ class SegmentationModel:
 
     @property
     def reading(self) -> Reading:
-        """Options to read images at their original size, with the value range of the training images."""
+        """Options for reading images at their original size, with the value range of the training images."""
         return replace(self.card.preprocessing.reading, side=None)
 
     def window_options(self, scales: tuple[float, ...] = (1.0,), mirror: bool = False) -> WindowOptions:
@@ -155,7 +155,7 @@ class SegmentationModel:
     def mask(
         self, image: Image.Image | np.ndarray, scales: tuple[float, ...] = (1.0,), mirror: bool = False
     ) -> NDArray[np.uint8]:
-        """Return the (H, W) most probable classes of an image's pixels; arguments as in `probabilities`."""
+        """Return the (H, W) most probable class numbers of an image's pixels; for the arguments see `probabilities`."""
         return self.probabilities(image, scales, mirror).argmax(0).numpy().astype(np.uint8)
 
 
@@ -163,8 +163,8 @@ def load_segmenter(run: str | os.PathLike[str] | RunFolder, device: torch.device
     """Load the best model of a run of `paucal segment`.
 
     Raises:
-        UserError: The run does not exist, is of another command, has no saved model yet, or its weights do not fit
-            its `model.json`.
+        UserError: The run does not exist, belongs to another command or has no saved model yet, or its weights do not
+            match its `model.json`.
 
     Example:
         >>> model = load_segmenter("runs/1")  # doctest: +SKIP
@@ -178,12 +178,12 @@ def _require_memory(classes: int, height: int, width: int, scale: float = 1.0) -
     """Raise a UserError for an image whose probabilities would not fit in memory."""
     needed_bytes, free_bytes = (
         round(4 * PROBABILITY_COPIES * classes * height * width * max(scale, 1.0) ** 2),
-        available_memory(),
+        read_available_memory(),
     )
     if needed_bytes > free_bytes:
         raise UserError(
-            f"an image of {height}x{width} pixels with {classes} classes needs {needed_bytes / 2**30:.3g} GiB, and "
-            f"only {free_bytes / 2**30:.3g} GiB are free: cut the image into parts, or make it smaller."
+            f"an image of {height}x{width} pixels with {classes} classes needs {needed_bytes / 2**30:.3g} GiB, but "
+            f"only {free_bytes / 2**30:.3g} GiB are free: cut the image into tiles, or resize it."
         )
 
 

@@ -1,8 +1,8 @@
 """UPerNet on the feature maps of any backbone, for semantic segmentation (Xiao et al., ECCV 2018, section 3).
 
 The head pools the deepest feature map to 1x1, 2x2, 3x3 and 6x6 cells (pyramid pooling: Zhao et al., CVPR 2017), adds
-the result to a top-down feature pyramid, and fuses all levels at the resolution of the finest. Its layers are those of
-the heads in the Swin, LV-ViT and DrLoc papers: 512 channels, batch norm and ReLU after each convolution, dropout 0.1.
+the result to a top-down feature pyramid, and fuses all levels at the resolution of the finest level. The layers are the
+same as in the Swin, LV-ViT and DrLoc papers: 512 channels, batch norm and ReLU after each convolution, dropout 0.1.
 """
 
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from paucal.backbones import BackboneSpec
 from paucal.backbones.stage_maps import StageMaps, stage_maps
 
-POOLED_SIDES = (1, 2, 3, 6)  # cells
+POOLED_SIDES = (1, 2, 3, 6)  # sides of the pooled feature maps, in cells
 CLASSIFIER_STD = 0.01  # standard deviation of the initial weights
 AUXILIARY_STRIDE = 16  # stride of the feature map of the auxiliary head, as in the papers
 
@@ -27,7 +27,7 @@ class UperHead(nn.Module):
         n_classes: Number of classes.
         width: Channels within the head.
         dropout: Probability of dropping a channel before the classifier.
-        pooled: Sides, in cells, to which the deepest map is pooled.
+        pooled: Sides to which the deepest feature map is pooled, in cells.
 
     Example:
         >>> head = UperHead((8, 16, 32), n_classes=5, width=12).eval()
@@ -55,7 +55,7 @@ class UperHead(nn.Module):
         self.classify = pixel_classifier(width, n_classes, dropout)
 
     def forward(self, maps: Sequence[Tensor]) -> Tensor:
-        """Return (B, K, H, W) logits at the size of the first of the (B, C_i, H_i, W_i) maps, shallow to deep."""
+        """Return (B, K, H_1, W_1) logits from (B, C_i, H_i, W_i) feature maps, shallow to deep."""
         levels = [lateral(grid) for lateral, grid in zip(self.laterals, maps[:-1], strict=True)]
         levels.append(self.pool(maps[-1]))
         for index in range(len(levels) - 1, 0, -1):
@@ -66,7 +66,7 @@ class UperHead(nn.Module):
 
 
 class PyramidPooling(nn.Module):
-    """Fuses the deepest feature map with versions of it that are pooled to a few cells."""
+    """Fuses the deepest feature map with the same map after average pooling to a few cells."""
 
     def __init__(self, channels: int, width: int, pooled: Sequence[int] = POOLED_SIDES) -> None:
         super().__init__()
@@ -75,7 +75,7 @@ class PyramidPooling(nn.Module):
         self.fuse = conv_norm(channels + len(pooled) * width, width, 3)
 
     def forward(self, grid: Tensor) -> Tensor:
-        """Return a (B, width, H, W) map from a (B, channels, H, W) map."""
+        """Return a (B, width, H, W) feature map from a (B, channels, H, W) feature map."""
         return self.fuse(torch.cat([grid, *(_resize_like(branch(grid), grid) for branch in self.branches)], dim=1))
 
 
@@ -87,7 +87,7 @@ class FcnHead(nn.Module):
         self.layers = nn.Sequential(conv_norm(channels, width, 3), pixel_classifier(width, n_classes, dropout))
 
     def forward(self, grid: Tensor) -> Tensor:
-        """Return (B, K, H, W) logits of a (B, channels, H, W) map."""
+        """Return (B, K, H, W) logits from a (B, channels, H, W) feature map."""
         return self.layers(grid)
 
 
@@ -137,7 +137,7 @@ class SegmentationNetwork(nn.Module):
 
     @property
     def auxiliary_level(self) -> int:
-        """Position of the deepest map with a stride of at most 16; of the finest map if all strides are larger."""
+        """Index of the deepest feature map with a stride of at most 16; 0 (the finest) if all strides are larger."""
         positions = [index for index, stride in enumerate(self.maps.strides) if stride <= AUXILIARY_STRIDE]
         return positions[-1] if positions else 0
 
@@ -145,7 +145,7 @@ class SegmentationNetwork(nn.Module):
 def segmentation_network(
     spec: BackboneSpec, n_classes: int, width: int = 512, dropout: float = 0.1, drop_path_rate: float | None = None
 ) -> SegmentationNetwork:
-    """Build a network with weights from the global random generator.
+    """Build a segmentation network with random weights, drawn from torch's global generator.
 
     Args:
         spec: Backbone, with the size of the windows as its image size.

@@ -46,7 +46,7 @@ class PixelObjective(TunedObjective):
         self.tuner = BackboneTuner(network.maps.backbone.model, tuning or FineTuning(), BACKBONE_PREFIX, backbone_lr)
 
     def forward(self, batch: Batch, progress: Progress) -> LossTerms:
-        """Return the losses "pixels" and "auxiliary" of a batch, whose masks are in its label maps."""
+        """Return the losses "pixels" and "auxiliary" of a batch; the masks are in the batch's label maps."""
         self.tuner.set_modes(progress)
         images, mask = batch.views[0], (batch.label_maps or {})[MASK]
         maps = self.network.maps(images)
@@ -66,5 +66,5 @@ class PixelObjective(TunedObjective):
         return [self.network.maps.backbone]
 
     def compilable(self) -> Sequence[nn.Module]:
-        """Return the head; the backbone is not compiled, since the network does not call its `forward`."""
+        """Return the head; the backbone is not compiled, since the network does not call the backbone's `forward`."""
         return [self.network.head]

@@ -1,4 +1,4 @@
-"""Files of predicted masks, and pictures of masks over their images."""
+"""Write predicted masks to files, and draw masks over their images."""
 
 from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
@@ -14,29 +14,29 @@ from paucal.runs import write_atomically
 from paucal.tasks.segmentation.crops import MASK
 from paucal.tasks.segmentation.model import SegmentationCard
 from paucal.types import Batch
-from paucal.wording import drawable, shortened
+from paucal.wording import replace_undrawable, shorten
 
-OPACITY = 0.45  # of the class colours over an image
+OPACITY = 0.45  # opacity of the class colours over an image
 SHOWN_SIDE = 320  # longer side of an image in a comparison, in pixels
-GAP, LINE_HEIGHT, LEGEND_HEIGHT = 6, 14, 18  # pixels between pictures, of a line of text and of a line of a legend
+GAP, LINE_HEIGHT, LEGEND_HEIGHT = 6, 14, 18  # pixels: gap between images, and heights of a line of text and of a legend
 COLUMNS = ("image", "labels", "predicted", "mistakes")
-MIN_COLUMN_WIDTH = 56  # pixels, for the title of a column
-MAX_NAMES, MAX_LETTERS = 12, 24  # names in a legend, and letters of a name
+MIN_COLUMN_WIDTH = 56  # pixels; wide enough for the title of a column
+MAX_NAMES, MAX_LETTERS = 12, 24  # maximum number of names in a legend, and of letters in a name
 MAX_CROPS = 8
 IGNORED_COLOUR = (128, 128, 128)
 WRONG_COLOUR, RIGHT_COLOUR = (214, 39, 40), (44, 160, 44)
 
 
 def write_mask(folder: Path, key: str, classes: NDArray[np.integer], coding: MaskCoding) -> Path:
-    """Write (H, W) class numbers as a PNG with the values of the training masks; return its path below a folder."""
+    """Write (H, W) class numbers as a PNG with the values of the training masks; return the path of the PNG."""
     return write_png(folder, key, Image.fromarray(coding.decode(classes)))
 
 
-def write_png(folder: Path, key: str, picture: Image.Image) -> Path:
-    """Write a picture of the image with this key as a PNG, and return its path below a folder."""
+def write_png(folder: Path, key: str, drawing: Image.Image) -> Path:
+    """Write a drawing for the image with this key as a PNG below a folder, and return the path of the PNG."""
     path = png_path(folder, key)
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(path, lambda file: picture.save(file, "PNG"))
+    write_atomically(path, lambda file: drawing.save(file, "PNG"))
     return path
 
 
@@ -46,7 +46,7 @@ def png_path(folder: Path, key: str) -> Path:
 
 
 def class_colours(coding: MaskCoding) -> NDArray[np.uint8]:
-    """Return the (K, 3) RGB colours of the classes: as in coloured masks, or else PASCAL VOC's palette."""
+    """Return the (K, 3) RGB colours of the classes: the colours of coloured masks, else PASCAL VOC's palette."""
     colours = map(unpack_colour, coding.values) if coding.kind == "colour" else map(voc_colour, range(coding.count))
     return np.asarray(list(colours), dtype=np.uint8)
 
@@ -68,7 +68,7 @@ def voc_colour(number: int) -> tuple[int, int, int]:
 
 
 def draw_overlay(image: Image.Image, mask: NDArray[np.uint8], colours: NDArray[np.uint8]) -> Image.Image:
-    """Draw the (K, 3) colours of the classes of (H, W) pixels over an image; unlabelled pixels are grey."""
+    """Draw an (H, W) mask over an image, with the (K, 3) colours of the classes; unlabelled pixels are grey."""
     table = np.full((IGNORED + 1, 3), IGNORED_COLOUR, dtype=np.float32)
     table[: len(colours)] = colours
     pixels = np.asarray(image.convert("RGB"), dtype=np.float32)
@@ -98,27 +98,27 @@ def draw_comparison(
     column = max(size[0], MIN_COLUMN_WIDTH) + GAP
     sheet = Image.new("RGB", (4 * column - GAP, size[1] + 2 * LINE_HEIGHT), "white")
     draw = ImageDraw.Draw(sheet)
-    draw.text((0, 0), drawable(title), fill="black")
+    draw.text((0, 0), replace_undrawable(title), fill="black")
     for index, (view, heading) in enumerate(zip(resized, COLUMNS, strict=True)):
         draw.text((index * column, LINE_HEIGHT), heading, fill="black")
         sheet.paste(view, (index * column, 2 * LINE_HEIGHT))
     return sheet
 
 
-def stack_pictures(pictures: Sequence[Image.Image]) -> Image.Image:
-    """Stack one or more pictures vertically."""
-    width = max(picture.width for picture in pictures)
-    sheet = Image.new("RGB", (width, sum(picture.height + GAP for picture in pictures)), "white")
+def stack_vertically(images: Sequence[Image.Image]) -> Image.Image:
+    """Stack one or more images vertically, with gaps between them."""
+    width = max(image.width for image in images)
+    sheet = Image.new("RGB", (width, sum(image.height + GAP for image in images)), "white")
     top = 0
-    for picture in pictures:
-        sheet.paste(picture, (0, top))
-        top += picture.height + GAP
+    for image in images:
+        sheet.paste(image, (0, top))
+        top += image.height + GAP
     return sheet
 
 
 def draw_legend(classes: Sequence[str], colours: NDArray[np.uint8]) -> Image.Image:
-    """Draw the names of the first classes beside their colours."""
-    names = [drawable(shortened(name, MAX_LETTERS)) for name in classes[:MAX_NAMES]]
+    """Draw the names of the first `MAX_NAMES` classes beside the colours of the classes."""
+    names = [replace_undrawable(shorten(name, MAX_LETTERS)) for name in classes[:MAX_NAMES]]
     names += [f"and {len(classes) - MAX_NAMES} more"] if len(classes) > MAX_NAMES else []
     width = max(160, *(LEGEND_HEIGHT + 8 * len(name) for name in names))
     sheet = Image.new("RGB", (width, LEGEND_HEIGHT * len(names)), "white")
@@ -142,4 +142,4 @@ def draw_crops(batch: Batch, card: SegmentationCard) -> Image.Image:
     for index, (crop, mask) in enumerate(zip(crops, masks, strict=True)):
         sheet.paste(crop, (index * (width + GAP), 0))
         sheet.paste(draw_overlay(crop, mask, colours), (index * (width + GAP), height + GAP))
-    return stack_pictures([sheet, draw_legend(card.classes, colours)])
+    return stack_vertically([sheet, draw_legend(card.classes, colours)])

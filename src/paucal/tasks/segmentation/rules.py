@@ -3,22 +3,22 @@
 from paucal.rules import machine, resolve
 from paucal.rules.facts import DataAndMachine, describe_undertrained
 from paucal.rules.images import hflip, normalise
-from paucal.rules.model import drop_path, model_args, model_of_start
+from paucal.rules.model import drop_path, model_args, model_of_initial_weights
 from paucal.rules.resolve import Choice
 from paucal.wording import counted
 
 CPU_MODEL, GPU_MODEL = "tf_efficientnet_lite0", "swin_tiny_patch4_window7_224"
-# Some settings are more cautious up to these numbers of training images.
+# Up to these numbers of training images, some settings are more cautious.
 FEW_IMAGES, SOME_IMAGES = 100, 500
-MIN_STEPS = 40  # optimizer steps per epoch; each epoch ends with a validation
-MAX_CROPS = 64  # per image and epoch
-AUXILIARY_WIDTH = 256  # channels, as in the papers
-CELL_PIXELS = 32  # side of a cell of the deepest feature map; sides of crops are multiples of it
+MIN_STEPS = 40  # minimum number of optimizer steps per epoch; each epoch ends with a validation
+MAX_CROPS = 64  # maximum number of crops per image and epoch
+AUXILIARY_WIDTH = 256  # maximum number of channels of the auxiliary head, as in the papers
+CELL_PIXELS = 32  # stride of the deepest feature map in pixels; sides of crops are multiples of this stride
 
 
 def model(facts: DataAndMachine) -> Choice:
     """Choose the model of the pretrained weights, else a small network on a CPU and the papers' backbone on a GPU."""
-    if start_model := model_of_start(facts):
+    if start_model := model_of_initial_weights(facts):
         return start_model
     if facts.device == "cpu":
         return CPU_MODEL, "small enough for a CPU"
@@ -26,7 +26,7 @@ def model(facts: DataAndMachine) -> Choice:
 
 
 def img_size(facts: DataAndMachine) -> Choice:
-    """Choose the papers' 512 pixels on a GPU and 256 on a CPU, or less for smaller images; see `crop_side`."""
+    """Choose the papers' crops of 512 pixels on a GPU, and 256 on a CPU; smaller for small images, see `crop_side`."""
     side, reason = crop_side(facts.device, facts.median_side)
     return [side], reason
 
@@ -44,14 +44,14 @@ def crop_side(device: str, median_side: int) -> tuple[int, str]:
 
 
 def batch_size(facts: DataAndMachine) -> Choice:
-    """Choose the papers' 16 crops on a GPU and 4 on a CPU, where more steps are better than larger batches."""
+    """Choose the papers' 16 crops on a GPU, and 4 on a CPU, where more steps help more than larger batches."""
     if facts.device == "cpu":
         return 4, "many small steps: on a CPU the time per crop does not depend on the batch size"
     return 16, "the papers' batch size"
 
 
 def width(facts: DataAndMachine) -> Choice:
-    """Choose the head's channels: the papers' 512 on a GPU with many images, else fewer."""
+    """Choose the number of channels of the head: the papers' 512 on a GPU with many images, else fewer."""
     if facts.device == "cpu":
         return 64, "a wider head would take most of a CPU's time"
     if facts.n_train <= SOME_IMAGES:
@@ -60,7 +60,7 @@ def width(facts: DataAndMachine) -> Choice:
 
 
 def auxiliary_width(width: int) -> Choice:
-    """Choose the width of the head, but at most the papers' 256 channels."""
+    """Choose as many channels as in the head, but at most the papers' 256."""
     if width > AUXILIARY_WIDTH:
         return AUXILIARY_WIDTH, "the papers' width"
     return width, "the width of the head"
@@ -83,7 +83,7 @@ def time(facts: DataAndMachine, recipe: str | None, epochs: int | None) -> Choic
 
 
 def lr(facts: DataAndMachine) -> Choice:
-    """Choose a learning rate for a newly initialised head; for a pretrained backbone see `backbone_lr`."""
+    """Choose a learning rate for a newly initialised head; for a pretrained backbone, see `backbone_lr`."""
     return 1e-3, "best in trials of a newly initialised head on few images"
 
 
@@ -102,7 +102,7 @@ def min_lr(lr: float) -> Choice:
 
 
 def freeze(facts: DataAndMachine) -> Choice:
-    """Freeze the stem of pretrained weights for few images, which saves time: it already detects edges and colours."""
+    """For few images, freeze the pretrained stem to save time; a pretrained stem already detects edges and colours."""
     if facts.start is not None and facts.start.undertrained:
         return "none", describe_undertrained(facts.start)
     if facts.start is not None and facts.n_train <= SOME_IMAGES:

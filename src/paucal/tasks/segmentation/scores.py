@@ -1,4 +1,4 @@
-"""Scores of predicted masks, computed from counts of pixels per image, and tables of these scores."""
+"""Scores of predicted masks, computed from the pixel counts of each image, and tables of these scores."""
 
 import json
 from collections.abc import Iterable, Sequence
@@ -18,8 +18,8 @@ from paucal.metrics.measures import PixelScores, value_of
 from paucal.runs import csv_text, write_text
 from paucal.wording import images_text, percent
 
-BOOTSTRAP_DRAWS = 2000  # random samples of images
-MAX_SHOWN_CLASSES = 30  # rows in the terminal
+BOOTSTRAP_DRAWS = 2000  # number of random samples of images
+MAX_SHOWN_CLASSES = 30  # maximum number of rows in the terminal
 SCORES_FILE = "segmentation.json"
 
 
@@ -28,7 +28,7 @@ class Tally:
     """Counts of the labelled pixels of one image.
 
     Attributes:
-        index: Position of the image in its set.
+        index: Index of the image in the data set.
         confusion: (K, K) int64 numbers of pixels; rows are labels, and columns are predictions.
         loss: Sum of the cross-entropies of the pixels, in nats.
     """
@@ -56,12 +56,12 @@ class SegmentationReport:
         classes: Names of the classes.
         confusion: (K, K) int64 numbers of labelled pixels in all images; rows are labels, and columns are predictions.
         mean_iou: Mean IoU over the classes with labelled or predicted pixels, with its interval over images.
-        accuracy: Share of the labelled pixels that are predicted correctly, with its interval.
-        per_class: IoU of each class; NaN for a class without labelled and predicted pixels.
+        accuracy: Fraction of the labelled pixels that are predicted correctly, with its interval.
+        per_class: IoU of each class; NaN for a class that has neither labelled nor predicted pixels.
         mean_accuracy: Mean recall over the classes.
         loss: Mean cross-entropy of the labelled pixels, in nats.
         images: Number of images.
-        groups: Number of groups of similar images, which the bootstrap draws as units; None without groups.
+        groups: Number of groups of similar images, which the bootstrap draws as units; None if images are independent.
     """
 
     classes: tuple[str, ...]
@@ -122,7 +122,7 @@ def tally(index: int, probabilities: Tensor, mask: Tensor, ignored: int = 255) -
 
 
 def plain_scores(tallies: Iterable[Tally]) -> dict[str, float]:
-    """Return the scores over a set of images without intervals; NaN if no pixel is labelled."""
+    """Return the scores over a set of images, without intervals; scores are NaN if no pixel is labelled."""
     rows = _sort_by_image(tallies)
     scores, pixels = PixelScores([row.confusion for row in rows]), sum(row.pixels for row in rows)
     return {
@@ -138,19 +138,19 @@ def segmentation_report(
 ) -> SegmentationReport:
     """Return the scores over a set of images, with 95 % intervals from a bootstrap over images.
 
-    `groups` has the group of each image of the set; the bootstrap draws whole groups.
+    `groups` has the group of each image of the data set; the bootstrap then draws whole groups.
     """
     rows = _sort_by_image(tallies)
     values, scores = plain_scores(rows), PixelScores([row.confusion for row in rows])
     row_groups = None if groups is None else groups[[row.index for row in rows]]
     bootstrap = Bootstrap(seed, BOOTSTRAP_DRAWS, multinomial=True, groups=row_groups)
-    by_class, means, shares = bootstrap.scores([scores.iou, scores.mean_iou, scores.accuracy], len(rows))
+    by_class, means, accuracies = bootstrap.scores([scores.iou, scores.mean_iou, scores.accuracy], len(rows))
     ious = scores.iou(np.ones((1, len(rows))))[0].tolist()
     return SegmentationReport(
         classes=tuple(classes),
         confusion=np.sum([row.confusion for row in rows], axis=0),
         mean_iou=percentile(values["mean_iou"], means),
-        accuracy=percentile(values["pixel_accuracy"], shares),
+        accuracy=percentile(values["pixel_accuracy"], accuracies),
         per_class=tuple(percentile(value, draws) for value, draws in zip(ious, by_class.T, strict=True)),
         mean_accuracy=values["mean_accuracy"],
         loss=values["loss"],
@@ -175,8 +175,8 @@ def report_table(report: SegmentationReport) -> Table:
     values = [score.value for score in report.per_class]
     ranked = sorted(range(len(values)), key=lambda index: (not np.isfinite(values[index]), values[index]))
     for index in ranked[:MAX_SHOWN_CLASSES]:
-        pixels, hits = int(report.confusion[index].sum()), int(report.confusion[index, index])
-        recall = hits / pixels if pixels else float("nan")
+        pixels, correct = int(report.confusion[index].sum()), int(report.confusion[index, index])
+        recall = correct / pixels if pixels else float("nan")
         interval = _format_interval(report.per_class[index])
         table.add_row(report.classes[index], _percent(values[index]), interval, f"{pixels:,}", _percent(recall))
     return table

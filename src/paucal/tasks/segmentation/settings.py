@@ -19,7 +19,7 @@ class MaskSettings(MaskFileSettings):
     )
     split: str | None = option("split the images as in this split.csv", group="data")
     group_by: str | None = option(
-        "keep the images of a group in one split: 'duplicates', or a pattern in the names such as 'patient[0-9]+'",
+        "keep the images of a group in one split: 'duplicates', or a pattern in file names such as 'patient[0-9]+'",
         group="data",
     )
 
@@ -40,7 +40,10 @@ class HeadSettings:
         high=10,
     )
     auxiliary_width: int = option(
-        "channels within the auxiliary head; by default as in the head, at most 256", group="model", low=4, high=4096
+        "channels within the auxiliary head; by default as many as in the head, but at most 256",
+        group="model",
+        low=4,
+        high=4096,
     )
     backbone_lr: float = option("factor on the learning rate of the backbone", group="fine-tuning", low=0.0001, high=10)
     layer_decay: float | None = option(
@@ -62,8 +65,8 @@ class SegmentScheduleSettings:
     """The length of the training and the optimizer."""
 
     time: str | None = option(
-        "plan the run to end after this time, such as 15m, 2h or 1d, instead of --epochs; by default a quarter of an "
-        "hour, half an hour on a GPU",
+        "plan the run to end after this time, such as 15m, 2h or 1d, instead of --epochs; by default 15 minutes, or 30 "
+        "minutes on a GPU",
         chosen=True,
     )
     crops: int = option("random crops per image and epoch", low=1, high=10_000)
@@ -88,7 +91,7 @@ class CropSettings:
 
     resize_to: list[int] | None = option(
         "maximum shorter and longer side in pixels, to which images are resized before --scale and --scales; by "
-        "default they keep their size",
+        "default, images keep their size",
         group="augmentation",
         low=8,
         high=MAX_SIDE,
@@ -98,8 +101,8 @@ class CropSettings:
     )
     vflip: float = option("probability of a vertical flip", 0.0, group="augmentation", low=0, high=1)
     colour: float | Literal["photometric"] = option(
-        "strength of changes to brightness, contrast and saturation, such as 0.2, or 0 for none; photometric makes the "
-        "papers' changes, each with probability one half",
+        "strength of changes to brightness, contrast and saturation, such as 0.2, or 0 for none; photometric for the "
+        "papers' changes, each with probability 0.5",
         group="augmentation",
         low=0,
         high=1,
@@ -114,13 +117,13 @@ class InferenceSettings:
         "run the network on windows of the size of the crops, or on whole images", "windows", group="test"
     )
     overlap: float = option(
-        "overlap of consecutive windows, as a share of a window", 0.33, group="test", low=0, high=0.9
+        "overlap of consecutive windows, as a fraction of the window size", 0.33, group="test", low=0, high=0.9
     )
     scales: list[float] | None = option(
         "factors on an image's sides over which predictions are averaged, such as 0.75 1 1.25; by default 1",
         group="test",
     )
-    mirror: bool = option("average with the prediction for the mirror image", False, group="test")
+    mirror: bool = option("average predictions over an image and its mirror image", False, group="test")
 
     @property
     def test_scales(self) -> tuple[float, ...]:
@@ -139,7 +142,7 @@ class SegmentSettings(
     FractionSettings,
     JobSettings,
 ):
-    """Every setting of `paucal segment`; the command line and `paucal.segment` share it."""
+    """Every setting of `paucal segment`, on the command line and in `paucal.segment`."""
 
     data: str | None = option(  # pyright: ignore[reportIncompatibleVariableOverride] (--images may take its place)
         "folder that contains a folder of images and a folder of masks with the same file names (images/ and masks/, "

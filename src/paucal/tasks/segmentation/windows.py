@@ -17,17 +17,17 @@ from paucal.backbones.layout import Size
 
 @dataclass(frozen=True)
 class WindowOptions:
-    """How a network is run on a whole image.
+    """Options of inference on a whole image.
 
     Attributes:
         size: (height, width) of a window in pixels.
-        overlap: Overlap of consecutive windows, as a share of a window.
+        overlap: Overlap of consecutive windows, as a fraction of the window size.
         scales: Factors on the image's sides, over which probabilities are averaged.
         mirror: Whether to average also over the mirror image.
         batch: Number of windows per forward pass.
-        whole: Whether to run the network on the image at once instead of windows.
-        resize_to: Maximum shorter and longer side in pixels, to which the image is resized before `scales`; None to
-            keep its size.
+        whole: Whether to run the network on the whole image at once instead of windows.
+        resize_to: Maximum shorter and longer side in pixels, to which the image is resized before `scales`; None for no
+            resizing.
     """
 
     size: Size
@@ -43,7 +43,7 @@ class WindowOptions:
 def pixel_probabilities(network: nn.Module, image: Tensor, options: WindowOptions) -> Tensor:
     """Return the (K, H, W) float32 class probabilities of the pixels of a normalised (C, H, W) image.
 
-    The network must map (B, C, h, w) windows to (B, K, h, w) logits, be in evaluation mode, and be on the image's
+    The network must map (B, C, h, w) windows to (B, K, h, w) logits, and must be in evaluation mode and on the image's
     device.
     """
     total, height, width = None, image.shape[-2], image.shape[-1]
@@ -63,7 +63,7 @@ def pixel_probabilities(network: nn.Module, image: Tensor, options: WindowOption
 
 
 def window_logits(network: nn.Module, image: Tensor, options: WindowOptions) -> Tensor:
-    """Return (K, H, W) float32 logits: for each pixel the mean over all windows that cover it.
+    """Return (K, H, W) float32 logits: for each pixel, the mean over all windows that cover the pixel.
 
     An image that is smaller than a window is padded on the right and bottom with zeros, which are the mean colour.
     """
@@ -90,8 +90,8 @@ def window_logits(network: nn.Module, image: Tensor, options: WindowOptions) -> 
 def window_starts(length: int, window: int, overlap: float) -> list[int]:
     """Return the first pixel of each window along a side of `length` pixels.
 
-    Windows have equal distances, except that the last window ends at the edge of the image. `overlap` is that of
-    consecutive windows, as a share of a window.
+    Windows are equally spaced, except that the last window ends at the edge of the image. `overlap` is the overlap of
+    consecutive windows, as a fraction of the window size.
 
     Example:
         >>> window_starts(512, 256, 1 / 3), window_starts(256, 256, 0.0), window_starts(300, 256, 0.0)
@@ -103,7 +103,7 @@ def window_starts(length: int, window: int, overlap: float) -> list[int]:
 
 
 def fitting_scale(size: Size, sides: Size | None) -> float:
-    """Return the factor that resizes an image to the largest size within two sides in pixels; 1 for None.
+    """Return the factor that resizes an image to the largest size that fits in `sides` in pixels; 1 if these are None.
 
     Example:
         >>> fitting_scale((256, 256), (512, 2048)), fitting_scale((200, 1000), (512, 2048)), fitting_scale((8, 9), None)
@@ -113,7 +113,7 @@ def fitting_scale(size: Size, sides: Size | None) -> float:
 
 
 def describe_scales(scales: Sequence[float], mirror: bool) -> str:
-    """Return a text on the scales and mirror images of the inference.
+    """Return a text that describes the scales and the mirroring of the inference.
 
     Example:
         >>> describe_scales((1.0,), False), describe_scales((0.5, 1.0), True)

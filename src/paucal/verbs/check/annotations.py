@@ -1,4 +1,4 @@
-"""Open images with masks or boxes for `paucal check`, and report findings on them."""
+"""Open images with masks or boxes for `paucal check`, and report problems in their masks or boxes."""
 
 import os
 import re
@@ -16,9 +16,9 @@ from paucal.data.checking.survey import Survey
 from paucal.data.images import ImageSet
 from paucal.data.masks.coding import read_class_names
 from paucal.data.masks.mask_table import is_mask_table
-from paucal.data.masks.masked_images import MaskedImages, images_of_pairs, read_masks, require_enough
+from paucal.data.masks.masked_images import MaskedImages, images_of_pairs, read_masks, require_enough_images
 from paucal.data.masks.pairs import Pairs, find_pairs
-from paucal.data.masks.recognition import masks_among
+from paucal.data.masks.recognition import find_masks_among
 from paucal.data.recognition import other_kinds_named, recognise
 from paucal.data.sources.archive import is_archive
 from paucal.data.sources.folder import find_images
@@ -29,35 +29,36 @@ from paucal.tasks.detection.images import MIN_BOX_SIDE, check_annotations
 from paucal.tasks.segmentation.rules import CELL_PIXELS, crop_side
 from paucal.types import UserError
 from paucal.verbs.check.settings import CheckSettings
-from paucal.wording import counted, first_few, percent
+from paucal.wording import counted, join_first_few, percent
 
 MASKS, BAD_MASKS, BOXES, SMALL_CROPS = "masks", "bad-masks", "boxes", "small-crops"
 LABEL_NOUNS = {"train": "classes", "detect": "boxes", "segment": "masks"}
-# Findings on labels of whole images, which do not apply to images with masks or boxes.
+# Names of findings on labels of whole images, which do not apply to images with masks or boxes.
 IMAGE_LABEL_FINDINGS = ("imbalance", "alike-with-other-labels", "small-images")
-MIN_PIXEL_SHARE = 0.001  # of a class among the labelled pixels; with less, it is hardly learned
+MIN_PIXEL_SHARE = 0.001  # fraction of labelled pixels below which a class is hardly learned
 BAD_BOXES = "bad-boxes"
-MIN_BOXES = 10  # of a class; with fewer, it is hardly learned and its score is mostly chance
-TINY_BOX_SIDE = 8.0  # pixels of the shorter side: one or two cells of the finest feature map
-MIN_MEDIUM_AREA, MIN_LARGE_AREA = 32.0**2, 96.0**2  # square pixels; COCO's medium objects are between them
-MAX_CLASSES_NAMED = 12  # in a finding
-_WITH_ADVICE = re.compile(r"(.*): ([a-z][^:'\"{}]*)", re.DOTALL)  # an error, and the advice after its last colon
-MAX_EMPTY_SHARE = 0.5  # of images without a box; with more, some were probably never annotated
-_OUTSIDE_BOXES = ("outside-boxes", "outside of their image", "correct them, or check whether images were swapped")
+MIN_BOXES = 10  # number of boxes below which a class is hardly learned and its score is mostly chance
+TINY_BOX_SIDE = 8.0  # shorter side in pixels: one or two positions of the finest feature map
+MIN_MEDIUM_AREA, MIN_LARGE_AREA = 32.0**2, 96.0**2  # in square pixels; COCO's medium objects are between these areas
+MAX_CLASSES_NAMED = 12  # number of classes named in a finding
+# Matches an error message, and the advice after its last colon.
+_WITH_ADVICE = re.compile(r"(.*): ([a-z][^:'\"{}]*)", re.DOTALL)
+MAX_EMPTY_SHARE = 0.5  # fraction of images without a box above which some were probably never annotated
+_OUTSIDE_BOXES = ("outside-boxes", "outside of their image", "correct the boxes, or check whether images were swapped")
 _TINY_BOXES = (
     "tiny-boxes",
     f"under {TINY_BOX_SIDE:g} pixels",
-    "on their shorter side: remove such small boxes, or cut the images into parts and enlarge them",
+    "on their shorter side: remove such small boxes, or cut the images into tiles and enlarge the tiles",
 )
 _REPEATED_BOXES = (
     "repeated-boxes",
     "drawn twice on one object",
-    "remove one of each, or the second counts as an error",
+    "remove one box of each pair, since the second counts as an error",
 )
 
 
-def open_masked(settings: CheckSettings) -> tuple[ImageSet, list[Finding]] | None:
-    """Open images with masks as `paucal segment` does; None if there are no masks.
+def open_with_masks(settings: CheckSettings) -> tuple[ImageSet, list[Finding]] | None:
+    """Open images with masks as `paucal segment` does; return None if there are no masks.
 
     An error of `paucal segment` becomes a finding.
     """
@@ -71,14 +72,14 @@ def open_masked(settings: CheckSettings) -> tuple[ImageSet, list[Finding]] | Non
         with other_kinds_named(root, "segment"):
             pairs = find_pairs(root, *paths)
     except UserError as problem:
-        return _without_masks(paths[0] or root, problem), [refusal_finding(BAD_MASKS, problem)]
+        return _open_without_masks(paths[0] or root, problem), [refusal_finding(BAD_MASKS, problem)]
     images = images_of_pairs(pairs, str((paths[0] or root).resolve()))
     try:
         if settings.on_bad_image == "skip":
             images = verify_images(images, "skip")[0]
         class_names = None if settings.classes is None else read_class_names(Path(settings.classes))
         masked = read_masks(images, pairs, settings.mask_values, settings.ignore, class_names)
-        require_enough(masked)
+        require_enough_images(masked)
     except UserError as problem:
         return images, [_masks_finding(pairs), refusal_finding(BAD_MASKS, problem)]
     masked_images, findings = _describe_masks(masked, pairs)
@@ -87,8 +88,8 @@ def open_masked(settings: CheckSettings) -> tuple[ImageSet, list[Finding]] | Non
     return masked_images, findings
 
 
-def training_verb(opening_findings: Sequence[Finding]) -> str:
-    """Return the verb that trains on a set, by the findings on its masks or boxes from opening it."""
+def training_command_of(opening_findings: Sequence[Finding]) -> str:
+    """Return the command that trains on a set, according to the findings from opening its masks or boxes."""
     names = {finding.name for finding in opening_findings}
     if names & {MASKS, BAD_MASKS}:
         return "segment"
@@ -96,14 +97,14 @@ def training_verb(opening_findings: Sequence[Finding]) -> str:
 
 
 def applicable_findings(findings: Sequence[Finding]) -> list[Finding]:
-    """Return the findings without those on labels of whole images, if the images have masks or boxes instead."""
+    """Return the findings; if the images have masks or boxes, without findings on labels of whole images."""
     if not any(finding.name in (MASKS, BOXES) for finding in findings):
         return list(findings)
     return [finding for finding in findings if finding.name not in IMAGE_LABEL_FINDINGS]
 
 
 def crop_findings(opening_findings: Sequence[Finding], survey: Survey, device: str) -> list[Finding]:
-    """Return a finding on images smaller than half the crops that `paucal segment` would choose."""
+    """Return a finding on images with less than half the side of the crops that `paucal segment` would choose."""
     shorter_sides = survey.sizes[survey.readable].min(axis=1)
     if not len(shorter_sides) or not any(finding.name == MASKS for finding in opening_findings):
         return []
@@ -116,7 +117,11 @@ def crop_findings(opening_findings: Sequence[Finding], survey: Survey, device: s
         f"{counted(len(small_images), 'image fills', 'images fill')} less than half the side of the {side}-pixel crops "
         f"that paucal segment would train on (the smallest is {int(shorter_sides.min())} pixels)"
     )
-    advice = f"train with smaller crops: --img-size {fitting_side}" if fitting_side < side else "take larger copies"
+    advice = (
+        f"train with smaller crops: --img-size {fitting_side}"
+        if fitting_side < side
+        else "use larger copies of the images"
+    )
     groups = tuple((int(survey.readable[index]),) for index in small_images)
     level = "warning" if len(small_images) < len(shorter_sides) / 2 else "note"
     return [Finding(SMALL_CROPS, level, text, advice, groups)]
@@ -126,11 +131,11 @@ def _has_masks(root: Path) -> bool:
     if not root.is_dir():
         return (is_archive(root) or is_mask_table(root)) and "segment" in recognise(root)
     keys = find_images(root)
-    return masks_among(keys, FileStore(root, keys)) is not None
+    return find_masks_among(keys, FileStore(root, keys)) is not None
 
 
-def _without_masks(root: Path, problem: UserError) -> ImageSet:
-    """Return the images of a folder without labels, after no masks were found; raise `problem` if it has no images."""
+def _open_without_masks(root: Path, problem: UserError) -> ImageSet:
+    """Return the images of a folder in which no masks were found, without labels; raise `problem` if there are none."""
     keys = find_images(root) if root.is_dir() else []
     if is_archive(root) and root.exists():
         return open_images(root, labelled=False)
@@ -150,20 +155,20 @@ def _describe_masks(masked: MaskedImages, pairs: Pairs) -> tuple[ImageSet, list[
     labelled = max(int(totals.sum()), 1)
     shares = {name: int(count) / labelled for name, count in zip(masked.images.classes, totals, strict=True)}
     listed_shares = ", ".join(f"{name} {percent(share)}" for name, share in list(shares.items())[:12])
-    pixels = Finding("pixels", "note", f"share of the labelled pixels: {listed_shares}")
+    pixels = Finding("pixels", "note", f"percentage of the labelled pixels: {listed_shares}")
     findings = [_masks_finding(pairs), pixels, *masked.findings]
     scarce = [name for name, share in shares.items() if share < MIN_PIXEL_SHARE]
     if scarce:
-        names = first_few(scarce, 8)
+        names = join_first_few(scarce, 8)
         text = (
             f"{counted(len(scarce), 'class', 'classes')} with under {percent(MIN_PIXEL_SHARE)} of the pixels: {names}"
         )
-        findings.append(Finding("scarce-classes", "warning", text, "label more of them, or join classes"))
+        findings.append(Finding("scarce-classes", "warning", text, "label more of these classes, or merge classes"))
     empty = int((masked.pixels.sum(1) == 0).sum())
     if empty:
         text = f"{counted(empty, 'mask')} without a labelled pixel"
-        findings.append(Finding("empty-masks", "warning", text, "label them, or leave these images out"))
-    # Classes without pixels are left out, since there is nothing to report on them.
+        findings.append(Finding("empty-masks", "warning", text, "label these masks, or remove the images"))
+    # Classes without pixels are left out, since there is nothing to report about these classes.
     has_pixels = totals > 0
     names = tuple(name for name, is_present in zip(masked.images.classes, has_pixels, strict=True) if is_present)
     rows = masked.images.multi_hot
@@ -172,7 +177,7 @@ def _describe_masks(masked: MaskedImages, pairs: Pairs) -> tuple[ImageSet, list[
 
 
 def open_with_boxes(settings: CheckSettings) -> tuple[ImageSet, list[Finding]] | None:
-    """Open a location with boxes in any layout that `paucal detect` supports; None for other locations.
+    """Open a location with boxes in any layout that `paucal detect` supports; return None for other locations.
 
     An error of `paucal detect` becomes a finding.
     """
@@ -184,7 +189,7 @@ def open_with_boxes(settings: CheckSettings) -> tuple[ImageSet, list[Finding]] |
         layout = find_boxes(path)
         if not is_requested and layout is not None and open_tagged_images(path) is not None:
             return None
-    except UserError:  # a damaged archive, which is reported when the images are opened
+    except UserError:  # damaged archives are reported when the images are opened
         return None
     if not is_requested and (layout is None or (layout.are_among_classes and _has_classes(data))):
         return None
@@ -192,7 +197,7 @@ def open_with_boxes(settings: CheckSettings) -> tuple[ImageSet, list[Finding]] |
         with other_kinds_named(path, "detect"):
             tree, annotations = read_boxes(path)
     except UserError as problem:
-        return None if not is_requested and _has_classes(data) else _without_boxes(path, problem)
+        return None if not is_requested and _has_classes(data) else _open_without_boxes(path, problem)
     refusal, other_kinds = [], []
     try:
         boxed = check_annotations(tree, annotations).images
@@ -204,9 +209,11 @@ def open_with_boxes(settings: CheckSettings) -> tuple[ImageSet, list[Finding]] |
 
 
 def other_label_findings(path: Path, verb: str) -> list[Finding]:
-    """Return a note on each kind of labels in the set that the check as `verb` ignores."""
+    """Return a note on each kind of labels in the set that is ignored because the set is checked for `verb`."""
     return [
-        Finding(f"also-{LABEL_NOUNS[other]}", "note", f"there are also {contents_text}: check them with --verb {other}")
+        Finding(
+            f"also-{LABEL_NOUNS[other]}", "note", f"there are also {contents_text}: check these with --verb {other}"
+        )
         for other, contents_text in recognise(path).items()
         if other != verb
     ]
@@ -221,7 +228,7 @@ def _has_classes(data: str) -> bool:
 
 
 def box_findings(annotations: Sequence[AnnotatedImage], keys: Sequence[str]) -> list[Finding]:
-    """Return findings on boxes: their sizes, rare classes, and boxes or images that are probably mistakes."""
+    """Return findings on boxes: sizes, rare classes, and boxes or missing boxes that are probably mistakes."""
     index_of = {key: index for index, key in enumerate(keys)}
     readable = [annotated for annotated in annotations if annotated.key in index_of]
     corners = [np.asarray(annotated.boxes, dtype=np.float64).reshape(-1, 4) for annotated in readable]
@@ -251,7 +258,7 @@ def _class_findings(annotated: Sequence[AnnotatedImage], keys: Sequence[str]) ->
 
 
 def _count_training_boxes(annotated: Sequence[AnnotatedImage]) -> Counter[str]:
-    """Count the boxes of each class that are used in training, without crowds and boxes marked as difficult."""
+    """Count the boxes of each class that are used in training, which excludes crowds and difficult objects."""
     return Counter(
         name for image in annotated for name, is_crowd in zip(image.names, image.crowd, strict=True) if not is_crowd
     )
@@ -268,7 +275,7 @@ def _size_findings(sides: Sequence[np.ndarray]) -> list[Finding]:
     ]
     small, medium, large = (percent(float(share), ".0f") for share in shares)
     text = f"{small} of the boxes are small (under 32x32 pixels), {medium} medium, {large} large (from 96x96 up); "
-    half_text = f"half have a side under {np.median(np.sqrt(areas.clip(0))):.0f} pixels"
+    half_text = f"half of the boxes have a side under {np.median(np.sqrt(areas.clip(0))):.0f} pixels"
     return [Finding("box-sizes", "note", text + half_text)]
 
 
@@ -279,13 +286,13 @@ def _rare_class_findings(annotated: Sequence[AnnotatedImage]) -> list[Finding]:
         return []
     names = ", ".join(f"{name} {count}" for name, count in list(rare_classes.items())[:MAX_CLASSES_NAMED])
     text = f"{counted(len(rare_classes), 'class', 'classes')} with fewer than {MIN_BOXES} boxes: {names}"
-    return [Finding("scarce-classes", "warning", text, "label more of them, or join classes")]
+    return [Finding("scarce-classes", "warning", text, "label more of these classes, or merge classes")]
 
 
 def _marked_finding(
     indices: Sequence[int], marks: Sequence[np.ndarray], name: str, description: str, advice: str
 ) -> list[Finding]:
-    """Return a finding on the boxes selected by `marks`, a mask for each image; none if no box is selected."""
+    """Return a finding on the boxes selected by `marks`, a mask over each image's boxes; [] if no box is selected."""
     count = sum(int(mark.sum()) for mark in marks)
     if not count:
         return []
@@ -296,13 +303,13 @@ def _marked_finding(
 
 
 def _is_outside(image: AnnotatedImage, boxes: np.ndarray) -> np.ndarray:
-    """Return a mask of the boxes entirely outside the image; if its size is unknown, only left of or above it."""
+    """Return a mask of boxes entirely outside the image; if its size is unknown, only boxes left of or above it."""
     height, width = image.size or (np.inf, np.inf)
     return (boxes[:, 0] >= width) | (boxes[:, 1] >= height) | (boxes[:, 2] <= 0) | (boxes[:, 3] <= 0)
 
 
 def _is_repeated(image: AnnotatedImage, boxes: np.ndarray) -> np.ndarray:
-    """Return a mask of the boxes that repeat an earlier box of the same class, after rounding to whole pixels."""
+    """Return a mask of the boxes that equal an earlier box of the same class after rounding to whole pixels."""
     earlier_boxes: set[tuple[object, ...]] = set()
     marks = np.zeros(len(boxes), dtype=np.bool_)
     for index, (name, box) in enumerate(zip(image.names, np.round(np.nan_to_num(boxes)).tolist(), strict=True)):
@@ -317,7 +324,7 @@ def _images_without_boxes(indices: Sequence[int], total: int) -> list[Finding]:
         return []
     level, advice = "note", ""
     if len(indices) > MAX_EMPTY_SHARE * total:
-        level, advice = "warning", "check whether all of them were annotated; leave out those that were not"
+        level, advice = "warning", "check whether all these images were annotated, and remove images that were not"
     text = f"{counted(len(indices), 'image')} of {total} without a box: they are used as negatives"
     return [Finding("images-without-boxes", level, text, advice, tuple((index,) for index in indices))]
 
@@ -329,7 +336,7 @@ def _refusal_finding(problem: UserError) -> Finding:
     return Finding(BAD_BOXES, "misleads", text, advice)
 
 
-def _without_boxes(path: Path, problem: UserError) -> tuple[ImageSet, list[Finding]]:
+def _open_without_boxes(path: Path, problem: UserError) -> tuple[ImageSet, list[Finding]]:
     """Open the images of a location whose annotations cannot be read, with a finding on the problem."""
     is_annotation = path.is_file() and not is_archive(path)
     try:

@@ -1,4 +1,4 @@
-"""Search for probably wrong labels with frozen features of a run, of weights on this machine, or of plain pixels."""
+"""Search for probably wrong labels with features from a run or from weights on this machine, or with pixels."""
 
 import warnings
 from collections.abc import Callable
@@ -42,10 +42,10 @@ from paucal.types import UserError
 from paucal.verbs.check.settings import CheckSettings
 
 Advance = Callable[[int, int], None]
-INPUT_SIDE = 160  # pixels; input size of networks
-SMALL_INPUT_SIDE, MAX_SMALL_SIDE = 128, 64  # pixels; input size for images whose shorter sides are at most the second
-PIXEL_SIDE = 16  # pixels of the side of thumbnails whose pixels are the features
-FOLDS = 5
+INPUT_SIDE = 160  # input size of networks in pixels
+SMALL_INPUT_SIDE, MAX_SMALL_SIDE = 128, 64  # input size for images whose median shorter side is at most 64, in pixels
+PIXEL_SIDE = 16  # side in pixels of the thumbnails that are the features if there is no network
+FOLDS = 5  # number of cross-validation folds
 
 
 @dataclass(frozen=True)
@@ -54,8 +54,8 @@ class FeatureReader:
 
     Attributes:
         name: Name of the model for messages; "" for plain pixels.
-        module: Network whose outputs are (B, D) features; None for plain pixels.
-        preprocess: Preprocessing of the network's images; None for plain pixels.
+        module: Network with (B, D) features as output; None for plain pixels.
+        preprocess: Preprocessing of images for the network; None for plain pixels.
         device: Device of the network.
         architecture: Name of the network's architecture.
     """
@@ -68,7 +68,7 @@ class FeatureReader:
 
     @property
     def trained(self) -> bool:
-        """Whether the features are those of a trained network, not plain pixels."""
+        """Whether the features come from a trained network instead of plain pixels."""
         return self.module is not None
 
     def read(
@@ -81,14 +81,14 @@ class FeatureReader:
     ) -> Tensor:
         """Return (N, D) float32 features on the CPU, in the order of `indices`.
 
-        With `detail`, images are first reduced to this shorter side in pixels, so that a copy saved at a smaller size
-        has the same features as its original.
+        If `detail` is given, images are first reduced to a shorter side of `detail` pixels, so that an image and its
+        smaller copy have similar features.
         """
         if self.module is None or self.preprocess is None:
             return _pixel_features(reduce_images(images, 4 * PIXEL_SIDE), indices, progress)
-        images = reduce_images(images, 2 * max(self.preprocess.image_size))  # as in a run
+        images = reduce_images(images, 2 * max(self.preprocess.image_size))  # as in training
         transform = ReducedInput(self.preprocess.transform(), detail)
-        # Published weights have three input channels: give them the first three of the images.
+        # Published weights have three input channels, so they get the first three channels of the images.
         if self.preprocess.channels == RGB != images.reading.channels:
             images = replace(images, store=RgbStore(images.store))
         loader = make_eval_loader(images, indices, transform, settings.batch_size, settings.workers, pin_memory=False)
@@ -109,13 +109,13 @@ class FeatureReader:
 
 @dataclass(frozen=True)
 class ReducedInput:
-    """A view transform that is applied to an image after reducing it; picklable, for spawned loader workers."""
+    """A view transform applied to a reduced image; a class, since spawned loader workers need a picklable object."""
 
     transform: ViewTransform
-    side: int | None  # pixels of the shorter side of the reduced image; None keeps the size
+    side: int | None  # shorter side of the reduced image in pixels; None keeps the size
 
     def __call__(self, image: Image.Image) -> tuple[Tensor, Tensor]:
-        """Return the view and the geometry of the reduced image."""
+        """Reduce an image, and return its view and geometry."""
         shorter_side = min(image.size)
         if self.side is not None and shorter_side > self.side:
             width, height = (max(1, round(length * self.side / shorter_side)) for length in image.size)
@@ -123,23 +123,25 @@ class ReducedInput:
         return self.transform(image)
 
 
-def weights_at_hand() -> PretrainedWeights | AddedWeights | None:
-    """Return the first trained weights that need no download; None if there are none."""
+def find_local_weights() -> PretrainedWeights | AddedWeights | None:
+    """Return the preferred trained weights that are on this machine; None if there are no weights."""
     return next(iter(ready_weights("cpu")), None)
 
 
 def open_reader(settings: CheckSettings, side: int) -> FeatureReader:
-    """Return a reader of the features of --model, or else of weights on this machine.
+    """Return a reader that extracts features with --model, or by default with weights on this machine.
 
-    Without any weights, plain pixels are the features. `side` is the median of the images' shorter sides in pixels.
+    If there are no weights, the features are plain pixels. `side` is the median shorter side of the images in pixels.
     """
     check_size(settings.img_size)
-    name = settings.model or getattr(weights_at_hand(), "name", None)
+    name = settings.model or getattr(find_local_weights(), "name", None)
     if name is None:
         return FeatureReader("")
     is_run = isinstance(find_named(name, "--model"), RunFolder)
     if is_run and settings.img_size is not None:
-        raise UserError("--img-size: the model of a run has its own input size: leave it out.")
+        raise UserError(
+            "--img-size is not supported for the model of a run, which has its own input size: remove --img-size."
+        )
     size = None if is_run else settings.img_size or [SMALL_INPUT_SIDE if side <= MAX_SMALL_SIDE else INPUT_SIDE]
     model = open_named(name, settings.device, size, "--model")
     if linear_classifier(model.module) is None:
@@ -167,10 +169,10 @@ class SuspectLabel:
 
     Attributes:
         position: Position in the set.
-        given: Name of the class that is its label.
-        suggested: Name of its probable class.
-        confidence: Probability of the class `given`, by a classifier that was not fitted on this image.
-        suggested_confidence: Probability of the class `suggested`, by this classifier.
+        given: Class name of the given label.
+        suggested: Name of the probable class.
+        confidence: Probability of the class `given`, predicted by a classifier that was not fitted on this image.
+        suggested_confidence: Probability of the class `suggested`, predicted by the same classifier.
     """
 
     position: int
@@ -193,10 +195,10 @@ def find_suspects(
     seed: int,
     console: Console,
 ) -> tuple[list[SuspectLabel], float]:
-    """Return labels that are probably wrong, the most suspect first, and the share of labels predicted correctly.
+    """Return labels that are probably wrong, the most suspect first, and the fraction of labels predicted correctly.
 
-    `indices` are the (N,) positions of labelled images, with (N, D) features and (N,) group numbers. A group of copies
-    stays in one fold, since copies would reveal the label.
+    `indices` are the (N,) positions of labelled images, `features` their (N, D) features, and `groups` their (N,) group
+    numbers. A group of copies stays in one fold, since a copy in another fold would reveal the label.
     """
     labels = images.labels[indices]
     with console.progress("fitting classifiers") as advance:
@@ -214,7 +216,7 @@ def out_of_fold(
 ) -> NDArray[np.float64]:
     """Return (N, K) out-of-fold probabilities of logistic regressions on standardised features.
 
-    The penalty is the one that `paucal train` would choose for its first model. All images of a group are in one fold.
+    The penalty is that of the first model of `paucal train`. All images of a group are in one fold.
     """
     strength = fit_head(features, labels, n_classes, seed).strength
     probabilities = np.zeros((len(labels), n_classes))
@@ -231,5 +233,5 @@ def out_of_fold(
 def _make_folds(labels: NDArray[np.int64], groups: NDArray[np.int64], seed: int) -> list[tuple[NDArray, NDArray]]:
     folds = StratifiedGroupKFold(min(FOLDS, len(np.unique(groups))), shuffle=True, random_state=seed % 2**32)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # about classes with fewer images than folds
+        warnings.simplefilter("ignore", UserWarning)  # some classes have fewer images than folds
         return [pair for pair in folds.split(labels, labels, groups) if len(pair[0]) and len(pair[1])]

@@ -21,18 +21,18 @@ from paucal.data.checking.findings import (
     sort_findings,
     split_problem,
 )
-from paucal.data.checking.pictures import UNREADABLE, picture_findings
+from paucal.data.checking.pictures import UNREADABLE, image_findings
 from paucal.data.checking.related import CANDIDATE_SIDE, Pair, exact_groups, merge_groups, similar_pairs
 from paucal.data.checking.survey import Survey, survey_images
 from paucal.data.classes import choose_classes
-from paucal.data.decode import WHOLE, Reading
+from paucal.data.decode import DEFAULT_READING, Reading
 from paucal.data.images import ImageSet, reduce_images
 from paucal.data.sources.joining import split_location
 from paucal.data.sources.opening import open_images
 from paucal.data.sources.table_rows import TABLE_SUFFIXES
 from paucal.data.splits.split import Split, make_split
 from paucal.data.stores import ConvertedStore, FileStore
-from paucal.reading import named_path
+from paucal.reading import expand_user_path
 from paucal.rules.model import IMAGE_SIDES
 from paucal.runner.annotation_frames import takes_annotations
 from paucal.runner.console import Console, RecordingConsole
@@ -41,31 +41,31 @@ from paucal.runner.images import SplitImages, find_images
 from paucal.runner.outputs import refuse_inside_images
 from paucal.runs.files import check_folder_writable
 from paucal.settings.options import DEFAULT_SIDE, check_ranges
-from paucal.settings.values import from_python, shows_settings
+from paucal.settings.values import settings_from_keywords, with_settings_signature
 from paucal.tasks.classification.assembly import choose_image_size
-from paucal.tasks.regression.images import describe_numbers, grades_note, with_numbers
+from paucal.tasks.regression.images import describe_targets, grades_note, read_targets
 from paucal.types import NoLabelsError, UserError
 from paucal.verbs.check.annotations import (
     applicable_findings,
     crop_findings,
-    open_masked,
     open_with_boxes,
-    training_verb,
+    open_with_masks,
+    training_command_of,
 )
-from paucal.verbs.check.labels import FeatureReader, SuspectLabel, find_suspects, open_reader, weights_at_hand
-from paucal.verbs.check.result import CheckResult, facts_of, print_result, refuse_foreign_files, write_check
+from paucal.verbs.check.labels import FeatureReader, SuspectLabel, find_local_weights, find_suspects, open_reader
+from paucal.verbs.check.result import CheckResult, describe_set, print_result, refuse_foreign_files, write_check
 from paucal.verbs.check.settings import CheckSettings
-from paucal.wording import counted, duration, percent, was
+from paucal.wording import counted, format_duration, percent, was_or_were
 
-MAX_CONFIRMED_IMAGES = 2000  # images for whose features near duplicates are confirmed: a minute on a laptop
-_PAIRS_PER_BATCH = 1 << 14  # pairs whose features are in memory at the same time
+MAX_CONFIRMED_IMAGES = 2000  # limit of images with features to confirm near duplicates: about 1 min on a laptop
+_PAIRS_PER_BATCH = 1 << 14  # number of pairs whose features are in memory at the same time
 PIXEL_FEATURES = (
     "plain pixels, since there are no trained weights on this machine; pixels are poor features of photographs "
     '(pip install "paucal[weights]" adds weights)'
 )
 
 
-@shows_settings(CheckSettings)
+@with_settings_signature(CheckSettings)
 @takes_annotations
 def check(data: Data = "digits", **settings: Any) -> CheckResult:
     """Read every image of a set once, describe the set and report problems; the same as `paucal check`.
@@ -76,8 +76,8 @@ def check(data: Data = "digits", **settings: Any) -> CheckResult:
         **settings: Any field of `paucal.verbs.check.settings.CheckSettings`, such as `labels=True`.
 
     Returns:
-        Facts, findings (the most serious first) and suspected labels. `misleads` is True where the command's exit code
-        is 1.
+        Facts about the set, findings (the most serious first) and suspected labels. `misleads` is True if the exit code
+        of `paucal check` is 1.
 
     Raises:
         UserError: There are no images, or a setting is invalid.
@@ -86,15 +86,17 @@ def check(data: Data = "digits", **settings: Any) -> CheckResult:
     Example:
         >>> result = paucal.check("photos/", labels=True)  # doctest: +SKIP
         >>> result.misleads, [finding.text for finding in result.findings]  # doctest: +SKIP
-        (True, ['3 images are the same as another image, and would fall into several parts: ...'])
+        (True, ['3 images are the same as another image, and would be in several splits: ...'])
     """
     console = RecordingConsole()
-    result = check_set(from_python(CheckSettings, {**settings, "data": data}, "paucal.check", "check"), console)
+    result = check_set(
+        settings_from_keywords(CheckSettings, {**settings, "data": data}, "paucal.check", "check"), console
+    )
     return replace(result, said=tuple(console.said))
 
 
 def check_set(settings: CheckSettings, console: Console) -> CheckResult:
-    """Check a set of images, and write the page if `settings.output` names a folder; see `check`."""
+    """Check a set of images, and write the HTML page if `settings.output` is given; see `check`."""
     check_ranges(settings)
     folder = _output_folder(settings)
     images, opening_findings = _open_set(settings)
@@ -104,10 +106,10 @@ def check_set(settings: CheckSettings, console: Console) -> CheckResult:
         survey = survey_images(images, progress=advance)
     if settings.on_bad_image == "skip":
         images, survey, opening_findings = without_unreadable(images, survey, opening_findings)
-    verb = training_verb(opening_findings)
+    verb = training_command_of(opening_findings)
     checked_set, split_findings = split_set(images, settings.seed, verb)
     pairs, reader = similar_pairs(survey, reduce_images(images, CANDIDATE_SIDE).store), None
-    if settings.labels or (pairs and (settings.model or weights_at_hand())):
+    if settings.labels or (pairs and (settings.model or find_local_weights())):
         reader = open_reader(settings, _median_short_side(survey))
     if reader is not None and reader.trained:
         pairs = _confirm_pairs(pairs, reader, images, settings, console, max(1, _median_short_side(survey) // 2))
@@ -118,36 +120,36 @@ def check_set(settings: CheckSettings, console: Console) -> CheckResult:
         *label_findings(checked_set),
         *crop_findings(opening_findings, survey, settings.device),
         *(_small_image_findings(checked_set, survey) if verb == "train" else ()),
-        *picture_findings(checked_set, survey, pairs),
+        *image_findings(checked_set, survey, pairs),
     ]
     suspects, judged_by = None, ""
     if settings.labels and reader is not None:
         suspects, judged_by = _find_label_errors(images, survey, pairs, reader, settings, console)
     result = CheckResult(
         checked_set,
-        facts_of(checked_set, survey),
+        describe_set(checked_set, survey),
         sort_findings(applicable_findings(findings)),
         suspects,
         judged_by,
         folder,
     )
-    console.note(f"checked in {duration(time.monotonic() - start_time)}")
+    console.note(f"checked in {format_duration(time.monotonic() - start_time)}")
     if folder is not None:
         write_check(folder, result, settings.seed)
     return result
 
 
 def show(result: CheckResult, console: Console) -> None:
-    """Print a result, and the path of its page."""
+    """Print a result and the path of its HTML page."""
     print_result(result, console)
     if result.folder is not None:
         console.say(f"Results are in {result.folder}: check.html (open it in a browser), check.json")
     elif any(finding.groups for finding in result.findings) or result.suspects:
-        console.say("--output FOLDER writes a page that shows all of these images.")
+        console.say("--output FOLDER writes a page that shows all these images.")
 
 
 def split_set(images: ImageSet, seed: int, verb: str = "train") -> tuple[CheckedSet, list[Finding]]:
-    """Split a set into train, val and test images as a run of the verb would, and return findings on the split."""
+    """Split a set into train, val and test images as the command `verb` would, and return findings on the split."""
     declared = np.asarray(images.declared, dtype="<U6")
     has_own_split, declared_or_train = len(set(images.declared)) > 1, np.where(declared == "", "train", declared)
     if not images.labelled and images.multi_hot is None:
@@ -163,9 +165,9 @@ def split_set(images: ImageSet, seed: int, verb: str = "train") -> tuple[Checked
 def without_unreadable(
     images: ImageSet, survey: Survey, opening: Sequence[Finding]
 ) -> tuple[ImageSet, Survey, list[Finding]]:
-    """Return a set, its survey and its findings without unreadable images, which a run would leave out.
+    """Return a set, its survey and its findings without unreadable images, which a run would skip.
 
-    If no image is readable, all are kept, since no run would start.
+    If no image is readable, all images are kept, since no run would start.
     """
     readable = survey.readable
     if len(readable) in (0, len(images)):
@@ -173,10 +175,13 @@ def without_unreadable(
     new_positions = {old: new for new, old in enumerate(readable.tolist())}
     findings = [replace(finding, groups=_renumber(finding.groups, new_positions)) for finding in opening]
     unreadable = sorted(survey.unreadable)
-    text = f"{counted(len(unreadable), 'image')} of {len(images)} cannot be read and {was(len(unreadable))} left out "
+    text = (
+        f"{counted(len(unreadable), 'image')} of {len(images)} cannot be read and "
+        f"{was_or_were(len(unreadable))} left out "
+    )
     text += f"(the first: {survey.unreadable[unreadable[0]]})"
-    findings.append(Finding(UNREADABLE, "warning", text, "repair or remove them"))
-    return images.select(readable), survey.of(readable), findings
+    findings.append(Finding(UNREADABLE, "warning", text, "repair or remove these images"))
+    return images.select(readable), survey.select(readable), findings
 
 
 def _renumber(groups: tuple[tuple[int, ...], ...], new_positions: Mapping[int, int]) -> tuple[tuple[int, ...], ...]:
@@ -194,18 +199,18 @@ def _small_image_findings(checked_set: CheckedSet, survey: Survey) -> list[Findi
 
 
 def _open_set(settings: CheckSettings) -> tuple[ImageSet, list[Finding]]:
-    """Open a set with its labels, or with the classes of its masks or boxes; if this fails, without labels."""
+    """Open a set with its labels, or with the classes of its masks or boxes; without labels if this fails."""
     if settings.target is not None:
         if settings.verb not in (None, "train"):
-            raise UserError(f"--target is for paucal train, but --verb is {settings.verb}: leave one of them out.")
-        return _with_target(settings, settings.target)
-    if (annotated := open_masked(settings) or open_with_boxes(settings)) is not None:
+            raise UserError(f"--target is for paucal train, but --verb is {settings.verb}: remove either one.")
+        return _open_with_target(settings, settings.target)
+    if (annotated := open_with_masks(settings) or open_with_boxes(settings)) is not None:
         return annotated
     try:
-        # Without --classes, which are chosen below: unknown classes are a mistake in the call, not in the data.
+        # --classes is applied later, since unknown classes are a mistake in the call instead of a problem in the data.
         images = find_images(replace(settings, classes=None))
     except UserError as problem:
-        images = _without_labels(settings, problem)
+        images = _open_without_labels(settings, problem)
         if isinstance(problem, NoLabelsError) or _has_only_paths(images, settings):
             advice = "paucal pretrain and paucal predict take images without labels"
             return images, [Finding("unlabelled", "warning", f"there are no labels to train with: {problem}", advice)]
@@ -215,11 +220,11 @@ def _open_set(settings: CheckSettings) -> tuple[ImageSet, list[Finding]]:
     return images, []
 
 
-def _with_target(settings: CheckSettings, column: str) -> tuple[ImageSet, list[Finding]]:
-    """Open a table as `paucal train --target COLUMN` does, with findings that describe the numbers in the column."""
+def _open_with_target(settings: CheckSettings, column: str) -> tuple[ImageSet, list[Finding]]:
+    """Open a table as `paucal train --target COLUMN` does, with findings that describe the target values."""
     location = {"image_column": settings.image_column, "root": settings.data_root, "download": settings.download}
-    images, targets = with_numbers(open_images(settings.data, labelled=False, **location), column)
-    summary = f"{column!r} has {describe_numbers(targets)}, which paucal train --target {shlex.quote(column)} predicts"
+    images, targets = read_targets(open_images(settings.data, labelled=False, **location), column)
+    summary = f"{column!r} has {describe_targets(targets)}, which paucal train --target {shlex.quote(column)} predicts"
     return images, [Finding("numbers", "note", text) for text in (summary, *grades_note(targets, column))]
 
 
@@ -228,10 +233,10 @@ def _has_only_paths(images: ImageSet, settings: CheckSettings) -> bool:
     return is_table and bool(len(images)) and not images.columns and settings.label_column is None
 
 
-def _without_labels(settings: CheckSettings, problem: UserError) -> ImageSet:
-    """Open a location without labels, after opening it with labels failed; return an empty set if this fails too.
+def _open_without_labels(settings: CheckSettings, problem: UserError) -> ImageSet:
+    """Open a location without labels after opening its labels failed with `problem`; return an empty set on failure.
 
-    If the location does not exist, or a flag is wrong, `problem` is raised again: the mistake is in the call.
+    If the location does not exist or a flag is wrong, `problem` is raised again, since the mistake is in the call.
     """
     if str(problem).startswith("--"):
         raise problem
@@ -246,7 +251,7 @@ def _without_labels(settings: CheckSettings, problem: UserError) -> ImageSet:
 
 
 def with_pixel_format(images: ImageSet, channels: int | None) -> tuple[ImageSet, list[Finding]]:
-    """Return a set with the channels and value ranges that training would use, and findings on them.
+    """Return a set with the channels and value ranges that training would use, and findings on channels and values.
 
     If `channels` is None, the number of channels is read from the images.
     """
@@ -254,7 +259,7 @@ def with_pixel_format(images: ImageSet, channels: int | None) -> tuple[ImageSet,
     try:
         reading = Reading(channels=channels or count_channels(images))
     except UserError as problem:
-        findings, reading = [refusal_finding("channels", problem)], WHOLE
+        findings, reading = [refusal_finding("channels", problem)], DEFAULT_READING
     reading, notes = with_value_ranges(reading, images)
     findings += [Finding("values", "warning", note) for note in notes]
     return replace(images, store=ConvertedStore(images.store, reading), reading=reading), findings
@@ -263,7 +268,7 @@ def with_pixel_format(images: ImageSet, channels: int | None) -> tuple[ImageSet,
 def _output_folder(settings: CheckSettings) -> Path | None:
     if settings.output is None:
         return None
-    path = named_path(settings.output)
+    path = expand_user_path(settings.output)
     inputs = {"DATA": settings.data, "--images": settings.images, "--masks": settings.masks}
     refuse_inside_images(path, inputs, settings.data_root)
     check_folder_writable(path)
@@ -284,23 +289,23 @@ def _confirm_pairs(
     console: Console,
     detail: int,
 ) -> list[Pair]:
-    """Return pairs with the cosine similarity of their features; with too many images, the same pairs and a note."""
+    """Return pairs with the cosine similarity of their features; if there are too many images, print a note instead."""
     positions = np.asarray([(pair.first, pair.second) for pair in pairs], dtype=np.int64).reshape(-1, 2)
     paired_images, rows = np.unique(positions, return_inverse=True)
     if len(paired_images) > MAX_CONFIRMED_IMAGES:
         console.say(
-            f"note: {len(paired_images)} images look like another image; with more than {MAX_CONFIRMED_IMAGES}, their "
-            "features are not compared, so some pairs may only share a background"
+            f"note: {len(paired_images)} images look like another image. Features are only compared for up to "
+            f"{MAX_CONFIRMED_IMAGES} images, so some of the pairs may only share a background"
         )
     if not 0 < len(paired_images) <= MAX_CONFIRMED_IMAGES:
         return list(pairs)
     with console.progress("comparing similar images") as advance:
-        features = reader.read(images, paired_images, settings, _with_estimate(advance, console), detail)
+        features = reader.read(images, paired_images, settings, _progress_with_estimate(advance, console), detail)
     unit = (features - features.mean(0)) if len(paired_images) > 100 else features
     unit = unit / unit.norm(dim=1, keepdim=True).clamp(min=1e-8)
     batches = torch.from_numpy(rows.reshape(-1, 2)).split(_PAIRS_PER_BATCH)
     cosines = [(unit[batch[:, 0]] * unit[batch[:, 1]]).sum(1) for batch in batches]
-    return [replace(pair, features=cosine) for pair, cosine in zip(pairs, torch.cat(cosines).tolist(), strict=True)]
+    return [replace(pair, cosine=cosine) for pair, cosine in zip(pairs, torch.cat(cosines).tolist(), strict=True)]
 
 
 def _find_label_errors(
@@ -312,26 +317,28 @@ def _find_label_errors(
     console: Console,
 ) -> tuple[list[SuspectLabel] | None, str]:
     if images.multi_hot is not None:
-        console.say("note: --labels checks one label per image (confident learning), but these images have several")
+        console.say(
+            "note: --labels needs one label per image (confident learning), but these images have several labels"
+        )
         return None, ""
     indices = survey.readable[images.labels[survey.readable] >= 0]
     if not images.labelled or len(np.unique(images.labels[indices])) < 2:
-        console.say("note: --labels has no effect, since there are no labels of two or more classes")
+        console.say("note: --labels has no effect, since it needs labels of two or more classes")
         return None, ""
     with console.progress("extracting features") as advance:
-        features = reader.read(images, indices, settings, _with_estimate(advance, console))
+        features = reader.read(images, indices, settings, _progress_with_estimate(advance, console))
     copy_groups = merge_groups([*exact_groups(survey.digests), *([pair.first, pair.second] for pair in pairs)])
     group_numbers = np.arange(len(images))
     for group in copy_groups:
         group_numbers[group] = group[0]
     suspects, agreement = find_suspects(images, indices, features, group_numbers[indices], settings.seed, console)
     judged_by = f"frozen features of {reader.name}" if reader.trained else PIXEL_FEATURES
-    judged_by += f"; {counted(len(indices), 'image')}, each by a classifier that was not fitted on it"
-    return suspects, f"{judged_by}, which agrees with {percent(agreement)} of the labels"
+    judged_by += f"; {counted(len(indices), 'image')}, each predicted by a classifier that was not fitted on this image"
+    return suspects, f"{judged_by}; the predictions agree with {percent(agreement)} of the labels"
 
 
-def _with_estimate(advance: Any, console: Console) -> Any:
-    """Return a progress function that also prints the expected remaining time, once, after the first images."""
+def _progress_with_estimate(advance: Any, console: Console) -> Any:
+    """Return a progress function that also prints the expected remaining time once, after the first images."""
     start_time, is_printed = time.monotonic(), []
 
     def step(done: int, total: int) -> None:
@@ -340,6 +347,6 @@ def _with_estimate(advance: Any, console: Console) -> Any:
             is_printed.append(True)
             left = (time.monotonic() - start_time) / done * (total - done)
             if left > 20:
-                console.say(f"time: about {duration(left)} to extract the features of {total} images")
+                console.say(f"time: about {format_duration(left)} to extract the features of {total} images")
 
     return step

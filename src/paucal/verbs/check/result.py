@@ -1,4 +1,4 @@
-"""The result of `paucal check` as Python values, JSON, terminal output and an HTML page."""
+"""The result of `paucal check` as a Python object, JSON, terminal output and an HTML page."""
 
 import io
 import json
@@ -12,25 +12,25 @@ import numpy as np
 from PIL import Image, ImageDraw, ImageOps
 from rich.table import Table
 
-from paucal.data.checking.findings import CheckedSet, Finding, classes_table, misleads
+from paucal.data.checking.findings import CheckedSet, Finding, classes_table, has_misleading
 from paucal.data.checking.survey import Survey
 from paucal.data.decode import UnreadableImage
 from paucal.data.images import ImageSet
 from paucal.data.stores import Store
-from paucal.report.standalone import Section, Thumb, write_check_page
+from paucal.report.standalone import Section, Thumbnail, write_check_page
 from paucal.runner.console import Console
 from paucal.runs import write_atomically, write_text
 from paucal.types import UserError
 from paucal.verbs.check.labels import SuspectLabel
 from paucal.wording import counted, percent
 
-MAX_CLASSES, MAX_LISTED = 20, 10  # numbers of classes and of suspected labels printed on the terminal
+MAX_CLASSES, MAX_LISTED = 20, 10  # numbers of classes and of suspected labels that are printed on the terminal
 LEVEL_MARKUP = {"misleads": "[bold red]misleads[/]", "warning": "[yellow]warning[/]", "note": "[dim]note[/]"}
-PAGE, VALUES, SHEET = "check.html", "check.json", "contact_sheet.png"
-MAX_THUMBS, MAX_GROUP = 60, 6  # thumbnails of a finding, and of one group of images
-TILE_SIDE, MAX_COLUMNS, MAX_ROWS = 88, 10, 60  # pixels of a thumbnail; thumbnails in a row of the sheet; rows
-_GAP, _NAME_HEIGHT = 4, 16  # pixels
-_JPEG_QUALITY = 82
+PAGE, VALUES, SHEET = "check.html", "check.json", "contact_sheet.png"  # file names
+MAX_THUMBS, MAX_GROUP = 60, 6  # numbers of thumbnails per finding and per group of images
+TILE_SIDE, MAX_COLUMNS, MAX_ROWS = 88, 10, 60  # thumbnail side in pixels; thumbnails per row of the sheet; rows
+_GAP, _NAME_HEIGHT = 4, 16  # in pixels
+_JPEG_QUALITY = 82  # from 0 to 95
 
 
 @dataclass(frozen=True)
@@ -38,13 +38,13 @@ class CheckResult:
     """Result of a check.
 
     Attributes:
-        checked: Set and its split into train, val and test.
-        facts: Counts, sizes, channels and brightness, as JSON values.
-        findings: Findings, the most serious first.
+        checked: Set of images, and its split into train, val and test.
+        facts: Description of the set: counts, sizes, channels and brightness, as JSON values.
+        findings: Problems and notes, the most serious first.
         suspects: Labels that are probably wrong, the most suspect first; None if labels were not checked.
-        judged_by: Description of the features and classifiers that checked the labels, and of their agreement with
-            the labels; "" if labels were not checked.
-        folder: Folder of the page; None if no page was written.
+        judged_by: Text that describes the features and classifiers with which labels were checked, and how many labels
+            agree with the predictions; "" if labels were not checked.
+        folder: Folder of the HTML page; None if no page was written.
         said: Lines that the command line prints in addition to its tables.
     """
 
@@ -59,7 +59,7 @@ class CheckResult:
     @property
     def misleads(self) -> bool:
         """Whether training on these images would give misleading scores, or could not start."""
-        return misleads(self.findings)
+        return has_misleading(self.findings)
 
     def of(self, name: str) -> Finding | None:
         """Return the finding of this name, such as "duplicates-across-parts"; None if there is no such finding."""
@@ -79,8 +79,8 @@ class CheckResult:
         }
 
 
-def facts_of(checked: CheckedSet, survey: Survey) -> dict[str, Any]:
-    """Return the facts about a set as JSON values."""
+def describe_set(checked: CheckedSet, survey: Survey) -> dict[str, Any]:
+    """Return a description of a set as JSON values; see `CheckResult.facts`."""
     images, readable = checked.images, survey.readable
     parts = Counter(checked.parts.tolist())
     return {
@@ -100,7 +100,7 @@ def facts_of(checked: CheckedSet, survey: Survey) -> dict[str, Any]:
 
 
 def print_result(result: CheckResult, console: Console) -> None:
-    """Show the findings of a check on a terminal."""
+    """Print the result of a check on the terminal."""
     facts = result.facts
     counts = f"{counted(facts['images'], 'image')}, {counted(facts['classes'], 'class', 'classes')}"
     console.say(f"{facts['name']}: {counts}")
@@ -122,7 +122,7 @@ def print_result(result: CheckResult, console: Console) -> None:
 
 
 def fact_rows(facts: dict[str, Any]) -> list[tuple[str, str]]:
-    """Return (heading, value) lines about a set."""
+    """Return the description of a set as (heading, value) rows."""
     parts = ", ".join(f"{name} {count}" for name, count in facts["parts"].items())
     rows = [("parts", f"{parts} ({facts['parts_are']})")]
     if sizes := facts["sizes"]:
@@ -150,7 +150,7 @@ def _finding_lines(result: CheckResult, finding: Finding) -> list[str]:
 def _print_suspects(result: CheckResult, console: Console) -> None:
     if result.suspects is None:
         return
-    console.say(f"labels judged by {result.judged_by}")
+    console.say(f"labels checked with {result.judged_by}")
     console.say(f"{counted(len(result.suspects), 'label')} probably wrong, the most suspect first:")
     for suspect in result.suspects[:MAX_LISTED]:
         key = result.checked.images.keys[suspect.position]
@@ -159,7 +159,7 @@ def _print_suspects(result: CheckResult, console: Console) -> None:
             f"probably '{suspect.suggested}' ({percent(suspect.suggested_confidence)})"
         )
     if len(result.suspects) > MAX_LISTED:
-        console.say(f"            and {len(result.suspects) - MAX_LISTED} more (--output FOLDER shows all of them)")
+        console.say(f"            and {len(result.suspects) - MAX_LISTED} more (--output FOLDER shows all of these)")
 
 
 def _class_table(per_class: dict[str, dict[str, int]]) -> Table:
@@ -182,7 +182,7 @@ def _summarise_sizes(sizes: np.ndarray) -> dict[str, Any]:
     order = np.argsort(areas, kind="stable")
     return {
         "smallest": sizes[order[0]].tolist(),
-        "median": np.median(sizes, axis=0).astype(np.int64).tolist(),  # medians of heights and of widths
+        "median": np.median(sizes, axis=0).astype(np.int64).tolist(),  # median height and median width
         "largest": sizes[order[-1]].tolist(),
         "different": len(np.unique(sizes, axis=0)),
         "median_short_side": int(np.median(sizes.min(axis=1))),
@@ -197,10 +197,10 @@ def _summarise_spread(values: np.ndarray) -> dict[str, float]:
 
 
 def refuse_foreign_files(folder: Path) -> None:
-    """Refuse a folder in which the check would replace files that no check has written."""
+    """Refuse a folder in which the check would replace files that `paucal check` has not written."""
     existing = [name for name in (PAGE, VALUES, SHEET) if (folder / name).exists()]
     if existing and not (folder / VALUES).is_file():
-        text = f"--output: {str(folder / existing[0])!r} was not written by 'paucal check' and would be replaced"
+        text = f"--output: {str(folder / existing[0])!r} was not written by 'paucal check' and would be overwritten"
         raise UserError(f"{text}: give another folder.")
 
 
@@ -263,7 +263,7 @@ def _suspect_sections(result: CheckResult) -> list[Section]:
         Section(
             "labels that are probably wrong",
             "warning" if rows else "note",
-            f"{counted(len(result.suspects), 'label')}, the most suspect first. Judged by {result.judged_by}.",
+            f"{counted(len(result.suspects), 'label')}, the most suspect first. Checked with {result.judged_by}.",
             "Look at each image: correct wrong labels, and keep unusual images with the right label.",
             rows,
             f"and {n_omitted} more; {VALUES} has all of them" if n_omitted > 0 else "",
@@ -271,16 +271,16 @@ def _suspect_sections(result: CheckResult) -> list[Section]:
     ]
 
 
-def _make_thumb(result: CheckResult, position: int, caption: str | None = None) -> Thumb:
+def _make_thumb(result: CheckResult, position: int, caption: str | None = None) -> Thumbnail:
     images = result.checked.images
     name = ", ".join(images.classes_of(position))
     label = caption or ", ".join(part for part in (name, str(result.checked.parts[position])) if part)
     picture = thumbnail(images.store, position)
-    return Thumb(images.keys[position], label, None if picture is None else as_jpeg(picture))
+    return Thumbnail(images.keys[position], label, None if picture is None else as_jpeg(picture))
 
 
 def thumbnail(store: Store, position: int) -> Image.Image | None:
-    """Return an image scaled to fit into a square of `TILE_SIDE` pixels on white; None if it cannot be read."""
+    """Return an image, resized and padded with white to a square of `TILE_SIDE` pixels; None if it cannot be read."""
     try:
         picture = store.read(position)
     except UnreadableImage:
@@ -290,14 +290,14 @@ def thumbnail(store: Store, position: int) -> Image.Image | None:
 
 
 def as_jpeg(picture: Image.Image) -> bytes:
-    """Return a picture as the bytes of a JPEG file."""
+    """Encode an image as JPEG bytes."""
     buffer = io.BytesIO()
     picture.save(buffer, "JPEG", quality=_JPEG_QUALITY)
     return buffer.getvalue()
 
 
 def contact_sheet(images: ImageSet, seed: int = 0) -> Image.Image:
-    """Draw a row of random images for each of the first `MAX_ROWS` classes; for unlabelled images, six rows."""
+    """Draw a row of random images for each of the first `MAX_ROWS` classes, or six rows if images are unlabelled."""
     generator = np.random.default_rng(seed)
     rows: list[tuple[str, list[int]]] = []
     if images.classes:

@@ -15,22 +15,24 @@ class CheckSettings(MaskFileSettings, LabelledDataSettings):
     """Every setting of `paucal check`; the command line and `paucal.check` share it."""
 
     classes: str | None = option(
-        "file with the classes to use, or 'imagenet100'; for masks, file with class names, as in paucal segment",
+        "file with the classes to use, or 'imagenet100'; for masks, file with the class names, as in paucal segment",
         group="data",
     )
     verb: Literal["train", "detect", "segment"] | None = option(
-        "check the set as this verb reads it; by default the verb that its layout suggests", group="data"
+        "check the set for this training command (default: the command that fits its layout)", group="data"
     )
-    target: str | None = option("column of a table with a number for each image, as in paucal train", group="data")
+    target: str | None = option("table column with the target value of each image, as in paucal train", group="data")
     labels: bool = option(
-        "list labels that are probably wrong, by classifiers fitted on other images; takes minutes", False, group=_GROUP
+        "list labels that are probably wrong, with classifiers fitted on other images; takes minutes",
+        False,
+        group=_GROUP,
     )
     model: str | None = option(
         "model whose frozen features are used: a run folder or a timm model with weights on this machine; by "
-        "default the first pretrained weights on this machine or, without any, the pixels",
+        "default the first pretrained weights on this machine or, if there are none, the pixels",
         group=_GROUP,
     )
-    img_size: list[int] | None = option("sides in pixels at which the model reads images", group=_GROUP)
+    img_size: list[int] | None = option("input size of the model in pixels", group=_GROUP)
     output: str | None = option("folder for check.html, check.json and contact_sheet.png", group=_GROUP)
     format: Literal["table", "json"] = option("format of the output on the terminal", "table", group=_GROUP)
     seed: int = option("seed of the split and of the folds", 0, group=_GROUP, low=0, high=2**62)

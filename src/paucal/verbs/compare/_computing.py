@@ -1,4 +1,4 @@
-"""Compute a cell: start its run or resume it where another worker stopped, and evaluate it."""
+"""Compute a cell: train its run, or resume the run where another worker stopped, and evaluate the run."""
 
 import shutil
 import time
@@ -17,7 +17,7 @@ from paucal.runner.progress import TrainingBar
 from paucal.runner.run_folder import typed_settings
 from paucal.runs import RunFolder
 from paucal.runs.grid_files import SCORES_FILE
-from paucal.runs.lock import DEAD_AFTER, RENEWAL_INTERVAL, is_locked, require_unlocked
+from paucal.runs.lock import DEAD_AFTER_SECONDS, RENEWAL_SECONDS, is_locked, require_unlocked
 from paucal.verbs.compare._work import POLL_SECONDS, compute_next, work
 from paucal.verbs.compare.grid import (
     EVAL,
@@ -39,32 +39,32 @@ from paucal.verbs.eval.settings import EvalSettings, OpeningSettings
 MULTI_SCALE = "mean_iou_scales"
 # Settings of an evaluation that do not change its scores.
 MACHINE_SETTINGS = ("data", "data_root", "device", "workers", "download")
-TEST_FRACTION = 0.2  # of the images of a data set without test images
+TEST_FRACTION = 0.2  # fraction of the images to test on, for data sets without test images
 
 
 def work_silently(folder: str, end_with_parent: bool = False) -> bool:
-    """Compute the cells of a grid without printing: the entry point of worker processes and jobs; see `work`."""
+    """Compute the cells of a grid without console output; the entry point of worker processes and jobs. See `work`."""
     return work(Path(folder), train_cell, end_with_parent=end_with_parent)
 
 
 class CellConsole(SilentConsole):
-    """Shows only the progress bar of training; all messages are in the log of the run."""
+    """Shows only the progress bar of training; messages are only written to the log of the run."""
 
     def __init__(self, outer: Console) -> None:
         super().__init__()
         self._outer = outer
 
     def callbacks(self) -> Sequence[Callback]:
-        """Return the progress bar on the console of the comparison."""
+        """Return the progress bar, which is shown on the console of the comparison."""
         return [TrainingBar(self._outer.bar(transient=True))]
 
 
 def train_cell(cell: Cell, threads: int, console: Console | None = None) -> bool:
-    """Train and evaluate a cell; return False if a signal stopped it. A function of the type `Compute`."""
+    """Train and evaluate a cell; return False if a signal stopped the training. Its type is `Compute`."""
     torch.set_num_threads(threads)
     quiet = SilentConsole() if console is None else CellConsole(console)
     if not cell.run.finished:
-        if not _finish_start(cell, threads):
+        if not _finish_initial_weights(cell, threads):
             return False
         if cell.verb != EVAL and not _train(cell, quiet):
             return False
@@ -73,8 +73,8 @@ def train_cell(cell: Cell, threads: int, console: Console | None = None) -> bool
     return True
 
 
-def _finish_start(cell: Cell, threads: int) -> bool:
-    """Wait for the cell with the initial weights of this one, or compute it; return False if a signal stopped it.
+def _finish_initial_weights(cell: Cell, threads: int) -> bool:
+    """Wait for the cell that trains the initial weights of `cell`, or compute that cell; return False after a signal.
 
     That cell is usually finished earlier, but another call may add a seed to the grid while this worker is busy.
     """
@@ -91,12 +91,12 @@ def _finish_start(cell: Cell, threads: int) -> bool:
 def _train(cell: Cell, console: Console) -> bool:
     """Train a run to its end; return False if a signal stopped it."""
     run, job = cell.run, job_of(cell.verb)
-    end = time.monotonic() + DEAD_AFTER + 2 * RENEWAL_INTERVAL
-    while is_locked(run.path) and time.monotonic() < end:  # the lock of a dead worker expires by then
+    end = time.monotonic() + DEAD_AFTER_SECONDS + 2 * RENEWAL_SECONDS
+    while is_locked(run.path) and time.monotonic() < end:  # the lock of a dead worker expires before `end`
         time.sleep(1.0)
     if run.last.exists():
         return not isinstance(resume(job, run.path, console), Stopped)
-    if run.path.exists():  # the worker died before it saved a checkpoint: start again
+    if run.path.exists():  # the worker died before saving a checkpoint, so the run starts again
         require_unlocked(run.path)
         shutil.rmtree(run.path)
     values = {**verb_settings(cell.settings), **start_settings(start_of(cell)), "output": str(run.path)}
@@ -105,9 +105,10 @@ def _train(cell: Cell, console: Console) -> bool:
 
 
 def _evaluate(cell: Cell, console: Console) -> None:
-    """Evaluate a cell's finished run, or its model, and store the scores in the cell's folder.
+    """Evaluate a cell's finished run, or its model if nothing is trained, and store the scores in the cell's folder.
 
-    `cell.settings[EVALUATION]` has settings of `paucal eval` and, for frozen features, "on": the DATA to evaluate on.
+    `cell.settings[EVALUATION]` has settings of `paucal eval`. For frozen features, its entry "on" is the DATA to
+    evaluate on.
     """
     evaluation = dict(cell.settings.get(EVALUATION, {}))
     if cell.verb == "segment":
@@ -128,7 +129,7 @@ def _evaluate(cell: Cell, console: Console) -> None:
 
 
 def _machine_settings(cell: Cell) -> dict[str, Any]:
-    """Return the settings `device` (by default the best device of the machine) and `workers` of an evaluation."""
+    """Return the evaluation settings `device` (by default the best device of this machine) and `workers`."""
     workers = {"workers": cell.settings["workers"]} if "workers" in cell.settings else {}
     return {"device": cell.settings.get("device") or best_device()[0], **workers}
 
@@ -136,12 +137,12 @@ def _machine_settings(cell: Cell) -> dict[str, Any]:
 def _feature_scores(
     cell: Cell, model: str, evaluation: Mapping[str, Any], console: Console
 ) -> dict[str, dict[str, float]]:
-    """Return the main score of each protocol on frozen features, with trained and with random weights."""
+    """Return the main score of each evaluation protocol on frozen features, for trained and for random weights."""
     evaluation = dict(evaluation)
     data = evaluation.pop("on", None) or cell.settings.get("data", "digits")
     location = {name: cell.settings[name] for name in ("data_root", "download") if name in cell.settings}
     images = find_data(OpeningSettings(data=data, data_root=location.get("data_root")))
-    # A data set without test images is split; the backbone has not seen its labels.
+    # A data set without test images is split at random, since the backbone was trained without its labels.
     split = {"test_fraction": TEST_FRACTION} if set(images.declared) <= {"", "train"} else {}
     settings = EvalSettings(**{**_machine_settings(cell), **location, **split, **evaluation, "seed": cell.seed})
     protocols: list[Protocol] = [name for name in PROTOCOLS if name in settings.protocols]

@@ -1,4 +1,4 @@
-"""Figures of a comparison: differences with their intervals, scores of all runs, and validation curves."""
+"""Figures of a comparison: differences with confidence intervals, scores of all runs, and validation curves."""
 
 from collections.abc import Sequence
 
@@ -13,12 +13,12 @@ from paucal.evaluation.plots import GREY, shorten
 from paucal.metrics.intervals import Score
 from paucal.verbs.compare.findings import ArmOutcome, Findings, Outcome
 
-WIDTH = 5.8  # inches; legible on a phone
-MAX_NAME = 44  # characters of an arm's name
+WIDTH = 5.8  # width of a figure in inches; legible on a phone
+MAX_NAME = 44  # number of characters after which an arm's name is shortened
 
 
 def differences_figure(findings: Findings) -> Figure | None:
-    """Draw every difference: a dot per seed, and intervals over seeds, images, and both; None without differences."""
+    """Draw every difference: a dot per seed, and intervals over seeds, images, and both. None if there are none."""
     gains = [(arm, arm.gain) for arm in findings.arms if arm.gain is not None]
     if not gains:
         return None
@@ -32,13 +32,13 @@ def differences_figure(findings: Findings) -> Figure | None:
     axes.set(ylim=(len(gains) - 0.4, -0.6), xlabel="difference in test accuracy, percentage points")
     axes.grid(axis="x", alpha=0.3)
     handles, labels = axes.get_legend_handles_labels()
-    entries = dict(zip(labels, handles, strict=True))  # without repeated labels
+    entries = dict(zip(labels, handles, strict=True))  # drops repeated labels
     figure.legend(entries.values(), entries.keys(), loc="outside upper right", ncols=2, fontsize=9, frameon=False)
     return figure
 
 
 def scores_figure(findings: Findings) -> Figure | None:
-    """Draw the test accuracy of every run, and the mean of each arm with its t-interval; None without finished runs."""
+    """Draw the test accuracy of all runs, and each arm's mean with its t-interval. None if no run is finished."""
     arms = [arm for arm in findings.arms if arm.outcomes]
     if not arms:
         return None
@@ -58,7 +58,7 @@ def scores_figure(findings: Findings) -> Figure | None:
 
 
 def curves_figure(findings: Findings) -> Figure | None:
-    """Draw validation accuracy over epochs, or over time if runs differ in length; None without validation scores."""
+    """Draw validation accuracy over epochs, or over time if runs differ in length. None if no run has such scores."""
     arms = [(arm, _runs_with_curve(arm)) for arm in findings.arms]
     arms = [(arm, curves) for arm, curves in arms if curves]
     if not arms:
@@ -74,7 +74,7 @@ def curves_figure(findings: Findings) -> Figure | None:
             y = [100 * row["val_top1"] for row in run.rows]
             tables.append((x, y))
             axes.plot(x, y, color=colour, lw=1, alpha=0.35, marker=_marker(x))
-        # Curves are averaged over the range that all of them cover.
+        # Curves are averaged over the range that all curves of the arm cover.
         low, high = max(x[0] for x, _ in tables), min(x[-1] for x, _ in tables)
         grid = np.linspace(low, high, max(2, max(len(x) for x, _ in tables)))
         mean = np.mean([np.interp(grid, x, y) for x, y in tables], axis=0)
@@ -89,12 +89,12 @@ def curves_figure(findings: Findings) -> Figure | None:
 
 
 def _marker(x: Sequence[float] | np.ndarray) -> str:
-    """Return the marker of a curve: "o" for a single point, which would otherwise be invisible."""
+    """Return the marker of a curve: "o" if the curve is a single point, which would be invisible without a marker."""
     return "o" if len(x) == 1 else ""
 
 
 def _clip_score(score: Score) -> Score:
-    """Return a score with its interval clipped to [0, 1], which a t-interval may exceed."""
+    """Return a score whose interval is clipped to [0, 1], since a t-interval may exceed this range."""
     if score.low is None or score.high is None:
         return score
     return Score(score.value, max(0.0, score.low), min(1.0, score.high))

@@ -1,8 +1,8 @@
 """The loop of a worker: lock a free cell, compute it, and repeat until every cell is done or has failed.
 
-Workers share only the folder of the grid. They read the grid again before each cell, so that it can be extended while
-they work. A cell is locked by one worker at a time, its lock expires if the worker dies, and it fails after several
-crashes.
+Workers share only the folder of the grid. They read the grid again before each cell, so that the grid can be extended
+while they work. A cell is locked by one worker at a time. The lock expires if the worker dies, and the cell is marked
+as failed after several crashes.
 """
 
 import os
@@ -16,12 +16,12 @@ from paucal.runs import RunFolder
 from paucal.runs.lock import RunLock
 from paucal.types import UserError
 from paucal.verbs.compare.grid import FAILURE_FILE, Cell, Grid, cells_of, read_grid, state_of
-from paucal.wording import sentence
+from paucal.wording import one_line_message
 
 POLL_SECONDS = 2.0  # seconds between two checks of a grid while other workers are busy
-TRIES_FILE = "tries.json"
-MAX_TRIES = 3  # crashes of workers in a cell without a new checkpoint
-# Computes a cell with a number of threads; returns False if a signal stopped it after saving a checkpoint.
+TRIES_FILE = "tries.json"  # number of workers that started a cell since its last checkpoint
+MAX_TRIES = 3  # number of crashes without a new checkpoint after which a cell is marked as failed
+# Computes a cell with the given number of threads; returns False if a signal stopped it after saving a checkpoint.
 Compute = Callable[[Cell, int], bool]
 
 
@@ -32,11 +32,11 @@ def work(
     pause: float = POLL_SECONDS,
     end_with_parent: bool = False,
 ) -> bool:
-    """Work on a grid until every cell is done or has failed, in this worker or another one.
+    """Compute cells until every cell of the grid is done or has failed, in this worker or in another worker.
 
-    Return whether the grid is settled; False if a signal stopped this worker. With `end_with_parent`, the worker also
-    stops after the current cell if its parent process has ended. `report` is called with the grid before each cell and
-    while other workers are busy; `pause` is the time in seconds between two checks then.
+    Return True if every cell is done or has failed, False if this worker was stopped. With `end_with_parent`, the
+    worker stops after the current cell if its parent process has ended. `report` is called with the grid before each
+    cell, and every `pause` seconds while only other workers are busy.
     """
     parent = os.getppid()
     while not end_with_parent or os.getppid() == parent:
@@ -55,7 +55,7 @@ def work(
 
 
 def compute_next(cells: Sequence[Cell], compute: Compute, threads: int) -> bool | None:
-    """Compute the first free cell; return False if a signal stopped it, None if other workers have locked all cells."""
+    """Compute the first free cell; return False after a stop signal, None if other workers have locked all cells."""
     for cell in cells:
         with lock_cell(cell) as is_mine:
             if is_mine:
@@ -64,7 +64,7 @@ def compute_next(cells: Sequence[Cell], compute: Compute, threads: int) -> bool 
                 except KeyboardInterrupt:
                     clear_tries(cell)
                     raise
-                except Exception as problem:  # any error: it must not prevent the other cells
+                except Exception as problem:  # an error in one cell must not prevent the other cells
                     store_failure(cell, problem)
                     return True
                 clear_tries(cell)
@@ -76,7 +76,7 @@ def compute_next(cells: Sequence[Cell], compute: Compute, threads: int) -> bool 
 def lock_cell(cell: Cell) -> Iterator[bool]:
     """Lock a cell within the block; yield whether this worker may compute it.
 
-    The lock is renewed every few seconds, so that another worker takes over if this one dies.
+    The lock is renewed every few seconds, so that another worker takes over the cell if this worker dies.
     """
     cell.folder.mkdir(parents=True, exist_ok=True)
     lock = RunLock(cell.folder, "the cell")
@@ -86,14 +86,14 @@ def lock_cell(cell: Cell) -> Iterator[bool]:
         yield False
         return
     try:
-        # Another worker may have finished the cell before this one got the lock.
+        # Another worker may have finished the cell before this worker got the lock.
         yield not state_of(cell).settled and _register_try(cell)
     finally:
         lock.release()
 
 
 def _register_try(cell: Cell) -> bool:
-    """Count a start from the latest checkpoint; after too many starts, mark the cell as failed and return False."""
+    """Count the starts from the latest checkpoint; after too many, mark the cell as failed and return False."""
     folder = RunFolder(cell.folder)
     try:
         state = str(cell.run.last.stat().st_mtime_ns)
@@ -101,7 +101,7 @@ def _register_try(cell: Cell) -> bool:
         state = "none"
     try:
         record = folder.read_json(TRIES_FILE)
-    except UserError:  # missing or damaged: count from zero
+    except UserError:  # the file is missing or damaged, so the count starts at zero
         record = {}
     tries = record.get("tries") if record.get("state") == state else 0
     tries = tries if isinstance(tries, int) else 0
@@ -114,19 +114,19 @@ def _register_try(cell: Cell) -> bool:
 
 
 def store_failure(cell: Cell, problem: BaseException) -> None:
-    """Store why a cell failed; only the worker that has locked the cell may call this."""
+    """Store the reason why a cell failed; only the worker that has locked the cell may call this function."""
     expected = isinstance(problem, UserError)
-    error = str(problem) if expected else sentence(f"{type(problem).__name__}: {problem}")
+    error = str(problem) if expected else one_line_message(f"{type(problem).__name__}: {problem}")
     trace = "" if expected else "".join(traceback.format_exception(problem))
     RunFolder(cell.folder).write_json(FAILURE_FILE, {"error": error, "traceback": trace[-20_000:]})
 
 
 def clear_failure(cell: Cell) -> None:
-    """Delete the record of a failure, so that the cell is computed again."""
+    """Delete the record of a cell's failure, so that the cell is computed again."""
     (cell.folder / FAILURE_FILE).unlink(missing_ok=True)
     clear_tries(cell)
 
 
 def clear_tries(cell: Cell) -> None:
-    """Delete the count of crashes, since the worker did not crash."""
+    """Reset the count of crashes, since the worker did not crash."""
     (cell.folder / TRIES_FILE).unlink(missing_ok=True)

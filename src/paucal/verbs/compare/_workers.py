@@ -23,7 +23,7 @@ from paucal.types import UserError
 from paucal.verbs.compare._computing import work_silently
 from paucal.wording import counted
 
-LOG_FOLDER = "workers"
+LOG_FOLDER = "workers"  # subfolder of the grid's folder
 
 
 class Processes:
@@ -50,7 +50,7 @@ class Processes:
 
     @property
     def lost(self) -> int:
-        """Number of workers that a signal has killed, and that should be replaced."""
+        """Number of workers that were killed by a signal and should be replaced."""
         return sum((worker.poll() or 0) < 0 for worker in self._workers)
 
     def stop(self) -> None:
@@ -75,7 +75,7 @@ def _visible_gpus() -> list[str]:
 
 
 class Slurm:
-    """Workers that are SLURM jobs, through submitit, which defines the options.
+    """Workers that are SLURM jobs, submitted with the library submitit, which defines the options.
 
     With the cluster "local", submitit starts processes on this machine.
     """
@@ -107,11 +107,11 @@ class Slurm:
     def describe(self) -> str:
         """Describe the submitted jobs."""
         numbers = ", ".join(str(job.job_id) for job in self._jobs)
-        return f"{counted(len(self._jobs), 'job')} of SLURM ({numbers}), with logs in {self._logs}"
+        return f"{counted(len(self._jobs), 'SLURM job')} ({numbers}); their logs are in {self._logs}"
 
 
 class Ray:
-    """Workers that are tasks of a Ray cluster: the cluster at RAY_ADDRESS, or a new one on this machine.
+    """Workers that are tasks of a Ray cluster: the cluster at RAY_ADDRESS, or a new cluster on this machine.
 
     A task requests a CPU for each of its threads and, if `device` is None, a GPU if the cluster has any.
     """
@@ -122,7 +122,7 @@ class Ray:
         self._ray = import_ray()
         self._owns_cluster = connect_to_ray(self._ray)
         task = self._ray.remote(**task_resources(self._ray.cluster_resources(), threads, device))(_work_in_ray)
-        # The processes of a running cluster lack this process's environment variables for cache folders.
+        # The processes of a running cluster do not have this process's environment variables for cache folders.
         caches = {name: value for name, value in os.environ.items() if name.startswith(("PAUCAL_", "HF_HUB_"))}
         self._tasks = [task.remote(str(folder.resolve()), caches) for _ in range(count)]
 

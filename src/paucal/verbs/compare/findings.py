@@ -21,7 +21,7 @@ from paucal.types import UserError
 from paucal.verbs.compare.grid import Cell, Grid, State, cells_of, compared_cells, state_of, validation_score
 from paucal.verbs.compare.settings import Arm, baseline_of, short_names
 
-MAX_BYTES = 1 << 30  # of a file of predictions; enough for a million images with a hundred classes
+MAX_BYTES = 1 << 30  # size limit of a file of predictions; enough for a million images and a hundred classes
 SCORE_FILES = {"detect": "evaluation/detection/metrics.json", "segment": "evaluation/test/segmentation.json"}
 Scores = Mapping[str, Mapping[str, float]]
 
@@ -33,7 +33,7 @@ class Outcome:
     Attributes:
         cell: Cell of the run.
         scores: Test scores by name, such as "top1".
-        validation: Validation accuracy; None without validation images.
+        validation: Validation accuracy; None if there are no validation images.
         hits: Whether each test image was classified correctly, by the image's key.
         groups: Group of each test image (`--group-by`), by the image's key; None if the run has stored no groups.
         rows: Metrics of each epoch.
@@ -68,11 +68,11 @@ class ArmOutcome:
         arm: Training configuration.
         name: Short unique name of the arm.
         outcomes: Results of the finished runs, by seed.
-        expected: Number of runs with all seeds of the grid.
-        scores: Scores over seeds, by name of the score; empty without a finished run.
-        baseline: Name of the arm that it is compared with; "" if it is not compared.
-        gain: Gain in accuracy over the baseline, on seeds that both have finished; None without such seeds.
-        rate: Chosen learning rate; None without a search.
+        expected: Number of runs that the arm has when all seeds of the grid are finished.
+        scores: Scores over seeds, by name of the score; empty if no run is finished.
+        baseline: Name of the arm that this arm is compared with; "" if there is none.
+        gain: Gain in accuracy over the baseline, on the seeds that both have finished; None if there are no such seeds.
+        rate: Chosen learning rate; None if learning rates were not searched.
     """
 
     arm: Arm
@@ -86,11 +86,11 @@ class ArmOutcome:
 
     @property
     def top1(self) -> ScoreOverSeeds | None:
-        """Test accuracy over seeds; None without a finished run."""
+        """Test accuracy over seeds; None if no run is finished."""
         return self.scores.get("top1")
 
     def mean(self, name: str) -> float | None:
-        """Return the mean of an attribute of `Outcome` over runs; None if it is None for a run."""
+        """Return the mean over runs of the attribute `name` of `Outcome`; None if the attribute is None for any run."""
         values = [getattr(outcome, name) for outcome in self.outcomes.values()]
         return float(np.mean(values)) if values and None not in values else None
 
@@ -122,7 +122,7 @@ class Findings:
         return [outcome for outcome in self.arms if outcome.gain is not None]
 
     def outcome_of(self, cell: Cell) -> Outcome | None:
-        """Return the results of a cell's run; None if it is unfinished, or a trial whose rate was not chosen."""
+        """Return the results of a cell's run; None if it is unfinished or a trial of a rate that was not chosen."""
         outcomes = (outcome for arm in self.arms for outcome in arm.outcomes.values())
         return next((outcome for outcome in outcomes if outcome.cell.folder == cell.folder), None)
 
@@ -149,7 +149,7 @@ def read_findings(grid: Grid) -> Findings:
             scores[name] = score_over_seeds(by_seed)
         baseline, baseline_name, gain = baseline_of(arm, grid.arms), "", None
         if baseline is not None:
-            baseline_name, gain = names[baseline], gain_over(seed_outcomes, outcomes[baseline])
+            baseline_name, gain = names[baseline], compute_gain(seed_outcomes, outcomes[baseline])
         n_seeds, rate = len(grid.seeds), rates.get(arm)
         arms.append(ArmOutcome(arm, names[arm], seed_outcomes, n_seeds, scores, baseline_name, gain, rate))
     return Findings(grid, arms, states, unreadable)
@@ -167,7 +167,7 @@ def read_outcome(cell: Cell) -> Outcome:
     rows, spec = run.read_rows(), read_card(run).backbone
     fitted = fit_to_image_size(spec.name, spec.image_size, spec.arguments).arguments
     cost = image_cost(spec.name, spec.image_size, {**spec.arguments, **fitted})
-    hits, groups = _read_hits(run), None
+    hits, groups = _read_correct(run), None
     if cell.settings.get("group_by") or cell.settings.get("split"):
         groups = {row["key"]: row["group"] for row in read_rows(run.split) if "group" in row and row["key"] in hits}
     return Outcome(
@@ -184,7 +184,7 @@ def read_outcome(cell: Cell) -> Outcome:
     )
 
 
-def _read_hits(run: RunFolder) -> dict[str, bool]:
+def _read_correct(run: RunFolder) -> dict[str, bool]:
     """Return whether each test image was classified correctly, by its key."""
     path = run.evaluation("test") / "predictions.csv"
     try:
@@ -199,8 +199,8 @@ def _read_hits(run: RunFolder) -> dict[str, bool]:
     return hits
 
 
-def gain_over(first: Mapping[int, Outcome], second: Mapping[int, Outcome]) -> Difference | None:
-    """Return the gain in accuracy of the arm `first` over `second`, on their common seeds; None without these."""
+def compute_gain(first: Mapping[int, Outcome], second: Mapping[int, Outcome]) -> Difference | None:
+    """Return the gain in accuracy of the arm `first` over `second` on their common seeds; None if there are none."""
     seeds = [seed for seed in first if seed in second]
     if not seeds:
         return None
@@ -211,7 +211,7 @@ def gain_over(first: Mapping[int, Outcome], second: Mapping[int, Outcome]) -> Di
                 "so their scores cannot be compared: remove the older run folder and compare again."
             )
     keys = sorted({key for seed in seeds for key in first[seed].hits})
-    # (S, N) values: 1 for a hit, 0 for a miss, NaN for an image that a run has not tested.
+    # (S, N) values for S seeds and N images: 1 if correct, 0 if wrong, NaN if the run was not tested on the image.
     values, other = (
         np.array([[outcomes[seed].hits.get(key, np.nan) for key in keys] for seed in seeds], dtype=np.float64)
         for outcomes in (first, second)
@@ -221,7 +221,7 @@ def gain_over(first: Mapping[int, Outcome], second: Mapping[int, Outcome]) -> Di
 
 
 def _common_groups(outcomes: Iterable[Outcome]) -> Mapping[str, str] | None:
-    """Return the group of each test image, by the image's key; None if a run has no groups or if runs disagree."""
+    """Return the group of each test image, by the image's key; None if a run has no groups or if they differ."""
     groups: dict[str, str] = {}
     for outcome in outcomes:
         if outcome.groups is None:
@@ -232,13 +232,13 @@ def _common_groups(outcomes: Iterable[Outcome]) -> Mapping[str, str] | None:
 
 
 def scores_of(cell: Cell) -> Scores:
-    """Return the scores of a finished cell of a verb other than `paucal train`.
+    """Return the scores of a finished cell of a command other than `paucal train`.
 
     Returns:
-        For each score a mapping: "trained" is the score of the trained model, "low" and "high" are the ends of its
-        interval over test images, if it has one, and "random" is the score of random weights, for frozen features. The
-        scores are from the evaluation at the end of the run, such as "ap50" and "mean_iou", and from the additional
-        evaluation, such as "knn" and "mean_iou_scales".
+        A mapping for each score. Its entry "trained" is the score of the trained model; "low" and "high" are the ends
+        of the score's interval over test images, if there is an interval; "random" is the score of random weights, for
+        frozen features only. The scores are those of the evaluation at the end of the run, such as "ap50" and
+        "mean_iou", and those of the additional evaluation, such as "knn" and "mean_iou_scales".
     """
     evaluation = read_scores(cell.folder) if cell.is_evaluated else {}
     if cell.verb not in SCORE_FILES:
@@ -257,9 +257,9 @@ def scores_of(cell: Cell) -> Scores:
 
 
 def _score_numbers(score: Mapping[str, Any]) -> dict[str, float]:
-    """Return a stored score as in `scores_of`: its value as "trained", and the ends of its interval.
+    """Return a stored score with the keys of `scores_of`: its value as "trained", and the ends of its interval.
 
-    If an end is missing, "low" and "high" are both left out.
+    If either end is missing, the result has neither "low" nor "high".
     """
     names = {"value": "trained", "low": "low", "high": "high"}
     values = {names[key]: value for key, value in score.items() if key in names}

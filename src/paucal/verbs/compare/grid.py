@@ -1,7 +1,7 @@
-"""A grid: every arm of a comparison with every seed, stored in a folder that workers share and later calls extend.
+"""A grid: every arm of a comparison with every seed, stored in a folder that workers share and later calls can extend.
 
-Each run of a grid is a cell. The name of its folder contains a hash of its settings, and the files in it tell whether
-it is pending, running, done or failed.
+Each run of a grid, with its evaluation, is a cell. The name of a cell's folder contains a hash of the cell's settings,
+and the files in the folder tell whether the cell is pending, running, done or failed.
 """
 
 import hashlib
@@ -17,7 +17,7 @@ from paucal.methods.training import unused_by
 from paucal.methods.training_settings import TrainSettings
 from paucal.runner.run_folder import CHANGEABLE
 from paucal.runs import RunFolder
-from paucal.runs.grid_files import GRID_FILE, SCORES_FILE, is_grid
+from paucal.runs.grid_files import GRID_FILE, SCORES_FILE, is_grid_folder
 from paucal.runs.lock import is_locked
 from paucal.settings.options import flag, with_current_names, with_earlier_names
 from paucal.tasks.detection.settings import DetectSettings
@@ -25,11 +25,11 @@ from paucal.tasks.segmentation.settings import SegmentSettings
 from paucal.types import UserError
 from paucal.verbs.compare.settings import Arm
 from paucal.verbs.eval.settings import EvalSettings
-from paucal.wording import shortened
+from paucal.wording import shorten
 
 FORMAT = 1  # version of the stored grid
-EVAL = "eval"  # verb of cells that only evaluate a trained model
-# Settings class of each verb whose runs can be cells.
+EVAL = "eval"  # command of cells that only evaluate a trained model
+# Settings class of each command whose runs can be cells.
 SETTINGS_OF_VERB: dict[str, type] = {
     "train": TrainSettings,
     "pretrain": PretrainSettings,
@@ -37,13 +37,15 @@ SETTINGS_OF_VERB: dict[str, type] = {
     "segment": SegmentSettings,
     EVAL: EvalSettings,
 }
-WITHOUT_EFFECT = ("data", "data_root", *CHANGEABLE)  # settings that do not change results; images have a fingerprint
+# Settings that do not change results. The images are identified by their fingerprint instead of their location.
+WITHOUT_EFFECT = ("data", "data_root", *CHANGEABLE)
 CELLS_FOLDER = "cells"
 FAILURE_FILE = "failed.json"
 EVALUATION_FOLDER = "judged"  # folder in a cell with the results of its evaluation
-STARTS = "starts"  # folder in a study, with a grid for each verb whose runs give initial weights to other cells
-# Keys in a cell's settings in addition to the settings of its verb: settings of an additional evaluation; (verb, name)
-# of the arm whose run gives the initial weights; the model to evaluate if nothing is trained.
+STARTS = "starts"  # folder in a study with a grid for each command whose runs train initial weights for other cells
+# Keys in a cell's settings in addition to the settings of its command: EVALUATION for the settings of an additional
+# evaluation, START for the (command, name) of the arm that trains the initial weights, and MODEL for the model to
+# evaluate if nothing is trained.
 EVALUATION, START, MODEL = "judging", "start", "subject"
 EXTRA_ENTRIES = (EVALUATION, START, MODEL)
 
@@ -58,11 +60,11 @@ class Grid:
         shared: Settings that all runs share.
         arms: Training configurations to compare.
         seeds: Seeds of every arm.
-        rates: Learning rates to try with the first seed, to choose one by validation; empty for no search.
+        rates: Learning rates to try with the first seed, of which validation selects one; empty if there is no search.
         threads: Number of threads of each worker, which is stored because results can depend on it.
         forecast: Expected seconds of a run, by arm name.
-        commands: Commands that created or extended the grid, in order.
-        verb: Verb of the runs, a key of `SETTINGS_OF_VERB`.
+        commands: Shell commands that created or extended the grid, in order.
+        verb: Command that trains the runs, such as "train"; a key of `SETTINGS_OF_VERB`.
     """
 
     folder: Path
@@ -77,7 +79,7 @@ class Grid:
     verb: str = "train"
 
     def settings_of(self, arm: Arm) -> dict[str, Any]:
-        """Return all settings of an arm, without shared settings of methods and losses that it does not use."""
+        """Return all settings of an arm, without shared settings of methods and losses that the arm does not use."""
         values = {**self.shared, **arm.settings}
         if self.verb != "train":
             return values
@@ -94,7 +96,7 @@ class Grid:
 
 def read_grid(folder: Path) -> Grid:
     """Read the grid stored in a folder."""
-    if not is_grid(folder):
+    if not is_grid_folder(folder):
         raise UserError(f"{str(folder)!r} contains no comparison (no {GRID_FILE}): check the path.")
     record = RunFolder(folder).read_json(GRID_FILE)
     try:
@@ -102,7 +104,7 @@ def read_grid(folder: Path) -> Grid:
             raise ValueError(f"format {record['format']!r}")
         verb = str(record.get("verb", "train"))
         if verb not in SETTINGS_OF_VERB:
-            raise ValueError(f"its verb is {verb!r}")
+            raise ValueError(f"its command is {verb!r}")
         grid = Grid(
             folder,
             str(record["fingerprint"]),
@@ -119,7 +121,7 @@ def read_grid(folder: Path) -> Grid:
             raise ValueError("it has no arms, no seeds or no threads")
         return grid
     except (KeyError, TypeError, ValueError, AttributeError) as problem:
-        raise UserError(f"{str(folder / GRID_FILE)!r} is damaged ({problem}): restore it.") from problem
+        raise UserError(f"{str(folder / GRID_FILE)!r} is damaged ({problem}): restore the file.") from problem
 
 
 def _read_arm(value: Mapping[str, Any], kind: type) -> Arm:
@@ -132,7 +134,7 @@ def _read_arm(value: Mapping[str, Any], kind: type) -> Arm:
 
 
 def require_images(grid: Grid, fingerprint: str) -> None:
-    """Raise a UserError if the fingerprint of the images differs from that of a stored grid."""
+    """Raise a UserError if the fingerprint of the images differs from the fingerprint of a stored grid."""
     if grid.fingerprint != fingerprint:
         raise UserError(
             f"--output: the images or labels differ from those of {str(grid.folder)!r} (images were added, "
@@ -166,7 +168,7 @@ def _require_equal(grid: Grid, old_settings: Mapping[str, Any], new_settings: Ma
         values = [settings.get(name) for settings in (old_settings, new_settings)]
         if values[0] != values[1]:
             values = [list(value) if isinstance(value, tuple) else value for value in values]
-            texts = ["not given" if value is None else shortened(str(value), 60) for value in values]
+            texts = ["not given" if value is None else shorten(str(value), 60) for value in values]
             raise UserError(
                 f"--output: {str(grid.folder)!r} contains a different comparison ({flag(name)} was {texts[0]}, now "
                 f"{texts[1]}), and a comparison can only be extended by methods, models, arms, labels and seeds: "
@@ -182,10 +184,10 @@ class Cell:
         folder: Folder of the cell, which contains the run.
         arm: Training configuration.
         seed: Seed for all random numbers.
-        rate: Learning rate, if the grid searches for one; otherwise None.
-        settings: Settings of the verb, and entries with the keys of `EXTRA_ENTRIES`.
+        rate: Learning rate, if the grid searches for learning rates; otherwise None.
+        settings: Settings of the command, and entries with the keys of `EXTRA_ENTRIES`.
         is_trial: Whether the run is a trial for choosing a learning rate.
-        verb: Verb of the run.
+        verb: Command that trains the run, such as "train".
     """
 
     folder: Path
@@ -203,7 +205,7 @@ class Cell:
 
     @property
     def is_evaluated(self) -> bool:
-        """Whether the cell has an evaluation in addition to that at the end of its run."""
+        """Whether the cell has an evaluation in addition to the evaluation at the end of its run."""
         return self.verb == EVAL or EVALUATION in self.settings
 
     @property
@@ -217,8 +219,8 @@ class Cell:
 class State:
     """Progress of a cell.
 
-    A cell is "running" while its worker renews the lock, and "stopped" after the worker has ended or died; another
-    worker then continues it. `error` is the message of a failure, or "".
+    A cell is "running" while its worker renews the lock, and "stopped" after the worker has ended or died. Another
+    worker then continues the cell. `error` is the error message of a failed cell, otherwise "".
     """
 
     name: Literal["pending", "running", "stopped", "done", "failed"]
@@ -231,7 +233,7 @@ class State:
 
 
 def verb_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings of the verb, without the entries of `EXTRA_ENTRIES`."""
+    """Return the settings of the command, without the entries of `EXTRA_ENTRIES`."""
     return {name: value for name, value in settings.items() if name not in EXTRA_ENTRIES}
 
 
@@ -266,7 +268,7 @@ def make_cell(grid: Grid, arm: Arm, seed: int, rate: float | None = None, is_tri
 def cells_of(grid: Grid) -> list[Cell]:
     """Return the cells, ordered by seed so that arms can be compared before all seeds are done.
 
-    With a search for learning rates, an arm has cells for the other seeds only after its rate has been chosen.
+    If learning rates are searched, an arm has cells for the other seeds only after its learning rate has been chosen.
     """
     if not grid.rates:
         return [make_cell(grid, arm, seed) for seed in grid.seeds for arm in grid.arms]
@@ -278,7 +280,7 @@ def cells_of(grid: Grid) -> list[Cell]:
 
 
 def compared_cells(grid: Grid) -> list[Cell]:
-    """Return the cells whose scores are compared: all but the trials of rates that were not chosen."""
+    """Return the cells whose scores are compared: all cells except trials of learning rates that were not chosen."""
     cells = cells_of(grid)
     if not grid.rates:
         return cells
@@ -287,9 +289,9 @@ def compared_cells(grid: Grid) -> list[Cell]:
 
 
 def chosen_rate(trials: list[Cell]) -> float | None:
-    """Return the learning rate of the trial with the best validation accuracy; of several best ones, the first.
+    """Return the learning rate of the trial with the best validation accuracy; in case of a tie, of the first trial.
 
-    Return None while trials are unfinished, or if all of them failed.
+    Return None while trials are unfinished, or if all trials failed.
     """
     states = [state_of(cell) for cell in trials]
     finished = [cell for cell, state in zip(trials, states, strict=True) if state.name == "done"]
@@ -308,9 +310,9 @@ def validation_score(run: RunFolder) -> float:
 
 
 def start_of(cell: Cell) -> Cell | None:
-    """Return the cell whose run has the initial weights of `cell`; None if these are random or published weights.
+    """Return the cell that trains the initial weights of `cell`; None if they are random or published weights.
 
-    It has the same seed, and is in a grid below the folder `STARTS` of the study.
+    The returned cell has the same seed, and belongs to a grid in the folder `STARTS` of the study.
     """
     if START not in cell.settings:
         return None
@@ -324,7 +326,7 @@ def start_of(cell: Cell) -> Cell | None:
 
 
 def start_settings(start: Cell | None) -> dict[str, str]:
-    """Return the setting `init` for a cell that starts from the run of the cell `start`; empty for None."""
+    """Return the setting `init` for a cell whose initial weights are trained by the cell `start`; empty for None."""
     if start is None:
         return {}
     state = state_of(start)

@@ -1,4 +1,4 @@
-"""What a comparison does differently for each verb: the job of a run, its images, and its expected duration."""
+"""Functions that depend on the command of a run: the job of the run, its images, and its expected duration."""
 
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -23,15 +23,15 @@ from paucal.verbs.compare.grid import EVAL, verb_settings
 from paucal.verbs.eval.images import find_data
 from paucal.verbs.eval.settings import OpeningSettings
 
-TIMED_STEPS = 2  # after one warm-up step
-MAX_HASHED_IMAGES = 2000  # whose bytes are hashed; of other images, only name, class, split and size
-OVERHEAD_SECONDS = 4.0  # of a classification run in addition to training: opening images, drawing, writing the report
-PRETRAINING_OVERHEAD_SECONDS = 20.0  # of a pre-training run, which also evaluates its features
+TIMED_STEPS = 2  # number of timed steps, after one warm-up step
+MAX_HASHED_IMAGES = 2000  # number of images whose bytes are hashed; for other images, only name, class, split and size
+OVERHEAD_SECONDS = 4.0  # time of a classification run outside training: open images, draw figures, write the report
+PRETRAINING_OVERHEAD_SECONDS = 20.0  # time of a pre-training run outside training; includes evaluation
 
 
 def job_of(verb: str) -> AnyJob:
-    """Return the job of the runs of a verb that trains."""
-    # Imported only when used, since both import the libraries that evaluate boxes or masks.
+    """Return the job that trains the runs of a command."""
+    # Imported only when used, since both modules import the libraries that evaluate boxes or masks.
     if verb == "detect":
         from paucal.tasks.detection.job import DetectionJob
 
@@ -45,9 +45,9 @@ def job_of(verb: str) -> AnyJob:
 
 @dataclass(frozen=True)
 class GridImages:
-    """The images of a grid with their labels and declared splits, opened without decoding them.
+    """The images of a grid with their labels and declared splits; the images are not decoded yet.
 
-    `annotations` yields their boxes or masks as bytes; None for other labels.
+    `annotations` yields the boxes or masks of the images as bytes; None if the images have other labels.
     """
 
     verb: str
@@ -106,7 +106,7 @@ def open_images(verb: str, settings: Mapping[str, Any], console: Console) -> Gri
 
 
 def fingerprint(images: ImageSet) -> str:
-    """Return a digest of the names, classes, splits and sizes of all images, and of the bytes of up to 2000 images.
+    """Return a digest of the names, classes, splits and file sizes of all images and the bytes of up to 2000 images.
 
     Copies of a data set in different folders have the same digest.
     """
@@ -116,7 +116,7 @@ def fingerprint(images: ImageSet) -> str:
         digest.update(f"{key!r} {label} {part}\n".encode())
     for index in range(len(images)):
         store, position = locate(images.store, index)
-        # The size of the image file, for stores that know it without reading the file.
+        # The size of the image file is included if the store has the size without reading the file.
         stamp = store.stamp(position) if isinstance(store, EncodedStore) else None
         digest.update(b"-" if stamp is None else str(stamp.size).encode())
     for index in evenly_spaced(len(images), MAX_HASHED_IMAGES).tolist():
@@ -128,14 +128,14 @@ def fingerprint(images: ImageSet) -> str:
 
 
 def assemble_run(verb: str, values: Mapping[str, Any], console: Console) -> tuple[AnyJob, RunSetup[Any]]:
-    """Return the job and the setup of a run, without writing anything; invalid settings raise a UserError."""
+    """Return the job and the setup of a run without writing any file; invalid settings raise a UserError."""
     job = job_of(verb)
     settings, origin = job.check(job.settings_type(**values), dict.fromkeys(values, "given"))
     return job, job.assemble(job.pin(settings), origin, console.progress)
 
 
 def seconds_of_run(job: AnyJob, setup: RunSetup[Any]) -> float:
-    """Return the expected seconds of a run on this machine, from its time budget or by timing a few steps."""
+    """Return the expected duration of a run on this machine in seconds, from its time budget or from a few steps."""
     settings = setup.settings
     if isinstance(setup, TrainingSetup):
         if settings.epochs is None:

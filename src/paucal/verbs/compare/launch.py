@@ -10,12 +10,12 @@ from typing import Any
 from paucal.cores import threads_restored
 from paucal.evaluation.comparison import Difference, ScoreOverSeeds
 from paucal.methods.training_settings import TrainSettings
-from paucal.reading import named_path
+from paucal.reading import expand_user_path
 from paucal.runner.console import Console, SilentConsole
 from paucal.runner.frames import Data, takes_frames
-from paucal.runs.grid_files import is_grid
+from paucal.runs.grid_files import is_grid_folder
 from paucal.settings.options import check_ranges, flag, setting_fields
-from paucal.settings.values import from_python, given_names, shows_settings
+from paucal.settings.values import given_names, settings_from_keywords, with_settings_signature
 from paucal.types import UserError
 from paucal.verbs.compare.findings import Findings, read_findings
 from paucal.verbs.compare.grid import Grid, read_grid, require_images
@@ -60,7 +60,7 @@ class Comparison:
         return self.findings.failed
 
 
-@shows_settings(GridSettings)
+@with_settings_signature(GridSettings)
 @takes_frames
 def compare(
     data: Data | None = None,
@@ -73,7 +73,7 @@ def compare(
 
     Args:
         data: Images, as in `paucal.train`.
-        ways: Further arms: for each name, its settings of `paucal.train`; `--arms` on the command line.
+        ways: Settings of `paucal.train` for further arms, by name of the arm; `--arms` on the command line.
         resume: Folder of a stored comparison to resume.
         **settings: Fields of `paucal.verbs.compare.settings.GridSettings`, and settings of `paucal.train` that all
             runs share.
@@ -96,13 +96,13 @@ def compare(
             "arms is only a flag of the command line: use ways={name: settings}, with settings of paucal.train."
         )
     grid_values = {name: value for name, value in settings.items() if name in grid_names}
-    grid_settings = from_python(GridSettings, grid_values, "paucal.compare", "compare")
+    grid_settings = settings_from_keywords(GridSettings, grid_values, "paucal.compare", "compare")
     train_values = {name: value for name, value in settings.items() if name not in grid_names}
     shared = _train_values({**train_values, **({} if data is None else {"data": data})})
     for name in shared:
         if name in UNSUPPORTED:
-            text = f"{flag(name)} is not supported for comparisons, in which each run is a single process"
-            raise UserError(f"{text}: leave it out.")
+            text = f"{flag(name)} is not supported for comparisons, since each of their runs is a single process"
+            raise UserError(f"{text}: remove {flag(name)}.")
         if name in SET_BY_COMPARISON and name != "data":
             advice = {"method": "--methods", "model": "--models", "seed": "--seeds", "fraction": "--labels"}.get(name)
             raise UserError(f"{flag(name)} is set by the comparison: use {advice or '--arms'}.")
@@ -124,14 +124,14 @@ def compare_all(
     command: str,
     console: Console,
 ) -> Comparison:
-    """Create or extend a grid, and compute it; see `compare`. `named_arms` has the settings of further arms by name."""
-    # A finished grid is only shown, so workers for a stored grid are checked later, when a run is left to compute.
-    is_stored = grid_settings.output is not None and is_grid(named_path(grid_settings.output))
+    """Create or extend a grid, and compute its runs; see `compare`. `named_arms` maps names to settings of arms."""
+    # A finished grid is only shown, so workers for a stored grid are checked later, if there are runs to compute.
+    is_stored = grid_settings.output is not None and is_grid_folder(expand_user_path(grid_settings.output))
     _check_workers(grid_settings, 0 if is_stored else grid_settings.jobs)
     arms = make_arms(grid_settings, named_arms)
     grid = prepare_grid(grid_settings, arms, shared, command, console)
     if len(arms) == 1 and len(grid.arms) == 1:
-        console.say(f"note: {arms[0].name} is the only arm, so there is nothing to compare it with")
+        console.say(f"note: {arms[0].name} is the only arm, so there is nothing to compare")
     return _run_and_report(grid, grid_settings, console)
 
 
@@ -142,12 +142,12 @@ def resume_comparison(folder: Path, grid_settings: GridSettings, console: Consol
     names = ("methods", "models", "arms", "seeds", "labels", "lrs", "output")
     if given := [name for name in names if getattr(grid_settings, name)]:
         raise UserError(
-            f"--resume continues a comparison without changes; to extend it, leave --resume out and give "
+            f"--resume continues a comparison without changes; to extend it, remove --resume and give "
             f"{flag(given[0])} with --output {folder}."
         )
     grid = read_grid(folder)
     if grid.verb != "train":
-        raise UserError(f"{str(folder)!r} belongs to a study: resume it with its own command, {grid.commands[-1]}.")
+        raise UserError(f"{str(folder)!r} belongs to a study: use its own command, {grid.commands[-1]}.")
     if grid_settings.jobs and not is_settled(grid):
         images = open_images("train", {**grid.shared, **grid.arms[0].settings}, console)
         require_images(grid, images.fingerprint())
@@ -170,7 +170,7 @@ def _run_and_report(grid: Grid, grid_settings: GridSettings, console: Console) -
     for line in [*verdicts(findings), *fairness(findings), *failures(findings)]:
         console.say(line)
     if findings.failed:
-        console.say("when the cause is fixed, repeat the failed runs with --retry")
+        console.say("fix the cause of the failures, then repeat the failed runs with --retry")
     console.say(f"results are in {page.parent}: {PAGE} (open it in a browser), differences.csv, arms.csv, runs.csv")
     if not all_settled:
         left = sum(not state.settled for state in findings.states.values())
@@ -180,5 +180,5 @@ def _run_and_report(grid: Grid, grid_settings: GridSettings, console: Console) -
 
 def _train_values(values: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings of `paucal.train` in `values`, converted to their types."""
-    settings = from_python(TrainSettings, values, "paucal.compare", "compare")
+    settings = settings_from_keywords(TrainSettings, values, "paucal.compare", "compare")
     return {name: getattr(settings, name) for name in given_names(values)}

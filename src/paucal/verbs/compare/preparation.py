@@ -1,4 +1,4 @@
-"""Preparation of a grid: check every arm, identify the images, and measure how long the runs will take."""
+"""Preparation of a grid: check every arm, compute the fingerprint of the images, and estimate the duration of runs."""
 
 import itertools
 import time
@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
-from paucal.cores import usable_cores
-from paucal.reading import named_path
+from paucal.cores import count_usable_cores
+from paucal.reading import expand_user_path
 from paucal.runner.console import Console
 from paucal.runner.elsewhere.packages import slurm_options
 from paucal.runner.images import pin_data
@@ -19,7 +19,7 @@ from paucal.runner.outputs import refuse_inside_images
 from paucal.runner.starts import NONE, without_none_init
 from paucal.runs.files import check_folder_writable
 from paucal.runs.folder import RUNS_FOLDER
-from paucal.runs.grid_files import is_grid
+from paucal.runs.grid_files import is_grid_folder
 from paucal.runs.lock import RunLock
 from paucal.settings.groups import DataSettings
 from paucal.settings.options import flag
@@ -28,7 +28,7 @@ from paucal.verbs.compare.grid import EVAL, START, Grid, merge_grids, read_grid,
 from paucal.verbs.compare.jobs import GridImages, assemble_run, job_of, open_images, seconds_of_run
 from paucal.verbs.compare.settings import Arm, GridSettings
 
-SEEDS = (0, 1, 2)
+SEEDS = (0, 1, 2)  # default seeds
 LOCK_TIMEOUT = 30.0  # seconds to wait while another call extends the same grid
 
 
@@ -42,21 +42,21 @@ def prepare_grid(
     seconds: Callable[[Mapping[str, Any]], float] | None = None,
     before: Callable[[Grid], object] | None = None,
 ) -> Grid:
-    """Check every arm, measure how long its runs take, and store the grid or extend the stored one.
+    """Check every arm, measure how long its runs take, and store the grid or extend the stored grid.
 
     Args:
         grid_settings: Settings of the grid.
         arms: Training configurations to compare.
         shared: Settings that all runs share.
-        command: Command to store with the grid.
+        command: Shell command to store with the grid.
         console: Console for progress.
-        images: Images of the runs, with their verb; by default the images that `paucal train` opens.
+        images: Images of the runs, and the command that trains on them; by default as `paucal train` opens them.
         seconds: Function that returns the expected seconds of a run from its settings; by default a few steps of the
             run are timed.
         before: Function that is called with the new grid after all checks, before workers can see the grid.
     """
     folder, verb = _comparison_folder(grid_settings, shared), "train" if images is None else images.verb
-    stored_grid = read_grid(folder) if is_grid(folder) else None
+    stored_grid = read_grid(folder) if is_grid_folder(folder) else None
     arms = tuple(replace(arm, settings=_pin_paths(verb, arm.settings, shared.get("data_root"))) for arm in arms)
     shared = _pin_paths(verb, shared)
     threads = stored_grid.threads if stored_grid is not None else _threads_of_worker(grid_settings)
@@ -64,7 +64,7 @@ def prepare_grid(
     new_grid = Grid(folder, "", shared, arms, seeds, rates, threads, {}, (command,), verb)
     if unused := sorted(set(shared).difference(*map(new_grid.settings_of, arms))):
         names = ", ".join(arm.name for arm in arms)
-        raise UserError(f"{flag(unused[0])} has no effect on any of the arms ({names}): leave it out.")
+        raise UserError(f"{flag(unused[0])} has no effect on any of the arms ({names}): remove {flag(unused[0])}.")
     if images is None:
         images = open_images(verb, {**shared, **arms[0].settings}, console)
         if images.images.multi_hot is not None:
@@ -86,10 +86,10 @@ def prepare_grid(
 
 def _comparison_folder(grid_settings: GridSettings, shared: Mapping[str, Any]) -> Path:
     default = next(folder for folder in _default_folders() if not folder.exists())
-    folder = default if grid_settings.output is None else named_path(grid_settings.output)
+    folder = default if grid_settings.output is None else expand_user_path(grid_settings.output)
     refuse_inside_images(folder, {"DATA": shared.get("data")}, shared.get("data_root"))
     check_folder_writable(folder)
-    if not is_grid(folder) and folder.exists() and any(folder.iterdir()):
+    if not is_grid_folder(folder) and folder.exists() and any(folder.iterdir()):
         raise UserError(f"--output: {str(folder)!r} is not empty and is not a comparison: choose another folder.")
     return folder
 
@@ -99,7 +99,7 @@ def _default_folders() -> Iterator[Path]:
 
 
 def _create_default_folder() -> Path:
-    """Create the first default folder that does not exist, also if other calls create folders at this time."""
+    """Create and return the first default folder that does not exist; safe if other calls create folders meanwhile."""
     for folder in _default_folders():
         with suppress(FileExistsError):
             folder.mkdir(parents=True)
@@ -108,7 +108,7 @@ def _create_default_folder() -> Path:
 
 
 def _pin_paths(verb: str, values: Mapping[str, Any], data_root: str | None = None) -> dict[str, Any]:
-    """Return the settings of an arm, or the shared settings, with absolute paths. `data_root` is a shared setting."""
+    """Return the settings of an arm, or the shared settings, with absolute paths. `data_root` applies to all arms."""
     to_pin = verb_settings(values)
     root = {} if data_root is None else {"data_root": data_root}
     if verb == EVAL:
@@ -126,11 +126,11 @@ def _pin_paths(verb: str, values: Mapping[str, Any], data_root: str | None = Non
 
 
 def _threads_of_worker(grid_settings: GridSettings) -> int:
-    """Return the number of threads of each worker: its share of this machine's cores, or its SLURM cpus_per_task."""
+    """Return the number of threads of a worker: the cores of this machine per worker, or SLURM's cpus_per_task."""
     requested = slurm_options(grid_settings.slurm).get("cpus_per_task") if grid_settings.on == "slurm" else None
     if isinstance(requested, int):
         return requested
-    return max(1, min(torch.get_num_threads(), usable_cores()) // max(1, grid_settings.jobs))
+    return max(1, min(torch.get_num_threads(), count_usable_cores()) // max(1, grid_settings.jobs))
 
 
 def _forecast_seconds(
@@ -139,7 +139,7 @@ def _forecast_seconds(
     seconds: Callable[[Mapping[str, Any]], float] | None,
     console: Console,
 ) -> dict[str, float]:
-    """Return the expected seconds of a run, by arm name; invalid settings raise an error before any run is trained."""
+    """Return the expected duration of a run in seconds, by arm name; invalid settings raise a UserError."""
     arms = [arm for arm in grid.arms if arm.name not in stored_forecast]
     forecast = dict(stored_forecast)
     with console.progress("measuring") as advance:
@@ -160,12 +160,12 @@ def _forecast_seconds(
 def _time_run(grid: Grid, values: Mapping[str, Any], console: Console) -> float:
     job, setup = assemble_run(grid.verb, values, console)
     if grid.rates and not len(setup.data.part("val")):
-        raise UserError("--lrs needs validation images, but there are none: give --val-fraction.")
+        raise UserError("--lrs needs validation images, but the validation split is empty: give --val-fraction.")
     return seconds_of_run(job, setup)
 
 
 def _store_grid(new_grid: Grid) -> Grid:
-    """Store a grid, merged with the arms and seeds that another call may have stored meanwhile."""
+    """Store a grid, merged with the arms and seeds that another call may have stored in the meantime."""
     new_grid.folder.mkdir(parents=True, exist_ok=True)
     lock, deadline = RunLock(new_grid.folder, "the comparison"), time.monotonic() + LOCK_TIMEOUT
     while True:
@@ -177,7 +177,7 @@ def _store_grid(new_grid: Grid) -> Grid:
                 raise
             time.sleep(0.2)
     try:
-        grid = merge_grids(read_grid(new_grid.folder), new_grid) if is_grid(new_grid.folder) else new_grid
+        grid = merge_grids(read_grid(new_grid.folder), new_grid) if is_grid_folder(new_grid.folder) else new_grid
         grid.write()
         return grid
     finally:

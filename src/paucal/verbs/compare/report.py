@@ -15,30 +15,30 @@ from paucal.settings.options import flag_words
 from paucal.verbs.compare._figures import curves_figure, differences_figure, scores_figure
 from paucal.verbs.compare.findings import ArmOutcome, Findings
 from paucal.verbs.compare.grid import EVAL, EVALUATION_FOLDER, MODEL, Cell, start_of, verb_settings
-from paucal.wording import counted, duration, images_text, percent
+from paucal.wording import counted, format_duration, images_text, percent
 
 PAGE = "comparison.html"
-MAX_EQUAL_TIME_RATIO = 1.05  # up to which two durations count as equal
-MIN_TESTED_DIFFERENCES = 3  # for the sentence on multiple comparisons
+MAX_EQUAL_TIME_RATIO = 1.05  # ratio up to which two durations count as equal
+MIN_TESTED_DIFFERENCES = 3  # number of differences from which the report warns about multiple comparisons
 NOTES = (
-    "mean and sd: of the test accuracy over seeds, with n - 1 in the denominator.",
-    "difference: in percentage points, paired by seed and by test image. Three intervals of 95 %: what other seeds "
-    "would give on these images (paired t), what these runs would give on other images (bootstrap; of whole groups "
-    "with --group-by), and both combined (half-widths added in quadrature). Base claims on the combined interval.",
-    "Bold: a difference whose combined interval excludes 0; never with a single seed, or if all seeds give the same "
-    "difference.",
+    "mean and sd: mean and standard deviation (n - 1 in the denominator) of the test accuracy over seeds.",
+    "difference: in percentage points, paired by seed and by test image. There are three 95 % intervals: for other "
+    "seeds on these images (paired t), for these runs on other images (bootstrap of images, or of whole groups with "
+    "--group-by), and for both combined (half-widths added in quadrature). Base claims on the combined interval.",
+    "Bold: the combined interval of the difference excludes 0. A difference is never bold with a single seed, or if "
+    "all seeds give the same difference.",
 )
 EPOCHS_BY_VALIDATION = (
-    "The epoch of each run was chosen by its validation images; the test images were read once, at its end."
+    "The epoch of each run was chosen on its validation images; the test images were used once, after training."
 )
-LAST_EPOCHS = "No run had validation images: each kept its last epoch; the test images were read once, at its end."
+LAST_EPOCHS = "No run had validation images, so each kept its last epoch. Test images were used once, after training."
 SOME_EPOCHS_BY_VALIDATION = (
-    "Runs with validation images chose their epoch by them; the others kept the last. Test images were read once."
+    "Runs with validation images chose their epoch on them; other runs kept the last epoch. Test images were used once."
 )
 CAPTIONS = {
-    "differences": "Differences; significant where the thickest bar excludes 0.",
+    "differences": "Differences between arms; a difference is significant if its thickest bar excludes 0.",
     "scores": "Test accuracy of every run.",
-    "curves": "Validation accuracy: thin lines are runs, thick lines their mean.",
+    "curves": "Validation accuracy: thin lines are runs, thick lines are the means of arms.",
 }
 
 
@@ -58,9 +58,9 @@ def write_report(findings: Findings) -> Path:
     for name, figure in drawn_figures.items():
         save_figure(folder / f"{name}.png", figure)
     ways = list(dict.fromkeys(arm.arm.way for arm in arms))
-    names = " against ".join(ways) if len(ways) < 4 else f"{counted(len(ways), 'way')} to train"
+    names = " against ".join(ways) if len(ways) < 4 else f"{counted(len(ways), 'method')}"
     left = sum(not state.settled for state in states.values())
-    missing = [f"{counted(left, 'run')} of {len(states)} not yet computed: these numbers will change."] if left else []
+    missing = [f"{counted(left, 'run')} of {len(states)} not yet computed: these results will change."] if left else []
     page = ComparisonPage(
         title=f"{names} on {Path(str(grid.shared.get('data', 'digits'))).name}",
         verdicts=verdicts(findings),
@@ -78,7 +78,7 @@ def write_report(findings: Findings) -> Path:
 
 
 def command_of(cell: Cell) -> str:
-    """Return the command that repeats a cell's run; if this starts from another run's weights, that run must exist."""
+    """Return the command that repeats a cell's run; if it starts from another run's weights, that run must exist."""
     start, values = start_of(cell), verb_settings(cell.settings)
     data, output = values.pop("data", None), cell.run.path
     arguments = ["paucal", cell.verb]
@@ -95,7 +95,7 @@ def command_of(cell: Cell) -> str:
 
 
 def format_points(value: float) -> str:
-    """Format a difference of two shares in percentage points, with its sign.
+    """Format a difference of two accuracies in percentage points, with its sign.
 
     Example:
         >>> format_points(0.0214), format_points(-0.003), format_points(-0.0001)
@@ -105,14 +105,14 @@ def format_points(value: float) -> str:
 
 
 def format_interval(score: Score) -> str:
-    """Format the interval of a difference in percentage points; "-" if it has no interval."""
+    """Format the interval of a difference in percentage points; "-" if the difference has no interval."""
     return (
         "-" if score.low is None or score.high is None else f"{format_points(score.low)} to {format_points(score.high)}"
     )
 
 
 def verdicts(findings: Findings) -> list[str]:
-    """Return for each difference a sentence on whether it is significant."""
+    """Return a sentence for each difference that says whether the difference is significant."""
     return [_verdict(arm, arm.gain) for arm in findings.arms if arm.gain is not None]
 
 
@@ -130,13 +130,13 @@ def _verdict(arm: ArmOutcome, gain: Difference) -> str:
     if seeds == 1:
         return f"{start}. One seed cannot show how much training varies: use at least three."
     if gain.both.low is None and gain.value == 0:
-        return f"{start}: with each seed, both are right on the same number of test images."
+        return f"{start}: with each seed, both are correct on the same number of test images."
     if gain.both.low is None:
         unit = "test image" if gain.groups is None else "group"
-        return f"{start}. The same difference on every {unit} says nothing about other {unit}s: use more {unit}s."
+        return f"{start}. The same difference on every {unit} gives no interval for other {unit}s: use more {unit}s."
     if gain.by_seed.score.low is None:
         return (
-            f"{start}. The interval is for other test images only: the same difference with every seed cannot show how "
+            f"{start}. The interval only covers other test images: the same difference with every seed cannot show how "
             "much training varies. Use more seeds."
         )
     return f"{start}: no significant difference. {_describe_need(gain)}"
@@ -156,7 +156,7 @@ def _describe_need(gain: Difference) -> str:
 
 
 def fairness(findings: Findings) -> list[str]:
-    """Return sentences on how far arms and their baselines had equal conditions: epochs, time, size, learning rate."""
+    """Return sentences that compare the conditions of arms and baselines: epochs, time, size and learning rate."""
     arms_by_name = {arm.name: arm for arm in findings.arms}
     lines = [_describe_length(findings)]
     for arm in findings.arms:
@@ -166,7 +166,7 @@ def fairness(findings: Findings) -> list[str]:
                 _describe_ratio(noun, arm.mean(name), other.mean(name), tolerance)
                 for noun, name, tolerance in (
                     ("parameters", "parameters", 1.0005),
-                    ("multiply-adds for an image", "macs", 1.0005),
+                    ("multiply-adds per image", "macs", 1.0005),
                     ("seconds per epoch", "epoch_seconds", MAX_EQUAL_TIME_RATIO),
                     ("total time", "seconds", MAX_EQUAL_TIME_RATIO),
                 )
@@ -181,7 +181,7 @@ def fairness(findings: Findings) -> list[str]:
     else:
         lines.append(
             "Learning rates were not searched (use --lrs): each arm uses --lr or the default of its method, "
-            "which favours arms whose default happens to suit these images."
+            "which favours arms whose default suits these images by chance."
         )
     grid = findings.grid
     is_grouped = any({**grid.shared, **arm.settings}.get("group_by") for arm in grid.arms)
@@ -204,12 +204,12 @@ def _describe_length(findings: Findings) -> str:
     if "time" in grid.shared and not any({"time", "epochs"} & arm.settings.keys() for arm in grid.arms):
         least = f"{min(epochs)} to " if len(epochs) > 1 else ""
         counts = f" ({least}{counted(max(epochs), 'epoch')})" if epochs else ""
-        return f"All runs had the same time, {grid.shared['time']}, for as many epochs as fit{counts}."
+        return f"All runs had the same time, {grid.shared['time']}, and trained as many epochs as fit{counts}."
     if len(epochs) == 1:
         n_epochs = counted(epochs.pop(), "epoch")
-        return f"All runs trained for the same {n_epochs}; their times differ (use --time for equal times)."
+        return f"All runs trained for {n_epochs}; their training times differ (use --time for equal times)."
     if not epochs:
-        return "No run is done yet."
+        return "No run is finished yet."
     return f"The runs trained for {min(epochs)} to {max(epochs)} epochs, according to their settings."
 
 
@@ -221,7 +221,7 @@ def _describe_ratio(noun: str, value: float | None, baseline: float | None, tole
 
 
 def failures(findings: Findings) -> list[str]:
-    """Return a line for each run that has failed or whose results cannot be read."""
+    """Return a line for each run that failed or whose results cannot be read."""
     return [
         *(f"{name} failed: {error}" for name, error in findings.failed.items()),
         *(f"{name} is left out: {error}" for name, error in findings.unreadable.items()),
@@ -235,7 +235,7 @@ def describe_selection(findings: Findings) -> str:
 
 
 def arm_rows(findings: Findings) -> list[dict[str, str]]:
-    """Return a row of formatted cells per arm, by column name."""
+    """Return a table row per arm, as formatted text by column name."""
     rows = []
     for arm in findings.arms:
         top1, gain, seconds = arm.top1, arm.gain, arm.mean("seconds")
@@ -246,7 +246,7 @@ def arm_rows(findings: Findings) -> list[dict[str, str]]:
             "mean": "-" if top1 is None else percent(top1.score.value),
             "sd": "-" if top1 is None or top1.deviation is None else f"{100 * top1.deviation:.1f}",
             **dict.fromkeys(("difference", "other seeds", "other images", "95 % interval"), "-"),
-            "time": "-" if seconds is None else duration(seconds),
+            "time": "-" if seconds is None else format_duration(seconds),
         }
         if gain is not None:
             row |= {"difference": format_points(gain.value), "other seeds": format_interval(gain.by_seed.score)}
@@ -263,7 +263,7 @@ def _run_rows(findings: Findings) -> list[dict[str, str]]:
         results = dict.fromkeys(("test", "validation", "epochs", "time"), "-")
         if outcome := findings.outcome_of(cell):
             results |= {"test": percent(outcome.scores["top1"]), "epochs": str(outcome.epochs)}
-            results["time"] = duration(outcome.seconds)
+            results["time"] = format_duration(outcome.seconds)
             if outcome.validation is not None:
                 results["validation"] = percent(outcome.validation)
         rows.append({"run": cell.name, "state": state.name, **results, "folder": cell.folder.name})
@@ -271,7 +271,7 @@ def _run_rows(findings: Findings) -> list[dict[str, str]]:
 
 
 def terminal_table(findings: Findings) -> Table:
-    """Return the arms as a table, with significant differences in bold.
+    """Return a table of the arms, with significant differences in bold.
 
     The separate intervals for seeds and for images are only on the HTML page, since most terminals are too narrow.
     """

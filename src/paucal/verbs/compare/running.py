@@ -17,15 +17,15 @@ from paucal.verbs.compare._workers import Processes, Ray, Slurm, Team
 from paucal.verbs.compare.grid import Cell, Grid, State, cells_of, read_grid, state_of
 from paucal.verbs.compare.jobs import OVERHEAD_SECONDS
 from paucal.verbs.compare.settings import GridSettings
-from paucal.wording import counted, duration, percent
+from paucal.wording import counted, format_duration, percent
 
-# For each verb, the key of the score in the summary that is printed when a run ends, and the text before the score.
+# For each command, the key in the summary of the score to print when a run ends, and the text before this score.
 HEADLINES = {"train": ("test_top1", ""), "detect": ("test_ap", "AP "), "segment": ("test_mean_iou", "mean IoU ")}
-MAX_SILENCE = 600.0  # seconds between two lines of progress
+MAX_SILENCE = 600.0  # longest time between two lines of progress, in seconds
 
 
 def run_workers(grid: Grid, grid_settings: GridSettings, resume_command: str, console: Console) -> bool:
-    """Let workers compute the unfinished cells of a stored grid; return whether every cell is done or has failed.
+    """Compute the unfinished cells of a stored grid with workers; return whether every cell is done or has failed.
 
     After a KeyboardInterrupt, `resume_command` is printed.
     """
@@ -84,9 +84,9 @@ def _start_team(grid: Grid, grid_settings: GridSettings) -> Team:
 
 
 def require_workers(on: str, slurm: Sequence[str] | None = None, count: int = 1) -> None:
-    """Refuse workers that this machine cannot start; if `count` is 0, check only the options of SLURM."""
+    """Refuse workers that this machine cannot start; if `count` is 0, check only the SLURM options."""
     if slurm is not None and on != "slurm":
-        raise UserError("--slurm sets options of SLURM jobs: use it with --on slurm.")
+        raise UserError("--slurm sets options of SLURM jobs: add --on slurm.")
     slurm_options(slurm)
     if count and on in PACKAGE_BY_CLUSTER:
         require_package(on)
@@ -101,7 +101,7 @@ class Progress:
     Attributes:
         states: States of the cells.
         left: Expected seconds until every cell is done or has failed, with the current workers; None if unknown.
-        other_workers: Number of workers that other calls started.
+        other_workers: Number of workers that were started by other calls.
     """
 
     states: Mapping[Cell, State]
@@ -109,20 +109,20 @@ class Progress:
     other_workers: int = 0
 
     def count(self, name: str) -> int:
-        """Return the number of cells in the state of this name."""
+        """Return the number of cells in the state `name`."""
         return sum(state.name == name for state in self.states.values())
 
     def time_left(self) -> str:
         """Return the remaining time as a clause, such as "about 5 min left, until 14:05"; "" if unknown or zero."""
         if self.left is None or self.left < 1:
             return ""
-        return f"about {duration(self.left)} left, until {end_time_text(self.left)}"
+        return f"about {format_duration(self.left)} left, until {end_time_text(self.left)}"
 
 
 def progress_of(grid: Grid, cells: Sequence[Cell], workers: int, *, busy: bool = False) -> Progress:
     """Return the states of all cells, and the remaining time with the workers of this call and of other calls.
 
-    If not `busy`, this call has not started its workers yet, so all running cells are counted as those of other calls.
+    If not `busy`, this call has not started its workers yet, so all running cells belong to workers of other calls.
     """
     states = {cell: state_of(cell) for cell in cells}
     running = sum(state.name == "running" for state in states.values())
@@ -137,9 +137,9 @@ def progress_of(grid: Grid, cells: Sequence[Cell], workers: int, *, busy: bool =
     left = 0.0
     for cell, state in states.items():
         if not state.settled:
-            done_share = _share_done(cell.run) if state.name in ("running", "stopped") else 0.0
-            left += (1 - done_share) * grid.forecast[cell.arm.name] * slowdown
-    if grid.rates:  # an arm has no cells for the other seeds before its learning rate is chosen
+            done_fraction = _fraction_done(cell.run) if state.name in ("running", "stopped") else 0.0
+            left += (1 - done_fraction) * grid.forecast[cell.arm.name] * slowdown
+    if grid.rates:  # an arm gets cells for the other seeds after its learning rate is chosen
         with_rate = {cell.arm.name for cell in cells if not cell.is_trial}
         waiting = [arm.name for arm in grid.arms if arm.name not in with_rate]
         left += (len(grid.seeds) - 1) * sum(grid.forecast[name] for name in waiting) * slowdown
@@ -148,7 +148,7 @@ def progress_of(grid: Grid, cells: Sequence[Cell], workers: int, *, busy: bool =
 
 
 def describe_work(progress: Progress, workers: int) -> str:
-    """Return a line on the runs to compute, and when they will end."""
+    """Return a line with the number of runs to compute and the time when they will be finished."""
     todo = sum(not state.settled for state in progress.states.values())
     time_left = f", {progress.time_left()}" if progress.time_left() else ""
     other_text = f" and {progress.other_workers} of other calls" if progress.other_workers else ""
@@ -163,7 +163,7 @@ def _run_seconds(run: RunFolder) -> float | None:
     return float(seconds) + OVERHEAD_SECONDS if isinstance(seconds, int | float) else None
 
 
-def _share_done(run: RunFolder) -> float:
+def _fraction_done(run: RunFolder) -> float:
     try:
         epochs = run.settings.get("epochs")
         return min(1.0, len(run.read_rows()) / epochs) if isinstance(epochs, int) and epochs else 0.0
@@ -172,7 +172,7 @@ def _share_done(run: RunFolder) -> float:
 
 
 class ProgressReporter:
-    """Prints changes of a grid's progress."""
+    """Prints the progress of a grid when a run ends."""
 
     def __init__(self, console: Console, workers: int) -> None:
         self._console, self._workers = console, max(1, workers)
@@ -180,7 +180,7 @@ class ProgressReporter:
         self._last_message = time.monotonic()
 
     def report(self, grid: Grid, *, busy: bool = False) -> Progress:
-        """Print the runs that have ended since the last call; see `progress_of` for `busy`."""
+        """Print the runs that have ended since the last call; `busy` has the same meaning as in `progress_of`."""
         progress = progress_of(grid, cells_of(grid), self._workers, busy=busy)
         previous, self._states = self._states, dict(progress.states)
         n_settled = sum(state.settled for state in progress.states.values())
@@ -204,6 +204,6 @@ def _end_message(cell: Cell, state: State) -> str:
     try:
         summary = cell.run.read_json("summary.json")
         name, heading = HEADLINES[cell.verb]
-        return f"{cell.name}: {heading}{percent(float(summary[name]))} in {duration(float(summary['seconds']))}"
+        return f"{cell.name}: {heading}{percent(float(summary[name]))} in {format_duration(float(summary['seconds']))}"
     except (UserError, KeyError, TypeError, ValueError):
         return f"{cell.name}: done"

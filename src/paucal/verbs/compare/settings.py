@@ -38,27 +38,27 @@ class GridSettings:
         "(default: supervised drloc)",
         group=_GRID,
     )
-    models: list[str] | None = option("backbones; by default one is chosen from the data", group=_GRID)
+    models: list[str] | None = option("backbones (default: one backbone, chosen from the data)", group=_GRID)
     arms: list[str] | None = option(
         "training configurations, each as 'NAME: FLAGS of paucal train', such as 'light: --method drloc --drloc-weight "
         "0.1'; instead of --methods or in addition to them",
         group=_GRID,
     )
     seeds: list[int] | None = option(
-        "seeds; every arm is trained once with each (default: 0 1 2)", group=_GRID, low=0, high=2**62
+        "seeds; every arm is trained once with each seed (default: 0 1 2)", group=_GRID, low=0, high=2**62
     )
-    labels: list[str] | None = option("shares of the training images, such as 1% 10% 100%", group=_GRID)
+    labels: list[str] | None = option("fractions of the training images to train on, such as 1% 10% 100%", group=_GRID)
     lrs: list[float] | None = option(
-        "learning rates; the best one for each arm is chosen by validation with the first seed", group=_GRID, above=0
+        "learning rates; the best rate for each arm is chosen by validation with the first seed", group=_GRID, above=0
     )
-    output: str | None = option("folder of the comparison; by default the next runs/compare-N", group=_WORK)
-    jobs: int = option("number of workers; 0 to only show the stored results", 1, group=_WORK, low=0, high=4096)
+    output: str | None = option("folder of the comparison (default: the next runs/compare-N)", group=_WORK)
+    jobs: int = option("number of workers; 0 only shows the stored results", 1, group=_WORK, low=0, high=4096)
     on: Literal["here", "slurm", "ray"] = option("where the workers run", "here", group=_WORK)
     slurm: list[str] | None = option(
         "resources of each worker on SLURM, as NAME=VALUE: slurm_partition=gpu gpus_per_node=1 timeout_min=600",
         group=_WORK,
     )
-    retry: bool = option("try failed runs again", False, group=_WORK)
+    retry: bool = option("repeat failed runs", False, group=_WORK)
 
 
 @dataclass(frozen=True)
@@ -66,11 +66,11 @@ class Arm:
     """A training configuration to compare.
 
     Attributes:
-        way: Entry of --methods, such as "drloc", or name of an entry of --arms.
+        way: Training method: an entry of --methods, such as "drloc", or the name of an entry of --arms.
         model: Entry of --models; None if the model is chosen from the data.
-        share: Entry of --labels, such as "10%", the share of the training images; None for all of them.
-        settings: Settings of the grid's verb in which the arm differs from the settings that all arms share.
-        against: `way` of the baseline; "" for the default of `baseline_of`.
+        share: Fraction of the training images: an entry of --labels, such as "10%"; None for all training images.
+        settings: Settings of the grid's command in which the arm differs from the settings that all arms share.
+        against: `way` of the baseline; "" to choose the baseline as `baseline_of` describes.
     """
 
     way: str
@@ -87,9 +87,9 @@ class Arm:
 
 
 def make_arms(grid_settings: GridSettings, named: Mapping[str, Mapping[str, Any]]) -> tuple[Arm, ...]:
-    """Return an arm for every combination of a method or entry of `named`, a model and a share of the images.
+    """Return an arm for every combination of a method or entry of `named`, a model and a fraction of the images.
 
-    Baselines come before the arms that are compared with them. `named` has the settings of --arms, by name.
+    Baselines come before the arms that are compared with them. `named` has the settings of each entry of --arms.
     """
     methods = grid_settings.methods if grid_settings.methods is not None or named else ["supervised", "drloc"]
     ways = []
@@ -102,13 +102,13 @@ def make_arms(grid_settings: GridSettings, named: Mapping[str, Mapping[str, Any]
     for flag, words in entries.items():
         for word, count in Counter(words).items():
             if count > 1:
-                raise UserError(f"{flag}: {word!r} is given twice: leave one out.")
+                raise UserError(f"{flag}: {word!r} is given twice: remove one of them.")
     shares = [(word, _settings_of_share(word)) for word in labels] if labels is not None else [(None, {})]
     arms = []
     for (share, fraction), model, (way, settings) in product(shares, models if models is not None else [None], ways):
         varied = {**({} if model is None else {"model": model}), **fraction}
         if clash := sorted(set(settings) & set(varied)):
-            raise UserError(f"--arms: {way!r} sets {clash[0]}, which the comparison varies too: leave one of them out.")
+            raise UserError(f"--arms: {way!r} sets {clash[0]}, which the comparison also varies: remove either one.")
         arms.append(Arm(way, model, share, {**settings, **varied}))
     if not arms:
         raise UserError("there is nothing to compare: give --methods, --models and --labels at least one entry each.")
@@ -119,25 +119,25 @@ def _settings_of_share(text: str) -> dict[str, Any]:
     percentage = re.fullmatch(r"(\d+(?:\.\d+)?)%", text.strip())
     if percentage is None or not 0 < float(percentage[1]) <= 100:
         raise UserError(
-            f"--labels: expected shares of the training images such as 10%, got {text!r}; label maps belong to an arm: "
+            f"--labels: expected fractions of the training images such as 10%, got {text!r}; label maps need an arm: "
             "--arms 'maps: --method token-labeling --labels FOLDER'."
         )
     return {} if float(percentage[1]) == 100 else {"fraction": float(percentage[1]) / 100}
 
 
 def short_names(arms: Sequence[Arm]) -> list[str]:
-    """Return unique names of the arms, without the model or the share of images if it is the same for all arms."""
+    """Return unique names of the arms, without the model or fraction of images if all arms have the same."""
     same_model = len({arm.model for arm in arms}) == 1
     same_share = len({arm.share for arm in arms}) == 1
     return [Arm(arm.way, None if same_model else arm.model, None if same_share else arm.share, {}).name for arm in arms]
 
 
 def baseline_of(arm: Arm, arms: Sequence[Arm]) -> Arm | None:
-    """Return the arm that an arm is compared with; None for the first arm.
+    """Return the baseline that an arm is compared with; None for the first arm.
 
-    It is the first arm with the same network or, if that has the same `way`, the first arm of all. Only arms with the
-    same share of the images are compared. If any arm names its baseline in `against`, arms without `against` have no
-    baseline.
+    The baseline is the first arm with the same network or, if that arm has the same `way`, the first arm of all. Only
+    arms with the same fraction of the images are compared. If any arm names its baseline in `against`, arms without
+    `against` have no baseline.
     """
     same_share = [other for other in arms if other.share == arm.share]
     if any(other.against for other in same_share):

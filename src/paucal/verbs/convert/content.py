@@ -1,4 +1,4 @@
-"""The images and labels of a set, represented alike for all layouts: with boxes, with masks, or with classes."""
+"""The images and labels (boxes, masks or classes) of a set, in one representation for all layouts."""
 
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -36,9 +36,9 @@ class AnnotatedObject:
     Attributes:
         name: Class name.
         box: (left, top, right, bottom) in pixels.
-        crowd: Whether it is marked as a crowd or as difficult.
-        outline: COCO's "segmentation" value: polygons or run lengths; None if unknown.
-        score: Confidence of the model that detected it; None for human annotations.
+        crowd: Whether the object is marked as a crowd or as difficult.
+        outline: Outline as in the field "segmentation" of COCO: polygons or run lengths; None if unknown.
+        score: Confidence of the model that detected the object; None for human annotations.
     """
 
     name: str
@@ -56,9 +56,9 @@ class Item:
         index: Position in the set.
         name: File name, unique in the set even without its suffix.
         part: Split: "train", "val" or "test", or "" if the set has no splits.
-        size: (height, width) in pixels; (0, 0) if the labels are classes of images.
-        objects: Annotated objects, if the labels are boxes.
-        labels: Classes of the whole image, if the labels are classes of images.
+        size: (height, width) in pixels; (0, 0) if the labels are classes of whole images.
+        objects: Annotated objects; empty if the labels are not boxes.
+        labels: Classes of the whole image; empty if the labels are boxes or masks.
         score: Confidence of the model that predicted the labels; None for human labels.
     """
 
@@ -72,11 +72,11 @@ class Item:
 
     @property
     def stem(self) -> str:
-        """Name without its suffix."""
+        """File name without its suffix."""
         return PurePosixPath(self.name).stem
 
     def relative_path(self, folder: str, suffix: str = "") -> str:
-        """Return the path FOLDER/SPLIT/NAME of the image, or of its label file, which has another suffix."""
+        """Return the path FOLDER/SPLIT/NAME of the image; with `suffix`, of its label file."""
         name = f"{self.stem}{suffix}" if suffix else self.name
         return "/".join(part for part in (folder, self.part, name) if part)
 
@@ -86,12 +86,12 @@ class Content:
     """The images and labels of a set to write.
 
     Attributes:
-        kind: Verb that trains on the labels: "detect" for boxes, "segment" for masks, "train" for classes.
+        kind: Command that trains on the labels: "detect" for boxes, "segment" for masks, "train" for classes.
         images: Set with the pixels of the images.
         items: Name, split and labels of each image to write.
         numbers: Class numbers, by class name.
-        mask: Function from the position of an image to its (H, W) class numbers; None without masks.
-        lost: Number of objects or labels that the target layout cannot store, by description.
+        mask: Function that returns the (H, W) class numbers of the image at a position; None if there are no masks.
+        lost: Numbers of objects or labels that the target layout cannot store, by description.
         model: Name of the model that predicted the labels; "" for human labels.
     """
 
@@ -105,17 +105,17 @@ class Content:
 
     @property
     def parts(self) -> list[str]:
-        """Splits of the set; [""] if it has none."""
+        """Splits of the set; [""] if the set has no splits."""
         return [part for part in ("train", "val", "test", "") if any(item.part == part for item in self.items)]
 
 
 def read_content(settings: ConvertSettings, kinds: Sequence[Kind], progress: ReportProgress) -> Content:
-    """Read a set with the first of `kinds` of labels that it has."""
+    """Read a set with its labels of the first kind in `kinds` that it has."""
     path = Path(settings.data).expanduser()
     has_masks = settings.images is not None or settings.masks is not None
     kinds_found = {"segment": "masks"} if has_masks else recognise(path) if path.exists() else {}
     kind, content = next((kind for kind in kinds if kind in kinds_found), None), None
-    if not kinds_found:  # a table, a published set, shards and so on, or an invalid location, which is refused here
+    if not kinds_found:  # a table, a published set, shards or similar; an invalid location is refused here
         content = _read_classes(settings, path, progress)
         kind = "train" if "train" in kinds else None
         kinds_found = {"train": f"classes of {counted(len(content.items), 'image')}"}
@@ -129,14 +129,14 @@ def read_content(settings: ConvertSettings, kinds: Sequence[Kind], progress: Rep
 
 
 def with_file_names(content: Content) -> Content:
-    """Return the content with unique file names in its items."""
-    names = unique_names([_with_suffix(content.images, item.index) for item in content.items])
+    """Return the content with a unique file name for each item."""
+    names = unique_names([_file_name_of(content.images, item.index) for item in content.items])
     items = [replace(item, name=name) for item, name in zip(content.items, names, strict=True)]
     return replace(content, items=tuple(items))
 
 
-def _with_suffix(images: ImageSet, index: int) -> str:
-    """Return the key of an image as a file name: in valid Unicode, with the suffix of its format if it has none."""
+def _file_name_of(images: ImageSet, index: int) -> str:
+    """Return the key of an image as a file name in valid Unicode, with the suffix of its format if the key has none."""
     key = valid_text(images.keys[index])
     if key.lower().endswith(IMAGE_SUFFIXES):
         return key
@@ -172,7 +172,7 @@ def _read_boxes(settings: ConvertSettings, path: Path, progress: ReportProgress)
     items = []
     for index, image in enumerate(annotations.images):
         size = boxed.boxes[image.key].size
-        items.append(Item(index, "", image.declared, size, tuple(_cut_objects(image, size))))
+        items.append(Item(index, "", image.declared, size, tuple(_clip_objects(image, size))))
     names = {obj.name for item in items for obj in item.objects}
     crowd_classes = names - numbers.keys()  # classes whose objects are all crowds
     numbers |= {name: annotations.numbers[name] for name in sorted(crowd_classes)}
@@ -182,15 +182,15 @@ def _read_boxes(settings: ConvertSettings, path: Path, progress: ReportProgress)
     return Content("detect", boxed.images, tuple(items), numbers, lost=lost)
 
 
-def _cut_objects(image: AnnotatedImage, size: tuple[int, int]) -> list[AnnotatedObject]:
-    """Return the objects of an image as `paucal detect` reads them: cut at its edges, without those of no area."""
+def _clip_objects(image: AnnotatedImage, size: tuple[int, int]) -> list[AnnotatedObject]:
+    """Return the objects of an image as `paucal detect` reads them: clipped to the image, without empty boxes."""
     height, width = size
     outlines = image.outlines or [None] * len(image.boxes)
     objects = []
     for box, name, crowd, outline in zip(image.boxes, image.names, image.crowd, outlines, strict=True):
-        cut_box = (max(box[0], 0.0), max(box[1], 0.0), min(box[2], float(width)), min(box[3], float(height)))
-        if cut_box[2] - cut_box[0] >= MIN_BOX_SIDE and cut_box[3] - cut_box[1] >= MIN_BOX_SIDE:
-            objects.append(AnnotatedObject(name, cut_box, crowd, outline or None))
+        clipped_box = (max(box[0], 0.0), max(box[1], 0.0), min(box[2], float(width)), min(box[3], float(height)))
+        if clipped_box[2] - clipped_box[0] >= MIN_BOX_SIDE and clipped_box[3] - clipped_box[1] >= MIN_BOX_SIDE:
+            objects.append(AnnotatedObject(name, clipped_box, crowd, outline or None))
     return objects
 
 

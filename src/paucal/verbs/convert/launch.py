@@ -12,7 +12,7 @@ from paucal.runner.frames import Data
 from paucal.runner.outputs import check_new_folder
 from paucal.runs import replace_folder
 from paucal.settings.options import check_ranges
-from paucal.settings.values import from_python, shows_settings
+from paucal.settings.values import settings_from_keywords, with_settings_signature
 from paucal.types import UserError
 from paucal.verbs.convert.content import Content, read_content
 from paucal.verbs.convert.settings import ConvertSettings, Form
@@ -25,9 +25,9 @@ class Converted:
     """Result of `paucal convert`.
 
     Attributes:
-        folder: Folder of the images and their labels, for the verb that trains on these labels.
+        folder: Folder of the images and their labels, for the command that trains on these labels.
         images: Number of images.
-        lost: Number of objects or labels that the layout cannot store, by description.
+        lost: Numbers of objects or labels that the layout cannot store, by description.
         said: Lines that the command line prints.
     """
 
@@ -37,10 +37,10 @@ class Converted:
     said: tuple[str, ...] = ()
 
 
-@shows_settings(ConvertSettings)
+@with_settings_signature(ConvertSettings)
 @takes_annotations
 def convert(data: Data, **settings: Any) -> Converted:
-    """Write a set in another layout, with its images; the same as `paucal convert`.
+    """Write a set of images and labels in another layout; the same as `paucal convert`.
 
     Args:
         data: Images with labels, as in `paucal.detect`, `paucal.segment` or `paucal.train`.
@@ -50,14 +50,16 @@ def convert(data: Data, **settings: Any) -> Converted:
         The folder, and the numbers of objects and labels that the layout could not store.
 
     Raises:
-        UserError: The set cannot be read, has labels that the layout does not support, or the output is invalid.
+        UserError: The set cannot be read, its labels are not supported by the layout, or the output is invalid.
         TypeError: A setting does not exist.
 
     Example:
         >>> paucal.convert("cells/", to="coco", output="cells_coco/")  # doctest: +SKIP
     """
     console = RecordingConsole()
-    result = convert_set(from_python(ConvertSettings, {**settings, "data": data}, "paucal.convert", "convert"), console)
+    result = convert_set(
+        settings_from_keywords(ConvertSettings, {**settings, "data": data}, "paucal.convert", "convert"), console
+    )
     return replace(result, said=tuple(console.said))
 
 
@@ -99,7 +101,7 @@ def write_set(content: Content, layout: Layout, target: Path, console: Console) 
         for n_written, item in enumerate(content.items, 1):
             encoded = encode_image(content.images, item.index)
             if isinstance(encoded, str):
-                raise UserError(f"{encoded}: repair the image, or leave it out with --on-bad-image skip.")
+                raise UserError(f"{encoded}: repair the image, or skip it with --on-bad-image skip.")
             path = folder / layout.image_path(item)
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(encoded[0])
@@ -117,5 +119,5 @@ def report_conversion(content: Content, to: Form, target: Path, console: Console
     command = f"paucal {'segment' if to == 'masks' else content.kind} {target}"
     if content.kind == "segment" and to != "masks":
         command = f"paucal convert {target} MASKS --to masks, and paucal segment MASKS"
-    console.say(f"{summary}; to train on them: {command}")
+    console.say(f"{summary}; to train on these images: {command}")
     return Converted(str(target), len(content.items), losses)

@@ -1,4 +1,4 @@
-"""Objects of an image and their outlines, as the functions that write layouts need them."""
+"""Objects of an image and their outlines, for the functions that write layouts."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -20,23 +20,23 @@ CROWDS, OUTLINES = "crowds and difficult objects, left out", "outlines (their bo
 
 
 def save_text(path: Path, text: str) -> None:
-    """Write a text file, and create the folders above it."""
+    """Write a text file, and create its parent folders."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text, encoding="utf-8")
 
 
 def count_unknown_labels(content: Content) -> None:
-    """Count the unknown labels of images as lost: a layout that only lists classes makes them negative labels."""
+    """Count the unknown labels of images as lost, since a layout that only lists classes makes them negative labels."""
     if content.kind == "train" and content.images.multi_hot is not None:
         content.lost[UNKNOWN_LABELS] += int((content.images.multi_hot == UNKNOWN).sum())
 
 
-def objects_of(content: Content, item: Item) -> Sequence[AnnotatedObject]:
-    """Return the objects of an image; in a set of masks, one object per class, with its pixels as run lengths."""
-    return tuple(_class_areas(content, item)) if content.kind == "segment" else item.objects
+def list_objects(content: Content, item: Item) -> Sequence[AnnotatedObject]:
+    """Return the objects of an image; if the labels are masks, one object per class with the class's pixels."""
+    return tuple(_objects_of_mask(content, item)) if content.kind == "segment" else item.objects
 
 
-def _class_areas(content: Content, item: Item) -> Iterator[AnnotatedObject]:
+def _objects_of_mask(content: Content, item: Item) -> Iterator[AnnotatedObject]:
     assert content.mask is not None
     mask = content.mask(item.index)
     content.lost["unlabelled pixels, in images"] += bool((mask == IGNORED).any())
@@ -51,26 +51,26 @@ def _class_areas(content: Content, item: Item) -> Iterator[AnnotatedObject]:
 
 def without_crowds(content: Content, item: Item) -> list[AnnotatedObject]:
     """Return the objects of an image except crowds, which are counted as lost."""
-    objects = objects_of(content, item)
+    objects = list_objects(content, item)
     content.lost[CROWDS] += sum(obj.crowd for obj in objects)
     return [obj for obj in objects if not obj.crowd]
 
 
-def outline_of(item: Item, obj: AnnotatedObject) -> Any:
-    """Return the outline of an object, None or empty if it is unknown; an invalid outline raises a UserError."""
+def checked_outline(item: Item, obj: AnnotatedObject) -> Any:
+    """Return the outline of an object; None or empty if unknown. An invalid outline raises a UserError."""
     if obj.outline:
         check_outline(obj.outline, item.size, _context(item, obj))
     return obj.outline
 
 
 def polygon_of(item: Item, obj: AnnotatedObject) -> list[float] | None:
-    """Return the outline of an object if it is a single polygon, as x and y in turn; otherwise None."""
-    outline = outline_of(item, obj)
+    """Return the outline of an object if it is a single polygon, as alternating x and y coordinates; otherwise None."""
+    outline = checked_outline(item, obj)
     return outline[0] if isinstance(outline, list) and len(outline) == 1 else None
 
 
 def mask_of(item: Item, obj: AnnotatedObject) -> NDArray[np.bool_]:
-    """Return the (H, W) mask of the pixels within the outline of an object."""
+    """Return an (H, W) mask of the pixels inside an object's outline."""
     return unpack_mask(mask_of_outline(obj.outline, item.size, _context(item, obj))).astype(np.bool_)
 
 

@@ -18,6 +18,6 @@ class ConvertSettings(MaskFileSettings, LabelledDataSettings):
     output: str | None = option("new or empty folder for the images and their labels", group=_GROUP)
     to: Form | None = option("layout to write", group=_GROUP)
     classes: str | None = option(
-        "file with the classes to use, or 'imagenet100'; for masks, file with class names, as in paucal segment",
+        "file with the classes to use, or 'imagenet100'; for masks, file with the class names, as in paucal segment",
         group="data",
     )

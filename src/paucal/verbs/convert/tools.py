@@ -1,4 +1,4 @@
-"""The layouts of labelling tools: Label Studio's tasks and CVAT's XML, with outlines as polygons or masks."""
+"""The layouts of labelling tools: Label Studio's tasks and CVAT XML, with outlines as polygons or masks."""
 
 import json
 from pathlib import Path
@@ -14,7 +14,7 @@ from paucal.verbs.convert.content import AnnotatedObject, Content, Item
 from paucal.verbs.convert.objects import count_unknown_labels, mask_of, polygon_of, save_text, without_crowds
 
 _LOCAL = "/data/local-files/?d="  # Label Studio's prefix for files in local storage
-# For each type of result in Label Studio, the tag of its control and the name that we give the control.
+# For each type of result in Label Studio, the tag of the control that produces it and the name of this control.
 _CONTROLS = {
     "choices": ("Choices", "choice"),
     "rectanglelabels": ("RectangleLabels", "label"),
@@ -24,7 +24,7 @@ _CONTROLS = {
 
 
 def write_label_studio(content: Content, folder: Path) -> None:
-    """Write a JSON list of tasks for each split, and the labelling interface, label_config.xml."""
+    """Write a JSON list of tasks for each split, and label_config.xml, which defines the labelling interface."""
     kinds = {"train": ["choices"], "detect": ["rectanglelabels"], "segment": ["brushlabels"]}[content.kind]
     count_unknown_labels(content)
     for part in content.parts:
@@ -33,7 +33,7 @@ def write_label_studio(content: Content, folder: Path) -> None:
             if item.part == part:
                 image = f"{_LOCAL}{quote(item.relative_path('images'))}"
                 objects = without_crowds(content, item)
-                results = [_region(item, number, obj) for number, obj in enumerate(objects)]
+                results = [_region_entry(item, number, obj) for number, obj in enumerate(objects)]
                 kinds += [result["type"] for result in results if result["type"] not in kinds]
                 if content.kind == "train" and item.labels:
                     value = {"choices": list(item.labels)}
@@ -50,14 +50,14 @@ def write_label_studio(content: Content, folder: Path) -> None:
 
 
 def _label_entry(content: Content, item: Item, results: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return the labels of a task under the key "annotations", or predicted ones under "predictions"."""
+    """Return the labels of a task under the key "annotations", or if a model predicted them, under "predictions"."""
     if not content.model:
         return {"annotations": [{"result": results}]}
     score = {} if item.score is None else {"score": item.score}
     return {"predictions": [{"model_version": content.model, **score, "result": results}]}
 
 
-def _region(item: Item, number: int, obj: AnnotatedObject) -> dict[str, Any]:
+def _region_entry(item: Item, number: int, obj: AnnotatedObject) -> dict[str, Any]:
     height, width = item.size
     polygon = polygon_of(item, obj)
     value: dict[str, Any]
@@ -78,7 +78,7 @@ def _region(item: Item, number: int, obj: AnnotatedObject) -> dict[str, Any]:
 
 
 def write_cvat(content: Content, folder: Path) -> None:
-    """Write annotations.xml, version 1.1 of "CVAT for images"."""
+    """Write annotations.xml in the format "CVAT for images 1.1"."""
     source = "auto" if content.model else "manual"
     count_unknown_labels(content)
     kinds, rows = set(), []
@@ -118,15 +118,15 @@ def _shape_tag(item: Item, obj: AnnotatedObject) -> tuple[str, str]:
     if obj.outline and (mask := mask_of(item, obj)).any():
         rows, columns = np.flatnonzero(mask.any(1)), np.flatnonzero(mask.any(0))
         left, top = int(columns[0]), int(rows[0])
-        cut_mask = mask[top : rows[-1] + 1, left : columns[-1] + 1]
-        sides = f'left="{left}" top="{top}" width="{cut_mask.shape[1]}" height="{cut_mask.shape[0]}"'
-        return "mask", f'rle="{", ".join(map(str, _runs_by_row(cut_mask)))}" {sides}'
+        cropped_mask = mask[top : rows[-1] + 1, left : columns[-1] + 1]
+        sides = f'left="{left}" top="{top}" width="{cropped_mask.shape[1]}" height="{cropped_mask.shape[0]}"'
+        return "mask", f'rle="{", ".join(map(str, _runs_by_row(cropped_mask)))}" {sides}'
     corners = zip(("xtl", "ytl", "xbr", "ybr"), obj.box, strict=True)
     return "box", " ".join(f'{name}="{value:.2f}"' for name, value in corners)
 
 
 def _runs_by_row(mask: NDArray[np.bool_]) -> list[int]:
-    """Return the run lengths of a mask in row-major order, the first for pixels outside of the mask."""
+    """Return the run lengths of a mask in row-major order, starting with a run of pixels outside the mask."""
     flat = np.concatenate([[False], mask.ravel()])
     edges = np.flatnonzero(flat[1:] != flat[:-1])
     return np.diff(np.concatenate([[0], edges, [mask.size]])).tolist()

@@ -1,4 +1,4 @@
-"""The layouts that `paucal convert` can write: a function for each, and the table `LAYOUTS`."""
+"""The layouts that `paucal convert` can write: a function for each layout, and the table `LAYOUTS`."""
 
 import json
 from collections.abc import Callable, Sequence
@@ -22,9 +22,9 @@ from paucal.verbs.convert.objects import (
     BACKGROUND,
     CROWDS,
     OUTLINES,
+    checked_outline,
+    list_objects,
     mask_of,
-    objects_of,
-    outline_of,
     polygon_of,
     save_text,
 )
@@ -36,7 +36,7 @@ from paucal.wording import counted
 class Layout:
     """A layout that can be written.
 
-    `kinds` are the kinds of labels that it supports, in order of preference; `write` writes the labels into a folder,
+    `kinds` are the supported kinds of labels in order of preference; `write` writes the labels into a folder,
     and `image_path` returns the path of an image below that folder.
     """
 
@@ -46,7 +46,7 @@ class Layout:
 
 
 def write_yolo(content: Content, folder: Path) -> None:
-    """Write labels/*.txt in parallel with images/, and data.yaml."""
+    """Write data.yaml, and labels/*.txt with the same folders and names as images/."""
     names = list(content.numbers)
     for item in content.items:
         height, width = item.size
@@ -63,7 +63,7 @@ def write_yolo(content: Content, folder: Path) -> None:
             lines.append(" ".join([str(names.index(obj.name)), *(f"{value:.8f}" for value in values)]) + "\n")
         save_text(folder / item.relative_path("labels", ".txt"), "".join(lines))
     parts = {part or "train": f"images/{part}".rstrip("/") for part in content.parts}
-    if content.parts == [""]:  # other programs require "val": here the training images, so its scores mean nothing
+    if content.parts == [""]:  # other programs require "val"; validation scores on the training images mean nothing
         parts["val"] = parts["train"]
     # Without a key "path", other programs look for the images in the folder of this file.
     config = {**parts, "names": dict(enumerate(names))}
@@ -79,9 +79,9 @@ def write_coco(content: Content, folder: Path) -> None:
                 continue
             height, width = item.size
             images.append({"id": item.index + 1, "file_name": item.name, "width": width, "height": height})
-            for obj in objects_of(content, item):
+            for obj in list_objects(content, item):
                 left, top, right, bottom = obj.box
-                outline = {"segmentation": outline_of(item, obj)} if obj.outline else {}
+                outline = {"segmentation": checked_outline(item, obj)} if obj.outline else {}
                 annotations.append(
                     {
                         "id": len(annotations) + 1,
@@ -113,7 +113,7 @@ def _object_area(obj: AnnotatedObject) -> float:
 
 
 def write_voc(content: Content, folder: Path) -> None:
-    """Write Annotations/*.xml, and the lists of images of each split in ImageSets/Main."""
+    """Write Annotations/*.xml, and the list of the images of each split into ImageSets/Main."""
     for item in content.items:
         height, width = item.size
         objects = ""
@@ -153,7 +153,7 @@ def write_csv(content: Content, folder: Path) -> None:
 
 
 def _write_classes(content: Content, folder: Path, has_parts: bool) -> None:
-    """Write labels.csv with a column of classes, or with a column of 1 and 0 per class if images may have several."""
+    """Write labels.csv with a column of classes, or if images have several classes, a column of 1 and 0 per class."""
     multi_hot = content.images.multi_hot
     names = list(content.numbers)
     rows: list[list[Any]] = [["image_path", *(["label"] if multi_hot is None else names), *["split"] * has_parts]]
@@ -167,12 +167,14 @@ def _write_classes(content: Content, folder: Path, has_parts: bool) -> None:
 
 def write_masks(content: Content, folder: Path) -> None:
     """Write masks/*.png, whose pixel values are class numbers, and classes.csv with the class names."""
-    is_drawn = content.kind == "detect"
-    names = [BACKGROUND, *(name for name in content.numbers if name != BACKGROUND)] if is_drawn else [*content.numbers]
+    from_boxes = content.kind == "detect"
+    names = (
+        [BACKGROUND, *(name for name in content.numbers if name != BACKGROUND)] if from_boxes else [*content.numbers]
+    )
     if len(names) > MAX_CLASSES:
         raise UserError(
             f"the objects have {len(names) - 1} classes, but masks can have at most {MAX_CLASSES - 1} in addition to "
-            "the background: convert to another layout, or join classes."
+            "the background: convert to another layout, or merge classes."
         )
     for item in content.items:
         content.lost["single objects (their pixels become areas of their class)"] += len(item.objects)
@@ -184,14 +186,14 @@ def write_masks(content: Content, folder: Path) -> None:
 
 
 def _draw_mask(item: Item, names: Sequence[str]) -> NDArray[np.uint8]:
-    """Return an (H, W) mask with the outlines of objects, small ones above large ones; crowds are unlabelled pixels."""
+    """Return an (H, W) mask with small objects drawn over large objects; the pixels of crowds are unlabelled."""
     mask = np.zeros(item.size, dtype=np.uint8)
     object_masks = []
     for obj in item.objects:
         if not obj.outline:
             raise UserError(
-                f"a box of {obj.name!r} in {item.name!r} has no outline, but masks need one for each object: convert "
-                "to another layout, or draw outlines."
+                f"a box of {obj.name!r} in {item.name!r} has no outline, but masks need the outline of each object: "
+                "convert to another layout, or draw outlines."
             )
         object_masks.append((IGNORED if obj.crowd else names.index(obj.name), mask_of(item, obj)))
     for number, pixels in sorted(object_masks, key=lambda entry: -int(entry[1].sum())):
@@ -204,7 +206,7 @@ def _class_folder(item: Item) -> str:
 
 
 def write_folders(content: Content, folder: Path) -> None:
-    """Check that folders can represent the labels; there are no files of labels to write.
+    """Check that folders can represent the labels; there are no label files to write.
 
     Each image must have exactly one class, and no two class names may result in the same folder name.
     """
@@ -217,11 +219,11 @@ def write_folders(content: Content, folder: Path) -> None:
     names = {_class_folder(item).casefold(): item.labels[0] for item in content.items}
     if len(names) < len({item.labels[0] for item in content.items}):
         raise UserError(
-            "two class names would be the same folder name (they differ only in case or special characters): convert "
+            "two class names would have the same folder name (they differ only in case or special characters): convert "
             "with --to csv."
         )
-    changed = sum(_class_folder(item) != item.labels[0] for item in content.items)
-    content.lost["images in a folder that cannot have the exact name of its class"] += changed
+    n_renamed = sum(_class_folder(item) != item.labels[0] for item in content.items)
+    content.lost["images in a folder that cannot have the exact name of its class"] += n_renamed
 
 
 LAYOUTS: dict[str, Layout] = {

@@ -24,9 +24,9 @@ from paucal.runner.precision import choose_on_sample
 from paucal.runs import RunFolder, open_model_folder, write_text
 from paucal.tasks.classification.mistakes import draw_mistakes
 from paucal.types import UserError
-from paucal.verbs.eval.images import ChosenImages, choose_images, is_data_of_run, report_folder, say_notes
+from paucal.verbs.eval.images import ChosenImages, choose_images, is_data_of_run, print_notes, report_folder
 from paucal.verbs.eval.settings import EvalSettings
-from paucal.wording import counted, first_few, percent, was
+from paucal.wording import counted, join_first_few, percent, was_or_were
 
 # All images of a set, the images to evaluate on, and the labels of the training images if the run's own set is used.
 Selection = tuple[ImageSet, ChosenImages, torch.Tensor | None]
@@ -38,9 +38,9 @@ class ClassifiedSet:
 
     Attributes:
         data: Name of the data set.
-        report: Scores with intervals, scores by class, and the confusion of classes.
-        folder: Folder of the tables and pictures.
-        real: Accuracy on `real_labels`; None if no such file was given.
+        report: Scores with intervals, scores by class, and the confusion matrix.
+        folder: Folder of the tables and figures.
+        real: Accuracy by the labels in `real_labels`; None if `real_labels` was not given.
     """
 
     data: str
@@ -50,14 +50,14 @@ class ClassifiedSet:
 
 
 def evaluate_classifier(run: str, data: Sequence[str], settings: EvalSettings, console: Console) -> list[ClassifiedSet]:
-    """Evaluate the classifier of a run on each data set, by default on its own images; print and store the reports."""
+    """Evaluate the classifier of a run on each data set, by default the run's own; print and store the reports."""
     folder = open_model_folder(run)
     model = load_trained(folder, settings.device).require_classifier()
     if settings.mirror:
         model = model.mirrored()
     if settings.real_labels is not None and model.card.is_multi_label:
         raise UserError(
-            f"--real-labels needs one predicted class per image, but {run} predicts several labels: leave it out."
+            f"--real-labels needs one predicted class per image, but {run} predicts several: remove --real-labels."
         )
     real_answers = None if settings.real_labels is None else read_real_labels(settings.real_labels, len(model.classes))
     results = []
@@ -69,7 +69,7 @@ def evaluate_classifier(run: str, data: Sequence[str], settings: EvalSettings, c
             for text in seen_unlabelled(folder, images, chosen.positions):
                 console.say(text)
         output = report_folder(folder, target, data, settings)
-        if own_images and settings.precision is None:  # as in training, so that the run's own numbers are repeated
+        if own_images and settings.precision is None:  # as in training, so that the scores of the run are reproduced
             in_float32 = replace(settings, precision="32-true")
             results.append(_evaluate_set(model, selection, real_answers, output, in_float32, console))
         else:
@@ -95,7 +95,7 @@ def _evaluate_set(
     console.show(report_table(report))
     metric = primary_metric(model.card.is_multi_label)
     value = report.scores[metric.score].value
-    console.say(f"{images.name}: {metric.title} {percent(value)}; tables and pictures are in {output}")
+    console.say(f"{images.name}: {metric.title} {percent(value)}; tables and figures are in {output}")
     if due_note := usual_metric_line(report, images.name):
         console.say(due_note)
     if real_answers is None:
@@ -133,10 +133,10 @@ def _score_real_labels(
     answers = match_labels(real_answers, [images.keys[int(position)] for position in predictions.ids])
     real_score = real_accuracy(predictions, answers)
     write_text(output / "real_labels.json", json.dumps(asdict(real_score), indent=2) + "\n")
-    images_scored, skipped = counted(real_score.images, "image"), real_score.skipped
+    scored_text, skipped = counted(real_score.images, "image"), real_score.skipped
     console.say(
-        f"accuracy by --real-labels: {percent(real_score.top1.value)} of {images_scored} "
-        f"({skipped} without any {was(skipped)} left out)"
+        f"accuracy by --real-labels: {percent(real_score.top1.value)} of {scored_text} "
+        f"({skipped} without a correct class {was_or_were(skipped)} left out)"
     )
     return real_score
 
@@ -160,23 +160,23 @@ def _choose_images(
         images = images.as_multi_hot()
     elif images.multi_hot is not None:
         raise UserError(
-            f"the images of {images.location} have several labels, but the model predicts one: train a model on such "
-            "images, or give --label-separator none if each cell is the name of one class."
+            f"the images of {images.location} have several labels, but the model predicts one label: train a model on "
+            "such images, or give --label-separator none if each value in the table is the name of one class."
         )
     chosen = choose_images(folder, images, settings.part, target)
     for note in images.notes if target is not None else ():
         console.say(f"note: {note}")
-    say_notes(console, images, reading, chosen)
+    print_notes(console, images, reading, chosen)
     return images, chosen, train_labels
 
 
 def match_classes(images: ImageSet, classes: Sequence[str]) -> ImageSet:
-    """Return a set with its labels renumbered in the order of the model's classes, by class name."""
+    """Return a set whose labels are renumbered in the order of the model's classes, matched by class name."""
     unknown = [name for name in images.classes if name not in classes]
     if unknown:
         raise UserError(
             f"{images.location} has {counted(len(unknown), 'class', 'classes')} that the model does not know "
-            f"({', '.join(unknown[:3])}); it knows {first_few(classes, 8)}: rename or remove those, or choose classes "
-            "with --classes."
+            f"({', '.join(unknown[:3])}); the model knows {join_first_few(classes, 8)}: rename or remove unknown "
+            "classes, or choose classes with --classes."
         )
     return images.with_classes(tuple(classes))

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from paucal.data.decode import WHOLE
+from paucal.data.decode import DEFAULT_READING
 from paucal.evaluation.plots import save_figure
 from paucal.metrics.intervals import Score
 from paucal.runner.console import Console
@@ -23,11 +23,11 @@ from paucal.tasks.detection.model import DetectorCard, load_detector
 from paucal.tasks.detection.network.detector import Detector
 from paucal.tasks.detection.pictures import precision_recall_figure
 from paucal.types import UserError
-from paucal.verbs.eval.images import choose_images, report_folder, say_notes
+from paucal.verbs.eval.images import choose_images, print_notes, report_folder
 from paucal.verbs.eval.settings import EvalSettings
-from paucal.wording import counted, first_few
+from paucal.wording import counted, join_first_few
 
-MAX_WORST_CLASSES = 5  # number of classes that are printed, the lowest scores first
+MAX_WORST_CLASSES = 5  # number of classes with the lowest scores that are printed
 SCORE_TITLES = {"ap": "AP", "ap50": "AP50", f"{MASK_PREFIX}ap": "mask AP", f"{MASK_PREFIX}ap50": "mask AP50"}
 
 
@@ -38,11 +38,11 @@ class DetectedSet:
     Attributes:
         data: Name of the set.
         images: Number of images.
-        scores: "ap" and "ap50" with their 95 % intervals; with masks also "mask_ap" and "mask_ap50".
-        metrics: All scores as plain numbers.
+        scores: "ap" and "ap50" with their 95 % intervals, and for masks also "mask_ap" and "mask_ap50".
+        metrics: All scores without intervals, by name.
         per_class: Average precision (AP) by class name; None for classes without an object.
-        folder: Folder of tables, pictures and all detections.
-        mask_per_class: Average precision of masks by class name, as in `per_class`; empty without masks.
+        folder: Folder of tables, figures and all detections.
+        mask_per_class: Average precision of masks by class name; None as in `per_class`. Empty if there are no masks.
     """
 
     data: str
@@ -73,30 +73,30 @@ def _open_images(
     """Return images with the detector's labels, and the positions of the images to evaluate on."""
     location = target if target is not None else run.settings.get("data")
     if not isinstance(location, str):
-        raise UserError(f"{str(run.path)!r} does not name the images it was trained on: give DATA.")
+        raise UserError(f"{str(run.path)!r} does not name its training images: give DATA.")
     boxed = with_classes(open_boxed(location), card.classes)
     for note in boxed.images.notes if target is not None else ():
         console.say(f"note: {note}")
     with console.progress("reading images") as advance:
-        reading = reading_for([max(card.resize_to)], WHOLE)
+        reading = reading_for([max(card.resize_to)], DEFAULT_READING)
         boxed = replace(boxed, images=decode_images(boxed.images, settings, reading, advance))
     chosen = choose_images(run, boxed.images, settings.part, target)
     if not boxed.count_boxes(chosen.positions):
         raise UserError(
-            f"the detector cannot be scored, since there is no object in {counted(len(chosen.positions), 'image')} "
+            f"the detector cannot be evaluated, since there is no object in {counted(len(chosen.positions), 'image')} "
             "(crowds and difficult objects do not count): give images with boxes."
         )
-    say_notes(console, boxed.images, card.preprocessing.reading, chosen)
+    print_notes(console, boxed.images, card.preprocessing.reading, chosen)
     return boxed, chosen.positions
 
 
 def with_classes(boxed: BoxedImages, classes: Sequence[str]) -> BoxedImages:
-    """Return the images with the labels of their boxes renumbered in a detector's class order, by class name."""
+    """Return the images with the labels of their boxes renumbered in the order of `classes`, matched by class name."""
     unknown = [name for name in boxed.classes if name not in classes]
     if unknown:
         raise UserError(
-            f"{boxed.images.location!r} has boxes of {unknown[0]!r}, which the detector does not know: it detects "
-            f"{first_few(classes, 8)}."
+            f"{boxed.images.location!r} has boxes of {unknown[0]!r}, which the detector does not know: its classes are "
+            f"{join_first_few(classes, 8)}."
         )
     numbers = np.asarray([list(classes).index(name) for name in boxed.classes], dtype=np.int64)
     relabelled = {key: replace(boxes, labels=numbers[boxes.labels]) for key, boxes in boxed.boxes.items()}
@@ -134,7 +134,7 @@ def _evaluate_set(
     titles = {name: title for name, title in SCORE_TITLES.items() if name in evaluation.scores}
     scores = ", ".join(f"{title} {format_score(evaluation.scores[name])}" for name, title in titles.items())
     count = counted(len(indices), "image")
-    console.say(f"{boxed.images.name}: {scores} on {count}; tables and pictures are in {folder}")
+    console.say(f"{boxed.images.name}: {scores} on {count}; tables and figures are in {folder}")
     console.say(f"AP by class, lowest first: {worst}")
     return DetectedSet(
         boxed.images.name,

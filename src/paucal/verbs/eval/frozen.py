@@ -39,26 +39,27 @@ from paucal.evaluation.protocols.table import (
 from paucal.evaluation.seen_images import Identities, readable_history, require_unseen, seen_unlabelled
 from paucal.explain.features import Correspondence, match_images
 from paucal.explain.figures.cells import MatchedPair, matches_sheet
-from paucal.explain.figures.pictures import visible_part
+from paucal.explain.figures.pictures import visible_region
 from paucal.metrics.intervals import Bootstrap
 from paucal.models.frozen import RANDOM_NAME, FrozenBackbone, open_frozen, random_baseline
 from paucal.models.named import find_run
-from paucal.report.page import NAME, write_report
+from paucal.report.page import REPORT_FILE, write_report
 from paucal.report.pretraining import write_pretraining_report
 from paucal.runner.console import Console
 from paucal.runner.images import reading_for
 from paucal.runner.memory_check import check_batch_memory
 from paucal.runs import RunFolder
-from paucal.runs.folder import run_of_init
+from paucal.runs.folder import find_run_of_init
 from paucal.settings.options import setting_fields
 from paucal.types import UserError
 from paucal.verbs.eval.images import open_data, seen_with_labels
 from paucal.verbs.eval.settings import EvalSettings, FrozenSettings
 
-SUITE = "table9"  # name for all data sets of `TABLE9`
-REPORTS = {"train": write_report, "pretrain": write_pretraining_report}  # writer of the report, by the verb of the run
+SUITE = "table9"  # value of DATA for all data sets of `TABLE9`
+# Function that writes the report of a run, by the command of the run.
+REPORTS = {"train": write_report, "pretrain": write_pretraining_report}
 MAX_COMPARED = MAX_MODELS - 2  # the other two are the evaluated model and the random model
-MATCHED_IMAGES = 2  # number of images whose matches are drawn, with each kind of second view
+MATCHED_IMAGES = 2  # number of images whose matches are drawn, for each kind of second view
 CHANGE_TITLES: dict[Change, str] = {"mirror": "mirrored", "crop": "cropped"}
 
 
@@ -67,9 +68,9 @@ class FrozenTable:
     """Scores of frozen backbones on data sets.
 
     Attributes:
-        rows: Row for each data set, protocol and score, with the score of every model and the first model's gains over
-            the others.
-        about: Facts about models, data and settings, as JSON values.
+        rows: A row for each data set, protocol and score, with the score of every model and the gains of the first
+            model over the other models.
+        about: Description of the models, data sets and settings, as JSON values.
         folder: Folder of the table.
     """
 
@@ -86,24 +87,24 @@ def evaluate_frozen(
     folder: Path,
     console: Console,
 ) -> FrozenTable:
-    """Evaluate a model, the models to compare it with and a random model; print and store the table.
+    """Evaluate a model, the models to compare it with, and a randomly initialised model; print and store the table.
 
-    If `data` is empty, the images of the run are used; "table9" in it means all available data sets of that suite.
+    If `data` is empty, the images of the run are used; "table9" in `data` means all available data sets of that suite.
     """
     names = [model, *(settings.compare or [])]
     _check_settings(settings, len(names) - 1)
     run = find_run(model)
     if run is None and not data:
-        raise UserError(f"give DATA to evaluate {model!r} on, before the flags: only a run has images of its own.")
+        raise UserError(f"give DATA to evaluate {model!r} on, before the flags: only a run has its own images.")
     subjects = _open_subjects(names, settings, protocols, console)
     options = _protocol_options(settings, subjects[0])
     rows: list[Row] = []
     sets: list[dict[str, Any]] = []
     pictured_data: EvaluationData | None = None
     for opened_data in _open_sets(data, run, settings, console, _common_reading(subjects)):
-        images = _without_seen(opened_data, model, console)
+        images = _leave_out_seen(opened_data, model, console)
         remarks_on_seen = _report_seen(images, names, console)
-        # The suite has sets whose images have several classes each, which some protocols do not support.
+        # Some sets of the suite have several classes per image, which some protocols do not support.
         supported: list[Protocol] = [name for name in protocols if images.labels.ndim == 1 or name in MULTI_LABEL]
         applied: Sequence[Protocol] = supported if SUITE in data else protocols
         outcomes = {
@@ -114,7 +115,7 @@ def evaluate_frozen(
         sets.append({"name": images.name, **images.counts(), **facts, "seen_unlabelled": remarks_on_seen})
         pictured_data = pictured_data or (images if "correspondence" in applied else None)
     if not rows:
-        raise UserError("none of the data sets was found: put them below --data-root, or give --download.")
+        raise UserError("none of the data sets was found: put the data sets below --data-root, or give --download.")
     console.show(protocol_table(rows, Bootstrap().level))
     for text in remarks(rows):
         console.say(text)
@@ -125,7 +126,7 @@ def evaluate_frozen(
         _remove_matches(folder)
     else:
         _draw_matches(folder, subjects[0], pictured_data, options, console.say)
-    console.say(f"the table and its pictures are in {folder}")
+    console.say(f"the table and its figures are in {folder}")
     if run is not None and run.config.exists() and folder == run.evaluation(FOLDER):
         _update_report(run, console.say)
     return FrozenTable(rows, about, folder)
@@ -133,9 +134,11 @@ def evaluate_frozen(
 
 def _check_settings(settings: FrozenSettings, n_compared: int) -> None:
     if settings.cache is not None and settings.no_cache:
-        raise UserError("--cache and --no-cache contradict each other: give one of them.")
+        raise UserError("--cache and --no-cache contradict each other: remove either one.")
     if n_compared > MAX_COMPARED:
-        raise UserError(f"--compare names {n_compared} models, but at most {MAX_COMPARED} are supported: give fewer.")
+        raise UserError(
+            f"--compare names {n_compared} models, but at most {MAX_COMPARED} are supported: give fewer models."
+        )
 
 
 def _open_subjects(
@@ -143,12 +146,12 @@ def _open_subjects(
 ) -> list[FrozenBackbone]:
     """Open the models and print their names, sizes and weights, before any image is read.
 
-    Features that a model lacks are refused.
+    A UserError is raised if a model does not have the requested features.
     """
     runs = [find_run(name) is not None for name in names]
 
     def open_one(name: str, is_run: bool) -> FrozenBackbone:
-        # A run that is compared with a timm model keeps its own size; --img-size is refused if all models are runs.
+        # A run that is compared with a timm model keeps its input size; --img-size is refused if all models are runs.
         keeps_size = is_run and not all(runs)
         return open_frozen(
             name,
@@ -206,21 +209,21 @@ def _protocol_options(settings: EvalSettings, first: FrozenBackbone) -> Protocol
 
 
 def _common_reading(subjects: Sequence[FrozenBackbone]) -> Reading:
-    """Return how to read images for all models: at the resolution of the model with the largest input.
+    """Return how images are read for all models: at the resolution of the model with the largest input.
 
-    Values of more than 8 bits are converted as for the first model.
+    Pixel values of more than 8 bits are converted as for the first model.
     """
     inputs = [subject.preprocessing for subject in subjects]
     if len({preprocessing.channels for preprocessing in inputs}) > 1:
         channels = ", ".join(f"{subject.name} {subject.preprocessing.channels}" for subject in subjects)
-        raise UserError(f"the models read different numbers of channels ({channels}): evaluate them in separate calls.")
+        raise UserError(f"the models read different numbers of channels ({channels}): use separate calls.")
     return reading_for([max(max(preprocessing.image_size) for preprocessing in inputs)], inputs[0].reading)
 
 
 def _open_sets(
     data: Sequence[str], run: RunFolder | None, settings: EvalSettings, console: Console, reading: Reading
 ) -> Iterator[EvaluationData]:
-    """Open the data sets one by one; missing sets of a suite are skipped with a note."""
+    """Open the data sets one by one; a missing data set of the suite is skipped with a note."""
     named_sets = [target for target in data if target != SUITE]
     for target in ([*TABLE9, *named_sets] if SUITE in data else named_sets) or [None]:
         try:
@@ -237,9 +240,9 @@ def _open_sets(
         yield opened_data
 
 
-def _without_seen(data: EvaluationData, model: str, console: Console) -> EvaluationData:
-    """Leave out the test images whose labels the model has seen, with a note."""
-    run = find_run(model) or run_of_init(model)
+def _leave_out_seen(data: EvaluationData, model: str, console: Console) -> EvaluationData:
+    """Leave out the test images whose labels the model has seen, and print a note."""
+    run = find_run(model) or find_run_of_init(model)
     if run is None:
         return data
     seen_labels = seen_with_labels(readable_history(run), Identities(data.images, streamed=True))
@@ -250,17 +253,17 @@ def _without_seen(data: EvaluationData, model: str, console: Console) -> Evaluat
     elif len(left) < len(test):
         console.say(
             f"note: left out {len(test) - len(left)} of the {len(test)} test images of {data.name}, which "
-            f"{model}, or a run it started from, used for training or selection: {len(left)} remain"
+            f"{model}, or a run it started from, used for training or selection; {len(left)} remain"
         )
     return replace(data, parts={**data.parts, "test": left})
 
 
 def _report_seen(data: EvaluationData, models: Sequence[str], console: Console) -> dict[str, list[str]]:
-    """Print how many test images each model was pre-trained on without labels; return the sentences by model name.
+    """Print how many test images each model was pre-trained on without labels; return these notes by model name.
 
-    Test images whose labels a model has seen are refused.
+    A UserError is raised if a model has seen the labels of test images.
     """
-    runs, test = {name: find_run(name) or run_of_init(name) for name in models}, data.parts["test"]
+    runs, test = {name: find_run(name) or find_run_of_init(name) for name in models}, data.parts["test"]
     for name, run in runs.items():
         require_unseen(name, run, data.images, test)
     sentences = {name: seen_unlabelled(run, data.images, test) for name, run in runs.items()}
@@ -297,13 +300,13 @@ def _table_facts(
 def _update_report(run: RunFolder, say: Callable[[str], None]) -> None:
     """Rewrite the report of a run of `paucal train` or `paucal pretrain`, if there is one.
 
-    If it cannot be written, the evaluation still succeeds, since the scores are stored.
+    If the report cannot be written, the evaluation still succeeds, since the scores are stored.
     """
     write = REPORTS.get(run.verb)
-    if write is None or not (run.path / NAME).is_file():
+    if write is None or not (run.path / REPORT_FILE).is_file():
         return
     try:
-        say(f"added to the report of the run: {write(run.path)}")
+        say(f"added the scores to the report of the run: {write(run.path)}")
     except (UserError, OSError) as problem:
         say(f"note: the report of the run could not be updated ({problem})")
 
@@ -322,7 +325,7 @@ def _draw_matches(
 ) -> None:
     """Draw the most confident matches between a few test images and their second views.
 
-    If they cannot be drawn, `say` prints why, and the evaluation still succeeds.
+    If the matches cannot be drawn, `say` prints the reason, and the evaluation still succeeds.
     """
     try:
         sample = balanced_sample(data.labels, data.parts["test"], MATCHED_IMAGES, options.seed)
@@ -332,14 +335,14 @@ def _draw_matches(
             for change in options.changes
         ]
         save_figure(folder / MATCHES_PICTURE, matches_sheet(pairs))
-    except Exception as problem:  # any error: the scores are more important than the picture
+    except Exception as problem:  # the scores are more important than the figure
         reason = str(problem).split("\n")[0].rstrip(".") or type(problem).__name__
-        say(f"note: matching cells are not drawn ({reason}).")
+        say(f"note: matching patches are not drawn ({reason}).")
         _remove_matches(folder)
 
 
 def _remove_matches(folder: Path) -> None:
-    """Remove the matches drawn by an earlier evaluation, which would be mistaken for matches of this model."""
+    """Remove the figure of matches from an earlier evaluation, which would be mistaken for matches of this model."""
     with suppress(OSError):
         (folder / MATCHES_PICTURE).unlink(missing_ok=True)
 
@@ -351,18 +354,18 @@ def _matched_pair(subject: FrozenBackbone, data: EvaluationData, index: int, cha
     first_image, second_image = (view.to(subject.device) for view in sample.views)
     picture, geometry = data.images.store.read(index), sample.geometry or []
     all_matches = match_images(subject.backbone.model, first_image, second_image, first_image[0].numel())
-    matches, right = scored_matches(all_matches, geometry)
-    share = f"{int(right.sum())} of {len(right)} right"
-    names = (f"test image {index}", f"{CHANGE_TITLES[change]}: {share}")
-    pictures = visible_part(picture, geometry[0], size), visible_part(picture, geometry[1], size)
-    return MatchedPair(pictures, matches, names, right)
+    matches, is_correct = scored_matches(all_matches, geometry)
+    correct_text = f"{int(is_correct.sum())} of {len(is_correct)} correct"
+    names = (f"test image {index}", f"{CHANGE_TITLES[change]}: {correct_text}")
+    pictures = visible_region(picture, geometry[0], size), visible_region(picture, geometry[1], size)
+    return MatchedPair(pictures, matches, names, is_correct)
 
 
 def scored_matches(matches: Correspondence, geometry: Sequence[Tensor]) -> tuple[Correspondence, Tensor]:
-    """Return the matches that the protocol scores, and a mask of those that are right.
+    """Return the matches that the protocol scores, and a mask of the correct matches among them.
 
     The protocol scores the most confident matches whose true position is within the second view. `matches` has a match
-    for each cell of the first view, the most confident first; `geometry` has the (2, 3) geometry of both views.
+    for each patch of the first view, the most confident first; `geometry` has the (2, 3) geometry of each view.
     """
     grid, (rows, columns) = matches.grids
     first, second = matches.first.cpu(), matches.second.cpu()

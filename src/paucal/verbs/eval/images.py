@@ -1,4 +1,4 @@
-"""Choose the images to evaluate a model on, without its training images, and the folders for the results."""
+"""Choose the images to evaluate a model on, excluding its training images, and the folders for the results."""
 
 import os
 from collections.abc import Sequence
@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paucal.data.channels.pixel_format import depth_notes
-from paucal.data.decode import WHOLE, Reading
+from paucal.data.decode import DEFAULT_READING, Reading
 from paucal.data.images import ImageSet
 from paucal.data.splits.split import PARTS, Split, held_out_part
 from paucal.data.splits.split_csv import read_split
@@ -27,7 +27,7 @@ from paucal.evaluation.protocols.table import FOLDER
 from paucal.evaluation.seen_images import Identities, LearnedImages, readable_history
 from paucal.models.named import find_run
 from paucal.models.tasks import SEGMENTATION, task_of
-from paucal.reading import named_path
+from paucal.reading import expand_user_path
 from paucal.runner.console import Console
 from paucal.runner.images import find_images, load_images, open_again, pin_data
 from paucal.runner.outputs import check_results
@@ -38,9 +38,9 @@ from paucal.verbs.eval.settings import EvalSettings, OpeningSettings
 from paucal.wording import counted
 
 TEST = "test"
-# Settings, in addition to the location, that determine how a run's data are opened.
+# Settings that determine how a run's data are opened, in addition to their location.
 OPENING_SETTINGS = ("data_root", "label_column", "label_separator", "image_column", "channels", "classes")
-MASKS = "masks"  # folder of predicted masks
+MASKS = "masks"  # subfolder for predicted masks
 
 
 @dataclass(frozen=True)
@@ -48,9 +48,9 @@ class ChosenImages:
     """Images that a model is evaluated on.
 
     Attributes:
-        positions: Positions in the set, ascending.
-        notes: Sentences on which images were left out, and why.
-        groups: Group number of each image of the set; None for independent images.
+        positions: Positions of the images in the set, in ascending order.
+        notes: Sentences that say which images were left out, and why.
+        groups: Group number of each image of the set; None if the images are independent of each other.
     """
 
     positions: NDArray[np.int64]
@@ -58,43 +58,43 @@ class ChosenImages:
     groups: NDArray[np.int64] | None = None
 
 
-def say_notes(console: Console, images: ImageSet, reading: Reading, chosen: ChosenImages) -> None:
-    """Print notes on the chosen images, in addition to the notes printed when they were opened."""
+def print_notes(console: Console, images: ImageSet, reading: Reading, chosen: ChosenImages) -> None:
+    """Print notes on the chosen images, in addition to the notes that were printed when the set was opened."""
     for note in (*depth_notes(images, reading), *chosen.notes):
         console.say(f"note: {note}")
 
 
 def choose_images(run: RunFolder, images: ImageSet, part: str | None, target: str | None) -> ChosenImages:
-    """Choose the images to evaluate a run's model on; if `part` is None, the test images.
+    """Choose the images of the split `part` to evaluate a run's model on; if `part` is None, the test images.
 
-    If all images are images of the run, wherever they are stored, the splits of the run apply. Otherwise, images are
-    left out whose labels were used to train or select the run, or an earlier run that it started from. `target` is DATA
-    as given; None for the images of the run.
+    If all images are images of the run, wherever they are stored, the splits of the run apply. Otherwise, an image is
+    left out if its label was used to train or select the run, or an earlier run that gave the run's initial weights.
+    `target` is DATA as given; None for the images of the run.
     """
     if target is None:
         split = read_split(run.split, images)
         advice = f"{run.path} has no {part or TEST} images: choose another --part, or give DATA."
-        return _require_some(ChosenImages(split.indices(part or TEST), groups=split.groups), advice)
+        return _require_images(ChosenImages(split.indices(part or TEST), groups=split.groups), advice)
     identities, history = Identities(images, streamed=True), readable_history(run)
-    if (parts := parts_in_run(history, identities)) is not None:
+    if (parts := splits_in_run(history, identities)) is not None:
         chosen = ChosenImages(np.flatnonzero(parts == (part or TEST)))
         counts = ", ".join(f"{int((parts == name).sum())} {name}" for name in dict.fromkeys(("train", "val", TEST)))
         text = f"{target} has only images of {run.path} ({counts})"
-        chosen = _require_some(chosen, f"{text}: name another part with --part to use these, or give other images.")
+        chosen = _require_images(chosen, f"{text}: choose another split with --part, or give other images.")
         return replace(chosen, notes=(f"{text}: evaluated on the {part or TEST} images",))
     candidates = _declared_positions(images, part, target)
     is_seen = seen_with_labels(history, identities)
-    return _require_some(
+    return _require_images(
         ChosenImages(
             candidates[~is_seen[candidates]], tuple(_seen_notes(run, history, identities, candidates, is_seen))
         ),
         f"all {len(candidates)} images of {target} are training or validation images of {run.path}: give images that "
-        "it has not seen, or leave DATA out for its own test images.",
+        "the run has not seen, or remove DATA to use the run's own test images.",
     )
 
 
-def parts_in_run(history: Sequence[LearnedImages], identities: Identities) -> NDArray[np.str_] | None:
-    """Return the (N,) splits that the images have in a run; None unless all of them are images of the run."""
+def splits_in_run(history: Sequence[LearnedImages], identities: Identities) -> NDArray[np.str_] | None:
+    """Return the (N,) splits of the images in a run; None unless all images are images of the run."""
     if not history or not history[0].labelled or not len(identities.images):
         return None
     parts = history[0].parts_of(identities)
@@ -102,7 +102,7 @@ def parts_in_run(history: Sequence[LearnedImages], identities: Identities) -> ND
 
 
 def seen_with_labels(history: Sequence[LearnedImages], identities: Identities) -> NDArray[np.bool_]:
-    """Return an (N,) mask of the images whose labels were used to train or select a run, or a run it started from."""
+    """Return an (N,) mask of the images whose labels were used to train or select any of the runs in `history`."""
     is_seen = np.zeros(len(identities.images), dtype=bool)
     for learned in history:
         if learned.labelled:
@@ -111,7 +111,7 @@ def seen_with_labels(history: Sequence[LearnedImages], identities: Identities) -
 
 
 def is_data_of_run(run: RunFolder, target: str, settings: LabelledDataSettings) -> bool:
-    """Return whether DATA is the data that a run was trained on, to be opened with the same settings."""
+    """Return whether DATA is the data that a run was trained on, opened with the same settings."""
     if not run.config.is_file():
         return False
     run_settings, pinned = run.settings, pin_data(replace(settings, data=target))
@@ -120,12 +120,12 @@ def is_data_of_run(run: RunFolder, target: str, settings: LabelledDataSettings) 
 
 
 def _declared_positions(images: ImageSet, part: str | None, target: str) -> NDArray[np.int64]:
-    """Return the positions of the images declared for a split (by default the test images), or of all images."""
+    """Return the positions of the images declared for a split, by default test; of all images without splits."""
     declared, held_out = np.asarray(images.declared, dtype="<U6"), held_out_part(images.declared)
     declared_part = held_out if part in (None, TEST) else part
     if part is not None and not (declared == (declared_part or TEST)).any():
-        existing = ", ".join(sorted(set(images.declared) - {""})) or "no parts"
-        raise UserError(f"--part {part}: {target} has {existing}: leave --part out, or name an existing part.")
+        existing = ", ".join(sorted(set(images.declared) - {""})) or "no splits"
+        raise UserError(f"--part {part}: {target} has {existing}: remove --part, or give an existing split.")
     return np.flatnonzero(declared == declared_part) if declared_part else np.arange(len(images))
 
 
@@ -141,7 +141,7 @@ def _seen_notes(
     notes, count, this_run = [], int(is_seen[candidates].sum()), history[0]
     if count:
         notes.append(
-            f"left out {count} of the {len(candidates)} images: {run.path}, or a run that it started from, used them "
+            f"left out {count} of the {len(candidates)} images, which {run.path}, or a run that it started from, used "
             f"for training or selection; {len(candidates) - count} remain"
         )
     same_key = this_run.labelled * int(
@@ -150,43 +150,47 @@ def _seen_notes(
     if same_key:
         same_name = counted(same_key, "image has the name", "images have the names")
         explanation = (
-            "and the run stored no digests to compare: if they are the same images, the score is too optimistic"
+            "and the run stored no digests to compare: if these are the same images, the score is too optimistic"
         )
         if this_run.by_digest:
-            explanation = "but different content, so the run has not seen them"
+            explanation = "but different content, so the run has not seen these images"
         notes.append(f"{same_name} of training or validation images of {run.path}, {explanation}")
     return notes
 
 
-def _require_some(chosen: ChosenImages, advice: str) -> ChosenImages:
+def _require_images(chosen: ChosenImages, advice: str) -> ChosenImages:
     if not len(chosen.positions):
         raise UserError(f"there are no images to evaluate: {advice}")
     return chosen
 
 
 def open_data(
-    target: str | None, run: RunFolder | None, settings: EvalSettings, console: Console, reading: Reading = WHOLE
+    target: str | None,
+    run: RunFolder | None,
+    settings: EvalSettings,
+    console: Console,
+    reading: Reading = DEFAULT_READING,
 ) -> EvaluationData:
     """Open a data set for frozen features, with the splits of the run if all its images are images of the run.
 
     If `target` is None, the images of the run are opened. `run` is None for weights files and timm models. A UserError
-    is raised for a data set that does not exist, or that lacks a split.
+    is raised if the data set does not exist or lacks a split.
     """
     with console.progress("reading images") as advance:
         if target is not None and (folder := _voc_folder(target, settings)) is not None:
             data = open_voc(folder)
         else:
-            column = None if run is None else run.settings.get("target")  # None unless the run is a regression
+            column = None if run is None else run.settings.get("target")  # None if the run is no regression
             if run is not None and column is not None and target is None:
                 raise UserError(
-                    f"the images of {str(run.path)!r} have numbers ({column!r}), but frozen features are evaluated "
-                    "with classes: give DATA with classes."
+                    f"the images of {str(run.path)!r} have target values ({column!r}), but frozen features are "
+                    "evaluated with classes: give DATA with classes."
                 )
             if run is not None and column is None and (target is None or is_data_of_run(run, target, settings)):
                 images = open_again(run, advance, settings.download, reading)
             else:
                 images = load_images(replace(settings, data=str(target)), advance, reading=reading)
-            split = _parts_of_run(run, images, target) if run is not None else None
+            split = _splits_of_run(run, images, target) if run is not None else None
             split = split or with_parts(images, settings.seed, settings.val_fraction, settings.test_fraction)
             data = evaluation_data(images, split, settings.metric)
     return data if settings.max_images is None else limit(data, settings.max_images, settings.seed)
@@ -199,32 +203,32 @@ def find_data(settings: OpeningSettings) -> ImageSet:
 
 
 def _voc_folder(target: str, settings: OpeningSettings) -> Path | None:
-    """Return the folder of VOC2007 if the target is VOC2007; an existing path takes precedence without a data root."""
+    """Return the folder of VOC2007 if `target` is VOC2007; without a data root, an existing path takes precedence."""
     path = Path(target)
     if target == VOC_NAME and (settings.data_root is not None or not path.exists()):
         return find_voc(settings.data_root, settings.download)
     return path if is_voc(path) else None
 
 
-def _parts_of_run(run: RunFolder, images: ImageSet, target: str | None) -> Split | None:
-    """Return the splits that the images have in a run; None if splits must be drawn, as for images of other origin.
+def _splits_of_run(run: RunFolder, images: ImageSet, target: str | None) -> Split | None:
+    """Return the splits of the images in a run; None if new splits must be drawn, as for images of other origin.
 
-    Splits are drawn for a pre-training run too: it has none and saw no labels, so new splits leak nothing.
+    New splits are also drawn for a pre-training run, which has no splits and saw no labels, so nothing leaks.
     """
     if run.config.is_file() and run.verb == "pretrain":
         return None
     if target is None:
         return read_split(run.split, images)
-    parts = parts_in_run(readable_history(run), Identities(images, streamed=True))
+    parts = splits_in_run(readable_history(run), Identities(images, streamed=True))
     if parts is None or not {"train", "test"} <= set(parts.tolist()):
         return None
     return Split(parts, f"splits of {run.path}")
 
 
 def check_result_folders(model: str, data: Sequence[str], settings: EvalSettings, more: Sequence[str] = ()) -> None:
-    """Refuse an unusable folder for results before any work is done.
+    """Raise a UserError for an unusable folder for results before any computation.
 
-    `more` has names of further result files; see `check_results`.
+    `more` has the names of further result files; see `check_results`.
     """
     frozen = any(name != "classification" for name in settings.protocols)
     folders = [table_folder(model, settings)] if frozen else []
@@ -242,23 +246,23 @@ def check_result_folders(model: str, data: Sequence[str], settings: EvalSettings
 def table_folder(model: str, settings: EvalSettings) -> Path:
     """Return the folder for the table of frozen features."""
     if settings.output is not None:
-        return named_path(settings.output)
+        return expand_user_path(settings.output)
     run = find_run(model)
     return run.evaluation(FOLDER) if run else Path("evaluation") / Path(model).stem
 
 
 def report_folder(run: RunFolder, target: str | None, data: Sequence[str], settings: EvalSettings) -> Path:
-    """Return the folder for the report on the data set `target`, or on the run's own images if it is None.
+    """Return the folder for the report on the data set `target`, or on the run's own images if `target` is None.
 
-    `data` has all data sets of the evaluation, from which the name must differ.
+    `data` has all data sets of the evaluation, whose folder names must differ.
     """
     part = settings.part or "test"
     name = part if target is None else _folder_name(target, data) + (f"-{settings.part}" if settings.part else "")
-    if settings.scales or settings.mirror:  # a separate folder from the run's own results
+    if settings.scales or settings.mirror:  # kept apart from the run's own results
         name = f"{name}-scales" if task_of(str(run.path)) == SEGMENTATION else f"{name}-mirror"
     if settings.output is None:
         return run.evaluation(name)
-    output = named_path(settings.output)
+    output = expand_user_path(settings.output)
     return output / name if len(data) > 1 else output
 
 

@@ -1,4 +1,4 @@
-"""`paucal.evaluate`: evaluate a trained model on labelled images, or any frozen backbone with published protocols."""
+"""`paucal.evaluate`: evaluate a trained model on labelled images, or a frozen backbone with published protocols."""
 
 import os
 from collections.abc import Iterator, Sequence
@@ -10,9 +10,9 @@ from paucal.evaluation.protocols.evaluate import PROTOCOLS, Protocol
 from paucal.metrics.intervals import Score
 from paucal.models.tasks import CLASSIFICATION, DETECTION, REGRESSION, SEGMENTATION, task_of
 from paucal.runner.console import Console, RecordingConsole
-from paucal.runner.frames import Data, without_frame
+from paucal.runner.frames import Data, replace_frame_by_path
 from paucal.settings.options import check_ranges, flag
-from paucal.settings.values import from_python, shows_settings
+from paucal.settings.values import settings_from_keywords, with_settings_signature
 from paucal.types import UserError
 from paucal.verbs.eval.classification import ClassifiedSet, evaluate_classifier
 from paucal.verbs.eval.frozen import FrozenTable, evaluate_frozen
@@ -35,13 +35,13 @@ class Finding:
         data: Name of the data set.
         protocol: "classification", "knn", "linear", "logistic", "correspondence" or "few-labels"; or "detection",
             "segmentation" or "regression" for runs of these tasks.
-        setting: Setting of the protocol, such as "k = 20"; empty if it has none.
+        setting: Setting of the protocol, such as "k = 20"; "" if the protocol has no settings.
         score: Name of the score.
-        model: Name of the model; the scores of the evaluated model come before those of models compared with it.
-        value: Value of the score: a share in [0, 1], a distance in pixels (correspondence), a loss in nats, or an error
-            in the unit of the target (regression).
-        low: Lower end of the interval; None without an interval.
-        high: Upper end of the interval; None without an interval.
+        model: Name of the model. The scores of the evaluated model come before those of the models it is compared with.
+        value: Value of the score: a fraction in [0, 1], a distance in pixels (correspondence), a loss in nats, or an
+            error in the unit of the target (regression).
+        low: Lower end of the interval; None if the score has no interval.
+        high: Upper end of the interval; None if the score has no interval.
     """
 
     data: str
@@ -59,13 +59,13 @@ class Evaluation:
     """The result of an evaluation.
 
     Attributes:
-        model: Evaluated model: a run folder, a file or the name of a timm model.
+        model: Evaluated model: a run folder, a weights file, or the name of a timm model.
         classification: Report on each data set; empty if classification was not requested.
         frozen: Scores of frozen features; None if they were not requested.
         detection: Scores of a detector on each data set; empty for other models.
         segmentation: Scores of a segmentation network on each data set; empty for other models.
-        regression: Scores of predicted numbers on each data set; empty for other models.
-        said: Lines that the command line prints in addition to its tables: notes, warnings, folders of the results.
+        regression: Scores of a regression model on each data set; empty for other models.
+        said: Lines that the command line prints in addition to its tables: notes, warnings, and folders of the results.
     """
 
     model: str
@@ -86,11 +86,11 @@ class Evaluation:
 
         Args:
             protocol: Name of the protocol. For "classification", the score is the accuracy, or the mAP for images with
-                several labels; for other protocols, the score of the usual setting.
-            data: Name of the data set; None for the first.
+                several labels; for other protocols, it is the score with the default setting.
+            data: Name of the data set; None for the first data set.
 
         Raises:
-            KeyError: The model was not evaluated by that protocol on that set.
+            KeyError: The model was not evaluated by this protocol on this data set.
         """
         for finding in self.findings:
             if finding.protocol == protocol and data in (None, finding.data):
@@ -99,7 +99,7 @@ class Evaluation:
 
     @property
     def metrics(self) -> dict[str, float]:
-        """The scores on the first data set, with the names that the training verb uses; empty for frozen features."""
+        """Scores on the first data set, by the names that the training command uses; empty for frozen features."""
         if self.detection:
             return dict(self.detection[0].metrics)
         for scored in (*self.segmentation, *self.regression):
@@ -107,7 +107,7 @@ class Evaluation:
         return self.classification[0].report.values if self.classification else {}
 
     def _all_scores(self) -> Iterator[tuple[str, tuple[str, str, str], str, Score]]:
-        """Yield for each score its data set, (protocol, setting, score name), model and value with interval."""
+        """Yield the data set, (protocol, setting, score name), model, and value with interval of each score."""
         for evaluated in self.classification:
             for name, score in evaluated.report.scores.items():
                 yield evaluated.data, ("classification", "", name), self.model, score
@@ -124,12 +124,12 @@ class Evaluation:
             yield evaluated.data, ("segmentation", "", "pixel_accuracy"), self.model, evaluated.report.accuracy
 
 
-@shows_settings(EvalSettings)
+@with_settings_signature(EvalSettings)
 def evaluate(subject: Source, /, data: Data | Sequence[Source] | None = None, **settings: Any) -> Evaluation:
     """Evaluate a model on images with labels, boxes or masks; the same as `paucal eval`.
 
     Args:
-        subject: A run folder; for frozen features also a weights file or the name of a timm model.
+        subject: A run folder, or for frozen features also a weights file or the name of a timm model.
         data: One or several sources of labelled images, or a DataFrame; by default the run's own test images.
         **settings: Any field of `paucal.verbs.eval.settings.EvalSettings`, such as `protocol`, `device` or
             `output`.
@@ -138,7 +138,7 @@ def evaluate(subject: Source, /, data: Data | Sequence[Source] | None = None, **
         The scores, which are also written to files.
 
     Raises:
-        UserError: A model or a data set does not exist, or a protocol does not support it.
+        UserError: A model or a data set does not exist, or is not supported by a protocol.
         TypeError: A setting does not exist.
 
     Example:
@@ -146,8 +146,8 @@ def evaluate(subject: Source, /, data: Data | Sequence[Source] | None = None, **
         >>> found.metrics["top1"], found.score("knn")  # doctest: +SKIP
         (0.93, Score(value=0.88, low=0.85, high=0.91))
     """
-    locations, settings = without_frame(data, settings)
-    resolved = from_python(EvalSettings, settings, "paucal.evaluate", "eval")
+    locations, settings = replace_frame_by_path(data, settings)
+    resolved = settings_from_keywords(EvalSettings, settings, "paucal.evaluate", "eval")
     sources = [] if locations is None else [locations] if isinstance(locations, str | os.PathLike) else locations
     console = RecordingConsole()
     paths = [os.fspath(source) for source in sources]
@@ -161,19 +161,19 @@ def evaluate_model(model: str, data: Sequence[str], settings: EvalSettings, cons
     if settings.real_labels is not None and (len(data) > 1 or "classification" not in requested):
         raise UserError("--real-labels needs --protocol classification and exactly one DATA.")
     reasons = {
-        "part": "is not for frozen features, which are evaluated on the test images and fitted to other images",
+        "part": "is not supported for frozen features, which are always evaluated on the test images",
         "mirror": "averages the predictions of a classifier",
         "precision": "is only for classifiers",
     }
     for name, reason in reasons.items() if "classification" not in requested else ():
         if getattr(settings, name):
-            raise UserError(f"--{name} {reason}: give --protocol classification, or leave it out.")
+            raise UserError(f"--{name} {reason}: give --protocol classification, or remove --{name}.")
     protocols: list[Protocol] = [name for name in PROTOCOLS if name in requested]
     if not protocols:
         _refuse_frozen(settings)
     task = task_of(model) if "classification" in requested else CLASSIFICATION
     if settings.scales is not None and task != SEGMENTATION:
-        raise UserError(f"--scales needs a segmentation model, but {model} is for {task}: leave it out.")
+        raise UserError(f"--scales needs a segmentation model, but {model} is for {task}: remove --scales.")
     if task != CLASSIFICATION:
         return _evaluate_task(model, data, task, settings, console)
     check_result_folders(model, data, settings)
@@ -184,25 +184,25 @@ def evaluate_model(model: str, data: Sequence[str], settings: EvalSettings, cons
 
 
 def _refuse_frozen(settings: EvalSettings) -> None:
-    """Refuse settings that only the protocols on frozen features use, except the seed, which others use too."""
+    """Refuse settings that only the protocols on frozen features use; the seed is allowed, since others use it too."""
     for item in fields(FrozenSettings):
         if item.name != "seed" and getattr(settings, item.name) != item.default:
             raise UserError(
                 f"{flag(item.name)} is for frozen features: give --protocol with {', '.join(PROTOCOLS[:-1])} or "
-                f"{PROTOCOLS[-1]}, or leave it out."
+                f"{PROTOCOLS[-1]}, or remove {flag(item.name)}."
             )
 
 
 def _evaluate_task(model: str, data: Sequence[str], task: str, settings: EvalSettings, console: Console) -> Evaluation:
-    """Evaluate a detector on boxes, a segmentation network on masks, or a regression model on numbers."""
+    """Evaluate a detector on boxes, a segmentation network on masks, or a regression model on target values."""
     if settings.protocol is not None:
         raise UserError(
-            f"--protocol is for classifiers and frozen features, but {model} is for {task}: leave it out, or "
-            "evaluate only its features with knn, linear or logistic."
+            f"--protocol is for classifiers and frozen features, but {model} is for {task}: remove --protocol, or "
+            "evaluate only its features with --protocol knn, linear or logistic."
         )
     for name in ("real_labels", "precision") if task == SEGMENTATION else ("mirror", "real_labels", "precision"):
         if getattr(settings, name):
-            raise UserError(f"{flag(name)} is for classifiers, but {model} is for {task}: leave it out.")
+            raise UserError(f"{flag(name)} is for classifiers, but {model} is for {task}: remove {flag(name)}.")
     check_result_folders(model, data, settings, {SEGMENTATION: [MASKS], REGRESSION: [PLOT]}.get(task, []))
     if task == REGRESSION:
         return Evaluation(model, regression=evaluate_regressor(model, data, settings, console))

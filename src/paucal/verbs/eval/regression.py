@@ -1,4 +1,4 @@
-"""`paucal eval` for a run of `paucal train --target`: evaluation on images with numbers."""
+"""`paucal eval` for a run of `paucal train --target`: evaluation on images with target values."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -16,19 +16,19 @@ from paucal.runner.images import load_images
 from paucal.runs import RunFolder, open_model_folder
 from paucal.settings.groups import LabelledDataSettings
 from paucal.tasks.regression.evaluation import (
-    evaluate_numbers,
+    evaluate_regression,
     format_number,
     interval_words,
     report_table,
     write_scores,
 )
-from paucal.tasks.regression.images import with_numbers
+from paucal.tasks.regression.images import read_targets
 from paucal.tasks.regression.model import card_of, load_regressor
 from paucal.types import UserError
-from paucal.verbs.eval.images import choose_images, report_folder, say_notes
+from paucal.verbs.eval.images import choose_images, print_notes, report_folder
 from paucal.verbs.eval.settings import EvalSettings
 
-PLOT = "predicted.png"
+PLOT = "predicted.png"  # file name of the plot
 
 
 @dataclass(frozen=True)
@@ -52,34 +52,34 @@ class NumberedSet:
 
     @property
     def metrics(self) -> dict[str, float]:
-        """The scores as plain numbers."""
+        """The scores without intervals, by name."""
         return self.report.values
 
 
 def evaluate_regressor(model: str, data: Sequence[str], settings: EvalSettings, console: Console) -> list[NumberedSet]:
-    """Evaluate the model of a run on each set of images with numbers; by default on the run's own test images."""
+    """Evaluate the model of a run on each set of images with target values, by default on the run's test images."""
     run = open_model_folder(model)
     regressor, results = load_regressor(run, settings.device), []
     if not data and not run.config.exists():
-        raise UserError(f"{str(run.path)!r} does not name the images it was trained on: give DATA.")
+        raise UserError(f"{str(run.path)!r} does not name its training images: give DATA.")
     for target in data or [None]:
         all_images = _open_images(run, target, settings, regressor, console)
-        images, targets = with_numbers(all_images, card_of(regressor).target, fewest=2)
+        images, targets = read_targets(all_images, card_of(regressor).target, fewest=2)
         selection = choose_images(run, images, settings.part, target)
-        say_notes(console, images, regressor.card.preprocessing.reading, selection)
-        preprocess, part = regressor.card.preprocessing, np.asarray(selection.positions, dtype=np.int64)
+        print_notes(console, images, regressor.card.preprocessing.reading, selection)
+        preprocess, indices = regressor.card.preprocessing, np.asarray(selection.positions, dtype=np.int64)
         batch_size = inference_batch_size(preprocess.image_size, settings.device, settings.batch_size)
-        loader = make_eval_loader(images, part, preprocess.transform(), batch_size, settings.workers)
+        loader = make_eval_loader(images, indices, preprocess.transform(), batch_size, settings.workers)
         with console.progress("evaluating") as advance:
-            report, predicted = evaluate_numbers(
-                regressor, loader, targets[part], part, settings.seed, advance, selection.groups
+            report, predicted = evaluate_regression(
+                regressor, loader, targets[indices], indices, settings.seed, advance, selection.groups
             )
         folder = report_folder(run, target, data, settings)
-        write_scores(folder, folder, report, images, part, targets[part], predicted)
+        write_scores(folder, folder, report, images, indices, targets[indices], predicted)
         console.show(report_table(report))
         mae, interval = format_number(report.scores["mae"], "mae")
         console.say(
-            f"{images.name}: MAE {mae} ({interval_words(interval, report)}), always "
+            f"{images.name}: MAE {mae} ({interval_words(interval, report)}); always "
             f"predicting the mean gives {report.baseline:.3g}; the predictions and {PLOT} are in {folder}"
         )
         results.append(NumberedSet(images.name, report, folder))

@@ -28,18 +28,18 @@ from paucal.tasks.segmentation.scores import (
 )
 from paucal.tasks.segmentation.settings import SegmentSettings
 from paucal.types import UserError
-from paucal.verbs.eval.images import MASKS, ChosenImages, choose_images, report_folder, say_notes
+from paucal.verbs.eval.images import MASKS, ChosenImages, choose_images, print_notes, report_folder
 from paucal.verbs.eval.settings import EvalSettings
 from paucal.wording import images_text
 
 
 @dataclass(frozen=True)
 class SegmentedSet:
-    """The scores of a segmentation network on one set of images.
+    """The scores of a segmentation model on one set of images.
 
     Attributes:
         data: Name of the set.
-        report: Scores with intervals, scores by class, and the confusion of classes.
+        report: Scores with intervals, scores by class, and the confusion matrix.
         folder: Folder of the tables and the predicted masks.
     """
 
@@ -49,14 +49,14 @@ class SegmentedSet:
 
     @property
     def metrics(self) -> dict[str, float]:
-        """The scores as plain numbers."""
+        """The scores without intervals, by name."""
         return self.report.values
 
 
 def evaluate_segmenter(model: str, data: Sequence[str], settings: EvalSettings, console: Console) -> list[SegmentedSet]:
-    """Evaluate the network of a run on each set of images with masks; by default on the run's own images.
+    """Evaluate the segmentation model of a run on each set of images with masks, by default on the run's own images.
 
-    Windows and scales are the same as at the end of the run; `settings` can set other scales, and mirroring.
+    Windows and scales are the same as at the end of the run, unless `settings` has other scales or mirroring.
     """
     check_factors("scales", settings.scales)
     run = open_model_folder(model)
@@ -68,13 +68,13 @@ def evaluate_segmenter(model: str, data: Sequence[str], settings: EvalSettings, 
     results = []
     for target in data or [None]:
         if target is None and not run.config.exists():
-            raise UserError(f"{str(run.path)!r} does not name the images it was trained on: give DATA.")
+            raise UserError(f"{str(run.path)!r} does not name its training images: give DATA.")
         if target is None:
             masked_set = open_segmentation_data(run_settings, console.progress, run)
         else:
             masked_set = _open_masked(target, network, settings, run_settings.ignore, console)
         selection = choose_images(run, masked_set.images, settings.part, target)
-        say_notes(console, masked_set.images, network.reading, selection)
+        print_notes(console, masked_set.images, network.reading, selection)
         folder = report_folder(run, target, data, settings)
         results.append(_evaluate_set(network, masked_set, selection, folder, run_settings, console))
     return results
@@ -92,7 +92,7 @@ def _stored_settings(run: RunFolder) -> SegmentSettings:
 def _open_masked(
     target: str, model: SegmentationModel, settings: EvalSettings, ignore: list[int] | None, console: Console
 ) -> SegmentationData:
-    """Open images with masks that are not the run's own; mask values must have the same meaning as in training."""
+    """Open images with masks from outside the run; mask values must have the same meaning as in training."""
     with other_kinds_named(Path(target), "segment"):
         pairs = find_pairs(Path(target))
     with console.progress("reading images") as advance:
@@ -100,7 +100,7 @@ def _open_masked(
     with console.progress("reading masks") as advance:
         named = NamedClasses(model.card.classes)
         masked = read_masks(images, pairs, ignore=ignore, named=named, report=advance, coding=model.card.coding)
-    for note in (*masked.images.notes, *masked.doubts()):
+    for note in (*masked.images.notes, *masked.describe_findings()):
         console.say(f"note: {note}")
     split = Split(np.full(len(masked.images), "test", dtype="<U6"), "all images are test images")
     return SegmentationData(masked.images, split, masked=masked)
@@ -121,7 +121,7 @@ def _evaluate_set(
     write_scores(folder, report, tallies, data.images.keys)
     console.show(report_table(report))
     console.say(
-        f"{data.images.name}: mean IoU {format_score(report.mean_iou)}, pixels right {format_score(report.accuracy)} "
+        f"{data.images.name}: mean IoU {format_score(report.mean_iou)}, pixel accuracy {format_score(report.accuracy)} "
         f"(95 % intervals over {images_text(report.images, report.groups)}); tables and masks are in {folder}"
     )
     return SegmentedSet(data.images.name, report, folder)

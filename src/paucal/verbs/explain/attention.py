@@ -27,15 +27,15 @@ from paucal.types import UserError
 from paucal.verbs.explain.inputs import ExplainInput, stack_views, stem, view_of
 from paucal.verbs.explain.settings import CELL, ExplainSettings
 
-SHOWN_LAYERS = 4  # the middle layer of each quarter of the depth: 2, 5, 8 and 11 of 12, as in DHVT's figures 3 to 5
+SHOWN_LAYERS = 4  # one layer for each quarter of the depth: 2, 5, 8 and 11 of 12, as in DHVT's figures 3 to 5
 ALL_LAYERS = "all"  # value of --layer that selects all layers
-MAX_TOKENS = 900  # up to which an attention matrix is drawn
+MAX_TOKENS = 900  # number of tokens up to which an attention matrix is drawn
 
 
 def heads_view(model: TrainedModel, image: ExplainInput, settings: ExplainSettings) -> dict[str, Figure]:
-    """Draw the attention of each head in the selected layers from the query tokens.
+    """Draw the attention from the query tokens in each head of the selected layers.
 
-    By default, the query is the class token or, without one, the cell in the middle of the image.
+    By default, the query is the class token or, if the model has none, the patch in the middle of the image.
     """
     maps = read_attention(model.module, stack_views([image], model))
     layer_indices = _layer_indices(maps, settings.layer) or [len(maps) - 1]
@@ -54,20 +54,20 @@ def _draw_heads(image: ExplainInput, layer: AttentionMap, queries: list[str] | N
 
 
 def rollout_view(model: TrainedModel, image: ExplainInput, settings: ExplainSettings) -> dict[str, Figure]:
-    """Draw attention rollout."""
+    """Draw the attention rollout of an image."""
     values = attention_rollout(model.module, stack_views([image], model))[0].cpu()
-    note = "possible sources of the last tokens' information, independent of any class"
+    note = "where the information in the last layer's tokens may come from, regardless of class"
     return {"rollout": maps_figure(image.picture, [values], ["attention rollout"], note, smooth=True)}
 
 
 def features_figures(model: TrainedModel, batch: Sequence[ExplainInput]) -> Iterator[tuple[str, Figure]]:
-    """Draw the last feature maps of images in colours, with the same colour for similar features in all images."""
+    """Draw the last feature maps of images, with the same colour for similar features in all images."""
     for image, colours in zip(batch, feature_colours(model.module, stack_views(batch, model)).cpu(), strict=True):
         yield f"{stem(image.name)}_features", features_figure(image.picture, colours)
 
 
 def head_tokens_view(model: TrainedModel, image: ExplainInput, settings: ExplainSettings) -> dict[str, Figure]:
-    """Draw DHVT's two figures: averaged attention between all tokens, and each head token's attention to the cells."""
+    """Draw DHVT's two figures: averaged attention between all tokens, and head tokens' attention to the patches."""
     maps = read_attention(model.module, stack_views([image], model))
     layer_indices = _layer_indices(maps, settings.layer) or _spread_layers(len(maps))
     layers = [maps[index] for index in layer_indices]
@@ -76,7 +76,7 @@ def head_tokens_view(model: TrainedModel, image: ExplainInput, settings: Explain
         for index, layer in zip(layer_indices, layers, strict=True)
         for head, values in enumerate(head_token_maps(layer)[0].cpu())
     ]
-    label = "attention of each head token to the cells in its own head"
+    label = "attention of each head token to the patches in its own head"
     figures = {"head_tokens": maps_figure(image.picture, [v for _, v in panels], [t for t, _ in panels], label)}
     if len(layers[-1].tokens) <= MAX_TOKENS:
         titles = [f"layer {index + 1}" for index in layer_indices]
@@ -85,7 +85,7 @@ def head_tokens_view(model: TrainedModel, image: ExplainInput, settings: Explain
     return figures
 
 
-# Views that are drawn for one image at a time, since the attention of all layers of a large image takes gigabytes.
+# Views that are drawn for one image at a time, since the attention maps of a large image take up gigabytes.
 SINGLE_IMAGE_VIEWS: dict[str, Callable[[TrainedModel, ExplainInput, ExplainSettings], dict[str, Figure]]] = {
     "attention": heads_view,
     "rollout": rollout_view,
@@ -94,7 +94,7 @@ SINGLE_IMAGE_VIEWS: dict[str, Callable[[TrainedModel, ExplainInput, ExplainSetti
 
 
 def _spread_layers(depth: int) -> list[int]:
-    """Divide the layers into `SHOWN_LAYERS` parts, and return the index of the middle layer of each.
+    """Divide the layers into `SHOWN_LAYERS` groups, and return the index of the middle layer of each group.
 
     Example:
         >>> _spread_layers(12), _spread_layers(4), _spread_layers(1)
@@ -132,8 +132,8 @@ class Entropies:
     """Mean entropies of the attention of all heads over a set of images, accumulated batch by batch.
 
     Args:
-        model: Model that the images are prepared for.
-        against: Names of other models; their inputs are the same parts of the images in their own input sizes.
+        model: Model for which the images were preprocessed.
+        against: Names of other models, which get the same parts of the images, resized to their own input sizes.
         device: Device of the other models.
 
     Attributes:
@@ -165,11 +165,11 @@ class Entropies:
         self.images += len(batch)
 
     def means(self) -> dict[str, dict[str, Tensor]]:
-        """Return the (heads,) mean entropies in bits, by name of the model and name of the layer."""
+        """Return the (heads,) mean entropies in bits, by model name and layer name."""
         return {name: {layer: s / self.images for layer, s in totals.items()} for name, totals in self._sums.items()}
 
     def figures(self) -> Iterator[tuple[str, Figure]]:
-        """Yield a figure of all heads for each model and, with several models, a figure that compares last layers."""
+        """Yield a figure of all heads for each model and, if there are several, a figure that compares last layers."""
         means = self.means()
         for name, layers in means.items():
             label = "entropy" if len(means) == 1 else f"entropy_{name}"

@@ -1,4 +1,4 @@
-"""`--show attribution`: which parts of an image support a class."""
+"""`--show attribution`: maps of the image regions that support a class."""
 
 from collections.abc import Sequence
 
@@ -8,18 +8,18 @@ from paucal.explain.attribution.methods import METHODS, attribute, best_method, 
 from paucal.explain.figures.attribution import AttributedImage
 from paucal.explain.figures.pictures import readable_name
 from paucal.explain.prepared import explainable, run
-from paucal.explain.scores import on_cells
+from paucal.explain.scores import resize_to_cells
 from paucal.models.regression import RegressionCard
 from paucal.models.trained import TrainedModel
 from paucal.types import UserError
 from paucal.verbs.explain.inputs import ExplainInput, stack_views
-from paucal.wording import did_you_mean, first_few
+from paucal.wording import did_you_mean, join_first_few
 
-MAX_CELLS = 56  # longest side of a map that is drawn as it is; larger maps are averaged over cells
+MAX_CELLS = 56  # longest side of a map that is drawn unchanged; larger maps are averaged over the cells of a grid
 
 
 def choose_method(model: TrainedModel, requested: str) -> tuple[str, str]:
-    """Return the name of the method to use, and a sentence that names it and, for "auto", the reason."""
+    """Return the name of the method to use, and a line for the console with its title and, for "auto", the reason."""
     if requested == "auto":
         method, reason = best_method(model.module)
         return method, f"method: {METHODS[method].title}; auto: {reason}"
@@ -35,11 +35,11 @@ def choose_method(model: TrainedModel, requested: str) -> tuple[str, str]:
     return requested, f"method: {METHODS[requested].title}"
 
 
-_NEEDS = {"attention": "attention", "rules": "a ViT, DeiT, LV-ViT or DHVT"}  # description of a method's requirement
+_NEEDS = {"attention": "attention", "rules": "a ViT, DeiT, LV-ViT or DHVT"}  # description of what a method needs
 
 
 def class_numbers(model: TrainedModel, names: Sequence[str] | None) -> list[int] | None:
-    """Return the numbers of the named classes; None to explain the most probable classes of each image."""
+    """Return the class numbers of the named classes; None to explain the most probable classes of each image."""
     if isinstance(model.card, RegressionCard) and names is None:
         return [0]
     model.require_classifier()
@@ -56,11 +56,11 @@ def _class_number(name: str, classes: Sequence[str], readable_names: Sequence[st
     matches = [n for n, (readable, label) in pairs if readable.lower() == name.lower() and readable != label]
     if len(matches) > 1:
         candidates = " and ".join(classes[number] for number in matches)
-        raise UserError(f"--explain-class: {name!r} may mean {candidates}: give one of them.")
+        raise UserError(f"--explain-class: {name!r} may mean {candidates}: give one of these names.")
     if not matches:
         raise UserError(
             f"--explain-class: the model has no class {name!r}{did_you_mean(name, readable_names)}; it has "
-            f"{first_few(readable_names, 10)}."
+            f"{join_first_few(readable_names, 10)}."
         )
     return matches[0]
 
@@ -68,27 +68,27 @@ def _class_number(name: str, classes: Sequence[str], readable_names: Sequence[st
 def explain_batch(
     model: TrainedModel, batch: Sequence[ExplainInput], method: str, classes: list[int] | None, top: int
 ) -> list[AttributedImage]:
-    """Return the attribution of images for the given classes, or if None for the `top` most probable ones of each."""
+    """Return attribution maps of images for `classes`; if None, for the `top` most probable classes of each image."""
     images = stack_views(batch, model)
     with explainable(model.module) as module, torch.no_grad():
-        shares = model.card.probabilities(run(module, images.to(next(module.parameters()).dtype))).cpu()
+        outputs = model.card.probabilities(run(module, images.to(next(module.parameters()).dtype))).cpu()
     count = min(top, len(model.classes))
     if classes is None:
-        explained = shares.argsort(dim=1, descending=True, stable=True)[:, :count]
+        explained = outputs.argsort(dim=1, descending=True, stable=True)[:, :count]
     else:
         explained = torch.tensor(classes).expand(len(batch), -1)
     columns = explained.T if METHODS[method].is_class_specific else explained.T[:1]
     maps = [attribute(model.module, images, column, method).float().cpu() for column in columns]
-    # Maps of single pixels look like noise, so they are averaged over cells.
-    maps = [on_cells(values) if max(values.shape[1:]) > MAX_CELLS else values for values in maps]
+    # Maps at pixel resolution look like noise, so they are averaged over the cells of a grid.
+    maps = [resize_to_cells(values) if max(values.shape[1:]) > MAX_CELLS else values for values in maps]
     return [
         AttributedImage(
             image.name,
             image.picture,
             torch.stack([values[index] for values in maps]),
             tuple(readable_name(model.classes[number]) for number in explained[index].tolist()),
-            tuple(shares[index, explained[index]].tolist()),
-            model.card.describe(float(shares[index, 0])) if isinstance(model.card, RegressionCard) else "",
+            tuple(outputs[index, explained[index]].tolist()),
+            model.card.describe(float(outputs[index, 0])) if isinstance(model.card, RegressionCard) else "",
         )
         for index, image in enumerate(batch)
     ]

@@ -1,4 +1,4 @@
-"""Views of the cells of a grid: offsets (`--show localization`), classes (`tokens`) and matches (`matches`).
+"""Views of the patches of an image: offsets (`--show localization`), classes (`tokens`) and matches (`matches`).
 
 The model of a run lacks DrLoc's localization head; the head is read from the checkpoint of the best epoch or, without
 validation images, of the last epoch.
@@ -37,16 +37,18 @@ _HEAD_KEY = re.compile(r"objective\.terms\.\d+\.(heads\..+)")
 
 
 def open_localizer(name: TrainedModel | str, model: TrainedModel) -> DrLoc:
-    """Return the DrLoc term of a run with its trained heads; `model` is the model of the run."""
+    """Return the DrLoc loss term of a run with its trained heads; `model` is the model of the run."""
     if isinstance(name, TrainedModel):
-        raise UserError("--show localization reads the head from the run: give the run's folder instead of a model.")
+        raise UserError(
+            "--show localization reads the head from the run: give the run folder instead of a loaded model."
+        )
     run = open_model_folder(name)
     validated = any(LOSS_COLUMN in row for row in run.read_rows())
     checkpoint = run.best if validated else run.last
     if not checkpoint.is_file():
         reason = "no epoch was better than the run's first model" if validated else "the run has trained no step"
         text = f"--show localization needs {str(checkpoint)!r}, which is missing"
-        raise UserError(f"{text}: it was removed, or {reason}.")
+        raise UserError(f"{text}: the file was removed, or {reason}.")
     state = load_checkpoint(checkpoint).get("state_dict", {})
     heads = {match[1]: value for key, value in state.items() if (match := _HEAD_KEY.fullmatch(key))}
     if not heads:
@@ -66,7 +68,7 @@ def open_localizer(name: TrainedModel | str, model: TrainedModel) -> DrLoc:
 
 @torch.no_grad()
 def predict_offsets(term: DrLoc, model: TrainedModel, image: ExplainInput) -> OffsetView:
-    """Return the offsets between all pairs of cells of an image, as the head of the last feature map predicts them."""
+    """Return the offsets between all pairs of patches of an image, predicted by the head of the last feature map."""
     with explainable(model.module) as module:
         backbone = FeatureBackbone(module, model.card.preprocessing.image_size)
         grid = term.pooled(backbone(stack_views([image], model), term.request).grids[-1]).float()
@@ -83,26 +85,26 @@ def predict_offsets(term: DrLoc, model: TrainedModel, image: ExplainInput) -> Of
 def localization_figures(
     term: DrLoc, model: TrainedModel, image: ExplainInput, tokens: Sequence[str] | None
 ) -> Iterator[tuple[str, Figure]]:
-    """Draw the predicted offset from a cell (the first in `tokens`, or the middle) to a corner, and errors by cell."""
+    """Draw the predicted offset from a patch (the first in `tokens`, or the middle) to a corner, and all errors."""
     view = predict_offsets(term, model, image)
     rows, columns = view.grid
     cell = next(filter(None, map(CELL.fullmatch, tokens or ())), None)
     second = (int(cell[1]), int(cell[2])) if cell else (rows // 2, columns // 2)
     if second[0] >= rows or second[1] >= columns:
-        raise UserError(f"the cell {second} lies outside the grid of {rows}x{columns} cells: count from 0.")
+        raise UserError(f"--token: the patch {second} lies outside the grid of {rows}x{columns} patches: count from 0.")
     first = (0, 0) if second != (0, 0) else (rows - 1, columns - 1)
     yield f"{stem(image.name)}_localization", offsets_figure(image.picture, view, first, second)
 
 
 def _offsets_in_cells(outputs: tuple[Tensor, Tensor], options: DrLocOptions, size: tuple[int, int]) -> Tensor:
-    """Convert the outputs of a DrLoc head for P pairs, two of (1, P, C), to (P, 2) offsets in cells.
+    """Convert the outputs of a DrLoc head for P pairs, two tensors (1, P, C), to (P, 2) offsets in patches.
 
-    With a classification loss, an offset is the mean over the predicted distribution; with L1, outputs are rescaled.
+    With a classification loss, an offset is the mean of the predicted distribution; with L1, the outputs are rescaled.
     """
     same_cell = torch.zeros(1, 1, 2, 2, dtype=torch.long)
     if options.mode in ("l1", "signed"):
         step = same_cell.clone()
-        step[0, 0, 0] = 1  # an offset of one cell down and right, on the scale of the targets
+        step[0, 0, 0] = 1  # an offset of one patch down and right, on the scale of the targets
         zero, unit = (
             pair_targets(pair, *size, target=options.target, scale=options.scale)[0, 0].to(outputs[0])
             for pair in (same_cell, step)
@@ -117,11 +119,11 @@ def _offsets_in_cells(outputs: tuple[Tensor, Tensor], options: DrLocOptions, siz
 
 
 class TokenViews:
-    """Classifies every cell of an image with one or several models, as token labeling does with its teacher.
+    """Classifies every patch of an image with one or several models, as token labeling does with its teacher.
 
     Args:
-        models: (title, model) pairs. Images must be prepared for the last model; the other models must have at least
-            its classes.
+        models: (title, model) pairs. Images must be preprocessed for the last model; the other models must have all
+            classes of the last model.
     """
 
     def __init__(self, models: list[tuple[str, TrainedModel]]) -> None:
@@ -132,12 +134,12 @@ class TokenViews:
         ]
 
     def figure(self, image: ExplainInput) -> Figure:
-        """Draw an image with the token labels of all models."""
-        maps = [(title, self._token_shares(model, dense, image)) for title, model, dense in self._models]
+        """Draw an image with the predicted classes of its patches from all models."""
+        maps = [(title, self._token_probabilities(model, dense, image)) for title, model, dense in self._models]
         return tokens_figure(image.picture, maps, self.classes)
 
     @torch.no_grad()
-    def _token_shares(self, model: TrainedModel, dense: DenseTeacher, image: ExplainInput) -> Tensor:
+    def _token_probabilities(self, model: TrainedModel, dense: DenseTeacher, image: ExplainInput) -> Tensor:
         maps, _ = dense(view_of(image.view[None], self._model, model))
         order = [model.classes.index(name) for name in self.classes]
         logits = maps[0].float()
@@ -145,31 +147,33 @@ class TokenViews:
 
 
 def open_token_views(model: TrainedModel, teacher: str | None, device: str) -> TokenViews:
-    """Return the views of a model's predictions for cells, beside the predictions of a teacher if one is given."""
+    """Return the views of a model's predictions for patches, beside those of the teacher if `teacher` is given."""
     model.require_classifier()
     if teacher is None:
-        return TokenViews([("predicted classes of the cells", model)])
+        return TokenViews([("predicted classes of the patches", model)])
     other = open_named(teacher, device, setting="--teacher").require_classifier()
     missing = [name for name in model.classes if name not in other.classes]
     if missing:
-        raise UserError(f"--teacher: {teacher} does not know the class {missing[0]!r} of the model: give another.")
+        raise UserError(f"--teacher: {teacher} lacks the class {missing[0]!r} of the model: give another teacher.")
     return TokenViews([("teacher", other), ("student", model)])
 
 
-def mirror_hits(matches: Correspondence) -> Tensor:
-    """Return an (N,) mask of the N matches between an image and its mirror image that are correct."""
+def correct_mirror_matches(matches: Correspondence) -> Tensor:
+    """Return an (N,) mask of the correct matches among N matches between an image and its mirror image."""
     truth = torch.stack((matches.first[:, 0], matches.grids[0][1] - 1 - matches.first[:, 1]), 1)
     return (matches.second == truth).all(1)
 
 
 def matches_figures(model: TrainedModel, pair: list[ExplainInput]) -> Iterator[tuple[str, Figure]]:
-    """Draw the matches between the cells of two images, or of one image and its mirror image."""
+    """Draw the matches between the patches of two images, or of one image and its mirror image."""
     first = pair[0]
     mirrored = ExplainInput(f"{first.name}, mirrored", first.picture[:, ::-1].copy(), first.view.flip(-1))
     second = pair[1] if len(pair) == 2 else mirrored
     inputs = stack_views([first, second], model)
     matches = match_images(model.module, inputs[0], inputs[1])
-    right = mirror_hits(matches) if len(pair) == 1 else None
-    share = "" if right is None else f": {int(right.sum())} of {len(right)} correct"
-    figure = matches_figure((first.picture, second.picture), matches, (first.name, f"{second.name}{share}"), right)
+    is_correct = correct_mirror_matches(matches) if len(pair) == 1 else None
+    correct_text = "" if is_correct is None else f": {int(is_correct.sum())} of {len(is_correct)} correct"
+    figure = matches_figure(
+        (first.picture, second.picture), matches, (first.name, f"{second.name}{correct_text}"), is_correct
+    )
     yield f"{stem(first.name)}_matches", figure

@@ -1,4 +1,4 @@
-"""Read the images to explain, each as an input of the model and as a picture to draw."""
+"""Read the images to explain: each image as model input, and as pixels to draw."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from paucal.data.arguments import ImageInMemory
 from paucal.data.channels.decoding import convert_image
-from paucal.explain.figures.pictures import Picture, visible_part
+from paucal.explain.figures.pictures import Picture, visible_region
 from paucal.models.preprocessing import Preprocessing
 from paucal.models.trained import TrainedModel
 from paucal.runner.console import Console
@@ -21,7 +21,7 @@ from paucal.types import UserError
 
 @dataclass(frozen=True, eq=False)
 class ExplainInput:
-    """An image to explain: its name, the (H, W, 3) part that the model sees, and its (3, H, W) input of the model."""
+    """An image to explain: its name, the (H, W, 3) pixels that the model sees, and the (3, H, W) model input."""
 
     name: str
     picture: Picture
@@ -31,27 +31,27 @@ class ExplainInput:
 def read_images(
     sources: Sequence[str | ImageInMemory], model: TrainedModel, on_bad: str, console: Console
 ) -> tuple[int, Iterator[ExplainInput]]:
-    """Return an upper bound on the number of images, and an iterator that keeps one image in memory at a time."""
+    """Return an upper bound on the number of images, and an iterator that reads one image at a time."""
     reading = model.card.preprocessing.reading
     image_sets = open_sources(sources, console, reading)
-    return sum(map(len, image_sets)), _view_pictures(read_all(image_sets, reading, on_bad, console), model)
+    return sum(map(len, image_sets)), _as_inputs(read_all(image_sets, reading, on_bad, console), model)
 
 
-def _view_pictures(pictures: Iterator[tuple[str | None, Image.Image]], model: TrainedModel) -> Iterator[ExplainInput]:
+def _as_inputs(pictures: Iterator[tuple[str | None, Image.Image]], model: TrainedModel) -> Iterator[ExplainInput]:
     for number, (path, picture) in enumerate(pictures, start=1):
         name = f"image {number}" if path is None else Path(path).name
         try:
-            explain_input = to_input(name, picture, model.card.preprocessing)
+            explain_input = prepare_input(name, picture, model.card.preprocessing)
         except ValueError as problem:
-            raise UserError(f"image {number} is not supported ({problem}): convert it to RGB.") from problem
+            raise UserError(f"image {number} is not supported ({problem}): convert the image to RGB.") from problem
         yield explain_input
 
 
-def to_input(name: str, picture: Image.Image, preprocessing: Preprocessing) -> ExplainInput:
-    """Return a picture as the input of a model."""
+def prepare_input(name: str, picture: Image.Image, preprocessing: Preprocessing) -> ExplainInput:
+    """Preprocess an image as model input."""
     upright = convert_image(picture, preprocessing.reading)
     view, geometry = preprocessing.transform()(upright)
-    return ExplainInput(name, visible_part(upright, geometry, preprocessing.image_size), view)
+    return ExplainInput(name, visible_region(upright, geometry, preprocessing.image_size), view)
 
 
 def batch_images(images: Iterator[ExplainInput], size: int) -> Iterator[list[ExplainInput]]:
@@ -67,12 +67,12 @@ def batch_images(images: Iterator[ExplainInput], size: int) -> Iterator[list[Exp
 
 
 def stack_views(batch: Sequence[ExplainInput], model: TrainedModel) -> Tensor:
-    """Return images as one input (B, 3, H, W) on the model's device."""
+    """Return a batch of images as (B, 3, H, W) model input on the model's device."""
     return torch.stack([image.view for image in batch]).to(model.device)
 
 
 def view_of(images: Tensor, model: TrainedModel, other: TrainedModel) -> Tensor:
-    """Convert (B, 3, H, W) inputs of `model` to inputs of `other`: the same parts of the images in its input size."""
+    """Convert (B, 3, H, W) inputs of `model` to inputs of `other`, with its normalisation and input size."""
     old_input, new_input = model.card.preprocessing, other.card.preprocessing
     images = images.to(other.device)
     if (old_input.mean, old_input.std) != (new_input.mean, new_input.std):
@@ -87,5 +87,5 @@ def view_of(images: Tensor, model: TrainedModel, other: TrainedModel) -> Tensor:
 
 
 def stem(name: str) -> str:
-    """Return an image's name without its suffix, with which the names of its figures begin."""
+    """Return an image's name without its suffix; the names of its figures begin with it."""
     return Path(name).stem or name

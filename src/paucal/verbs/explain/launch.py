@@ -14,35 +14,35 @@ from paucal.data.arguments import ImageInMemory, list_sources, path_text
 from paucal.explain.attention.reading import require_attention
 from paucal.explain.attribution.methods import METHODS
 from paucal.explain.figures.attribution import AttributedImage, attribution_figure, contact_sheet
-from paucal.explain.prepared import plain
+from paucal.explain.prepared import to_full_precision
 from paucal.models.named import open_named
 from paucal.models.trained import TrainedModel
 from paucal.runner.console import Console, RecordingConsole
 from paucal.runner.memory_check import check_batch_memory
 from paucal.settings.options import check_ranges
-from paucal.settings.values import from_python, shows_settings
+from paucal.settings.values import settings_from_keywords, with_settings_signature
 from paucal.types import UserError
 from paucal.verbs.explain.attention import SINGLE_IMAGE_VIEWS, Entropies, features_figures
 from paucal.verbs.explain.attribution import choose_method, class_numbers, explain_batch
 from paucal.verbs.explain.cells import localization_figures, matches_figures, open_localizer, open_token_views
 from paucal.verbs.explain.inputs import ExplainInput, batch_images, read_images, stem
-from paucal.verbs.explain.settings import VIEWS, ExplainSettings, require_use
+from paucal.verbs.explain.settings import VIEWS, ExplainSettings, require_used_settings
 from paucal.verbs.explain.writing import Pictures, choose_output_folder
 from paucal.wording import counted, did_you_mean
 
 Source = str | os.PathLike[str] | Image.Image
-MAX_SHEET_IMAGES = 48
-NEEDS_ATTENTION = {"attention", "rollout", "head-tokens", "entropy"}
+MAX_SHEET_IMAGES = 48  # number of images on a contact sheet
+NEEDS_ATTENTION = {"attention", "rollout", "head-tokens", "entropy"}  # views that need a model with attention
 
 
 @dataclass(frozen=True)
 class Explanations:
-    """Pictures that `paucal explain` has drawn.
+    """Figure files that `paucal explain` has written.
 
     Attributes:
-        folder: Folder of the pictures.
-        pictures: Files of the pictures, in the order they were drawn.
-        method: Method of attribution; None if no attribution was drawn.
+        folder: Folder of the figures.
+        pictures: Paths of the figure files, in the order in which they were drawn.
+        method: Attribution method; None if no attribution was drawn.
         said: Lines that the command line prints.
     """
 
@@ -52,7 +52,7 @@ class Explanations:
     said: tuple[str, ...] = ()
 
 
-@shows_settings(ExplainSettings)
+@with_settings_signature(ExplainSettings)
 def explain_images(
     model: TrainedModel | str | os.PathLike[str], images: Source | Sequence[Source], /, **settings: Any
 ) -> Explanations:
@@ -73,7 +73,7 @@ def explain_images(
         >>> paucal.explain_images("runs/1", "cat.jpg", show=["attribution", "attention"])  # doctest: +SKIP
     """
     sources = list_sources(images)
-    typed_settings = from_python(ExplainSettings, settings, "paucal.explain_images", "explain")
+    typed_settings = settings_from_keywords(ExplainSettings, settings, "paucal.explain_images", "explain")
     console = RecordingConsole()
     name = model if isinstance(model, TrainedModel) else path_text(model, "the model")
     return replace(explain_all(name, sources, typed_settings, console), said=tuple(console.said))
@@ -85,10 +85,14 @@ def explain_all(
     """Draw all requested views; see `explain_images`."""
     check_ranges(settings)
     views = _requested_views(settings)
-    require_use(views, settings)
+    require_used_settings(views, settings)
     if not sources:
         raise UserError("there are no images to explain: give files, folders, PIL images or arrays.")
-    model = open_named(name, settings.device) if isinstance(name, str) else replace(name, module=plain(name.module))
+    model = (
+        open_named(name, settings.device)
+        if isinstance(name, str)
+        else replace(name, module=to_full_precision(name.module))
+    )
     method = None
     if "attribution" in views:
         method, sentence = choose_method(model, settings.method)
@@ -98,15 +102,15 @@ def explain_all(
     count, images = read_images(sources, model, settings.on_bad_image, console)
     check_batch_memory(min(settings.batch_size, count), model.card.preprocessing.image_size)
     pictures = Pictures(choose_output_folder(settings.output, sources), settings.format)
-    console.say(f"{counted(count, 'image')}, {', '.join(views)}; the pictures go to {pictures.folder}")
+    console.say(f"{counted(count, 'image')}, {', '.join(views)}; the figures are written to {pictures.folder}")
     with console.progress("explaining") as advance:
         n_drawn = 0
         for batch in _in_batches(images, views, settings.batch_size):
-            for label, figure in drawer.of_batch(batch):
+            for label, figure in drawer.draw_batch(batch):
                 pictures.write(label, figure)
             n_drawn += len(batch)
             advance(n_drawn, count)
-    for label, figure in drawer.of_all():
+    for label, figure in drawer.draw_all():
         pictures.write(label, figure)
     if drawer.entropies is not None and drawer.entropies.images:
         pictures.write_table("entropy", drawer.entropies.table())
@@ -129,14 +133,16 @@ def _in_batches(images: Iterator[ExplainInput], views: Sequence[str], size: int)
         return batch_images(images, size)
     pair = list(islice(images, 3))
     if len(pair) > 2:
-        raise UserError("--show matches takes one image (compared with its mirror image) or two, but more are given.")
+        raise UserError(
+            "--show matches takes one image (compared with its mirror image) or two images, but more were given."
+        )
     return iter([pair])
 
 
 class _Drawer:
-    """Draws the requested views of images, and at the end the figures of all images together.
+    """Draws the requested views of each image, and the figures that show all images together.
 
-    Other models and heads that views need are opened first, so that mistakes are reported before anything is drawn.
+    Other models and heads that the views need are opened first, so that errors are reported before anything is drawn.
     """
 
     def __init__(
@@ -155,7 +161,7 @@ class _Drawer:
         self.entropies = Entropies(model, settings.against or (), settings.device) if "entropy" in views else None
         self._sheet: list[AttributedImage] = []
 
-    def of_batch(self, batch: list[ExplainInput]) -> Iterator[tuple[str, Figure]]:
+    def draw_batch(self, batch: list[ExplainInput]) -> Iterator[tuple[str, Figure]]:
         """Yield (name, figure) for each figure of a batch of images."""
         model, settings = self._model, self._settings
         if self._method is not None:
@@ -167,13 +173,13 @@ class _Drawer:
         if "features" in self._views:
             yield from features_figures(model, batch)
         for image in batch:
-            yield from self._of_image(image)
+            yield from self._draw_image(image)
         if self.entropies is not None:
             self.entropies.add(batch)
         if "matches" in self._views:
             yield from matches_figures(model, batch)
 
-    def _of_image(self, image: ExplainInput) -> Iterator[tuple[str, Figure]]:
+    def _draw_image(self, image: ExplainInput) -> Iterator[tuple[str, Figure]]:
         for view in self._views:
             if view in SINGLE_IMAGE_VIEWS:
                 for label, figure in SINGLE_IMAGE_VIEWS[view](self._model, image, self._settings).items():
@@ -183,8 +189,8 @@ class _Drawer:
         if self._token_views is not None:
             yield f"{stem(image.name)}_tokens", self._token_views.figure(image)
 
-    def of_all(self) -> Iterator[tuple[str, Figure]]:
-        """Yield (name, figure) for each figure of all images together."""
+    def draw_all(self) -> Iterator[tuple[str, Figure]]:
+        """Yield (name, figure) for each figure that shows all images together."""
         if self._method is not None and len(self._sheet) > 1:
             method = METHODS[self._method]
             for start in range(0, len(self._sheet), MAX_SHEET_IMAGES):

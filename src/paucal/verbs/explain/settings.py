@@ -24,46 +24,48 @@ class ExplainSettings:
         "(default: attribution)",
         group=_GROUP,
     )
-    method: str = option("method of attribution; auto: the best one for the model's family", "auto", group=_GROUP)
-    explain_class: list[str] | None = option("classes to explain, by name (default: the likeliest)", group=_GROUP)
-    top: int = option("number of the likeliest classes to explain side by side", 2, group=_GROUP, low=1, high=8)
+    method: str = option("attribution method; auto: the best method for the model's architecture", "auto", group=_GROUP)
+    explain_class: list[str] | None = option(
+        "names of the classes to explain (default: the most probable classes)", group=_GROUP
+    )
+    top: int = option("number of most probable classes to explain side by side", 2, group=_GROUP, low=1, high=8)
     layer: list[int | str] | None = option(
-        "attention layers, by their names or numbers from 1, or 'all' (default: the last; for --show head-tokens four "
-        "spread over the depth)",
+        "attention layers, by name or number from 1, or 'all' (default: the last layer; for --show head-tokens four "
+        "layers spread over the depth)",
         group=_GROUP,
     )
     token: list[str] | None = option(
-        "queries of the attention, a row for each: a token's name, or ROW,COLUMN from 0", group=_GROUP
+        "query tokens of the attention, a row each: a token's name, or ROW,COLUMN of a patch, from 0", group=_GROUP
     )
     teacher: str | None = option("run or timm model whose token labels are drawn beside the model's", group=_GROUP)
     against: list[str] | None = option(
         "runs or timm models whose head entropies are drawn beside the model's, for --show entropy", group=_GROUP
     )
-    output: str | None = option("folder for the pictures (default: the next free in explanations/)", group=_PICTURES)
-    format: Literal["png", "svg", "both"] = option("format of the pictures", "png", group=_PICTURES)
+    output: str | None = option("folder for the figures (default: next number in explanations/)", group=_PICTURES)
+    format: Literal["png", "svg", "both"] = option("format of the figures", "png", group=_PICTURES)
     batch_size: int = option("images per forward pass", 16, group=_PICTURES, low=1, high=1 << 16)
     device: str = option("cpu, cuda or mps", "cpu", group=_PICTURES)
-    on_bad_image: Literal["refuse", "skip"] = option("unreadable images", "refuse", group=_PICTURES)
+    on_bad_image: Literal["refuse", "skip"] = option("how to handle unreadable images", "refuse", group=_PICTURES)
 
 
 CELL = re.compile(r"\s*(\d{1,6})\s*,\s*(\d{1,6})\s*")  # --token as ROW,COLUMN
 
-# For each setting, its effect as a clause and the views that use it.
+# For each setting, its effect (a clause for messages) and the views that use the setting.
 _USED_BY: dict[str, tuple[str, tuple[str, ...]]] = {
     "explain_class": ("chooses the classes of the attribution", ("attribution",)),
     "layer": ("chooses the layers of the attention", ("attention", "head-tokens")),
-    "token": ("chooses queries of the attention, or a cell of the localization", ("attention", "localization")),
+    "token": ("chooses query tokens of the attention, or a patch of the localization", ("attention", "localization")),
     "teacher": ("draws a teacher's token labels", ("tokens",)),
     "against": ("compares the entropy of heads", ("entropy",)),
 }
 
 
-def require_use(views: Sequence[str], settings: ExplainSettings) -> None:
-    """Raise a UserError for a setting that none of the views uses."""
+def require_used_settings(views: Sequence[str], settings: ExplainSettings) -> None:
+    """Raise a UserError for a setting that no requested view uses."""
     for name, (effect, users) in _USED_BY.items():
         if getattr(settings, name) is not None and not set(users) & set(views):
             raise UserError(f"--{name.replace('_', '-')} {effect}: add --show {' or '.join(users)}.")
     if settings.method != "auto" and "attribution" not in views:
         raise UserError("--method chooses how the attribution is computed: add --show attribution.")
     if settings.token and "attention" not in views and not any(map(CELL.fullmatch, settings.token)):
-        raise UserError(f"--token is {settings.token[0]!r}, but the localization needs a cell: give ROW,COLUMN.")
+        raise UserError(f"--token is {settings.token[0]!r}, but the localization needs a patch: give ROW,COLUMN.")

@@ -7,28 +7,28 @@ from typing import Any, Literal
 
 from matplotlib.figure import Figure
 
-from paucal.explain.figures.pictures import as_bytes
-from paucal.reading import named_path
+from paucal.explain.figures.pictures import figure_to_bytes
+from paucal.reading import expand_user_path
 from paucal.runner.outputs import refuse_inside_images
 from paucal.runs import write_atomically, write_text
 from paucal.runs.files import check_folder_writable
 from paucal.types import UserError
 
-DEFAULT = Path("explanations")
-MAX_NAME_LENGTH = 60  # characters of a file name without suffix
+DEFAULT = Path("explanations")  # parent of the numbered default folders
+MAX_NAME_LENGTH = 60  # number of characters in a file name, without its suffix
 _INVALID_CHARACTERS = re.compile(r"[^\w.-]+")
 
 
 def choose_output_folder(output: str | None, sources: Sequence[Any], default: Path = DEFAULT) -> Path:
     """Return the folder `output`, or the next numbered folder in `default`, after checking that it is new or empty.
 
-    It must not be within a folder of images, `sources`.
+    The folder must not be inside one of `sources`, the folders of images.
     """
     if output is None:
         numbers = [int(path.name) for path in default.glob("*") if path.name.isdigit()]
         path = default / str(max(numbers, default=0) + 1)
     else:
-        path = named_path(output)
+        path = expand_user_path(output)
     for source in sources:
         if isinstance(source, str) and Path(source).is_dir():
             refuse_inside_images(path, {"IMAGE": source})
@@ -51,17 +51,17 @@ class Pictures:
         self._used_names: set[str] = set()
 
     def write(self, label: str, figure: Figure) -> None:
-        """Write a figure to a file, or to two with both formats, named after its label."""
+        """Write a figure in each format to a file named after `label`."""
         self.folder.mkdir(parents=True, exist_ok=True)
         stem = self._file_name(label)
         for kind in self.kinds:
             path = self.folder / f"{stem}.{kind}"
-            content = as_bytes(figure, kind)
+            content = figure_to_bytes(figure, kind)
             write_atomically(path, lambda file, content=content: file.write(content))
             self.written.append(path)
 
     def write_table(self, name: str, text: str) -> None:
-        """Write the CSV text with a figure's numbers as NAME.csv into the same folder."""
+        """Write the CSV text `text` with the numbers of a figure to NAME.csv in the same folder."""
         self.folder.mkdir(parents=True, exist_ok=True)
         write_text(self.folder / f"{name}.csv", text)
 

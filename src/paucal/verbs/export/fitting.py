@@ -1,9 +1,9 @@
 """`paucal export --max-size 5MB --max-ms 30`: write the best file within limits on its size and its time per image.
 
-Files of all formats are compared with the model on validation images, and the best one is scored on test images. If no
-file of the run's model is within the limits, a smaller model (student) is distilled from it. Its network and image size
-are chosen before training, since files of the untrained network have the same size and speed. Times are processor
-times on one thread, so that other programs on the machine have little influence.
+Files of all formats are compared with the model on validation images, and the best file is evaluated on test images. If
+no file of the run's model is within the limits, a smaller model (student) is distilled from the run's model. The
+student's network and image size are chosen before training, since files of the untrained network have the same size and
+speed. Times are CPU times on one thread, so that other programs on the machine have little influence.
 """
 
 import re
@@ -24,35 +24,39 @@ from paucal.runner.console import Console
 from paucal.runner.time_budget import parse_duration
 from paucal.types import UserError
 from paucal.verbs.export.graphs import (
-    VALIDATION_PARTS,
+    VALIDATION_SPLITS,
     GraphWriter,
-    compared_images,
     file_name,
     has_images,
-    reads_pixels,
+    includes_preprocessing,
+    open_comparison_images,
 )
 from paucal.verbs.export.settings import ExportSettings
-from paucal.verbs.export.students import TRAINING_TIME, Student, build_untrained, possible_students, teach
+from paucal.verbs.export.students import TRAINING_TIME, Student, build_untrained, possible_students, train_student
 from paucal.verbs.export.subjects import ClassifierSubject, DetectorSubject, Subject
 from paucal.wording import percent
 
 STUDENT = "student"  # folder of the smaller model's run
 TIMED_IMAGES = 12  # number of images on which the files of an untrained student are timed
-TIME_MARGIN = 0.9  # share of --max-ms that the file of an untrained student may take, since measured times vary
+TIME_MARGIN = 0.9  # fraction of --max-ms that the file of an untrained student may take, since measured times vary
 MAX_RETIMED_EXCESS = 1.5  # multiple of --max-ms; a file that takes longer is not timed again
-MAX_EXTRA_TIMINGS = 3
+MAX_EXTRA_TIMINGS = 3  # number of times that one file is timed again
+# Bytes per unit of --max-size.
 UNITS = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
 
 
 @dataclass(frozen=True)
 class Limits:
-    """Limits on the bytes of a file, and on its milliseconds for one image on one thread; None for no limit."""
+    """Limits on the size of a file in bytes, and on its time per image in milliseconds on one thread.
+
+    A limit of None means that there is no limit.
+    """
 
     size: int | None
     milliseconds: float | None
 
     def excess(self, comparison: Comparison) -> float:
-        """Return the larger of size and time, each as a multiple of its limit; at most 1 is within the limits."""
+        """Return the larger ratio of size to size limit and time to time limit; at most 1 if both limits are met."""
         size_ratio = 0.0 if self.size is None else comparison.size / self.size
         time_ratio = 0.0 if self.milliseconds is None else comparison.milliseconds[1] / self.milliseconds
         return max(size_ratio, time_ratio)
@@ -63,25 +67,25 @@ class Limits:
         return " and ".join(filter(None, (size, time)))
 
 
-def limits_of(settings: ExportSettings) -> Limits | None:
-    """Return the limits set by --max-size and --max-ms; None without either."""
+def parse_limits(settings: ExportSettings) -> Limits | None:
+    """Return the limits set by --max-size and --max-ms; None if neither option is given."""
     if settings.max_size is None and settings.max_ms is None:
         if settings.time is not None:
             text = "--time limits the training of the smaller model for --max-size or --max-ms"
-            raise UserError(f"{text}: give one of those, or leave --time out.")
+            raise UserError(f"{text}: give --max-size or --max-ms, or remove --time.")
         return None
     if settings.time is not None:
         parse_duration(settings.time, "--time")
     if settings.int8:
-        raise UserError("--max-size and --max-ms choose among files of 8 bits too: leave out --int8.")
-    return Limits(None if settings.max_size is None else bytes_of(settings.max_size), settings.max_ms)
+        raise UserError("--max-size and --max-ms also choose among 8-bit files: remove --int8.")
+    return Limits(None if settings.max_size is None else parse_size(settings.max_size), settings.max_ms)
 
 
-def bytes_of(text: str) -> int:
+def parse_size(text: str) -> int:
     """Return the number of bytes in a size such as "5MB" or "800 KiB".
 
     Example:
-        >>> bytes_of("5MB"), bytes_of("1.5 MiB")
+        >>> parse_size("5MB"), parse_size("1.5 MiB")
         (5000000, 1572864)
     """
     match = re.fullmatch(r"(\d+(?:\.\d+)?) *([A-Za-z]+)", text.strip())
@@ -104,9 +108,9 @@ class Candidate:
         subject: Model that was exported.
         format: Name of the format.
         int8: Whether the file has weights and activations of 8 bits.
-        folder: Folder with the file and the files that it needs.
+        folder: Folder that contains the file and any other files that it needs.
         comparison: Comparison with the model on validation images.
-        model: Name of a student for messages; "" for the run's own model.
+        model: Name of the student in the file, for messages; "" if the file contains the run's own model.
     """
 
     subject: Subject
@@ -127,7 +131,7 @@ class Candidate:
 
     @property
     def title(self) -> str:
-        """The name of the file, and of the student if it contains one."""
+        """The name of the file, followed by the name of the student if the file contains a student."""
         return f"{self.name} of {self.model}" if self.model else self.name
 
     @property
@@ -137,7 +141,7 @@ class Candidate:
 
 
 def formats_to_fit(settings: ExportSettings, subject: Subject) -> list[str]:
-    """Return the formats to choose among: those of --format, or all installed ones that have 8-bit files."""
+    """Return the formats to choose among: those of --format, or all installed formats that support 8-bit files."""
     default_formats = [name for name, entry in GRAPHS.items() if entry.quantise and entry.installed]
     if isinstance(subject, DetectorSubject) or settings.with_preprocessing:
         default_formats = [name for name in default_formats if GRAPHS[name].pixels is None]
@@ -146,12 +150,12 @@ def formats_to_fit(settings: ExportSettings, subject: Subject) -> list[str]:
         if name not in GRAPHS or not GRAPHS[name].runs_here:
             raise UserError(
                 f"--max-size and --max-ms choose among files that run on this machine, but files of --format {name} "
-                "cannot run here: leave it out."
+                f"cannot run here: remove {name} from --format."
             )
     return formats
 
 
-def best_within(
+def find_best_file(
     subject: Subject, formats: Sequence[str], limits: Limits, settings: ExportSettings, work: Path, console: Console
 ) -> tuple[Candidate, Comparison]:
     """Return the best file within the limits, and its comparison with the run's model on test images.
@@ -162,15 +166,15 @@ def best_within(
     best = _keep_best(candidates, subject, limits, settings, console)
     if best is None and type(subject) is ClassifierSubject and not subject.card.is_multi_label:
         if has_images(subject):
-            console.say(f"no file of the run's model is within {limits}: looking for a smaller model to distil it into")
+            console.say(f"no file of the run's model is within {limits}: looking for a smaller model to distil")
             student_files = list(_measure_students(subject, formats, limits, settings, work, console))
-            student = next((student for student, files in student_files if _fit_easily(limits, files)), None)
+            student = next((student for student, files in student_files if _fits_with_margin(limits, files)), None)
             if student is None:
                 candidates += [candidate for _, files in student_files for candidate in files]
             else:
                 title, time = str(student), settings.time or TRAINING_TIME
-                console.say(f"{title} fits: it learns from the run's model and labels for {time}")
-                trained_student = teach(subject, student, time, work / STUDENT, console)
+                console.say(f"{title} is within the limits: distilling the run's model into this network for {time}")
+                trained_student = train_student(subject, student, time, work / STUDENT, console)
                 student_candidates = _write_files(trained_student, formats, settings, work / "files", console)
                 files = [replace(candidate, model=title) for candidate in student_candidates]
                 candidates += files
@@ -185,7 +189,7 @@ def best_within(
 def _keep_best(
     files: Sequence[Candidate], subject: Subject, limits: Limits, settings: ExportSettings, console: Console
 ) -> tuple[Candidate, Comparison] | None:
-    """Return the best file within the limits and its comparison on test images; None if no file is within them."""
+    """Return the best file within the limits and its comparison on test images; None if all files exceed the limits."""
 
     def fits(candidate: Candidate) -> bool:
         return limits.excess(_time_again(candidate, candidate.comparison, limits, settings, console)) <= 1
@@ -198,7 +202,7 @@ def _keep_best(
             console.say(f"kept {candidate.title}, {describe(comparison)} on one thread; {scores}")
             return candidate, comparison
         console.say(
-            f"note: {candidate.title} took {comparison.milliseconds[1]:.2g} ms when timed again, so it was not kept"
+            f"note: {candidate.title} was not kept, since it took {comparison.milliseconds[1]:.2g} ms when timed again"
         )
     return None
 
@@ -209,7 +213,7 @@ def _write_files(
     """Write files of a model in all formats, and yield those whose predictions agree with the model's."""
     writer = GraphWriter(subject, settings, console, process_time)
     with one_thread():
-        writer.open(formats, VALIDATION_PARTS)
+        writer.open(formats, VALIDATION_SPLITS)
         for name, int8 in _list_files(subject, formats, settings):
             folder = work_folder / file_name(name, int8)
             folder.mkdir(parents=True)
@@ -231,8 +235,8 @@ def _measure_students(
     console: Console,
 ) -> Iterator[tuple[Student, list[Candidate]]]:
     """Yield students and the files of their untrained networks, until a student has a file within the limits."""
-    pictures = compared_images(settings.data, TIMED_IMAGES, teacher, console)
-    milliseconds_per_pixel: dict[str, float] = {}  # of the fastest file of each network, by its name
+    images = open_comparison_images(settings.data, TIMED_IMAGES, teacher, console)
+    milliseconds_per_pixel: dict[str, float] = {}  # time of each network's fastest file, by the network's name
     unsuitable: set[str] = set()  # networks whose files are too large or cannot be written
     for choice in possible_students(teacher):
         name, side = choice.name, choice.side
@@ -242,7 +246,7 @@ def _measure_students(
         student = build_untrained(teacher, choice, console)
         writer, files = GraphWriter(student, settings, console, process_time), []
         with one_thread():
-            writer.open(formats, pictures=pictures)
+            writer.open(formats, images=images)
             for number, (format_name, int8) in enumerate(_list_files(student, formats, settings)):
                 folder = work_folder / f"untrained-{name}-{side}-{number}"
                 folder.mkdir(parents=True)
@@ -255,7 +259,7 @@ def _measure_students(
                 comparison = _time_again(candidate, comparison, _with_margin(limits), settings, console)
                 files.append(replace(candidate, comparison=comparison))
         yield choice, files
-        if files and _fit_easily(limits, files):
+        if files and _fits_with_margin(limits, files):
             return
         if not files or (
             limits.size is not None and min(candidate.comparison.size for candidate in files) > limits.size
@@ -269,12 +273,12 @@ def _with_margin(limits: Limits) -> Limits:
     return replace(limits, milliseconds=limits.milliseconds and TIME_MARGIN * limits.milliseconds)
 
 
-def _fit_easily(limits: Limits, files: Sequence[Candidate]) -> bool:
+def _fits_with_margin(limits: Limits, files: Sequence[Candidate]) -> bool:
     return any(_with_margin(limits).excess(candidate.comparison) <= 1 for candidate in files)
 
 
 def _list_files(subject: Subject, formats: Sequence[str], settings: ExportSettings) -> list[tuple[str, bool]]:
-    """Return (format, whether it is an 8-bit file) for each file to write, full-precision files first."""
+    """Return (format, whether the file is an 8-bit file) for each file to write, full-precision files first."""
     has_int8_files = not settings.with_preprocessing and not isinstance(subject, DetectorSubject)
     int8_files = [(name, True) for name in formats if has_int8_files and GRAPHS[name].quantise]
     return [*((name, False) for name in formats), *int8_files]
@@ -282,7 +286,7 @@ def _list_files(subject: Subject, formats: Sequence[str], settings: ExportSettin
 
 def _no_file_message(candidates: Sequence[Candidate], limits: Limits) -> str:
     if not candidates:
-        return f"no file agrees with this model, so none is within {limits}: use another --format."
+        return f"no file agrees with this model, so no file is within {limits}: use another --format."
     closest = min(candidates, key=lambda candidate: limits.excess(candidate.comparison))
     reason = "" if limits.excess(closest.comparison) > 1 else ", too close to the limit, since measured times vary"
     return (
@@ -295,38 +299,36 @@ def _evaluate_file(
     candidate: Candidate, subject: Subject, settings: ExportSettings, console: Console
 ) -> tuple[Comparison, str]:
     """Compare a file with the run's model on test images; return the comparison and a description of the images."""
-    pictures = compared_images(settings.data, settings.images, subject, console)
-    student, with_preprocessing = None, reads_pixels(candidate.format, settings)
+    test_images = open_comparison_images(settings.data, settings.images, subject, console)
+    student, with_preprocessing = None, includes_preprocessing(candidate.format, settings)
     if candidate.subject is not subject:
-        own_pictures = compared_images(settings.data, settings.images, candidate.subject, console).pictures
-        student = candidate.subject, own_pictures
+        own_images = open_comparison_images(settings.data, settings.images, candidate.subject, console).images
+        student = candidate.subject, own_images
     with one_thread(), console.progress(f"evaluating {candidate.name}") as advance:
-        arguments = pictures.pictures, pictures.labels, advance, student, process_time
+        arguments = test_images.images, test_images.labels, advance, student, process_time
         comparison = compare_all(subject, candidate.network(), with_preprocessing, *arguments)
-    return replace(comparison, size=candidate.comparison.size), pictures.what
+    return replace(comparison, size=candidate.comparison.size), test_images.description
 
 
 def _time_again(
     candidate: Candidate, comparison: Comparison, limits: Limits, settings: ExportSettings, console: Console
 ) -> Comparison:
-    """Return a comparison in which the time of a file that is slightly too slow is the shortest of a few measurements.
+    """Time a file again if it is slightly too slow, and return the comparison with the shortest of the measured times.
 
     Other programs on the machine can only slow a file down, and a trained student must not be rejected because of them.
     """
-    subject, with_preprocessing = candidate.subject, reads_pixels(candidate.format, settings)
+    subject, with_preprocessing = candidate.subject, includes_preprocessing(candidate.format, settings)
     for _ in range(MAX_EXTRA_TIMINGS):
         if (
             not 1 < limits.excess(comparison) <= MAX_RETIMED_EXCESS
             or limits.excess(replace(comparison, milliseconds=(0.0, 0.0))) > 1
         ):
             break
-        pictures = compared_images(settings.data, TIMED_IMAGES, subject, console, VALIDATION_PARTS).pictures
+        images = open_comparison_images(settings.data, TIMED_IMAGES, subject, console, VALIDATION_SPLITS).images
         with one_thread():
-            second_timing = compare_all(
-                subject, candidate.network(), with_preprocessing, pictures, None, clock=process_time
-            )
+            new_timing = compare_all(subject, candidate.network(), with_preprocessing, images, None, clock=process_time)
         original, exported = comparison.milliseconds
-        comparison = replace(comparison, milliseconds=(original, min(exported, second_timing.milliseconds[1])))
+        comparison = replace(comparison, milliseconds=(original, min(exported, new_timing.milliseconds[1])))
     return comparison
 
 
@@ -336,7 +338,7 @@ def _describe_scores(comparison: Comparison, subject: Subject, image_text: str) 
             f"{percent(comparison.agreement)} of its predictions on {comparison.images} {image_text} equal those of "
             "the run's model"
         )
-    original, exported = (wilson_share(share, comparison.images) for share in comparison.accuracy)
+    original, exported = (wilson_share(accuracy, comparison.images) for accuracy in comparison.accuracy)
     file_text, model_text = (
         f"{percent(interval.value)} ({percent(interval.ends[0])} to {percent(interval.ends[1])})"
         for interval in (exported, original)

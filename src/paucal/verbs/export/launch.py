@@ -22,26 +22,26 @@ from paucal.models.saved import read_card
 from paucal.models.trained import TrainedModel
 from paucal.models.weights.local import licence_of
 from paucal.report.detection import write_detection_report
-from paucal.report.inputs import EXPORTS
-from paucal.report.page import NAME as REPORT
+from paucal.report.inputs import EXPORTS_FILE
+from paucal.report.page import REPORT_FILE as REPORT
 from paucal.report.page import write_report
 from paucal.report.regression import write_regression_report
 from paucal.report.segmentation import write_segmentation_report
 from paucal.runner.console import Console, RecordingConsole
 from paucal.runner.starts import NONE
 from paucal.runs import RunFolder, open_model_folder, write_text
-from paucal.runs.folder import PUBLISHED_WEIGHTS, with_ancestors
+from paucal.runs.folder import PUBLISHED_WEIGHTS, iterate_ancestry
 from paucal.settings.options import check_ranges
-from paucal.settings.values import from_python, shows_settings
+from paucal.settings.values import settings_from_keywords, with_settings_signature
 from paucal.types import UserError
 from paucal.verbs.explain.writing import choose_output_folder
-from paucal.verbs.export.fitting import STUDENT, Limits, best_within, formats_to_fit, limits_of
-from paucal.verbs.export.graphs import GraphWriter, file_name, staged
+from paucal.verbs.export.fitting import STUDENT, Limits, find_best_file, formats_to_fit, parse_limits
+from paucal.verbs.export.graphs import GraphWriter, file_name, staging_folder
 from paucal.verbs.export.settings import ExportSettings
 from paucal.verbs.export.subjects import ClassifierSubject, DetectorSubject, Subject, open_subject
 
 DEFAULT = Path("exports")
-NO_START_LICENCE = "none: nothing was taken over"  # shown as the licence if the initial weights were random
+NO_INITIAL_WEIGHTS = "none: the initial weights were random"  # shown in place of the licence of the initial weights
 REPORT_WRITERS = {
     "images": write_report,
     "objects": write_detection_report,
@@ -58,8 +58,8 @@ class Export:
     Attributes:
         folder: Folder of the files.
         files: Files in the order in which they were written.
-        comparisons: Comparison of each graph's predictions with the original's, by file name.
-        said: Lines that the command line prints.
+        comparisons: Comparison of each graph's predictions with the original model's, by file name.
+        said: Lines that the command prints.
     """
 
     folder: Path
@@ -68,12 +68,13 @@ class Export:
     said: tuple[str, ...] = ()
 
 
-@shows_settings(ExportSettings)
+@with_settings_signature(ExportSettings)
 def export_model(run: str | os.PathLike[str], /, **settings: Any) -> Export:
     """Write the model of a run in formats for other programs; the same as `paucal export`.
 
-    Each file is compared with the model on real images: largest difference of a probability, agreement of the predicted
-    classes, speed and, if the labels are known, accuracy. A file whose predictions differ from the model's is not kept.
+    Each file is compared with the model on real images, by the largest difference of a probability, the agreement of
+    the predicted classes, the speed and, if the labels are known, the accuracy. A file whose predictions differ from
+    the model's is not kept.
 
     Args:
         run: Run folder.
@@ -89,7 +90,7 @@ def export_model(run: str | os.PathLike[str], /, **settings: Any) -> Export:
         PosixPath('exports/1')
     """
     console = RecordingConsole()
-    typed_settings = from_python(ExportSettings, settings, "paucal.export_model", "export")
+    typed_settings = settings_from_keywords(ExportSettings, settings, "paucal.export_model", "export")
     result = export_all(path_text(run, "the run"), typed_settings, console)
     return replace(result, said=tuple(console.said))
 
@@ -99,7 +100,7 @@ def export_all(run: str, settings: ExportSettings, console: Console) -> Export:
     check_ranges(settings)
     folder = open_model_folder(run)
     subject = open_subject(folder, console, settings.mirror)
-    if (limits := limits_of(settings)) is not None:
+    if (limits := parse_limits(settings)) is not None:
         return _export_within(folder, subject, limits, settings, console)
     return _export_formats(folder, subject, settings, console)
 
@@ -112,12 +113,12 @@ def _export_formats(folder: RunFolder, subject: Subject, settings: ExportSetting
     refusals: list[str] = []
     writer = GraphWriter(subject, settings, console)
     if graphs := [name for name in formats if name in GRAPHS]:
-        writer.open(graphs)  # before anything is written, since it refuses invalid settings
+        writer.open(graphs)  # before anything is written, since this refuses invalid settings
     for name, int8 in [(name, int8) for name in graphs for int8 in (False, True)]:
         if int8 and not (settings.int8 and GRAPHS[name].quantise):
             continue
         try:
-            with staged(output) as staging:
+            with staging_folder(output) as staging:
                 comparison = writer.write(name, int8, staging)
                 files = sorted(path.name for path in staging.iterdir())
         except UserError as problem:
@@ -143,12 +144,12 @@ def _export_formats(folder: RunFolder, subject: Subject, settings: ExportSetting
 def _export_within(
     folder: RunFolder, subject: Subject, limits: Limits, settings: ExportSettings, console: Console
 ) -> Export:
-    """Write the best file within limits and, if it is a file of a smaller model, the run of that model too."""
+    """Write the best file within the limits and, if that file contains a smaller model, the smaller model's run."""
     formats = formats_to_fit(settings, subject)
     _choose_formats(replace(settings, format=formats), subject)  # only to refuse contradictory settings
     output = choose_output_folder(settings.output, [] if settings.data is None else [settings.data], DEFAULT)
     with TemporaryDirectory(prefix="paucal-export-") as work:
-        best, comparison = best_within(subject, formats, limits, settings, Path(work), console)
+        best, comparison = find_best_file(subject, formats, limits, settings, Path(work), console)
         output.mkdir(parents=True, exist_ok=True)
         paths = [Path(shutil.move(path, output / path.name)) for path in sorted(best.folder.iterdir())]
         if best.model:
@@ -164,7 +165,8 @@ def _choose_formats(settings: ExportSettings, subject: Subject) -> Sequence[str]
     formats: Sequence[str] = tuple(dict.fromkeys(settings.format or ()))
     if settings.mirror and (weights := {"safetensors", "hub"} & set(formats)):
         raise UserError(
-            f"--mirror averages within a graph, but --format {min(weights)} only has weights: leave one of them out."
+            f"--mirror averages within a graph, but --format {min(weights)} only stores weights: remove --mirror or "
+            f"--format {min(weights)}."
         )
     if not formats:
         has_weights = subject.unit == ClassifierSubject.unit and not settings.mirror
@@ -185,24 +187,24 @@ def _fixed_size(formats: Sequence[str]) -> list[str]:
 def _check_settings(formats: Sequence[str], settings: ExportSettings) -> None:
     if settings.int8 and not any(name in GRAPHS and GRAPHS[name].quantise for name in formats):
         int8_formats = [name for name, entry in GRAPHS.items() if entry.quantise]
-        raise UserError(f"--int8 writes a second file in 8 bits: give --format {' or '.join(int8_formats)} with it.")
+        raise UserError(f"--int8 needs a format that supports 8-bit files: give --format {' or '.join(int8_formats)}.")
     if settings.with_preprocessing and (fixed_size := _fixed_size(formats)):
         raise UserError(
             f"--with-preprocessing needs files for images of any size, but {fixed_size[0]} files have fixed sizes: "
-            "leave it out, or give --format onnx."
+            "remove --with-preprocessing, or give --format onnx."
         )
     if settings.int8 and settings.with_preprocessing:
-        raise UserError("--int8 and --with-preprocessing cannot be combined: leave one out.")
+        raise UserError("--int8 and --with-preprocessing cannot be combined: remove one of these options.")
     if "hub" not in formats and (settings.push or settings.data_licence):
-        raise UserError("--push and --data-licence are for the hub: give --format hub with them.")
+        raise UserError("--push and --data-licence are for the Hugging Face hub: add --format hub.")
 
 
 def _check_subject(formats: Sequence[str], settings: ExportSettings, subject: Subject) -> None:
     if isinstance(subject, DetectorSubject) and settings.int8:
-        raise UserError("--int8 is for classifiers and segmenters, but this model is a detector: leave it out.")
+        raise UserError("--int8 is for classifiers and segmenters, but this model is a detector: remove --int8.")
     if isinstance(subject, DetectorSubject) and (fixed_size := _fixed_size(formats)):
         raise UserError(
-            f"--format {fixed_size[0]} has fixed sizes, but the number of a detector's regions depends on the image: "
+            f"--format {fixed_size[0]} has fixed sizes, but a detector's number of regions depends on the image: "
             "use --format onnx."
         )
     if subject.unit != ClassifierSubject.unit:
@@ -215,10 +217,10 @@ def _check_subject(formats: Sequence[str], settings: ExportSettings, subject: Su
             raise UserError(f"--format {unsuitable} is for classifiers{advice[unsuitable]}.")
     elif "hub" in formats and subject.card.reads_stages:
         raise UserError(
-            "--format hub is for classifiers that timm can build, but this one reads several stages, and only "
-            "'paucal.load' can build such a classifier: give 'paucal train DATA --init "
-            f"{shlex.quote(subject.run.place)}', which tunes its weights with a classifier that timm has, and export "
-            "that run."
+            "--format hub is for classifiers that timm can build, but this classifier reads several stages, and only "
+            "'paucal.load' can build such a classifier: run 'paucal train DATA --init "
+            f"{shlex.quote(subject.run.place)}', which fine-tunes the weights with a classifier that timm supports, "
+            "and export the new run."
         )
 
 
@@ -237,11 +239,11 @@ def _write_folder(
 
 
 def _add_to_report(run: RunFolder, subject: Subject, comparisons: Mapping[str, Any]) -> None:
-    """Show the comparisons in the run's report, beside those of earlier exports."""
+    """Show the comparisons in the run's report, next to the comparisons of earlier exports."""
     if not (run.path / REPORT).is_file():
         return
-    earlier_comparisons = run.read_json(EXPORTS) if (run.path / EXPORTS).is_file() else {}
-    run.write_json(EXPORTS, {**earlier_comparisons, **comparisons})
+    earlier_comparisons = run.read_json(EXPORTS_FILE) if (run.path / EXPORTS_FILE).is_file() else {}
+    run.write_json(EXPORTS_FILE, {**earlier_comparisons, **comparisons})
     REPORT_WRITERS[subject.unit](run.path)
 
 
@@ -253,32 +255,33 @@ def _export_record(comparisons: Mapping[str, Comparison]) -> dict[str, Any]:
     return {"versions": versions, "comparisons": {name: asdict(entry) for name, entry in comparisons.items()}}
 
 
-def licence_of_start(run: RunFolder) -> str | None:
-    """Return the licence of the published weights that a run or its ancestors started from.
+def licence_of_initial_weights(run: RunFolder) -> str | None:
+    """Return the licence of the published weights with which the training of a run or of its ancestors began.
 
-    `NO_START_LICENCE` means random weights; None means unknown: they came from a file, or an earlier run is missing.
+    Returns `NO_INITIAL_WEIGHTS` if the initial weights were random, and None if their licence is unknown, because they
+    came from a file or an earlier run is missing.
     """
-    for ancestor in with_ancestors(run):
+    for ancestor in iterate_ancestry(run):
         if not ancestor.config.is_file():
             return None
         init = ancestor.settings.get("init")
         if init in (None, NONE):
-            return NO_START_LICENCE
+            return NO_INITIAL_WEIGHTS
         if init in PUBLISHED_WEIGHTS:
             return licence_of(read_card(ancestor).backbone.name)
     return None
 
 
 def _model_page(run: RunFolder, model: TrainedModel, settings: ExportSettings, for_hub: bool) -> str:
-    facts = run.read_json("summary.json") if run.finished else {}
-    start = run.read_json("init.json").get("source") if (run.path / "init.json").is_file() else None
+    summary = run.read_json("summary.json") if run.finished else {}
+    weights_source = run.read_json("init.json").get("source") if (run.path / "init.json").is_file() else None
     metrics_file = run.evaluation("test") / "metrics.json"
-    name = str(metrics_file.relative_to(run.path))
-    report = read_report(run.read_json(name)) if metrics_file.is_file() else None
-    licence = licence_of_start(run)
+    metrics_name = str(metrics_file.relative_to(run.path))
+    report = read_report(run.read_json(metrics_name)) if metrics_file.is_file() else None
+    licence = licence_of_initial_weights(run)
     hub = None
     if for_hub:
-        data = Path(str(facts.get("data", "images"))).name  # without the folders of this machine
-        facts |= {"data": data}
-        hub = HubFacts(None if licence == NO_START_LICENCE else licence, data, settings.data_licence, report)
-    return model_page(model.card, str(start or "random weights"), licence, facts, report, hub)
+        data = Path(str(summary.get("data", "images"))).name  # without the folders of this machine
+        summary |= {"data": data}
+        hub = HubFacts(None if licence == NO_INITIAL_WEIGHTS else licence, data, settings.data_licence, report)
+    return model_page(model.card, str(weights_source or "random weights"), licence, summary, report, hub)

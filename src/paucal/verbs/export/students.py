@@ -1,4 +1,4 @@
-"""Distil a run's model into smaller ones (students), if none of its files is within the limits of an export."""
+"""Distil a run's model into a smaller model (student), if no file of the run's model is within the limits."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -21,10 +21,10 @@ from paucal.runs import RunFolder
 from paucal.tasks.classification.job import TrainingJob
 from paucal.verbs.export.subjects import ClassifierSubject
 
-SIDES = (224, 192, 160, 128, 96, 64)  # input sizes of students in pixels
-UNTRAINED_STUDENT = "mobilenetv2_050"  # network that is trained from scratch; it has 0.7 M parameters
+SIDES = (224, 192, 160, 128, 96, 64)  # sides in pixels of the square inputs of students
+UNTRAINED_STUDENT = "mobilenetv2_050"  # network with 0.7 M parameters that is trained from scratch
 TRAINING_TIME = "15m"
-# Settings of the run that determine its images; its split is passed as a file.
+# Settings of the run that determine its images; the split of the run is passed as a file.
 IMAGE_SETTINGS = (
     *("data", "data_root", "image_column", "label_column", "label_separator", "channels", "classes", "on_bad_image"),
     *("resize", "hflip", "seed", "workers"),
@@ -33,11 +33,11 @@ IMAGE_SETTINGS = (
 
 @dataclass(frozen=True)
 class Student:
-    """A timm network to distil a run's model into."""
+    """A timm network into which a run's model can be distilled."""
 
     name: str
-    side: int  # of its square input, in pixels
-    pretrained: bool  # whether it starts from trained weights on this machine
+    side: int  # side of the square input in pixels
+    pretrained: bool  # whether the network is initialised with pretrained weights on this machine
 
     def __str__(self) -> str:
         return f"{self.name} at {self.side} pixels"
@@ -55,10 +55,10 @@ class _ProgressConsole(Console):
 
 
 def possible_students(teacher: ClassifierSubject) -> Iterator[Student]:
-    """Yield students, the best first.
+    """Yield students in order of preference.
 
-    First the smallest network whose weights are on this machine, then a network without weights, each with decreasing
-    input sizes.
+    The smallest network with pretrained weights on this machine comes first, followed by a network without pretrained
+    weights. Each network is yielded with decreasing input sizes.
     """
     available = list(ready_weights("cpu"))
     teacher_spec, longer_side = teacher.card.backbone, max(teacher.card.backbone.image_size)
@@ -82,12 +82,14 @@ def build_untrained(teacher: ClassifierSubject, student: Student, console: Conso
     card = ModelCard(spec, teacher_card.classes, replace(teacher_card.preprocessing, image_size=size))
     model = TrainedModel(network, card, torch.device("cpu"))
     subject = ClassifierSubject(teacher.run, console, teacher.mirror, model)
-    subject.images = teacher.images  # so that they are opened only once
+    subject.images = teacher.images  # so that the run's images are opened only once
     return subject
 
 
-def teach(teacher: ClassifierSubject, student: Student, time: str, folder: Path, console: Console) -> ClassifierSubject:
-    """Train a student on the run's images, their labels and the teacher's probabilities, for a time such as "15m"."""
+def train_student(
+    teacher: ClassifierSubject, student: Student, time: str, folder: Path, console: Console
+) -> ClassifierSubject:
+    """Train a student for a time such as "15m" on the run's images, their labels and the teacher's probabilities."""
     run_settings = teacher.run.settings
     image_settings = {name: run_settings[name] for name in IMAGE_SETTINGS if run_settings.get(name) is not None}
     settings: dict[str, Any] = {

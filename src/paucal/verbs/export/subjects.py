@@ -1,4 +1,4 @@
-"""Adapt the export to each task: the graph, its predictions for images, and the images of the run."""
+"""The models that can be exported, by task: their graphs, the predictions of the graphs, and the images of the run."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -32,9 +32,9 @@ from paucal.tasks.segmentation.settings import SegmentSettings
 from paucal.tasks.segmentation.windows import pixel_probabilities
 from paucal.types import UserError
 
-MAX_EQUAL_DEVIATION = 0.1  # numbers count as equal up to this difference, in standard deviations of the target
-# (images, split, function that returns the label of the image at a position, or None without labels).
-Labelled = tuple[ImageSet, Split, Callable[[int], Tensor] | None]
+MAX_EQUAL_DEVIATION = 0.1  # largest difference of equal predicted values, in standard deviations of the target
+# (images, split, function from the position of an image to its label). The function is None if there are no labels.
+ExportImages = tuple[ImageSet, Split, Callable[[int], Tensor] | None]
 
 
 class ClassifierSubject(Classifier):
@@ -42,9 +42,9 @@ class ClassifierSubject(Classifier):
 
     Args:
         run: Run of `paucal train`.
-        console: Console for the progress of reading images.
+        console: Console for the progress bar while images are read.
         mirror: Whether to average the predictions for an image and its mirror image.
-        model: Model to export instead of the run's.
+        model: Model to export instead of the run's model.
     """
 
     unit = "images"
@@ -62,7 +62,7 @@ class ClassifierSubject(Classifier):
         return model.require_classifier()
 
     def graph(self, with_preprocessing: bool) -> Graph:
-        """Return the graph to export, with or without its preprocessing."""
+        """Return the graph to export, with or without preprocessing."""
         return graph_of(self.model, with_preprocessing)
 
     def calibrate(self, image: Image.Image) -> Tensor:
@@ -70,7 +70,7 @@ class ClassifierSubject(Classifier):
         return self.prepare(image, False)
 
     @cached_property
-    def images(self) -> Labelled:
+    def images(self) -> ExportImages:
         """The images, the split and the labels of the run."""
         with self.console.progress("reading images") as advance:
             images = open_again(self.run, advance, reading=self.reading)
@@ -78,8 +78,8 @@ class ClassifierSubject(Classifier):
         return images, read_split(self.run.split, images), label
 
 
-class NumberSubject(ClassifierSubject):
-    """A regression model to export; the arguments are those of `ClassifierSubject`."""
+class RegressionSubject(ClassifierSubject):
+    """A regression model to export; see `ClassifierSubject` for the arguments."""
 
     unit = "numbers"
 
@@ -88,13 +88,13 @@ class NumberSubject(ClassifierSubject):
         return model
 
     def compare(self, original: Tensor, exported: Tensor, label: Tensor | None) -> Difference:
-        """Return the difference between two predicted numbers, in standard deviations of the target."""
+        """Return the difference between two (1,) predicted values, in standard deviations of the target."""
         assert isinstance(self.card, RegressionCard)
         largest = float((original - exported).abs().nan_to_num(torch.inf).max()) / self.card.deviation
         return Difference(largest, float(largest <= MAX_EQUAL_DEVIATION), None)
 
     @cached_property
-    def images(self) -> Labelled:
+    def images(self) -> ExportImages:
         """The images and the split of the run, without labels."""
         images, split, _ = super().images
         return images, split, None
@@ -115,7 +115,9 @@ class SegmenterSubject:
     def graph(self, with_preprocessing: bool) -> Graph:
         """Return the graph to export, from a window of an image to the logits of its pixels."""
         if with_preprocessing:
-            raise UserError("--with-preprocessing is for classifiers, but a segmenter reads windows: leave it out.")
+            raise UserError(
+                "--with-preprocessing is for classifiers, but a segmenter reads windows: remove --with-preprocessing."
+            )
         example = torch.zeros(BATCH_SIZE, self.card.backbone.in_chans, *self.card.preprocessing.image_size)
         return Graph(self.network, example, {0: "batch"}, "images", "logits")
 
@@ -138,7 +140,7 @@ class SegmenterSubject:
         return nn.functional.pad(top_left, (0, width - top_left.shape[2], 0, height - top_left.shape[1]))[None]
 
     @cached_property
-    def images(self) -> Labelled:
+    def images(self) -> ExportImages:
         """The images, the split and the masks of the run."""
         settings = typed_settings(self.run.settings, SegmentSettings)
         data = open_segmentation_data(settings, self.console.progress, self.run)
@@ -160,9 +162,11 @@ class DetectorSubject:
     def graph(self, with_preprocessing: bool) -> Graph:
         """Return the graph to export, from an image of any size to its objects."""
         if with_preprocessing:
-            raise UserError("--with-preprocessing is for classifiers, but this model is a detector: leave it out.")
+            raise UserError(
+                "--with-preprocessing is for classifiers, but this model is a detector: remove --with-preprocessing."
+            )
         height, width = self.card.resize_to
-        # An example with unequal sides that needs padding: otherwise, tracing would assume equal sides and no padding.
+        # Without unequal sides and padding in the example, tracing would assume equal sides and no padding.
         example = torch.zeros(1, self.card.backbone.in_chans, height - 5, width + 27)
         return Graph(self.network, example, {2: "height", 3: "width"}, "images", "objects")
 
@@ -184,27 +188,27 @@ class DetectorSubject:
         return self.prepare(image, False)
 
     @cached_property
-    def images(self) -> Labelled:
+    def images(self) -> ExportImages:
         """The images and the split of the run, without boxes."""
         location = self.run.settings.get("data")
         if not isinstance(location, str):
-            raise UserError(f"{str(self.run.path)!r} does not name the images it was trained on: give --data.")
+            raise UserError(f"the run {str(self.run.path)!r} does not name its training images: give --data.")
         images = open_boxed(location, outlines=False).images
         return images, read_split(self.run.split, images), None
 
 
 Subject = ClassifierSubject | SegmenterSubject | DetectorSubject
-SUBJECTS = {SEGMENTATION: SegmenterSubject, DETECTION: DetectorSubject, REGRESSION: NumberSubject}
+SUBJECTS = {SEGMENTATION: SegmenterSubject, DETECTION: DetectorSubject, REGRESSION: RegressionSubject}
 
 
 def open_subject(run: RunFolder, console: Console, mirror: bool = False) -> Subject:
-    """Load the model of a run for export; the arguments are those of `ClassifierSubject`."""
+    """Load the model of a run for export; see `ClassifierSubject` for the arguments."""
     task = task_of(run.path)
     subject_type = SUBJECTS.get(task, ClassifierSubject)
     if issubclass(subject_type, ClassifierSubject):
         return subject_type(run, console, mirror)
     if mirror:
         raise UserError(
-            f"--mirror averages the predictions of a classifier, but {run.path} is for {task}: leave it out."
+            f"--mirror averages the predictions of a classifier, but {run.path} is for {task}: remove --mirror."
         )
     return subject_type(run, console)

@@ -1,6 +1,6 @@
 """`paucal.label`: label maps from a run, a published classifier or published maps.
 
-Only one process at a time may write into a folder of maps, since two would both compute the maps that are missing.
+Only one process at a time may write into a folder of maps, since two processes would both compute the missing maps.
 """
 
 from collections.abc import Collection, Iterator, Sequence
@@ -20,15 +20,15 @@ from paucal.data.loader import make_eval_loader
 from paucal.data.maps.reader import LabelMaps
 from paucal.data.maps.store import MapFacts, MapWriter, content_hashes, require_maps
 from paucal.data.views.normalisation import Normalisation
-from paucal.data.views.transforms import WholeImage
+from paucal.data.views.transforms import WholeImageTransform
 from paucal.evaluation.plots import save_figure
 from paucal.evaluation.seen_images import keys_with_seen_labels
 from paucal.labeling import DenseTeacher, write_maps
-from paucal.labeling.map_figure import map_picture
-from paucal.labeling.published_maps import MAX_CLASSES, find_maps, mean_over_cells, read_map, read_maps
+from paucal.labeling.map_figure import draw_label_maps
+from paucal.labeling.published_maps import MAX_CLASSES, find_maps, mean_over_positions, read_map, read_maps
 from paucal.labeling.teacher import TeacherCheck, check_teacher
 from paucal.models.named import find_named, open_named
-from paucal.reading import named_path
+from paucal.reading import expand_user_path
 from paucal.runner.console import Console, RecordingConsole
 from paucal.runner.frames import Data, takes_frames
 from paucal.runner.images import Advance, load_images
@@ -36,30 +36,30 @@ from paucal.runner.memory_check import check_batch_memory
 from paucal.runner.outputs import check_new_file, refuse_inside_images
 from paucal.runs import RunFolder
 from paucal.runs.files import check_folder_writable
-from paucal.runs.lock import require_unlocked, sole_writer
+from paucal.runs.lock import lock_folder, require_unlocked
 from paucal.settings.options import check_ranges, check_size
-from paucal.settings.values import from_python, shows_settings
+from paucal.settings.values import settings_from_keywords, with_settings_signature
 from paucal.types import UserError
 from paucal.verbs.label.settings import MIN_ACCURACY, LabelSettings
 from paucal.wording import counted, percent
 
 MAX_TESTED_IMAGES = 1000  # number of labelled images that the teacher is tested on
-# Minimum accuracy of the mean prediction over the cells of an image, relative to that of the prediction for the image.
+# Minimum accuracy of the mean prediction over an image's grid positions, relative to the accuracy for whole images.
 MIN_RELATIVE_CELL_ACCURACY = 0.8
 LOCK_NOUN = "the folder of label maps"  # name of the locked folder in messages
 
 
 @dataclass(frozen=True)
 class Teacher:
-    """A classifier that predicts classes at each cell of an image, with the preprocessing of images.
+    """A classifier that predicts classes at each grid position of an image, and its preprocessing of images.
 
-    `run` is the run that trained it; None for a timm model.
+    `run` is the run that trained the classifier; None if the classifier is a timm model.
     """
 
     name: str
     dense: DenseTeacher
     classes: tuple[str, ...]
-    transform: WholeImage
+    transform: WholeImageTransform
     run: RunFolder | None
 
 
@@ -70,7 +70,7 @@ class Labeled:
     Attributes:
         folder: Folder of the maps.
         images: Number of maps.
-        facts: Teacher, classes, and grid size of the maps.
+        facts: Properties that all maps share, such as the teacher, the classes and the grid size.
         check: Accuracy of the teacher on labelled images; None if the images have no labels. For published maps,
             `check.image_accuracy` is 0, since they have no prediction for the whole image.
         said: Lines that the command line prints.
@@ -83,10 +83,12 @@ class Labeled:
     said: tuple[str, ...] = ()
 
 
-@shows_settings(LabelSettings)
+@with_settings_signature(LabelSettings)
 @takes_frames
 def label(data: Data, **settings: Any) -> Labeled:
-    """Make label maps: the predictions of a trained classifier at every cell of every image; same as `paucal label`.
+    """Make label maps, which are a trained classifier's predictions at every grid position of every image.
+
+    The same as `paucal label`.
 
     Args:
         data: Folder of images, Parquet file, list file, name of a published set, or "digits".
@@ -94,7 +96,7 @@ def label(data: Data, **settings: Any) -> Labeled:
             `from_published` are required. Maps that already exist in `output` are kept.
 
     Returns:
-        The folder of maps, for `paucal.train(..., labels=...)`, and facts about the maps.
+        The folder of maps, for `paucal.train(..., labels=...)`, and properties of the maps.
 
     Raises:
         UserError: The teacher lacks a class of the images, its accuracy is too low, or the folder contains other files.
@@ -104,7 +106,7 @@ def label(data: Data, **settings: Any) -> Labeled:
         >>> maps = paucal.label("photos/", teacher="runs/1", output="labels/")  # doctest: +SKIP
         >>> paucal.train("photos/", method="token-labeling", labels=maps.folder)  # doctest: +SKIP
     """
-    label_settings = from_python(LabelSettings, {**settings, "data": data}, "paucal.label", "label")
+    label_settings = settings_from_keywords(LabelSettings, {**settings, "data": data}, "paucal.label", "label")
     console = RecordingConsole()
     return replace(label_set(label_settings, console), said=tuple(console.said))
 
@@ -129,8 +131,8 @@ def label_set(settings: LabelSettings, console: Console) -> Labeled:
             raise
     if picture is not None:
         picture.parent.mkdir(parents=True, exist_ok=True)
-        save_figure(picture, map_picture(images, LabelMaps(output)))
-        console.say(f"a picture of some of them: {picture}")
+        save_figure(picture, draw_label_maps(images, LabelMaps(output)))
+        console.say(f"some of the maps are drawn in {picture}")
     return labeled
 
 
@@ -139,15 +141,15 @@ def _check_settings(settings: LabelSettings) -> None:
     if settings.picture is not None and Path(settings.picture).suffix.lower() != ".png":
         raise UserError(f"--picture is {settings.picture!r}, but must end in .png: give another name.")
     if (settings.teacher is None) == (settings.from_published is None):
-        raise UserError("give one of the two: --teacher, or --from-published with a folder of maps.")
+        raise UserError("give either --teacher or --from-published, with a folder of maps.")
 
 
 def _output_paths(settings: LabelSettings) -> tuple[Path, Path | None]:
-    """Return the checked paths of the maps and of their picture."""
+    """Return the checked paths of the folder of maps and of the PNG file that shows them, which may be None."""
     if settings.output is None:
         raise UserError("--output is missing: give a folder for the maps.")
     images, root = {"DATA": settings.data}, settings.data_root
-    output = named_path(settings.output)
+    output = expand_user_path(settings.output)
     refuse_inside_images(output, images, root)
     check_folder_writable(output)
     require_unlocked(output, LOCK_NOUN)
@@ -156,7 +158,7 @@ def _output_paths(settings: LabelSettings) -> tuple[Path, Path | None]:
 
 
 def label_images(images: ImageSet, settings: LabelSettings, output: Path, console: Console) -> Labeled:
-    """Test the teacher on some of the images if they have labels, then write its map of every image.
+    """Test the teacher on some of the images if they have labels, then write the teacher's map of every image.
 
     Maps that already exist in the folder are kept.
     """
@@ -168,7 +170,7 @@ def label_images(images: ImageSet, settings: LabelSettings, output: Path, consol
     if images.labelled:
         check = _test_teacher(images, teacher, trained_keys, device, batch_size)
         console.say(
-            f"teacher: {teacher.name}; it is correct for {percent(check.image_accuracy)} of "
+            f"teacher: {teacher.name}; the teacher is correct for {percent(check.image_accuracy)} of "
             f"{counted(check.images, 'labelled image')}, the class with the highest mean in its map for "
             f"{percent(check.map_accuracy)}"
         )
@@ -197,15 +199,15 @@ def label_images(images: ImageSet, settings: LabelSettings, output: Path, consol
 def open_teacher(name: str, image_size: Sequence[int] | None, device: str) -> Teacher:
     """Open a run, or a timm model with its published weights, as a teacher.
 
-    `image_size` is the side or (height, width) of its input in pixels; a larger input gives finer maps. By default, it
-    is the size that the model was trained with.
+    `image_size` is the side or (height, width) of the model's input in pixels; a larger input gives finer maps. By
+    default, it is the size that the model was trained with.
     """
     check_size(image_size)
     model, run_or_name = open_named(name, device, image_size, "--teacher"), find_named(name)
     card, prepare = model.require_classifier().card, model.card.preprocessing
     if card.is_multi_label:
         raise UserError(
-            f"--teacher: {name} gives several labels for an image, but label maps need a single one: train a teacher "
+            f"--teacher: {name} predicts several labels per image, but label maps need a single label: train a teacher "
             "on images with one label each."
         )
     if prepare.channels != RGB:
@@ -215,7 +217,7 @@ def open_teacher(name: str, image_size: Sequence[int] | None, device: str) -> Te
         )
     run = run_or_name if isinstance(run_or_name, RunFolder) else None
     size, normalisation = prepare.image_size, Normalisation(prepare.mean, prepare.std)
-    transform = WholeImage(size, normalisation, "bicubic" if run is None else prepare.interpolation)
+    transform = WholeImageTransform(size, normalisation, "bicubic" if run is None else prepare.interpolation)
     dense = DenseTeacher(model.module, size).to(model.device)
     return Teacher(name if run is None else str(run.path), dense, card.classes, transform, run)
 
@@ -223,15 +225,15 @@ def open_teacher(name: str, image_size: Sequence[int] | None, device: str) -> Te
 def report_maps(facts: MapFacts, count: int, output: Path, console: Console) -> None:
     """Print the number of maps, their shape, size and folder."""
     console.say(
-        f"{counted(count, 'map')} of {facts.grid[0]}x{facts.grid[1]} cells with {facts.top} of {len(facts.classes)} "
-        f"classes, {facts.bytes_per_image / 1024:.1f} KiB each, are in {output}"
+        f"{counted(count, 'map')} of {facts.grid[0]}x{facts.grid[1]} grid positions with {facts.top} of "
+        f"{len(facts.classes)} classes, {facts.bytes_per_image / 1024:.1f} KiB each, are in {output}"
     )
 
 
 def _test_teacher(
     images: ImageSet, teacher: Teacher, trained_keys: Collection[str], device: torch.device, batch_size: int
 ) -> TeacherCheck:
-    """Test a teacher on a sample of the images that it was not trained on, or of all images if there are none."""
+    """Test a teacher on a sample of images that it was not trained on, or of all images if it was trained on all."""
     unknown = [name for name in images.classes if name not in set(teacher.classes)]
     if unknown:
         raise UserError(
@@ -241,17 +243,17 @@ def _test_teacher(
     reordered = images.with_classes(teacher.classes)
     unseen = [index for index, key in enumerate(images.keys) if key not in trained_keys]
     candidates = np.asarray(unseen or range(len(images)), dtype=np.int64)
-    sample = candidates[_sample(len(candidates))]
+    sample = candidates[_sample_positions(len(candidates))]
     return check_teacher(teacher.dense, reordered, sample, teacher.transform, device, batch_size)
 
 
-def _sample(count: int) -> NDArray[np.int64]:
+def _sample_positions(count: int) -> NDArray[np.int64]:
     """Return at most `MAX_TESTED_IMAGES` positions, evenly spaced from 0 to `count - 1`."""
     return np.linspace(0, count - 1, min(MAX_TESTED_IMAGES, count)).round().astype(np.int64)
 
 
 def require_accuracy(check: TeacherCheck, min_accuracy: float, console: Console) -> None:
-    """Refuse maps whose accuracy is below `min_accuracy`; print a note if it is far below that on whole images."""
+    """Refuse maps whose accuracy is below `min_accuracy`; print a note if whole images are classified far better."""
     if check.map_accuracy < min_accuracy:
         raise UserError(
             "the class with the highest mean in the teacher's map is correct for "
@@ -276,8 +278,9 @@ def convert_published(
     """Convert published maps, one file per image in class folders, to a folder of label maps; existing maps are kept.
 
     The maps keep their raw logits, where a missing class counts as zero, and cover the central square of each image;
-    the loss ignores the area outside of it. Only images that have a map are kept, and all training images must have
-    one. `classes` are the names of the maps' classes in the order of their numbers, by default the classes of the set.
+    the loss ignores the area outside this square. Only images that have a map are kept, and all training images must
+    have a map. `classes` are the names of the maps' classes in the order of their numbers, by default the classes of
+    the set.
     """
     names = tuple(classes or images.classes)
     if not 2 <= len(names) <= MAX_CLASSES:
@@ -313,9 +316,9 @@ def _check_published_maps(images: ImageSet, files: Sequence[Path], names: tuple[
             "name the maps' classes as the data does."
         )
     reordered, n_correct = images.with_classes(names), 0
-    sample = _sample(len(images))
+    sample = _sample_positions(len(images))
     for position in sample:
-        logits = mean_over_cells(*read_map(files[position], len(names)), len(names))
+        logits = mean_over_positions(*read_map(files[position], len(names)), len(names))
         n_correct += int(logits.argmax()) == reordered.labels[position]
     return TeacherCheck(len(sample), 0.0, n_correct / len(sample))
 
@@ -323,7 +326,7 @@ def _check_published_maps(images: ImageSet, files: Sequence[Path], names: tuple[
 @contextmanager
 def writing_maps(output: Path, console: Console, title: str) -> Iterator[Advance]:
     """Lock a folder of maps for writing, with a progress bar; yield the function that advances the bar."""
-    with sole_writer(output, LOCK_NOUN) as lock, console.progress(title) as advance:
+    with lock_folder(output, LOCK_NOUN) as lock, console.progress(title) as advance:
 
         def step(done: int, total: int) -> None:
             lock.check()

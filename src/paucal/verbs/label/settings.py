@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from paucal.settings.groups import LabelledDataSettings
 from paucal.settings.options import option
 
-MIN_ACCURACY = 0.5  # default share of labelled images that the mean of their maps must classify correctly
+MIN_ACCURACY = 0.5  # default fraction of labelled images that the mean of their maps must classify correctly
 _GROUP = "label maps"
 
 
@@ -22,9 +22,11 @@ class LabelSettings(LabelledDataSettings):
         group=_GROUP,
     )
     picture: str | None = option("PNG file to draw the maps of some images into", group=_GROUP)
-    top_k: int = option("number of classes kept at each cell", 5, group=_GROUP, low=1, high=1_000_000)
+    top_k: int = option("number of classes kept at each grid position", 5, group=_GROUP, low=1, high=1_000_000)
     img_size: list[int] | None = option("side of the teacher's input in pixels", group=_GROUP)
-    min_accuracy: float = option("minimum accuracy of the teacher's maps", MIN_ACCURACY, group=_GROUP, low=0, high=1)
+    min_accuracy: float = option(
+        "minimum accuracy of the teacher's maps, from 0 to 1", MIN_ACCURACY, group=_GROUP, low=0, high=1
+    )
     batch_size: int = option("images per forward pass", 32, group=_GROUP, low=1, high=1 << 20)
     workers: int = option("processes that load images", 0, group=_GROUP, low=0, high=64)
     device: str = option("cpu, cuda or mps", "cpu", group=_GROUP)

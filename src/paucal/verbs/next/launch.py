@@ -8,13 +8,13 @@ from typing import Any
 
 import numpy as np
 
-from paucal.data.checking.copies import copies_among
+from paucal.data.checking.copies import find_copies
 from paucal.data.images import ImageSet, without_decoded_copies
 from paucal.data.recognition import KINDS
 from paucal.data.sources.opening import open_images
 from paucal.evaluation.seen_images import Identities, training_history
-from paucal.models.tasks import VERBS, task_of
-from paucal.reading import named_path
+from paucal.models.tasks import TRAINING_COMMANDS, task_of
+from paucal.reading import expand_user_path
 from paucal.runner.console import Console, RecordingConsole
 from paucal.runner.images import load_images
 from paucal.runner.input_images import path_of_image
@@ -22,9 +22,9 @@ from paucal.runner.outputs import check_new_file, check_new_folder, refuse_insid
 from paucal.runner.tables import resolve_table
 from paucal.runs import RunFolder
 from paucal.runs.files import csv_text, write_atomically, write_text
-from paucal.runs.folder import run_of_init
+from paucal.runs.folder import find_run_of_init
 from paucal.settings.options import check_ranges
-from paucal.settings.values import from_python, shows_settings
+from paucal.settings.values import settings_from_keywords, with_settings_signature
 from paucal.tasks.detection.pictures import sheet
 from paucal.types import UserError
 from paucal.verbs.convert.launch import write_set
@@ -42,11 +42,11 @@ class ToLabel:
 
     Attributes:
         path: Path of the image.
-        label: Predicted label to correct: the class of the image, several classes separated by ";", or for a
-            segmentation model the largest classes with their share of the pixels.
+        label: Predicted label, to be corrected: the class of the image, several classes separated by ";", or for a
+            segmentation model the largest classes with their percentage of the pixels.
         unsure: Uncertainty of the model about the image, from 0 to 1.
-        by: "choice" for a choice by uncertainty and similarity, "random" for a random draw.
-        reason: Prediction for the image and the reason for choosing it, as text.
+        by: How the image was chosen: "choice" by uncertainty and similarity, "random" at random.
+        reason: Text with the prediction for the image and the reason for choosing the image.
     """
 
     path: str
@@ -61,7 +61,7 @@ class NextImages:
     """Result of `paucal next`.
 
     Attributes:
-        rows: Images to label, the most useful first, the random ones last.
+        rows: Images to label, the most useful images first, randomly chosen images last.
         said: Lines that the command line prints.
     """
 
@@ -69,7 +69,7 @@ class NextImages:
     said: tuple[str, ...] = ()
 
 
-@shows_settings(NextSettings)
+@with_settings_signature(NextSettings)
 def next_images(model: str | os.PathLike[str], data: str | os.PathLike[str], **settings: Any) -> NextImages:
     """Choose the unlabelled images that are most worth labelling next; the same as `paucal next`.
 
@@ -80,7 +80,7 @@ def next_images(model: str | os.PathLike[str], data: str | os.PathLike[str], **s
         **settings: Any field of `paucal.verbs.next.settings.NextSettings`.
 
     Returns:
-        The chosen images, with the reason for each.
+        The chosen images, each with the reason for the choice.
 
     Raises:
         UserError: The model does not exist, no image is left to label, or a file cannot be written.
@@ -91,7 +91,7 @@ def next_images(model: str | os.PathLike[str], data: str | os.PathLike[str], **s
         ...     print(row.path, row.reason)
     """
     console = RecordingConsole()
-    typed_settings = from_python(NextSettings, {**settings, "data": data}, "paucal.next_images", "next")
+    typed_settings = settings_from_keywords(NextSettings, {**settings, "data": data}, "paucal.next_images", "next")
     result = choose_next(os.fspath(model), typed_settings, console)
     return replace(result, said=tuple(console.said))
 
@@ -103,10 +103,10 @@ def choose_next(source: str, settings: NextSettings, console: Console) -> NextIm
     task = task_of(source)
     if task not in MODELS:
         raise UserError(
-            f"{source} predicts numbers, which paucal next does not support: give a classifier, a detector or a "
-            "segmentation network."
+            f"{source} predicts target values, which paucal next does not support: give a classifier, a detector or a "
+            "segmentation model."
         )
-    if settings.to is not None and VERBS[task] not in LAYOUTS[settings.to].kinds:
+    if settings.to is not None and TRAINING_COMMANDS[task] not in LAYOUTS[settings.to].kinds:
         supported_kinds = " or ".join(kind.noun for kind in KINDS if kind.verb in LAYOUTS[settings.to].kinds)
         raise UserError(
             f"--to {settings.to} stores {supported_kinds}, but {source} is a model for {task}: choose another --to."
@@ -115,9 +115,7 @@ def choose_next(source: str, settings: NextSettings, console: Console) -> NextIm
     with console.progress("reading images") as advance:
         images = load_images(settings, advance, labelled=False, reading=model.reading)
     if images.stream is not None:
-        raise UserError(
-            f"{settings.data} consists of shards, which can only be read in order: give folders, tables or Parquet."
-        )
+        raise UserError(f"{settings.data} consists of shards, which can only be read in order: give other images.")
     images = _unlabelled_images(images, source, settings, console)
     predictions = model.predict(images, console)
     choices = choose(
@@ -145,20 +143,20 @@ def choose_next(source: str, settings: NextSettings, console: Console) -> NextIm
         for choice, label in zip(choices, labels, strict=True)
     ]
     if settings.sheet is not None:
-        path = named_path(settings.sheet, "--sheet")
+        path = expand_user_path(settings.sheet, "--sheet")
         captions = [f"{number}. {row.reason}" for number, row in enumerate(rows, 1)]
         pictures = [images.store.read(int(index)).convert("RGB") for index in indices]
         write_atomically(path, save_sheet(sheet(pictures, captions), path))
     if settings.to is not None and settings.folder is not None:
         content = replace(content, images=without_decoded_copies(content.images))
-        write_set(content, LAYOUTS[settings.to], named_path(settings.folder, "--folder"), console)
+        write_set(content, LAYOUTS[settings.to], expand_user_path(settings.folder, "--folder"), console)
         for lost_kind, count in content.lost.items():
             if count:
                 console.say(f"lost: {lost_kind}: {count}")
-    if settings.output is not None:  # a table that `paucal train` reads once its labels are corrected
+    if settings.output is not None:  # `paucal train` can read this table after its labels are corrected
         lines = [(row.path, row.label, row.unsure, row.by, row.reason) for row in rows]
         table = csv_text(("image_path", "label", "unsure", "chosen_by", "reason"), *lines)
-        write_text(named_path(settings.output), table)
+        write_text(expand_user_path(settings.output), table)
     _print_summary(settings, rows, console)
     return NextImages(rows)
 
@@ -175,54 +173,55 @@ def _check_outputs(settings: NextSettings) -> None:
             raise UserError(f"--sheet: {settings.sheet[:120]!r} must end in .png, .jpg or .jpeg: give another name.")
         check_new_file(settings.sheet, inputs, settings.data_root, "--sheet")
     if (settings.to is None) != (settings.folder is None):
-        missing = "--to, the layout of its files" if settings.to is None else "--folder, a new folder for the images"
-        raise UserError(f"--to and --folder go together: give {missing}.")
+        missing = "--to, the layout of the files" if settings.to is None else "--folder, a new folder for the images"
+        raise UserError(f"--to and --folder must be given together: give {missing}.")
     if settings.folder is not None:
         check_new_folder(settings.folder, inputs, settings.data_root, "--folder")
 
 
 def _unlabelled_images(images: ImageSet, source: str, settings: NextSettings, console: Console) -> ImageSet:
-    """Return the images without those whose labels the run has used and, if requested, without copies of others."""
-    run = run_of_init(source)
+    """Return the images whose labels the run has not used; if requested, also leave out copies of other images."""
+    run = find_run_of_init(source)
     is_seen, identities = np.zeros(len(images), dtype=bool), Identities(images)
     for learned in training_history(run):
         if learned.labelled:
             is_seen |= learned.parts_of(identities) != ""
     if is_seen.any():
-        console.say(f"left out: {counted(int(is_seen.sum()), 'image')} that the run has labels for")
+        console.say(f"left out: {counted(int(is_seen.sum()), 'image')} whose labels the run has used")
         images = images.select(np.flatnonzero(~is_seen))
     if settings.copies == "leave-out" and len(images):
-        copies_of_run, copies_of_others = copies_among(images, _images_of(run, images, console))
+        copies_of_run, copies_of_others = find_copies(images, _images_of(run, images, console))
         only_others = copies_of_others & ~copies_of_run
-        for is_copy, original in ((copies_of_run, "an image of the run"), (only_others, "another of them")):
+        for is_copy, original in ((copies_of_run, "an image of the run"), (only_others, "another unlabelled image")):
             if is_copy.any():
                 verb = "looks" if is_copy.sum() == 1 else "look"
                 console.say(f"left out: {counted(int(is_copy.sum()), 'image')} that {verb} like {original}")
         images = images.select(np.flatnonzero(~copies_of_run & ~copies_of_others))
     if not len(images):
-        advice = "" if is_seen.all() else ", or --copies keep"  # which does not keep images that the run has labels for
+        # --copies keep has no effect on images whose labels the run has used.
+        advice = "" if is_seen.all() else ", or --copies keep"
         raise UserError(
-            f"there is nothing to label: all images of {settings.data} are labelled, or look like labelled ones. Give "
-            f"other images{advice}."
+            f"there is nothing to label: all images of {settings.data} are labelled, or look like labelled images. "
+            f"Give other images{advice}."
         )
     return images
 
 
 def _images_of(run: RunFolder | None, unlabelled: ImageSet, console: Console) -> ImageSet | None:
-    """Return the images that a run was trained on; None if they are unknown or, with a note, cannot be opened."""
+    """Return the images that a run was trained on; None if they are unknown, or if they cannot be opened."""
     data = None if run is None or not run.config.is_file() else run.settings.get("data")
     if run is None or data is None:
         return None
     try:
         images = open_images(str(data), labelled=False, root=run.settings.get("data_root"))
     except (UserError, OSError) as problem:
-        console.say(f"note: copies of images of the run are not recognised: {problem}")
+        console.say(f"note: copies of the run's images are not recognised: {problem}")
         return None
     return None if images.stream is not None else images
 
 
 def describe_choice(predictions: Predictions, choice: Choice) -> str:
-    """Return a text with the prediction for a chosen image, and the reason for choosing it."""
+    """Return a text with the prediction for a chosen image and the reason for choosing the image."""
     phrases = [predictions.descriptions[choice.index]]
     if choice.is_random:
         phrases.append("drawn at random")
@@ -236,9 +235,11 @@ def describe_choice(predictions: Predictions, choice: Choice) -> str:
 def _print_summary(settings: NextSettings, rows: Sequence[ToLabel], console: Console) -> None:
     n_random = sum(row.by == "random" for row in rows)
     random_text = f", {n_random} of them at random" if n_random else ""
-    console.say(f"{counted(len(rows), 'image')} to label next{random_text}; their labels are predictions: correct them")
+    console.say(
+        f"{counted(len(rows), 'image')} to label next{random_text}; the labels are predictions: correct wrong labels"
+    )
     if settings.folder is not None:
-        console.say(f"with these predictions as {settings.to}: {settings.folder}")
+        console.say(f"images and predictions as {settings.to}: {settings.folder}")
     if settings.output is not None:
         console.say(f"list: {settings.output}")
     if settings.output is None and settings.folder is None:

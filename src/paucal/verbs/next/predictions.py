@@ -1,4 +1,4 @@
-"""Predictions of a classifier, detector or segmentation model for unlabelled images, with its uncertainty."""
+"""Predictions of a classifier, detector or segmentation model for unlabelled images, with their uncertainty."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -15,7 +15,7 @@ from paucal.export.reading import load_model
 from paucal.models.tasks import CLASSIFICATION, DETECTION, SEGMENTATION
 from paucal.models.trained import TrainedModel
 from paucal.runner.console import Console
-from paucal.runner.familiar import familiarity_of
+from paucal.runner.familiar import load_familiarity
 from paucal.runner.input_images import InputImages
 from paucal.runs import RunFolder
 from paucal.runs.folder import CONFIG_FILE
@@ -31,7 +31,7 @@ from paucal.verbs.predict.layouts import item_of_detections
 from paucal.verbs.predict.settings import PredictSettings
 from paucal.wording import percent
 
-MAX_UNCERTAIN_OBJECTS = 3  # number of the most uncertain objects of an image that its uncertainty is averaged over
+MAX_UNCERTAIN_OBJECTS = 3  # number of an image's most uncertain objects that its uncertainty is averaged over
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,14 +39,14 @@ class Predictions:
     """Predictions of a model for N images.
 
     Attributes:
-        unsure: (N,) uncertainty about each image, from 0 to 1.
+        unsure: (N,) uncertainty of the model about each image, from 0 to 1.
         features: (N, D) features of the images.
         training_features: (L, D) features of the model's training images; (0, D) if they are unknown.
-        is_unfamiliar: (N,) mask of images that differ from all training images; None if unknown.
+        is_unfamiliar: (N,) mask of images that are unlike the training images; None if unknown.
         descriptions: Description of the prediction for each image, such as "cat 54 %, dog 40 %".
-        likeliest: For each image, its two most probable classes with probabilities; empty unless the task is
+        likeliest: The two most probable classes of each image, with probabilities; empty unless the task is
             classification.
-        draft_labels: Function from positions of images to a data set of these images, labelled with the predictions.
+        draft_labels: Function that returns a data set of the images at given positions, with predictions as labels.
     """
 
     unsure: Tensor
@@ -59,7 +59,7 @@ class Predictions:
 
 
 class Classifier:
-    """A classifier of images; `reading` tells how images must be read for it."""
+    """An image classifier; `reading` says how its images must be read."""
 
     def __init__(self, source: str, device: str) -> None:
         self.source = source
@@ -67,14 +67,14 @@ class Classifier:
         self.reading = self.model.card.preprocessing.reading
 
     def predict(self, images: ImageSet, console: Console) -> Predictions:
-        """Predict the classes of N images; the features are the inputs of the classifier."""
+        """Predict the classes of N images; the features are the input of the final linear classifier."""
         pictures, settings = InputImages([images], self.reading), PredictSettings(batch_size=32)
         blocks = list(predict_batches(self.model, pictures, settings, console, features=True))
         rows = [row for block in blocks for row in block.predictions(self.model.card)]
         shares = torch.cat([block.shares for block in blocks])
         features = torch.cat([block.features for block in blocks if block.features is not None])
         run = RunFolder(Path(self.source))
-        familiarity = familiarity_of(run, self.model, console) if (run.path / CONFIG_FILE).exists() else None
+        familiarity = load_familiarity(run, self.model, console) if (run.path / CONFIG_FILE).exists() else None
         is_multi_label = self.model.card.is_multi_label
         likeliest = [row.top(2) for row in rows]
         descriptions = [", ".join(f"{name} {percent(share, '.0f')}" for name, share in top) for top in likeliest]
@@ -101,7 +101,7 @@ class Classifier:
 
 
 class DetectorModel:
-    """A detector; `reading` tells how images must be read for it."""
+    """A detector; `reading` says how its images must be read."""
 
     def __init__(self, source: str, device: str) -> None:
         self.source = source
@@ -109,7 +109,7 @@ class DetectorModel:
         self.reading = replace(self.card.preprocessing.reading, side=None)
 
     def predict(self, images: ImageSet, console: Console) -> Predictions:
-        """Detect objects in N images; the features are the mean of the backbone's last feature map."""
+        """Detect objects in N images; the features are the spatial mean of the backbone's last feature map."""
         all_detections: list[Detections] = []
         sizes: list[tuple[int, int]] = []
         with console.progress("detecting") as advance, record_pooled_features(self.detector.stages) as take_features:
@@ -143,7 +143,7 @@ class DetectorModel:
 
 
 class Segmenter:
-    """A segmentation model; `reading` tells how images must be read for it."""
+    """A segmentation model; `reading` says how its images must be read."""
 
     def __init__(self, source: str, device: str) -> None:
         self.source = source
@@ -151,7 +151,7 @@ class Segmenter:
         self.reading = self.model.reading
 
     def predict(self, images: ImageSet, console: Console) -> Predictions:
-        """Segment N images; the uncertainty is a mean over pixels, the features are means of the last feature map."""
+        """Segment N images; uncertainty is averaged over pixels, features are spatial means of the last feature map."""
         unsure, features, sizes, descriptions = [], [], [], []
         stages: nn.Module = self.model.network.maps  # type: ignore[assignment]
         with console.progress("segmenting") as advance, record_pooled_features(stages) as take_features:
@@ -181,9 +181,9 @@ MODELS = {CLASSIFICATION: Classifier, DETECTION: DetectorModel, SEGMENTATION: Se
 
 
 def detection_uncertainty(detections: Detections) -> float:
-    """Return the uncertainty of a detector about an image, from 0 to 1: the mean over its most uncertain objects.
+    """Return the uncertainty of a detector about an image, from 0 to 1: its mean over the most uncertain objects.
 
-    The uncertainty about an object is 4 p (1 - p) for its score p; at most `MAX_UNCERTAIN_OBJECTS` are averaged.
+    The uncertainty about an object with score p is 4 p (1 - p); at most `MAX_UNCERTAIN_OBJECTS` objects are averaged.
 
     Example:
         >>> pair = Detections(np.zeros((2, 4), np.float32), np.array([0.5, 1.0], np.float32), np.zeros(2, np.int64))
@@ -196,9 +196,9 @@ def detection_uncertainty(detections: Detections) -> float:
 
 @contextmanager
 def record_pooled_features(stages: nn.Module) -> Iterator[Callable[[], Tensor]]:
-    """Record the mean of the last feature map in each forward pass of `stages` within the block.
+    """Record the spatial mean of the last feature map in each forward pass of `stages` within the `with` block.
 
-    Yield a function that returns the (D,) mean over the forward passes since it was last called.
+    Yield a function that returns the (D,) mean over the forward passes since its last call.
     """
     pooled: list[Tensor] = []
     handle = stages.register_forward_hook(lambda module, inputs, maps: pooled.append(maps[-1].float().mean((0, 2, 3))))

@@ -1,4 +1,4 @@
-"""`paucal predict --annotated`: write a copy of a video with its predictions drawn in."""
+"""`paucal predict --annotated`: write a copy of a video with its predictions drawn on the frames."""
 
 import csv
 import math
@@ -11,18 +11,18 @@ from PIL import Image, ImageDraw
 
 from paucal.runner.console import Console
 from paucal.tasks.detection.detections import EDGES
-from paucal.verbs.predict.video import VideoLedger, decoded_frames, opened_video, require_av, upright_frame
+from paucal.verbs.predict.video import VideoLedger, decode_frames, open_video, require_av, upright_frame
 from paucal.verbs.predict.writing import NO_CLASS
 from paucal.wording import counted
 
-MIN_FONT_SIZE = 12  # pixels
-HEIGHT_PER_LINE_WIDTH = 240  # pixels of a frame's height for each pixel of a box's line width
+MIN_FONT_SIZE = 12  # in pixels
+HEIGHT_PER_LINE_WIDTH = 240  # ratio of a frame's height to the line width of its boxes
 
 
 def annotate_video(source: str, table: Path, output: Path, console: Console) -> None:
     """Write an .mp4 copy of a video; each frame shows the latest prediction in the CSV file `table`.
 
-    The file appears under its name when it is complete.
+    The file is written under a temporary name and renamed when it is complete.
     """
     av = require_av()
     codec = "libx264" if "libx264" in av.codecs_available else "mpeg4"
@@ -30,9 +30,9 @@ def annotate_video(source: str, table: Path, output: Path, console: Console) -> 
     numbered_rows = _frame_rows(source, table)
     shown_rows, following, ledger = [], next(numbered_rows, None), VideoLedger()
     try:
-        with opened_video(source) as container, av.open(str(temporary), "w") as copy:
+        with open_video(source) as container, av.open(str(temporary), "w") as copy:
             stream: Any = None
-            for _, frame in decoded_frames(container, ledger):
+            for _, frame in decode_frames(container, ledger):
                 while following is not None and following[0] <= ledger.frames - 1:
                     shown_rows, following = following[1], next(numbered_rows, None)
                 picture = _draw_rows(upright_frame(frame), shown_rows)
@@ -49,11 +49,11 @@ def annotate_video(source: str, table: Path, output: Path, console: Console) -> 
         temporary.replace(output)
     finally:
         temporary.unlink(missing_ok=True)
-    console.say(f"wrote {output}: {counted(ledger.frames, 'frame')} with the latest prediction drawn in")
+    console.say(f"wrote {output}: {counted(ledger.frames, 'frame')} with the latest prediction drawn on each")
 
 
 def _frame_rows(source: str, table: Path) -> Iterator[tuple[int, list[dict[str, str]]]]:
-    """Yield the number of each frame with a prediction, and the frame's rows in the table."""
+    """Yield the number of each frame with a prediction, and the frame's table rows."""
     with table.open(encoding="utf-8", errors="surrogateescape", newline="") as file:
         rows = (row for row in csv.DictReader(file) if row["path"] == source)
         for number, group in groupby(rows, key=lambda row: int(row["frame"])):
@@ -61,7 +61,7 @@ def _frame_rows(source: str, table: Path) -> Iterator[tuple[int, list[dict[str, 
 
 
 def _describe_prediction(row: dict[str, str]) -> str:
-    """Return the text to draw: the class with its confidence, the labels, or the number with its interval."""
+    """Return the text to draw: the class and its confidence, the labels, or the target value and its interval."""
     if "labels" in row:
         return row["labels"] or NO_CLASS
     if "low" in row:

@@ -1,4 +1,4 @@
-"""Predictions of a classifier, computed batch by batch, as Python objects, CSV and JSON."""
+"""Predictions of a classifier, computed in batches, as Python objects, CSV and JSON."""
 
 import json
 import textwrap
@@ -36,11 +36,11 @@ class Prediction:
     Attributes:
         path: Path of the image; None for a PIL image or array.
         classes: Names of the K classes.
-        shares: (K,) float32 probabilities on the CPU. They sum to 1, unless the model predicts several labels: then
-            the probability of each class is independent of the others.
-        thresholds: (K,) lowest probability at which a model of several labels predicts each class; None for a model
-            of a single label.
-        features: (D,) float32, the input of the classifier; None if not requested.
+        shares: (K,) float32 probabilities of the classes, on the CPU. The probabilities sum to 1, unless the model
+            predicts several labels per image, with an independent probability for each class.
+        thresholds: (K,) lowest probabilities at which a multi-label model predicts each class; None for a
+            single-label model.
+        features: (D,) float32 input of the final linear classifier; None if not requested.
     """
 
     path: str | None
@@ -61,14 +61,14 @@ class Prediction:
 
     @cached_property
     def labels(self) -> list[str]:
-        """The names of the predicted classes: the most probable class or, with thresholds, all that reach theirs."""
+        """The names of the predicted classes: the most probable class, or all classes that reach their thresholds."""
         if self.thresholds is None:
             return [self.predicted]
         return list(compress(self.classes, reach_thresholds(self.shares, self.thresholds).tolist()))
 
     @property
     def probabilities(self) -> Mapping[str, float]:
-        """The probability of each class by its name."""
+        """The probability of each class, by class name."""
         return dict(zip(self.classes, self.shares.tolist(), strict=True))
 
     def top(self, count: int) -> list[tuple[str, float]]:
@@ -83,8 +83,8 @@ class Predictions(list[Prediction]):
     def to_arrow(self) -> pa.Table:
         """Return a table with the columns of `paucal predict --output answers.csv` and unrounded numbers.
 
-        The columns are the path; the class and its confidence, or a list of labels from a model that predicts several;
-        and "p_" with the name of each class.
+        The columns are the path; the class and its confidence, or for a multi-label model a list of labels; and a
+        column "p_CLASS" with the probability of each class.
         """
         columns: dict[str, Any] = {"path": pa.array([row.path for row in self], pa.string())}
         if self and self[0].thresholds is not None:
@@ -97,7 +97,7 @@ class Predictions(list[Prediction]):
         return pa.table(columns)
 
     def to_pandas(self) -> "DataFrame":
-        """Return the table of `to_arrow` as a DataFrame of pandas.
+        """Return the table of `to_arrow` as a pandas DataFrame.
 
         Raises:
             UserError: pandas is not installed.
@@ -108,9 +108,9 @@ class Predictions(list[Prediction]):
 def csv_lines(rows: Iterable[Prediction], card: ModelCard, top_k: int | None = None) -> Iterator[str]:
     """Yield one line per image: path, class, confidence, and a probability per class.
 
-    For a model that predicts several labels, the line has all classes that reach their threshold, separated by ";", and
-    no confidence. With `top_k`, it has the names and probabilities of that many most probable classes instead of a
-    probability per class.
+    For a multi-label model, the line has all classes that reach their thresholds, separated by ";", and no confidence.
+    With `top_k`, the line has the names and probabilities of that many most probable classes instead of a probability
+    per class.
     """
     yield csv_text(csv_header(card, top_k))
     for row in rows:
@@ -127,40 +127,46 @@ def csv_header(card: ModelCard, top_k: int | None = None) -> list[str]:
 
 
 def csv_cells(row: Prediction, top_k: int | None = None) -> list[str | None]:
-    """Return the cells of one line of `csv_lines`."""
-    first_cells = [row.predicted, _format_share(row.confidence)] if row.thresholds is None else [";".join(row.labels)]
+    """Return the values of one line of `csv_lines`."""
+    first_cells = (
+        [row.predicted, _format_probability(row.confidence)] if row.thresholds is None else [";".join(row.labels)]
+    )
     if top_k is None:
-        return [row.path, *first_cells, *map(_format_share, row.shares.tolist())]
-    return [row.path, *first_cells, *(word for name, share in row.top(top_k) for word in (name, _format_share(share)))]
+        return [row.path, *first_cells, *map(_format_probability, row.shares.tolist())]
+    return [
+        row.path,
+        *first_cells,
+        *(word for name, share in row.top(top_k) for word in (name, _format_probability(share))),
+    ]
 
 
 def json_lines(rows: Iterable[Prediction], top_k: int | None = None) -> Iterator[str]:
-    """Yield a JSON list in pieces: for each image a mapping with the values of its line in `csv_lines`."""
-    empty = True
+    """Yield a JSON list in pieces: for each image an object with the same values as its line in `csv_lines`."""
+    is_empty = True
     for row in rows:
         names = ("path", "predicted", "confidence") if row.thresholds is None else ("path", "labels")
         values: dict[str, Any] = {name: getattr(row, name) for name in names}
         values["probabilities"] = row.probabilities if top_k is None else dict(row.top(top_k))
         entry = textwrap.indent(json.dumps(values, indent=2, ensure_ascii=False), "  ")
-        yield f"{'[' if empty else ','}\n{entry}"
-        empty = False
-    yield "[]\n" if empty else "\n]\n"
+        yield f"{'[' if is_empty else ','}\n{entry}"
+        is_empty = False
+    yield "[]\n" if is_empty else "\n]\n"
 
 
-def _format_share(share: float) -> str:
+def _format_probability(share: float) -> str:
     return f"{share:.6g}"
 
 
 @dataclass(frozen=True, eq=False)
 class Block:
-    """The outputs of a model for consecutive pictures.
+    """The outputs of a model for consecutive images.
 
     Attributes:
-        names: Paths of the N pictures; None for a picture in memory.
-        stamps: Stamps of the N pictures, which show whether a file has changed; see `InputImages.stamp`.
-        problems: Reasons why pictures could not be read; None for each of the M readable pictures.
-        shares: (M, K) float32 probabilities of the readable pictures.
-        features: (M, D) float32 inputs of the classifier; None if not requested.
+        names: Paths of the N images; None for an image in memory.
+        stamps: Stamps of the N images, which show whether a file has changed; see `InputImages.stamp`.
+        problems: Reason why each of the N images could not be read; None for each of the M readable images.
+        shares: (M, K) float32 probabilities of the readable images for K classes.
+        features: (M, D) float32 inputs of the final linear classifier; None if not requested.
     """
 
     names: Sequence[str | None]
@@ -174,11 +180,11 @@ class Block:
 
     @property
     def readable(self) -> list[bool]:
-        """Which of the N pictures could be read."""
+        """For each of the N images, whether it could be read."""
         return [problem is None for problem in self.problems]
 
     def predictions(self, card: ModelCard) -> list[Prediction]:
-        """Return the predictions for the pictures that could be read."""
+        """Return the predictions for the images that could be read."""
         rows = self.features if self.features is not None else [None] * len(self.shares)
         return [
             Prediction(name, card.classes, shares, card.thresholds, features)
@@ -195,10 +201,10 @@ def predict_batches(
     start: int = 0,
     features: bool = False,
 ) -> Iterator[Block]:
-    """Yield the outputs of a model for the pictures from position `start` on, batch by batch, with a progress bar.
+    """Yield the outputs of a model for the images from position `start` on, batch by batch, with a progress bar.
 
-    Unreadable pictures do not count towards the batch size. A call that resumes after a complete batch thus gets the
-    same batches, and the same numbers, as an uninterrupted call.
+    Unreadable images do not count towards the batch size. A call that resumes after a complete batch thus gets the
+    same batches, and the same predictions, as an uninterrupted call.
     """
     with ExitStack() as stack:
         take_features = stack.enter_context(record_features(model)) if features else None
@@ -213,7 +219,7 @@ def predict_batches(
 def _batches(
     pictures: InputImages, settings: PredictSettings, console: Console, start: int
 ) -> Iterator[tuple[int, list[Image.Image | UnreadableImage]]]:
-    """Yield for each batch the position of its first picture, and its pictures, including unreadable ones."""
+    """Yield the position of the first image and the images, including unreadable images, of each batch."""
     first, batch, n_readable = start, [], 0
     for position in range(start, len(pictures)):
         picture = pictures.read_or_skip(position, settings.on_bad_image, console)
@@ -239,7 +245,7 @@ def _run_batch(
     shares, features = torch.empty(0, len(model.classes)), None
     if readable and model.classes:
         shares = model.probabilities(readable)
-    elif readable:  # a backbone without a classifier: `take_features` records the features of this forward pass
+    elif readable:  # for a backbone without a classifier, `take_features` returns the features of this forward pass
         shares = torch.empty(len(readable), 0)
         with torch.inference_mode():
             model.module(model.prepared(readable))

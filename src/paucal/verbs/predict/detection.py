@@ -1,4 +1,4 @@
-"""Prediction with a detector: the objects in images, as Python objects, CSV or COCO's JSON."""
+"""Prediction with a detector: the objects in images, as Python objects, CSV or COCO JSON."""
 
 import os
 from collections.abc import Sequence
@@ -42,11 +42,11 @@ class Objects:
 
     Attributes:
         path: Path of the image; None for a PIL image or array.
-        found: Boxes in pixels of the image, scores, labels and, if the detector predicts them, masks, in descending
-            order of the score; `found.mask(0)` is the mask of the first object.
-        classes: Names of the labels.
+        found: Detections in descending order of their scores: boxes in pixels of the image, scores, labels and, if the
+            detector predicts masks, also masks; `found.mask(0)` is the mask of the first object.
+        classes: Class names; a label is an index into them.
         size: (height, width) of the image in pixels.
-        picture: The image with its objects drawn on it; None without `drawn`.
+        picture: The image with its objects drawn on it; None if drawing was not requested.
     """
 
     path: str | None
@@ -60,7 +60,7 @@ class FoundObjects(list[Objects]):
     """The objects in the images of one call, as a list that can be converted to tables."""
 
     def to_arrow(self) -> pa.Table:
-        """Return a table with a row for each object: path, class, score and corners in pixels, unrounded."""
+        """Return a table with a row for each object: path, class, score and box corners in pixels, without rounding."""
         edges = np.concatenate([np.zeros((0, 4)), *(row.found.boxes for row in self)]).T
         return pa.table(
             {
@@ -72,7 +72,7 @@ class FoundObjects(list[Objects]):
         )
 
     def to_pandas(self) -> "DataFrame":
-        """Return the table of `to_arrow` as a DataFrame of pandas.
+        """Return the table of `to_arrow` as a pandas DataFrame.
 
         Raises:
             UserError: pandas is not installed.
@@ -91,17 +91,17 @@ def detect_objects(
     """Find objects in images.
 
     Args:
-        run: Run of `paucal detect`.
-        sources: Files, folders, patterns, PIL images and arrays (H, W) or (H, W, 3); one or several of them; or a
+        run: Run folder of `paucal detect`.
+        sources: One or several files, folders, patterns, PIL images or arrays (H, W) or (H, W, 3); or a
             DataFrame with a row for each image.
-        settings: Settings of prediction; detectors use only `device` and `on_bad_image`.
+        settings: Prediction settings; detectors use only `device` and `on_bad_image`.
         console: Console for skipped images and progress.
         drawn: Whether to draw the objects on copies of the images.
         image: Column of a DataFrame with the paths or PIL images; None for the first column with a usual name, such
             as "path".
 
     Returns:
-        The objects of each image; `to_pandas()` makes a DataFrame of them.
+        The objects in each image, as a list with a method `to_pandas()`.
 
     Raises:
         UserError: The run does not exist or is not a detector, or an image is missing or cannot be read.
@@ -110,7 +110,7 @@ def detect_objects(
     check_ranges(settings)
     refuse_classifier_settings(settings)
     detector, card, device = load_detector(run, settings.device)
-    # Boxes are in pixels of the image itself, so it is read in full size.
+    # Boxes are in pixels of the original image, so the image is read in full size.
     reading = replace(card.preprocessing.reading, side=None)
     source_list = images_of_frame(sources, image) if is_frame(sources) else list_sources(sources)
     image_sets = open_sources(source_list, console, reading)
@@ -125,7 +125,7 @@ def detect_objects(
 def find_objects(
     source: str, paths: Sequence[str], settings: PredictSettings, outputs: OutputSettings, console: Console
 ) -> str:
-    """Return the CSV or JSON text of `paucal predict` for a detector; write the pictures of --pictures if requested."""
+    """Return the CSV or JSON text of `paucal predict` for a detector, and write the images of --pictures."""
     folder = None
     if outputs.pictures is not None:
         folder = check_new_folder(outputs.pictures, {}, flag="--pictures")
@@ -143,7 +143,7 @@ def find_objects(
 
 
 def object_cells(row: Objects) -> list[list[str]]:
-    """Return the cells of the CSV row of each confident detection, without the path."""
+    """Return the values of the CSV row of each confident detection, without the path."""
     confident = row.found.above(MIN_SHOWN_SCORE)
     return [
         [row.classes[label], f"{score:.4f}", *(f"{value:.1f}" for value in box)]
@@ -152,7 +152,7 @@ def object_cells(row: Objects) -> list[list[str]]:
 
 
 def write_pictures(rows: Sequence[Objects], folder: Path) -> None:
-    """Write the images with drawn objects into a folder, named by their number and the stem of the image's name."""
+    """Write the images with drawn objects into a folder; a file name has the number and the stem of an image."""
     folder.mkdir(parents=True, exist_ok=True)
     width = len(str(len(rows)))
     for number, row in enumerate(rows, 1):
@@ -184,7 +184,7 @@ def detect_image(
 
 
 def enlarge(image: Image.Image) -> Image.Image:
-    """Return an image, enlarged if it is so small that drawn class names would cover its objects."""
+    """Enlarge an image if it is so small that drawn class names would cover its objects."""
     return resize_to_width(image, round(image.width * max(1.0, TILE_WIDTH / image.width)))
 
 
@@ -192,6 +192,6 @@ def refuse_classifier_settings(settings: PredictSettings) -> None:
     """Refuse settings that detectors do not support."""
     if settings.mirror or settings.scales is not None:
         flag = "--mirror" if settings.mirror else "--scales"
-        raise UserError(f"{flag} is not supported for detectors: leave it out.")
+        raise UserError(f"{flag} is not supported for detectors: remove {flag}.")
     if settings.precision is not None:
-        raise UserError("--precision is not supported for detectors: leave it out.")
+        raise UserError("--precision is not supported for detectors: remove --precision.")

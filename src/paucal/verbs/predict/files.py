@@ -1,4 +1,4 @@
-"""`paucal predict` with a classifier: write predictions to files or standard output; an interrupted call can resume."""
+"""`paucal predict` with a classifier: write predictions to files or standard output, and resume interrupted calls."""
 
 import time
 from collections.abc import Iterator, Sequence
@@ -23,9 +23,9 @@ from paucal.wording import counted
 def predict_to_files(
     source: str, paths: Sequence[str], settings: PredictSettings, outputs: OutputSettings, console: Console
 ) -> Iterator[str]:
-    """Classify images and write the requested files; a backbone without a classifier has only features to write.
+    """Classify images and write the requested files; for a backbone without a classifier, only features can be written.
 
-    Return the text for standard output in pieces; no pieces if the predictions are written to a file.
+    Return the text for standard output in pieces; there are no pieces if the predictions are written to a file.
     """
     check_ranges(settings)
     check_ranges(outputs)
@@ -54,7 +54,7 @@ def predict_to_files(
 
 
 def _prediction_facts(source: str, settings: PredictSettings, targets: Targets) -> dict[str, Any]:
-    """Return what the exact predicted numbers depend on: the model's digest, and settings by flag."""
+    """Return what the exact predictions depend on: the digest of the model, and settings by flag."""
     return {
         "model": model_digest(source),
         "--mirror": settings.mirror,
@@ -79,7 +79,7 @@ def _classify_missing(
     # Report the images that an earlier call skipped, or refuse them if this call must not skip any.
     for problem in (problem for block in journal.blocks() for problem in block.problems if problem is not None):
         if settings.on_bad_image == "refuse":
-            raise UserError(f"{problem}; leave it out with --on-bad-image skip.")
+            raise UserError(f"{problem}; skip the image with --on-bad-image skip.")
         console.say(f"skipped: {problem}")
     try:
         for block in _predict_and_report(model, pictures, settings, console, start, targets):
@@ -101,7 +101,7 @@ def _predict_and_report(
     start: int,
     targets: Targets,
 ) -> Iterator[Block]:
-    """Yield the outputs for all pictures from `start` on; then print the number of images, the speed and the skips."""
+    """Yield the outputs for all images from `start` on; then print the number of images, the speed and the skips."""
     start_time, n_read, n_skipped = time.monotonic(), 0, 0
     for block in predict_batches(
         model, pictures, settings, console, start=start, features=targets.features is not None
@@ -113,4 +113,4 @@ def _predict_and_report(
     speed = f"{n_read / seconds:.3g} images/s on {model.device}"
     console.say(f"classified {counted(n_read, 'image')} in {precise_duration(seconds)} ({speed})")
     if n_skipped:
-        console.say(f"skipped {counted(n_skipped, 'image')} that cannot be read, named above")
+        console.say(f"skipped {counted(n_skipped, 'image')} that cannot be read; their names are listed above")

@@ -15,7 +15,7 @@ from torch import Tensor
 from paucal.models.precision import EXPLICIT_CHOICES
 from paucal.reading import require_regular
 from paucal.runner.input_images import InputImages
-from paucal.runs.lock import LOCK, RunLock
+from paucal.runs.lock import LOCK_FILE, RunLock
 from paucal.types import UserError
 from paucal.verbs.predict.answers import Block
 
@@ -24,7 +24,7 @@ LOCK_NOUN = "the folder of unfinished predictions"
 _METADATA_KEY = b"paucal"
 _FILE_PATTERN = "[0-9][0-9][0-9][0-9].arrow"
 PRECISION = "--precision"  # key of a stored setting
-OLD_PRECISION = "32-true"  # its value in folders of older versions, which did not store it
+OLD_PRECISION = "32-true"  # precision of predictions by older versions, which did not store this setting
 _SCHEMA = pa.schema(
     {
         "name": pa.binary(),  # file names on Linux may be any bytes
@@ -39,13 +39,13 @@ _SCHEMA = pa.schema(
 class Journal:
     """A folder of Arrow streams, one for each call that computed some of the predictions.
 
-    A block that is incomplete because its process died is ignored. Numbers are stored exactly, so that the files
-    written from a journal do not depend on how often the work was interrupted. `about` is what the predictions depend
-    on, by names for messages, such as "model" and "--mirror".
+    A block that is incomplete because its process died is ignored. Numbers are stored without rounding, so that the
+    files written from a journal do not depend on how often the work was interrupted. `about` has the values that the
+    predictions depend on, by their names in messages, such as "model" and "--mirror".
     """
 
     def __init__(self, folder: Path, n_classes: int, about: Mapping[str, Any]) -> None:
-        self.folder, self.n_classes, self.done = folder, n_classes, 0  # `done`: number of pictures with predictions
+        self.folder, self.n_classes, self.done = folder, n_classes, 0  # `done` counts images with predictions
         self._about, self._stack = dict(about), list[Any]()
 
     def __enter__(self) -> "Journal":
@@ -71,24 +71,24 @@ class Journal:
             with suppress(OSError):  # a full disk has already been reported
                 self._stack.pop().close()
         self._lock.release()
-        with suppress(OSError):  # a folder with predictions is kept
+        with suppress(OSError):  # a folder that still has predictions is kept
             self.folder.rmdir()
 
     def resume(self, pictures: InputImages) -> int:
-        """Return the number of pictures with stored predictions, after checking that they have not changed."""
+        """Return the number of images with stored predictions, after checking that these images have not changed."""
         for block in self.blocks():
             for name, stamp in zip(block.names, block.stamps, strict=True):
-                has_picture = self.done < len(pictures)
-                if not has_picture or (pictures.name(self.done), pictures.stamp(self.done)) != (name, stamp):
+                has_image = self.done < len(pictures)
+                if not has_image or (pictures.name(self.done), pictures.stamp(self.done)) != (name, stamp):
                     raise UserError(
                         f"{str(self.folder)!r} has predictions for other images, or {str(name)!r} has changed "
-                        "since: remove that folder to start again, or give another --output."
+                        "since then: remove that folder to start again, or give another --output."
                     )
                 self.done += 1
         return self.done
 
     def add(self, block: Block) -> None:
-        """Append a block to the file of this call."""
+        """Append a block to the Arrow file of this call."""
         self._lock.check()
         if not self._stack:
             self._open_part()
@@ -97,7 +97,7 @@ class Journal:
         self.done += len(block)
 
     def blocks(self) -> Iterator[Block]:
-        """Yield all stored blocks, those of earlier calls first."""
+        """Yield all stored blocks, the blocks of earlier calls first."""
         for path in self._part_files():
             for block in _read_blocks(path):
                 if block.shares.shape[1] != (self.n_classes if len(block.shares) else 0):
@@ -123,12 +123,12 @@ class Journal:
         self._stack.append(self._writer)
 
     def _check_journal(self) -> None:
-        """Refuse a folder with unknown files, or with predictions of another model or other settings."""
+        """Refuse a folder with unknown files, or with predictions from another model or with other settings."""
         parts = self._part_files()
-        names = {path.name for path in self.folder.iterdir()} - {LOCK, *(path.name for path in parts)}
-        if other_files := sorted(name for name in names if not name.startswith(f".{LOCK}")):
+        names = {path.name for path in self.folder.iterdir()} - {LOCK_FILE, *(path.name for path in parts)}
+        if other_files := sorted(name for name in names if not name.startswith(f".{LOCK_FILE}")):
             raise UserError(
-                f"{str(self.folder)!r} contains {other_files[0]!r}, which is not a file of predictions: give another "
+                f"{str(self.folder)!r} contains {other_files[0]!r}, which does not store predictions: give another "
                 "--output."
             )
         for path in parts:
@@ -157,7 +157,7 @@ def _record_batch(block: Block) -> pa.RecordBatch:
 
 
 def _list_array(rows: Tensor, counts: np.ndarray) -> pa.ListArray:
-    """Return an array with a list of numbers for each picture: the next row, or an empty list where `counts` is 0."""
+    """Return an array with a list per image: the next row of `rows` if `counts` is 1, an empty list if it is 0."""
     offsets = np.concatenate([[0], np.cumsum(counts * rows.shape[1])]).astype(np.int32)
     return pa.ListArray.from_arrays(pa.array(offsets), pa.array(rows.contiguous().numpy().reshape(-1)))
 
@@ -206,7 +206,7 @@ def _read_facts(path: Path) -> dict[str, Any] | None:
 
 
 def stored_precision(folder: Path) -> str | None:
-    """Return the --precision of the unfinished predictions in a folder; None for a folder without predictions."""
+    """Return the --precision of the unfinished predictions in a folder; None if there are no predictions."""
     stored = (_read_facts(require_regular(path)) for path in sorted(folder.glob(_FILE_PATTERN)))
     precision = next((facts.get(PRECISION) for facts in stored if facts is not None), None)
     return precision if precision in EXPLICIT_CHOICES else None

@@ -8,13 +8,13 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from paucal.data.decode import WHOLE, UnreadableImage
+from paucal.data.decode import DEFAULT_READING, UnreadableImage
 from paucal.data.images import ImageSet
 from paucal.data.sources.joining import join_sets
 from paucal.export.reading import task_of_model
 from paucal.models.saved import read_card
 from paucal.models.tasks import DETECTION, REGRESSION, SEGMENTATION
-from paucal.reading import named_path
+from paucal.reading import expand_user_path
 from paucal.runner.console import Console, NullConsole
 from paucal.runner.input_images import InputImages, MemoryImage, open_sources, path_of_image
 from paucal.runner.outputs import check_new_folder, refuse_inside_images
@@ -47,12 +47,12 @@ class _PredictionInput(NamedTuple):
 def predict_as_labels(
     source: str, paths: Sequence[str], settings: PredictSettings, outputs: OutputSettings, console: Console
 ) -> Converted:
-    """Write a data set of the images in which the predictions are the labels, in the layout `outputs.to`."""
+    """Write a data set of the images, with the predictions as labels, in the layout `outputs.to`."""
     if outputs.to is None or outputs.output is None:
-        raise UserError("--to writes labels and copies of the images: give --output, a new folder for them.")
+        raise UserError("--to needs --output, a new folder for the labels and copies of the images: give --output.")
     task = task_of_model(source)
     if task == REGRESSION:
-        raise UserError("this model predicts numbers, which --to does not support: leave --to out to get a table.")
+        raise UserError("this model predicts target values, which --to does not support: remove --to to get a table.")
     kind = _KIND_OF_TASK.get(task, "train")
     if kind not in LAYOUTS[outputs.to].kinds:
         supported = ", ".join(name for name, layout in LAYOUTS.items() if kind in layout.kinds)
@@ -63,7 +63,9 @@ def predict_as_labels(
     target = check_new_folder(outputs.output, {})
     for path in paths:
         refuse_inside_images(target, {"PATHS": path})
-    sets = [images for images in open_sources(paths, NullConsole(), WHOLE) if not isinstance(images, MemoryImage)]
+    sets = [
+        images for images in open_sources(paths, NullConsole(), DEFAULT_READING) if not isinstance(images, MemoryImage)
+    ]
     names = [path_of_image(images, key) for images in sets for key in images.keys]
     images = sets[0] if len(sets) == 1 else join_sets(sets, "+".join(paths))
     images = replace(images, classes=(), labels=np.full(len(images), -1), multi_hot=None, declared=[""] * len(images))
@@ -74,7 +76,7 @@ def predict_as_labels(
 
 
 def _predict_boxes(request: _PredictionInput, settings: PredictSettings, console: Console) -> Content:
-    card = read_card(open_model_folder(named_path(request.source, "RUN")), DetectorCard)
+    card = read_card(open_model_folder(expand_user_path(request.source, "RUN")), DetectorCard)
     rows = {row.path: row for row in detect_objects(request.source, list(request.paths), settings, console)}
     items = [
         item_of_detections(index, row.size, row.found, card.classes)
@@ -85,7 +87,7 @@ def _predict_boxes(request: _PredictionInput, settings: PredictSettings, console
 
 
 def item_of_detections(index: int, size: tuple[int, int], detections: Detections, classes: tuple[str, ...]) -> Item:
-    """Return the confident detections in an image as an item of a set, with masks in COCO's compressed run lengths."""
+    """Return the confident detections in an image as an item of a set, with masks as compressed COCO run lengths."""
     detections = detections.above(MIN_SHOWN_SCORE)
     outlines = [
         None if mask is None else {"size": list(mask["size"]), "counts": mask["counts"].decode("ascii")}

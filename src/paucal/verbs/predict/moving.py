@@ -17,7 +17,7 @@ from paucal.models.precision import EXPLICIT_CHOICES
 from paucal.models.regression import RegressionCard
 from paucal.models.tasks import DETECTION, SEGMENTATION, task_of
 from paucal.models.trained import TrainedModel
-from paucal.reading import named_path
+from paucal.reading import expand_user_path
 from paucal.runner.clock import precise_duration
 from paucal.runner.console import Console
 from paucal.runner.input_images import InputImages, open_sources
@@ -30,25 +30,25 @@ from paucal.verbs.predict.annotating import annotate_video
 from paucal.verbs.predict.answers import Prediction, csv_cells, csv_header
 from paucal.verbs.predict.detection import HEADER, detect_image, object_cells, refuse_classifier_settings
 from paucal.verbs.predict.prediction_table import PredictionTable
-from paucal.verbs.predict.regression import COLUMNS, number_cells, number_rows
+from paucal.verbs.predict.regression import COLUMNS, number_cells, regression_rows
 from paucal.verbs.predict.settings import MovingSettings, OutputSettings, PredictSettings
 from paucal.verbs.predict.video import Frame, VideoLedger, is_live, is_moving, read_frames, read_live
 from paucal.wording import counted
 
 EVERY_FRAME = "frame"  # value of --every that selects each frame
-TIMED_BATCH_SIZES = (1, 4, 16, 64)
-MIN_SPEED_SHARE = 0.95  # of the highest speed, in images per second, that the chosen batch size must reach
+TIMED_BATCH_SIZES = (1, 4, 16, 64)  # numbers of images per forward pass among which the fastest is chosen
+MIN_RELATIVE_SPEED = 0.95  # minimum speed of the chosen batch size, in images per second, relative to the fastest
 Rows = Sequence[Sequence[object]]
-POLL_SECONDS = 1.0  # between two checks of a watched folder
-MAX_UNREADABLE_SECONDS = 10.0  # an unreadable picture is given up when its file has not changed for this long
+POLL_SECONDS = 1.0  # time between two checks of a watched folder
+MAX_UNREADABLE_SECONDS = 10.0  # time without changes after which an unreadable image file is given up
 _Stamp = tuple[int, int]  # file size in bytes, modification time in nanoseconds
 
 
 class FramePredictor:
-    """A model whose predictions for frames are rows of a table.
+    """Predicts video frames, and returns the predictions as table rows.
 
-    `header` has the names of the columns after path, frame number and time; `batch_size` is the number of frames per
-    forward pass.
+    `header` has the names of the columns that follow path, frame number and time; `batch_size` is the number of frames
+    per forward pass.
     """
 
     def __init__(self, run: str, settings: PredictSettings, outputs: OutputSettings, console: Console) -> None:
@@ -56,7 +56,7 @@ class FramePredictor:
         if task_of(run) == DETECTION:
             detector, card, device = load_detector(run, settings.device)
             self.header, self.batch_size, self.device = list(HEADER[1:]), 1, str(device)
-            self.reading = replace(card.preprocessing.reading, side=None)  # boxes are in pixels of the original
+            self.reading = replace(card.preprocessing.reading, side=None)  # boxes are in pixels of the original image
             self._predict_frames = lambda images: [
                 object_cells(detect_image(detector, card, None, image, device)) for image in images
             ]
@@ -67,9 +67,10 @@ class FramePredictor:
         card, self.device, self.reading = model.card, str(model.device), model.card.preprocessing.reading
         self.batch_size = settings.batch_size or _fastest_batch(model, console)
         if isinstance(card, RegressionCard):
-            self.header = [*COLUMNS[1:], *(f"p_{grade}" for grade in (card.grades.names if card.grades else ()))]
+            self.header = [*COLUMNS[1:], *(f"p_{grade}" for grade in (card.grades.values if card.grades else ()))]
             self._predict_frames = lambda images: [
-                [number_cells(row)[1:]] for row in number_rows(card, [None] * len(images), model.probabilities(images))
+                [number_cells(row)[1:]]
+                for row in regression_rows(card, [None] * len(images), model.probabilities(images))
             ]
             return
         model.require_classifier()
@@ -80,7 +81,7 @@ class FramePredictor:
         ]
 
     def rows(self, frames: Sequence[Frame]) -> Rows:
-        """Return the rows of frames; a frame without predictions has one row, so that it counts as processed."""
+        """Return the table rows of frames; a frame without detections has an empty row to mark the frame as done."""
         images = [frame.image for frame in frames if frame.image is not None]
         predictions = iter(self._predict_frames(images) if images else [])
         rows: list[Sequence[object]] = []
@@ -92,7 +93,7 @@ class FramePredictor:
 
 
 def _fastest_batch(model: TrainedModel, console: Console) -> int:
-    """Time a few batch sizes and return the smallest one that is nearly as fast per image as the fastest."""
+    """Time a few batch sizes, and return the smallest whose speed is at least 95 % of the highest speed."""
     height, width = model.card.preprocessing.image_size
     largest, speeds = inference_batch_size((height, width), model.device.type), {}
     for size in (size for size in TIMED_BATCH_SIZES if size <= largest):
@@ -101,7 +102,7 @@ def _fastest_batch(model: TrainedModel, console: Console) -> int:
         start_time = time.perf_counter()
         model.probabilities(images)
         speeds[size] = size / max(time.perf_counter() - start_time, 1e-9)
-    best = next(size for size, speed in speeds.items() if speed >= MIN_SPEED_SHARE * max(speeds.values()))
+    best = next(size for size, speed in speeds.items() if speed >= MIN_RELATIVE_SPEED * max(speeds.values()))
     speed = f"{speeds[best]:.3g} images/s on {model.device}, measured with blank images"
     console.say(f"batch size {best}: {speed}")
     return best
@@ -115,7 +116,7 @@ def predict_moving(
     moving: MovingSettings,
     console: Console,
 ) -> None:
-    """Predict frames of videos or cameras, or new pictures in a folder, and write the rows after each batch."""
+    """Predict frames of videos or cameras, or new images in a folder, and write the rows after each batch."""
     for group in (settings, outputs, moving):
         check_ranges(group)
     interval = 0.0 if moving.every == EVERY_FRAME else parse_duration(moving.every, "--every")
@@ -133,17 +134,17 @@ def predict_moving(
             console.say(f"{outputs.output} has predictions already: continuing")
         try:
             if moving.watch is not None:
-                _classify_watched(moving, predictor, table, console)
+                _predict_watched(moving, predictor, table, console)
                 return
             for source in paths:
-                _classify_video(source, interval, predictor, table, settings, console)
+                _predict_video(source, interval, predictor, table, settings, console)
         except KeyboardInterrupt:
             if table.folder_in_progress is not None:
                 console.say(f"the predictions so far are in {outputs.output}: repeat the same call to continue")
             raise
         table.finish()
     if moving.annotated is not None and outputs.output is not None:
-        table_path, copy_path = named_path(outputs.output), named_path(moving.annotated, "--annotated")
+        table_path, copy_path = expand_user_path(outputs.output), expand_user_path(moving.annotated, "--annotated")
         annotate_video(paths[0], table_path, copy_path, console)
 
 
@@ -151,12 +152,12 @@ def _check_request(
     run: str, paths: Sequence[str], settings: PredictSettings, outputs: OutputSettings, moving: MovingSettings
 ) -> None:
     if moving.watch is not None and paths:
-        raise UserError("--watch cannot be combined with PATHS: leave one of them out.")
+        raise UserError("--watch cannot be combined with PATHS: remove --watch or the PATHS.")
     if moving.idle is not None and moving.watch is None:
-        raise UserError("--idle is for --watch: leave it out.")
+        raise UserError("--idle is only for --watch: remove --idle, or give --watch.")
     if images := [path for path in paths if not is_moving(path)]:
         raise UserError(
-            f"videos and images give different tables: leave {images[0]!r} out, or predict it in another call."
+            f"videos and images need different tables: remove {images[0]!r}, or predict it in another call."
         )
     if task_of(run) == SEGMENTATION:
         raise UserError(
@@ -170,8 +171,8 @@ def _check_request(
         or settings.scales is not None
     ):
         raise UserError(
-            "videos, cameras and watched folders give a CSV table: leave --format, --features, --pictures, "
-            "--sheet and --scales out."
+            "the only output for videos, cameras and watched folders is a CSV table: remove --format json, --features, "
+            "--pictures, --sheet and --scales."
         )
     if moving.annotated is not None:
         _check_copy(moving.annotated, paths, outputs.output)
@@ -181,26 +182,26 @@ def _check_copy(text: str, paths: Sequence[str], table: str | None) -> None:
     """Check that an annotated copy of a video can be written, before the predictions are computed."""
     if len(paths) != 1 or is_live(paths[0]) or table is None:
         raise UserError("--annotated needs exactly one video file, and --output for its table: give both.")
-    path = named_path(text, "--annotated")
+    path = expand_user_path(text, "--annotated")
     if path.exists() or path.suffix.lower() != ".mp4":
         raise UserError(f"--annotated: {text!r} must be a new file that ends in .mp4: give another name.")
     if not path.parent.is_dir():
-        raise UserError(f"there is no folder for {text!r}: make it, or choose another --annotated.")
+        raise UserError(f"--annotated: the folder of {text!r} does not exist: create it, or give another path.")
     check_file_writable(path, "--annotated")
 
 
-def _classify_watched(
+def _predict_watched(
     moving: MovingSettings, predictor: FramePredictor, table: PredictionTable, console: Console
 ) -> None:
-    """Classify new pictures in the watched folder, until no picture has come for the time of --idle."""
+    """Classify new images in the watched folder, until there was no new image for the time --idle."""
     idle_seconds = None if moving.idle is None else parse_duration(moving.idle, "--idle")
-    folder = named_path(str(moving.watch), "--watch")
+    folder = expand_user_path(str(moving.watch), "--watch")
     console.say(f"watching {folder}; press Ctrl-C to stop; repeat the same call to continue")
-    source = watched_pictures(folder, set(table.done), idle_seconds, predictor.reading, console)
-    _classify_frames(source, predictor, table, console)
+    source = watch_images(folder, set(table.done), idle_seconds, predictor.reading, console)
+    _write_predictions(source, predictor, table, console)
 
 
-def _classify_video(
+def _predict_video(
     source: str,
     interval: float,
     predictor: FramePredictor,
@@ -209,10 +210,10 @@ def _classify_video(
     console: Console,
 ) -> None:
     if is_live(source):
-        _classify_frames(read_live(source, interval), predictor, table, console, at_once=True)
+        _write_predictions(read_live(source, interval), predictor, table, console, at_once=True)
         return
     ledger = VideoLedger()
-    _classify_frames(read_frames(source, interval, ledger, table.done.get(source, -1)), predictor, table, console)
+    _write_predictions(read_frames(source, interval, ledger, table.done.get(source, -1)), predictor, table, console)
     console.say(
         f"{source}: {counted(ledger.frames, 'frame')} in {ledger.seconds:.1f} s, {ledger.sampled} of them with "
         "predictions"
@@ -226,14 +227,14 @@ def _classify_video(
         console.say(f"note: {source} is incomplete: {ledger.problem}")
 
 
-def _classify_frames(
+def _write_predictions(
     frames: Iterable[Frame | None],
     predictor: FramePredictor,
     table: PredictionTable,
     console: Console,
     at_once: bool = False,
 ) -> None:
-    """Predict frames batch by batch; a None among them completes the current batch, as each frame does `at_once`."""
+    """Predict frames in batches; None among the frames ends a batch. With `at_once`, each frame is its own batch."""
     count, busy_seconds = 0, 0.0
     for batch in _batches(frames, 1 if at_once else predictor.batch_size):
         start_time = time.perf_counter()
@@ -256,17 +257,17 @@ def _batches(frames: Iterable[Frame | None], size: int) -> Iterator[list[Frame]]
         yield waiting
 
 
-def watched_pictures(
+def watch_images(
     folder: Path, known_paths: set[str], max_idle: float | None, reading: Reading, console: Console
 ) -> Iterator[Frame | None]:
-    """Yield new pictures below a folder, oldest first, and None after each check; add their paths to `known_paths`.
+    """Yield new images in a folder and its subfolders, oldest first, and None after each check of the folder.
 
-    A picture counts as complete when its file size and modification time have not changed between two checks and it can
-    be decoded. A picture that stays unreadable is yielded without an image. Watching ends after `max_idle` seconds
-    without a new picture; never if `max_idle` is None.
+    The paths of the images are added to `known_paths`. An image file counts as complete when its size and modification
+    time have not changed between two checks and the image can be decoded. If a file stays unreadable, its frame has no
+    image. Watching ends after `max_idle` seconds without a new image; never if `max_idle` is None.
     """
     if not folder.is_dir():
-        raise UserError(f"--watch: there is no folder {str(folder)!r}: make it, or give another.")
+        raise UserError(f"--watch: there is no folder {str(folder)!r}: create it, or give another folder.")
     previous_stamps, last_time = dict[str, _Stamp](), time.monotonic()
     while True:
         stamps = _picture_stamps(folder, known_paths)
@@ -287,9 +288,9 @@ def watched_pictures(
 
 
 def _picture_stamps(folder: Path, known_paths: set[str]) -> dict[str, _Stamp]:
-    """Return the file sizes and modification times of the pictures that are not in `known_paths`, by path.
+    """Return the file sizes and modification times of the image files that are not in `known_paths`, by path.
 
-    Hidden files are left out: programs write to them and rename them at the end.
+    Hidden files are left out, since some programs write to a hidden file and rename the file when it is complete.
     """
     stamps = {}
     for parent, _, names in os.walk(folder):
@@ -299,14 +300,14 @@ def _picture_stamps(folder: Path, known_paths: set[str]) -> dict[str, _Stamp]:
                 continue
             try:
                 status = os.stat(path)
-            except OSError:  # it was just removed or renamed
+            except OSError:  # the file was just removed or renamed
                 continue
             stamps[path] = (status.st_size, status.st_mtime_ns)
     return stamps
 
 
 def _read_picture(path: str, reading: Reading, console: Console, given_up: bool) -> Frame | None:
-    """Return a picture; if it cannot be read, None or, if `given_up`, a frame without an image."""
+    """Return an image file as a frame; if it cannot be read, None, or a frame without an image if `given_up`."""
     picture: Image.Image | None = None
     try:
         picture = InputImages(open_sources([path], console, reading), reading).read(0)
@@ -314,5 +315,5 @@ def _read_picture(path: str, reading: Reading, console: Console, given_up: bool)
     except (UnreadableImage, UserError, OSError) as problem:
         if not given_up:
             return None
-        console.say(f"cannot be read, and has no prediction: {problem}")
+        console.say(f"no prediction for an unreadable image: {problem}")
     return Frame(path, None, datetime.now().isoformat(timespec="milliseconds"), picture)

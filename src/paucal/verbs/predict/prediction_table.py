@@ -22,17 +22,17 @@ ABOUT_FILE, MAX_ABOUT_BYTES = "about.json", 1 << 20
 class PredictionTable:
     """Rows that are written to disk batch by batch, or to standard output if there is no file.
 
-    The first columns are "path" and, for videos, "frame". While the table is incomplete, a folder beside it contains a
-    lock and `about`: what the predictions depend on, by names for messages, such as "model" and "--mirror". If a
-    process dies, the rows of the last frame may be incomplete, so the call that resumes removes them and repeats that
-    frame.
+    The first columns are "path" and, for videos, "frame". While the table is incomplete, a folder beside the table's
+    file contains a lock and `about`: the values that the predictions depend on, by their names in messages, such as
+    "model" and "--mirror". If a process dies, the rows of the last frame may be incomplete, so the call that resumes
+    removes these rows and predicts that frame again.
     """
 
     def __init__(self, output: str | None, header: Sequence[str], about: Mapping[str, Any]) -> None:
         self.header, self.about = list(header), dict(about)
         self.path = None if output is None else Path(output).expanduser()
         self.folder_in_progress = None if self.path is None else self.path.with_name(self.path.name + JOURNAL_SUFFIX)
-        self.done: dict[str, int] = {}  # by path, number of the last frame with predictions; 0 for a picture
+        self.done: dict[str, int] = {}  # number of the last frame with predictions, or 0 for an image, by path
         self.rows = 0
 
     def __enter__(self) -> "PredictionTable":
@@ -57,14 +57,14 @@ class PredictionTable:
             self._lock.release()
 
     def add(self, rows: Sequence[Sequence[object]]) -> None:
-        """Write rows, which must include all rows of each of their frames."""
+        """Write rows; all rows of a frame must be in the same call."""
         if self.folder_in_progress is not None:
             self._lock.check()
         self._write_rows(rows)
         self.rows += len(rows)
 
     def finish(self) -> None:
-        """Mark the table as complete: the same call will not continue it."""
+        """Mark the table as complete, so that repeating the call does not continue it."""
         if self.folder_in_progress is not None:
             (self.folder_in_progress / ABOUT_FILE).unlink(missing_ok=True)
             self._lock.release()
@@ -103,7 +103,7 @@ class PredictionTable:
             if not end:
                 if row != self.header:
                     raise UserError(
-                        f"{str(self.path)!r} has different columns from these predictions: give another --output."
+                        f"{str(self.path)!r} has other columns than these predictions: give another --output."
                     )
                 end = stop
                 continue
@@ -119,7 +119,7 @@ class PredictionTable:
 
 
 def _read_records(file: BinaryIO) -> Iterator[tuple[int, int, list[str]]]:
-    """Yield the offset of each complete row, the offset of its end, and its cells, which may contain line breaks."""
+    """Yield the start offset, end offset and values of each complete row; a value may contain line breaks."""
     start, record, offset = 0, b"", 0
     for line in file:
         record, offset = record + line, offset + len(line)

@@ -1,4 +1,4 @@
-"""`paucal predict` with a regression model: a number with its interval for each image."""
+"""`paucal predict` with a regression model: a target value with its interval for each image."""
 
 import json
 import math
@@ -29,14 +29,14 @@ COLUMNS = ("path", "predicted", "low", "high")
 
 @dataclass(frozen=True)
 class NumberPrediction:
-    """The number that a model predicts for one image.
+    """The target value that a model predicts for one image.
 
     Attributes:
         path: Path of the image; None for a PIL image or array.
-        predicted: Number in the unit of the target.
-        low: Lower end of the 90 % interval; minus infinity if there were too few images for an interval.
-        high: Upper end of the interval; infinity if there were too few images.
-        shares: Probability of each grade, by grade; empty for a model whose target is not a grade.
+        predicted: Predicted value, in the unit of the target.
+        low: Lower end of the 90 % interval; minus infinity if there were too few held-out images for an interval.
+        high: Upper end of the 90 % interval; infinity if there were too few held-out images.
+        shares: Probability of each grade, by grade; empty if the target is not a grade.
         features: (D,) input of the regression head; None if not requested.
     """
 
@@ -49,7 +49,7 @@ class NumberPrediction:
 
     @property
     def cells(self) -> dict[str, Any]:
-        """The values of the row in tables, by column name."""
+        """The values of the prediction's table row, by column name."""
         shares = {f"p_{grade}": share for grade, share in self.shares.items()}
         return {**{name: getattr(self, name) for name in COLUMNS}, **shares}
 
@@ -68,27 +68,27 @@ class NumberPredictions(list[NumberPrediction]):
         )
 
     def to_pandas(self) -> "DataFrame":
-        """Return the table of `to_arrow` as a DataFrame of pandas."""
+        """Return the table of `to_arrow` as a pandas DataFrame."""
         return to_pandas(self.to_arrow())
 
 
-def predict_numbers(
+def predict_target_values(
     model: TrainedModel, pictures: InputImages, settings: PredictSettings, console: Console, features: bool = False
 ) -> NumberPredictions:
-    """Return the predicted number of each picture; the first three arguments come from `open_pictures`."""
+    """Predict the target value of each image; the first three arguments come from `open_pictures`."""
     card, rows = card_of(model), NumberPredictions()
     for block in predict_batches(model, pictures, settings, console, features=features):
-        rows += number_rows(card, list(compress(block.names, block.readable)), block.shares, block.features)
+        rows += regression_rows(card, list(compress(block.names, block.readable)), block.shares, block.features)
     return rows
 
 
-def number_rows(
+def regression_rows(
     card: RegressionCard, names: Sequence[str | None], outputs: Tensor, features: Tensor | None = None
 ) -> list[NumberPrediction]:
-    """Return the predictions of N pictures from the (N, 1) outputs of the network; keep (N, D) features if given."""
+    """Return the predictions for N images from the network's (N, 1) outputs and, if given, their (N, D) features."""
     values = outputs[:, 0].double().numpy()
     shares = np.empty((len(values), 0)) if card.grades is None else card.grades.probabilities(values)
-    grades = () if card.grades is None else card.grades.names
+    grades = () if card.grades is None else card.grades.values
     rows = [None] * len(values) if features is None else features
     return [
         NumberPrediction(name, float(value), float(low), float(high), dict(zip(grades, row, strict=True)), feature_row)
@@ -110,5 +110,5 @@ def as_text(rows: Sequence[NumberPrediction], form: str) -> str:
 
 
 def number_cells(row: NumberPrediction) -> list[Any]:
-    """Return the cells of a prediction's CSV row, numbers with nine significant digits."""
+    """Return the values of a prediction's CSV row, with nine significant digits."""
     return [row.path, *(f"{value:.9g}" for name, value in row.cells.items() if name != "path")]

@@ -1,4 +1,4 @@
-"""Prediction with a segmentation model: masks of images, and overlays that show them, written into a folder."""
+"""Prediction with a segmentation model: write masks, and images overlaid with their masks, into a folder."""
 
 import os
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ from paucal.runner.console import Console, LoggedConsole
 from paucal.runner.input_images import MemoryImage, open_sources, path_of_image, read_all
 from paucal.runner.outputs import check_new_folder, refuse_inside_images
 from paucal.settings.options import check_ranges
-from paucal.settings.values import from_python, shows_settings
+from paucal.settings.values import settings_from_keywords, with_settings_signature
 from paucal.tasks.segmentation.job import check_factors
 from paucal.tasks.segmentation.model import SegmentationModel, load_segmenter
 from paucal.tasks.segmentation.pictures import class_colours, draw_overlay, write_mask, write_png
@@ -33,9 +33,9 @@ class MaskPrediction:
 
     Attributes:
         path: Path of the image.
-        mask: File of the mask, with the values of the training masks.
-        overlay: File of the image overlaid with the colours of its classes.
-        shares: Share of the image's pixels in each class, by class name.
+        mask: Path of the mask file, whose pixel values are those of the training masks.
+        overlay: Path of the image file overlaid with the colours of the classes.
+        shares: Fraction of the image's pixels in each class, by class name.
     """
 
     path: str
@@ -44,11 +44,11 @@ class MaskPrediction:
     shares: dict[str, float]
 
 
-@shows_settings(PredictSettings)
+@with_settings_signature(PredictSettings)
 def predict_masks(
     model: SegmentationModel | Source, images: Source | Sequence[Source], /, output: Source, **settings: Any
 ) -> list[MaskPrediction]:
-    """Write the masks of images, and overlays; the same as `paucal predict` with a run of `paucal segment`.
+    """Write the masks and overlays of images; the same as `paucal predict` with a run of `paucal segment`.
 
     Args:
         model: A run folder, or a model loaded with `load_segmenter`, which stays on its device.
@@ -73,7 +73,7 @@ def predict_masks(
             "masks are named after their image files: give files, folders or patterns; for PIL images and arrays, use "
             "paucal.load_segmenter."
         )
-    typed_settings = from_python(PredictSettings, settings, "paucal.predict_masks", "predict")
+    typed_settings = settings_from_keywords(PredictSettings, settings, "paucal.predict_masks", "predict")
     loaded_or_path = model if isinstance(model, SegmentationModel) else path_text(model, "the model")
     return segment_all(loaded_or_path, sources, Path(os.fspath(output)), typed_settings, LoggedConsole())
 
@@ -93,12 +93,12 @@ def segment_all(
     predictions: list[MaskPrediction] = []
     with console.progress("segmenting") as advance:
         for path, picture in read_all(image_sets, segmenter.reading, settings.on_bad_image, console):
-            predictions.append(_predict(segmenter, path or "", picture, names[path or ""], output, settings))
+            predictions.append(_predict_mask(segmenter, path or "", picture, names[path or ""], output, settings))
             advance(len(predictions), len(names))
     return predictions
 
 
-def _predict(
+def _predict_mask(
     model: SegmentationModel, path: str, picture: Image.Image, name: str, output: Path, settings: PredictSettings
 ) -> MaskPrediction:
     classes = model.mask(picture, settings.test_scales, settings.mirror)
@@ -109,7 +109,7 @@ def _predict(
 
 
 def _mask_names(image_sets: Sequence[ImageSet | MemoryImage]) -> dict[str, str]:
-    """Return the name of each image's mask, by the path of the image: its path relative to its source."""
+    """Return the name of each image's mask, which is the image's path relative to its source, by image path."""
     names: dict[str, str] = {}
     paths_by_stem: dict[str, str] = {}
     for images in image_sets:
@@ -119,8 +119,8 @@ def _mask_names(image_sets: Sequence[ImageSet | MemoryImage]) -> dict[str, str]:
             path, stem = path_of_image(images, key), PurePosixPath(key).with_suffix("").as_posix()
             if paths_by_stem.setdefault(stem, path) != path:
                 raise UserError(
-                    f"the masks of {paths_by_stem[stem]!r} and {path!r} would have the same name: segment them into "
-                    "two folders."
+                    f"the masks of {paths_by_stem[stem]!r} and {path!r} would have the same name: segment the images "
+                    "into two folders."
                 )
             names[path] = key
     return names

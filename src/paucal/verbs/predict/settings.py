@@ -1,4 +1,4 @@
-"""The settings of `paucal predict`: how it predicts, and which files it writes."""
+"""The settings of `paucal predict`: how to predict, and which files to write."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -25,14 +25,14 @@ class PredictSettings:
         "average the predictions for an image and its mirror image; takes twice the time", False, group=_GROUP
     )
     scales: list[float] | None = option(
-        "segmentation: image scales over which predictions are averaged, such as 0.75 1 1.25; by default the model's",
+        "segmentation: image scales over which predictions are averaged, such as 0.75 1 1.25 (default: only 1)",
         group=_GROUP,
     )
-    on_bad_image: Literal["refuse", "skip"] = option("unreadable images", "refuse", group=_GROUP)
+    on_bad_image: Literal["refuse", "skip"] = option("how to handle unreadable images", "refuse", group=_GROUP)
 
     @property
     def test_scales(self) -> tuple[float, ...]:
-        """Image scales over which a segmentation averages its predictions; (1.0,) by default."""
+        """Image scales over which a segmentation model averages its predictions; (1.0,) by default."""
         return tuple(self.scales or (1.0,))
 
 
@@ -45,10 +45,10 @@ class MovingSettings:
 
     every: str = option("videos and cameras: time between two frames, such as 0.5s, or 'frame'", "1s", group=_MOVING)
     watch: str | None = option(
-        "folder to watch: each new picture is classified once, when it is complete", group=_MOVING
+        "folder to watch: each new image is classified once, when its file is complete", group=_MOVING
     )
-    idle: str | None = option("--watch: end after this time without a new picture; by default never", group=_MOVING)
-    annotated: str | None = option("video: .mp4 copy with the predictions drawn in; needs --output", group=_MOVING)
+    idle: str | None = option("--watch: end after this time without a new image (default: never)", group=_MOVING)
+    annotated: str | None = option("video: .mp4 file for a copy with drawn predictions; needs --output", group=_MOVING)
 
 
 _FILES = "what is written"
@@ -59,7 +59,7 @@ class OutputSettings:
     """Settings of the files that `paucal predict` writes; the Python functions return these values instead."""
 
     format: Literal["csv", "json"] | None = option(
-        "format of the predictions; for a detector, json is COCO's; by default the extension of --output, else csv",
+        "format of the predictions; for a detector, json is the COCO format (default: extension of --output, else csv)",
         group=_FILES,
     )
     to: Form | None = option(
@@ -68,13 +68,13 @@ class OutputSettings:
         group=_FILES,
     )
     top_k: int | None = option(
-        "write only this number of likeliest classes; by default a column per class", group=_FILES, low=1, high=10**6
+        "write only this number of most probable classes (default: a column per class)", group=_FILES, low=1, high=10**6
     )
-    output: str | None = option("file of the predictions, by default standard output; or folder of masks", group=_FILES)
+    output: str | None = option("file for predictions (default: standard output), or folder for masks", group=_FILES)
     features: str | None = option(
-        "Parquet file of features, the input of the classifier, with a row per image", group=_FILES
+        "Parquet file for features (input of the final linear classifier), a row per image", group=_FILES
     )
-    pictures: str | None = option("folder for images with drawn detections", group=_FILES)
+    pictures: str | None = option("folder for copies of the images with drawn detections", group=_FILES)
     sheet: str | None = option(
-        "PNG or JPEG of images of each class, from the most to the least confident", group=_FILES
+        "PNG or JPEG file for a contact sheet: images of each class, from the most to the least confident", group=_FILES
     )

@@ -1,4 +1,4 @@
-"""Read frames of video files and cameras one at a time, so that memory use does not depend on the length."""
+"""Read frames of video files and cameras one at a time, so that memory use does not depend on their length."""
 
 import importlib
 import math
@@ -19,19 +19,19 @@ from paucal.types import UserError
 SUFFIXES = (".mp4", ".mov", ".m4v", ".avi", ".mkv", ".webm", ".mpg", ".mpeg", ".ts", ".wmv", ".3gp")
 CAMERA, STREAMS = "camera:", ("rtsp://", "rtsps://")
 _DEVICES = {"Linux": ("/dev/video{}", "v4l2"), "Darwin": ("{}", "avfoundation"), "Windows": ("video={}", "dshow")}
-_TIME_TOLERANCE = 1e-6  # seconds by which a timestamp may be rounded
-MAX_MISSING_SECONDS = 1.0  # by which a complete video may be shorter than its container states
+_TIME_TOLERANCE = 1e-6  # largest rounding error of a timestamp, in seconds
+MAX_MISSING_SECONDS = 1.0  # time by which a complete video may be shorter than its container states
 
 
 @dataclass(frozen=True, eq=False)
 class Frame:
-    """A picture to classify.
+    """A video frame, or an image file in a watched folder, to predict.
 
     Attributes:
-        path: Path of the video or picture, or name of the camera.
-        number: Position among all frames of the video, from 0; None for a picture of a watched folder.
-        time: Seconds since the first frame as text; for cameras and watched folders, date and time in ISO format.
-        image: Upright picture; None if it cannot be read.
+        path: Path of the video or image file, or name of the camera.
+        number: Position among all frames of the video, from 0; None for an image in a watched folder.
+        time: Seconds since the first frame, as text; for cameras and watched folders, date and time in ISO format.
+        image: Upright image; None if the file cannot be read.
     """
 
     path: str
@@ -45,10 +45,10 @@ class VideoLedger:
     """Record of the frames read from a video.
 
     Attributes:
-        frames: Number of frames that were decoded.
+        frames: Number of decoded frames.
         sampled: Number of frames selected by --every, including frames that an earlier call predicted.
         seconds: Seconds from the first frame to the last.
-        problem: Clause that says why frames are missing; "" if the video is complete.
+        problem: Reason why frames are missing, as a clause; "" if the video is complete.
     """
 
     frames: int = 0
@@ -58,7 +58,7 @@ class VideoLedger:
 
 
 def is_moving(source: str) -> bool:
-    """Return whether a source is a video file, a camera or a stream, by its name.
+    """Return whether the name of a source is that of a video file, a camera or a stream.
 
     Example:
         >>> is_moving("clip.MP4"), is_moving("camera:0"), is_moving("photo.jpg")
@@ -73,7 +73,7 @@ def is_live(source: str) -> bool:
 
 
 def require_av() -> Any:
-    """Return the module of PyAV, or refuse with the command that installs it."""
+    """Return the PyAV module; if it is not installed, raise a UserError with the command that installs it."""
     try:
         return importlib.import_module("av")
     except ImportError:
@@ -81,7 +81,7 @@ def require_av() -> Any:
 
 
 @contextmanager
-def opened_video(source: str) -> Iterator[Any]:
+def open_video(source: str) -> Iterator[Any]:
     """Open a video file, camera or stream, and yield its PyAV container, which has at least one video stream."""
     av, location, input_format = require_av(), source, None
     if source.startswith(CAMERA):
@@ -93,19 +93,19 @@ def opened_video(source: str) -> Iterator[Any]:
         container = av.open(location, format=input_format)
     except (av.error.FFmpegError, OSError, ValueError) as problem:
         reason = _failure_reason(problem)
-        text = f"{source!r} cannot be opened as a video ({reason}): check it, or leave it out."
+        text = f"{source!r} cannot be opened as a video ({reason}): check the file, or remove it."
         if input_format is not None:
-            text = f"{source!r} cannot be opened ({location}: {reason}): connect the camera, or name another."
+            text = f"{source!r} cannot be opened ({location}: {reason}): connect the camera, or give another camera."
         raise UserError(text) from None
     with container:
         if not container.streams.video:
-            raise UserError(f"{source!r} has no video stream: give a video.")
+            raise UserError(f"{source!r} has no video stream: give a video file.")
         container.streams.video[0].thread_type = "AUTO"
         yield container
 
 
-def decoded_frames(container: Any, ledger: VideoLedger) -> Iterator[tuple[float, Any]]:
-    """Yield each frame that can be decoded, with its time in seconds since the first frame before it.
+def decode_frames(container: Any, ledger: VideoLedger) -> Iterator[tuple[float, Any]]:
+    """Yield (time, frame) for each frame that can be decoded; the time is in seconds since the first frame.
 
     The ledger is updated with each frame; at the end, it records whether the video is complete.
     """
@@ -123,7 +123,7 @@ def decoded_frames(container: Any, ledger: VideoLedger) -> Iterator[tuple[float,
 
 
 def _decodable_frames(container: Any, stream: Any, ledger: VideoLedger) -> Iterator[Any]:
-    """Yield the frames that can be decoded; damaged packets are skipped, and the first is recorded in the ledger."""
+    """Yield the frames that can be decoded; skip damaged packets, and record the first of them in the ledger."""
     error = require_av().error.FFmpegError
 
     def record(problem: Exception) -> None:
@@ -143,13 +143,13 @@ def _decodable_frames(container: Any, stream: Any, ledger: VideoLedger) -> Itera
 
 
 def read_frames(source: str, every: float, ledger: VideoLedger, after: int = -1) -> Iterator[Frame]:
-    """Yield the first frame at or after each multiple of `every` seconds of a video file; each frame if it is 0.
+    """Yield the first frame at or after each multiple of `every` seconds of a video file; every frame if `every` is 0.
 
-    `after` is the number of the last frame that already has a prediction; frames up to it are only counted.
+    `after` is the number of the last frame that already has a prediction; frames up to this number are only counted.
     """
-    with opened_video(source) as container:
+    with open_video(source) as container:
         next_time = 0.0
-        for seconds, frame in decoded_frames(container, ledger):
+        for seconds, frame in decode_frames(container, ledger):
             if seconds + _TIME_TOLERANCE < next_time:
                 continue
             next_time = (math.floor((seconds + _TIME_TOLERANCE) / every) + 1) * every if every else 0.0
@@ -157,21 +157,21 @@ def read_frames(source: str, every: float, ledger: VideoLedger, after: int = -1)
             if ledger.frames - 1 > after:
                 yield Frame(source, ledger.frames - 1, f"{seconds:.3f}", upright_frame(frame))
     if not ledger.frames:
-        raise UserError(f"{source!r} has no frames that can be read: check the file, or leave it out.")
+        raise UserError(f"{source!r} has no frames that can be read: check the file, or remove it from the call.")
 
 
 def read_live(source: str, every: float) -> Iterator[Frame]:
-    """Yield frames of a camera or a stream, at least `every` seconds apart, until it ends."""
-    with opened_video(source) as container:
+    """Yield frames of a camera or a stream, at least `every` seconds apart, until the stream ends."""
+    with open_video(source) as container:
         next_time = 0.0
-        for number, (_, frame) in enumerate(decoded_frames(container, VideoLedger())):
+        for number, (_, frame) in enumerate(decode_frames(container, VideoLedger())):
             if time.monotonic() >= next_time:
                 next_time = time.monotonic() + every
                 yield Frame(source, number, datetime.now().isoformat(timespec="milliseconds"), upright_frame(frame))
 
 
 def upright_frame(frame: Any) -> Image.Image:
-    """Return a frame as a picture, rotated as its video states."""
+    """Return a frame as an image, rotated upright according to the video's metadata."""
     picture = frame.to_image()
     return picture.rotate(frame.rotation, expand=True) if frame.rotation else picture
 

@@ -15,7 +15,7 @@ from PIL import Image, ImageDraw, ImageFont, ImageOps
 
 from paucal.data.decode import UnreadableImage
 from paucal.models.card import ModelCard
-from paucal.reading import named_path
+from paucal.reading import expand_user_path
 from paucal.runner.console import Console
 from paucal.runner.input_images import InputImages
 from paucal.runner.outputs import check_new_file
@@ -24,22 +24,23 @@ from paucal.runs.files import check_file_writable, write_atomically
 from paucal.types import UserError
 from paucal.verbs.predict.answers import Block, csv_lines, json_lines
 from paucal.verbs.predict.settings import OutputSettings
-from paucal.wording import percent, shortened, showable
+from paucal.wording import escape_controls, percent, shorten
 
-Blocks = Callable[[], Iterator[Block]]  # yields all blocks again at each call, from memory or from disk
-ROW_GROUP_SIZE = 4096  # rows of features that are compressed together
-TILE_SIDE, MAX_COLUMNS, MAX_ROWS = 112, 10, 60  # pixels; tiles in a row; rows of tiles, one per class
+Blocks = Callable[[], Iterator[Block]]  # each call returns a new iterator over all blocks, in memory or on disk
+ROW_GROUP_SIZE = 4096  # number of rows of features that are compressed together
+# Side of a tile in pixels, number of tiles in a row, and number of rows (one row per class) of a contact sheet.
+TILE_SIDE, MAX_COLUMNS, MAX_ROWS = 112, 10, 60
 SHEET_FORMATS = {".png": "PNG", ".jpg": "JPEG", ".jpeg": "JPEG"}
-NO_CLASS = "none of the classes"
-_GAP, _HEADING_HEIGHT, _CAPTION_HEIGHT = 6, 22, 16  # pixels
-_JPEG_QUALITY = 88
-# Row of a sheet: heading, number of images of the class, and (position, probability) of each image shown.
+NO_CLASS = "none of the classes"  # text for images that a multi-label model predicts no class for
+_GAP, _HEADING_HEIGHT, _CAPTION_HEIGHT = 6, 22, 16  # in pixels
+_JPEG_QUALITY = 88  # from 0 to 95
+# Row of a contact sheet: heading, number of images of the class, and (position, probability) of each shown image.
 Row = tuple[str, int, list[tuple[int, float]]]
 
 
 @dataclass(frozen=True)
 class Targets:
-    """Paths of the output files, None for a file that is not requested, and the format of the predictions."""
+    """Format of the predictions, and paths of the output files; the path of a file that is not requested is None."""
 
     form: TableFormat
     top_k: int | None  # number of most probable classes to write; None for all classes
@@ -49,7 +50,7 @@ class Targets:
 
     @property
     def first(self) -> Path | None:
-        """The file beside which unfinished predictions are stored; None if only a contact sheet is written."""
+        """Path of the file beside which unfinished predictions are stored; None if neither file is requested."""
         return self.output or self.features
 
 
@@ -67,7 +68,7 @@ def check_targets(outputs: OutputSettings, sources: Iterable[str]) -> Targets:
     )
     paths = [os.path.realpath(path) for path in (targets.output, targets.features, targets.sheet) if path is not None]
     if len(set(paths)) < len(paths):
-        raise UserError("--output, --features and --sheet must be different files: give another name.")
+        raise UserError("--output, --features and --sheet must be different files: change one of the names.")
     return targets
 
 
@@ -78,7 +79,7 @@ def format_predictions(blocks: Iterable[Block], card: ModelCard, targets: Target
 
 
 def write_all(blocks: Blocks, card: ModelCard, pictures: InputImages, targets: Targets, console: Console) -> None:
-    """Write the requested files, the predictions last, so that a stopped call can be resumed."""
+    """Write the requested files; the predictions are written last, so that a stopped call can be resumed."""
     if targets.sheet is not None:
         rows = sheet_rows(blocks(), card)
         if len(rows) > MAX_ROWS:
@@ -90,7 +91,7 @@ def write_all(blocks: Blocks, card: ModelCard, pictures: InputImages, targets: T
         write_atomically(targets.features, lambda file: _write_features(file, blocks()))
     if targets.output is not None:
         pieces = format_predictions(blocks(), card, targets)
-        # Paths may be any bytes: JSON gets escapes for them; CSV keeps the bytes, which lead to the image.
+        # Paths may contain invalid UTF-8. JSON needs escapes for such bytes; CSV keeps the bytes of the path.
         errors = "backslashreplace" if targets.form == "json" else "surrogateescape"
         write_atomically(targets.output, lambda file: file.writelines(piece.encode(errors=errors) for piece in pieces))
 
@@ -104,7 +105,7 @@ def _write_features(file: object, blocks: Iterable[Block]) -> None:
     waiting: list[pa.Table] = []
     with pq.ParquetWriter(file, schema) as writer:
         for block in blocks:
-            # Parquet requires UTF-8; other bytes of a name become escapes.
+            # Parquet requires UTF-8, so invalid bytes of a name are escaped.
             names = [
                 None if name is None else os.fsencode(name).decode(errors="backslashreplace")
                 for name in compress(block.names, block.readable)
@@ -121,14 +122,14 @@ def _write_features(file: object, blocks: Iterable[Block]) -> None:
 
 
 def _output_path(text: str | None, sources: Iterable[str], flag: str, endings: tuple[str, ...]) -> Path | None:
-    """Return the path of an output file, which must not be in a folder of images: a later call would read it."""
+    """Return the path of an output file; refuse a path in a folder of images, where a later call would read it."""
     if text is None:
         return None
-    path = named_path(text, flag)
+    path = expand_user_path(text, flag)
     if path.suffix.lower() not in endings:
         raise UserError(f"{flag}: {text[:120]!r} must end in {' or '.join(endings)}: give another name.")
     if not path.parent.exists():
-        raise UserError(f"there is no folder for {text[:120]!r}: make it, or choose another {flag}.")
+        raise UserError(f"{flag}: the folder of {text[:120]!r} does not exist: create it, or give another path.")
     for source in sources:
         check_new_file(text, {"PATHS": source}, None, flag)
     check_file_writable(path, flag)
@@ -136,10 +137,10 @@ def _output_path(text: str | None, sources: Iterable[str], flag: str, endings: t
 
 
 def sheet_rows(blocks: Iterable[Block], card: ModelCard) -> list[Row]:
-    """Return the rows of a sheet, the most frequent predicted class first.
+    """Return the rows of a contact sheet, the most frequent predicted class first.
 
-    The images shown of a class are sorted by probability, at even steps from the highest to the lowest. An image with
-    several labels is in several rows; images without a label are in the last row.
+    The shown images of a class are evenly spaced among all its images, sorted from the highest to the lowest
+    probability. An image with several labels is in several rows; images without a label are in the last row.
     """
     members: dict[int, list[tuple[NDArray[np.int64], NDArray[np.float32]]]] = {}
     start = 0
@@ -147,17 +148,17 @@ def sheet_rows(blocks: Iterable[Block], card: ModelCard) -> list[Row]:
         positions, shares = start + np.flatnonzero(block.readable), block.shares.numpy()
         start += len(block)
         for label, numbers in _rows_by_class(shares, card).items():
-            likeliest = shares[numbers].max(1, initial=0) if label < 0 else shares[numbers, label]
-            members.setdefault(label, []).append((positions[numbers], likeliest))
+            probabilities = shares[numbers].max(1, initial=0) if label < 0 else shares[numbers, label]
+            members.setdefault(label, []).append((positions[numbers], probabilities))
     rows = {label: [np.concatenate(part) for part in zip(*parts, strict=True)] for label, parts in members.items()}
     order = sorted(rows, key=lambda label: (label < 0, -len(rows[label][0]), label))
     return [_sheet_row(NO_CLASS if label < 0 else card.classes[label], *rows[label]) for label in order]
 
 
 def draw_sheet(rows: list[Row], read: Callable[[int], Image.Image], advance: Callable[[int, int], None]) -> Image.Image:
-    """Draw up to `MAX_ROWS` rows; each image keeps its aspect ratio on white, with its probability below.
+    """Draw up to `MAX_ROWS` rows of a contact sheet; an image is padded to a square, with its probability below.
 
-    An image that can no longer be read leaves an empty tile. `advance` is called with the number of tiles drawn and
+    If an image can no longer be read, its tile is empty. `advance` is called with the number of drawn tiles and
     the total.
     """
     shown_rows, total = rows[:MAX_ROWS], sum(len(row[2]) for row in rows[:MAX_ROWS])
@@ -166,7 +167,7 @@ def draw_sheet(rows: list[Row], read: Callable[[int], Image.Image], advance: Cal
     draw, n_drawn = ImageDraw.Draw(page), 0
     for number, (name, count, members) in enumerate(shown_rows):
         top = _GAP + number * height
-        heading = f"{shortened(showable(name), 100)} ({count})"
+        heading = f"{shorten(escape_controls(name), 100)} ({count})"
         draw.text((_GAP, top), heading.encode(errors="replace").decode(), fill="black", font=_font(15))
         for column, (position, share) in enumerate(members):
             left = _GAP + column * (TILE_SIDE + _GAP)
@@ -178,13 +179,13 @@ def draw_sheet(rows: list[Row], read: Callable[[int], Image.Image], advance: Cal
 
 
 def save_sheet(page: Image.Image, path: Path) -> Callable[[object], None]:
-    """Return a function that writes a sheet into an open file, in the format that the suffix of `path` names."""
+    """Return a function that writes a contact sheet to an open file, in the format of the suffix of `path`."""
     kind = SHEET_FORMATS[path.suffix.lower()]
     return lambda file: page.save(file, kind, **({"quality": _JPEG_QUALITY} if kind == "JPEG" else {}))  # type: ignore[arg-type]
 
 
 def _rows_by_class(shares: NDArray[np.float32], card: ModelCard) -> dict[int, NDArray[np.int64]]:
-    """Return the row numbers of `shares` by predicted class; key -1 has the rows without a predicted class."""
+    """Return the row numbers of `shares` by predicted class; the key -1 is for rows without a predicted class."""
     if card.thresholds is None:
         is_predicted = np.zeros(shares.shape, dtype=bool)
         is_predicted[np.arange(len(shares)), shares.argmax(1)] = True
@@ -211,5 +212,5 @@ def _paste_tile(page: Image.Image, read: Callable[[int], Image.Image], position:
 
 
 def _font(size: int) -> ImageFont.FreeTypeFont:
-    """Return matplotlib's font, which has letters of most alphabets."""
+    """Return matplotlib's default font, which has letters of most alphabets."""
     return ImageFont.truetype(str(Path(matplotlib.get_data_path()) / "fonts" / "ttf" / "DejaVuSans.ttf"), size)

@@ -1,4 +1,4 @@
-"""`paucal.list_runs`: list runs with their scores, and those that can be deleted, without deleting any."""
+"""`paucal.list_runs`: list runs with their scores, and name runs that can be deleted; no run is deleted."""
 
 import json
 import os
@@ -15,32 +15,32 @@ from paucal.runner.console import Console
 from paucal.runner.tables import FORMATS, resolve_table
 from paucal.runs import csv_text, write_text
 from paucal.runs.folder import PUBLISHED_WEIGHTS, RUNS_FOLDER
-from paucal.runs.grid_files import is_grid
-from paucal.settings.values import from_python, shows_settings
+from paucal.runs.grid_files import is_grid_folder
+from paucal.settings.values import settings_from_keywords, with_settings_signature
 from paucal.types import UserError
-from paucal.verbs.runs.rows import ListedRun, matching, require_known, sort_runs
+from paucal.verbs.runs.rows import ListedRun, require_known, select_runs, sort_runs
 from paucal.verbs.runs.rows import list_runs as runs_below
 from paucal.verbs.runs.settings import RunsSettings
-from paucal.wording import counted, duration, percent
+from paucal.wording import counted, format_duration, percent
 
 DEFAULT_COLUMNS = ("state", "method", "model", "data", "seed", "epochs", "val", "test", "time", "size", "changed")
-MAX_TABLE_WIDTH = 10_000  # characters, to measure the full width of a table
-# Left out in this order if the terminal is too narrow.
+MAX_TABLE_WIDTH = 10_000  # in characters; wide enough to measure the full width of a table
+# Columns that are left out, in this order, if the terminal is too narrow.
 OPTIONAL_COLUMNS = ("changed", "size", "time", "seed", "epochs", "method", "data")
-ERROR_KEYS = {"val": "cross_validated_mae", "test": "test_mae"}  # keys of a regression's errors in its summary
+ERROR_KEYS = {"val": "cross_validated_mae", "test": "test_mae"}  # summary keys of a regression run's errors
 NUMBER_COLUMNS = ("val", "test", "size", "seed", "epochs")  # right-aligned columns
-LONG_AGO = 30 * 86400.0  # seconds; a run that stopped earlier will probably not be resumed
-JUST_NOW = 600.0  # seconds; a run that started later may still be running on another machine
+LONG_AGO = 30 * 86400.0  # in seconds; a run that stopped before this time will probably not be resumed
+JUST_NOW = 600.0  # in seconds; a run that changed after this time may still be running on another machine
 # Settings without effect on the model.
 _NEUTRAL_SETTINGS = ("output", "overwrite", "time_limit", "hang_after", "workers", "device")
 
 
-@shows_settings(RunsSettings)
+@with_settings_signature(RunsSettings)
 def list_runs(folder: str | os.PathLike[str] = RUNS_FOLDER, **settings: Any) -> list[ListedRun]:
-    """Return the runs below a folder with settings, state and scores; the same as `paucal runs`.
+    """Return the runs in a folder and its subfolders with settings, state and scores; the same as `paucal runs`.
 
     Args:
-        folder: Folder that contains runs, directly or in subfolders, such as those of a comparison.
+        folder: Folder that contains runs, directly or in subfolders, such as a comparison.
         **settings: Any field of `paucal.verbs.runs.settings.RunsSettings`.
 
     Raises:
@@ -52,18 +52,20 @@ def list_runs(folder: str | os.PathLike[str] = RUNS_FOLDER, **settings: Any) -> 
         >>> best.value("test"), best.path  # doctest: +SKIP
         (0.91, PosixPath('runs/7'))
     """
-    return chosen_runs(Path(os.fspath(folder)), from_python(RunsSettings, settings, "paucal.list_runs", "runs"))
+    return list_selected_runs(
+        Path(os.fspath(folder)), settings_from_keywords(RunsSettings, settings, "paucal.list_runs", "runs")
+    )
 
 
-def chosen_runs(folder: Path, settings: RunsSettings) -> list[ListedRun]:
-    """Return the runs that the settings select, and write them to `--output` if it is given."""
+def list_selected_runs(folder: Path, settings: RunsSettings) -> list[ListedRun]:
+    """Return the runs that the settings select, and write the list to the file `--output` if it is given."""
     path = None if settings.output is None else resolve_table(settings.output)[0]
     if path is not None and path.suffix.lower() not in FORMATS:
         raise UserError(f"--output: {settings.output!r} must end in .csv or .json: give another name.")
-    all_runs = with_leftovers(runs_below(folder))
+    all_runs = with_deletion_reasons(runs_below(folder))
     runs = [run for run in all_runs if run.deletable] if settings.deletable else all_runs
     if settings.where is not None:
-        runs = matching(runs, settings.where)
+        runs = select_runs(runs, settings.where)
     if settings.sort is not None:
         runs = sort_runs(runs, settings.sort)
     for name in settings.added_columns:
@@ -88,7 +90,7 @@ def show(runs: Sequence[ListedRun], folder: Path, settings: RunsSettings, consol
     console.show(table)
     if left_out:
         console.say(
-            f"columns left out: {', '.join(left_out)}; to see them, widen the terminal, or give --columns or --output"
+            f"columns left out: {', '.join(left_out)}; to see these, widen the terminal, or give --columns or --output"
         )
     if shared_columns := [name for name in DEFAULT_COLUMNS if name not in names and runs[0].value(name) is not None]:
         values = ", ".join(f"{name} {_format_value(runs[0], name)}" for name in shared_columns)
@@ -102,7 +104,7 @@ def show(runs: Sequence[ListedRun], folder: Path, settings: RunsSettings, consol
 def _fitting_table(
     runs: Sequence[ListedRun], names: Sequence[str], optional: Sequence[str], console: Console
 ) -> tuple[Table, list[str]]:
-    """Return a table that fits the terminal, and the names of the columns that were left out, from `optional`."""
+    """Return a table that fits the terminal, and the names of the columns in `optional` that were left out."""
     left_out: list[str] = []
     unbounded_options = console.terminal.options.update(width=MAX_TABLE_WIDTH)
     while True:
@@ -128,14 +130,14 @@ def _show_deletable(runs: Sequence[ListedRun], console: Console) -> None:
     if not deletable:
         return
     size = _format_size(sum(run.size for run in deletable))
-    console.say(f"{counted(len(deletable), 'run')} can be deleted, {size} in all (paucal deletes none of them):")
+    console.say(f"{counted(len(deletable), 'run')} can be deleted, {size} in all (paucal does not delete runs):")
     for run in deletable:
         console.say(f"  {run.path}: {run.deletable}")
 
 
 def _format_value(run: ListedRun, name: str) -> str:
     value = run.value(name)
-    # Errors are not returned by `run.value`, since they cannot be sorted together with accuracies.
+    # `run.value` does not return errors, since errors cannot be sorted together with accuracies.
     if value is None and ERROR_KEYS.get(name) in run.summary:
         return f"MAE {run.summary[ERROR_KEYS[name]]:.3g}"
     if value is None:
@@ -143,7 +145,7 @@ def _format_value(run: ListedRun, name: str) -> str:
     if name in ("val", "test") and isinstance(value, int | float):
         return percent(value)
     if name == "time" and isinstance(value, int | float):
-        return duration(value)
+        return format_duration(value)
     if name == "size":
         return _format_size(value)
     if name == "changed":
@@ -168,8 +170,8 @@ def _write_list(path: Path, runs: Sequence[ListedRun], columns: Sequence[str]) -
     write_text(path, csv_text(names, *(row.values() for row in rows)))
 
 
-def with_leftovers(runs: Sequence[ListedRun], now: float | None = None) -> list[ListedRun]:
-    """Return the runs with `deletable` filled in; a run that another one needs is not deletable."""
+def with_deletion_reasons(runs: Sequence[ListedRun], now: float | None = None) -> list[ListedRun]:
+    """Return the runs with `deletable` filled in; a run that another run needs is not deletable."""
     now = time.time() if now is None else now
     needed_folders = _needed_folders(runs)
     finished = sorted((run for run in runs if run.state == "finished"), key=lambda run: run.changed)
@@ -183,7 +185,7 @@ def with_leftovers(runs: Sequence[ListedRun], now: float | None = None) -> list[
 def _deletion_reason(run: ListedRun, newest_equal: ListedRun | None, needed_folders: set[Path], now: float) -> str:
     # A run of a comparison is kept, since the comparison would train it again.
     path = run.path.resolve()
-    is_comparison_run = len(path.parents) > 2 and is_grid(path.parents[2])
+    is_comparison_run = len(path.parents) > 2 and is_grid_folder(path.parents[2])
     if run.state == "running" or path in needed_folders or is_comparison_run or run.problem:
         return ""
     if run.state == "begun":
@@ -196,7 +198,7 @@ def _deletion_reason(run: ListedRun, newest_equal: ListedRun | None, needed_fold
 
 
 def _needed_folders(runs: Sequence[ListedRun]) -> set[Path]:
-    """Return the run folders that other runs name in their settings, such as initial models and teachers."""
+    """Return the run folders that other runs name in their settings, such as initial weights and teachers."""
     named_paths: set[Path] = set()
     for name, value in (item for run in runs for item in run.settings.items()):
         if name not in _NEUTRAL_SETTINGS and isinstance(value, str) and value not in PUBLISHED_WEIGHTS and "/" in value:
@@ -205,6 +207,6 @@ def _needed_folders(runs: Sequence[ListedRun]) -> set[Path]:
 
 
 def _settings_key(run: ListedRun) -> str:
-    """Return a key that is equal for runs with the same verb and settings, except those in `_NEUTRAL_SETTINGS`."""
+    """Return a key that is equal for runs with the same command and settings, except for `_NEUTRAL_SETTINGS`."""
     compared = {name: value for name, value in run.settings.items() if name not in _NEUTRAL_SETTINGS}
     return repr([run.verb, sorted((str(name), repr(value)) for name, value in compared.items())])

@@ -16,8 +16,8 @@ from paucal.runs.lock import is_locked
 from paucal.types import UserError
 from paucal.wording import did_you_mean
 
-# Keys in a run's summary for its validation score and its test score; the first that exists is shown. For a run of
-# `paucal pretrain`, they are scores of classifiers on its frozen features.
+# Keys in a run's summary for its validation score and its test score; the first existing key is shown. For a run of
+# `paucal pretrain`, the scores are those of classifiers on its frozen features.
 VAL_SCORE_KEYS = (
     *("kept_val_top1", "best_val_top1", "kept_val_map", "best_val_map"),
     *("best_val_mean_iou", "best_val_ap", "knn_end"),
@@ -26,7 +26,7 @@ TEST_SCORE_KEYS = (
     *("test_top1", "cross_validated_top1", "test_map", "cross_validated_map"),
     *("test_mean_iou", "test_ap", "judged_linear", "judged_knn"),
 )
-MAX_DEPTH = 5  # levels of subfolders that are searched for runs; the runs of a comparison are three levels down
+MAX_DEPTH = 5  # levels of subfolders that are searched for runs; runs of a comparison are three levels down
 _CONDITION = re.compile(r"([A-Za-z_][A-Za-z0-9_-]*)\s*(!=|>=|<=|=|>|<)\s*(.+)", re.DOTALL)
 HEADINGS = ("run", "state", "verb", "method", "val", "test", "time", "size", "changed", "deletable")
 
@@ -38,10 +38,10 @@ class ListedRun:
     Attributes:
         path: Path of the run's folder.
         name: Path relative to the listed folder.
-        state: "finished", "running", "stopped" (it has a checkpoint), or "begun" (it has none).
-        verb: Verb of the run, such as "train".
+        state: "finished", "running", "stopped" (with a checkpoint), or "begun" (without a checkpoint).
+        verb: Command that trained the run, such as "train".
         settings: Stored settings.
-        summary: Summary of a finished run, with scores of frozen features such as "judged_linear"; otherwise empty.
+        summary: Summary of a finished run, with scores of frozen features such as "judged_linear"; empty if unfinished.
         size: Size on disk in bytes.
         changed: Time of the last change in the folder, in seconds since 1970.
         deletable: Reason why the run can be deleted; "" if it should be kept.
@@ -60,7 +60,7 @@ class ListedRun:
     problem: str = ""
 
     def value(self, name: str) -> Any:
-        """Return a value of the run by the heading of its column, or by the name of a setting or summary entry."""
+        """Return a value of the run by its column heading, or by the name of the setting or summary entry."""
         columns = {
             "run": self.name,
             "state": self.state,
@@ -79,14 +79,14 @@ class ListedRun:
 
 
 def list_runs(root: Path) -> list[ListedRun]:
-    """Return all runs below a folder, the oldest first; if the folder is a run itself, only this run."""
+    """Return all runs in a folder and its subfolders, the oldest first; if the folder is a run, only this run."""
     if not root.is_dir():
         raise UserError(f"there is no folder {str(root)!r}: give a folder that contains runs.")
-    runs = [_list_run(path, root) for path in _folders(root, MAX_DEPTH)]
+    runs = [_list_run(path, root) for path in _find_run_folders(root, MAX_DEPTH)]
     return sorted(runs, key=lambda run: (run.changed, run.name))
 
 
-def _folders(path: Path, depth: int) -> Iterator[Path]:
+def _find_run_folders(path: Path, depth: int) -> Iterator[Path]:
     if (path / CONFIG_FILE).is_file():
         yield path  # runs in its subfolders, such as trials, are not listed
         return
@@ -98,7 +98,7 @@ def _folders(path: Path, depth: int) -> Iterator[Path]:
         return
     for child in children:
         if child.suffix != ASIDE_SUFFIX:
-            yield from _folders(child, depth - 1)
+            yield from _find_run_folders(child, depth - 1)
 
 
 def _list_run(path: Path, root: Path) -> ListedRun:
@@ -109,13 +109,13 @@ def _list_run(path: Path, root: Path) -> ListedRun:
         summary = {**run.read_json(SUMMARY_FILE), **_frozen_scores(path)} if run.finished else {}
     except (UserError, OSError) as error:
         problem = str(error)
-    size, changed = _disk_usage(path)
+    size, changed = _size_and_change_time(path)
     name = path.name if path == root else path.relative_to(root).as_posix()
     return ListedRun(path, name, _run_state(run), verb, settings, summary, size, changed, "", problem)
 
 
 def _frozen_scores(path: Path) -> dict[str, float]:
-    """Return the scores of a run's frozen features, which a study stores beside the run folder; empty without them."""
+    """Return the scores of a run's frozen features, which a study stores beside the run folder; empty if none exist."""
     if not (path.parent / SCORES_FILE).is_file():
         return {}
     scores = read_scores(path.parent).items()
@@ -130,7 +130,7 @@ def _run_state(run: RunFolder) -> str:
     return "stopped" if run.last.exists() else "begun"
 
 
-def _disk_usage(path: Path) -> tuple[int, float]:
+def _size_and_change_time(path: Path) -> tuple[int, float]:
     """Return the size of a folder in bytes and the time of the last change in it."""
     size, changed = 0, path.stat().st_mtime
     for folder, _, files in os.walk(path):
@@ -155,11 +155,11 @@ _COMPARISONS: dict[str, Callable[[Any, Any], bool]] = {
 }
 
 
-def matching(runs: Sequence[ListedRun], conditions: Sequence[str]) -> list[ListedRun]:
+def select_runs(runs: Sequence[ListedRun], conditions: Sequence[str]) -> list[ListedRun]:
     """Return the runs that meet all conditions, such as "method=drloc".
 
-    A condition is NAME, one of = != > < >= <=, and VALUE, which may have wildcards after = and !=. A missing value
-    equals "none", and is neither above nor below any number.
+    A condition is NAME, one of = != > < >= <=, and VALUE. After = and !=, VALUE may contain wildcards. A missing value
+    is equal to "none", and neither above nor below any number.
     """
     for condition in conditions:
         test = _parse_condition(condition, runs)
@@ -168,7 +168,7 @@ def matching(runs: Sequence[ListedRun], conditions: Sequence[str]) -> list[Liste
 
 
 def sort_runs(runs: Sequence[ListedRun], by: str) -> list[ListedRun]:
-    """Return runs sorted by the value named `by`, after a "-" in descending order; runs without it come last."""
+    """Return runs sorted by the value named `by`, descending if `by` starts with "-"; missing values come last."""
     name, reverse = by.removeprefix("-").replace("-", "_"), by.startswith("-")
     require_known(name, runs, "--sort")
     with_value = [run for run in runs if run.value(name) is not None]
@@ -178,7 +178,7 @@ def sort_runs(runs: Sequence[ListedRun], by: str) -> list[ListedRun]:
 
 
 def require_known(name: str, runs: Sequence[ListedRun], flag: str) -> None:
-    """Refuse a name that is neither a heading nor a setting or summary entry of any run."""
+    """Raise a UserError for a name that is neither a heading nor a setting or summary entry of any run."""
     known_names = {*HEADINGS, *(key for run in runs for key in (*run.settings, *run.summary))}
     if runs and name not in known_names:
         raise UserError(

@@ -9,19 +9,19 @@ _GROUP = "listing"
 
 @dataclass(frozen=True)
 class RunsSettings:
-    """Every setting of `paucal runs`: the runs to list, their order and columns."""
+    """Every setting of `paucal runs`: which runs to list, their order, and the columns."""
 
     sort: str | None = option(
-        "heading, setting or summary entry to sort by; after a '-' in descending order", group=_GROUP
+        "heading, setting or summary entry to sort by; a '-' before the name for descending order", group=_GROUP
     )
     where: list[str] | None = option(
-        "only runs that meet all conditions: 'method=drloc' 'model=vit*' 'test>0.9' 'seed!=0'", group=_GROUP
+        "list only runs that meet all conditions, such as 'method=drloc' 'model=vit*' 'test>0.9'", group=_GROUP
     )
     columns: list[str] | None = option("further settings or summary entries to show as columns", group=_GROUP)
-    deletable: bool = option("only runs that can be deleted", False, group=_GROUP)
-    output: str | None = option("file for the table, in addition to printing it: .csv or .json", group=_GROUP)
+    deletable: bool = option("list only runs that can be deleted", False, group=_GROUP)
+    output: str | None = option(".csv or .json file for the table, which is also printed", group=_GROUP)
 
     @property
     def added_columns(self) -> list[str]:
-        """Names of the further columns, with underscores as in settings and summaries."""
+        """Names of the further columns, with underscores instead of hyphens, as in settings and summaries."""
         return [name.replace("-", "_") for name in self.columns or ()]

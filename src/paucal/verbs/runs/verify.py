@@ -1,4 +1,4 @@
-"""`paucal.verify_run`: check with a run's ledger that each pass used each training image once, and no other images."""
+"""`paucal.verify_run`: check in a run's ledger that each epoch used each training image once, and no other images."""
 
 import os
 from collections.abc import Iterator
@@ -20,18 +20,18 @@ class Verdict:
 
     Attributes:
         steps: Number of optimizer steps that contribute to the model.
-        draws: Number of images in these steps, counting repeated uses.
-        passes: Number of completed passes over the training images.
+        draws: Number of images in the batches of these steps, counting repeated uses.
+        passes: Number of complete passes over the training images.
         images: Number of training images of the run.
-        left_over: Number of images that each pass leaves out, since they do not fill a batch.
-        missing: Number of images missing from batches.
-        doubled: Number of uses of training images in a pass beyond the permitted number.
+        left_over: Number of images that each pass leaves out, since they do not fill the last batch.
+        missing: Number of images by which batches were too small.
+        doubled: Number of times that a training image was used more often in a pass than permitted.
         held_out: Number of uses of validation or test images.
         unknown: Number of uses of images that are not in `split.csv`.
-        repeated_steps: Number of steps that were repeated, since a process was killed before it saved a checkpoint.
-        unsaved_steps: Number of steps after the latest checkpoint, which a resumed run repeats.
+        repeated_steps: Number of steps that were repeated because a process was killed before saving a checkpoint.
+        unsaved_steps: Number of steps after the latest checkpoint; a resumed run repeats these steps.
         processes: Number of processes at each start of the run.
-        counts_uses: Whether a pass must use each image equally often; False for balanced sampling.
+        counts_uses: Whether a pass must use all images equally often; False for balanced sampling.
     """
 
     steps: int
@@ -54,7 +54,7 @@ class Verdict:
         return not (self.missing or self.doubled or self.held_out or self.unknown)
 
     def lines(self) -> list[str]:
-        """Return the verdict as lines of text."""
+        """Return the result as lines of text."""
         starts = ", ".join(map(str, self.processes))
         noun = "process" if {*self.processes} == {1} else "processes"
         use = "each image at most once per pass" if self.counts_uses else "images repeated to balance the classes"
@@ -75,7 +75,7 @@ def verify_run(run: str | os.PathLike[str]) -> Verdict:
         run: Run folder.
 
     Raises:
-        UserError: The run does not exist, or has no ledger from its first step on.
+        UserError: The run does not exist, or its ledger does not start at the first step.
     """
     folder = open_run(os.fspath(run))
     records = list(read_records(folder.path))
@@ -92,7 +92,7 @@ def verify_run(run: str | os.PathLike[str]) -> Verdict:
 
 
 def kept_records(records: list[Record], starts: dict[int, Start]) -> Iterator[Record]:
-    """Return the records of steps, without those that a later start of the run repeated."""
+    """Return the records of all steps except steps that a later start of the run repeated."""
     first_repeated_step, earliest_step = {}, np.iinfo(np.int64).max
     for number in sorted(starts, reverse=True):
         first_repeated_step[number] = earliest_step
@@ -101,8 +101,8 @@ def kept_records(records: list[Record], starts: dict[int, Start]) -> Iterator[Re
 
 
 def _saved_steps(folder: RunFolder, steps_made: int) -> int:
-    """Return the number of steps that contribute to the model: up to the latest checkpoint, or all if finished."""
-    from paucal.training import checkpoint_step  # imported here, since the import takes seconds
+    """Return the number of steps that contribute to the model: all if finished, else up to the latest checkpoint."""
+    from paucal.training import checkpoint_step  # imported only when used, since the import takes seconds
 
     if folder.finished:
         return steps_made

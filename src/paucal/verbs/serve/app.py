@@ -1,4 +1,4 @@
-"""The web applications of `paucal serve`: a page that classifies pictures, and a page to label images."""
+"""The web applications of `paucal serve`: a page for classifying images and a page for labelling images."""
 
 import asyncio
 import json
@@ -18,11 +18,11 @@ from paucal.types import UserError
 from paucal.verbs.serve.labelling import Conflict, Labelling
 from paucal.verbs.serve.picture_predictor import PicturePredictor
 
-MAX_WAITING = 16  # pictures in memory at the same time
-MAX_LABEL_BYTES = 10_000  # of a request of the labelling page
-MAX_REQUEST_SECONDS = 30.0  # in which the body of a request must arrive
-MAX_NAME_LENGTH = 200  # characters of a picture's name
-# Accepted content types, which pages of other sites cannot send without a CORS preflight, which is never granted.
+MAX_WAITING = 16  # limit of images that are in memory at the same time, waiting for their predictions
+MAX_LABEL_BYTES = 10_000  # size limit of a request from the labelling page, in bytes
+MAX_REQUEST_SECONDS = 30.0  # time limit for receiving the body of a request
+MAX_NAME_LENGTH = 200  # number of characters after which an image's name is cut off
+# Accepted content types. Pages of other sites cannot send them, since this server never grants a CORS preflight.
 PICTURE_TYPES, JSON_TYPES = ("image/", "application/octet-stream"), ("application/json",)
 PAGE_FILES = {"/": "page.html", "/page.css": "page.css", "/page.js": "page.js"}
 LABEL_FILES = {"/": "label.html", "/page.css": "page.css", "/label.css": "label.css", "/label.js": "label.js"}
@@ -52,10 +52,11 @@ def host_name(header: str) -> str:
 
 
 class Guard:
-    """ASGI middleware that adds security headers and refuses requests to host names other than `hosts`; None for any.
+    """ASGI middleware that adds security headers and refuses requests to host names other than `hosts`.
 
-    A page of another site can make its host name resolve to this machine's address (DNS rebinding), but its requests
-    have that name in their Host header, so they are refused.
+    If `hosts` is None, all host names are allowed. A page of another site can make its own host name resolve to this
+    machine's address (DNS rebinding). The requests of that page have its host name in their Host header, so they are
+    refused.
     """
 
     def __init__(self, app: Any, hosts: Collection[str] | None) -> None:
@@ -74,13 +75,13 @@ class Guard:
 
         requested_host = host_name(Headers(scope=scope).get("host", ""))
         if self._hosts is not None and requested_host not in self._hosts:
-            await PlainTextResponse("this address is not served", 400)(scope, receive, send_with_headers)
+            await PlainTextResponse("this host name is not served", 400)(scope, receive, send_with_headers)
             return
         await self._app(scope, receive, send_with_headers)
 
 
 class RefusedRequest(Exception):
-    """Reason to refuse a request: an HTTP status, and a sentence for the page."""
+    """A request is refused; has the HTTP status of the response and a sentence that the page shows."""
 
     def __init__(self, status: int, sentence: str) -> None:
         super().__init__(sentence)
@@ -94,10 +95,10 @@ def make_app(
     hosts: Collection[str] | None,
     max_waiting: int = MAX_WAITING,
 ) -> Guard:
-    """Return the application that classifies pictures of at most `max_bytes` bytes.
+    """Return the application that classifies images of at most `max_bytes` bytes.
 
-    If `max_waiting` pictures are already waiting, further ones are refused. `hosts` are the host names that requests
-    may use; None for any.
+    While `max_waiting` images wait for their predictions, further requests are refused. `hosts` are the host names
+    that requests may use, or None to allow all host names.
     """
     n_waiting = 0
 
@@ -105,7 +106,7 @@ def make_app(
         nonlocal n_waiting
         if n_waiting >= max_waiting:
             headers = {"Retry-After": "1"}
-            return JSONResponse({"error": "too many pictures are waiting: try again in a moment."}, 503, headers)
+            return JSONResponse({"error": "too many images are waiting: try again in a moment."}, 503, headers)
         n_waiting += 1
         try:
             content = await read_body(request, max_bytes, PICTURE_TYPES)
@@ -115,20 +116,20 @@ def make_app(
         finally:
             n_waiting -= 1
 
-    async def about(request: Request) -> Response:
+    async def describe_model(request: Request) -> Response:
         classes = list(predictor.model.classes)
         return JSONResponse({"title": title, "classes": classes, "several": predictor.model.card.is_multi_label})
 
-    routes = [Route("/api/model", about), Route("/api/classify", classify, methods=["POST"])]
-    return _guarded(PAGE_FILES, routes, hosts)
+    routes = [Route("/api/model", describe_model), Route("/api/classify", classify, methods=["POST"])]
+    return _make_guarded_app(PAGE_FILES, routes, hosts)
 
 
 def make_label_app(labelling: Labelling, hosts: Collection[str] | None) -> Guard:
-    """Return the application of the labelling page; `hosts` are as in `make_app`."""
+    """Return the application of the labelling page; `hosts` has the same meaning as in `make_app`."""
 
-    def post(path: str, handle: Callable[[dict[str, Any]], dict[str, Any]]) -> Route:
+    def make_post_route(path: str, handle: Callable[[dict[str, Any]], dict[str, Any]]) -> Route:
         async def respond(request: Request) -> Response:
-            content = _parse(await read_body(request, MAX_LABEL_BYTES, JSON_TYPES))
+            content = _parse_object(await read_body(request, MAX_LABEL_BYTES, JSON_TYPES))
             try:
                 return JSONResponse(await run_in_threadpool(handle, content))
             except OSError as problem:
@@ -136,7 +137,7 @@ def make_label_app(labelling: Labelling, hosts: Collection[str] | None) -> Guard
 
         return Route(path, respond, methods=["POST"])
 
-    async def picture(request: Request) -> Response:
+    async def send_image(request: Request) -> Response:
         try:
             content = await run_in_threadpool(labelling.picture, int(request.path_params["number"]))
         except UserError as problem:
@@ -147,22 +148,22 @@ def make_label_app(labelling: Labelling, hosts: Collection[str] | None) -> Guard
         return labelling.save(_text_field(fields, "tab"), _image_field(fields), _text_field(fields, "label"))
 
     routes = [
-        Route("/api/image/{number:int}", picture),
-        post("/api/next", lambda fields: labelling.next(_text_field(fields, "tab"))),
-        post("/api/undo", lambda fields: labelling.undo(_text_field(fields, "tab"))),
-        post("/api/skip", lambda fields: labelling.skip(_text_field(fields, "tab"), _image_field(fields))),
-        post("/api/save", save),
+        Route("/api/image/{number:int}", send_image),
+        make_post_route("/api/next", lambda fields: labelling.next(_text_field(fields, "tab"))),
+        make_post_route("/api/undo", lambda fields: labelling.undo(_text_field(fields, "tab"))),
+        make_post_route("/api/skip", lambda fields: labelling.skip(_text_field(fields, "tab"), _image_field(fields))),
+        make_post_route("/api/save", save),
     ]
-    return _guarded(LABEL_FILES, routes, hosts)
+    return _make_guarded_app(LABEL_FILES, routes, hosts)
 
 
-def _guarded(pages: dict[str, str], routes: list[Route], hosts: Collection[str] | None) -> Guard:
-    """Return an application that serves files of this package, `pages` by URL path, and endpoints, `routes`.
+def _make_guarded_app(pages: dict[str, str], routes: list[Route], hosts: Collection[str] | None) -> Guard:
+    """Return an application that serves `pages`, which maps URL paths to files of this package, and `routes`.
 
-    Errors of a request become JSON responses with a sentence.
+    An error in a request becomes a JSON response with the error message.
     """
 
-    def file_route(path: str, name: str) -> Route:
+    def make_file_route(path: str, name: str) -> Route:
         content = (files("paucal.verbs.serve") / name).read_bytes()
 
         async def send(request: Request) -> Response:
@@ -174,22 +175,22 @@ def _guarded(pages: dict[str, str], routes: list[Route], hosts: Collection[str] 
         status = 409 if isinstance(problem, Conflict) else getattr(problem, "status", 422)
         return JSONResponse({"error": str(problem)}, status)
 
-    routes = [*(file_route(path, name) for path, name in pages.items()), *routes]
+    routes = [*(make_file_route(path, name) for path, name in pages.items()), *routes]
     return Guard(Starlette(routes=routes, exception_handlers={RefusedRequest: refuse, UserError: refuse}), hosts)
 
 
 async def read_body(request: Request, max_bytes: int, content_types: tuple[str, ...]) -> bytes:
-    """Return the body of a request; reading ends as soon as it exceeds `max_bytes`.
+    """Return the body of a request, and stop reading as soon as the body exceeds `max_bytes`.
 
-    `content_types` are accepted content types, or prefixes of them: `PICTURE_TYPES` or `JSON_TYPES`.
+    `content_types` are accepted content types or their prefixes: `PICTURE_TYPES` or `JSON_TYPES`.
 
     Raises:
         RefusedRequest: The body is too large, too slow, empty, or of another content type.
     """
     noun, limit, expected = "request", f"{max_bytes} bytes", "the content type application/json"
     if content_types == PICTURE_TYPES:
-        noun, limit = "picture", f"{max_bytes / 1e6:.3g} MB, the limit set by --max-upload"
-        expected = "the picture itself, with the content type image/jpeg or application/octet-stream"
+        noun, limit = "image", f"{max_bytes / 1e6:.3g} MB, the limit set by --max-upload"
+        expected = "the image itself, with the content type image/jpeg or application/octet-stream"
     too_large = RefusedRequest(413, f"the {noun} is larger than {limit}.")
     if not request.headers.get("content-type", "").startswith(content_types):
         raise RefusedRequest(415, f"send {expected}.")
@@ -208,11 +209,11 @@ async def read_body(request: Request, max_bytes: int, content_types: tuple[str, 
     except ClientDisconnect:
         raise RefusedRequest(400, f"the {noun} did not arrive.") from None
     if not content:
-        raise RefusedRequest(422, f"the {noun} is empty: send another one.")
+        raise RefusedRequest(422, f"the {noun} is empty: send another {noun}.")
     return bytes(content)
 
 
-def _parse(content: bytes) -> dict[str, Any]:
+def _parse_object(content: bytes) -> dict[str, Any]:
     try:
         values = json.loads(content)
     except (ValueError, RecursionError):

@@ -1,4 +1,4 @@
-"""The order of the images on the labelling page: with a model the most useful first, otherwise random."""
+"""The order of the images on the labelling page: the most useful images first if there is a model, else random."""
 
 import shlex
 from collections.abc import Mapping, Sequence
@@ -24,8 +24,8 @@ from paucal.verbs.serve.labelling import LabelFile, Labelling, Suggestion
 from paucal.verbs.serve.settings import ServeSettings
 from paucal.wording import counted
 
-MAX_RANKED = 200  # images that a model ranks; after that many labels, a model trained with them should rank again
-RANDOM_EVERY = 10  # every image with a number divisible by this is drawn at random
+MAX_RANKED = 200  # number of images that a model ranks; after that many labels, a retrained model should rank again
+RANDOM_EVERY = 10  # the last of this many consecutive images is drawn at random
 
 
 def check_labelling(source: str | None, settings: ServeSettings) -> None:
@@ -33,27 +33,27 @@ def check_labelling(source: str | None, settings: ServeSettings) -> None:
     if settings.label is None:
         for name in ("save", "classes"):
             if getattr(settings, name) is not None:
-                raise UserError(f"--{name} is only for labelling: give --label with the images, or leave it out.")
+                raise UserError(f"--{name} is only for labelling: give --label with the images, or remove --{name}.")
         if source is None:
             raise UserError("RUN is missing: give a model to try, or --label, --save and --classes to label images.")
         return
     if settings.save is None:
-        raise UserError("--label needs --save, a CSV file for the labels: give both.")
+        raise UserError("--label needs --save: give a CSV file for the labels as --save.")
     classes = settings.classes
     if source is None and classes is None:
-        raise UserError("--label needs classes to choose from: give a RUN, whose classes are used, or --classes.")
+        raise UserError("--label needs classes to choose from: give --classes, or a RUN whose classes are used.")
     if classes is not None and (len(classes) < 2 or len(set(classes)) < len(classes)):
-        raise UserError(f"--classes is {' '.join(classes)!r}, but must be two or more different names.")
+        raise UserError(f"--classes is {' '.join(classes)!r}, but expected two or more different names.")
     if source is not None and (task := task_of_model(source)) != CLASSIFICATION:
         advice = "use 'paucal next --to coco', which writes its predictions for a labelling tool"
         raise UserError(
-            f"{source} is a model for {task}, but the page is only for one class per image: "
+            f"{source} is a model for {task}, but the labelling page only supports one class per image: "
             f"{'give --classes instead of a RUN' if task == REGRESSION else advice}."
         )
 
 
 def open_labelling(source: str | None, settings: ServeSettings, saved: LabelFile, console: Console) -> Labelling:
-    """Open the images to label; with a model, rank them and predict their classes."""
+    """Open the images to label; if there is a model, rank the images and predict their classes."""
     data, classes = DataSettings(data=str(settings.label), on_bad_image="skip"), settings.classes
     suggestions: Mapping[int, Suggestion] = {}
     if source is None:
@@ -63,7 +63,8 @@ def open_labelling(source: str | None, settings: ServeSettings, saved: LabelFile
         model = Classifier(source, settings.device)
         if model.model.card.is_multi_label:
             raise UserError(
-                f"{source} predicts several labels per image, but the page is only for one: use 'paucal next --to'."
+                f"{source} predicts several labels per image, but the labelling page only supports one: use 'paucal "
+                "next --to'."
             )
         with console.progress("reading images") as advance:
             images = load_images(data, advance, labelled=False, reading=model.reading)
@@ -72,10 +73,11 @@ def open_labelling(source: str | None, settings: ServeSettings, saved: LabelFile
     paths = [path_of_image(images, key) for key in images.keys]
     if not all(Path(path).is_file() for path in paths[:1]):
         raise UserError(
-            f"--label: {settings.label} contains no image files, but labels are saved by image path: give a folder."
+            f"--label: {settings.label} contains no image files, but labels are saved by image path: give a folder of "
+            "image files."
         )
     console.say(f"{counted(len(images), 'image')} to label; {counted(len(saved.labels), 'label')} in {saved.path}")
-    assert classes is not None  # `check_labelling` requires them without a model
+    assert classes is not None  # without a model, `check_labelling` requires --classes
     originals = without_decoded_copies(images)
     return Labelling(originals, paths, order, tuple(classes), saved, suggestions, _training_command(source, saved))
 
@@ -96,7 +98,7 @@ def _rank_images(model: Classifier, images: ImageSet, console: Console) -> tuple
 
 
 def with_random_images(choices: Sequence[Choice]) -> list[int]:
-    """Return the positions of the choices in order, with a random one after every nine others.
+    """Return the positions of the choices in order, with a random image after every nine others.
 
     Example:
         >>> with_random_images([Choice(n) for n in range(12)] + [Choice(20, is_random=True)])
@@ -109,7 +111,7 @@ def with_random_images(choices: Sequence[Choice]) -> list[int]:
 
 
 def _training_command(source: str | None, saved: LabelFile) -> str:
-    """Return the command that trains with the labels and, if there is a run, its training images."""
+    """Return the command that trains on the labels and, if there is a run, also on the run's training images."""
     data = None
     if source is not None and ((run := RunFolder(Path(source))).path / CONFIG_FILE).exists():
         data = run.settings.get("data")

@@ -19,21 +19,21 @@ from PIL import Image
 
 from paucal.data.decode import UnreadableImage
 from paucal.data.images import ImageSet
-from paucal.reading import named_path
+from paucal.reading import expand_user_path
 from paucal.runner.outputs import refuse_inside_images
 from paucal.runs.files import check_folder_writable, csv_text, write_atomically
 from paucal.types import UserError
 
-MAX_SIDE = 1600  # of a picture on the page, in pixels
-LEASE_SECONDS = 120.0  # for which an image is reserved for the tab that shows it
-LABELS_PER_TRAINING = 50  # new labels after which the page shows the training command
+MAX_SIDE = 1600  # largest side of an image on the page, in pixels
+LEASE_SECONDS = 120.0  # time for which an image is reserved for the tab that shows the image
+LABELS_PER_TRAINING = 50  # number of new labels after which the page shows the training command
 NO_CLASS = ""  # label of images that belong to none of the classes
 COLUMNS = ("image_path", "label")
-MAX_FILE_BYTES = 1 << 28
+MAX_FILE_BYTES = 1 << 28  # size limit of an existing file of labels
 
 
 class LabelFile:
-    """Labels of images, and the CSV file with them; a context manager that locks the file against other processes.
+    """Labels of images and their CSV file; a context manager that locks the file against other processes.
 
     Labels in an existing file are read, and further labels are appended.
 
@@ -56,18 +56,18 @@ class LabelFile:
         return self
 
     def __exit__(self, *exc_info: object) -> None:
-        # Unlinked before it is closed, so that no other process can lock the file in between.
+        # The lock file is removed before it is closed, so that no other process can lock the file in between.
         Path(self._lock.name).unlink(missing_ok=True)
         self._lock.close()
 
     def add(self, image: str, label: str) -> None:
-        """Append a label; it is on disk when this returns. An OSError is raised if the disk is full."""
+        """Append a label and flush it to disk. An OSError is raised if the disk is full."""
         if not self.path.exists():
             self._write_labels(self.labels)
         size = self.path.stat().st_size
         with self.path.open("ab") as file:
             try:
-                file.write(_encode((image, label)))
+                file.write(_encode_rows((image, label)))
                 file.flush()
                 os.fsync(file.fileno())
             except OSError:
@@ -77,19 +77,19 @@ class LabelFile:
         self.labels[image] = label
 
     def remove(self, image: str) -> None:
-        """Remove the label of an image; the file without it is on disk when this returns."""
+        """Remove the label of an image, and rewrite the file on disk."""
         remaining = {name: label for name, label in self.labels.items() if name != image}
         self._write_labels(remaining)
         self.labels = remaining
 
     def _write_labels(self, labels: dict[str, str]) -> None:
-        write_atomically(self.path, lambda file: file.write(_encode(COLUMNS, *labels.items())))
+        write_atomically(self.path, lambda file: file.write(_encode_rows(COLUMNS, *labels.items())))
 
     def _read_labels(self) -> None:
         if not self.path.exists():
             return
         if self.path.stat().st_size > MAX_FILE_BYTES:
-            raise UserError(f"--save: {str(self.path)!r} is too large for a table of labels: give another name.")
+            raise UserError(f"--save: {str(self.path)!r} is too large for a file of labels: give another name.")
         content = self.path.read_bytes()
         complete_lines = content[: content.rfind(b"\n") + 1]  # an incomplete line is a label that was not confirmed
         rows = list(csv.reader(io.StringIO(complete_lines.decode(errors="surrogateescape"), newline="")))
@@ -105,7 +105,7 @@ class LabelFile:
 
 def check_label_file(text: str, images: str) -> Path:
     """Return the path of the CSV file of labels, after checking that it can be written."""
-    path = named_path(text, "--save")
+    path = expand_user_path(text, "--save")
     if path.suffix.lower() != ".csv":
         raise UserError(f"--save: {text[:120]!r} must end in .csv: give another name.")
     refuse_inside_images(path, {"--label": images}, flag="--save")
@@ -113,7 +113,7 @@ def check_label_file(text: str, images: str) -> Path:
     return path
 
 
-def _encode(*rows: tuple[str, str]) -> bytes:
+def _encode_rows(*rows: tuple[str, str]) -> bytes:
     return csv_text(*rows).encode(errors="surrogateescape")
 
 
@@ -152,7 +152,7 @@ class Suggestion:
 
 
 class Labelling:
-    """The images to label and their labels; each tab shows one image at a time. Methods are safe to call from threads.
+    """The images to label and their labels; each tab shows one image at a time. Its methods are thread-safe.
 
     Args:
         images: Images to label.
@@ -161,7 +161,7 @@ class Labelling:
         classes: Classes to choose from.
         saved: File of the labels.
         suggestions: Suggestions of a model, by position of the image.
-        command: Command that trains with the labels.
+        command: Shell command that trains on the labels.
     """
 
     def __init__(
@@ -202,7 +202,7 @@ class Labelling:
     def save(self, name: str, index: int, label: str) -> dict[str, Any]:
         """Save a label from a tab, one of the classes or `NO_CLASS`, and return the next image.
 
-        Conflict is raised if the image already has a different label, UserError if the image or class does not exist.
+        Conflict is raised if the image already has a different label, UserError if the image or the class is unknown.
         """
         with self._lock:
             path = self._checked_path(index)
@@ -221,7 +221,7 @@ class Labelling:
             return self._next_item(name)
 
     def skip(self, name: str, index: int) -> dict[str, Any]:
-        """Postpone an image until all others were shown in this tab, and return the next image."""
+        """Postpone an image until this tab has shown all other images, and return the next image."""
         with self._lock:
             self._checked_path(index)
             self._find_tab(name).skipped.add(index)
@@ -229,7 +229,7 @@ class Labelling:
             return self._next_item(name)
 
     def undo(self, name: str) -> dict[str, Any]:
-        """Remove the latest label saved in a tab, and return its image; without a label, return the next image."""
+        """Remove the latest label saved in a tab, and return its image; if there is no label, return the next image."""
         with self._lock:
             tab = self._find_tab(name)
             while tab.labelled:
@@ -254,7 +254,7 @@ class Labelling:
 
     def _next_item(self, name: str) -> dict[str, Any]:
         tab, now = self._find_tab(name), time.monotonic()
-        # Drop the tab's previous reservation, since a tab shows one image at a time, and expired ones.
+        # Drop expired reservations and the tab's previous reservation, since a tab shows one image at a time.
         self._leases = {
             index: (owner, since)
             for index, (owner, since) in self._leases.items()
@@ -270,7 +270,7 @@ class Labelling:
 
     def _as_json(self, index: int) -> dict[str, Any]:
         suggestion = self._suggestions.get(index, Suggestion())
-        top_classes = [{"name": name, "probability": round(share, 4)} for name, share in suggestion.top_classes]
+        top_classes = [{"name": name, "probability": round(value, 4)} for name, value in suggestion.top_classes]
         image = {"number": index, "name": self._images.keys[index], "answers": top_classes, "reason": suggestion.reason}
         return {**self.state(), "image": image}
 

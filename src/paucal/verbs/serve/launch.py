@@ -9,7 +9,7 @@ from paucal.export.reading import load_model
 from paucal.models.regression import RegressionCard
 from paucal.models.trained import TrainedModel
 from paucal.runner.console import Console
-from paucal.runner.familiar import familiarity_of
+from paucal.runner.familiar import load_familiarity
 from paucal.runs import RunFolder, open_run
 from paucal.runs.folder import CONFIG_FILE
 from paucal.settings.options import check_ranges
@@ -21,12 +21,12 @@ from paucal.verbs.serve.settings import ServeSettings
 from paucal.wording import counted
 
 ANY_ADDRESS = ("0.0.0.0", "::")  # values of --host that accept connections from other machines
-LOCAL = ("127.0.0.1", "localhost", "::1")
-MAX_CONNECTIONS = 128
+LOCAL = ("127.0.0.1", "localhost", "::1")  # names of this machine, which other machines cannot connect to
+MAX_CONNECTIONS = 128  # number of simultaneous connections
 
 
 def serve(source: str | None, settings: ServeSettings, console: Console) -> None:
-    """Serve a page until the user interrupts: for a model (a run, exported folder or ONNX file), or to label images."""
+    """Serve a page to try a model (a run, exported folder or ONNX file) or to label images, until interrupted."""
     check_ranges(settings)
     try:
         import uvicorn
@@ -49,7 +49,7 @@ def serve(source: str | None, settings: ServeSettings, console: Console) -> None
             # The port is checked first, since reading the training images may take a minute.
             listener = stack.enter_context(_listening_socket(settings.host, settings.port))
             path = Path(source)
-            familiarity = familiarity_of(open_run(path), model, console) if (path / CONFIG_FILE).exists() else None
+            familiarity = load_familiarity(open_run(path), model, console) if (path / CONFIG_FILE).exists() else None
             predictor = PicturePredictor(model, familiarity, settings.precision, settings.mirror)
             app = make_app(predictor, _page_title(source, model), settings.max_upload * 10**6, hosts)
         if settings.host not in LOCAL:
@@ -63,20 +63,20 @@ def serve(source: str | None, settings: ServeSettings, console: Console) -> None
 
 
 def addresses(host: str, port: int) -> str:
-    """Return the URL of the page; if the server accepts connections from other machines, also the URL for these."""
+    """Return the URL of the page; if other machines can connect, also their URL for it."""
     if host not in ANY_ADDRESS:
         return f"http://{f'[{host}]' if ':' in host else host}:{port}/"
     address = f"http://127.0.0.1:{port}/"
-    if (network_address := address_in_network()) is None:
+    if (network_address := find_network_address()) is None:
         return address
     return f"{address}, or on another device of your network http://{network_address}:{port}/,"
 
 
-def address_in_network() -> str | None:
-    """Return this machine's IPv4 address in its network; None without a network."""
+def find_network_address() -> str | None:
+    """Return this machine's IPv4 address in its network; None if it is not connected to a network."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as udp_socket:
         try:
-            # Connecting a UDP socket only chooses a route, and sends nothing to this address for documentation.
+            # Connecting a UDP socket only chooses a route. Nothing is sent to this example address.
             udp_socket.connect(("192.0.2.1", 9))
         except OSError:
             return None
@@ -84,30 +84,30 @@ def address_in_network() -> str | None:
 
 
 def _page_title(source: str, model: TrainedModel) -> str:
-    run = RunFolder(Path(source)).path.resolve().name
+    run_name = RunFolder(Path(source)).path.resolve().name
     card, n_classes = model.card, counted(len(model.classes), "class", "classes")
-    return f"{run}: {card.backbone.name}, {card.target if isinstance(card, RegressionCard) else n_classes}"
+    return f"{run_name}: {card.backbone.name}, {card.target if isinstance(card, RegressionCard) else n_classes}"
 
 
 def _allowed_hosts(host: str) -> tuple[str, ...] | None:
-    """Return the host names that requests may use: --host, and for a local server also the names in `LOCAL`.
+    """Return the host names that requests may use: --host, and also the names in `LOCAL` if the server is local.
 
-    None if requests may use any name, since the server accepts connections from other machines.
+    Return None, which allows all names, if the server listens on all addresses of this machine.
     """
     if host in ANY_ADDRESS:
         return None
     try:
-        loopback = ipaddress.ip_address(host).is_loopback
+        is_loopback_host = ipaddress.ip_address(host).is_loopback
     except ValueError:
-        loopback = host == "localhost"
-    return (*LOCAL, host) if loopback else (host,)
+        is_loopback_host = host == "localhost"
+    return (*LOCAL, host) if is_loopback_host else (host,)
 
 
 def _listening_socket(host: str, port: int) -> socket.socket:
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
     except (socket.gaierror, UnicodeError) as problem:
-        raise UserError(f"--host is {host!r}, which is not an address: leave it out, or give 0.0.0.0.") from problem
+        raise UserError(f"--host {host!r} is not a valid address: remove --host, or give 0.0.0.0.") from problem
     try:
         is_dual_stack = host == "::" and socket.has_dualstack_ipv6()  # the printed addresses are IPv4 addresses
         return socket.create_server((host, port), family=family, backlog=MAX_CONNECTIONS, dualstack_ipv6=is_dual_stack)

@@ -1,4 +1,4 @@
-"""Predictions for one picture: classes or a number, explanation maps, and distance from the training images."""
+"""Predictions for one image: classes or a target value, explanation maps, and distance from the training images."""
 
 import base64
 import io
@@ -13,10 +13,10 @@ from paucal.data.channels.decoding import decode_image, image_shape
 from paucal.data.channels.pixel_format import describe_depth, has_other_depth
 from paucal.data.decode import UnreadableImage
 from paucal.evaluation.calibration import reach_thresholds
-from paucal.evaluation.familiarity import SIMILAR_SHARE, Familiarity
+from paucal.evaluation.familiarity import SIMILAR_FRACTION, Familiarity
 from paucal.explain.attribution.methods import METHODS
-from paucal.explain.figures.attribution import scale_of
-from paucal.explain.figures.pictures import overlay
+from paucal.explain.figures.attribution import colour_limits
+from paucal.explain.figures.pictures import blend_heat
 from paucal.models.features import ClassifierInputs, linear_classifier
 from paucal.models.precision import EXPLICIT_CHOICES
 from paucal.models.regression import RegressionCard
@@ -26,21 +26,21 @@ from paucal.runner.familiar import features_of
 from paucal.runner.precision import choose_on_sample
 from paucal.types import UserError
 from paucal.verbs.explain.attribution import choose_method, explain_batch
-from paucal.verbs.explain.inputs import to_input
+from paucal.verbs.explain.inputs import prepare_input
 
-MAX_PIXELS = 64_000_000  # of a picture; most photographs of phones have fewer
+MAX_PIXELS = 64_000_000  # limit of an image's number of pixels, which is above that of most phone photos
 MAX_CLASSES = 10  # number of classes that are shown
 EXPLAINED_CLASSES = 2  # number of classes with an explanation map
 
 
 class PicturePredictor:
-    """Predicts one picture at a time; safe to call from several threads.
+    """Predicts one image at a time; thread-safe.
 
     Args:
         model: Classifier or regression model.
-        familiarity: Distances of training images, to recognise pictures unlike them; None if there are none.
-        precision: Precision of predictions; None to choose the faster one on this machine with the first picture.
-        mirror: Whether to average the predictions for a picture and its mirror image.
+        familiarity: Test of whether an image is similar to the training images; None to omit the test.
+        precision: Precision of predictions; None to choose the fastest on this machine, measured on the first image.
+        mirror: Whether to average the predictions for an image and its mirror image.
     """
 
     def __init__(
@@ -57,45 +57,46 @@ class PicturePredictor:
         )
         self._familiarity, self._reading = familiarity, model.card.preprocessing.reading
         self._lock = threading.Lock()
-        can_read = familiarity is not None and linear_classifier(model.module) is not None
-        self._features = ClassifierInputs(model.module) if can_read else None
+        has_features = familiarity is not None and linear_classifier(model.module) is not None
+        self._features = ClassifierInputs(model.module) if has_features else None
 
     def predict(self, content: bytes, name: str, explain: bool) -> dict[str, Any]:
-        """Return the prediction for an encoded picture, as values for JSON.
+        """Return the prediction for an encoded image as a dictionary that can be converted to JSON.
 
-        With `explain`, maps are computed that explain the most probable classes, which takes several times as long.
+        If `explain` is set, also compute maps that explain the most probable classes, which takes several times as
+        long.
 
         Raises:
-            UserError: The picture cannot be read, or is too large.
+            UserError: The image cannot be read, or is too large.
         """
-        with self._lock:  # decoding too, so that only one large picture at a time is in memory
+        with self._lock:  # also held while decoding, so that only one large image is in memory at a time
             picture = self._decode(content, name)
-            if self._model_to_run is None:  # the first picture
+            if self._model_to_run is None:  # the first image
                 choice = choose_on_sample(self.model, [picture, ImageOps.mirror(picture)], None, LoggedConsole())
                 self._model_to_run = self._exact_model.at_precision(choice.dtype)
-            shares = self._model_to_run.probabilities([picture])[0]
+            outputs = self._model_to_run.probabilities([picture])[0]
             card = self.model.card
-            number = _number_fields(card, shares) if isinstance(card, RegressionCard) else {}
+            number = _number_fields(card, outputs) if isinstance(card, RegressionCard) else {}
             common = {
                 "unlike": self._distance_fields(picture),
                 "note": "",
                 "explanation": self._explanation(picture, name, number.get("says")) if explain else None,
             }
             if has_other_depth(content, name, self._reading):
-                common["note"] = f"{describe_depth(self._reading, 'The picture has')}. The prediction is unreliable."
+                common["note"] = f"{describe_depth(self._reading, 'The image has')}. The prediction is unreliable."
             if number:
                 return {"name": name, **number, **common}
-            order = shares.argsort(descending=True, stable=True).tolist()
+            order = outputs.argsort(descending=True, stable=True).tolist()
             thresholds = card.thresholds
-            is_chosen = None if thresholds is None else reach_thresholds(shares, thresholds).tolist()
-            # A class with a low threshold may be predicted without being among the most probable ones.
+            is_chosen = None if thresholds is None else reach_thresholds(outputs, thresholds).tolist()
+            # A class with a low threshold may be predicted without being among the most probable classes.
             further = [] if is_chosen is None else [index for index in order[MAX_CLASSES:] if is_chosen[index]]
             return {
                 "name": name,
                 "classes": [
                     {
                         "name": self.model.classes[index],
-                        "probability": round(float(shares[index]), 4),
+                        "probability": round(float(outputs[index]), 4),
                         "chosen": index == order[0] if is_chosen is None else bool(is_chosen[index]),
                     }
                     for index in [*order[:MAX_CLASSES], *further]
@@ -110,14 +111,14 @@ class PicturePredictor:
             if width * height > MAX_PIXELS:
                 raise UserError(
                     f"{name} has {width} x {height} pixels, but at most {MAX_PIXELS // 10**6} million are supported: "
-                    "send a smaller picture."
+                    "send a smaller image."
                 )
             return decode_image(content, name, self._reading)
         except UnreadableImage as problem:
             raise UserError(str(problem)) from problem
 
     def _distance_fields(self, picture: Image.Image) -> dict[str, Any]:
-        """Return a picture's distance from the training images, and whether few held-out images are as far away."""
+        """Return an image's distance from the training images, and whether the distance exceeds the limit."""
         if self._features is None or self._familiarity is None:
             return {"known": False}
         view = self.model.card.preprocessing.transform()(picture)[0]
@@ -128,7 +129,7 @@ class PicturePredictor:
             "unlike": distance > limit,
             "distance": round(distance, 4),
             "limit": round(limit, 4),
-            "inside": SIMILAR_SHARE,
+            "inside": SIMILAR_FRACTION,
         }
 
     def _explanation(self, picture: Image.Image, name: str, says: str | None) -> dict[str, Any]:
@@ -136,41 +137,41 @@ class PicturePredictor:
             return {"maps": [], "why": "an ONNX model cannot be explained: serve the run instead"}
         try:
             method, _ = choose_method(self.model, "auto")
-            view = to_input(name, picture, self.model.card.preprocessing)
+            view = prepare_input(name, picture, self.model.card.preprocessing)
             explained = explain_batch(self.model, [view], method, None, EXPLAINED_CLASSES)[0]
         except UserError as problem:
             return {"maps": [], "why": str(problem)}
-        low, high = scale_of(explained.maps)
+        low, high = colour_limits(explained.maps)
         rows = zip(explained.classes, explained.probabilities, explained.maps, strict=False)
         maps = [
             {
                 "name": says or label,
-                "probability": None if says else round(share, 4),
-                "picture": _as_url(overlay(explained.picture, values, low, high)),
+                "probability": None if says else round(probability, 4),
+                "picture": _encode_data_url(blend_heat(explained.picture, values, low, high)),
             }
-            for label, share, values in rows
+            for label, probability, values in rows
         ]
         return {"maps": maps, "why": METHODS[method].title}
 
 
 def _number_fields(card: RegressionCard, output: Tensor) -> dict[str, Any]:
-    """Return a predicted number with its 90 % interval, as numbers and as text; for grades also their probabilities."""
+    """Return a predicted target value with its 90 % interval, and if the targets are grades, their probabilities."""
     values = output.double().numpy()
-    ends = {name: float(value[0]) for name, value in card.read(values)._asdict().items()}
+    interval = {name: float(value[0]) for name, value in card.read(values)._asdict().items()}
     grades = (
         []
         if card.grades is None
-        else zip(card.grades.names, card.grades.probabilities(values)[0].tolist(), strict=True)
+        else zip(card.grades.values, card.grades.probabilities(values)[0].tolist(), strict=True)
     )
     classes = [
-        {"name": str(grade), "probability": round(share, 4), "chosen": grade == ends["predicted"]}
-        for grade, share in grades
+        {"name": str(grade), "probability": round(probability, 4), "chosen": grade == interval["predicted"]}
+        for grade, probability in grades
     ]
-    finite = {name: value if math.isfinite(value) else None for name, value in ends.items()}
+    finite = {name: value if math.isfinite(value) else None for name, value in interval.items()}
     return {"target": card.target, "says": card.describe(float(values[0])), **finite, "classes": classes}
 
 
-def _as_url(picture: Image.Image) -> str:
+def _encode_data_url(picture: Image.Image) -> str:
     buffer = io.BytesIO()
     picture.save(buffer, "PNG")
     return f"data:image/png;base64,{base64.b64encode(buffer.getvalue()).decode()}"

@@ -1,4 +1,4 @@
-"""`paucal.shard`: write images into shards, for sets that are too large to be read file by file."""
+"""`paucal.shard`: write images into shards, for sets that are too large to read file by file."""
 
 import shlex
 import shutil
@@ -22,10 +22,10 @@ from paucal.runner.images import find_images, with_run_reading
 from paucal.runner.outputs import check_new_folder
 from paucal.runs import replace_folder
 from paucal.settings.options import check_ranges
-from paucal.settings.values import from_python, shows_settings
+from paucal.settings.values import settings_from_keywords, with_settings_signature
 from paucal.types import UserError
 from paucal.verbs.shard.settings import ShardSettings
-from paucal.wording import counted, duration, was
+from paucal.wording import counted, format_duration, was_or_were
 
 MIB = 2**20
 _SIZE_SAMPLE = 64  # number of images whose size is measured to estimate the size of the set
@@ -37,11 +37,11 @@ class Sharded:
     """Result of `paucal shard`.
 
     Attributes:
-        folder: Folder or URL of the shards, which every verb accepts as DATA.
+        folder: Folder or URL of the shards, which every command accepts as DATA.
         images: Number of images in the shards.
         shards: Number of shards.
         n_bytes: Size of all shards in bytes.
-        left_out: Keys of unreadable images, with `on_bad_image="skip"`.
+        left_out: Keys of the unreadable images that `on_bad_image="skip"` left out.
         said: Lines that the command line prints.
     """
 
@@ -53,7 +53,7 @@ class Sharded:
     said: tuple[str, ...] = ()
 
 
-@shows_settings(ShardSettings)
+@with_settings_signature(ShardSettings)
 @takes_frames
 def shard(data: Data, **settings: Any) -> Sharded:
     """Write a set into shards in random order, with separate shards for train, val and test; same as `paucal shard`.
@@ -66,7 +66,7 @@ def shard(data: Data, **settings: Any) -> Sharded:
         **settings: Any field of `paucal.verbs.shard.settings.ShardSettings`; `output` is required.
 
     Returns:
-        The folder of the shards, which every verb accepts as DATA, and facts about them.
+        The folder of the shards, which every command accepts as DATA, and the number and size of the shards.
 
     Raises:
         UserError: There are no images, some are unreadable, or the output is invalid.
@@ -77,7 +77,9 @@ def shard(data: Data, **settings: Any) -> Sharded:
         >>> paucal.train(shards.folder)  # doctest: +SKIP
     """
     console = RecordingConsole()
-    result = shard_set(from_python(ShardSettings, {**settings, "data": data}, "paucal.shard", "shard"), console)
+    result = shard_set(
+        settings_from_keywords(ShardSettings, {**settings, "data": data}, "paucal.shard", "shard"), console
+    )
     return replace(result, said=tuple(console.said))
 
 
@@ -97,11 +99,13 @@ def shard_set(settings: ShardSettings, console: Console) -> Sharded:
             result = _write_shards(settings, folder, console)
     console.say(
         f"{counted(result.images, 'image')} in {counted(result.shards, 'shard')} ({result.n_bytes / MIB:.1f} MiB) in "
-        f"{result.folder}, written in {duration(time.monotonic() - start_time)}"
+        f"{result.folder}, written in {format_duration(time.monotonic() - start_time)}"
     )
     if count := len(result.left_out):
-        console.say(f"note: {counted(count, 'unreadable image')} {was(count)} left out ({result.left_out[0]}, ...)")
-    console.say(f"use them as DATA: paucal train {shlex.quote(result.folder)}")
+        console.say(
+            f"note: {counted(count, 'unreadable image')} {was_or_were(count)} left out ({result.left_out[0]}, ...)"
+        )
+    console.say(f"use the shards as DATA: paucal train {shlex.quote(result.folder)}")
     return result
 
 
@@ -143,7 +147,7 @@ def _open_images(settings: ShardSettings) -> ImageSet:
 
 
 def _require_disk_space(images: ImageSet, folder: Path) -> None:
-    """Refuse images that do not fit on the disk, given the file sizes of a sample of the images."""
+    """Refuse images that would not fit on the disk, estimated from the file sizes of a sample of the images."""
     sizes = []
     for position in images.sample(_SIZE_SAMPLE).tolist():
         store, row = locate(images.store, position)
@@ -157,6 +161,6 @@ def _require_disk_space(images: ImageSet, folder: Path) -> None:
     free_bytes = shutil.disk_usage(folder).free
     if needed_bytes > free_bytes:
         raise UserError(
-            f"the shards take about {needed_bytes / 2**30:.1f} GiB, but only {free_bytes / 2**30:.1f} GiB are free: "
+            f"the shards need about {needed_bytes / 2**30:.1f} GiB, but only {free_bytes / 2**30:.1f} GiB are free: "
             "free some space, or give another folder."
         )

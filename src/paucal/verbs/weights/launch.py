@@ -1,4 +1,4 @@
-"""`paucal weights`: pack pretrained weights into one file, add them to another machine, and remove them."""
+"""`paucal weights`: pack pretrained weights into a file, add weights to this machine, and remove added weights."""
 
 import os
 from dataclasses import replace
@@ -17,31 +17,31 @@ from paucal.models.weights import table
 from paucal.models.weights.adding import (
     CheckedWeights,
     add_checked,
+    check_licence,
     check_weights,
-    checked_licence,
-    outputs,
+    compute_outputs,
     to_half_precision,
 )
 from paucal.models.weights.archive import ARCHIVE_SUFFIX, is_archive, read_archive, write_archive
 from paucal.models.weights.local import find_added_weights, input_of_weights, licence_of
 from paucal.models.weights.store import MAX_LICENCE_BYTES, AddedWeights, find_added, list_added, remove_added
 from paucal.models.weights.table import APACHE
-from paucal.reading import named_path, read_decoded
+from paucal.reading import expand_user_path, read_decoded
 from paucal.runner.console import Console, LoggedConsole
 from paucal.runs import write_atomically
 from paucal.runs.files import check_file_writable
 from paucal.runs.weights import read_untrusted
 from paucal.settings.options import check_ranges
-from paucal.settings.values import from_python, shows_settings
+from paucal.settings.values import settings_from_keywords, with_settings_signature
 from paucal.types import UserError
 from paucal.verbs.weights.settings import WeightsSettings
 from paucal.wording import did_you_mean
 
-MAX_DIFFERENCE = 0.01  # relative error of the outputs with 16 bits; weights with a larger error keep 32 bits
+MAX_DIFFERENCE = 0.01  # limit of the outputs' relative error with 16-bit weights; if exceeded, weights keep 32 bits
 FILE_SETTINGS = ("model", "licence", "licence_text", "source", "mean", "std")  # settings that describe a weights file
 
 
-@shows_settings(WeightsSettings)
+@with_settings_signature(WeightsSettings)
 def add_weights(file: str | os.PathLike[str], /, **settings: Any) -> AddedWeights:
     """Add trained weights to this machine; the same as `paucal weights add`.
 
@@ -54,11 +54,11 @@ def add_weights(file: str | os.PathLike[str], /, **settings: Any) -> AddedWeight
         UserError: The file is damaged, contains Python objects or weights of another model, or the licence is missing.
         TypeError: A setting does not exist.
     """
-    typed_settings = from_python(WeightsSettings, settings, "paucal.add_weights", "weights")
-    return add_file(path_text(file, "the file"), typed_settings, LoggedConsole())
+    typed_settings = settings_from_keywords(WeightsSettings, settings, "paucal.add_weights", "weights")
+    return add_weights_file(path_text(file, "the file"), typed_settings, LoggedConsole())
 
 
-@shows_settings(WeightsSettings)
+@with_settings_signature(WeightsSettings)
 def pack_weights(weights: str | os.PathLike[str], /, **settings: Any) -> Path:
     """Write weights into one file for another machine; the same as `paucal weights pack`.
 
@@ -70,12 +70,12 @@ def pack_weights(weights: str | os.PathLike[str], /, **settings: Any) -> Path:
         UserError: The weights do not exist, the text of their licence is missing, or the archive cannot be written.
         TypeError: A setting does not exist.
     """
-    typed_settings = from_python(WeightsSettings, settings, "paucal.pack_weights", "weights")
+    typed_settings = settings_from_keywords(WeightsSettings, settings, "paucal.pack_weights", "weights")
     return pack(path_text(weights, "the weights"), typed_settings, LoggedConsole())
 
 
 def remove_weights(name: str) -> int:
-    """Remove weights that were added to this machine, and return the number of bytes freed.
+    """Remove weights that were added to this machine, and return the number of freed bytes.
 
     Raises:
         UserError: No weights of this name were added.
@@ -87,7 +87,7 @@ def remove_weights(name: str) -> int:
             (trained.package for trained in table.CANDIDATES if trained.name == name and trained.package), None
         )
         if package is not None and package.path() is not None:
-            raise UserError(f"{name} is in a package: remove it with pip uninstall {package.distribution}.")
+            raise UserError(f"{name} is in a package: remove the package with pip uninstall {package.distribution}.")
         raise UserError(
             f"no weights of {name!r} were added{did_you_mean(name, names)}: 'paucal weights list' shows the weights on "
             "this machine."
@@ -95,21 +95,21 @@ def remove_weights(name: str) -> int:
     return remove_added(card)
 
 
-def add_file(file: str, settings: WeightsSettings, console: Console) -> AddedWeights:
-    """Check weights by loading them into their model, store them, and print what uses them; see `add_weights`."""
+def add_weights_file(file: str, settings: WeightsSettings, console: Console) -> AddedWeights:
+    """Check weights by loading them into their model, store them, and print which command uses them."""
     check_ranges(settings)
     if settings.output is not None:
-        raise UserError("--output is for 'paucal weights pack': leave it out.")
-    weights = _check_file(named_path(file, "FILE"), settings, console)
+        raise UserError("--output is only for 'paucal weights pack': remove --output.")
+    weights = _check_file(expand_user_path(file, "FILE"), settings, console)
     if (existing := find_added(weights.name)) is not None:
         raise UserError(
             f"weights of {weights.name} have already been added ({existing.source}, SHA-256 {existing.sha256[:12]}): "
             f"run 'paucal weights remove {weights.name}' first, or give --model with another tag."
         )
     card = add_checked(weights)
-    use = f"'paucal train' considers it; to choose it, give --model {card.name}"
+    use = f"'paucal train' may choose these weights; to require them, give --model {card.name}"
     if card.has_terms:
-        use = f"its licence, {card.licence}, has special terms, so it is only used with --model {card.name}"
+        use = f"its licence, {card.licence}, has special terms, so the weights are only used with --model {card.name}"
     console.say(f"added {card.describe()}: {use}")
     return card
 
@@ -117,7 +117,7 @@ def add_file(file: str, settings: WeightsSettings, console: Console) -> AddedWei
 def pack(what: str, settings: WeightsSettings, console: Console) -> Path:
     """Write an archive; see `pack_weights`."""
     check_ranges(settings)
-    file = named_path(what, "NAME")
+    file = expand_user_path(what, "NAME")
     weights = _check_file(file, settings, console) if file.exists() else _check_named(what, settings)
     if not weights.licence_text and weights.licence.lower() == APACHE.lower():
         weights = replace(weights, licence_text=_apache_text())
@@ -126,13 +126,15 @@ def pack(what: str, settings: WeightsSettings, console: Console) -> Path:
             f"the archive must contain the text of its licence, {weights.licence}: give a file with the text as "
             "--licence-text."
         )
-    path = named_path(settings.output or f"{weights.name}{ARCHIVE_SUFFIX}")
+    path = expand_user_path(settings.output or f"{weights.name}{ARCHIVE_SUFFIX}")
     if not path.name.endswith(".zip"):
         raise UserError(f"--output: {str(path)!r} must end in .zip: give another name.")
     check_file_writable(path)
     weights = _halve_precision_if_accurate(weights, console)
     write_atomically(path, lambda stream: write_archive(stream, weights))
-    console.say(f"wrote {path} ({path.stat().st_size / 1e6:.1f} MB): 'paucal weights add' reads it on another machine")
+    console.say(
+        f"wrote {path} ({path.stat().st_size / 1e6:.1f} MB): add it on another machine with 'paucal weights add'"
+    )
     return path
 
 
@@ -140,9 +142,9 @@ def _check_named(name: str, settings: WeightsSettings) -> CheckedWeights:
     unusable = [key for key in FILE_SETTINGS if key != "licence_text" and getattr(settings, key) is not None]
     if unusable:
         raise UserError(
-            f"--{unusable[0]} is for weights in a file, but {name!r} is the name of published weights: leave it out."
+            f"--{unusable[0]} is for weights in a file, but {name!r} names stored weights: remove --{unusable[0]}."
         )
-    licence = checked_licence(name, licence_of(name) or "not stated")
+    licence = check_licence(name, licence_of(name) or "not stated")
     text, weights = _licence_text(settings), read_timm(name, init=False)
     if (added_weights := find_added_weights(name)) is not None:
         source, text = added_weights.source, text or added_weights.licence_text
@@ -158,12 +160,12 @@ def _check_file(path: Path, settings: WeightsSettings, console: Console) -> Chec
     if is_archive(path):
         unusable = next((name for name in FILE_SETTINGS if getattr(settings, name) is not None), None)
         if unusable is not None:
-            raise UserError(f"the archive {path.name} has its own card: leave --{unusable.replace('_', '-')} out.")
+            raise UserError(f"the archive {path.name} has its own card: remove --{unusable.replace('_', '-')}.")
         return read_archive(path)
     for name, example in (("model", "vit_small_patch16_224.dino"), ("licence", APACHE)):
         if getattr(settings, name) is None:
-            raise UserError(f"--{name} is missing: give it with a weights file, such as --{name} {example}.")
-    model, licence = str(settings.model), checked_licence(str(settings.model), str(settings.licence))
+            raise UserError(f"--{name} is missing: give --{name} with a weights file, such as --{name} {example}.")
+    model, licence = str(settings.model), check_licence(str(settings.model), str(settings.licence))
     text, preprocess = _licence_text(settings), _image_input(settings, model)
     weights = StartWeights(read_untrusted(path), settings.source or f"the file {path.name}", model)
     checked_weights = check_weights(weights, model, licence, text, preprocess)
@@ -173,11 +175,11 @@ def _check_file(path: Path, settings: WeightsSettings, console: Console) -> Chec
 
 
 def _image_input(settings: WeightsSettings, model: str) -> ImageInput | None:
-    """Return timm's preprocessing for a model, but with --mean and --std; None if these flags are not given."""
+    """Return timm's preprocessing of a model with --mean and --std; None if these flags are not given."""
     if settings.mean is None and settings.std is None:
         return None
     if settings.mean is None or settings.std is None or len(settings.mean) != 3 or len(settings.std) != 3:
-        raise UserError("--mean and --std must be given together, with three numbers each: one for each channel.")
+        raise UserError("--mean and --std must be given together, with three numbers each, one per channel.")
     preprocess = replace(input_of_timm(model), mean=tuple(settings.mean), std=tuple(settings.std))
     Preprocessing.from_image_input((1, 1), preprocess)
     return preprocess
@@ -186,7 +188,7 @@ def _image_input(settings: WeightsSettings, model: str) -> ImageInput | None:
 def _licence_text(settings: WeightsSettings) -> str:
     if settings.licence_text is None:
         return ""
-    path = named_path(settings.licence_text, "--licence-text")
+    path = expand_user_path(settings.licence_text, "--licence-text")
     if not path.is_file():
         raise UserError(f"--licence-text: there is no file {str(path)!r}: give the text of the licence.")
     text = read_decoded(path, MAX_LICENCE_BYTES).text.strip()
@@ -196,7 +198,7 @@ def _licence_text(settings: WeightsSettings) -> str:
 
 
 def _apache_text() -> str:
-    """Return the text of Apache-2.0, which is the licence file in the package of paucal."""
+    """Return the text of the Apache-2.0 licence, read from paucal's own licence file."""
     for file in distribution("paucal").files or ():
         if file.name == "LICENSE":
             return file.read_text()
@@ -204,16 +206,16 @@ def _apache_text() -> str:
 
 
 def _halve_precision_if_accurate(weights: CheckedWeights, console: Console) -> CheckedWeights:
-    """Return the weights with 16 bits if the model's outputs hardly change, otherwise the original weights."""
+    """Return 16-bit weights if they change the model's outputs by at most `MAX_DIFFERENCE`, else the weights."""
     half_weights = to_half_precision(weights)
     if all(value.dtype == weights.state[name].dtype for name, value in half_weights.state.items()):
         return weights
-    full_outputs, half_outputs = outputs(weights, weights.state), outputs(weights, half_weights.state)
+    full_outputs, half_outputs = compute_outputs(weights, weights.state), compute_outputs(weights, half_weights.state)
     difference = float(((half_outputs - full_outputs).norm(dim=1) / full_outputs.norm(dim=1).clamp(min=1e-12)).max())
     same_classes = not weights.classes or bool((full_outputs.argmax(1) == half_outputs.argmax(1)).all())
     is_accurate = bool(torch.isfinite(half_outputs).all()) and difference <= MAX_DIFFERENCE and same_classes
     verdict = "stored with 16 bits" if is_accurate else "kept with 32 bits"
     console.say(
-        f"with 16 bits the outputs for {len(full_outputs)} crops of photographs differ by {difference:.2g}: {verdict}"
+        f"with 16-bit weights, the outputs for {len(full_outputs)} photo crops differ by {difference:.2g}: {verdict}"
     )
     return half_weights if is_accurate else weights

@@ -11,7 +11,7 @@ from paucal.models.weights import table
 from paucal.models.weights.store import AddedWeights, list_added
 from paucal.models.weights.table import PretrainedWeights, has_terms
 
-HUB_FILES = ("model.safetensors", "pytorch_model.bin")
+HUB_FILES = ("model.safetensors", "pytorch_model.bin")  # names of weights files in the Hugging Face hub
 
 
 @dataclass(frozen=True)
@@ -20,10 +20,10 @@ class ListedWeights:
 
     Attributes:
         name: timm name of the model, with the tag of the weights.
-        place: Location of the weights: "added", "package", "cache" (of the Hugging Face hub), or "" if they must be
+        place: Location of the weights: "added", "package", "cache" (the Hugging Face cache), or "" if they must be
             downloaded.
         size: Size in bytes.
-        licence: Name of the licence; "see timm" for weights in the hub's cache that are not in paucal's table.
+        licence: Name of the licence; "see timm" for weights in the Hugging Face cache that are not in paucal's table.
         use: Commands that use the weights, as text, such as "train on a GPU".
         source: Who trained the weights and on which images; "" if unknown.
     """
@@ -37,14 +37,16 @@ class ListedWeights:
 
 
 def list_weights() -> list[ListedWeights]:
-    """Return known weights in order of preference: paucal's table, added weights, timm's in the Hugging Face cache.
+    """Return paucal's table of weights, added weights, and timm weights in the Hugging Face cache, best first.
 
     Example:
         >>> [weights.name for weights in list_weights() if weights.place == "package"]  # doctest: +SKIP
         ['tf_efficientnet_lite0.in1k', 'tf_efficientnet_lite1.in1k', 'tf_efficientnet_lite2.in1k']
     """
     added_by_name, cached = {card.name: card for card in list_added()}, _in_hub_cache()
-    rows = [_of_table(row, added_by_name.pop(row.name, None), cached.pop(row.name, None)) for row in table.CANDIDATES]
+    rows = [
+        _list_table_row(row, added_by_name.pop(row.name, None), cached.pop(row.name, None)) for row in table.CANDIDATES
+    ]
     for card in added_by_name.values():
         use = _permitted_use("cpu", card.licence)
         rows.append(ListedWeights(card.name, "added", card.size, card.licence, use, card.source))
@@ -52,7 +54,7 @@ def list_weights() -> list[ListedWeights]:
     return rows + [ListedWeights(name, "cache", size, "see timm", use, "") for name, size in cached.items()]
 
 
-def _of_table(trained: PretrainedWeights, added: AddedWeights | None, cached: int | None) -> ListedWeights:
+def _list_table_row(trained: PretrainedWeights, added: AddedWeights | None, cached: int | None) -> ListedWeights:
     use = _permitted_use(trained.device, trained.licence)
     if added is not None:
         return ListedWeights(trained.name, "added", added.size, added.licence, use, added.source)
@@ -69,7 +71,7 @@ def _permitted_use(device: str, licence: str) -> str:
 
 
 def _in_hub_cache() -> dict[str, int]:
-    """Return the sizes in bytes of timm's weights in the cache of huggingface_hub, by name of the weights."""
+    """Return the sizes in bytes of timm weights in the Hugging Face cache, by name."""
     hub_home = os.environ.get("HF_HOME") or os.path.join(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "huggingface")
     folder = Path(os.environ.get("HF_HUB_CACHE") or os.path.join(hub_home, "hub")).expanduser()
     weights = {}

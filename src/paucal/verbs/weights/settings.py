@@ -11,18 +11,20 @@ _FILE, _PACK = "weights in a file", "archive"
 class WeightsSettings:
     """Every setting of `paucal weights`: a description of the weights in a file, and the path of an archive."""
 
-    model: str | None = option("timm name of the model, with the tag if timm has these weights too", group=_FILE)
+    model: str | None = option("timm name of the model, with the tag if timm also publishes these weights", group=_FILE)
     licence: str | None = option("name of the weights' licence, such as Apache-2.0", group=_FILE)
     licence_text: str | None = option(
-        "file with the text of the licence, which an archive includes; not needed for Apache-2.0", group=_FILE
+        "file with the text of the licence, to include in the archive; not needed for Apache-2.0", group=_FILE
     )
     source: str | None = option(
-        "who trained the weights and on which images; by default the name of the file", group=_FILE
+        "who trained the weights and on which images (default: the name of the file)", group=_FILE
     )
     mean: list[float] | None = option(
-        "mean of each channel in the preprocessing, for pixels from 0 to 1; by default timm's", group=_FILE
+        "mean of each channel in the preprocessing, for pixels from 0 to 1 (default: timm's values)", group=_FILE
     )
     std: list[float] | None = option(
-        "standard deviation of each channel in the preprocessing; by default timm's", group=_FILE, above=0
+        "standard deviation of each channel in the preprocessing (default: timm's values)", group=_FILE, above=0
     )
-    output: str | None = option("pack: path of the archive; by default NAME.weights.zip", group=_PACK)
+    output: str | None = option(
+        "path of the archive that 'paucal weights pack' writes (default: NAME.weights.zip)", group=_PACK
+    )

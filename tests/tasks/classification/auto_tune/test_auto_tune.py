@@ -207,7 +207,7 @@ def test_head__that_is_fitted_to_tuned_features_is_the_model_where_validation_pr
         return
     assert model.card.reads_stages
     with pytest.raises(
-        UserError, match=r"this one reads several stages.* give 'paucal train DATA --init \S*run', which"
+        UserError, match=r"this classifier reads several stages.* run 'paucal train DATA --init \S*run', which"
     ):
         paucal.export_model(result.folder, format=["hub"])
     given = {**SHORT, "data": str(data), "epochs": 1, "init": str(result.folder)}
@@ -357,7 +357,7 @@ def test_race__is_left_out_where_a_larger_network_would_leave_no_time_to_tune(mo
     monkeypatch.setattr(first_model, "frozen_features", read)
     with pytest.raises(InterruptedError) if compares else nullcontext():
         first_model.compare_candidates(state)
-    assert said == ([] if compares else ["note: no time to compare first with second; choose one with --model"])
+    assert said == ([] if compares else ["note: no time to compare first with second; choose a model with --model"])
 
 
 def test_time__plans_the_passes_that_fit(data, tmp_path, monkeypatch):
@@ -445,7 +445,7 @@ def test_trials__keep_the_steps_and_the_size_that_they_were_begun_with(data, tmp
 
     monkeypatch.setattr(tuning, "run_trial", slower)
     assert isinstance(started_from(data, tmp_path / "run", epochs=1), Stopped)
-    monkeypatch.setattr(tuning, "TRIALS_SHARE", 1e-9)  # as if the machine had become slow
+    monkeypatch.setattr(tuning, "TRIALS_FRACTION", 1e-9)  # as if the machine had become slow
     monkeypatch.setattr(tuning, "seconds_per_image", lambda setup: 1e6)
     resume(TrainingJob(), tmp_path / "run", SilentConsole())
     assert len(seen) == 4  # three ways, the second one twice

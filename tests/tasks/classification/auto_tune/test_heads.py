@@ -8,8 +8,8 @@ import torch.nn.functional as F
 from paucal.data.randomness import derive_seed
 from paucal.evaluation.protocols.classifier import draw_folds
 from paucal.tasks.classification.auto_tune.head_race import (
-    LAST,
-    MEAN,
+    DEFAULT_HEAD,
+    MEAN_HEAD,
     N_FOLDS,
     N_REPEATS,
     held_out_logits,
@@ -144,7 +144,7 @@ def test_race__does_not_read_stages_that_only_tell_groups_apart():
         race_heads(last, torch.cat([last, stages], 1), labels, 3, 100.0, groups=given) for given in (None, groups)
     )
     assert leaking.head is not None
-    assert honest.name == LAST
+    assert honest.name == DEFAULT_HEAD
     assert fit_head(stages, labels, 3).cross_validated > 0.9
     assert fit_head(stages, labels, 3, groups=groups).cross_validated < 0.6
 
@@ -163,7 +163,7 @@ def test_race__reads_stages_that_tell_the_classes_apart():
     stages, _ = draw(60, 30, apart=1.0, seed=1)
     staged = torch.cat([last, stages], 1)
     result = race_heads(last, staged, labels, 3, strength=100.0)
-    assert result.name in (*HEADS, MEAN)
+    assert result.name in (*HEADS, MEAN_HEAD)
     assert result.lead > result.error > 0
     assert result.head is not None
     assert result.head.weight.shape == (3, 40)
@@ -179,8 +179,8 @@ def test_race__keeps_the_last_features_where_stages_say_nothing():
     last, labels = draw(60, 10, apart=1.0)
     noise = 5 * torch.randn(60, 200, generator=torch.Generator().manual_seed(3))
     result = race_heads(last, torch.cat([last, noise], 1), labels, 3, strength=100.0)
-    assert (result.name, result.head) == (LAST, None)
-    assert set(result.losses) == {*HEADS, MEAN, LAST}
+    assert (result.name, result.head) == (DEFAULT_HEAD, None)
+    assert set(result.losses) == {*HEADS, MEAN_HEAD, DEFAULT_HEAD}
 
 
 def test_race__compares_on_some_images_and_fits_the_winner_to_all():
@@ -213,8 +213,8 @@ def test_race__is_left_out_where_nothing_can_be_held_out(labels):
 def test_race__of_four_images_holds_each_out_and_compares_nothing():
     last, labels = torch.tensor([[0.0], [4.0], [4.1], [0.1]]), torch.tensor([0, 1, 1, 0])
     result = race_heads(last, torch.cat([last, last], 1), labels, 2, 0.1)
-    assert (result.name, result.head, set(result.losses)) == (LAST, None, {LAST})
-    assert result.held_out.hits.tolist() == [[True] * 4] * N_REPEATS
+    assert (result.name, result.head, set(result.losses)) == (DEFAULT_HEAD, None, {DEFAULT_HEAD})
+    assert result.held_out.is_correct.tolist() == [[True] * 4] * N_REPEATS
 
 
 @pytest.mark.parametrize("apart", [0.2, 1.0])  # the stages win, and they do not
@@ -233,7 +233,7 @@ def test_race__keeps_the_calibrated_answers_of_the_winner_to_images_it_was_not_f
         logits = held_out_logits(features, labels, 3, lambda *given: fit_regression(*given, 100.0), splits)
         torch.testing.assert_close(held_out.logits * held_out.temperature, logits)
     else:
-        assert result.head.cross_validated == pytest.approx(float(held_out.hits.double().mean()))
+        assert result.head.cross_validated == pytest.approx(float(held_out.is_correct.double().mean()))
 
 
 def test_race__does_not_judge_the_only_image_of_a_class():
@@ -249,4 +249,4 @@ def test_race__takes_a_new_head_as_one_entry():
     table = {"weak penalty": lambda rows, truth, n: fit_regression(rows, truth, n, 1.0)}
     result = race_heads(last, staged, labels, 3, 100.0, heads=table)
     assert result.name == "weak penalty"
-    assert set(result.losses) == {"weak penalty", LAST}
+    assert set(result.losses) == {"weak penalty", DEFAULT_HEAD}

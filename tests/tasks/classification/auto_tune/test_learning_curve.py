@@ -8,7 +8,12 @@ from paucal.data.randomness import derive_seed
 from paucal.evaluation.protocols.classifier import draw_folds
 from paucal.metrics.intervals import cross_validated, wilson_share
 from paucal.tasks.classification.auto_tune.head_race import N_FOLDS, N_REPEATS
-from paucal.tasks.classification.auto_tune.learning_curve import _extrapolate, _forecast, draw_curve, learning_curve
+from paucal.tasks.classification.auto_tune.learning_curve import (
+    _extrapolate,
+    _forecast,
+    draw_curve,
+    measure_learning_curve,
+)
 from paucal.tasks.classification.auto_tune.probe import fit_head
 
 
@@ -21,7 +26,7 @@ def draw(each, classes=3, dim=12, apart=0.7):
 
 def test_curve__ends_with_the_cross_validation_of_all_images():
     features, labels = draw(10)
-    curve = learning_curve(features, labels, 3, 10.0, seed=4)
+    curve = measure_learning_curve(features, labels, 3, 10.0, seed=4)
     assert [point.per_class for point in curve.points] == pytest.approx([1, 2, 5, 8])
     right = []
     for repeat in range(N_REPEATS):
@@ -37,7 +42,7 @@ def test_curve__ends_with_the_cross_validation_of_all_images():
 
 
 def test_curve__of_two_images_per_class_forecasts_nothing():
-    curve = learning_curve(*draw(2), 3, 10.0, seed=0)
+    curve = measure_learning_curve(*draw(2), 3, 10.0, seed=0)
     assert [point.per_class for point in curve.points] == pytest.approx([1])
     assert (curve.forecast, curve.gain) == (None, None)
     assert str(curve).endswith("too few points for a forecast")
@@ -48,7 +53,9 @@ def test_curve__of_images_that_only_their_group_tells_apart_is_at_chance_with_a_
     groups = torch.arange(240) // 8
     labels = groups % 3
     features = (2 * torch.randn(30, 60, generator=generator))[groups] + torch.randn(240, 60, generator=generator)
-    leaking, honest = (learning_curve(features, labels, 3, 10.0, 0, given).points[-1] for given in (None, groups))
+    leaking, honest = (
+        measure_learning_curve(features, labels, 3, 10.0, 0, given).points[-1] for given in (None, groups)
+    )
     assert leaking.accuracy.value > 0.9
     assert honest.accuracy.low < 1 / 3 < honest.accuracy.high
     alone = cross_validated(np.ones((1, 240), dtype=bool))

@@ -19,7 +19,7 @@ from paucal.runs.weights import read_weights
 from paucal.tasks.classification.assembly import PROBE_FILE
 from paucal.tasks.classification.auto_tune import auto_tune as auto_tune_module
 from paucal.tasks.classification.auto_tune import first_model
-from paucal.tasks.classification.auto_tune.head_race import MEAN, RaceResult
+from paucal.tasks.classification.auto_tune.head_race import MEAN_HEAD, RaceResult
 from paucal.tasks.classification.auto_tune.heads import HEADS, fit_mixture
 from paucal.tasks.classification.auto_tune.probe import Head
 from paucal.tasks.classification.job import TrainingJob
@@ -32,7 +32,7 @@ GIVEN = {**ONE_WAY, "lr": 1e-3}
 
 def won_by_stages(last, staged, labels, n_classes, strength, seed, heads, most, groups):
     weights = fit_mixture(staged, labels, n_classes, dict.fromkeys(HEADS, 0.05))
-    return RaceResult(MEAN, Head(*weights, 100.0, 0.9), {MEAN: 0.5})
+    return RaceResult(MEAN_HEAD, Head(*weights, 100.0, 0.9), {MEAN_HEAD: 0.5})
 
 
 @pytest.fixture(scope="module")
@@ -69,10 +69,10 @@ def test_first_model__reads_the_stages_and_says_so(run):
     model, found = load_trained(run), rungs_of(run)
     assert model.card.reads_stages
     assert model.card.temperature != 1.0
-    assert found["probe"]["details"]["head"] == MEAN
+    assert found["probe"]["details"]["head"] == MEAN_HEAD
     assert isinstance(linear_classifier(model.module), StageClassifier)
     summary = json.loads((run / "summary.json").read_text())
-    assert [MEAN in row["name"] for row in summary["rungs"] if row["kept"]] == [True]
+    assert [MEAN_HEAD in row["name"] for row in summary["rungs"] if row["kept"]] == [True]
     own = read_weights(run / PROBE_FILE)["weight"]
     stored = read_weights(RunFolder(run).weights)
     (weight,) = (value for name, value in stored.items() if value.ndim == 2)
@@ -169,5 +169,5 @@ def test_card__of_a_network_without_stages_is_refused(run):
     assert ModelCard.from_dict(stored).reads_stages
     assert not ModelCard.from_dict({**stored, "reads_stages": "yes"}).reads_stages
     stored["backbone"] = {**stored["backbone"], "num_classes": 0}
-    with pytest.raises(UserError, match="needs a model with a linear classifier and stages of timm"):
+    with pytest.raises(UserError, match="needs a linear classifier and stages that timm lists"):
         ModelCard.from_dict({**stored, "classes": []}).build()

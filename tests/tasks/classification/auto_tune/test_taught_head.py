@@ -6,7 +6,7 @@ import torch.nn.functional as F
 
 from paucal.evaluation.protocols.logistic import fit_logistic
 from paucal.tasks.classification.auto_tune.probe import SOLVER, standardise
-from paucal.tasks.classification.auto_tune.taught_head import NAME, fit_taught_head
+from paucal.tasks.classification.auto_tune.taught_head import HEAD_NAME, fit_taught_head
 from paucal.tasks.classification.conclusion import Result
 from tasks.classification.auto_tune.test_auto_tune import (  # noqa: F401 (fixtures)
     data,
@@ -49,7 +49,7 @@ def test_run__of_a_soft_teacher_may_take_the_taught_head(data, tmp_path):  # noq
     soft = {**words, "distillation_targets": "probabilities", "split": str(teacher.folder / "split.csv")}
     taught = finished(data, tmp_path / "taught", epochs=1, **soft)
     found = rungs_of(taught.folder)["probe"]
-    assert found["details"]["head"] == NAME  # of equal scores the taught head wins
+    assert found["details"]["head"] == HEAD_NAME  # of equal scores the taught head wins
     assert found["score"] >= rungs_of(teacher.folder)["probe"]["score"]
     hard = finished(data, tmp_path / "hard", epochs=1, **{**soft, "distillation_targets": "class"})
-    assert rungs_of(hard.folder)["probe"]["details"]["head"] != NAME
+    assert rungs_of(hard.folder)["probe"]["details"]["head"] != HEAD_NAME

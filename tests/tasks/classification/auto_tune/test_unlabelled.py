@@ -29,9 +29,9 @@ from paucal.tasks.classification.auto_tune.heads import fit_gaussian, fit_soft_g
 from paucal.tasks.classification.auto_tune.probe import fit_regression
 from paucal.tasks.classification.auto_tune.record import TuneRecord, TuneStep
 from paucal.tasks.classification.auto_tune.unlabelled_head import (
-    ALONE,
-    BOTH,
-    GAUSSIAN,
+    GAUSSIAN_HEAD,
+    LABELS_ALONE,
+    MEAN_OF_HEADS,
     MIN_LEAD,
     UnlabelledResult,
     brier_scores,
@@ -105,9 +105,9 @@ def test_race__unlabelled_images_of_the_classes_make_the_head_better():
     features, labels = draw(32, 4)
     unlabelled, _ = draw(1500, 5)
     result = race_unlabelled(features, labels, CLASSES, unlabelled, base, seed=0)
-    assert result.name != ALONE
+    assert result.name != LABELS_ALONE
     assert result.lead > result.error > 0
-    assert result.held_out.hits.shape == (3, 32)
+    assert result.held_out.is_correct.shape == (3, 32)
     others, truth = draw(2000, 6)
     weight, bias = base(features, labels)
     alone = float(((others @ weight.T + bias).argmax(1) == truth).double().mean())
@@ -119,7 +119,7 @@ def test_race__unlabelled_images_without_the_classes_change_nothing():
     features, labels = draw(32, 4)
     noise = torch.randn(1500, DIM, generator=torch.Generator().manual_seed(7))
     result = race_unlabelled(features, labels, CLASSES, noise, base, seed=0)
-    assert (result.name, result.weight) == (ALONE, None)
+    assert (result.name, result.weight) == (LABELS_ALONE, None)
     assert not result.lead > MIN_LEAD * result.error
 
 
@@ -135,16 +135,16 @@ def test_race__a_lead_of_half_a_standard_error_decides(errors, is_kept, monkeypa
     assert (result.weight is not None) == is_kept
 
 
-@pytest.mark.parametrize(("images", "name"), [(40, GAUSSIAN), (44, BOTH)])
+@pytest.mark.parametrize(("images", "name"), [(40, GAUSSIAN_HEAD), (44, MEAN_OF_HEADS)])
 def test_race__takes_the_gaussian_head_with_few_labels_and_the_most_accurate_one_with_more(images, name, monkeypatch):
     labels = torch.arange(images) % CLASSES
     features = torch.nn.functional.one_hot(labels, DIM).float()
     right, none = torch.eye(CLASSES, DIM), torch.zeros(CLASSES)
     half_right = right[[0, 1, 3, 2]]
-    heads = {ALONE: (0 * right, none), GAUSSIAN: (half_right, none), BOTH: (right, none)}
+    heads = {LABELS_ALONE: (0 * right, none), GAUSSIAN_HEAD: (half_right, none), MEAN_OF_HEADS: (right, none)}
     monkeypatch.setattr(unlabelled_head, "fit_heads", lambda *_: heads)
     result = race_unlabelled(features, labels, CLASSES, draw(500, 5)[0], base, seed=0)
-    assert result.scores[BOTH] < result.scores[GAUSSIAN] < result.scores[ALONE]
+    assert result.scores[MEAN_OF_HEADS] < result.scores[GAUSSIAN_HEAD] < result.scores[LABELS_ALONE]
     assert result.name == name
 
 
@@ -166,7 +166,7 @@ def won(features, labels, n_classes, unlabelled, base, seed, groups):
     logits = torch.nn.functional.one_hot(labels, n_classes).double()[None].repeat(3, 1, 1)
     logits[:, 0] = -logits[:, 0]
     held_out = HeldOut(torch.arange(len(labels)), logits, labels)
-    return UnlabelledResult(GAUSSIAN, weight, torch.zeros(n_classes), {}, 0.2, 0.1, held_out)
+    return UnlabelledResult(GAUSSIAN_HEAD, weight, torch.zeros(n_classes), {}, 0.2, 0.1, held_out)
 
 
 def test_run__keeps_the_better_head_and_deploys_it_as_any_other(data, tmp_path, monkeypatch, capsys):
@@ -208,7 +208,7 @@ def test_run__reads_them_again_with_the_tuned_network_and_fits_a_head_to_its_fea
             monkeypatch.setattr(module, "last_stage_maps", lambda *_: ())
     monkeypatch.setattr(refit, "HEADS", {})
     monkeypatch.setattr(
-        refit, "min", lambda heads, key: next((h for h in heads if h.name == GAUSSIAN), heads[0]), raising=False
+        refit, "min", lambda heads, key: next((h for h in heads if h.name == GAUSSIAN_HEAD), heads[0]), raising=False
     )
     monkeypatch.setattr(finishing, "is_better", lambda *_: True)
     pools, limits = [], []
@@ -231,11 +231,11 @@ def test_run__reads_them_again_with_the_tuned_network_and_fits_a_head_to_its_fea
     result = started_from(data, tmp_path / "run", console, **settings)
     details, model = rungs_of(result.folder)["unlabelled"]["details"], load_trained(result.folder)
     assert details["read_again"] == (most or details["images"])
-    said = f"after tuning {details['read_again']} of them are read once more, which takes about "
+    said = f"after tuning, {details['read_again']} of these images are read again, which takes about "
     assert any(line.startswith(said) for line in console.lines)
     summary = json.loads((result.folder / "summary.json").read_text())
     kept = [row["name"] for row in summary["rungs"] if row["kept"]]
-    assert kept == [f"epoch 1, with a head fitted to its features ({GAUSSIAN})"]
+    assert kept == [f"epoch 1, with a head fitted to its features ({GAUSSIAN_HEAD})"]
     assert [len(pool) for pool in pools] == [details["read_again"]]
     _, learned = training_history(RunFolder(result.folder))
     more = open_images(tmp_path / "more", labelled=False)
@@ -286,7 +286,7 @@ def test_run__whose_images_without_labels_were_moved_meanwhile_ends_without_them
 def test_count_read_again__leaves_four_fifths_of_the_time_and_half_of_what_is_left_for_tuning(
     monkeypatch, budget, left, epochs, too_few, images
 ):
-    monkeypatch.setattr(step, "cannot_judge_tuning", lambda _: too_few)
+    monkeypatch.setattr(step, "cannot_evaluate_tuning", lambda _: too_few)
     setup = SimpleNamespace(settings=SimpleNamespace(epochs=epochs))
     state = SimpleNamespace(
         record=SimpleNamespace(budget=budget), setup=setup, image_seconds=0.2, seconds_left=lambda: left
@@ -354,7 +354,7 @@ def test_run__of_few_images_reports_the_cross_validated_score_of_the_new_head(da
 @pytest.mark.parametrize("unlabelled", [False, True])
 def test_run__of_fewer_features_than_images_stores_positions_among_all(data, tmp_path, monkeypatch, unlabelled):
     monkeypatch.setattr(step, "race_unlabelled", won)
-    monkeypatch.setattr(first_model, "PROBE_ONLY_SHARE", 1e-9)
+    monkeypatch.setattr(first_model, "PROBE_ONLY_FRACTION", 1e-9)
     few, more = photos(tmp_path / "few", each=6), {"unlabelled": str(tmp_path / "more")} if unlabelled else {}
     console = RecordingConsole()
     result = started_from(few, tmp_path / "run", console, time="10m", **more)
@@ -381,7 +381,7 @@ def test_run__goes_on_without_images_that_cannot_be_read(data, tmp_path):
 
 def test_run__without_time_for_them_gives_that_reason(data, tmp_path, monkeypatch):
     asked = []
-    monkeypatch.setattr(step, "max_time_share", lambda labelled, is_tuned: asked.append((labelled, is_tuned)) or 0.0)
+    monkeypatch.setattr(step, "max_time_fraction", lambda labelled, is_tuned: asked.append((labelled, is_tuned)) or 0.0)
     console, more = RecordingConsole(), {"unlabelled": str(tmp_path / "more")}
     result = started_from(photos(tmp_path / "few", each=6), tmp_path / "run", console, time="10m", **more)
     why = "--unlabelled: there is no time left for the images without labels; give a longer --time"
@@ -392,7 +392,7 @@ def test_run__without_time_for_them_gives_that_reason(data, tmp_path, monkeypatc
 
 
 def test_time_share__is_larger_the_less_tuning_can_gain():
-    assert [step.max_time_share(*given) for given in ((2000, True), (100, True), (100, False))] == [0.2, 0.4, 0.7]
+    assert [step.max_time_fraction(*given) for given in ((2000, True), (100, True), (100, False))] == [0.2, 0.4, 0.7]
 
 
 def test_tuned_model__has_to_beat_the_better_of_both_first_models(data):
@@ -420,7 +420,7 @@ def test_run__is_checked_again_after_unreadable_images_were_left_out(data, tmp_p
 
 def test_run__of_a_model_without_linear_classifier_is_refused(data, tmp_path, monkeypatch):
     monkeypatch.setattr(assembly, "linear_classifier", lambda _: None)
-    with pytest.raises(UserError, match=r"--unlabelled replaces the linear classifier of a model, and .* has none"):
+    with pytest.raises(UserError, match=r"--unlabelled replaces the model's linear classifier, but .* has no linear"):
         started_from(data, tmp_path / "run", unlabelled=str(tmp_path / "more"))
     assert not (tmp_path / "run").exists()
 
@@ -431,8 +431,8 @@ def test_run__of_a_model_without_linear_classifier_is_refused(data, tmp_path, mo
         ({"unlabelled": "nowhere"}, "nowhere does not exist"),
         (
             {"init": None, "model": "vit_mini", "unlabelled": "my more"},
-            r"computes no such features: leave it out.*'paucal predict RUN 'my more' --to csv --output PREDICTIONS'.* "
-            r"train on \S*photos:PREDICTIONS with --val-fraction 0, where \S*photos has a 'test' folder",
+            r"no such features. Remove --unlabelled.*'paucal predict RUN 'my more' --to csv --output PREDICTIONS'"
+            r".* train on \S*photos:PREDICTIONS with --val-fraction 0. Then \S*photos needs a 'test' folder",
         ),
     ],
 )

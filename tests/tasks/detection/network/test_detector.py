@@ -188,8 +188,8 @@ def test_card__brings_the_same_detector_back():
         ({"category_ids": [1, 2]}, "name the 2 classes"),
         ({"resize_to": [1, 10**9]}, "'resize_to' in model.json is"),
         ({"options": {"channels": 10**9}}, "lacks the option 'anchor' of its detector"),
-        ({"options": {**DetectorOptions().to_dict(), "head_dim": 10**12}}, "gives a detector head_dim"),
-        ({"options": {**DetectorOptions().to_dict(), "cascade": "yes"}}, "gives a detector cascade"),
+        ({"options": {**DetectorOptions().to_dict(), "head_dim": 10**12}}, "invalid detector option head_dim"),
+        ({"options": {**DetectorOptions().to_dict(), "cascade": "yes"}}, "invalid detector option cascade"),
     ],
 )
 def test_card__of_a_stranger_is_refused_in_one_sentence(changes: dict, words: str):

@@ -1,7 +1,7 @@
-"""Scaled dot-product attention in two ways with equal outputs: by a fused kernel, or with explicit attention weights.
+"""Scaled dot-product attention, computed either by a fused kernel or with explicit attention weights.
 
-paucal's attention layers follow timm's convention, so that tools for timm's attention work with them: they have an
-attribute `fused_attn`, and explicit weights pass through the submodule `attn_drop`.
+paucal's attention layers follow timm's convention, so that tools for timm's attention also work with paucal's layers:
+they have an attribute `fused_attn`, and explicit weights pass through the submodule `attn_drop`.
 """
 
 import torch
@@ -21,7 +21,7 @@ def attend(
         bias: Bias that broadcasts to (..., N, M), added to the products before the softmax, -inf for keys that a query
             must not attend to; None for no bias.
         scale: Factor of the products of queries and keys.
-        fused: Whether the fused kernel may be used; it is only used if it is faster.
+        fused: Whether the fused kernel may be used, if it is faster.
         drop: Dropout module through which explicit weights pass.
 
     Returns:
@@ -47,8 +47,8 @@ def add_bias(weights: Tensor, bias: Tensor) -> Tensor:
 def is_fused_faster(query: Tensor, bias: Tensor | None) -> bool:
     """Return whether the fused kernel is faster than explicit weights on the query's device.
 
-    On a CPU it is slow if the bias needs a gradient. Otherwise, in float32 with 4 to 64 queries, its speed is 0.84 to
-    2.6 times that of explicit weights in evaluation, and 1.3 to 3.9 times in training.
+    On a CPU, the fused kernel is slow if the bias needs a gradient. Otherwise, in float32 with 4 to 64 queries, the
+    fused kernel is 0.84 to 2.6 times as fast as explicit weights in evaluation, and 1.3 to 3.9 times in training.
     """
     return query.device.type != "cpu" or bias is None or not (bias.requires_grad and torch.is_grad_enabled())
 

@@ -1,6 +1,6 @@
 """The methods that timm requires of every model, as a base class for the families of this package.
 
-Each of timm's models repeats this code (see `timm.models.vision_transformer`); the behaviour is the same.
+timm repeats this code in each of its models (see `timm.models.vision_transformer`); the behaviour is the same here.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -24,7 +24,7 @@ def configuration(first_conv: str, classifier: str | tuple[str, ...] = "head", *
     Args:
         first_conv: Dotted name of the first layer, whose input is the image.
         classifier: Dotted names of the layers whose outputs are the logits.
-        changes: Entries with other than the default values, such as `input_size=(3, 32, 32)`, or
+        changes: Entries whose values differ from the defaults, such as `input_size=(3, 32, 32)`, or
             `fixed_input_size=True` for models that need `img_size` when they are built.
     """
     return {
@@ -51,15 +51,17 @@ def register_variants(
     out_indices: int | Sequence[int] = (0, 1, 2, 3),
     changes: Callable[[Mapping[str, Any]], dict[str, Any]] = lambda arguments: {},
 ) -> None:
-    """Register the variants of a family with timm, without a function for each, which `register_model` would need.
+    """Register the variants of a model family with timm.
+
+    This avoids writing a function for each variant, which `register_model` would need.
 
     Args:
         module: `__name__` of the family's module, whose `default_cfgs` are the configurations of the variants.
         model_class: Class of the models.
-        variants: Constructor arguments by the name of the variant; the user's arguments override them.
+        variants: Constructor arguments of each variant, by its name; the user's arguments override them.
         filter_fn: Function that converts checkpoints of the family (timm's `checkpoint_filter_fn`).
         out_indices: Indices of the levels that `features_only` returns, or n for the last n (3 in timm's ViT).
-        changes: Function that returns changes of the configuration from the constructor arguments.
+        changes: Function from the constructor arguments to changes of the configuration.
     """
     for name, settings in variants.items():
         register_model(_variant_builder(module, name, model_class, settings, filter_fn, out_indices, changes))
@@ -127,7 +129,7 @@ class Classifying(nn.Module):
     """
 
     pools: tuple[str, ...] = ("avg", "")  # allowed values of `global_pool`
-    levels: Literal["blocks", "stages"] = "blocks"  # attribute with the modules whose outputs are intermediate features
+    levels: Literal["blocks", "stages"] = "blocks"  # attribute of the modules whose outputs are intermediate features
     norm: nn.Module
     feature_info: list[dict[str, Any]]
 
@@ -136,20 +138,20 @@ class Classifying(nn.Module):
         self.num_classes = num_classes
         self.in_chans = in_chans
         self.num_features = self.head_hidden_size = num_features
-        self.global_pool = self._checked_pool(global_pool)
+        self.global_pool = self._check_pool(global_pool)
         self.grad_checkpointing = False
         self.head_drop = nn.Dropout(drop_rate)
         self.head = new_classifier(num_features, num_classes)
 
     def get_classifier(self) -> nn.Module | tuple[nn.Module, ...]:
-        """Return the classifier's linear layer, an identity without classes; a tuple if there are several."""
+        """Return the classifier's linear layer (an identity if there are no classes), or a tuple of several layers."""
         return self.head
 
     def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
-        """Replace the classifier by one with random weights on the same device, and set `global_pool` if given."""
+        """Replace the classifier by a new one with random weights on the same device; set `global_pool` if given."""
         self.num_classes = num_classes
         if global_pool is not None:
-            self.global_pool = self._checked_pool(global_pool)
+            self.global_pool = self._check_pool(global_pool)
         self.head = match_model(self, new_classifier(self.num_features, num_classes))
 
     def set_grad_checkpointing(self, enable: bool = True) -> None:
@@ -190,7 +192,7 @@ class Classifying(nn.Module):
         """Return the logits (B, num_classes) of images (B, in_chans, H, W)."""
         return self.forward_head(self.forward_features(x))
 
-    def _checked_pool(self, global_pool: str) -> str:
+    def _check_pool(self, global_pool: str) -> str:
         if global_pool not in self.pools:
             raise ValueError(
                 f"global_pool is {global_pool!r}, but {type(self).__name__} only supports "
@@ -209,9 +211,9 @@ def new_classifier(features: int, classes: int) -> nn.Module:
 
 
 def init_linear(module: nn.Module) -> None:
-    """Initialise a linear layer as in the papers' code: truncated normal with a deviation of 0.02, biases 0.
+    """Initialise a linear layer as in the papers' code: truncated normal with standard deviation 0.02, biases 0.
 
-    Other modules are not changed, so that this can be passed to `Module.apply`.
+    Other modules are not changed, so that this function can be passed to `Module.apply`.
     """
     if isinstance(module, nn.Linear):
         init_table(module.weight)
@@ -220,13 +222,13 @@ def init_linear(module: nn.Module) -> None:
 
 
 def init_table(table: Tensor) -> None:
-    """Initialise tokens or positions as in the papers' code: truncated normal with a deviation of 0.02."""
-    if not table.is_meta:  # on the meta device there are no values, but drawing would take 15 ms
+    """Initialise tokens or positions as in the papers' code: truncated normal with standard deviation 0.02."""
+    if not table.is_meta:  # tensors on the meta device have no values, but the call would take 15 ms
         trunc_normal_(table, std=0.02)
 
 
 def match_model(model: nn.Module, new: nn.Module) -> nn.Module:
-    """Move a new module to a model's device and dtype, set its training mode to the model's, and return it."""
+    """Return a new module with the device, dtype and training mode of a model; the module is changed in place."""
     weight = next((p for p in model.parameters() if p.is_floating_point()), None)
     moved = new if weight is None else new.to(device=weight.device, dtype=weight.dtype)
     return moved.train(model.training)
@@ -244,7 +246,7 @@ def to_tokens(cells: Tensor) -> Tensor:
 
 
 class _CheckpointContexts:
-    """Returns the contexts of a gradient checkpoint's two forward passes: none, and `unchanged_statistics`."""
+    """Returns the contexts of a gradient checkpoint's two forward passes: a null context and `unchanged_statistics`."""
 
     def __init__(self, norms: Sequence[_BatchNorm]) -> None:
         self.norms = norms
@@ -254,10 +256,10 @@ class _CheckpointContexts:
 
 
 def recompute(block: nn.Module, *arguments: Any) -> Any:
-    """Run a block with gradient checkpointing: its activations are not kept but computed again in the backward pass.
+    """Run a block with gradient checkpointing, which computes activations again in the backward pass to save memory.
 
-    The second forward pass does not update the running statistics of batch norms again, so that they are the same with
-    and without gradient checkpointing. (In compiled code, buffers are updated only once anyway.)
+    The second forward pass does not update the running statistics of batch norms again, so that the statistics are the
+    same with and without gradient checkpointing. (In compiled code, buffers are updated only once anyway.)
     """
     norms = [module for module in block.modules() if isinstance(module, _BatchNorm) and module.track_running_stats]
     if not norms or torch.compiler.is_compiling():
@@ -267,7 +269,7 @@ def recompute(block: nn.Module, *arguments: Any) -> Any:
 
 @contextmanager
 def unchanged_statistics(norms: Sequence[_BatchNorm]) -> Iterator[None]:
-    """Let batch norms update copies of their running statistics in the `with` block, and restore the originals."""
+    """Let batch norms update copies of their running statistics in the `with` block; restore the originals later."""
     originals = [dict(norm.named_buffers(recurse=False)) for norm in norms]
     try:
         for norm, buffers in zip(norms, originals, strict=True):

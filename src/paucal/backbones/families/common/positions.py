@@ -1,12 +1,12 @@
-"""Resamples learned position embeddings for images of other sizes, in the same manner everywhere.
+"""Resampling of learned position embeddings for images of other sizes.
 
-Each family has one filter: for checkpoints, in `set_input_size`, and in a forward pass with images of another size. All
-filters are bicubic.
+Each model family has the same bicubic filter for checkpoints, in `set_input_size`, and in forward passes with images of
+another size.
 
-- The papers' families (`antialias_positions = False`: LV-ViT, DHVT, T2T-ViT, EsViT's transformers) have no
+- The papers' families (`antialias_positions = False`: LV-ViT, DHVT, T2T-ViT, EsViT's transformers) do not use
   antialiasing, as in their published code.
-- timm's models, and paucal's variants of them, have antialiasing, as in timm. It also changes timm's kernel, so the
-  results differ even if a table is enlarged.
+- timm's models, and paucal's variants of them, use antialiasing, as in timm. Antialiasing also changes timm's kernel,
+  so the results differ even if a table is enlarged.
 """
 
 import math
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 Size = tuple[int, int]
 
 
-def antialiases(model: nn.Module) -> bool:
+def uses_antialiasing(model: nn.Module) -> bool:
     """Return whether the position embeddings of a model's family are resampled with antialiasing."""
     return bool(getattr(model, "antialias_positions", True))
 
@@ -27,27 +27,27 @@ def resample_positions(table: Tensor, before: Size, after: Size, prefix: int = 1
     """Resample a position embedding to another grid; the entries of prefix tokens are not changed.
 
     Args:
-        table: (1, P + H * W, C) position embedding: the entries of P prefix tokens, then of the cells row by row.
+        table: (1, P + H * W, C) position embedding: entries of P prefix tokens, then entries of the grid row by row.
         before: (rows, columns) of the table's grid.
         after: (rows, columns) of the new grid.
         prefix: Number P of prefix tokens.
-        antialias: Whether to resample with antialiasing, see `antialiases`.
+        antialias: Whether to resample with antialiasing, see `uses_antialiasing`.
 
     Returns:
-        (1, P + rows * columns, C).
+        The resampled (1, P + rows * columns, C) position embedding.
     """
     return resample_abs_pos_embed(table, list(after), list(before), num_prefix_tokens=prefix, antialias=antialias)
 
 
 def resample_map(table: Tensor, after: Size, antialias: bool) -> Tensor:
-    """Resample a position embedding (1, H, W, C) to another grid `after`, (rows, columns)."""
+    """Resample a position embedding (1, H, W, C) to another grid with the (rows, columns) `after`."""
     return resample_abs_pos_embed_nhwc(table, list(after), antialias=antialias)
 
 
 def with_fitting_positions(state: Mapping[str, Tensor], model_table: Tensor, grid: Size) -> dict[str, Tensor]:
     """Return a state dict in which the position embedding "pos_embed" is resampled from a square grid to the model's.
 
-    The embedding is not changed if it has the model's shape, or if it is not that of a square grid with a class token.
+    The embedding is not changed if it has the model's shape or does not belong to a square grid with a class token.
 
     Args:
         state: Tensors by name.

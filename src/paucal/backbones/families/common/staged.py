@@ -1,4 +1,4 @@
-"""The base class of backbones with stages, whose grids get coarser from stage to stage: CvT and ViL."""
+"""The base class of backbones whose grids get coarser from stage to stage: CvT and ViL."""
 
 from typing import Any, Literal
 
@@ -9,14 +9,14 @@ from paucal.backbones.families.common.contract import Classifying, Indices, take
 
 
 class StagedBackbone(Classifying):
-    """A sequence of stages, a final norm, and a classifier on the mean of the cells or on the class token.
+    """A sequence of stages, a final norm, and a classifier of the mean of the last map or of the class token.
 
-    A stage gets a map (B, C, H, W) and returns a map and its prefix tokens (B, P, C), or None without prefix tokens.
-    Prefix tokens are dropped after their stage, except in the last stage, where they go through the final norm.
+    A stage gets a map (B, C, H, W) and returns a pair: a map, and prefix tokens (B, P, C) or None. Prefix tokens are
+    dropped after their stage, except in the last stage, where they go through the final norm.
 
     Attributes:
         num_prefix_tokens: Number of prefix tokens of the last stage.
-        stages: The stages. In each, the patch embedding is the submodule `embed`, and the blocks are in `blocks`.
+        stages: The stages, each with the submodules `embed` (the patch embedding) and `blocks`.
     """
 
     levels = "stages"
@@ -41,14 +41,14 @@ class StagedBackbone(Classifying):
         ]
 
     def forward_features(self, x: Tensor) -> Tensor:
-        """Return the last stage's map (B, C, H, W) after the norm; its tokens (B, P + H * W, C) with prefix tokens."""
+        """Return the normalised map (B, C, H, W) of the last stage; with prefix tokens, tokens (B, P + H * W, C)."""
         prefix = None
         for stage in self.stages:
             x, prefix = stage(x)
         return self._norm_grid(x, prefix)
 
     def pool(self, x: Tensor) -> Tensor:
-        """Return the class token if `global_pool` is "token", else the mean of the cells."""
+        """Return the class token if `global_pool` is "token", else the mean of the map."""
         if x.ndim == 4:
             return x.mean((2, 3))
         return x[:, 0] if self.global_pool == "token" else x[:, self.num_prefix_tokens :].mean(1)
@@ -66,15 +66,15 @@ class StagedBackbone(Classifying):
 
         Args:
             x: Images (B, in_chans, H, W).
-            indices: Indices of stages, n for the last n, or None for all.
+            indices: Indices of stages, an integer n for the last n stages, or None for all stages.
             norm: Whether to apply the final norm to the last stage's map.
-            stop_early: Whether to leave out stages after the last requested one.
+            stop_early: Whether to skip stages after the last requested stage.
             output_fmt: Format of the maps, only "NCHW".
             intermediates_only: Whether to return the maps without the final features.
 
         Returns:
-            Final features and a list of maps (B, C, H, W), or only the list. The final norm is applied to the final
-            features if the last stage was computed.
+            A pair of the final features and a list of maps (B, C, H, W), or only the list. The final norm is applied to
+            the final features if the last stage was computed.
         """
         if output_fmt != "NCHW":
             raise ValueError(f"output_fmt is {output_fmt!r}, but only 'NCHW' is supported")
@@ -98,7 +98,7 @@ class StagedBackbone(Classifying):
             stage.grad_checkpointing = enable  # type: ignore[assignment]
 
     def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
-        """Return how parameters are grouped by depth, for layer-wise learning rates; the format is timm's.
+        """Return how parameters are grouped by depth for layer-wise learning rates, in timm's format.
 
         The patch embedding and the tokens of a later stage belong to the stage's first block, as position embeddings
         belong to the stem in timm's ViT.

@@ -1,4 +1,4 @@
-"""The base class of transformers without stages, whose blocks all have the same grid: DHVT, LV-ViT and T2T-ViT."""
+"""The base class of transformers whose blocks all have the same grid: DHVT, LV-ViT and T2T-ViT."""
 
 from typing import Any, Literal
 
@@ -21,21 +21,21 @@ def require_valid_sizes(embed_dim: int, depth: int, num_heads: int, mlp_ratio: f
 
 
 class TokenBackbone(Classifying):
-    """A backbone with `embed`, `blocks` and `norm`, and a classifier on the class token or on the mean of the cells.
+    """A backbone with `embed`, `blocks` and `norm`, and a classifier of the class token or the mean patch token.
 
-    A subclass defines `embed` and sets `blocks`, which are called with tokens and their grid, and `norm`. It overrides
+    Subclasses define `embed`, and set `norm` and `blocks`, which are called with tokens and their grid. They override
     `run_block` if timm's gradient checkpointing would give wrong results.
 
     Attributes:
         embed_dim: Number of channels of the tokens.
-        num_prefix_tokens: Number of tokens before the cells.
+        num_prefix_tokens: Number of tokens before the patch tokens.
         reduction: Stride of the grid in pixels.
     """
 
     pools = ("token", "avg", "")
     blocks: nn.ModuleList
     antialias_positions = False  # see `common.positions`
-    stem_names: tuple[str, ...] = ("cls_token", "pos_embed", "patch_embed")  # layer 0 in layer-wise decay
+    stem_names: tuple[str, ...] = ("cls_token", "pos_embed", "patch_embed")  # in layer 0 of layer-wise decay
 
     def __init__(
         self,
@@ -58,7 +58,7 @@ class TokenBackbone(Classifying):
         ]
 
     def embed(self, x: Tensor) -> tuple[Tensor, Grid]:
-        """Return the tokens (B, P + H * W, C) of images, positions added, and the (rows, columns) of their grid."""
+        """Return the tokens (B, P + H * W, C) of images, including positions, and the (rows, columns) of their grid."""
         raise NotImplementedError
 
     def run_block(self, block: nn.Module, x: Tensor, grid: Grid) -> Tensor:
@@ -75,7 +75,7 @@ class TokenBackbone(Classifying):
         return self.norm(x)
 
     def pool(self, x: Tensor) -> Tensor:
-        """Return the class token if `global_pool` is "token", else the mean of the cells."""
+        """Return the class token if `global_pool` is "token", else the mean of the patch tokens."""
         return x[:, 0] if self.global_pool == "token" else x[:, self.num_prefix_tokens :].mean(1)
 
     def forward_intermediates(
@@ -92,15 +92,15 @@ class TokenBackbone(Classifying):
 
         Args:
             x: Images (B, in_chans, H, W).
-            indices: Indices of blocks, n for the last n, or None for all.
+            indices: Indices of blocks, an integer n for the last n blocks, or None for all blocks.
             return_prefix_tokens: Whether to return (map, prefix tokens) pairs instead of maps.
             norm: Whether to apply the final norm to each output.
-            stop_early: Whether to leave out blocks after the last requested one.
+            stop_early: Whether to skip blocks after the last requested block.
             output_fmt: "NCHW" for maps (B, C, H, W), "NLC" for tokens (B, H * W, C).
             intermediates_only: Whether to return the outputs of blocks without the final features.
 
         Returns:
-            Final features and a list with the outputs of blocks, or only the list.
+            A pair of the final features and a list of the outputs of blocks, or only the list.
         """
         selected = take_indices(len(self.blocks), indices)
         x, grid = self.embed(x)
@@ -118,6 +118,6 @@ class TokenBackbone(Classifying):
         return maps if intermediates_only else (self.norm(x), maps)
 
     def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
-        """Return how parameters are grouped by depth, for layer-wise learning rates; the format is timm's."""
+        """Return how parameters are grouped by depth for layer-wise learning rates, in timm's format."""
         stem = "|".join(self.stem_names)
         return {"stem": rf"^(?:{stem})", "blocks": [(r"^blocks\.(\d+)", None), (r"^norm", (99999,))]}

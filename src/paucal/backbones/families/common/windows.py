@@ -1,8 +1,9 @@
-"""Divides maps of any size into attention windows, as in the code of Swin's authors: pad, then shift, then divide.
+"""Division of maps of any size into attention windows, as in the code of Swin's authors: pad, then shift, then divide.
 
 Maps are padded on the right and bottom to a multiple of the window, then shifted cyclically. Cells that are shifted to
-the opposite border must not attend to their new neighbours; a mask prevents this. (timm shifts before it pads, which
-puts other cells into a window. So for Swin in EsViT at 96 pixels and in detection, timm differs from the papers.)
+the opposite border must not attend to their new neighbours, which a mask prevents. (timm shifts maps before padding
+them, which puts other cells into a window. Therefore, timm's Swin differs from the papers' in EsViT at 96 pixels and in
+detection.)
 """
 
 from functools import lru_cache
@@ -12,7 +13,7 @@ import torch
 from torch import Tensor
 
 Size = tuple[int, int]
-_MAX_CACHED_MASKS = 32  # a model needs up to four per image size, which all of its blocks share
+_MAX_CACHED_MASKS = 32  # a model needs up to four masks per image size, which all of its blocks share
 
 
 class Windows(NamedTuple):
@@ -21,7 +22,7 @@ class Windows(NamedTuple):
     Attributes:
         size: (rows, columns) of the map.
         window: (rows, columns) of a window.
-        shift: Numbers of cells by which the padded map is shifted (up, to the left).
+        shift: (up, left) number of cells by which the padded map is shifted.
         hides_padding: Whether cells must not attend to padding.
     """
 
@@ -73,7 +74,7 @@ def pad_and_shift(x: Tensor, windows: Windows, fill: Tensor | None = None) -> Te
 
 
 def unpad_and_unshift(x: Tensor, windows: Windows) -> Tensor:
-    """Undo `pad_and_shift`: shift the map back, and return it (B, H, W, C) without padding."""
+    """Undo `pad_and_shift`: return the (B, H, W, C) map shifted back and without padding."""
     x = x.roll(windows.shift, (1, 2)) if any(windows.shift) else x
     return x if windows.padded == windows.size else x[:, : windows.size[0], : windows.size[1]]
 
@@ -82,10 +83,10 @@ def window_mask(windows: Windows, like: Tensor) -> Tensor:
     """Return the mask (windows, queries, keys), which is True where a query must not attend to a key.
 
     Cells that are neighbours only because of the cyclic shift must not attend to each other. Padding may attend to all
-    cells, since its output is not used; so every query has a key. Masks are cached for the most recent sizes and shared
-    by all models of the process.
+    cells, since its output is not used, so that every query has a key. Masks are cached for the most recent sizes and
+    shared by all models of the process.
     """
-    # Do not cache masks that are made while tracing or for another tensor type: they cannot be used elsewhere.
+    # Do not cache masks made while tracing or for another tensor type, since they cannot be used elsewhere.
     if torch.compiler.is_compiling() or type(like) is not Tensor:
         return _compute_mask(windows, like.device)
     return _cached_mask(windows, like.device)
@@ -112,6 +113,6 @@ def _compute_mask(windows: Windows, device: torch.device) -> Tensor:
 
 
 def _divide_into_windows(cells: Tensor, windows: Windows) -> Tensor:
-    """Convert (H, W) values of cells to (windows, cells per window)."""
+    """Divide (H, W) values of cells into (windows, cells per window)."""
     (down, across), (rows, columns) = windows.counts, windows.window
     return cells.view(down, rows, across, columns).transpose(1, 2).reshape(down * across, rows * columns)

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from paucal.cores import cores_are_shared, slowdown
+from paucal.cores import cores_are_shared, measure_slowdown
 from paucal.models.features import linear_classifier
 from paucal.runner.clock import start_time
 from paucal.runner.console import Console
@@ -19,23 +19,23 @@ from paucal.runs import RunFolder
 from paucal.tasks.classification.assembly import TrainingSetup
 from paucal.tasks.classification.auto_tune.first_model import compare_candidates, fit_probe, time_frozen_network
 from paucal.tasks.classification.auto_tune.precision import choose_training_precision
-from paucal.tasks.classification.auto_tune.state import TuneState, cannot_judge_tuning, is_free, is_timed
+from paucal.tasks.classification.auto_tune.state import TuneState, cannot_evaluate_tuning, is_free, is_timed
 from paucal.tasks.classification.auto_tune.tuning import choose_preset, seconds_per_image, settings_to_store
 from paucal.tasks.classification.auto_tune.unlabelled import learn_from_unlabelled
 from paucal.training import TimePlan
 from paucal.types import UserError
-from paucal.wording import counted, duration
+from paucal.wording import counted, format_duration
 
-# A longer run continues after COSINE_EPOCHS at a constant rate, so that its first epochs are those of a shorter run.
+# A longer run continues after COSINE_EPOCHS at a constant rate, so that it begins with the epochs of a shorter run.
 MAX_EPOCHS, COSINE_EPOCHS = 60, 20
-CONSTANT_RATE = 0.1  # learning rate after the cosine, as a share of the peak rate
-WARMUP_SHARE = 0.1  # of COSINE_EPOCHS
+CONSTANT_RATE = 0.1  # learning rate after the cosine, as a fraction of the peak rate
+WARMUP_FRACTION = 0.1  # length of the warm-up, as a fraction of COSINE_EPOCHS
 MAX_SCRATCH_EPOCHS = 300
-REPORT_SECONDS = 6.0  # time reserved for the pictures and the report page at the end, on an idle core
+REPORT_SECONDS = 6.0  # time reserved for the plots and the report page at the end, on an idle core
 
 
 def auto_tune(run: RunFolder, setup: TrainingSetup, console: Console) -> bool:
-    """Choose the number of epochs of a run and its other automatic settings, and store them in the run.
+    """Choose the number of epochs and the other automatic settings of a run, and store these settings in the run.
 
     Returns False if a signal stopped a trial.
     """
@@ -52,14 +52,15 @@ def auto_tune(run: RunFolder, setup: TrainingSetup, console: Console) -> bool:
 
 
 def _train_directly(state: TuneState) -> None:
-    """Choose the number of epochs of a run that fits no probe: one with random weights or no linear classifier."""
+    """Choose the number of epochs of a run that fits no probe, such as a run from random weights."""
     setup, budget = state.setup, state.record.budget
     if setup.settings.epochs == 0:
         raise UserError(
-            f"--epochs 0 keeps a linear probe, and {setup.settings.model} has no linear classifier: give 1 or more."
+            f"--epochs 0 keeps a linear probe, but {setup.settings.model} has no linear classifier: give --epochs 1 or "
+            "more."
         )
     if state.record.candidates:
-        state.console.say(f"note: {setup.settings.model} has no linear classifier: it is fine-tuned without a probe")
+        state.console.say(f"note: {setup.settings.model} has no linear classifier, so it is fine-tuned without a probe")
     counts = setup.data.counts()
     image_seconds = seconds_per_image(setup, threads=True) / setup.settings.processes
     epoch_seconds = image_seconds * (counts["train"] + counts["val"] / 3)
@@ -71,8 +72,8 @@ def _train_directly(state: TuneState) -> None:
     if epoch_seconds > max(seconds_left, 0.0) and epoch_seconds > 1.1 * budget:
         raise UserError(
             f"--time is {setup.settings.time}, and one epoch of {counts['train']} training images takes "
-            f"{duration(epoch_seconds)} here: give --time {int((3 * epoch_seconds + 60) // 60)}m or more, a smaller "
-            "--img-size, or --fraction."
+            f"{format_duration(epoch_seconds)} here: give --time {int((3 * epoch_seconds + 60) // 60)}m or more, a "
+            "smaller --img-size, or --fraction."
         )
     max_epochs = MAX_SCRATCH_EPOCHS if setup.settings.init is None else MAX_EPOCHS
     epochs = max(1, min(max_epochs, int(seconds_left / epoch_seconds)))
@@ -92,7 +93,7 @@ def _tune_trained_weights(state: TuneState) -> bool:
     counts = state.setup.data.counts()
     if state.setup.settings.epochs == 0:
         return _keep_probe(state, "--epochs 0: the probe is the final model")
-    if cannot_judge_tuning(state.setup):
+    if cannot_evaluate_tuning(state.setup):
         reason = f"{counts['train']} training images" if counts["val"] else "no validation images"
         return _keep_probe(
             state, f"{reason}: the probe is the final model, as validation could not show whether tuning helps"
@@ -127,14 +128,14 @@ def _set_length(
     pixel_ratio: float = 1.0,
     max_epochs: int = MAX_EPOCHS,
 ) -> None:
-    """Store the number of epochs and the settings that depend on it, and print when the run is expected to end.
+    """Store the number of epochs and the settings that depend on it; print when the run is expected to end.
 
     Args:
         state: State of the auto-tuning.
         epochs: Number of epochs.
         epoch_seconds: Seconds of an epoch with its validation.
         changes: Other settings to store.
-        pixel_ratio: Pixels of a training image, over those of an image of the probe.
+        pixel_ratio: Number of pixels of a training image, divided by the number of pixels of an image of the probe.
         max_epochs: Maximum number of epochs for runs with a time budget.
     """
     timed = is_timed(state.setup)
@@ -154,7 +155,7 @@ def _set_length(
     time_plan = None
     if timed:
         eval_seconds, steps = state.eval_seconds(pixel_ratio), setup.plan.steps_per_epoch
-        closing_seconds = state.final_eval_seconds(pixel_ratio) + REPORT_SECONDS * slowdown()
+        closing_seconds = state.final_eval_seconds(pixel_ratio) + REPORT_SECONDS * measure_slowdown()
         time_plan = TimePlan(
             state.record.budget,
             state.spent,
@@ -169,7 +170,7 @@ def _set_length(
 
 
 def _describe_length(epochs: int, epoch_seconds: float, seconds_left: float, max_epochs: int) -> str:
-    """Describe the length of a run: its epochs, the time of each, and what limits their number.
+    """Describe the length of a run: the number of epochs, the time per epoch, and what limits the number.
 
     Example:
         >>> _describe_length(4, 30.0, 125.0, 60), _describe_length(1, 60.0, 50.0, 60)
@@ -177,18 +178,18 @@ def _describe_length(epochs: int, epoch_seconds: float, seconds_left: float, max
     """
     if epochs == 1:
         amount = "one" if epoch_seconds <= seconds_left else "part of an"
-        return f"{amount} epoch of {duration(epoch_seconds)} fits in the time"
+        return f"{amount} epoch of {format_duration(epoch_seconds)} fits in the time"
     limit = "are the most that help" if epochs == max_epochs else "fit in the time"
-    return f"{epochs} epochs of {duration(epoch_seconds)} each {limit}"
+    return f"{epochs} epochs of {format_duration(epoch_seconds)} each {limit}"
 
 
 def long_run_schedule(epochs: int, lr: float) -> dict[str, Any]:
-    """Return the schedule settings of a run that is longer than its cosine; empty if the cosine covers all epochs."""
+    """Return the schedule settings of a run that is longer than its cosine; {} if the cosine covers all epochs."""
     if epochs <= COSINE_EPOCHS:
         return {}
     return {
         "schedule_epochs": COSINE_EPOCHS,
-        "warmup_epochs": WARMUP_SHARE * COSINE_EPOCHS,
+        "warmup_epochs": WARMUP_FRACTION * COSINE_EPOCHS,
         "min_lr": CONSTANT_RATE * lr,
     }
 

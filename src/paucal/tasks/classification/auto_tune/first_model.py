@@ -27,28 +27,28 @@ from paucal.settings.groups import JobSettings
 from paucal.tasks.classification.assembly import PROBE_FILE, TrainingSetup
 from paucal.tasks.classification.auto_tune.head_race import MAX_RACED, RaceResult, race_heads, store_held_out
 from paucal.tasks.classification.auto_tune.heads import HEADS
-from paucal.tasks.classification.auto_tune.learning_curve import learning_curve, write_curve
+from paucal.tasks.classification.auto_tune.learning_curve import measure_learning_curve, write_curve
 from paucal.tasks.classification.auto_tune.paired_losses import LOSSES, calibrated_losses
 from paucal.tasks.classification.auto_tune.precision import choose_feature_precision
 from paucal.tasks.classification.auto_tune.probe import MAX_COMPARED, Head, fit_head, score_head, stratified_sample
 from paucal.tasks.classification.auto_tune.record import TuneStep
-from paucal.tasks.classification.auto_tune.state import FittedHead, TuneState, cannot_judge_tuning
+from paucal.tasks.classification.auto_tune.state import FittedHead, TuneState, cannot_evaluate_tuning
 from paucal.tasks.classification.auto_tune.taught_head import learn_from_teacher
-from paucal.wording import counted, duration
+from paucal.wording import counted, format_duration
 
-# Maximum share of the time budget for the features of the training images, in a run that is fine-tuned afterwards and
-# in a run that keeps the probe. With 0.2 for the first, tuning on 3,068 and 4,502 images had a third less time, and the
-# accuracy of four runs of five minutes was 0.5 points lower.
-PROBE_SHARE, PROBE_ONLY_SHARE = 0.1, 0.5
-MIN_EPOCHS_AFTER = 3  # epochs of tuning for which candidate weights must leave time
+# Maximum fraction of the time budget for the features of the training images, in a run that is fine-tuned afterwards
+# and in a run that keeps the probe. With a PROBE_FRACTION of 0.2, tuning on 3,068 and 4,502 images had a third less
+# time, and the accuracy of four runs of five minutes was 0.5 points lower.
+PROBE_FRACTION, PROBE_ONLY_FRACTION = 0.1, 0.5
+MIN_EPOCHS_AFTER = 3  # candidate weights must leave time for this many epochs of tuning
 PRECISION_KEYS = {
     "speed": "arithmetic_speed",
     "measured": "arithmetic_measured",
-}  # field of the choice: key in the record
+}  # field of `PrecisionChoice`, and its key in the record
 TRAINING_COST = 2.0  # cost of training on an image, in forward passes
 # Limits of the comparison of candidates: users wait for the first model, and tuning needs the time.
-MAX_RACE_SHARE, MAX_RACE_SECONDS, MAX_RACE_IMAGES = 0.05, 60.0, 300
-NEXT_TIME_RATIO = 1.5  # assumed time of the next candidate, as a multiple of the last one's time
+MAX_RACE_FRACTION, MAX_RACE_SECONDS, MAX_RACE_IMAGES = 0.05, 60.0, 300
+NEXT_TIME_RATIO = 1.5  # assumed time of the next candidate, as a multiple of the last candidate's time
 
 
 def frozen_features(
@@ -64,12 +64,12 @@ def frozen_features(
     """Return (N, D) float32 features on the CPU: the inputs of a network's linear classifier.
 
     Args:
-        model: Network; it is moved to the run's device.
+        model: Network, which is moved to the run's device.
         data: Images.
-        indices: (N,) positions of images in the set.
+        indices: (N,) indices of images in the data set.
         preprocess: Preprocessing of the network.
         settings: Settings of the run.
-        progress: Called with the numbers of finished and of all images; None for no progress bar.
+        progress: Called with the number of finished images and the number of all images; None for no progress bar.
         staged: Whether to append the pooled feature maps of the last stages, see `StageClassifierInputs`.
         autocast: Dtype for autocast; None to compute in float32.
     """
@@ -83,12 +83,12 @@ def frozen_features(
 
 
 def compare_candidates(state: TuneState) -> None:
-    """Compare the candidate weights by cross-validation on some of the training images, and use the best in the run."""
+    """Compare the candidate weights by cross-validation on some training images; use the best weights in the run."""
     setup, steps, rows = state.setup, [], state.race_rows
     if rows is None:
         other_names = ", ".join(state.record.candidates[1:])
         model = setup.settings.model
-        state.console.say(f"note: no time to compare {model} with {other_names}; choose one with --model")
+        state.console.say(f"note: no time to compare {model} with {other_names}; choose a model with --model")
         return
     train, labels, max_seconds = (
         torch.from_numpy(setup.data.part("train")),
@@ -102,12 +102,12 @@ def compare_candidates(state: TuneState) -> None:
             network, preprocess = trial_setup.objective.deployable(), trial_setup.card.preprocessing
             indices = train[rows].numpy()
             features = frozen_features(network, setup.data, indices, preprocess, trial_setup.settings, advance)
-        groups, count = groups_of(setup.data, rows), len(setup.card.classes)
+        groups, count = training_groups(setup.data, rows), len(setup.card.classes)
         head = fit_head(features, labels[rows], count, setup.settings.seed, (100.0,), groups)
         steps.append(TuneStep(name, head.cross_validated or 0.0, time.monotonic() - start_time, {"images": len(rows)}))
         if _affordable_winner(state, steps).name == name and trial_setup is not setup:
             state.setup = trial_setup
-        # Estimated from the last candidate's time, since timing a few images says little on a busy machine.
+        # Estimate the next candidate's time from the last, since timing a few images says little on a busy machine.
         if sum(step.seconds for step in steps) + NEXT_TIME_RATIO * steps[-1].seconds > max_seconds:
             break
     format_score = setup.data.primary_metric.format_score
@@ -128,7 +128,7 @@ def compare_candidates(state: TuneState) -> None:
 
 
 def _plan_race(state: TuneState) -> Tensor | None:
-    """Return the positions of the training images on which to compare the candidates.
+    """Return the indices of the training images on which to compare the candidates.
 
     None if there is a single candidate, if the candidates were compared before, or if there is no time to compare them.
     """
@@ -147,11 +147,11 @@ def _training_labels(setup: TrainingSetup) -> Tensor:
 
 def _max_race_seconds(state: TuneState) -> float:
     """Return the maximum seconds for the comparison of candidates."""
-    return min(MAX_RACE_SECONDS, MAX_RACE_SHARE * state.record.budget or MAX_RACE_SECONDS)
+    return min(MAX_RACE_SECONDS, MAX_RACE_FRACTION * state.record.budget or MAX_RACE_SECONDS)
 
 
 def _affordable_winner(state: TuneState, race: Sequence[TuneStep]) -> TuneStep:
-    """Return the winner among the candidates that leave time for `MIN_EPOCHS_AFTER` epochs of tuning."""
+    """Return the best of the candidates that leave time for `MIN_EPOCHS_AFTER` epochs of tuning; see `pick_winner`."""
     budget = state.record.budget
     return pick_winner(find_affordable(race, budget - state.spent, _count_forward_passes(state)) if budget else race)
 
@@ -189,8 +189,8 @@ def time_frozen_network(state: TuneState) -> None:
         state.image_seconds = (time.perf_counter() - start_time) / len(sample)
     # A resumed run keeps its precision, since it may compute features again for heads at other image sizes.
     if state.record.probe is not None:
-        details = state.record.probe.details
-        measurements = {name: details[key] for name, key in PRECISION_KEYS.items() if key in details}  # new in records
+        details = state.record.probe.details  # older records lack some measurements
+        measurements = {name: details[key] for name, key in PRECISION_KEYS.items() if key in details}
         state.precision = replace(EXPLICIT_CHOICES[details.get("arithmetic", "32-true")], **measurements)
         return
     if state.announced:
@@ -205,24 +205,28 @@ def time_frozen_network(state: TuneState) -> None:
     budget = state.record.budget
     first_seconds = min(first_seconds, _max_probe_seconds(state) or first_seconds)
     state.console.say(
-        f"time: the first model takes about {duration(first_seconds + 5)}"
+        f"time: the first model takes about {format_duration(first_seconds + 5)}"
         + (
-            f", and up to {duration(_max_race_seconds(state))} more to compare weights"
+            f", and up to {format_duration(_max_race_seconds(state))} more to compare weights"
             if state.race_rows is not None
             else ""
         )
-        + (f"; the whole run at most {duration(budget)}, until {end_time_text(budget - state.spent)}" if budget else "")
+        + (
+            f"; the whole run at most {format_duration(budget)}, until {end_time_text(budget - state.spent)}"
+            if budget
+            else ""
+        )
     )
 
 
 def _max_probe_seconds(state: TuneState) -> float:
-    """Return the maximum seconds for the features of the training images; 0 without a time budget."""
-    keeps_probe = state.setup.settings.epochs == 0 or cannot_judge_tuning(state.setup)
-    return (PROBE_ONLY_SHARE if keeps_probe else PROBE_SHARE) * state.record.budget
+    """Return the maximum seconds for the features of the training images; 0 if the run has no time budget."""
+    keeps_probe = state.setup.settings.epochs == 0 or cannot_evaluate_tuning(state.setup)
+    return (PROBE_ONLY_FRACTION if keeps_probe else PROBE_FRACTION) * state.record.budget
 
 
 def fit_probe(state: TuneState) -> None:
-    """Fit the linear head, evaluate it, and save the network with this head as the first model of the run."""
+    """Fit and evaluate the linear head, and save the network with this head as the first model of the run."""
     if state.record.probe is not None:
         return
     setup, start_time = state.setup, time.monotonic()
@@ -248,7 +252,7 @@ def fit_probe(state: TuneState) -> None:
         "model": setup.settings.model,
         "img_size": list(setup.settings.img_size),
         "strength": best.strength,
-        "images": fitted.images,
+        "images": fitted.n_images,
         "cross_validated": best.cross_validated,
         "head": fitted.race.name,
         "heads": dict(fitted.race.losses),
@@ -261,14 +265,14 @@ def fit_probe(state: TuneState) -> None:
     images_of_score = "validation images" if len(setup.data.part("val")) else "held-out training images"
     score = setup.data.primary_metric.format_score(fitted.score, images_of_score)
     state.console.say(
-        f"first model after {duration(state.spent)}: {score} "
-        f"(a linear head on frozen features of {fitted.images} images, {fitted.race.name}); it is ready for use "
-        f"in {state.run.path}"
+        f"first model after {format_duration(state.spent)}: {score} "
+        f"(a linear head on frozen features of {fitted.n_images} images, {fitted.race.name}); the model is ready for "
+        f"use in {state.run.path}"
     )
 
 
 def with_head(network: nn.Module, card: ModelCard, head: Head, staged: bool) -> tuple[nn.Module, ModelCard]:
-    """Return a copy of a network on the CPU with another head, and its card.
+    """Return a copy of a network on the CPU with another head, and the model card of the copy.
 
     `staged` means that the head also reads the last stages.
     """
@@ -283,9 +287,9 @@ def with_head(network: nn.Module, card: ModelCard, head: Head, staged: bool) -> 
 
 
 def fit_probe_head(state: TuneState, setup: TrainingSetup, title: str, race: bool = False) -> FittedHead:
-    """Fit a linear head to the features of the network of `setup`, at its image size.
+    """Fit a linear head to the features of the network of `setup`, at the image size of `setup`.
 
-    With `race`, it is compared with heads that also read the last stages, see `race_heads`.
+    With `race`, the head is compared with heads that also read the last stages, see `race_heads`.
     """
     data, settings = setup.data, setup.settings
     train, val = (torch.from_numpy(data.part(name)) for name in ("train", "val"))
@@ -306,7 +310,7 @@ def fit_probe_head(state: TuneState, setup: TrainingSetup, title: str, race: boo
         )
     image_seconds = (time.perf_counter() - start_time) / max(len(indices), 1) * state.precision.speed
     labels, count = all_labels[indices], len(rows)
-    last, groups = features[:, : classifier_width(network)], groups_of(data, rows)
+    last, groups = features[:, : classifier_width(network)], training_groups(data, rows)
     # Fits to few images multiply many small matrices, for which several threads are slower on a busy machine.
     with threadpool_limits(1 if count <= MAX_COMPARED else None):
         head = fit_head(last[:count], labels[:count], len(card.classes), settings.seed, groups=groups)
@@ -325,9 +329,9 @@ def fit_probe_head(state: TuneState, setup: TrainingSetup, title: str, race: boo
         if result.held_out is not None and (settings.curve or not len(val)):
             winner, winner_inputs = (head, last) if result.head is None else (result.head, features)
             curve_inputs = winner_inputs[:count], labels[:count]
-            curve = learning_curve(*curve_inputs, len(card.classes), winner.strength, settings.seed, groups)
+            curve = measure_learning_curve(*curve_inputs, len(card.classes), winner.strength, settings.seed, groups)
     best, inputs = (head, last) if result.head is None else (result.head, features)
-    score = best.cross_validated if result.held_out is None else float(result.held_out.hits.double().mean())
+    score = best.cross_validated if result.held_out is None else float(result.held_out.is_correct.double().mean())
     losses: Sequence[float] = ()
     if len(val):
         score = score_head(best, inputs[count:], labels[count:])
@@ -336,14 +340,14 @@ def fit_probe_head(state: TuneState, setup: TrainingSetup, title: str, race: boo
     return FittedHead(head, features, staged, rows, score, image_seconds, result, race_seconds, curve, losses)
 
 
-def groups_of(data: SplitImages, rows: Tensor) -> Tensor | None:
-    """Return the `--group-by` groups of training images, given by their positions; None without groups."""
+def training_groups(data: SplitImages, rows: Tensor) -> Tensor | None:
+    """Return the `--group-by` groups of the training images at some indices; None if the run has no groups."""
     groups = data.split.groups
     return None if groups is None else torch.from_numpy(groups[data.part("train")])[rows]
 
 
 def classifier_width(network: nn.Module) -> int | None:
-    """Return the number of input features of the network's linear classifier; None without such a classifier."""
+    """Return the number of input features of the network's linear classifier; None if it has no linear classifier."""
     classifier = linear_classifier(network)
     return None if classifier is None else classifier.in_features
 

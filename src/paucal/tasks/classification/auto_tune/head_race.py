@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from paucal.data.randomness import derive_seed
-from paucal.evaluation.protocols.classifier import LinearClassifier, draw_folds, even_folds
+from paucal.evaluation.protocols.classifier import LinearClassifier, balanced_fold_count, draw_folds
 from paucal.runs import RunFolder
 from paucal.runs.weights import read_weights, save_weights
 from paucal.tasks.classification.auto_tune.heads import HEADS, FitHead, fit_mixture
@@ -28,14 +28,14 @@ from paucal.tasks.classification.auto_tune.probe import (
     stratified_sample,
 )
 
-LAST, MEAN = "logistic regression on the last features", "mean of the heads on the last stages"
+DEFAULT_HEAD, MEAN_HEAD = "logistic regression on the last features", "mean of the heads on the last stages"
 HELD_OUT_FILE = "held_out.safetensors"
 N_FOLDS, N_REPEATS = 5, 3
 MAX_REPEATED = 300  # with more images, the cross-validation is not repeated
-# Maximum number of images to compare heads on. In sets of 2,160 to 2,761 images, heads chosen on a sample of 1,000 were
-# as accurate as heads chosen on all images, in a third of the time.
+# Maximum number of images to compare heads on. In sets of 2,160 to 2,761 images, heads chosen on a sample of 1,000
+# images were as accurate as heads chosen on all images, and the comparison took a third of the time.
 MAX_RACED = 1000
-Folds = list[tuple[Tensor, Tensor]]  # per fold, the rows to fit on and the held-out rows
+Folds = list[tuple[Tensor, Tensor]]  # for each fold, the rows to fit on and the held-out rows
 # Temperatures to try, as multiples of the standard deviation of the logits.
 TEMPERATURES = torch.logspace(-2, 1, 61, dtype=torch.float64)
 
@@ -46,15 +46,15 @@ class RaceResult:
 
     Attributes:
         name: Name of the best head.
-        head: Best head, on the last features and the pooled last stages; None if the default head `LAST` is best.
+        head: Best head, on the last features and the pooled last stages; None if the `DEFAULT_HEAD` is best.
         losses: Cross-validated cross-entropy by name of the head, in nats.
-        lead: Difference of the cross-entropies of `LAST` and of the best other head, in nats.
+        lead: Cross-entropy of `DEFAULT_HEAD` minus the cross-entropy of the best other head, in nats.
         error: Standard error of the lead, in nats.
-        held_out: Cross-validated logits of the best head; None with too few images.
-        mixture: Weight of the logits of each head in the best head; empty for `LAST`.
+        held_out: Cross-validated logits of the best head; None if there are too few images.
+        mixture: Weight of the logits of each head in the best head; empty for `DEFAULT_HEAD`.
     """
 
-    name: str = LAST
+    name: str = DEFAULT_HEAD
     head: Head | None = None
     losses: Mapping[str, float] = field(default_factory=dict)
     lead: float = 0.0
@@ -68,7 +68,7 @@ class HeldOut:
     """Logits of training images in a repeated cross-validation, each from a head that was not fitted to the image.
 
     Attributes:
-        rows: (M,) positions among the images of the cross-validation; once stored, among all training images.
+        rows: (M,) indices into the images of the cross-validation; in the stored file, into all training images.
         logits: (R, M, K) float64 calibrated logits of R repeats.
         labels: (M,) classes.
         folds: Number of folds.
@@ -82,22 +82,22 @@ class HeldOut:
     temperature: float = 1.0
 
     @property
-    def hits(self) -> Tensor:
+    def is_correct(self) -> Tensor:
         """(R, M) booleans: whether the predicted class is the label."""
         return self.logits.argmax(2) == self.labels
 
 
 def store_held_out(run: RunFolder, held_out: HeldOut, train_rows: Tensor) -> None:
-    """Store cross-validated logits in the run folder, with their rows as positions among all training images.
+    """Store cross-validated logits in the run folder, with their rows as indices into all training images.
 
-    `train_rows` has the (N,) positions, among all training images, of the images of the cross-validation.
+    `train_rows` holds the (N,) indices of the cross-validated images in all training images.
     """
     values = {"rows": train_rows[held_out.rows], "logits": held_out.logits, "labels": held_out.labels}
     save_weights(run.path / HELD_OUT_FILE, {**values, "folds": torch.tensor(held_out.folds)})
 
 
 def read_held_out(run: RunFolder) -> HeldOut:
-    """Read stored cross-validated logits, whose rows are positions among all training images."""
+    """Read stored cross-validated logits, whose rows are indices into all training images."""
     arrays = read_weights(run.path / HELD_OUT_FILE)
     return HeldOut(arrays["rows"], arrays["logits"], arrays["labels"], int(arrays["folds"]))
 
@@ -113,7 +113,7 @@ def race_heads(  # noqa: PLR0913 (callers pass different options)
     max_images: int = MAX_RACED,
     groups: Tensor | None = None,
 ) -> RaceResult:
-    """Compare heads by cross-validation on training images, and fit the best head to all of them.
+    """Compare heads by cross-validation on training images, and fit the best head to all training images.
 
     Args:
         last: (N, D) last features.
@@ -122,14 +122,14 @@ def race_heads(  # noqa: PLR0913 (callers pass different options)
         n_classes: Number of classes K.
         strength: L2 penalty of the logistic regression on the last features.
         seed: Seed of the sample and of the folds.
-        heads: Heads to compare with that regression; empty to only cross-validate the regression.
+        heads: Heads to compare with the logistic regression; empty to only cross-validate the regression.
         max_images: Maximum number of images for the comparison.
         groups: (N,) groups whose images stay in one fold; None for independent images.
     """
     counts = labels.bincount(minlength=n_classes)
     if int((counts > 1).sum()) < 2:
         return RaceResult()
-    if len(labels) < N_FOLDS:  # too few to compare heads
+    if len(labels) < N_FOLDS:  # too few images to compare heads
         heads = {}
     rows = stratified_sample(labels, max_images, seed)
     splits = repeated_folds(labels[rows], seed, None if groups is None else groups[rows])
@@ -151,18 +151,18 @@ def race_heads(  # noqa: PLR0913 (callers pass different options)
     last_logits = compute_logits(standardise(last[rows]).coordinates, fit_last)
     temperature = best_temperature(last_logits, truth)
     last_held_out = HeldOut(rows[is_evaluated], last_logits / temperature, truth, n_folds, temperature)
-    losses[LAST] = _mean_losses(last_held_out.logits, truth)
+    losses[DEFAULT_HEAD] = _mean_losses(last_held_out.logits, truth)
     if not mixtures:
-        return RaceResult(losses={LAST: float(losses[LAST].mean())}, held_out=last_held_out)
+        return RaceResult(losses={DEFAULT_HEAD: float(losses[DEFAULT_HEAD].mean())}, held_out=last_held_out)
     best = min(mixtures, key=lambda name: float(losses[name].mean()))
-    leads = losses[LAST] - losses[best]
+    leads = losses[DEFAULT_HEAD] - losses[best]
     lead, error = float(leads.mean()), float(leads.std()) / math.sqrt(len(leads))
     means = {name: float(values.mean()) for name, values in losses.items()}
     if not lead > error:
         return RaceResult(losses=means, lead=lead, error=error, held_out=last_held_out)
     held_out = HeldOut(rows[is_evaluated], _mix_logits(logits, mixtures[best]), truth, n_folds)
     weight, bias = fit_mixture(staged, labels, n_classes, mixtures[best], heads)
-    head = Head(weight, bias, DEFAULT_STRENGTH, float(held_out.hits.double().mean()))
+    head = Head(weight, bias, DEFAULT_STRENGTH, float(held_out.is_correct.double().mean()))
     return RaceResult(best, head, means, lead, error, held_out, mixtures[best])
 
 
@@ -174,14 +174,14 @@ def repeated_folds(labels: Tensor, seed: int, groups: Tensor | None = None) -> l
         seed: Seed of the folds.
         groups: (N,) numbers of groups whose images stay in one fold; None for independent images.
     """
-    repeats, folds = N_REPEATS if len(labels) <= MAX_REPEATED else 1, even_folds(labels, N_FOLDS, groups)
+    repeats, folds = N_REPEATS if len(labels) <= MAX_REPEATED else 1, balanced_fold_count(labels, N_FOLDS, groups)
     return [draw_folds(labels, derive_seed(seed, repeat), folds, groups) for repeat in range(repeats)]
 
 
 def can_score(labels: Tensor, splits: Sequence[Folds]) -> Tensor:
-    """Return (N,) booleans: whether every fit that holds out an image includes other images of its class.
+    """Return (N,) booleans: whether every fit that holds out an image includes other images of the same class.
 
-    False for a class with a single image, or a single group.
+    False for the images of a class with a single image or a single group.
     """
     has_class = torch.ones(len(labels), dtype=torch.bool)
     for rows, held_out in itertools.chain.from_iterable(splits):
@@ -204,12 +204,12 @@ def _candidate_mixtures(logits: Mapping[str, Tensor], labels: Tensor) -> dict[st
     if len(logits) > 1:
         mean = {name: mixture[name] / len(logits) for name, mixture in mixtures.items()}
         divisor = best_temperature(_mix_logits(logits, mean), labels)
-        mixtures[MEAN] = {name: share / divisor for name, share in mean.items()}
+        mixtures[MEAN_HEAD] = {name: weight / divisor for name, weight in mean.items()}
     return mixtures
 
 
 def _mix_logits(logits: Mapping[str, Tensor], mixture: Mapping[str, float]) -> Tensor:
-    return torch.stack([share * logits[name] for name, share in mixture.items()]).sum(0)
+    return torch.stack([weight * logits[name] for name, weight in mixture.items()]).sum(0)
 
 
 def best_temperature(logits: Tensor, labels: Tensor) -> float:

@@ -1,6 +1,6 @@
 """The linear heads that may replace logistic regression on a network's last features.
 
-They also read the mean and the standard deviation of the last stages' feature maps, see
+These heads also read the mean and the standard deviation of the last stages' feature maps, see
 `backbones/stage_classifier.py`. To add a head, add an entry to `HEADS`.
 """
 
@@ -48,8 +48,8 @@ def fit_soft_gaussian(features: Tensor, class_weights: Tensor) -> LinearClassifi
 
     Args:
         features: (N, D) features, with N > D.
-        class_weights: (N, K) weights with which an image counts in each class. A class without weight gets a bias of
-            minus infinity.
+        class_weights: (N, K) weights of each image in each class. A class whose weights are all 0 gets a bias of minus
+            infinity.
     """
     counts = class_weights.sum(0)
     means = class_weights.T @ features / counts.clamp(min=1e-9)[:, None]
@@ -81,12 +81,12 @@ def fit_mixture(
 ) -> tuple[Tensor, Tensor]:
     """Fit heads to raw (N, D) features, and combine them into one head: the weighted sum of their logits.
 
-    `mixture` has the weight of each head by name. Returns (K, D) float32 weights and (K,) float32 biases for raw
-    features.
+    `mixture` maps the name of a head to the weight of its logits. Returns (K, D) float32 weights and (K,) float32
+    biases for raw features.
     """
     standard = standardise(features)
-    weighted_heads = [(share, heads[name](standard.coordinates, labels, n_classes)) for name, share in mixture.items()]
-    weight = sum((share * head.weight for share, head in weighted_heads), start=0.0 * weighted_heads[0][1].weight)
-    bias = sum((share * head.bias for share, head in weighted_heads), start=0.0 * weight[:, 0])
+    scaled_heads = [(scale, heads[name](standard.coordinates, labels, n_classes)) for name, scale in mixture.items()]
+    weight = sum((scale * head.weight for scale, head in scaled_heads), start=0.0 * scaled_heads[0][1].weight)
+    bias = sum((scale * head.bias for scale, head in scaled_heads), start=0.0 * weight[:, 0])
     weight, bias = standard.unstandardise(weight, bias.clamp(min=ABSENT_LOGIT))
     return weight.float(), bias.float()

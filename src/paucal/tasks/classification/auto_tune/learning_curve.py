@@ -30,7 +30,7 @@ from paucal.wording import percent
 
 CURVE_FILE = "learning_curve.json"
 BOOTSTRAP_DRAWS = 1000
-SLOPE_POINTS = 3  # number of last points that give the slope of the forecast
+SLOPE_POINTS = 3  # the slope of the forecast is fitted to this number of last points
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class CurvePoint:
 
     Attributes:
         per_class: Mean number of training images per class.
-        accuracy: Cross-validated accuracy of heads fitted to so many images.
+        accuracy: Cross-validated accuracy of heads fitted to this number of images.
     """
 
     per_class: float
@@ -53,8 +53,8 @@ class LearningCurve:
     Attributes:
         points: Points in ascending order; at the last point, heads are fitted to all images of the training folds.
         per_class: Mean number of images per class to which the model itself is fitted.
-        forecast: Accuracy with twice as many images as the model has; None with fewer than three points.
-        gain: Forecast minus the model's accuracy; None without a forecast. Too high for a curve that flattens.
+        forecast: Accuracy with twice as many images as the model has; None for a curve of fewer than three points.
+        gain: Forecast minus the model's accuracy; None if there is no forecast. Too optimistic if the curve flattens.
     """
 
     points: tuple[CurvePoint, ...]
@@ -74,7 +74,7 @@ class LearningCurve:
         )
 
 
-def learning_curve(
+def measure_learning_curve(
     features: Tensor, labels: Tensor, n_classes: int, strength: float, seed: int, groups: Tensor | None = None
 ) -> LearningCurve:
     """Measure the learning curve of logistic regression on frozen features.
@@ -83,7 +83,7 @@ def learning_curve(
         features: (N, D) features.
         labels: (N,) classes in [0, K), at least two of which have two images or more.
         n_classes: Number of classes K.
-        strength: L2 penalty of a fit to all images; it is reduced in proportion for fewer images.
+        strength: L2 penalty of a fit to all images; for fewer images, the penalty is reduced in proportion.
         seed: Seed of the folds and of the drawn images.
         groups: (N,) groups whose images stay in one fold; None for independent images.
     """
@@ -93,27 +93,27 @@ def learning_curve(
     splits = repeated_folds(labels, seed, groups)
     folds, repeats = len(splits[0]), len(splits)
     counts = list(_round_counts(int(labels.bincount(minlength=n_classes).max() * (folds - 1) / folds)))
-    hits = np.zeros((len(counts) + 1, repeats, len(labels)), dtype=bool)
+    is_correct = np.zeros((len(counts) + 1, repeats, len(labels)), dtype=bool)
     fit_sizes = np.zeros(len(counts) + 1)
     for repeat, split in enumerate(splits):
         for rows, held_out in split:
             subsets = [rows[draw_few(labels[rows], count, derive_seed(seed, repeat))] for count in counts]
             for index, fit_rows in enumerate([*subsets, rows]):
-                standard, share = standardise(features[fit_rows]), len(fit_rows) / len(labels)
-                fitted = fit_regression(standard.coordinates, labels[fit_rows], n_classes, strength * share)
+                standard, fraction = standardise(features[fit_rows]), len(fit_rows) / len(labels)
+                fitted = fit_regression(standard.coordinates, labels[fit_rows], n_classes, strength * fraction)
                 weight, bias = standard.unstandardise(fitted.weight, fitted.bias.clamp(min=ABSENT_LOGIT))
                 predicted = (features[held_out].double() @ weight.T + bias).argmax(1)
-                hits[index, repeat, held_out.numpy()] = (predicted == labels[held_out]).numpy()
+                is_correct[index, repeat, held_out.numpy()] = (predicted == labels[held_out]).numpy()
                 fit_sizes[index] += len(fit_rows) / (n_classes * folds * repeats)
     group_numbers = None if groups is None else groups.numpy()
     points = tuple(
-        CurvePoint(float(size), cross_validated(point_hits, folds=folds, groups=group_numbers))
-        for size, point_hits in zip(fit_sizes, hits, strict=True)
+        CurvePoint(float(size), cross_validated(is_point_correct, folds=folds, groups=group_numbers))
+        for size, is_point_correct in zip(fit_sizes, is_correct, strict=True)
     )
     if len(points) < SLOPE_POINTS:
         return LearningCurve(points, model_size)
-    count = round(independent_images(effective_images(hits[-1].mean(0), groups=group_numbers), folds))
-    return LearningCurve(points, model_size, *_forecast(fit_sizes, hits.mean(1), model_size, count, seed))
+    count = round(independent_images(effective_images(is_correct[-1].mean(0), groups=group_numbers), folds))
+    return LearningCurve(points, model_size, *_forecast(fit_sizes, is_correct.mean(1), model_size, count, seed))
 
 
 def write_curve(run: RunFolder, curve: LearningCurve) -> None:
@@ -149,23 +149,24 @@ def _round_counts(limit: int) -> Iterator[int]:
 
 
 def _forecast(
-    fit_sizes: NDArray[np.float64], shares: NDArray[np.float64], model_size: float, count: int, seed: int
+    fit_sizes: NDArray[np.float64], hit_rates: NDArray[np.float64], model_size: float, count: int, seed: int
 ) -> tuple[Score, float]:
-    """Return the accuracy at twice the model's images, by a power law of the error, and its gain over the model's size.
+    """Return the accuracy at twice the model's number of images, and the gain over the model.
 
-    The interval of the accuracy comes from a bootstrap over images. The forecast is never below the last accuracy.
+    The error is extrapolated by a power law. The interval of the accuracy comes from a bootstrap over images. The
+    forecast is never below the last accuracy.
 
     Args:
-        fit_sizes: (P,) images per class at each point of the curve.
-        shares: (P, N) share of the repeats in which each image was classified correctly.
-        model_size: Images per class to which the model is fitted.
+        fit_sizes: (P,) number of training images per class at each point of the curve.
+        hit_rates: (P, N) fraction of the repeats in which each image was classified correctly.
+        model_size: Number of images per class to which the model is fitted.
         count: Effective number of independent images, which is the size of a bootstrap draw, see `cross_validated`.
         seed: Seed of the bootstrap.
     """
-    images = shares.shape[1]
-    samples = np.random.default_rng(seed).integers(images, size=(BOOTSTRAP_DRAWS, max(1, count)))
-    sizes, shares = fit_sizes[-SLOPE_POINTS:], shares[-SLOPE_POINTS:]
-    errors, mean_errors = np.stack([1 - share[samples].mean(1) for share in shares]), 1 - shares.mean(1)
+    n_images = hit_rates.shape[1]
+    samples = np.random.default_rng(seed).integers(n_images, size=(BOOTSTRAP_DRAWS, max(1, count)))
+    sizes, hit_rates = fit_sizes[-SLOPE_POINTS:], hit_rates[-SLOPE_POINTS:]
+    errors, mean_errors = np.stack([1 - rates[samples].mean(1) for rates in hit_rates]), 1 - hit_rates.mean(1)
     values = [_extrapolate(sizes, mean_errors[:, None], size)[0] for size in (model_size, 2 * model_size)]
     low, high = np.quantile(_extrapolate(sizes, errors, 2 * model_size), [0.025, 0.975])
     if not mean_errors[-1]:  # without errors, the bootstrap has no variance
@@ -174,7 +175,7 @@ def _forecast(
 
 
 def _extrapolate(sizes: NDArray[np.float64], errors: NDArray[np.float64], size: float) -> NDArray[np.float64]:
-    """Return (D,) accuracies at a size, by a power law through the last of (P, D) errors at (P,) sizes.
+    """Return (D,) accuracies at a size, by a power law through the last point of (P, D) errors at (P,) sizes.
 
     The exponent is the least-squares slope of the logarithms, or 0 if the error grows.
     """

@@ -16,8 +16,8 @@ LOSSES = "losses"  # key of the losses on the validation images, in the details 
 def calibrated_losses(predictions: Predictions) -> list[float]:
     """Return the cross-entropy of each validation image in nats, at the best common temperature.
 
-    Finished models are calibrated in the same manner. For images with several labels, return the mean of their binary
-    cross-entropies without calibration.
+    Finished models are calibrated in the same manner. For images with several labels, the loss is the mean of the
+    binary cross-entropies, without calibration.
     """
     logits, labels = predictions.logits.double(), predictions.labels
     if labels.ndim == 1:
@@ -28,13 +28,13 @@ def calibrated_losses(predictions: Predictions) -> list[float]:
 
 
 def is_clearly_lower(losses: Sequence[float], other_losses: Sequence[float]) -> bool:
-    """Return whether the mean of losses is lower than that of paired losses by more than a standard error."""
+    """Return whether the mean loss is lower than that of the paired other losses by more than a standard error."""
     leads = np.subtract(other_losses, losses)
     return bool(leads.mean() > leads.std() / math.sqrt(leads.size))
 
 
 def differs(score: float, other_score: float, images: int, errors: float = 1.0) -> bool:
-    """Return whether two accuracies on so many images differ by more than `errors` standard errors."""
+    """Return whether two accuracies differ by more than `errors` standard errors, given the number of `images`."""
     variance = sum(accuracy * (1 - accuracy) for accuracy in (score, other_score)) / max(images, 1)
     return abs(score - other_score) > errors * math.sqrt(variance)
 
@@ -43,7 +43,7 @@ def is_better(score: float, losses: Sequence[float], other_score: float, other_l
     """Return whether a model is better than another: by accuracy, or by mean loss if the accuracies hardly differ.
 
     Any lower loss counts: a margin of one standard error would have kept a first model with 82.0 % on 1,200 test images
-    and rejected a tuned model with 85.8 % (docs/lab, ways to tune).
+    and rejected a tuned model with 85.8 % (docs/lab/2026-11-26-ways-to-tune.md).
     """
     if differs(score, other_score, len(losses)):
         return score > other_score

@@ -1,4 +1,4 @@
-"""Choose the precision of frozen features and of tuning: the given one, or bfloat16 if it is faster on this CPU."""
+"""Choose the precision of frozen features and of tuning: the given precision, or bfloat16 if faster on this CPU."""
 
 from collections.abc import Callable
 
@@ -25,7 +25,7 @@ from paucal.types import Batch, Progress
 
 
 def choose_feature_precision(setup: TrainingSetup) -> PrecisionChoice:
-    """Return the precision of frozen features: the given one, or the faster of float32 and bfloat16 on some images."""
+    """Return the precision of frozen features: the given precision, or the faster one of float32 and bfloat16."""
     settings = setup.settings
     if settings.device != "cpu":
         return FLOAT32
@@ -43,7 +43,7 @@ def choose_feature_precision(setup: TrainingSetup) -> PrecisionChoice:
 
 
 def choose_training_precision(state: TuneState) -> None:
-    """Tune in bfloat16 if it gives nearly the same features, and if a training step is faster on this machine."""
+    """Tune in bfloat16 if bfloat16 gives nearly the same features and makes a training step faster on this machine."""
     setup, choice = state.setup, state.precision
     may_change = is_free(setup, "precision") and setup.settings.precision == "32-true"
     if choice.dtype is None or not choice.measured or not may_change:

@@ -8,24 +8,24 @@ import torch
 from torch import Tensor, nn
 
 from paucal.data.splits.groups import iterative_parts
-from paucal.evaluation.protocols.classifier import LinearClassifier, draw_folds, even_folds
+from paucal.evaluation.protocols.classifier import LinearClassifier, balanced_fold_count, draw_folds
 from paucal.evaluation.protocols.logistic import Solver, fit_independent, fit_logistic
 from paucal.metrics.measures import measure_of, value_of
 
 # L2 penalties on standardised features; a few suffice, since the optimum is flat.
 PENALTIES = (1.0, 10.0, 100.0, 1000.0)
-DEFAULT_STRENGTH = 100.0  # with too few images for cross-validation
+DEFAULT_STRENGTH = 100.0  # L2 penalty if there are too few images for cross-validation
 N_FOLDS = 3
-MAX_COMPARED = 3000  # images for cross-validation
+MAX_COMPARED = 3000  # maximum number of images for cross-validation
 SOLVER = Solver(max_iterations=200)
-ABSENT_LOGIT = -30.0  # logit of a class without training images: below all others, but finite for the losses
+ABSENT_LOGIT = -30.0  # logit of a class without training images: below all other logits, but finite for the losses
 
 
 MIN_DEVIATION = 1e-8
 PRIOR_IMAGES = (
     50  # weight of the median variance, towards which each feature's variance is shrunk, as a number of images
 )
-JITTER = 1e-10  # relative to the trace; keeps the Cholesky factor finite if rows are linearly dependent
+JITTER = 1e-10  # added to the diagonal, relative to the trace: keeps the Cholesky factor finite for dependent rows
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class StandardisedFeatures:
 
     The fit of a linear classifier with an L2 penalty, or of a Gaussian classifier whose covariance is shrunk towards a
     multiple of the identity, depends only on inner products. With fewer images than features, the fit in coordinates is
-    several times as fast; `unstandardise` converts its weights to weights for raw features.
+    several times as fast; `unstandardise` converts the fitted weights to weights for raw features.
 
     Attributes:
         mean: (D,) means of the features.
@@ -60,8 +60,8 @@ def standardise(features: Tensor) -> StandardisedFeatures:
     """Standardise (N, D) features over the images, with variances shrunk towards their median."""
     values = features.double()
     mean, variance = values.mean(0), values.var(0)
-    # In few images, a feature is often nearly constant. Division by its tiny deviation would give huge values for other
-    # images.
+    # In few images, a feature is often nearly constant. Division by such a tiny deviation would give huge values for
+    # other images.
     variance = (len(values) * variance + PRIOR_IMAGES * variance.median()) / (len(values) + PRIOR_IMAGES)
     deviation = variance.sqrt()
     deviation = torch.where(deviation > MIN_DEVIATION, deviation, torch.ones_like(deviation))
@@ -81,8 +81,8 @@ class Head:
         weight: (K, D) float32 weights.
         bias: (K,) float32 biases.
         strength: L2 penalty of the fit.
-        cross_validated: Cross-validated accuracy, or mean average precision for several labels; None with too few
-            images.
+        cross_validated: Cross-validated accuracy, or mean average precision for several labels; None if there are too
+            few images.
     """
 
     weight: Tensor
@@ -113,11 +113,11 @@ def fit_head(
 
     Args:
         features: (N, D) raw features.
-        labels: (N,) classes in [0, K); or, for several labels, (N, K) values of 1, 0 and -1 (unknown), and each class
-            gets its own binary regression.
+        labels: (N,) classes in [0, K); or, for several labels, (N, K) values of 1, 0 and -1 (unknown). With several
+            labels, each class gets its own binary regression.
         n_classes: Number of classes K.
         seed: Seed of the folds.
-        strengths: Ascending L2 penalties to choose from; of equal scores, the strongest penalty is chosen.
+        strengths: Ascending L2 penalties to choose from; if scores are equal, the strongest penalty is chosen.
         groups: (N,) groups whose images stay in one fold; None for independent images.
     """
     standard = standardise(features)
@@ -130,7 +130,7 @@ def fit_head(
 def _choose_penalty(
     standard: Tensor, labels: Tensor, n_classes: int, seed: int, strengths: Sequence[float], groups: Tensor | None
 ) -> tuple[float, float | None]:
-    """Return the best penalty and its cross-validated score, on a subset of large sets to save time."""
+    """Return the best penalty and its cross-validated score, measured on a sample of a large set to save time."""
     if (labels.ndim == 1 and int((labels.unique(return_counts=True)[1] > 1).sum()) < 2) or len(labels) < N_FOLDS:
         return DEFAULT_STRENGTH, None
     subset = stratified_sample(labels, MAX_COMPARED, seed)
@@ -153,15 +153,15 @@ def fit_regression(features: Tensor, labels: Tensor, n_classes: int, strength: f
     """Fit logistic regression with an L2 penalty; one regression per class for (N, K) labels."""
     if labels.ndim == 1:
         return fit_logistic(features, labels, n_classes, strength, SOLVER)
-    # One fit of all classes is K times as fast as one fit per class. Unlike `fit_logistic`, it supports a class without
-    # images, which gets a very low bias.
+    # One fit of all classes is K times as fast as one fit per class. Unlike `fit_logistic`, `fit_independent` supports
+    # a class without images, which gets a very low bias.
     return LinearClassifier(*fit_independent(features, labels, strength, SOLVER))
 
 
 def _fold_rows(labels: Tensor, seed: int, groups: Tensor | None) -> list[tuple[Tensor, Tensor]]:
     """Return the rows to fit on and the held-out rows of each fold, stratified by class."""
     if labels.ndim == 1:
-        return draw_folds(labels, seed, even_folds(labels, N_FOLDS, groups), groups)
+        return draw_folds(labels, seed, balanced_fold_count(labels, N_FOLDS, groups), groups)
     if groups is not None:
         return draw_folds(labels, seed, N_FOLDS, groups)
     fold_of_row = torch.from_numpy(iterative_parts(labels.numpy().astype(np.int8), [1 / N_FOLDS] * N_FOLDS, seed))
@@ -169,19 +169,19 @@ def _fold_rows(labels: Tensor, seed: int, groups: Tensor | None) -> list[tuple[T
 
 
 def stratified_sample(labels: Tensor, count: int, seed: int = 0) -> Tensor:
-    """Return ascending positions of about `count` images, stratified by class, with at least two images per class.
+    """Return ascending indices of about `count` images, stratified by class, with at least two images per class.
 
-    Images with several labels are stratified without that minimum.
+    For images with several labels, there is no such minimum.
     """
     if labels.ndim == 2:
         fraction = min(1.0, count / max(len(labels), 1))
         parts = iterative_parts(labels.numpy().astype(np.int8), [fraction, 1 - fraction], seed)
         return torch.from_numpy(np.flatnonzero(parts == 0))
     generator = np.random.default_rng(seed)
-    share, sampled = min(1.0, count / max(len(labels), 1)), []
+    fraction, sampled = min(1.0, count / max(len(labels), 1)), []
     for label in labels.unique().tolist():
         rows = np.flatnonzero(labels.numpy() == label)
-        sampled.append(generator.permutation(rows)[: max(2, round(share * len(rows)))])
+        sampled.append(generator.permutation(rows)[: max(2, round(fraction * len(rows)))])
     return torch.from_numpy(np.sort(np.concatenate(sampled)))
 
 

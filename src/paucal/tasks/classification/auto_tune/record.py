@@ -35,12 +35,12 @@ class TuneRecord:
     Attributes:
         candidates: timm names of the pretrained weights to compare.
         budget: Seconds that the run may take; 0 for no limit.
-        spent: Seconds spent so far, over all calls.
+        spent: Seconds spent so far, including earlier calls of a resumed run.
         race: One step per candidate that was evaluated on a sample of the training images.
-        probe: Linear head on frozen features; None before it is fitted.
-        unlabelled: Head that learned from images without labels too; None before it is fitted, or without such images.
+        probe: Linear head on frozen features; None before the head is fitted.
+        unlabelled: Head that also learned from images without labels; None if no such head was fitted (yet).
         sizes: Seconds per training image, by image size and frozen stages; None if a step exceeds the memory.
-        tuning: Image size, seconds per epoch and trial steps by preset; None if it exceeds the time or the memory.
+        tuning: Image size, seconds per epoch and trial steps by preset; None if tuning exceeds the time or the memory.
         trials: One step per finished trial of a preset.
         plan: Sentence on the number of epochs, or on why the probe is kept; "" before this is decided.
         tune: Whether the network is fine-tuned after the probe.
@@ -60,13 +60,13 @@ class TuneRecord:
 
     @property
     def first_model(self) -> TuneStep | None:
-        """Step of the first model: the probe, or the head that also learned from unlabelled images if it is kept."""
+        """Step of the first model: the probe, or the head from labelled and unlabelled images if that head is kept."""
         is_kept = self.unlabelled is not None and self.unlabelled.details.get("kept")
         return self.unlabelled if is_kept else self.probe
 
     @property
     def floor(self) -> float | None:
-        """Validation score that a tuned model must exceed: the higher one of the probe and the first model."""
+        """Validation score that a tuned model must exceed: the higher score of the probe and of the first model."""
         return max((step.score for step in (self.probe, self.first_model) if step is not None), default=None)
 
     def write(self, run: RunFolder) -> None:
@@ -95,7 +95,7 @@ def read_record(run: RunFolder | None) -> TuneRecord | None:
         )
     except (KeyError, TypeError, ValueError, AttributeError) as problem:
         raise UserError(
-            f"{str(run.path / RECORD_FILE)!r} is damaged ({problem}): restore it or train again."
+            f"{str(run.path / RECORD_FILE)!r} is damaged ({problem}): restore the file or train again."
         ) from problem
 
 

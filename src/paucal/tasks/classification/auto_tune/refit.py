@@ -1,10 +1,10 @@
 """Fit linear heads to the features of a tuned network, with the heads that were compared for the first model.
 
 Tuning trains the network's own head for few steps only, and heads that also read the last stages are often better. The
-fits need one forward pass over the training images. Heads are compared on the validation images: cross-validation on
-training images would be biased, since the network was tuned on all of them.
+fits need one forward pass over the training images. Heads are compared on the validation images, because
+cross-validation on the training images would be biased: the network was tuned on all of these.
 
-If unlabelled images improved the first model, heads also learn from their tuned features.
+If unlabelled images improved the first model, heads also learn from the tuned features of these images.
 """
 
 from dataclasses import dataclass, replace
@@ -24,11 +24,11 @@ from paucal.runner.console import Console
 from paucal.runner.images import SplitImages
 from paucal.tasks.classification.assembly import TrainingSetup
 from paucal.tasks.classification.auto_tune.first_model import classifier_width, frozen_features, with_head
-from paucal.tasks.classification.auto_tune.head_race import LAST
+from paucal.tasks.classification.auto_tune.head_race import DEFAULT_HEAD
 from paucal.tasks.classification.auto_tune.heads import HEADS, fit_mixture
 from paucal.tasks.classification.auto_tune.paired_losses import calibrated_losses
 from paucal.tasks.classification.auto_tune.probe import DEFAULT_STRENGTH, Head, fit_head, score_head, stratified_sample
-from paucal.tasks.classification.auto_tune.unlabelled_head import ALONE, fit_heads, make_pool
+from paucal.tasks.classification.auto_tune.unlabelled_head import LABELS_ALONE, fit_heads, make_pool
 from paucal.tasks.classification.unlabelled_images import as_training_split
 
 
@@ -51,7 +51,7 @@ class RefittedHead:
     losses: list[float]
 
     def deployed(self, network: nn.Module, card: ModelCard) -> tuple[nn.Module, ModelCard]:
-        """Return a copy of the network with this head, and its card."""
+        """Return a copy of the network with this head, and the model card of the copy."""
         return with_head(network, card, self.head, self.staged)
 
 
@@ -60,8 +60,8 @@ def refit_head(
 ) -> RefittedHead | None:
     """Fit heads to the features of a tuned network; return the head with the lowest loss on the validation images.
 
-    The heads are fitted to as many training images as the first model, and also to `unlabelled` images if there are
-    any. Returns None for images with several labels, and for a run without a probe.
+    The heads are fitted to as many training images as the first model was, and also to the `unlabelled` images if they
+    are given. Returns None for images with several labels, and for a run without a probe.
     """
     record, data, card = setup.tune_record, setup.data, setup.card
     is_multi_label = data.images.multi_hot is not None
@@ -97,7 +97,7 @@ def refit_head(
 
     with threadpool_limits(1):
         regression = fit_head(last[:count], row_labels[:count], n_classes, seed, groups=groups)
-        candidates = [evaluate(LAST, regression, last)]
+        candidates = [evaluate(DEFAULT_HEAD, regression, last)]
         for name in HEADS if staged else ():
             weights = fit_mixture(features[:count], row_labels[:count], n_classes, {name: 1.0})
             candidates.append(evaluate(name, Head(*weights, DEFAULT_STRENGTH, None), features))
@@ -112,7 +112,7 @@ def refit_head(
         candidates += [
             evaluate(name, Head(weight.float(), bias.float(), DEFAULT_STRENGTH, None), values)
             for name, (weight, bias) in heads.items()
-            if name != ALONE
+            if name != LABELS_ALONE
         ]
     return min(candidates, key=_total_loss)
 

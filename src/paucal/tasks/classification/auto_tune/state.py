@@ -27,12 +27,12 @@ class FittedHead:
         head: Logistic regression on the last features.
         features: (N + V, D) features of N training and V validation images.
         staged: Whether the columns of `features` are the last features followed by the pooled last stages.
-        rows: (N,) positions among the training images.
-        score: Score of the best head on the validation images; cross-validated without validation images.
+        rows: (N,) indices into all training images.
+        score: Score of the best head on the validation images; cross-validated if there are no validation images.
         image_seconds: Seconds of a forward pass of one image through the frozen network in float32.
-        race: Comparison with heads that also read the last stages; its `head` is None if none of them is better.
+        race: Comparison with heads that also read the last stages; `race.head` is None if no such head is better.
         race_seconds: Seconds of the comparison.
-        curve: Learning curve of the best head; None if not requested.
+        curve: Learning curve of the best head; None if it was not measured.
         losses: (V,) calibrated losses of the best head on the validation images, in nats.
     """
 
@@ -48,12 +48,12 @@ class FittedHead:
     losses: Sequence[float] = ()
 
     @property
-    def images(self) -> int:
+    def n_images(self) -> int:
         """Number of training images that the head was fitted to."""
         return len(self.rows)
 
 
-RESERVED_SHARE = 0.05  # share of the time budget for pictures, the report page and unforeseen work
+RESERVED_FRACTION = 0.05  # fraction of the time budget for plots, the report page and unforeseen work
 # With fewer training images, validation cannot show whether tuning is better than the probe.
 MIN_IMAGES = 100
 # Automatic settings that are not chosen again when other settings change.
@@ -68,13 +68,13 @@ class TuneState:
         run: Run folder.
         setup: Setup of the run with the settings chosen so far.
         record: Record of the finished steps.
-        console: Output.
-        start_time: `time.monotonic()` at the start of the run, minus the seconds that earlier calls spent.
+        console: Console for messages.
+        start_time: `time.monotonic()` at the start of this call, minus the seconds that earlier calls spent.
         image_seconds: Seconds of a forward pass of one image in float32, at the probe's image size.
         precision: Precision of the frozen features.
         announced: Whether the expected duration has been printed.
-        race_rows: Positions among the training images on which the candidates are compared; None for no comparison.
-        first: First model with its features for later steps; None if an earlier call fitted it.
+        race_rows: Indices of the training images on which the candidates are compared; None to compare no candidates.
+        first: First model with its features for later steps; None if an earlier call fitted the first model.
     """
 
     run: RunFolder
@@ -90,7 +90,7 @@ class TuneState:
 
     @property
     def spent(self) -> float:
-        """Seconds since the run started, over all calls."""
+        """Seconds spent on the run so far, including earlier calls of a resumed run."""
         return time.monotonic() - self.start_time
 
     def final_eval_seconds(self, pixel_ratio: float = 1.0) -> float:
@@ -113,16 +113,16 @@ class TuneState:
         return pixel_ratio * self.image_seconds * len(self.setup.data.part("val"))
 
     def seconds_left(self, pixel_ratio: float = 1.0) -> float:
-        """Return the seconds left for training, without the reserved share and the final evaluations."""
-        return (1 - RESERVED_SHARE) * self.record.budget - self.spent - self.final_eval_seconds(pixel_ratio)
+        """Return the seconds left for training, after subtracting the reserved time and the final evaluations."""
+        return (1 - RESERVED_FRACTION) * self.record.budget - self.spent - self.final_eval_seconds(pixel_ratio)
 
     def save(self, **changes: Any) -> None:
-        """Change fields of the record, and store it in the run folder."""
+        """Change fields of the record, and store the record in the run folder."""
         self.record = replace(self.record, **changes, spent=self.spent)
         self.record.write(self.run)
 
     def reassemble(self, **changes: Any) -> TrainingSetup:
-        """Return a setup with changed settings; automatic settings that may depend on them are chosen again."""
+        """Return a setup with changed settings; automatic settings that may depend on the changes are chosen again."""
         setup = self.setup
         automatic = {name for name, origin in setup.origin.items() if origin.startswith("auto: ")}
         revised = automatic - NEVER_REVISED - set(changes) - (set() if "model" in changes else {"img_size"})
@@ -132,7 +132,7 @@ class TuneState:
         return replace(new_setup, plan=replace(new_setup.plan, deadline=setup.plan.deadline))
 
     def adopt(self, setup: TrainingSetup, reasons: Mapping[str, str]) -> None:
-        """Use a setup from now on, and store its settings, with the reasons as their origins."""
+        """Use a setup from now on, and store its settings; `reasons` are the origins of the settings chosen here."""
         origin = {**setup.origin, **{name: f"auto: {reason}" for name, reason in reasons.items()}}
         self.setup = replace(setup, origin=origin)
         store_changes(self.run, setup.settings, origin)
@@ -145,7 +145,7 @@ def is_timed(setup: TrainingSetup) -> bool:
     return setup.tune_record is not None and setup.tune_record.budget > 0 and is_free(setup, "epochs")
 
 
-def cannot_judge_tuning(setup: TrainingSetup) -> bool:
+def cannot_evaluate_tuning(setup: TrainingSetup) -> bool:
     """Return whether there are too few images to measure the gain from tuning, so that the first model is kept."""
     counts = setup.data.counts()
     return is_free(setup, "epochs") and (not counts["val"] or counts["train"] < MIN_IMAGES)

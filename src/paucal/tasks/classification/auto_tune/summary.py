@@ -7,7 +7,7 @@ from paucal.evaluation.results import PrimaryMetric
 from paucal.tasks.classification.auto_tune.record import TuneRecord
 from paucal.tasks.classification.finishing import Finish
 from paucal.training import Outcome
-from paucal.wording import counted, duration
+from paucal.wording import counted, format_duration
 
 
 def step_rows(
@@ -52,7 +52,10 @@ def _describe_average(finish: Finish) -> str:
 
 
 def describe_kept_model(record: TuneRecord | None, outcome: Outcome, finish: Finish, selected: bool) -> str:
-    """Return a text on which weights are the run's final model, and why; `selected` means by validation."""
+    """Return a text on which weights are the run's final model, and why.
+
+    `selected` says whether the epoch was selected on validation images.
+    """
     if finish.by_loss:
         other_losses = "those of its tuned head and the first model" if finish.head else "the first model's"
         return (
@@ -79,7 +82,7 @@ def describe_kept_model(record: TuneRecord | None, outcome: Outcome, finish: Fin
 def kept_model_score(
     record: TuneRecord | None, outcome: Outcome, finish: Finish, measure: PrimaryMetric
 ) -> float | None:
-    """Return the validation score of the run's final model; None without validation images."""
+    """Return the validation score of the run's final model; None if there are no validation images."""
     if finish.epochs:
         return finish.score
     if not outcome.best and record is not None and record.first_model is not None:
@@ -93,7 +96,7 @@ def total_seconds(record: TuneRecord | None, outcome: Outcome) -> float:
 
 
 def _step_row(name: str, score: float | None, seconds: float, kept: bool = False) -> dict[str, Any]:
-    return {"name": name, "score": score, "time": duration(seconds), "kept": kept}
+    return {"name": name, "score": score, "time": format_duration(seconds), "kept": kept}
 
 
 def _format_size(sides: Any) -> str:

@@ -16,7 +16,7 @@ from paucal.runner.images import eval_loader
 from paucal.tasks.classification.auto_tune.probe import SOLVER, Head, score_head, standardise
 from paucal.tasks.classification.auto_tune.state import FittedHead, TuneState
 
-NAME = "logistic regression on the teacher's probabilities and the labels"
+HEAD_NAME = "logistic regression on the teacher's probabilities and the labels"
 
 
 class _TeacherLogits(nn.Module):
@@ -35,7 +35,7 @@ def find_soft_teacher(objective: Objective) -> Distillation | None:
 
 
 def learn_from_teacher(state: TuneState, fitted: FittedHead) -> FittedHead:
-    """Fit a head also to the teacher's probabilities; use it in the first model unless its accuracy is lower."""
+    """Fit a head also to the teacher's probabilities; use this head in the first model unless it is less accurate."""
     setup = state.setup
     term, val = find_soft_teacher(setup.objective), torch.from_numpy(setup.data.part("val"))
     if term is None or not len(val):
@@ -44,7 +44,7 @@ def learn_from_teacher(state: TuneState, fitted: FittedHead) -> FittedHead:
         torch.from_numpy(setup.data.part("train"))[fitted.rows],
         torch.from_numpy(setup.data.images.targets),
     )
-    first_head, count = fitted.race.head or fitted.head, fitted.images
+    first_head, count = fitted.race.head or fitted.head, fitted.n_images
     features = fitted.features[:, : first_head.weight.shape[1]]
     probabilities = _teacher_probabilities(state, term, train.numpy())
     head = fit_taught_head(features[:count], targets[train], probabilities, first_head.strength)
@@ -52,8 +52,8 @@ def learn_from_teacher(state: TuneState, fitted: FittedHead) -> FittedHead:
     if score < score_head(first_head, features[count:], targets[val]):
         return fitted
     if fitted.race.head is None:
-        return replace(fitted, head=head, score=score, race=replace(fitted.race, name=NAME))
-    return replace(fitted, score=score, race=replace(fitted.race, head=head, name=NAME))
+        return replace(fitted, head=head, score=score, race=replace(fitted.race, name=HEAD_NAME))
+    return replace(fitted, score=score, race=replace(fitted.race, head=head, name=HEAD_NAME))
 
 
 def _teacher_probabilities(state: TuneState, term: Distillation, indices: NDArray[np.int64]) -> Tensor:

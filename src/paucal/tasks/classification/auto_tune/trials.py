@@ -1,4 +1,4 @@
-"""Presets for fine-tuning a network from its probe, and short trials of them on the user's images."""
+"""Presets for fine-tuning a network from its probe, and short trials of the presets on the user's images."""
 
 import shutil
 import time
@@ -18,17 +18,17 @@ from paucal.runs import RunFolder
 from paucal.tasks.classification.assembly import TrainingSetup
 from paucal.tasks.classification.auto_tune.paired_losses import LOSSES, calibrated_losses, differs, is_clearly_lower
 from paucal.tasks.classification.auto_tune.record import TuneStep
-from paucal.tasks.classification.loaders import train_loader, validation_predictions, validation_scores
+from paucal.tasks.classification.loaders import make_val_predictor, train_loader, validation_scores
 from paucal.tasks.classification.optimization import optimization
 from paucal.training import CosineWarmup, Outcome, Plan, Records, TimePlan, Watch, checkpoint_step, fit
 from paucal.training.failures import memory_advice
 from paucal.types import UserError
 
-FOLDER = "trials"
-MIN_STEPS = 8  # of a useful trial
-TRAINED = "trained"  # key of the seconds of the steps and the validation, in the details of a trial
+TRIALS_FOLDER = "trials"
+MIN_STEPS = 8  # minimum number of steps of a useful trial
+TRAINED_SECONDS = "trained"  # key of the seconds of the steps and the validation, in the details of a trial
 FAILED_LOSS = 1e9  # loss recorded for a trial that diverged or ran out of memory
-WARMUP_SHARE = 0.1  # share of a trial's steps
+WARMUP_FRACTION = 0.1  # length of the warm-up, as a fraction of a trial's steps
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ def _name_preset(settings: Mapping[str, Any], tunes_all: bool) -> str:
     return ", ".join(parts)
 
 
-# Each of the first two presets was far better than the other on some data set.
+# Of the first two presets, the first was far better on some data sets, and the second on other data sets.
 NORMS_STILL = "norms still"  # batch norms stay in evaluation mode
 WITH_BATCH_NORM = (
     TuningPreset(f"last stages alone, {NORMS_STILL}, rate 3e-4", {"eval_mode": True, "lr": 3e-4, "crop_scale": 0.5}, 3),
@@ -80,20 +80,20 @@ WITHOUT_BATCH_NORM = (
     TuningPreset("last stages alone, rate 1e-4", {"lr": 1e-4, "crop_scale": 0.5}, 3),
     TuningPreset("all layers, rate 3e-4, layer decay 0.75", {"lr": 3e-4, "layer_decay": 0.75, "crop_scale": 0.5}),
     TuningPreset("all layers, rate 5e-5, layer decay 0.75", {"lr": 5e-5, "layer_decay": 0.75, "crop_scale": 0.35}),
-    # A step takes 0.7 of the time of a step of all layers. In networks with batch norms this preset saves no time, and
-    # was worse (docs/lab, ways to tune).
+    # A step takes 0.7 of the time of a step that trains all layers. In networks with batch norms, this preset saves no
+    # time and was worse (docs/lab/2026-11-26-ways-to-tune.md).
     TuningPreset("norms and biases alone, rate 1e-3", {"freeze": "weights", "lr": 1e-3, "crop_scale": 0.5}),
 )
-FROZEN_SHARE = 0.6  # share of the stages that are frozen if only the last stages are tuned, which halves the time
+FROZEN_FRACTION = 0.6  # fraction of the stages that are frozen if only the last stages are tuned, which halves the time
 
 
 def presets_for(model: nn.Module) -> Sequence[TuningPreset]:
-    """Return the presets for a network; the first is the most careful one, used if there are no trials."""
+    """Return the presets for a network; the first preset is the most careful, and is used if there are no trials."""
     has_batch_norm = any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in model.modules())
     partial_preset, *full_presets = WITH_BATCH_NORM if has_batch_norm else WITHOUT_BATCH_NORM
     try:
-        frozen = int(FROZEN_SHARE * count_stages(model))
-    except UserError:  # its stages are unknown
+        frozen = int(FROZEN_FRACTION * count_stages(model))
+    except UserError:  # the stages of this network are unknown
         return full_presets
     if not frozen:
         return full_presets
@@ -109,16 +109,18 @@ def run_trial(
     callbacks: Sequence[Callback] = (),
     time_plan: TimePlan | None = None,
 ) -> TuneStep | None:
-    """Fine-tune for a few steps from the probe, and evaluate on the validation images; None if a signal stopped it.
+    """Fine-tune for a few steps from the probe, and evaluate on the validation images.
 
-    The trial stores checkpoints in a subfolder of the run, and resumes from them. `time_plan` ends it early if steps
-    are slower than planned.
+    Returns None if a signal stopped the trial.
+
+    The trial stores checkpoints in a subfolder of the run, and resumes from them. `time_plan` ends the trial early if
+    steps are slower than planned.
     """
     start_time = time.monotonic()
-    folder = RunFolder(run.path / FOLDER / preset.name.replace(" ", "-").replace(",", ""))
+    folder = RunFolder(run.path / TRIALS_FOLDER / preset.name.replace(" ", "-").replace(",", ""))
     (folder.path / "checkpoints").mkdir(parents=True, exist_ok=True)
     plan = replace(setup.plan, total_steps=steps, steps_per_epoch=steps, time=time_plan)
-    predict = validation_predictions(setup.data, setup.card.preprocessing, setup.settings)
+    predict = make_val_predictor(setup.data, setup.card.preprocessing, setup.settings)
     newest: list[Predictions] = []
 
     def validate(module: nn.Module, device: torch.device) -> Mapping[str, float]:
@@ -137,9 +139,9 @@ def run_trial(
     if not outcome.finished:
         return None
     row = outcome.rows[-1]
-    if not newest:  # resumed after its last validation
+    if not newest:  # the trial was resumed after the last validation
         validate(setup.objective.deployable(), torch.device(setup.settings.device))
-    details = {"loss": row["val_loss"], "steps": outcome.step, TRAINED: row["seconds"], **preset.settings}
+    details = {"loss": row["val_loss"], "steps": outcome.step, TRAINED_SECONDS: row["seconds"], **preset.settings}
     details[LOSSES] = calibrated_losses(newest[0])
     return TuneStep(preset.name, row[setup.data.primary_metric.column], time.monotonic() - start_time, details)
 
@@ -148,7 +150,7 @@ def _fit_trial(
     setup: TrainingSetup, plan: Plan, start: int, records: Records, console: Console, callbacks: Sequence[Callback]
 ) -> Outcome:
     settings, request, steps = setup.settings, setup.objective.data_request, plan.total_steps
-    peak, warmup = settings.lr, round(WARMUP_SHARE * steps)
+    peak, warmup = settings.lr, round(WARMUP_FRACTION * steps)
     schedule = CosineWarmup(peak=peak, horizon=steps, warmup=warmup, start=0.1 * peak, floor=0.0)
     return fit(
         setup.objective,
@@ -161,8 +163,8 @@ def _fit_trial(
 
 
 def clear_trials(run: RunFolder) -> None:
-    """Remove the checkpoints of all trials; their scores are in the record."""
-    shutil.rmtree(run.path / FOLDER, ignore_errors=True)
+    """Remove the checkpoints of all trials; the scores are in the record."""
+    shutil.rmtree(run.path / TRIALS_FOLDER, ignore_errors=True)
 
 
 def best_trial(trials: Sequence[TuneStep], images: int, image_sizes: Sequence[Sequence[int]]) -> int:
@@ -172,11 +174,11 @@ def best_trial(trials: Sequence[TuneStep], images: int, image_sizes: Sequence[Se
 
     - A trial with smaller images than the default counts only if its accuracy is higher by two standard errors of the
       difference, because smaller images often give the higher score after few steps and the worse model in the end.
-      (In three comparisons on 81 images, trials of the last stages at 224 pixels were right on two to seven images
-      fewer than trials of all layers at 128 pixels. After all epochs they were better by two to three points; docs/lab,
-      ways to tune.)
-    - Of the counted trials, those with an accuracy within a standard error of the highest are tied.
-    - Of the tied trials with the image size of the first one, the first wins, unless the lowest mean loss on the
+      (In three comparisons on 81 images, trials of the last stages at 224 pixels classified two to seven fewer images
+      correctly than trials of all layers at 128 pixels. After all epochs, the last stages at 224 pixels were better by
+      two to three points; docs/lab/2026-11-26-ways-to-tune.md.)
+    - Of the counted trials, all with an accuracy within a standard error of the highest accuracy are tied.
+    - Of the tied trials with the image size of the first tied trial, the first wins, unless the lowest mean loss on the
       validation images is lower by more than a standard error of the paired differences.
 
     Args:

@@ -14,7 +14,7 @@ from paucal.tasks.classification.auto_tune.record import TuneStep
 from paucal.tasks.classification.auto_tune.state import TuneState, is_free, is_timed
 from paucal.tasks.classification.auto_tune.trials import (
     MIN_STEPS,
-    TRAINED,
+    TRAINED_SECONDS,
     TuningPreset,
     best_trial,
     clear_trials,
@@ -24,21 +24,21 @@ from paucal.tasks.classification.auto_tune.trials import (
 from paucal.tasks.classification.loaders import train_loader
 from paucal.training import TimePlan
 from paucal.types import UserError
-from paucal.wording import counted, duration
+from paucal.wording import counted, format_duration
 
-# The probe is kept unless this many epochs or steps of tuning fit in the time. With many images, part of an epoch is
-# better than none: on 4,500 images of CIFAR-10, test accuracy was 82.0 % after 1.25 epochs, and 76.0 % without tuning.
+# The probe is kept unless this many epochs or steps of tuning fit in the time. With many images, even part of an epoch
+# helps: on 4,500 images of CIFAR-10, test accuracy was 82.0 % after 1.25 epochs, and 76.0 % without tuning.
 MIN_EPOCHS, MIN_TUNING_STEPS = 2, 50
-# If fewer epochs fit, the first preset is used without trials, which would use up its time.
+# If fewer epochs fit, the first preset is used without trials, since trials would take up the time for tuning.
 MIN_EPOCHS_FOR_TRIALS = 4
-UNTRIED_SUFFIX = ", at once"  # appended to the name of a preset in the record if it is used without a trial
-PLANNED = "planned"  # key of the planned number of steps, in the details of a trial
-VALIDATION = "validation images"
-TRIALS_SHARE = 0.24  # share of the remaining time for the trials of all presets
+UNTRIED_SUFFIX = ", at once"  # appended to a preset's name in the record if the preset is used without a trial
+PLANNED_STEPS = "planned"  # key of the planned number of steps, in the details of a trial
+VALIDATION_IMAGES = "validation images"
+TRIALS_FRACTION = 0.24  # fraction of the remaining time for the trials of all presets
 # A trial may take TRIAL_SLACK times its planned seconds, plus TRIAL_START_SECONDS to start.
 TRIAL_SLACK, TRIAL_START_SECONDS = 1.5, 5.0
-MAX_TIMED_IMAGES = 32  # size of a timed batch
-TIMED_STEPS = 2  # after one warm-up step
+MAX_TIMED_IMAGES = 32  # maximum number of images in a timed batch
+TIMED_STEPS = 2  # number of timed steps, after one warm-up step
 
 
 def seconds_per_image(setup: TrainingSetup, threads: bool = False) -> float:
@@ -64,7 +64,7 @@ class CostEstimate:
         image_size: Image size in pixels, as in the settings.
         epoch_seconds: Seconds of an epoch with its validation.
         steps: Number of steps of the trial.
-        pixel_ratio: Pixels of an image, over those of an image of the probe.
+        pixel_ratio: Number of pixels of an image, divided by the number of pixels of an image of the probe.
     """
 
     image_size: list[int]
@@ -77,7 +77,7 @@ class CostEstimate:
 
         Args:
             seconds: Seconds of the trial.
-            eval_seconds: Its share for the validation.
+            eval_seconds: Seconds of the trial that were spent on validation.
             per_epoch: Number of steps per epoch.
         """
         step_seconds = (seconds - eval_seconds) / self.steps
@@ -87,7 +87,7 @@ class CostEstimate:
 def equalise_trials(costs: Sequence[CostEstimate], per_epoch: int) -> list[CostEstimate]:
     """Return the costs with numbers of steps that make all trials equally long.
 
-    Each lasts as long as the shortest planned trial, but no longer than an epoch of the slowest preset.
+    Each trial lasts as long as the shortest planned trial, but no longer than an epoch of the slowest preset.
     """
     seconds = min(
         max(cost.epoch_seconds for cost in costs), *(cost.steps * cost.epoch_seconds / per_epoch for cost in costs)
@@ -98,7 +98,7 @@ def equalise_trials(costs: Sequence[CostEstimate], per_epoch: int) -> list[CostE
 def choose_preset(state: TuneState) -> tuple[TuningPreset, CostEstimate] | None:
     """Return the preset with the best short trial, and its cost; None if no preset fits in the time and the memory.
 
-    Every step is stored: a stopped trial resumes with its image size and its number of steps.
+    Every step is stored, so that a stopped trial resumes with the same image size and the same number of steps.
 
     Raises:
         KeyboardInterrupt: A signal stopped a trial.
@@ -124,13 +124,15 @@ def choose_preset(state: TuneState) -> tuple[TuningPreset, CostEstimate] | None:
     state.console.say(f"tuning continues with: {preset.name}")
     details, evaluation = trials[best].details, state.eval_seconds(cost.pixel_ratio)
     trial_cost = replace(cost, steps=details["steps"])
-    return preset, trial_cost.corrected_by(details.get(TRAINED, 0.0), evaluation, state.setup.plan.steps_per_epoch)
+    return preset, trial_cost.corrected_by(
+        details.get(TRAINED_SECONDS, 0.0), evaluation, state.setup.plan.steps_per_epoch
+    )
 
 
 def settings_to_store(setup: TrainingSetup, preset: TuningPreset) -> dict[str, Any]:
     """Return the settings of a preset, and the current values of the settings that other presets change.
 
-    With all of them in the stored configuration, the run can be repeated without trials.
+    With all of these settings in the stored configuration, the run can be repeated without trials.
     """
     names = {name for other in _list_presets(setup) for name in other.settings}
     return {name: getattr(setup.settings, name) for name in sorted(names)} | dict(preset.settings)
@@ -148,7 +150,7 @@ def _too_short_for_trials(state: TuneState, presets: Sequence[TuningPreset]) -> 
     image_seconds = _image_seconds(state, presets[0], image_size)
     if image_seconds is None:
         return False
-    seconds_left = state.seconds_left() * (1 - TRIALS_SHARE)
+    seconds_left = state.seconds_left() * (1 - TRIALS_FRACTION)
     return seconds_left < MIN_EPOCHS_FOR_TRIALS * _epoch_seconds(state, image_seconds, image_size)
 
 
@@ -159,7 +161,7 @@ def _epoch_seconds(state: TuneState, image_seconds: float, side: Sequence[int]) 
 
 
 def _use_first_preset(state: TuneState, preset: TuningPreset) -> tuple[TuningPreset, CostEstimate] | None:
-    """Return the first preset without a trial; None if tuning with it does not fit in the remaining time."""
+    """Return the first preset without a trial; None if tuning with this preset does not fit in the remaining time."""
     cost = _estimate_cost(state, replace(preset, name=preset.name + UNTRIED_SUFFIX), 0)
     return None if cost is None else _skip_trials(state, preset, cost, "no time to try several presets")
 
@@ -177,8 +179,8 @@ def _skip_trials(
 def _list_presets(setup: TrainingSetup) -> Sequence[TuningPreset]:
     """Return the distinct presets after removing the settings that the user gave.
 
-    The preset for norms and biases has a high learning rate, which is kept only if the user also trains few parameters:
-    norms and biases, or low-rank adapters.
+    The preset that trains only norms and biases has a high learning rate. If the user gave `--freeze`, this preset
+    remains only if the user trains few parameters: norms and biases, or low-rank adapters.
     """
     presets, adapted = presets_for(setup.objective.deployable()), setup.settings.lora_rank is not None
     trains_few = adapted or setup.settings.freeze == "weights"
@@ -198,21 +200,21 @@ def _load_or_run_trial(state: TuneState, preset: TuningPreset, cost: CostEstimat
     trials = {trial.name: trial for trial in state.record.trials}
     if preset.name in trials:
         return trials[preset.name]
-    _prepare_head(state, cost.image_size)  # not needed for a stored trial, and needs the features of all images
+    _prepare_head(state, cost.image_size)  # slow, since it needs the features of all images
     trial_setup = state.reassemble(img_size=cost.image_size, epochs=1, freeze_epochs=0, **preset.settings)
     # If the time limit ended an earlier trial, this trial is shortened in proportion.
     details = [trial.details for trial in state.record.trials]
-    shares = [detail["steps"] / detail.get(PLANNED, detail["steps"]) for detail in details]
-    steps = max(1, int(cost.steps * min([1.0, *shares])))
+    fractions = [detail["steps"] / detail.get(PLANNED_STEPS, detail["steps"]) for detail in details]
+    steps = max(1, int(cost.steps * min([1.0, *fractions])))
     limit = _trial_time_limit(state, cost, steps)
     trial = run_trial(state.run, trial_setup, preset, steps, state.console, time_plan=limit)
     if trial is None:
         raise KeyboardInterrupt
-    trial = replace(trial, details={**trial.details, PLANNED: cost.steps})
+    trial = replace(trial, details={**trial.details, PLANNED_STEPS: cost.steps})
     state.save(trials=(*state.record.trials, trial))
     score = state.setup.data.primary_metric.format_score(trial.score)
     steps_text = counted(trial.details["steps"], "step")
-    state.console.say(f"trial: {preset.name}: {score} after {steps_text}, {duration(trial.seconds)}")
+    state.console.say(f"trial: {preset.name}: {score} after {steps_text}, {format_duration(trial.seconds)}")
     return trial
 
 
@@ -235,14 +237,14 @@ def _estimate_cost(state: TuneState, preset: TuningPreset, n_trials: int) -> Cos
     """
     costs = state.record.tuning
     if preset.name not in costs:
-        choice = _choose_image_size(state, preset, 1 - (TRIALS_SHARE if n_trials else 0.0))
+        choice = _choose_image_size(state, preset, 1 - (TRIALS_FRACTION if n_trials else 0.0))
         if choice is None:
             state.save(tuning={**costs, preset.name: None})
             return None
         side, epoch = choice
         steps = per_epoch = max(1, state.setup.plan.steps_per_epoch)
         if is_timed(state.setup):
-            seconds = TRIALS_SHARE / max(n_trials, 1) * state.seconds_left(_pixel_ratio(state, side))
+            seconds = TRIALS_FRACTION / max(n_trials, 1) * state.seconds_left(_pixel_ratio(state, side))
             steps = int(seconds * per_epoch / max(epoch, 1e-9))
         state.save(tuning={**costs, preset.name: {"side": side, "epoch": epoch, "steps": steps}})
     cost = state.record.tuning[preset.name]
@@ -253,16 +255,18 @@ def _estimate_cost(state: TuneState, preset: TuningPreset, n_trials: int) -> Cos
 
 
 def _pixel_ratio(state: TuneState, side: Sequence[int]) -> float:
-    """Return the pixels of an image of this size, over those of an image of the probe."""
+    """Return the number of pixels of an image of this size, divided by the number for an image of the probe."""
     return (side[0] / state.setup.settings.img_size[0]) ** 2
 
 
-def _choose_image_size(state: TuneState, preset: TuningPreset, share: float) -> tuple[list[int], float] | None:
-    """Return the largest image size at which enough epochs fit in a share of the time, and the seconds per epoch.
+def _choose_image_size(state: TuneState, preset: TuningPreset, time_fraction: float) -> tuple[list[int], float] | None:
+    """Return the largest image size at which enough epochs fit in the time, and the seconds per epoch.
 
-    If unlabelled images improved the first model, tuning keeps its image size: they leave little time for tuning, and
-    of six networks tuned at 160 instead of 240 pixels, three were worse than the first model on validation images, and
-    another two on test images, by 2.4 and 2.7 points.
+    `time_fraction` is the fraction of the remaining time that may be used.
+
+    If unlabelled images improved the first model, tuning keeps the image size of the first model, since the unlabelled
+    images leave little time for tuning. Of six networks tuned at 160 instead of 240 pixels, three were worse than the
+    first model on validation images, and another two on test images, by 2.4 and 2.7 points.
     """
     setup, counts = state.setup, state.setup.data.counts()
     native, timed = list(setup.settings.img_size), is_timed(setup)
@@ -279,7 +283,9 @@ def _choose_image_size(state: TuneState, preset: TuningPreset, share: float) -> 
             continue
         epoch_seconds = _epoch_seconds(state, image_seconds, side)
         epochs = (
-            (share * state.seconds_left(pixel_ratio) - head_seconds) / epoch_seconds if timed else preset.target_epochs
+            (time_fraction * state.seconds_left(pixel_ratio) - head_seconds) / epoch_seconds
+            if timed
+            else preset.target_epochs
         )
         if epochs >= min_epochs:
             best = side, epoch_seconds
@@ -289,10 +295,10 @@ def _choose_image_size(state: TuneState, preset: TuningPreset, share: float) -> 
 
 
 def list_image_sizes(native: Sequence[int], is_fixed: bool) -> list[list[int]]:
-    """Return the image sizes to try for tuning, largest first; only the probe's size `native` if it is fixed."""
+    """Return the image sizes to try for tuning, largest first; only the probe's size `native` if the size is fixed."""
     if is_fixed or len(native) > 1:
         return [list(native)]
-    smaller = [round(share * native[0] / 32) * 32 for share in (0.72, 0.57)]
+    smaller = [round(fraction * native[0] / 32) * 32 for fraction in (0.72, 0.57)]
     return [[native[0]], *([side] for side in smaller if 96 <= side < native[0])]
 
 
@@ -331,7 +337,7 @@ def _supports_any_size(setup: TrainingSetup) -> bool:
 
 
 def _prepare_head(state: TuneState, side: list[int]) -> None:
-    """Fit and store a head for tuning at an image size that differs from the probe's, unless it is already stored."""
+    """Fit and store a head for tuning at an image size other than the probe's, unless such a head is stored."""
     setup, name = state.setup, head_file_name(side)
     if side == list(setup.settings.img_size) or (state.run.path / name).exists():
         return
@@ -339,5 +345,5 @@ def _prepare_head(state: TuneState, side: list[int]) -> None:
     save_head(state.run, fitted.head, name)
     state.console.say(
         f"at {side[0]} pixels, where an epoch is faster, the probe has "
-        f"{setup.data.primary_metric.format_score(fitted.score, VALIDATION)}"
+        f"{setup.data.primary_metric.format_score(fitted.score, VALIDATION_IMAGES)}"
     )

@@ -1,4 +1,4 @@
-"""The step of auto-tuning after the first model: fit its head also to unlabelled images (`--unlabelled`)."""
+"""The step of auto-tuning after the first model: fit the head also to unlabelled images (`--unlabelled`)."""
 
 import time
 from collections.abc import Sequence
@@ -17,35 +17,36 @@ from paucal.tasks.classification.auto_tune.first_model import (
     classifier_width,
     fit_probe_head,
     frozen_features,
-    groups_of,
+    training_groups,
     with_head,
 )
 from paucal.tasks.classification.auto_tune.head_race import store_held_out
 from paucal.tasks.classification.auto_tune.paired_losses import LOSSES, calibrated_losses
 from paucal.tasks.classification.auto_tune.probe import Head, score_head
 from paucal.tasks.classification.auto_tune.record import TuneStep
-from paucal.tasks.classification.auto_tune.state import FittedHead, TuneState, cannot_judge_tuning
+from paucal.tasks.classification.auto_tune.state import FittedHead, TuneState, cannot_evaluate_tuning
 from paucal.tasks.classification.auto_tune.unlabelled_head import UnlabelledResult, make_base_fit, race_unlabelled
 from paucal.tasks.classification.unlabelled_images import MAX_IMAGES, as_training_split, list_in_run, read_unlabelled
 from paucal.types import UserError
-from paucal.wording import counted, duration, percent
+from paucal.wording import counted, format_duration, percent
 
-# Maximum share of the time budget for the features of the unlabelled images: if the network is tuned afterwards, if it
-# is tuned on fewer than FEW_LABELS labelled images, and if it is not tuned. On clothing with ten labels per class, 150
-# unlabelled images added 0.5 points, 600 added 2.3 and 2,000 added 4.5, while tuning for four minutes on one core added
-# none.
-TUNED_SHARE, FEW_LABELS_SHARE, UNTUNED_SHARE = 0.2, 0.4, 0.7
+# Maximum fractions of the time budget for the features of the unlabelled images: if the network is tuned afterwards, if
+# it is tuned on fewer than FEW_LABELS labelled images, and if it is not tuned. On clothing with ten labels per class,
+# 150 unlabelled images added 0.5 points of accuracy, 600 images 2.3 points and 2,000 images 4.5 points, while tuning
+# for four minutes on one core added 0 points.
+TUNED_FRACTION, FEW_LABELS_FRACTION, UNTUNED_FRACTION = 0.2, 0.4, 0.7
 FEW_LABELS = 300
-# Maximum share of the time budget for their features of the tuned network; also limited to half of the time left.
-REREAD_SHARE = 0.2
-MIN_IMAGES = 50  # fewer images show no effect
+# Maximum fraction of the time budget for computing the features of the unlabelled images again with the tuned network.
+# This may also take at most half of the time left.
+REREAD_FRACTION = 0.2
+MIN_IMAGES = 50  # with fewer unlabelled images, there is no effect
 MIN_HELD_OUT = 20  # with fewer validation images, a fifth of the training images is held out to measure distances
 FEATURES_FILE = "unlabelled.safetensors"  # features, removed at the end of this step
 STEP_NAME = "images without labels"
 
 
 def learn_from_unlabelled(state: TuneState) -> None:
-    """Fit a head also to the images of `--unlabelled`, and keep it if its cross-validated score is better."""
+    """Fit a second head also to the images of `--unlabelled`; keep this head if its cross-validated score is better."""
     settings, start_time = state.setup.settings, time.monotonic()
     if settings.unlabelled is None or state.record.unlabelled is not None:
         return
@@ -66,8 +67,8 @@ def learn_from_unlabelled(state: TuneState) -> None:
     train = torch.from_numpy(state.setup.data.part("train"))[first.rows]
     labels = torch.from_numpy(state.setup.data.images.targets).long()[train]
     with threadpool_limits(1), state.console.progress("learning from images without labels"):
-        count, labelled = len(state.setup.card.classes), first.features[: first.images]
-        base, groups = make_base_fit(first.race, first.head, count), groups_of(state.setup.data, first.rows)
+        count, labelled = len(state.setup.card.classes), first.features[: first.n_images]
+        base, groups = make_base_fit(first.race, first.head, count), training_groups(state.setup.data, first.rows)
         race = race_unlabelled(labelled, labels, count, features, base, settings.seed, groups)
     details |= {"head": race.name, "brier_scores": dict(race.scores), "lead": race.lead, "error": race.error}
     score = 0.0
@@ -82,10 +83,10 @@ def learn_from_unlabelled(state: TuneState) -> None:
         return
     held_out = "validation images" if len(state.setup.data.part("val")) else "held-out training images"
     score_text = state.setup.data.primary_metric.format_score(score, held_out)
-    state.console.say(f"{text} are kept ({lead}): {score_text}, {percent(first.score)} without them")
+    state.console.say(f"{text} are kept ({lead}): {score_text}, {percent(first.score)} without these images")
     if n_reread := details["read_again"]:
-        seconds = duration(state.image_seconds * n_reread)
-        state.console.say(f"after tuning {n_reread} of them are read once more, which takes about {seconds}")
+        seconds = format_duration(state.image_seconds * n_reread)
+        state.console.say(f"after tuning, {n_reread} of these images are read again, which takes about {seconds}")
 
 
 def _save_step(state: TuneState, step: TuneStep) -> None:
@@ -98,14 +99,14 @@ def _select_images(state: TuneState, first: FittedHead) -> tuple[ImageSet, Tenso
     setup, console = state.setup, state.console
     max_images = MAX_IMAGES
     if state.record.budget:
-        share = max_time_share(len(setup.data.part("train")), not cannot_judge_tuning(setup))
-        seconds = min(share * state.record.budget, state.seconds_left())
+        fraction = max_time_fraction(len(setup.data.part("train")), not cannot_evaluate_tuning(setup))
+        seconds = min(fraction * state.record.budget, state.seconds_left())
         max_images = int(seconds * state.precision.speed / max(state.image_seconds, 1e-9))
     if max_images < MIN_IMAGES:
         raise UserError("there is no time left for the images without labels; give a longer --time")
     images = read_unlabelled(setup.settings, setup.data, max_images, console)
     seconds = state.image_seconds / state.precision.speed * len(images)
-    console.say(f"{counted(len(images), 'image')} without labels: their features take about {duration(seconds)}")
+    console.say(f"{counted(len(images), 'image')} without labels: their features take about {format_duration(seconds)}")
     features = _load_or_compute_features(state, first, images)
     if not len(images):
         return images, features
@@ -120,26 +121,26 @@ def _select_images(state: TuneState, first: FittedHead) -> tuple[ImageSet, Tenso
 
 def _count_reread(state: TuneState, images: int) -> int:
     """Return the number of unlabelled images whose features the tuned network computes, to refit heads."""
-    if state.setup.settings.epochs == 0 or cannot_judge_tuning(state.setup):
+    if state.setup.settings.epochs == 0 or cannot_evaluate_tuning(state.setup):
         return 0  # no network is tuned
     if not state.record.budget:
         return images
-    seconds = min(REREAD_SHARE * state.record.budget, state.seconds_left() / 2)
+    seconds = min(REREAD_FRACTION * state.record.budget, state.seconds_left() / 2)
     return min(images, max(0, int(seconds / max(state.image_seconds, 1e-9))))
 
 
-def max_time_share(labelled: int, is_tuned: bool) -> float:
-    """Return the maximum share of the time budget for the features of the unlabelled images.
+def max_time_fraction(labelled: int, is_tuned: bool) -> float:
+    """Return the maximum fraction of the time budget for the features of the unlabelled images.
 
     `labelled` is the number of training images; `is_tuned` says whether the network is tuned afterwards.
     """
     if not is_tuned:
-        return UNTUNED_SHARE
-    return FEW_LABELS_SHARE if labelled < FEW_LABELS else TUNED_SHARE
+        return UNTUNED_FRACTION
+    return FEW_LABELS_FRACTION if labelled < FEW_LABELS else TUNED_FRACTION
 
 
 def _load_or_compute_features(state: TuneState, first: FittedHead, images: ImageSet) -> Tensor:
-    """Return the (U, D) features of all unlabelled images, from the file of a stopped run if it had computed them."""
+    """Return the (U, D) features of all unlabelled images, read from a file if a stopped run had computed them."""
     setup, path = state.setup, state.run.path / FEATURES_FILE
     if path.is_file():
         cached = read_weights(path)["features"]
@@ -158,9 +159,9 @@ def _load_or_compute_features(state: TuneState, first: FittedHead, images: Image
 def _resembles_training(first: FittedHead, features: Tensor, width: int | None) -> Tensor:
     """Return (U,) booleans: whether an image is as close to the training images as held-out labelled images are.
 
-    `width` is the number of last features, on which the distances of the (U, D) features are measured.
+    Distances are measured on the first `width` columns of the (U, D) features, which are the last features.
     """
-    last, count = first.features[:, :width], first.images
+    last, count = first.features[:, :width], first.n_images
     train, held_out = last[:count], last[count:]
     if len(held_out) < MIN_HELD_OUT:
         fifth = torch.arange(count) % 5 == 0
@@ -176,7 +177,7 @@ def _save_first_model(
     setup, held_out = state.setup, race.held_out
     if race.weight is None or race.bias is None or held_out is None:
         raise ValueError("no head that uses unlabelled images is better")
-    accuracy = float(held_out.hits.double().mean())
+    accuracy = float(held_out.is_correct.double().mean())
     head = Head(race.weight, race.bias, first.head.strength, accuracy)
     save_trained(state.run, *with_head(setup.objective.deployable(), setup.card, head, first.staged))
     list_in_run(state.run, images)
@@ -184,5 +185,5 @@ def _save_first_model(
     if not len(val):
         store_held_out(state.run, held_out, first.rows)
         return accuracy, ()
-    features, labels = first.features[first.images :], torch.from_numpy(setup.data.images.labels).long()[val]
+    features, labels = first.features[first.n_images :], torch.from_numpy(setup.data.images.labels).long()[val]
     return score_head(head, features, labels), calibrated_losses(Predictions(val, head.scores(features), labels))

@@ -4,9 +4,9 @@ The first head is fitted to the labelled images; its sharpened probabilities are
 images. Gaussian classes with one covariance are fitted to all images, and give new probabilities for the next round.
 Unlabelled images help because their number gives a good estimate of the covariance.
 
-Heads are compared by their cross-validated Brier scores on labelled images: the best of them must lead the first head
-by more than half a standard error. Of the leading heads, the most accurate one replaces the first head. With very few
-labels, on which accuracies are too noisy, the Gaussian head replaces it.
+Heads are compared by their cross-validated Brier scores on labelled images: the best head must lead the first head by
+more than half a standard error. Of the leading heads, the most accurate head replaces the first head. With at most
+`FEW_PER_CLASS` labelled images per class, accuracies are too noisy, and a leading Gaussian head is chosen instead.
 """
 
 import math
@@ -35,15 +35,17 @@ from paucal.tasks.classification.auto_tune.probe import (
     stratified_sample,
 )
 
-ALONE, GAUSSIAN, BOTH = "labels alone", "Gaussian classes of all images", "mean of the two"
-MAX_WEIGHT = 3.0  # total weight of the unlabelled images, relative to the labelled ones
+LABELS_ALONE, GAUSSIAN_HEAD, MEAN_OF_HEADS = "labels alone", "Gaussian classes of all images", "mean of the two"
+MAX_WEIGHT = 3.0  # maximum total weight of the unlabelled images, relative to the labelled images
 SHARPENING_POWER, N_ROUNDS = 3.0, 3  # exponent of the probabilities, and number of Gaussian fits
 MAX_AXES = 512  # number of principal axes of the features that are used
 # Minimum lead in standard errors. In 112 draws of clothing and CIFAR-10, a minimum of 1 rejected ten gains of up to 5.7
-# points and one small loss; a minimum of 0 accepted a loss of 1.7 points; 0.5 accepted no loss above 0.2 (docs/lab).
+# points and one small loss; a minimum of 0 accepted a loss of 1.7 points; a minimum of 0.5 accepted no loss above 0.2
+# points (docs/lab/2026-11-26-unlabelled.md).
 MIN_LEAD = 0.5
 # Up to this mean number of labelled images per class, the Gaussian head is chosen whenever it leads. With 5 and 10
-# images this gained 0.2 to 1.0 points over a choice by accuracy; with 20 and 40 the worst draws lost 1.5 to 3.5 points.
+# images per class, this gained 0.2 to 1.0 points over a choice by accuracy; with 20 and 40 images per class, the worst
+# draws lost 1.5 to 3.5 points.
 FEW_PER_CLASS = 10
 
 # Fits a head to (N, D) raw features and (N,) labels; returns (K, D) weights and (K,) biases of calibrated logits.
@@ -79,7 +81,7 @@ class Pool:
 
 
 def make_pool(features: Tensor) -> Pool:
-    """Compute the principal axes of (U, D) features of unlabelled images, and the coordinates on them."""
+    """Compute the principal axes of (U, D) features of unlabelled images, and the coordinates on these axes."""
     mean, deviation = features.mean(0), features.std(0)
     deviation = torch.where(deviation > 1e-6, deviation, torch.ones_like(deviation))
     rows = (features - mean) / deviation
@@ -89,19 +91,19 @@ def make_pool(features: Tensor) -> Pool:
 
 @dataclass(frozen=True)
 class UnlabelledResult:
-    """Outcome of a comparison of heads that use unlabelled images with the head `ALONE`, which does not.
+    """Outcome of a comparison of heads that use unlabelled images with the head `LABELS_ALONE`, which uses none.
 
     Attributes:
         name: Name of the best head.
-        weight: (K, D) float32 weights of the best head's calibrated logits; None for `ALONE`.
-        bias: (K,) float32 biases; None for `ALONE`.
+        weight: (K, D) float32 weights of the best head's calibrated logits; None for `LABELS_ALONE`.
+        bias: (K,) float32 biases; None for `LABELS_ALONE`.
         scores: Cross-validated Brier score by name of the head; lower is better.
-        lead: Difference of the Brier scores of `ALONE` and of the best other head.
+        lead: Brier score of `LABELS_ALONE` minus the Brier score of the best other head.
         error: Standard error of the lead.
-        held_out: Cross-validated logits of the best head; None for `ALONE`.
+        held_out: Cross-validated logits of the best head; None for `LABELS_ALONE`.
     """
 
-    name: str = ALONE
+    name: str = LABELS_ALONE
     weight: Tensor | None = None
     bias: Tensor | None = None
     scores: Mapping[str, float] = field(default_factory=dict)
@@ -156,7 +158,7 @@ def race_unlabelled(
     is_evaluated, n_folds = can_score(truth, splits), len(splits[0])
     if not is_evaluated.any():
         return UnlabelledResult()
-    shape, names = (len(splits), len(truth), n_classes), (ALONE, GAUSSIAN, BOTH)
+    shape, names = (len(splits), len(truth), n_classes), (LABELS_ALONE, GAUSSIAN_HEAD, MEAN_OF_HEADS)
     logits = {name: torch.empty(shape, dtype=torch.float64) for name in names}
     for repeat, split in enumerate(splits):
         for fit_rows, held_out_rows in split:
@@ -169,23 +171,23 @@ def race_unlabelled(
     held_out = {name: HeldOut(rows, logits[name] / temperatures[name], truth, n_folds) for name in logits}
     scores = {name: brier_scores(head.logits, head.labels) for name, head in held_out.items()}
     means = {name: float(values.mean()) for name, values in scores.items()}
-    leads = scores[ALONE] - scores[min((GAUSSIAN, BOTH), key=lambda name: means[name])]
+    leads = scores[LABELS_ALONE] - scores[min((GAUSSIAN_HEAD, MEAN_OF_HEADS), key=lambda name: means[name])]
     lead, error = float(leads.mean()), float(leads.std()) / math.sqrt(len(leads))
     if not lead > MIN_LEAD * error:
         return UnlabelledResult(scores=means, lead=lead, error=error)
-    better = [name for name in (GAUSSIAN, BOTH) if means[name] < means[ALONE]]
-    best = max(better, key=lambda name: float(held_out[name].hits.double().mean()))
-    if GAUSSIAN in better and len(labels) <= FEW_PER_CLASS * n_classes:
-        best = GAUSSIAN
-    weight, bias = (part / temperatures[best] for part in fit_heads(features, labels, n_classes, pool, base)[best])
+    better = [name for name in (GAUSSIAN_HEAD, MEAN_OF_HEADS) if means[name] < means[LABELS_ALONE]]
+    best = max(better, key=lambda name: float(held_out[name].is_correct.double().mean()))
+    if GAUSSIAN_HEAD in better and len(labels) <= FEW_PER_CLASS * n_classes:
+        best = GAUSSIAN_HEAD
+    weight, bias = (array / temperatures[best] for array in fit_heads(features, labels, n_classes, pool, base)[best])
     return UnlabelledResult(best, weight.float(), bias.float(), means, lead, error, held_out[best])
 
 
 def brier_scores(logits: Tensor, labels: Tensor) -> Tensor:
     """Return (N,) Brier scores of (R, N, K) calibrated logits, averaged over R repeats.
 
-    The Brier score is the squared distance of the probabilities from the one-hot label, at most 2. The cross-entropy
-    has no bound: with few images, a single confident mistake could decide a comparison.
+    The Brier score is the squared distance of the probabilities from the one-hot label, and is at most 2. The
+    cross-entropy has no upper bound, so that a single confident mistake could decide a comparison on few images.
     """
     return (logits.softmax(2) - F.one_hot(labels, logits.shape[2])).square().sum(2).mean(0)
 
@@ -193,7 +195,7 @@ def brier_scores(logits: Tensor, labels: Tensor) -> Tensor:
 def fit_heads(
     features: Tensor, labels: Tensor, n_classes: int, pool: Pool, base: FitBase
 ) -> dict[str, tuple[Tensor, Tensor]]:
-    """Fit a head to the labelled images with `base`, a Gaussian head to all images, and take the mean of the two.
+    """Fit a head to the labelled images with `base`, and a Gaussian head to all images; also return their mean.
 
     Returns (K, D) weights and (K,) biases for raw features, by name of the head.
     """
@@ -212,7 +214,7 @@ def fit_heads(
         probabilities = (pool.rows @ weight.T + bias).softmax(1)
     gaussian = pool.unstandardise(weight, bias)
     mean = (labelled_head[0] + gaussian[0]) / 2, (labelled_head[1] + gaussian[1]) / 2
-    return {ALONE: labelled_head, GAUSSIAN: gaussian, BOTH: mean}
+    return {LABELS_ALONE: labelled_head, GAUSSIAN_HEAD: gaussian, MEAN_OF_HEADS: mean}
 
 
 def find_divisor(logits: Tensor, confidence: float) -> float:

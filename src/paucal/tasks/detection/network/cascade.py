@@ -1,12 +1,12 @@
-"""Cascade R-CNN's heads, which torchvision lacks: three heads in a row, with rising IoU thresholds.
+"""The heads of Cascade R-CNN, which torchvision does not have: three heads in sequence, with rising IoU thresholds.
 
 Cai and Vasconcelos, CVPR 2018, section 4; IoU thresholds, loss weights and weights of box targets as in the reference
 code. Each head refines the boxes for the next head, and no gradient flows between heads.
 
-With masks it is Cascade Mask R-CNN (Cai and Vasconcelos, TPAMI 2021, section 5), in the variant with mask layers in
-each of the three heads (figure 6d), as in the published detectors with Swin Transformers. The mask layers of a head
-learn from the regions that pass its IoU threshold, with the loss weight of the head. In inference, all three predict
-masks within the final boxes, and their probabilities are averaged.
+With masks, the detector is Cascade Mask R-CNN (Cai and Vasconcelos, TPAMI 2021, section 5), in the variant with mask
+layers in each of the three heads (figure 6d), as in the published detectors with Swin Transformers. The mask layers of
+a head are trained on the regions that reach the head's IoU threshold, with the head's loss weight. In inference, all
+three heads predict masks within the final boxes, and the mask probabilities are averaged.
 """
 
 from collections.abc import Callable, Mapping
@@ -22,21 +22,21 @@ from paucal.tasks.detection.network.region_heads import RegionHeads, Targets, me
 IOU_THRESHOLDS = (0.5, 0.6, 0.7)
 BOX_TARGET_WEIGHTS = ((10.0, 10.0, 5.0, 5.0), (20.0, 20.0, 10.0, 10.0), (30.0, 30.0, 15.0, 15.0))
 LOSS_WEIGHTS = (1.0, 0.5, 0.25)
-SAME_BOX_IOU = 1 - 1e-6  # from this IoU on, a region is taken for a true box
+SAME_BOX_IOU = 1 - 1e-6  # minimum IoU at which a region counts as identical to a true box
 
 
 class CascadeHeads(nn.Module):
     """Three heads that classify and refine regions one after the other.
 
     In training, each head learns from the regions that the previous head has refined, and from the true boxes. In
-    inference, the class scores are averaged over the three heads, and the boxes are those of the last head. If heads
-    correct a box once per class, the next head gets the box of the object's class in training, and of the likeliest
-    class for background regions and in inference.
+    inference, the class scores are averaged over the three heads, and the boxes are those of the last head. If a head
+    predicts one box per class, the next head gets the box of the true class in training; for background regions and in
+    inference, it gets the box of the most probable class.
 
     Args:
-        make_head: Function that builds a head from its IoU threshold and the weights of its box targets.
+        make_head: Function that builds a head, given its IoU threshold and the weights of its box targets.
         classes: Number of classes without the background.
-        average: Whether probabilities or logits are averaged over the heads.
+        average: "probabilities" or "logits", which are averaged over the heads.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class CascadeHeads(nn.Module):
         return [stage for stage in self.stages if isinstance(stage, RegionHeads)]
 
     def loss_weights(self) -> dict[str, float]:
-        """Return loss weights by name of the loss, which ends with the number of the head, such as "box_2"."""
+        """Return loss weights by the name of the loss, such as "box_2" for the box loss of the second head."""
         names = ("class", "box", "mask") if self.heads[0].has_mask() else ("class", "box")
         return {
             f"{name}_{number}": weight * (head.box_weight if name == "box" else 1.0)
@@ -70,7 +70,7 @@ class CascadeHeads(nn.Module):
         sizes: list[tuple[int, int]],
         targets: Targets | None = None,
     ) -> tuple[Targets, dict[str, Tensor]]:
-        """Return (detections, {}) or, given targets, ([], losses); arguments as in torchvision's `RoIHeads`."""
+        """Return (detections, {}) or, if targets are given, ([], losses); the arguments are those of `RoIHeads`."""
         if targets is not None:
             return [], self._losses(features, proposals, sizes, targets)
         logits, deltas = self.heads[0].predict(features, proposals, sizes)
@@ -80,7 +80,7 @@ class CascadeHeads(nn.Module):
             logits, deltas = head.predict(features, proposals, sizes)
             all_logits.append(logits)
         last = self.heads[-1]
-        # torchvision expects corrections per class.
+        # torchvision expects one box correction per class.
         class_deltas = deltas if deltas.shape[1] > 4 else deltas.repeat(1, self.classes + 1)
         boxes, scores, labels = last.postprocess_detections(
             self.mean_logits(all_logits), class_deltas, proposals, sizes
@@ -91,7 +91,7 @@ class CascadeHeads(nn.Module):
         return [dict(zip(fields, image_fields, strict=True)) for image_fields in zip(*fields.values(), strict=True)], {}
 
     def mean_logits(self, logits: list[Tensor]) -> Tensor:
-        """Return the heads' (N, K + 1) mean logits or, if probabilities are averaged, the logarithms of their mean."""
+        """Return the (N, K + 1) mean of the heads' logits or, with "probabilities", the log of their mean softmax."""
         if self.average == "logits":
             return torch.stack(logits).mean(0)
         return torch.stack([head_logits.softmax(-1) for head_logits in logits]).mean(0).clamp_min(1e-12).log()
@@ -118,7 +118,7 @@ def likeliest_class(logits: Tensor) -> Tensor:
 
 
 def _are_proposals(regions: Tensor, objects: Tensor) -> Tensor:
-    """Return (N,) bool: False for regions that are true boxes, which the next head adds itself."""
+    """Return (N,) bool, False for regions that are true boxes, since the next head adds the true boxes itself."""
     if not len(objects):
         return torch.ones(len(regions), dtype=torch.bool, device=regions.device)
     return box_iou(regions, objects).amax(1) < SAME_BOX_IOU

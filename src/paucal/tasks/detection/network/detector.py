@@ -1,7 +1,8 @@
-"""Faster R-CNN on any backbone: torchvision's heads on a feature pyramid of the backbone's maps.
+"""Faster R-CNN with any backbone: torchvision's heads on a feature pyramid over the backbone's feature maps.
 
-Ren et al., NeurIPS 2015; the pyramid of Lin et al., CVPR 2017, with group norms (Wu and He, ECCV 2018), which allow
-training from scratch on few images in small batches. A detector with masks is Mask R-CNN (He et al., ICCV 2017).
+Ren et al., NeurIPS 2015, with the feature pyramid of Lin et al., CVPR 2017. Group norms (Wu and He, ECCV 2018) in the
+pyramid allow training from scratch on few images in small batches. A detector with masks is Mask R-CNN (He et al., ICCV
+2017).
 """
 
 from collections import OrderedDict
@@ -22,8 +23,8 @@ from paucal.tasks.detection.network.cascade import CascadeHeads
 from paucal.tasks.detection.network.options import HEADS, DetectorOptions
 from paucal.tasks.detection.network.proposals import ProposalNetwork
 from paucal.tasks.detection.network.region_heads import (
-    BOX_CELLS,
-    MASK_CELLS,
+    BOX_POOL_SIZE,
+    MASK_POOL_SIZE,
     RegionHeads,
     SharedPredictor,
     make_pooling,
@@ -32,9 +33,10 @@ from paucal.tasks.detection.network.region_heads import (
 from paucal.types import UserError
 
 MAX_NORM_GROUPS = 32
-HIT_IOU, POSITIVE_SHARE, NMS_IOU = 0.5, 0.25, 0.5
-CASCADE_BETA = 1.0  # beta of smooth L1, as in the paper of Cascade R-CNN
-# Names of losses in torchvision: names in the metrics of a run.
+# Minimum IoU of a region with its object, maximum fraction of sampled regions with an object, IoU threshold of NMS
+POSITIVE_IOU, POSITIVE_FRACTION, NMS_IOU = 0.5, 0.25, 0.5
+CASCADE_BETA = 1.0  # beta of smooth L1, as in the Cascade R-CNN paper
+# torchvision's names of losses, and the names in the metrics of a run
 LOSS_NAMES = {"loss_objectness": "object", "loss_rpn_box_reg": "proposal"}
 
 
@@ -66,12 +68,13 @@ class Detector(nn.Module):
         """Return the objects of each image, in descending order of the score.
 
         Args:
-            images: (B, 3, H, W), normalised; smaller images padded on the right and bottom.
+            images: (B, 3, H, W), normalised; smaller images are padded on the right and bottom.
             sizes: (height, width) of each image within its padding, in pixels.
 
         Returns:
-            Per image "boxes" (N, 4), corners in pixels, "scores" (N,) and "labels" (N,) int64, from 0; with masks also
-            "masks" (N, 1, 28, 28), the probability for each cell of the box that it belongs to the object.
+            Dictionary per image with "boxes" (N, 4), corners in pixels; "scores" (N,); "labels" (N,) int64, from 0;
+            and, if the detector predicts masks, "masks" (N, 1, 28, 28), the probability that a position in the box
+            belongs to the object.
         """
         detections, _ = self._run(images, sizes, None)
         # In torchvision, class 0 is the background.
@@ -93,8 +96,8 @@ class Detector(nn.Module):
             sizes: (height, width) of each image, as in `forward`.
             boxes: (N, 4) corners per image; (0, 4) for an image without objects.
             labels: (N,) int64 from 0, per image.
-            masks: (N, H, W) uint8 of 0 and 1, per image; for a detector that predicts masks.
-            maps: Feature maps of these images, if the backbone has computed them already.
+            masks: (N, H, W) uint8 of 0 and 1, per image; only used by a detector that predicts masks.
+            maps: Feature maps of the images, one per level; None to compute the maps with the backbone.
         """
         targets = [{"boxes": corners, "labels": label + 1} for corners, label in zip(boxes, labels, strict=True)]
         if self.options.masks and masks is not None:
@@ -102,7 +105,7 @@ class Detector(nn.Module):
         return self._run(images, sizes, targets, maps)[1]
 
     def loss_weights(self) -> dict[str, float]:
-        """Return loss weights by name of the loss; losses without an entry have weight 1."""
+        """Return loss weights by the name of the loss; losses without an entry have weight 1."""
         heads = self.heads
         return heads.loss_weights() if isinstance(heads, CascadeHeads) else {"box": heads.box_weight}
 
@@ -115,7 +118,7 @@ class Detector(nn.Module):
     ) -> tuple[list[dict[str, Tensor]], dict[str, Tensor]]:
         maps = self.stages(images) if cached_maps is None else cached_maps
         features = self.pyramid(OrderedDict((str(level), grid) for level, grid in enumerate(maps)))
-        # torchvision derives strides from the sizes of the maps and the image, which must include the padding.
+        # torchvision derives strides from the sizes of the maps and of the image, so both must include the padding.
         height, width = maps[0].shape[-2] * self.stages.strides[0], maps[0].shape[-1] * self.stages.strides[0]
         padded = ImageList(images.new_empty((len(images), 1, height, width)), list(sizes))
         regions, proposal_losses = self.proposals(padded, features, targets)
@@ -124,14 +127,14 @@ class Detector(nn.Module):
         return detections, {LOSS_NAMES.get(str(name), str(name)): value for name, value in losses.items()}
 
 
-MOBILENET_STRIDE, MOBILENET_CHANNELS = 32, (160, 960)
+MOBILENET_STRIDE, MOBILENET_CHANNELS = 32, (160, 960)  # stride in pixels; channels of the two feature maps
 MOBILENET_STAGES = 7
 
 
 class LastBlocks(StageMaps):
-    """The maps of torchvision's MobileNet detectors: outputs of two late blocks, both with a stride of 32 pixels.
+    """The feature maps of torchvision's MobileNet detectors: outputs of two late blocks, both with stride 32.
 
-    In timm's MobileNetV3-Large they are the first block with 160 channels, and the last block, with 960 channels.
+    In timm's MobileNetV3-Large, these are the first block with 160 channels and the last block, which has 960 channels.
     """
 
     def __init__(self, backbone: FeatureBackbone) -> None:
@@ -143,8 +146,8 @@ class LastBlocks(StageMaps):
             or getattr(blocks[-1][-1], "conv", nn.Identity()).out_channels != MOBILENET_CHANNELS[1]
         ):
             raise UserError(
-                "--maps last-blocks is only for mobilenetv3_large_100: give --model mobilenetv3_large_100, or leave "
-                "--maps out."
+                "--maps last-blocks is only for mobilenetv3_large_100: give --model mobilenetv3_large_100, or remove "
+                "--maps."
             )
         backbone.model.conv_head = nn.Identity()  # unused, and missing in the published detectors
         self.strides, self.channels = (MOBILENET_STRIDE, MOBILENET_STRIDE), MOBILENET_CHANNELS
@@ -164,14 +167,14 @@ class LastBlocks(StageMaps):
         return [grid, final(last[1:](grid))]
 
     def maps_of(self, grids: Sequence[Tensor], size: tuple[int, int]) -> list[Tensor]:
-        """Return the grids unchanged, since they are the maps."""
+        """Return the block outputs unchanged, since these already are the feature maps."""
         return list(grids)
 
 
 def build_detector(
     spec: BackboneSpec, classes: int, options: DetectorOptions, drop_path_rate: float | None = None
 ) -> Detector:
-    """Build a detector on a backbone, with weights from the global random generator."""
+    """Build a detector with random weights from torch's global generator."""
     spec = replace(spec, pretrained=False)
     if options.maps == "last-blocks":
         return Detector(LastBlocks(spec.build(drop_path_rate=drop_path_rate)), classes, options)
@@ -184,9 +187,9 @@ def build_detector(
 
 
 def _build_heads(stages: StageMaps, classes: int, options: DetectorOptions) -> CascadeHeads | RegionHeads:
-    """Return one head, or the three heads of a cascade, which share the pooling because it has no weights."""
+    """Return one head, or the three heads of a cascade; these share the pooling modules, which have no weights."""
     aligned = options.pooling == "aligned"
-    pool, mask_pool = (make_pooling(stages.strides, cells, aligned) for cells in (BOX_CELLS, MASK_CELLS))
+    pool, mask_pool = (make_pooling(stages.strides, size, aligned) for size in (BOX_POOL_SIZE, MASK_POOL_SIZE))
     shared = options.cascade and options.cascade_boxes == "shared"
     beta = {"beta": CASCADE_BETA} if options.cascade else {}
 
@@ -194,20 +197,20 @@ def _build_heads(stages: StageMaps, classes: int, options: DetectorOptions) -> C
         head, predictor = mask_layers(options.channels, classes, options.mask_norm)
         return {"mask_roi_pool": mask_pool, "mask_head": head, "mask_predictor": predictor}
 
-    def make_head(hit: float, weights: tuple[float, ...] | None) -> RegionHeads:
+    def make_head(min_iou: float, weights: tuple[float, ...] | None) -> RegionHeads:
         dim = options.head_dim
         return RegionHeads(
             pool,
-            HEADS[options.head].build(options.channels, BOX_CELLS, dim),
+            HEADS[options.head].build(options.channels, BOX_POOL_SIZE, dim),
             SharedPredictor(dim, classes) if shared else FastRCNNPredictor(dim, classes + 1),
             batch_size_per_image=options.regions,
-            positive_fraction=POSITIVE_SHARE,
+            positive_fraction=POSITIVE_FRACTION,
             bbox_reg_weights=weights,
             score_thresh=options.least_score,
             nms_thresh=NMS_IOU,
             detections_per_img=options.most,
             **(make_mask_branch() if options.masks else {}),
-            hit=hit,
+            hit=min_iou,
             box_loss=options.box_loss,
             matching=options.matching,
             **beta,
@@ -215,4 +218,4 @@ def _build_heads(stages: StageMaps, classes: int, options: DetectorOptions) -> C
 
     if options.cascade:
         return CascadeHeads(make_head, classes, options.cascade_average)
-    return make_head(HIT_IOU, None)
+    return make_head(POSITIVE_IOU, None)

@@ -1,8 +1,8 @@
-"""A detector for export: it takes one image of any size and returns a table with a fixed number of objects.
+"""A detector for export, which takes one image of any size and returns a table with a fixed number of objects.
 
 The steps are those of torchvision's detectors for a single image, in a form that torch.export can trace: wherever the
 number of boxes depends on the image, a fixed number is kept, and unused rows have a score of 0. A region is pooled from
-the maps of all levels, and the result of the level that suits its size is selected.
+the maps of all levels, and the result from the level for regions of this size is selected.
 """
 
 import copy
@@ -22,11 +22,11 @@ from paucal.backbones.stage_maps import StageMaps
 from paucal.tasks.detection.network.cascade import CascadeHeads, likeliest_class
 from paucal.tasks.detection.network.detector import Detector
 from paucal.tasks.detection.network.region_heads import (
-    BOX_CELLS,
-    MASK_CELLS,
-    POINTS,
-    USUAL_LEVEL,
-    USUAL_SIDE,
+    BOX_POOL_SIZE,
+    CANONICAL_LEVEL,
+    CANONICAL_SIDE,
+    MASK_POOL_SIZE,
+    SAMPLING_POINTS,
     mean_masks,
 )
 
@@ -34,11 +34,11 @@ MIN_PROPOSAL_SIDE, MIN_BOX_SIDE = 1e-3, 1e-2  # pixels, as in torchvision
 
 
 class EveryLevelPooling(nn.Module):
-    """Pools each region from the maps of all levels, and selects the result of the level that suits its size.
+    """Pools each region from the maps of all levels, and selects the result from the level for regions of this size.
 
     Args:
-        strides: Stride of each map in pixels; growing powers of two.
-        cells: Cells per side of a pooled region.
+        strides: Stride of each map in pixels; increasing powers of two.
+        cells: Number of bins per side of a pooled region.
         aligned: Whether to pool as `AlignedPooling` does, instead of torchvision's `MultiScaleRoIAlign`.
     """
 
@@ -46,15 +46,15 @@ class EveryLevelPooling(nn.Module):
         super().__init__()
         self.strides, self.cells, self.aligned = strides, cells, aligned
         first, last = (stride.bit_length() - 1 for stride in (strides[0], strides[-1]))
-        self._level_of = LevelMapper(first, last, USUAL_SIDE, USUAL_LEVEL)
+        self._level_of = LevelMapper(first, last, CANONICAL_SIDE, CANONICAL_LEVEL)
 
     def forward(self, features: Mapping[str, Tensor], boxes: list[Tensor], sizes: Sequence[Size]) -> Tensor:
-        """Return the (N, channels, cells, cells) pooled regions of one image; arguments as in `AlignedPooling`."""
+        """Return (N, channels, cells, cells) pooled regions of one image, given the arguments of `AlignedPooling`."""
         (corners,) = boxes
-        # roi_align expects the index of the image, here 0, before the corners.
+        # roi_align expects the index of the image, here 0, in the column before the corners.
         indexed_corners = torch.cat([corners.new_zeros(len(corners), 1), corners], 1)
         levels = self._level_of(boxes)[:, None, None, None]
-        points = -1 if self.aligned else POINTS
+        points = -1 if self.aligned else SAMPLING_POINTS
         pooled_by_level = [
             roi_align(features[str(level)], indexed_corners, self.cells, 1 / stride, points, self.aligned)
             for level, stride in enumerate(self.strides)
@@ -70,9 +70,9 @@ class OneImageDetector(nn.Module):
 
     Shape:
         - images: (1, 3, H, W), normalised
-        - output: (N, 6), or (N, 6 + 784) with masks, where N is the option `most`. The columns are left, top, right and
-          bottom in pixels, score, class from 0, and the flattened 28x28 mask of probabilities within the box. Rows are
-          in descending order of the score; unused rows have a score of 0.
+        - output: (N, 6), or (N, 6 + 784) if the detector predicts masks, where N is the option `most`. The columns are
+          left, top, right and bottom in pixels, score, class from 0, and the flattened 28 x 28 mask of probabilities
+          within the box. Rows are in descending order of the score; unused rows have a score of 0.
 
     Example:
         >>> from paucal.backbones import BackboneSpec
@@ -92,9 +92,9 @@ class OneImageDetector(nn.Module):
         self.cascade = heads.heads if isinstance(heads, CascadeHeads) else [heads]
         aligned = detector.options.pooling == "aligned"
         for head in self.cascade:
-            head.box_roi_pool = EveryLevelPooling(strides, BOX_CELLS, aligned)
+            head.box_roi_pool = EveryLevelPooling(strides, BOX_POOL_SIZE, aligned)
             if head.has_mask():
-                head.mask_roi_pool = EveryLevelPooling(strides, MASK_CELLS, aligned)
+                head.mask_roi_pool = EveryLevelPooling(strides, MASK_POOL_SIZE, aligned)
 
     def forward(self, images: Tensor) -> Tensor:
         """Return the table of the objects in one image."""
@@ -118,7 +118,7 @@ class OneImageDetector(nn.Module):
         return torch.cat([table, masks[0].flatten(1)], 1)
 
     def _propose(self, features: list[Tensor], size: Size) -> Tensor:
-        """Return the (N, 4) corners of the proposals; N does not depend on the image, and unused rows are zero."""
+        """Return the (N, 4) corners of the proposals, where N does not depend on the image; unused rows are zero."""
         network, stride = self.detector.proposals, self.detector.stages.strides[0]
         n_candidates, n_kept = network.pre_nms_top_n(), network.post_nms_top_n()
         padded_size = (features[0].shape[-2] * stride, features[0].shape[-1] * stride)
@@ -126,7 +126,7 @@ class OneImageDetector(nn.Module):
         for level, (objectness, corrections) in enumerate(zip(*network.head(features), strict=True)):
             logits, deltas = concat_box_prediction_layers([objectness], [corrections])
             decoded = network.box_coder.decode_single(deltas, self._make_anchors(level, objectness, padded_size))
-            # Empty regions are added, since the map may have fewer anchors than candidates are needed.
+            # Empty regions are added, since the map may have fewer than `n_candidates` anchors.
             logits = torch.cat([logits[:, 0], logits.new_full((n_candidates,), -torch.inf)])
             decoded = torch.cat([decoded, decoded.new_zeros(n_candidates, 4)])
             best = logits.topk(n_candidates).indices
@@ -139,24 +139,24 @@ class OneImageDetector(nn.Module):
         return corners[best] * is_kept[:, None]
 
     def _make_anchors(self, level: int, grid: Tensor, padded_size: Size) -> Tensor:
-        """Return the (rows * columns * anchors per cell, 4) anchors of a map, in torchvision's order.
+        """Return the (rows * columns * anchors per position, 4) anchors of a map, in torchvision's order.
 
         Args:
-            level: Number of the map.
-            grid: Tensor with the rows and columns of the map.
+            level: Index of the map.
+            grid: Tensor whose last two dimensions are the rows and columns of the map.
             padded_size: (height, width) of the padded image in pixels.
         """
         rows, columns = grid.shape[-2], grid.shape[-1]
         generator = self.detector.proposals.anchor_generator
         shapes = generator.generate_anchors([*generator.sizes[level]], [*generator.aspect_ratios[level]])
-        # A cumulative sum replaces torch.arange, whose length torch.export must know.
+        # A cumulative sum replaces torch.arange, because torch.export must know the length of torch.arange.
         y = (torch.ones_like(grid[0, 0, :, 0]).cumsum(0) - 1) * (padded_size[0] // rows)
         x = (torch.ones_like(grid[0, 0, 0]).cumsum(0) - 1) * (padded_size[1] // columns)
         corners = torch.stack([*torch.meshgrid(x, y, indexing="xy")], -1).view(-1, 1, 2)
         return (corners.repeat(1, 1, 2) + shapes).view(-1, 4)
 
     def _make_table(self, scores: Tensor, deltas: Tensor, regions: Tensor, size: Size) -> tuple[Tensor, Tensor]:
-        """Return the table of objects without masks, and the int64 class of each row.
+        """Return the (M, 6) table of objects without masks, and the (M,) int64 class of each row.
 
         Args:
             scores: (N, K) class probabilities of the regions.
@@ -176,9 +176,9 @@ class OneImageDetector(nn.Module):
 
 
 def _fix_padding(stages: StageMaps) -> None:
-    """Replace TensorFlow's "same" padding, which depends on the image size, by constant padding.
+    """Replace TensorFlow's "same" padding, which depends on the image size, with constant padding.
 
-    Both are equal for sides that are multiples of the stride, and `StageMaps` pads all images to such sides.
+    The two are equal if sides are multiples of the stride, and `StageMaps` pads all images to such sides.
     """
     for name, layer in [*stages.named_modules()]:
         if isinstance(layer, Conv2dSame) and isinstance(layer, nn.Conv2d):
@@ -206,14 +206,14 @@ def _constant_padding(
 ) -> tuple[int, int, int, int]:
     """Return the "same" padding on the left, right, top and bottom of maps whose sides are multiples of the stride."""
     axes = zip(kernel, stride, dilation, strict=True)
-    rows, columns = (max((cells - 1) * gap + 1 - step, 0) for cells, step, gap in axes)
+    rows, columns = (max((kernel_size - 1) * gap + 1 - step, 0) for kernel_size, step, gap in axes)
     return columns // 2, columns - columns // 2, rows // 2, rows - rows // 2
 
 
 def _suppress(
     boxes: Tensor, scores: Tensor, groups: Tensor, usable: Tensor, max_overlap: float, count: int
 ) -> tuple[Tensor, Tensor]:
-    """Non-maximum suppression within groups, with a fixed number of results.
+    """Apply non-maximum suppression within groups, and return a fixed number of results.
 
     Args:
         boxes: (N, 4) corners in pixels.
@@ -224,13 +224,13 @@ def _suppress(
         count: Number of results, at most N.
 
     Returns:
-        (count,) positions of boxes in descending order of the score, and (count,) bool: whether each box was kept. If
-        fewer boxes were kept, the last positions are arbitrary.
+        (count,) positions of boxes in descending order of the score, and (count,) bool, whether each box was kept. If
+        fewer than `count` boxes were kept, the last positions are arbitrary.
     """
     candidates = usable.nonzero()[:, 0]
-    # Boxes are shifted by group, so that boxes of different groups do not overlap.
+    # Each group is shifted by another distance, so that boxes of different groups do not overlap.
     separated = boxes + (groups * (boxes.max() + 1))[:, None].to(boxes.dtype)
-    # torch.export assumes that torchvision's nms keeps two boxes or more: two boxes outside the image ensure this.
+    # torch.export assumes that torchvision's nms keeps two boxes or more, so two boxes outside the image are added.
     far_boxes = boxes.new_tensor([[-2, -2, -1, -1], [-4, -4, -3, -3]])
     corners = torch.cat([separated[candidates], far_boxes])
     candidate_scores = torch.cat([scores[candidates], scores.new_zeros(2)])

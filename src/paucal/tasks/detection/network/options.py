@@ -1,6 +1,6 @@
 """Options of a detector, and the kinds of region heads.
 
-The module does not import torch, since help texts of the command line list its choices.
+This module does not import torch, since the help of the command line lists its choices and must be fast.
 """
 
 from collections.abc import Callable, Mapping
@@ -22,9 +22,9 @@ Maps = Literal["strides", "last-blocks"]
 AnchorSides = Literal["one", "five"]
 CascadeBoxes = Literal["shared", "per-class"]
 CascadeAverage = Literal["probabilities", "logits"]
-HEAD_CONVOLUTIONS = 4
-MAX_OPTION, MAX_PROPOSAL_LAYERS = 100_000, 8
-# Options that every stored detector has. Options of later versions take their default if they are missing.
+HEAD_CONVOLUTIONS = 4  # number of convolutions in the head "4conv1fc"
+MAX_OPTION, MAX_PROPOSAL_LAYERS = 100_000, 8  # maximum of the other numeric options; of `proposal_layers`
+# Options that every stored detector has. Options added by later versions take their default if they are missing.
 FIRST_OPTIONS = frozenset(
     ("channels", "head_dim", "finest", "anchor", "regions", "proposals", "cascade", "least_score", "most", "masks")
 )
@@ -32,12 +32,12 @@ FIRST_OPTIONS = frozenset(
 
 @dataclass(frozen=True)
 class RegionHead:
-    """A kind of region head: the layers that compute features of a region from its pooled cells.
+    """A kind of region head: the layers that compute a feature vector from a pooled region.
 
     Attributes:
         words: Description for help texts.
-        build: Function that builds the layers, given the channels of a region, its side in cells, and the number of
-            features. It imports torch itself.
+        build: Function that imports torch and builds the layers, given the number of channels of a pooled region, the
+            number of bins per side of a pooled region, and the number of features.
     """
 
     words: str
@@ -68,35 +68,37 @@ class DetectorOptions:
     """The structure of a detector, its losses, and the limits on its predictions.
 
     Attributes:
-        channels: Channels of the pyramid.
-        head_dim: Features of a region in a head.
-        finest: Smallest stride of a map in pixels.
-        anchor: Side of the anchors, as a multiple of the stride of their map.
-        regions: Regions per image that the heads learn from.
+        channels: Number of channels of the feature pyramid.
+        head_dim: Number of features per region in a head.
+        finest: Smallest stride of a feature map, in pixels.
+        anchor: Side of an anchor, as a multiple of the stride of its feature map.
+        regions: Number of sampled regions per image that train the heads.
         proposals: Maximum number of proposals per image; in inference also at most half of `candidates`.
-        cascade: Whether three heads follow each other (Cascade R-CNN).
+        cascade: Whether the detector has three heads in sequence (Cascade R-CNN).
         least_score: Score that a prediction must exceed.
         most: Maximum number of predicted objects per image.
         masks: Whether the detector also predicts a mask of each object (Mask R-CNN).
-        head: Layers of a head, by their name in `HEADS`.
-        cascade_boxes: Whether a head of the cascade predicts one box correction, or one for each class.
-        cascade_average: Quantity that the cascade averages over its heads: probabilities, or logits.
-        box_loss: Loss of the heads' boxes: smooth L1, L1, or GIoU of the corrected boxes with weight 10.
-        proposal_loss: Loss of the proposals' boxes.
-        candidates: Regions per map with the highest scores, among which non-maximum suppression chooses the proposals;
-            half as many in inference. 0 for as many as `proposals`.
-        matching: Boxes that are assigned to an object in addition to those with enough IoU. "torchvision": the anchor
-            with the largest IoU, but assigned to the object that this anchor overlaps most. "anchors": the anchor with
-            the largest IoU, if that is at least 0.3. "regions": also the proposal with the largest IoU, if that reaches
-            the threshold of the head.
-        pooling: How a region is pooled from a map. "sampled": at 2x2 points per cell. "aligned": without a shift of
-            half a cell, at more points for larger regions.
-        pyramid_norm: Normalisation in the pyramid.
-        proposal_layers: Convolutions of the proposal network.
+        head: Layers of a head, a key of `HEADS`.
+        cascade_boxes: "shared" if each head of the cascade predicts one box correction, "per-class" if each head
+            predicts a box correction for each class.
+        cascade_average: Quantity that the cascade averages over its heads: "probabilities" or "logits".
+        box_loss: Box loss of the heads: smooth L1, L1, or the GIoU loss of the corrected boxes with weight 10.
+        proposal_loss: Box loss of the proposal network.
+        candidates: Number of highest-scoring regions per feature map from which non-maximum suppression chooses the
+            proposals; half as many in inference. 0 means as many as `proposals`.
+        matching: Boxes that are assigned to an object in addition to the boxes with enough IoU. "torchvision": the
+            anchor with the largest IoU, but assigned to the object that this anchor overlaps most. "anchors": the
+            anchor with the largest IoU, if that IoU is at least 0.3. "regions": also the proposal with the largest IoU,
+            if that IoU reaches the threshold of the head.
+        pooling: How a region is pooled from a feature map. "sampled": at 2 x 2 points per bin. "aligned": without a
+            shift of half a pixel of the map, at more points for larger regions.
+        pyramid_norm: Normalisation in the feature pyramid.
+        proposal_layers: Number of convolutions of the proposal network.
         mask_norm: Normalisation in the mask head.
-        maps: Maps of the backbone: one of each stride, or the two of torchvision's MobileNet detectors.
-        anchor_sides: Sides of the anchors of a cell: one, which is `anchor` times the stride, or five, from 32 to 512
-            pixels on every map.
+        maps: Feature maps of the backbone: "strides" for one per stride, "last-blocks" for the two maps of
+            torchvision's MobileNet detectors.
+        anchor_sides: Sides of the anchors at each position: "one" for `anchor` times the stride, "five" for sides from
+            32 to 512 pixels on every feature map.
     """
 
     channels: int = 256
@@ -129,12 +131,12 @@ class DetectorOptions:
 
     @classmethod
     def from_dict(cls, stored: Any) -> Self:
-        """Read the result of `to_dict` of this version or an older one, from an untrusted file.
+        """Read the result of `to_dict`, of this or an older version, from an untrusted file.
 
-        Options that the older version did not have take their defaults, which are what its detectors were trained with.
+        Options that the older version did not have take their defaults, with which its detectors were trained.
         """
         if not isinstance(stored, dict):
-            raise UserError("model.json has no options of its detector: restore it or train again.")
+            raise UserError("model.json has no options of its detector: restore the file or train again.")
         defaults = {item.name: item.default for item in fields(cls)}
         if unknown := [name for name in stored if name not in defaults]:
             raise UserError(
@@ -142,12 +144,16 @@ class DetectorOptions:
                 "not have: update paucal, or restore the file."
             )
         if missing := sorted(FIRST_OPTIONS - set(stored)):
-            raise UserError(f"model.json lacks the option {missing[0]!r} of its detector: restore it or train again.")
+            raise UserError(
+                f"model.json lacks the option {missing[0]!r} of its detector: restore the file or train again."
+            )
         hints = get_type_hints(cls)
         for name, value in stored.items():
             choices = HEADS if name == "head" else get_args(hints[name])
             has_type = type(value) is type(defaults[name])
             maximum = MAX_PROPOSAL_LAYERS if name == "proposal_layers" else MAX_OPTION
             if not has_type or not (value in choices if choices else 0 <= value <= maximum):
-                raise UserError(f"model.json gives a detector {name} {value!r}: restore it or train again.")
+                raise UserError(
+                    f"model.json has the invalid detector option {name} = {value!r}: restore the file or train again."
+                )
         return cls(**stored)

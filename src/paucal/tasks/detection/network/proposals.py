@@ -1,4 +1,4 @@
-"""torchvision's proposal network, with a choice of the box loss and of how anchors are assigned to objects."""
+"""torchvision's proposal network, with a choice of the box loss and of the rule that assigns anchors to objects."""
 
 import torch
 from torch import Tensor
@@ -12,21 +12,23 @@ from paucal.tasks.detection.network.options import DetectorOptions
 
 ASPECT_RATIOS = (0.5, 1.0, 2.0)
 FIVE_SIDES = (32, 64, 128, 256, 512)  # sides of anchors in pixels
-HIT_IOU, MISS_IOU, SAMPLED_ANCHORS, POSITIVE_SHARE, NMS_IOU = 0.7, 0.3, 256, 0.5, 0.7
+# Minimum IoU of an anchor with its object, IoU below which an anchor is background, sampled anchors per image, maximum
+# fraction of sampled anchors with an object, IoU threshold of NMS
+POSITIVE_IOU, NEGATIVE_IOU, SAMPLED_ANCHORS, POSITIVE_FRACTION, NMS_IOU = 0.7, 0.3, 256, 0.5, 0.7
 BETAS = {"smooth-l1": 1 / 9, "l1": 0.0}  # difference of corrections at which smooth L1 becomes linear
 
 
 class ObjectMatcher(Matcher):
-    """torchvision's matcher, which in addition assigns to each object its best regions, which overlap it most.
+    """torchvision's matcher, which also assigns to each object the regions that have the largest IoU with that object.
 
     torchvision's "low-quality matches" assign such a region to the object that the region overlaps most, which may be
-    another object. This matcher assigns it to the object whose best region it is (the last object, if it is the best of
-    several), as in the published code.
+    another object. This matcher assigns the region to the object for which the region is best (to the last of these
+    objects, if there are several), as in the published code.
 
     Args:
-        hit: Smallest IoU at which a region is assigned to an object.
+        hit: Minimum IoU at which a region is assigned to an object.
         miss: IoU below which a region is background.
-        least: Smallest IoU at which the best regions of an object are assigned to it.
+        least: Minimum IoU at which the best regions of an object are assigned to that object.
         with_objects: Whether the last regions are the objects' true boxes, which are not assigned to other objects.
     """
 
@@ -35,7 +37,7 @@ class ObjectMatcher(Matcher):
         self.least, self.with_objects = least, with_objects
 
     def __call__(self, match_quality_matrix: Tensor) -> Tensor:
-        """Return the (N,) int64 index of each region's object, negative for none, from an (objects, N) IoU matrix."""
+        """Return the (N,) int64 object index of each region from an (objects, N) IoU matrix; background is negative."""
         matches = super().__call__(match_quality_matrix)
         n_proposals = match_quality_matrix.shape[1] - (len(match_quality_matrix) if self.with_objects else 0)
         overlaps = match_quality_matrix[:, :n_proposals]
@@ -48,10 +50,10 @@ class ObjectMatcher(Matcher):
 
 
 class ProposalHead(RPNHead):
-    """torchvision's proposal layers with float32 outputs, since boxes in half precision are off by pixels."""
+    """torchvision's proposal layers with float32 outputs, since boxes in half precision are wrong by whole pixels."""
 
     def forward(self, x: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
-        """Return the objectness logits and the box corrections of the anchors, both as one tensor per map."""
+        """Return the objectness logits and the box corrections of the anchors, each as a list of one tensor per map."""
         logits, corrections = super().forward(x)
         return [grid.float() for grid in logits], [grid.float() for grid in corrections]
 
@@ -70,17 +72,17 @@ class ProposalNetwork(RegionProposalNetwork):
         super().__init__(
             anchors,
             ProposalHead(options.channels, anchors.num_anchors_per_location()[0], options.proposal_layers),
-            fg_iou_thresh=HIT_IOU,
-            bg_iou_thresh=MISS_IOU,
+            fg_iou_thresh=POSITIVE_IOU,
+            bg_iou_thresh=NEGATIVE_IOU,
             batch_size_per_image=SAMPLED_ANCHORS,
-            positive_fraction=POSITIVE_SHARE,
+            positive_fraction=POSITIVE_FRACTION,
             pre_nms_top_n=n_candidates,
             post_nms_top_n=n_kept,
             nms_thresh=NMS_IOU,
         )
         self._beta = BETAS[options.proposal_loss]
         if options.matching != "torchvision":
-            self.proposal_matcher = ObjectMatcher(HIT_IOU, MISS_IOU, MISS_IOU)
+            self.proposal_matcher = ObjectMatcher(POSITIVE_IOU, NEGATIVE_IOU, NEGATIVE_IOU)
 
     def compute_loss(
         self, objectness: Tensor, pred_bbox_deltas: Tensor, labels: list[Tensor], regression_targets: list[Tensor]

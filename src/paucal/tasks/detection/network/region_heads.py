@@ -1,8 +1,8 @@
 """torchvision's heads that classify regions, correct their boxes and predict masks, with a choice of losses.
 
-Regions are pooled from the pyramid level that suits their size. The mask layers are those of He et al., ICCV
-2017, figure 4 (right): four convolutions, an upsampling by two, and a mask of 28 cells per side for each class.
-Only the mask of the object's class is trained.
+Each region is pooled from the pyramid level for regions of its size. The mask layers are those of He et al., ICCV 2017,
+figure 4 (right): four convolutions, an upsampling by two, and a 28 x 28 mask for each class. Only the mask of the
+object's class is trained.
 """
 
 import math
@@ -20,38 +20,41 @@ from torchvision.ops.poolers import LevelMapper
 from paucal.tasks.detection.network.options import BoxLoss, MaskNorm, Matching
 from paucal.tasks.detection.network.proposals import ObjectMatcher
 
-BOX_CELLS, MASK_CELLS = 7, 14  # cells per side of a pooled region; predicted masks have twice MASK_CELLS per side
-USUAL_SIDE, USUAL_LEVEL = 224, 4  # a region with sides of 224 pixels is pooled from the map of stride 2^4
-POINTS = 2  # sampling points per side of a cell
-MASK_LAYERS = 4  # convolutions before the upsampling
-GIOU_WEIGHT = 10.0  # weight of the box loss
+BOX_POOL_SIZE, MASK_POOL_SIZE = (
+    7,
+    14,
+)  # bins per side of a pooled region; a predicted mask has 2 * MASK_POOL_SIZE pixels per side
+CANONICAL_SIDE, CANONICAL_LEVEL = 224, 4  # a region with sides of 224 pixels is pooled from the map of stride 2^4
+SAMPLING_POINTS = 2  # number of sampling points per side of a bin
+MASK_LAYERS = 4  # number of convolutions before the upsampling
+GIOU_WEIGHT = 10.0  # weight of the GIoU loss
 Targets = list[dict[str, Tensor]]
 
 
 class AlignedPooling(nn.Module):
-    """Pools regions without a shift of half a cell; a larger region is sampled at more points per cell.
+    """Pools regions without a shift of half a pixel of the map, and with more points per bin for larger regions.
 
-    These are `aligned=True` and the adaptive sampling of torchvision's `roi_align`, which the published code uses and
-    `MultiScaleRoIAlign` does not offer.
+    These are `aligned=True` and the adaptive sampling of torchvision's `roi_align`. The published code uses both, but
+    torchvision's `MultiScaleRoIAlign` does not offer them.
 
     Args:
-        strides: Stride of each map in pixels; growing powers of two.
-        cells: Cells per side of a pooled region.
+        strides: Stride of each map in pixels; increasing powers of two.
+        cells: Number of bins per side of a pooled region.
     """
 
     def __init__(self, strides: Sequence[int], cells: int) -> None:
         super().__init__()
         self.strides, self.cells = tuple(strides), cells
         first, last = (round(math.log2(stride)) for stride in (strides[0], strides[-1]))
-        self._level_of = LevelMapper(first, last, USUAL_SIDE, USUAL_LEVEL)
+        self._level_of = LevelMapper(first, last, CANONICAL_SIDE, CANONICAL_LEVEL)
 
     def forward(self, features: Mapping[str, Tensor], boxes: list[Tensor], sizes: Sequence[tuple[int, int]]) -> Tensor:
         """Return the (N, channels, cells, cells) pooled regions of all images, in the order of `boxes`.
 
         Args:
-            features: (B, channels, H, W) maps, by level from "0".
+            features: (B, channels, H, W) maps by the name of their level, beginning with "0".
             boxes: (N_i, 4) corners in pixels per image.
-            sizes: Unused; torchvision's pooling has this argument.
+            sizes: Unused; torchvision's pooling modules have this argument.
         """
         images = torch.cat([torch.full_like(corners[:, :1], image) for image, corners in enumerate(boxes)])
         regions, levels = torch.cat([images, torch.cat(boxes)], dim=1), self._level_of(boxes)
@@ -65,10 +68,10 @@ class AlignedPooling(nn.Module):
 
 
 def make_pooling(strides: Sequence[int], cells: int, aligned: bool) -> nn.Module:
-    """Return `AlignedPooling`, or torchvision's `MultiScaleRoIAlign` with 2x2 points per cell."""
+    """Return `AlignedPooling`, or torchvision's `MultiScaleRoIAlign` with 2 x 2 points per bin."""
     if aligned:
         return AlignedPooling(strides, cells)
-    return MultiScaleRoIAlign([str(level) for level in range(len(strides))], cells, POINTS)
+    return MultiScaleRoIAlign([str(level) for level in range(len(strides))], cells, SAMPLING_POINTS)
 
 
 class HeadOutput(NamedTuple):
@@ -92,12 +95,12 @@ class HeadOutput(NamedTuple):
 class RegionHeads(RoIHeads):
     """torchvision's `RoIHeads` with the chosen box loss and matching.
 
-    A hit is a region that is assigned to an object; the other regions are background.
+    Regions that are assigned to an object are positive; the other regions are background.
 
     Args:
         layers: Box pooling, box head and box predictor.
-        hit: Smallest IoU with an object at which a region is a hit.
-        box_loss: Loss of the box corrections of hits.
+        hit: Minimum IoU with an object at which a region is positive.
+        box_loss: Loss of the box corrections of positive regions.
         beta: Difference of corrections at which smooth L1 becomes linear.
         matching: Rule that assigns regions to objects; see `DetectorOptions`.
         settings: Further arguments of torchvision's `RoIHeads`.
@@ -129,7 +132,7 @@ class RegionHeads(RoIHeads):
         image_shapes: list[tuple[int, int]],
         targets: Targets | None = None,
     ) -> tuple[list[dict[str, Tensor]], dict[str, Tensor]]:
-        """Return (detections, {}) as torchvision does or, given targets, ([], losses)."""
+        """Return (detections, {}) as torchvision does or, if targets are given, ([], losses)."""
         if targets is None:
             return super().forward(features, proposals, image_shapes)
         return [], self.compute_losses(features, proposals, image_shapes, targets).losses
@@ -137,12 +140,12 @@ class RegionHeads(RoIHeads):
     def compute_losses(
         self, features: Mapping[str, Tensor], proposals: list[Tensor], sizes: list[tuple[int, int]], targets: Targets
     ) -> HeadOutput:
-        """Return losses and predictions for sampled proposals and true boxes; arguments as in `forward`."""
+        """Return losses and predictions for sampled proposals and true boxes, given the arguments of `forward`."""
         regions, matched, sampled_labels, box_targets = self.select_training_samples(proposals, targets)
         labels = torch.cat(sampled_labels)
         logits, deltas = self.predict(features, regions, sizes)
-        box = self._box_loss(select_class(deltas, labels), labels, torch.cat(box_targets), torch.cat(regions))
-        losses = {"class": F.cross_entropy(logits, labels), "box": box}
+        box_loss = self._box_loss(select_class(deltas, labels), labels, torch.cat(box_targets), torch.cat(regions))
+        losses = {"class": F.cross_entropy(logits, labels), "box": box_loss}
         if self.has_mask():
             losses["mask"] = self.mask_loss(features, regions, matched, sampled_labels, sizes, targets)
         return HeadOutput(losses, regions, labels, logits, deltas)
@@ -150,12 +153,12 @@ class RegionHeads(RoIHeads):
     def predict(
         self, features: Mapping[str, Tensor], regions: list[Tensor], sizes: list[tuple[int, int]]
     ) -> tuple[Tensor, Tensor]:
-        """Return the class logits and box corrections of regions, as in `HeadOutput`.
+        """Return the class logits and box corrections of regions, with the shapes in `HeadOutput`.
 
-        They are float32, since boxes in half precision are off by pixels.
+        Both are float32, since boxes in half precision are wrong by whole pixels.
         """
-        cells = self.box_roi_pool(dict(features), regions, sizes)
-        logits, deltas = self.box_predictor(self.box_head(cells))
+        pooled = self.box_roi_pool(dict(features), regions, sizes)
+        logits, deltas = self.box_predictor(self.box_head(pooled))
         return logits.float(), deltas.float()
 
     def refine(
@@ -177,8 +180,8 @@ class RegionHeads(RoIHeads):
         self, features: Mapping[str, Tensor], regions: list[Tensor], sizes: list[tuple[int, int]]
     ) -> Tensor:
         """Return (N, K + 1, 28, 28) mask logits for the regions of all images."""
-        cells = self.mask_roi_pool(dict(features), regions, sizes)  # type: ignore[misc]
-        return self.mask_predictor(self.mask_head(cells))  # type: ignore[misc]
+        pooled = self.mask_roi_pool(dict(features), regions, sizes)  # type: ignore[misc]
+        return self.mask_predictor(self.mask_head(pooled))  # type: ignore[misc]
 
     def mask_loss(
         self,
@@ -189,7 +192,7 @@ class RegionHeads(RoIHeads):
         sizes: list[tuple[int, int]],
         targets: Sequence[Mapping[str, Tensor]],
     ) -> Tensor:
-        """Return torchvision's mask loss: the mean binary cross-entropy over the mask cells of all hits.
+        """Return torchvision's mask loss, the mean binary cross-entropy over the mask pixels of all positive regions.
 
         Args:
             features: Pyramid maps by name.
@@ -199,23 +202,23 @@ class RegionHeads(RoIHeads):
             sizes: (height, width) of each image.
             targets: "masks" (M_i, H, W) and "labels" (M_i,) from 1, per image.
         """
-        hits = [image_labels > 0 for image_labels in labels]
-        hit_regions = [corners[hit] for corners, hit in zip(regions, hits, strict=True)]
-        hit_objects = [objects[hit] for objects, hit in zip(matched, hits, strict=True)]
-        logits = self.mask_logits(features, hit_regions, sizes)
+        is_positive = [image_labels > 0 for image_labels in labels]
+        positive_regions = [corners[rows] for corners, rows in zip(regions, is_positive, strict=True)]
+        positive_objects = [objects[rows] for objects, rows in zip(matched, is_positive, strict=True)]
+        logits = self.mask_logits(features, positive_regions, sizes)
         masks, classes = [target["masks"] for target in targets], [target["labels"] for target in targets]
-        return maskrcnn_loss(logits, hit_regions, masks, classes, hit_objects)
+        return maskrcnn_loss(logits, positive_regions, masks, classes, positive_objects)
 
     def _box_loss(self, deltas: Tensor, labels: Tensor, targets: Tensor, regions: Tensor) -> Tensor:
-        """Return the summed loss of the (N, 4) corrections over the hits, divided by N."""
-        hits = labels > 0
+        """Return the loss of the (N, 4) corrections, summed over the positive regions and divided by N."""
+        positive = labels > 0
         if self.box_loss == "giou":
             predicted_boxes, target_boxes = (
-                self.box_coder.decode_single(offsets[hits], regions[hits]) for offsets in (deltas, targets)
+                self.box_coder.decode_single(offsets[positive], regions[positive]) for offsets in (deltas, targets)
             )
             loss = generalized_box_iou_loss(predicted_boxes, target_boxes, reduction="sum")
         else:
-            loss = F.smooth_l1_loss(deltas[hits], targets[hits], reduction="sum", beta=self.beta)
+            loss = F.smooth_l1_loss(deltas[positive], targets[positive], reduction="sum", beta=self.beta)
         return loss / max(labels.numel(), 1)
 
 
@@ -232,7 +235,7 @@ class SharedPredictor(nn.Module):
 
 
 def select_class(deltas: Tensor, classes: Tensor) -> Tensor:
-    """Return the (N, 4) box corrections that belong to each region's class.
+    """Return the (N, 4) box corrections for the class of each region.
 
     Args:
         deltas: (N, 4) corrections shared by all classes, or (N, 4 (K + 1)) per class, the background first.
@@ -248,10 +251,10 @@ def select_class(deltas: Tensor, classes: Tensor) -> Tensor:
 
 
 def mask_layers(channels: int, classes: int, norm: MaskNorm = "none") -> tuple[nn.Module, nn.Module]:
-    """Return the convolutions of a mask head, and the predictor of one mask per class and one for the background.
+    """Return the convolutions of a mask head, and the predictor of one mask for each class and for the background.
 
     Args:
-        channels: Channels of the pyramid and of all layers; 256 as published.
+        channels: Number of channels of the pyramid and of all layers; 256 as published.
         classes: Number of classes without the background.
         norm: Normalisation after each convolution.
     """
