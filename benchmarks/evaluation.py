@@ -32,7 +32,7 @@ from paucal.evaluation.protocols.data import evaluation_data, limit
 from paucal.evaluation.protocols.features import POOLED, Extraction, FeatureCache, extract
 from paucal.evaluation.protocols.knn import nearest
 from paucal.evaluation.protocols.logistic import (
-    POINTS,
+    N_GRID_POINTS,
     SearchResult,
     Solver,
     fit_selected,
@@ -61,7 +61,7 @@ def toy_subject(device: str) -> FrozenBackbone:
 
 def sweep(score: Callable[[float], float]) -> SearchResult:
     """Try every lambda of the grid; of equal scores the larger one wins."""
-    scores = {position: score(strength_at(position)) for position in range(POINTS)}
+    scores = {position: score(strength_at(position)) for position in range(N_GRID_POINTS)}
     return SearchResult(max(scores, key=lambda position: (scores[position], position)), scores)
 
 

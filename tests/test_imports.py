@@ -181,7 +181,7 @@ MODELS = ("dhvt", "swin", "lvvit", "esvit", "token_label", "tokenlabel")
 
 def names_of_methods() -> list[str]:
     """All that people can type, as words and as names in code; what is supervised is no name of one method."""
-    found = {*pretraining.METHODS, *training.METHODS, *training.TERMS} - {"supervised"}
+    found = {*pretraining.METHODS, *training.METHODS, *training.EXTRA_LOSSES} - {"supervised"}
     return [form for name in sorted(found) for form in {name, name.replace("-", "_"), name.replace("-", "")}]
 
 

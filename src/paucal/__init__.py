@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from paucal.cores import prepare_threads
 
-if TYPE_CHECKING:  # for type checkers and editors; a test checks that these names are those of `_MODULES`
+if TYPE_CHECKING:  # for type checkers and editors; a test checks that `_MODULES` has the same names
     from paucal.estimators.classifier import ImageClassifier as ImageClassifier
     from paucal.estimators.embedder import ImageEmbedder as ImageEmbedder
     from paucal.estimators.regressor import ImageRegressor as ImageRegressor
@@ -68,7 +68,7 @@ if TYPE_CHECKING:  # for type checkers and editors; a test checks that these nam
 
 __version__ = version("paucal")
 
-# The module of each public name; if the name in that module differs, it follows after ":".
+# The module of each public name. If the object has another name in that module, the other name follows after ":".
 _MODULES = {
     "Deployed": "paucal.models.trained:TrainedModel",
     "DrLoc": "paucal.objectives",
@@ -113,6 +113,7 @@ _MODULES = {
     "train": "paucal.tasks.train",
     "verify_run": "paucal.verbs.runs.verify",
 }
+# Submodules that are imported when they are first used as attributes, such as `paucal.losses`.
 _PACKAGES = ("types", *(info.name for info in pkgutil.iter_modules(__path__) if info.ispkg and info.name != "cli"))
 
 # Written out in full, since type checkers need a literal list.

@@ -1,4 +1,4 @@
-"""CPU cores: how many this process may use, and how threads wait for each other on shared cores."""
+"""CPU cores: how many cores this process may use, and how threads wait for each other on shared cores."""
 
 import logging
 import math
@@ -11,6 +11,7 @@ from pathlib import Path
 
 log = logging.getLogger("paucal")
 
+# File that lists the control groups of this process, and folder in which control groups are mounted.
 _MEMBERSHIP, _CGROUP = Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")
 # Subfolders where control groups may be mounted, and quota files in a group's folder: version 2, then version 1.
 _MOUNT_FOLDERS = ("", "unified", "cpu", "cpu,cpuacct", "cpuacct,cpu")
@@ -29,9 +30,9 @@ LATE_IMPORT_WARNING = (
     + " for the program."
 )
 
-MAX_TIME_RATIO = 0.9  # the number of threads is changed only if a step then takes at most this fraction of its time
+MAX_TIME_RATIO = 0.9  # a change of the number of threads must reduce the time of a step to at most this fraction
 SPIN_SECONDS = 0.1  # CPU time of the busy loop in `measure_slowdown`
-MIN_OTHER_LOAD = 0.3  # cores count as shared if other processes use more than this number of them
+MIN_OTHER_LOAD = 0.3  # cores count as shared if other processes use more than this number of cores
 # The number of threads that this module has set, as text, and whether to warn that torch was imported too early.
 _state = {"threads": "", "late": False}
 
@@ -40,7 +41,7 @@ def count_usable_cores() -> int:
     """Return the number of CPU cores that this process may use.
 
     This is the number of cores that taskset or SLURM bind the process to, or the CPU quota of its container (rounded
-    up) if that is lower.
+    up) if the quota is lower.
     """
     return max(1, min(_count_bound_cores(), math.ceil(min(read_cpu_quota(), 1e6))))
 
@@ -116,7 +117,7 @@ def is_thread_count_set() -> bool:
 
 
 def cores_are_shared() -> bool:
-    """Return whether other processes compete for this process's cores, or its CPU quota includes part of a core."""
+    """Return whether other processes compete for this process's cores, or the CPU quota is not a whole number."""
     if read_cpu_quota() < count_usable_cores():
         return True
     try:
@@ -139,7 +140,7 @@ def choose_threads(step: Callable[[], object]) -> int:
     """Set and return the number of torch threads with which `step` is fastest, unless the user has set the number.
 
     The number is halved, or doubled, as long as that makes the step clearly faster. Each number that is tried costs
-    two calls of `step`, of which the second is timed.
+    two calls of `step`; only the second call is timed.
     """
     import torch
 

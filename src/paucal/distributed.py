@@ -42,7 +42,7 @@ def all_reduce_mean(tensor: Tensor) -> Tensor:
 
 @torch.no_grad()
 def broadcast_tensors(tensors: Iterable[Tensor]) -> None:
-    """Overwrite tensors with those of process 0; every process must call this, with tensors of the same shapes."""
+    """Overwrite tensors with the tensors of process 0; all processes must pass tensors of the same shapes."""
     if is_distributed():
         for tensor in tensors:
             dist.broadcast(tensor, src=0)

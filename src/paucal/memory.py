@@ -15,10 +15,11 @@ _CGROUP = Path("/sys/fs/cgroup")
 _ASSUMED_MEMORY = 4 << 30  # bytes, on systems that do not report their memory
 
 _TRIM_THRESHOLD, _MMAP_MAX = -1, -4  # constants of glibc's malloc.h
-# glibc's default values; for the trim threshold, the largest value to which glibc adjusts it automatically.
+# glibc's default values. For the trim threshold, this is the largest value that glibc chooses automatically.
 _DEFAULT_OPTIONS = {_MMAP_MAX: 65536, _TRIM_THRESHOLD: 64 << 20}
-_KEEPING_OPTIONS = {_MMAP_MAX: 0, _TRIM_THRESHOLD: 2**31 - 1}  # freed memory is never returned
+_KEEPING_OPTIONS = {_MMAP_MAX: 0, _TRIM_THRESHOLD: 2**31 - 1}  # never return freed memory to the system
 _state = {"is_keeping": False}  # whether `keep_freed_memory` is active
+# Environment variables with which users configure glibc's allocator.
 _USER_VARIABLES = ("MALLOC_MMAP_MAX_", "MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "GLIBC_TUNABLES")
 
 
@@ -59,7 +60,7 @@ def keep_freed_memory() -> Iterator[None]:
     """Within this context, the process keeps freed memory for later allocations; unused memory is returned at the end.
 
     glibc returns every large block to the system as soon as the block is freed. A network on the CPU frees and
-    allocates hundreds of large blocks in each step, and the system clears every page again, which takes up to two
+    allocates hundreds of large blocks in each step, and the system clears every page again. This can take two
     thirds of the time of a prediction. The context has no effect without glibc (macOS, Windows, musl), if the user has
     set an environment variable of glibc's allocator, or inside another such context.
     """

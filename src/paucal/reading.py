@@ -1,4 +1,4 @@
-"""Reading of untrusted files without the risk that a file blocks the program: only regular files, up to a size limit.
+"""Read untrusted files so that no file can block the program: only regular files are read, up to a size limit.
 
 Reading a pipe could wait forever, reading a device could never end, and a few hundred bytes of YAML with nested aliases
 can expand to gigabytes.
@@ -17,15 +17,15 @@ import yaml
 from paucal.types import UserError
 
 _NOT_REGULAR_MESSAGE = "{!r} is not a regular file (a folder, a pipe or a device): give a file."
-MAX_CONFIG_BYTES = 1 << 20
-MAX_YAML_DEPTH = 100  # levels of nested lists and mappings
+MAX_CONFIG_BYTES = 1 << 20  # size limit of config files
+MAX_YAML_DEPTH = 100  # largest number of levels of nested lists and mappings
 _BOM = "\ufeff"
 _BYTE_ORDER_MARKS = (  # UTF-32 comes before UTF-16, since the UTF-32-LE mark begins with the UTF-16-LE mark
     *((codecs.BOM_UTF8, "utf-8"), (codecs.BOM_UTF32_LE, "utf-32-le"), (codecs.BOM_UTF32_BE, "utf-32-be")),
     *((codecs.BOM_UTF16_LE, "utf-16-le"), (codecs.BOM_UTF16_BE, "utf-16-be")),
 )
-# Character sequences that do not occur in western text. A file that contains one when decoded as Windows-1252 has
-# another encoding; the comments name encodings whose bytes produce each sequence.
+# Character sequences that do not occur in western text. A file that contains such a sequence after it is decoded as
+# Windows-1252 has another encoding. The comments below name encodings whose bytes produce each sequence.
 _ACCENTED, _SIGNS = "À-ÖØ-öø-ÿŠŽŒŸšžœƒ", "¡-©«-¬®-³µ-¶¸-¿×÷‚„†‡ˆ‰‹›“”˜¦"  # noqa: RUF001
 _NOT_WESTERN = re.compile(
     r"[^\x00-\xa0]{4}"  # Cyrillic, Greek, Chinese
@@ -54,7 +54,7 @@ def expand_user_path(text: str, flag: str = "--output") -> Path:
 
 
 def is_regular(path: str | Path) -> bool:
-    """Return whether a path is a regular file; False if it cannot be checked (circular links, invalid names)."""
+    """Return whether a path is a regular file; False if the path cannot be checked (circular links, invalid names)."""
     try:
         return stat.S_ISREG(os.stat(path).st_mode)
     except (OSError, ValueError):
@@ -113,14 +113,14 @@ def decode_text(content: bytes, name: str, declared: str | None = None) -> Decod
     r"""Decode the bytes of a text file that a user may have written with any program.
 
     UTF-8, UTF-16 and UTF-32 are recognised, with or without a byte order mark. Any other content is decoded as
-    Windows-1252 (the western encoding that Excel writes), with a note for the user. It is refused if the decoded text
-    does not look western.
+    Windows-1252 (the western encoding that Excel writes), with a note for the user. Content whose decoded text does not
+    look western is refused.
 
     Args:
         content: Content of the file.
         name: Name of the file for messages.
-        declared: Encoding that the file itself declares, as XML files do. It is used if there is no byte order mark
-            and Python supports the encoding.
+        declared: Encoding that the file itself declares, as XML files do. This encoding is used if there is no
+            byte order mark and Python supports the encoding.
 
     Example:
         >>> decode_text("cat".encode("utf-16"), "labels.csv")
@@ -171,7 +171,7 @@ def _first_line_not_utf8(content: bytes) -> int:
 
 
 def require_regular(path: Path) -> Path:
-    """Return a path unchanged; raise a UserError if it exists and is not a regular file."""
+    """Return a path unchanged; raise a UserError if the path exists and is not a regular file."""
     if os.path.exists(path) and not is_regular(path):
         raise UserError(_NOT_REGULAR_MESSAGE.format(str(path)))
     return path

@@ -16,11 +16,11 @@ _SLURM_SIGNALS = ("SIGUSR1", "SIGUSR2")
 def stop_signals() -> tuple[int, ...]:
     """Return the numbers of the signals, besides SIGINT, at which a run saves a checkpoint and ends.
 
-    In a SLURM job, these include SIGUSR1 and SIGUSR2. A signal is left out if another program already handles it:
+    In a SLURM job, these include SIGUSR1 and SIGUSR2. A signal that another program already handles is left out:
     `nohup` ignores SIGHUP, and submitit ignores SIGTERM and requeues its job at SIGUSR2.
     """
-    in_slurm = any(name.startswith("SLURM_") for name in os.environ)
-    numbers = [*_signal_numbers(_STOP_SIGNALS), *(_signal_numbers(_SLURM_SIGNALS) if in_slurm else ())]
+    is_in_slurm = any(name.startswith("SLURM_") for name in os.environ)
+    numbers = [*_signal_numbers(_STOP_SIGNALS), *(_signal_numbers(_SLURM_SIGNALS) if is_in_slurm else ())]
     return tuple(number for number in numbers if _is_unhandled(number))
 
 

@@ -22,14 +22,14 @@ Level = Literal["last", "stages", "merged", "blocks"]
 
 @dataclass(frozen=True)
 class Progress:
-    """The progress of a run; schedules of learning rates and weights are functions of this progress alone.
+    """The progress of a run; schedules of learning rates and weights depend only on this progress.
 
     Attributes:
         step: Optimizer steps completed so far.
         total_steps: Optimizer steps of the whole run.
         steps_per_epoch: Optimizer steps in one pass over the training images.
         micro_step: Forward passes completed so far. The random seed of the next forward pass is derived from this
-            number. With gradient accumulation, it is larger than `step`.
+            number. With gradient accumulation, `micro_step` is larger than `step`.
     """
 
     step: int
@@ -71,7 +71,7 @@ class Batch:
         geometry: One (B, 2, 3) float tensor per view, or None. Each 2 x 3 matrix maps a point (x, y, 1) of the view to
             the corresponding point of the source image. Coordinates are normalised: the edges are at -1 and 1, and x
             points to the right, as in `torch.nn.functional.affine_grid` with align_corners=False.
-        label_maps: Dense targets by name, each a tensor of length B in its first dimension; None if there are none.
+        label_maps: Dense targets by name, each a tensor whose first dimension is B; None if there are no label maps.
     """
 
     ids: Tensor
@@ -201,7 +201,7 @@ class Crops:
 
 @dataclass(frozen=True)
 class DataRequest:
-    """What an objective needs from the data.
+    """The data that an objective needs.
 
     Attributes:
         views: Groups of crops, in the order of `Batch.views`.
@@ -243,4 +243,4 @@ class UserError(Exception):
 
 
 class NoLabelsError(UserError):
-    """A command needs labels, but the images have none, and their file layout suggests none."""
+    """Raised if a command needs labels, but the images have no labels and their file layout suggests no labels."""

@@ -9,15 +9,15 @@ import re
 import unicodedata
 from collections.abc import Iterable, Sequence
 
-MAX_WORD_LENGTH, MAX_SENTENCE_LENGTH = 300, 1000  # characters; a path counts as a word, and few are longer than 300
+MAX_WORD_LENGTH, MAX_SENTENCE_LENGTH = 300, 1000  # characters; a path counts as a word and is rarely longer than 300
 _LONG_WORD = re.compile(rf"\S{{{MAX_WORD_LENGTH + 1},}}")
 _SURROGATE = re.compile("[\udc80-\udcff]")
 _LINE_BREAK = re.compile(r"\s*\n\s*")
-_LINE_BREAKS = "\n\t"
+_KEPT_CONTROLS = "\n\t"
 # Unicode categories of control codes, of characters that hide or reorder text, and of line separators. Surrogates,
 # which stand for bytes that are not UTF-8, are kept unless the byte is a control code for an 8-bit terminal.
 _HIDDEN_CATEGORIES = ("Cc", "Cf", "Zl", "Zp")
-_RAW_CONTROLS = range(0xDC80, 0xDCA0)
+_CONTROL_SURROGATES = range(0xDC80, 0xDCA0)
 _JOINERS = "\u200c\u200d"  # joiners of scripts and emoji, which belong to names
 
 
@@ -77,8 +77,8 @@ def shorten(text: str, length: int = MAX_SENTENCE_LENGTH) -> str:
     """
     if len(text) <= length:
         return text
-    begin = (length * 2) // 3 - 1
-    return f"{text[:begin]} ... {text[len(text) - (length - begin - 5) :]}"
+    begin_length = (length * 2) // 3 - 1
+    return f"{text[:begin_length]} ... {text[len(text) - (length - begin_length - 5) :]}"
 
 
 def short_repr(value: object) -> str:
@@ -131,9 +131,9 @@ def percent(share: float, form: str = ".1f") -> str:
 
 
 def _is_hidden(character: str) -> bool:
-    if character in _LINE_BREAKS or character in _JOINERS:
+    if character in _KEPT_CONTROLS or character in _JOINERS:
         return False
-    return unicodedata.category(character) in _HIDDEN_CATEGORIES or ord(character) in _RAW_CONTROLS
+    return unicodedata.category(character) in _HIDDEN_CATEGORIES or ord(character) in _CONTROL_SURROGATES
 
 
 def _escape(character: str) -> str:

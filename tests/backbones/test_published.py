@@ -11,7 +11,7 @@ import torch
 import paucal
 from paucal.backbones.empty_models import build_empty
 from paucal.backbones.weights import start
-from paucal.backbones.weights.checkpoints import PROGRAMS, models_of, recognise
+from paucal.backbones.weights.checkpoints import PROGRAMS, possible_models, recognise
 from paucal.backbones.weights.start import StartWeights, pick_network, start_from, suggest_model
 from paucal.types import UserError
 from vectors import recorded
@@ -96,7 +96,7 @@ def test_recognise__leaves_timms_own_names_alone():
 
 
 def test_programs__have_models_that_exist():
-    assert all(models_of(program) for program in PROGRAMS)
+    assert all(possible_models(program) for program in PROGRAMS)
 
 
 def small_swin(**changes):

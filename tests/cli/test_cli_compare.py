@@ -267,7 +267,7 @@ def test_compare__on_other_workers_has_equal_numbers(photos, tmp_path, kind):
         assert call("compare", photos, *TINY, "--seeds", "0", "--jobs", jobs, "--output", out) == 0
     team = Slurm(there, 2, cluster="local") if kind == "slurm" else Ray(there, 2, 1)
     assert team.describe()
-    while team.alive():
+    while team.count_unfinished():
         time.sleep(0.2)
     grid = read_grid(there)
     assert all(state_of(cell).name == "done" for cell in cells_of(grid))

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from cli.calls import QUICK, call, failure, make_photos
-from paucal.methods.distillation.entry import TERM, _teacher_card
+from paucal.methods.distillation.entry import DISTILLATION_LOSS, _teacher_card
 from paucal.methods.training import check_used, with_recipe
 from paucal.methods.training_settings import TrainSettings
 from paucal.runs import open_run
@@ -61,7 +61,7 @@ def test_teacher__of_timm_is_fed_as_it_was_published() -> None:
 def test_flags__without_the_loss_are_refused() -> None:
     with pytest.raises(UserError, match="--teacher has no effect without --add distillation: give --add distillation"):
         check_used(TrainSettings(teacher="runs/1"), {"teacher": "flag"})
-    assert TERM.paths == ("teacher",)
+    assert DISTILLATION_LOSS.paths == ("teacher",)
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import pytest
 
 from cli.calls import call, failure
 from cli.studied import rows_of, settings_of, shrink
-from paucal.studies.scenes import DRAWN, OTHER_DIGITS, SCENES, START_DIGITS
+from paucal.studies.scenes import DRAWN_FOLDER, OTHER_DIGITS, SCENES, START_DIGITS
 from paucal.studies.study import Study
 from paucal.verbs.compare.grid import STARTS, read_grid
 
@@ -76,7 +76,7 @@ def test_study__segments_from_starts_of_its_own(tmp_path, capsys, monkeypatch):
     before = {path: path.stat().st_mtime_ns for path in out.rglob("model.safetensors")}
     assert len(before) == 4
     given = [f"{name}={path}" for name, path in starts.items()]
-    data = f"ade20k={out / DRAWN / SCENES}"
+    data = f"ade20k={out / DRAWN_FOLDER / SCENES}"
     full = ["study", "drloc-table-12", "--scale", "full", "--data", data, "--workers", "0", "--device", "cpu"]
     assert call(*full, "--init", *given, "--output", tmp_path / "full") == 0
     for name, path in runs_of(tmp_path / "full" / "ade20k").items():
@@ -84,7 +84,7 @@ def test_study__segments_from_starts_of_its_own(tmp_path, capsys, monkeypatch):
     assert rows_of(tmp_path / "full")["Swin-T", "mIoU"]["measured"] == rows["Swin-T", "mIoU"]["measured"]
     assert call(*words) == 0  # nothing is trained again
     assert {path: path.stat().st_mtime_ns for path in out.rglob("model.safetensors")} == before
-    next((out / DRAWN / SCENES / "train" / "masks").iterdir()).unlink()
+    next((out / DRAWN_FOLDER / SCENES / "train" / "masks").iterdir()).unlink()
     assert "the images or labels differ from those" in failure(capsys, *words)
 
 
@@ -130,10 +130,19 @@ def test_study__judges_frozen_backbones_on_digits_that_no_start_has_learned(tmp_
         assert [float(own["measured"]), float(own["random"])] == pytest.approx([100 * value for value in values[:2]])
         assert found[row, "MNIST"]["why"] == "not run at this scale"
     assert float(found[rows[1], "Food-101"]["published_gain"]) == pytest.approx(77.4 - 71.3)
-    judged = {path.name for path in (out / DRAWN / OTHER_DIGITS).rglob("*.png")}
-    assert judged.isdisjoint(path.name for path in (out / DRAWN / START_DIGITS).rglob("*.png"))
+    judged = {path.name for path in (out / DRAWN_FOLDER / OTHER_DIGITS).rglob("*.png")}
+    assert judged.isdisjoint(path.name for path in (out / DRAWN_FOLDER / START_DIGITS).rglob("*.png"))
     given = [f"{name}={path}" for name, path in starts.items()]
-    full = ["--scale", "full", "--columns", "MNIST", "--data", f"mnist={out / DRAWN / OTHER_DIGITS}", "--init", *given]
+    full = [
+        "--scale",
+        "full",
+        "--columns",
+        "MNIST",
+        "--data",
+        f"mnist={out / DRAWN_FOLDER / OTHER_DIGITS}",
+        "--init",
+        *given,
+    ]
     assert call(*words, *full, "--output", tmp_path / "full") == 0
     other = rows_of(tmp_path / "full")
     assert {row: other[row, "MNIST"]["measured"] for row in rows} != {row: "" for row in rows}

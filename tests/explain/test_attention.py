@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 import paucal.backbones  # noqa: F401 (registers our models)
-from paucal.backbones.attention_layout import Call, Tokens
+from paucal.backbones.attention_layout import AttentionCall, Tokens
 from paucal.explain.attention.heads import entropy, entropy_over, mass_mask, mean_entropy, view_heads
 from paucal.explain.attention.maps import AttentionMap, averaged, fold_head_tokens, head_token_maps
 from paucal.explain.attention.reading import add_positions, read_attention
@@ -132,7 +132,7 @@ def test_padded_windows__point_to_the_place_that_was_meant(name: str) -> None:
     generator = torch.Generator().manual_seed(3)
     targets = torch.randint(16, (down * across, 16), generator=generator)
     weights[:, 0].scatter_(2, targets[:, :, None], 1.0)
-    call = Call((block.attn, block, model), (), (torch.zeros(1, height, width, 8),))  # type: ignore[arg-type]
+    call = AttentionCall((block.attn, block, model), (), (torch.zeros(1, height, width, 8),))  # type: ignore[arg-type]
     found = add_positions("attn", weights, call, images((20, 28), 1))
     assert found is not None
 

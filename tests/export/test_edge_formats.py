@@ -18,7 +18,7 @@ from cli.calls import call, failure
 from export.alone import run_alone
 from paucal.backbones.stage_classifier import add_stage_classifier
 from paucal.export import coreml_model
-from paucal.export.browser_page import MODEL
+from paucal.export.browser_page import MODEL_ELEMENT
 from paucal.export.formats import Format
 from paucal.export.program import Graph
 
@@ -33,7 +33,7 @@ def run(tmp_path_factory):
 
 
 def model_inside(page):
-    return gzip.decompress(base64.b64decode(MODEL.search(page)[1]))
+    return gzip.decompress(base64.b64decode(MODEL_ELEMENT.search(page)[1]))
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,7 @@ import torch
 
 from contracts.reduced_models import ONE_EACH, build, images, reduced
 from paucal.backbones.spec import BackboneSpec
-from paucal.export.onnx_model import KEY, OnnxNetwork, read_onnx, to_onnx
+from paucal.export.onnx_model import CARD_KEY, OnnxNetwork, read_onnx, to_onnx
 from paucal.export.program import graph_of, pack_program, trace_program, unpack_program
 from paucal.models.card import ModelCard
 from paucal.models.preprocessing import Preprocessing
@@ -37,7 +37,7 @@ def check(name):
     network = OnnxNetwork(to_onnx(program, graph, model.card))
     torch.testing.assert_close(network(batch), wanted, rtol=1e-3, atol=1e-4)
     assert network.input.shape[0] == "batch"
-    assert ModelCard.from_dict(json.loads(network.metadata[KEY])) == model.card
+    assert ModelCard.from_dict(json.loads(network.metadata[CARD_KEY])) == model.card
 
 
 def first_of(start):

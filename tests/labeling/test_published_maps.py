@@ -65,7 +65,7 @@ def test_reader__gives_the_shares_that_a_central_square_covers(photos):
         torch.save(make_map(1, number)[:, :2].clamp(max=1.0), photos / "maps" / "bee" / f"{number}.pt")
     images = open_images(photos / "photos")
     convert(photos, images, classes=("ant", "bee"), min_accuracy=0)
-    reader = pickle.loads(pickle.dumps(LabelMaps(photos / "labels").rows(images, np.arange(6))))
+    reader = pickle.loads(pickle.dumps(LabelMaps(photos / "labels").open_reader(images, np.arange(6))))
     assert reader(2)["covered"].tolist() == [0.5, 1.0]  # 20 of 40 pixels across, all 20 down
 
 

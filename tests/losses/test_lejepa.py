@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from paucal.losses.lejepa import lejepa_loss, sigreg, unit_directions, view_prediction
+from paucal.losses.lejepa import lejepa_loss, prediction_loss, sigreg, unit_directions
 
 N, DIM = 512, 16
 
@@ -75,13 +75,13 @@ def test_prediction__is_the_mean_square_to_the_centre_of_the_global_views():
     views = drawn(4, 8, 3)
     centre = [[sum(views[v, n, d].item() for v in range(2)) / 2 for d in range(3)] for n in range(8)]
     squares = [(views[v, n, d].item() - centre[n][d]) ** 2 for v in range(4) for n in range(8) for d in range(3)]
-    assert view_prediction(views, 2).item() == pytest.approx(sum(squares) / len(squares), rel=1e-5)
-    assert view_prediction(views).item() < view_prediction(views, 2).item()  # the mean of all is nearest to all
+    assert prediction_loss(views, 2).item() == pytest.approx(sum(squares) / len(squares), rel=1e-5)
+    assert prediction_loss(views).item() < prediction_loss(views, 2).item()  # the mean of all is nearest to all
 
 
 def test_prediction__sends_gradient_through_both_sides():
     views = drawn(3, 8, 3).requires_grad_()
-    view_prediction(views, 1).backward()
+    prediction_loss(views, 1).backward()
     assert views.grad is not None
     torch.testing.assert_close(views.grad.sum(0), torch.zeros(8, 3))  # no side is held still
     assert views.grad[0].abs().sum() > 0
@@ -92,7 +92,7 @@ def test_total__weighs_the_two_parts():
     found = lejepa_loss(views, along, weight=0.2)
     regular = torch.stack([sigreg(view, along) for view in views]).mean()
     torch.testing.assert_close(found.sigreg, regular)
-    torch.testing.assert_close(found.total, 0.2 * regular + 0.8 * view_prediction(torch.stack(views)))
+    torch.testing.assert_close(found.total, 0.2 * regular + 0.8 * prediction_loss(torch.stack(views)))
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

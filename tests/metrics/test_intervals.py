@@ -8,9 +8,9 @@ from paucal.metrics.intervals import (
     cross_validated,
     images_needed,
     independent_images,
+    mirrored_percentile,
     percentile,
     proportion_score,
-    two_sided,
     wilson,
     wilson_share,
 )
@@ -107,24 +107,24 @@ def test_percentile__is_widened_to_hold_the_value():
     assert percentile(0.45, draws).high == 0.45
 
 
-def test_two_sided__reaches_as_far_to_both_sides_and_stays_a_share():
+def test_mirrored_percentile__reaches_as_far_to_both_sides_and_stays_a_share():
     draws = 0.3 + np.arange(1001) / 10000  # 0.3 to 0.4, all above the value
-    score = two_sided(0.25, draws, 0.9)
+    score = mirrored_percentile(0.25, draws, 0.9)
     assert score == Score(0.25, pytest.approx(0.5 - 0.395), pytest.approx(0.395))
-    assert two_sided(0.05, draws).low == 0.0
-    assert two_sided(0.95, draws).high == 1.0
+    assert mirrored_percentile(0.05, draws).low == 0.0
+    assert mirrored_percentile(0.95, draws).high == 1.0
 
 
 def test_intervals__draws_without_spread_give_no_interval():
     assert percentile(1.0, np.ones(50)) == Score(1.0, None, None)
-    assert two_sided(1.0, np.ones(50)) == Score(1.0, None, None)
+    assert mirrored_percentile(1.0, np.ones(50)) == Score(1.0, None, None)
     assert percentile(0.3, np.array([0.3, 0.1 + 0.2])) == Score(0.3, None, None)
     assert percentile(2 / 3, np.r_[np.full(999, 2 / 3), 0.5]) == Score(2 / 3, None, None)
 
 
 def test_intervals__draws_without_a_score_do_not_count():
     draws, lacking = np.arange(1001) / 1000, np.full(300, np.nan)
-    for make in (percentile, two_sided):
+    for make in (percentile, mirrored_percentile):
         assert make(0.5, np.concatenate([draws, lacking])) == make(0.5, draws)
         assert make(0.5, lacking) == Score(0.5, None, None)
 

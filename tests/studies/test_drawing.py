@@ -69,13 +69,16 @@ def test_figure__has_every_point_at_its_place_filled_where_it_is_ours():
 
 def test_words__say_what_is_published_and_what_is_ours():
     quoted, timed = describe_sources(STUDY, points_of(STUDY, lines_of({})), {"table": "runs/study-table-full"})
-    assert quoted == "All accuracies are published in table, since runs/study-table-full has no measured accuracies."
+    assert (
+        quoted
+        == "All accuracies are published values of table, since runs/study-table-full has no measured accuracies."
+    )
     assert timed == "Filled circles on the left were timed here: A one, A deep; all other times are published."
     points = points_of(STUDY, lines_of({"table": {("A one", "linear"): Measurement(71.0, seeds=1)}}))
     ours, _ = describe_sources(STUDY, points, {"table": "runs/study-table-full"})
     assert ours == (
         "Accuracies with a star were measured in runs/study-table-full: A one; all other accuracies are "
-        "published in table."
+        "published values of table."
     )
 
 
@@ -102,7 +105,7 @@ def test_study__draws_the_figure_and_quotes_what_was_not_run(tmp_path: Path, mon
     assert (tmp_path / "study-esvit-figure-1" / "figure.png").read_bytes().startswith(b"\x89PNG")
     page = (tmp_path / "study-esvit-figure-1" / "study.html").read_text()
     assert "data:image/png;base64," in page
-    assert "All accuracies are published in esvit-table-1" in page
+    assert "All accuracies are published values of esvit-table-1" in page
     values = {(line.row.name, line.column.name): line for line in found.lines}
     assert values["EsViT Swin-B/W14", "linear"].published == 81.3
     assert values["EsViT Swin-B/W14", "linear"].why == "quoted"

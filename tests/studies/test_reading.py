@@ -184,7 +184,7 @@ def test_read__studies_say_which_others_they_are_like(tmp_path):
     with pytest.raises(UserError, match=r"one: the entry 'like' is 'enlarg' \(did you mean enlarge"):
         read_started(tmp_path, like.replace("like: enlarge", "like: enlarg"), by_kind)
     alone = {"enlarge": {"scales": {"tiny": {**shared, "start_training": training}}}}
-    with pytest.raises(UserError, match="has no 'data', which needs a 'teacher' for the split"):
+    with pytest.raises(UserError, match="has no 'data' needs a 'teacher' for the split"):
         read_started(tmp_path, like, alone)
 
 

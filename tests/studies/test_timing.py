@@ -12,7 +12,16 @@ from paucal.studies.outcome import find_lines
 from paucal.studies.reading import studies
 from paucal.studies.settings import StudySettings
 from paucal.studies.study import Architecture, Column, Model, Row, Study
-from paucal.studies.timing import Effort, ModelSpeed, ModelSpeeds, Spread, in_turns, spread, time_models, timed_value
+from paucal.studies.timing import (
+    ModelSpeed,
+    ModelSpeeds,
+    Spread,
+    TimingEffort,
+    spread,
+    time_alternately,
+    time_models,
+    timed_value,
+)
 from paucal.types import UserError
 
 MODELS = {
@@ -42,7 +51,7 @@ def test_in_turns__counts_pairs_of_alternating_calls_after_the_first(monkeypatch
         return call
 
     monkeypatch.setattr(timing, "synchronized_time", lambda: clock[0])
-    assert in_turns(step("a", 1), step("b", 10), 2) == [(3, 40), (5, 60)]
+    assert time_alternately(step("a", 1), step("b", 10), 2) == [(3, 40), (5, 60)]
     assert calls == ["a", "b"] * 3
 
 
@@ -51,9 +60,9 @@ def test_spread__is_the_median_between_the_quartiles():
 
 
 def test_times__are_paired_with_the_model_that_sets_the_scale(monkeypatch):
-    monkeypatch.setattr(timing, "ON_CPU", Effort(1, 3))
+    monkeypatch.setattr(timing, "ON_CPU", TimingEffort(1, 3))
     built = []
-    monkeypatch.setattr(timing._Bench, "_make_step", counting(timing._Bench._make_step, built))
+    monkeypatch.setattr(timing._ModelTimer, "_make_step", counting(timing._ModelTimer._make_step, built))
     console, before = RecordingConsole(), torch.random.get_rng_state()
     found = time_models(STUDY, StudySettings(device="cpu"), console)
     assert torch.equal(torch.random.get_rng_state(), before)
@@ -105,7 +114,7 @@ def test_values__say_why_there_is_none():
 
 
 def test_times__of_rows_that_are_named(monkeypatch):
-    monkeypatch.setattr(timing, "ON_CPU", Effort(1, 2))
+    monkeypatch.setattr(timing, "ON_CPU", TimingEffort(1, 2))
     assert list(time_models(STUDY, StudySettings(device="cpu", rows=["deep"]), RecordingConsole()).speeds) == ["deep"]
     with pytest.raises(UserError, match=r"--rows: timed has no row 'told': plain; deep; again; broken\."):
         time_models(STUDY, StudySettings(device="cpu", rows=["told"]), RecordingConsole())
@@ -114,8 +123,8 @@ def test_times__of_rows_that_are_named(monkeypatch):
 
 
 def test_forecast__is_in_proportion_to_multiply_adds_and_passes(monkeypatch):
-    bench = timing._Bench(STUDY, torch.device("cpu"), Effort(1, 4))
-    monkeypatch.setattr(timing, "in_turns", lambda one, two, pairs: [(3.0, 0.0)])
+    bench = timing._ModelTimer(STUDY, torch.device("cpu"), TimingEffort(1, 4))
+    monkeypatch.setattr(timing, "time_alternately", lambda one, two, pairs: [(3.0, 0.0)])
     plain, deep, again, *_ = ROWS
     assert bench.forecast([plain]) == pytest.approx(5 * 3.0 * 2)  # in turns with itself
     assert bench.forecast([plain, deep, again]) == pytest.approx(5 * 3.0 * (2 + 21))

@@ -6,7 +6,7 @@ import pytest
 
 from paucal.runner.console import SilentConsole
 from paucal.runs.grid_files import is_grid_folder
-from paucal.studies.call import Call, DataLocations, on_given_images
+from paucal.studies.call import Call, DataLocations, with_given_images
 from paucal.studies.plan import plan
 from paucal.studies.reading import data_sets, studies
 from paucal.studies.settings import StudySettings
@@ -54,8 +54,8 @@ def test_workers__of_starts_and_teachers_try_again_what_has_failed_when_asked():
 
 def test_images__that_are_given_are_used_whole():
     runs = plan(studies()["dhvt-table-8"], "tiny", data_sets())
-    assert {run.settings["classes"] for run in on_given_images(runs, StudySettings())} == {"digits-5-to-9"}
-    given = on_given_images(runs, StudySettings(data=["photos"]))
+    assert {run.settings["classes"] for run in with_given_images(runs, StudySettings())} == {"digits-5-to-9"}
+    given = with_given_images(runs, StudySettings(data=["photos"]))
     assert [(run.data, run.evaluated, run.settings["epochs"]) for run in given] == 2 * [("photos", "photos", 30)]
     assert all("classes" not in run.settings for run in given)
 

@@ -286,7 +286,7 @@ def test_threads__are_tried_without_a_trace_and_recorded(tmp_path, monkeypatch):
 
         return choose
 
-    monkeypatch.setattr(clock, "THREAD_TEST_SHARE", 1.0)  # these steps are long beside the time
+    monkeypatch.setattr(clock, "THREAD_TEST_FRACTION", 1.0)  # these steps are long beside the time
     load = load_between(12, 1e9, slow=1.5)
     for threads, repeats in ((1, 0), (1, 2), (2, 2)):
         folder = tmp_path / f"{threads}-{repeats}"

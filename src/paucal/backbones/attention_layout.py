@@ -1,10 +1,10 @@
-"""Declarations for reading a model family's attention: where its weights are, and to which tokens they belong.
+"""Declarations of where a model family computes its attention weights, and which tokens the weights belong to.
 
-Attention weights have the axes (batch, heads, queries, keys), which do not show to which patches (cells of the token
-grid) queries and keys belong. Therefore, the class of the attention layer, of its block or of a module around the block
-has an attribute `attention_layout`. `timm_attention` has the layouts of timm's classes. Without a layout, timm's
-convention applies: the layer has an attribute `fused_attn`, the weights pass through its submodule `attn_drop`, and all
-prefix tokens and cells attend to each other.
+Attention weights have the axes (batch, heads, queries, keys). The indices along these axes do not show which patches
+(cells of the token grid) the queries and keys belong to. Therefore, the class of the attention layer, of the layer's
+block or of a module around the block has an attribute `attention_layout`. `timm_attention` has the layouts of timm's
+classes. Without a layout, timm's convention applies: the layer has an attribute `fused_attn`, the weights pass through
+its submodule `attn_drop`, and all prefix tokens and cells attend to each other.
 """
 
 from collections.abc import Callable
@@ -74,7 +74,7 @@ class Tokens:
         return values[..., first : first + self.cells].unflatten(-1, self.grid)
 
 
-class Call(NamedTuple):
+class AttentionCall(NamedTuple):
     """The call of an attention layer in a forward pass.
 
     Attributes:
@@ -136,7 +136,7 @@ class AttentionLayout:
     """
 
     weights: Literal["fused_attn", "attn_drop", "softmax"] = "fused_attn"
-    find_groups: Callable[[Call, Tensor, Size], AttentionGroups | None] | None = None
+    find_groups: Callable[[AttentionCall, Tensor, Size], AttentionGroups | None] | None = None
     groups_last: bool = False
     pools: Literal["nothing", "keys", "queries"] = "nothing"
     between_cells: bool = True
@@ -144,7 +144,7 @@ class AttentionLayout:
 
 
 def prefix_names(model: nn.Module, count: int) -> tuple[str, ...]:
-    """Return the names of the first `count` tokens, which are "token 1" and so on if the model has no names for them.
+    """Return the names of the first `count` tokens, such as "class" or "register 1"; unknown tokens are "token 1", ...
 
     Example:
         >>> import timm

@@ -17,7 +17,7 @@ from torch.overrides import TorchFunctionMode
 from paucal.backbones.timm_attention import layout_of
 
 
-class _Recorder:
+class _InputRecorder:
     """A forward pre-hook that stores its module's first input in `maps`.
 
     The hook is an object instead of a closure, so that a deep copy of a model gets copies of the hooks.
@@ -80,9 +80,9 @@ def recorded_attention(model: nn.Module) -> Iterator[dict[str, Tensor]]:
     """Record the weights of every attention layer in the model's forward passes, with fused kernels switched off.
 
     The weights are taken after the softmax and before dropout. Their shape is (B, heads, queries, keys); in layers with
-    windows, the first axis has an entry per window and image. Gradients flow through the weights unless the forward
-    pass runs without gradients. A second forward pass overwrites the weights. The model must not be compiled, since
-    compiled code ignores hooks that are added later.
+    windows, the first axis has an entry for each window of each image. Gradients flow through the weights unless the
+    forward pass runs without gradients. A second forward pass overwrites the weights. The model must not be compiled,
+    since compiled code ignores hooks that are added later.
 
     Yields:
         Dictionary from the dotted names of layers to their weights, which is filled when the model runs.
@@ -103,7 +103,7 @@ def recorded_attention(model: nn.Module) -> Iterator[dict[str, Tensor]]:
         if layout_of(layer).weights == "softmax":
             handles += softmaxes.watch(name, layer)
         else:
-            handles.append(layer.attn_drop.register_forward_pre_hook(_Recorder(maps, name)))  # type: ignore[union-attr]
+            handles.append(layer.attn_drop.register_forward_pre_hook(_InputRecorder(maps, name)))  # type: ignore[union-attr]
     try:
         for name in was_fused:
             layers[name].fused_attn = False  # type: ignore[assignment]

@@ -13,10 +13,11 @@ from paucal.backbones.empty_models import patch_size, reductions
 from paucal.backbones.layout import Size
 
 # Numbers of cells (spatial positions) along the shorter side of the last grid. A backbone with stages needs at least 4.
-# A backbone without stages (a ViT), whose cells all attend to each other from the first block on, needs at least 7, as
-# for images of 224 pixels with patches of 32 pixels. 8 cells are preferred, since more image sizes are multiples of 8.
+# A backbone without stages (a ViT), whose cells all attend to each other from the first block on, needs at least 7, the
+# number for images of 224 pixels and patches of 32 pixels. 8 cells are preferred, since more image sizes are multiples
+# of 8.
 MIN_STAGED_CELLS, MIN_VIT_CELLS, PREFERRED_VIT_CELLS, MAX_VIT_CELLS = 4, 7, 8, 16
-_WINDOWS = (7, 8, 6, 5, 4)  # sides of Swin's attention windows in cells, in order of preference
+_WINDOW_SIDES = (7, 8, 6, 5, 4)  # sides of Swin's attention windows in cells, in order of preference
 _USUAL_IMAGE_SIDE = 224  # side in pixels of the images for which most models were designed
 
 
@@ -26,7 +27,7 @@ def min_cells(model: nn.Module) -> int:
 
 
 def has_single_grid(model: nn.Module) -> bool:
-    """Return whether all blocks have the same grid, as in a ViT, instead of a coarser grid in each stage."""
+    """Return whether all blocks of a model have the same grid (as in a ViT); False if the grid differs by stage."""
     return len(set(reductions(model))) == 1
 
 
@@ -50,7 +51,7 @@ def candidate_arguments(model: nn.Module, image_size: Size, user_args: Mapping[s
 def patch_sides(image_size: Size) -> list[int]:
     """Return the sides of square patches, in pixels, that give 7 to 16 cells along an image's shorter side.
 
-    The side that gives 8 cells comes first, followed by the other sides from large to small.
+    The side that gives 8 cells comes first, then the other sides from large to small.
 
     Example:
         >>> patch_sides((96, 96))[0], patch_sides((28, 28))[0], patch_sides((31, 31))
@@ -93,8 +94,8 @@ def best_window(image_size: Size, patch: int, stages: int) -> int:
             total += _padded_side(height, window) * _padded_side(width, window) / (height * width) - 1
         return total
 
-    return min(_WINDOWS, key=relative_padding)
+    return min(_WINDOW_SIDES, key=relative_padding)
 
 
 def _padded_side(side: int, window: int) -> int:
-    return side if side <= window else math.ceil(side / window) * window  # timm shrinks larger windows
+    return side if side <= window else math.ceil(side / window) * window  # timm shrinks windows larger than the grid

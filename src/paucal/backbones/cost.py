@@ -27,9 +27,9 @@ class Cost:
     Attributes:
         parameters: Number of parameters of the model.
         macs: Multiply-adds of a forward pass, without the matrix products of attention.
-        activation_bytes: Size in bytes of the float32 tensors that a forward pass saves for the backward pass, without
+        activation_bytes: Size in bytes of the tensors that a float32 forward pass saves for the backward pass, without
             attention matrices.
-        largest_bytes: Size in bytes of the largest of these tensors.
+        largest_bytes: Size in bytes of the largest saved tensor.
     """
 
     parameters: int
@@ -44,18 +44,18 @@ def image_cost(name: str, image_size: Size, arguments: Mapping[str, Any]) -> Cos
     Args:
         name: Name of a timm model.
         image_size: (height, width) in pixels.
-        arguments: Complete constructor arguments for this size.
+        arguments: All constructor arguments for this image size.
 
     Example:
         >>> cost = image_cost("resnet18", (224, 224), {})
         >>> round(cost.parameters / 1e6, 1), round(cost.macs / 1e9, 1), round(cost.activation_bytes / 2**20)
         (11.7, 1.8, 21)
     """
-    return _measured_cost(name, tuple(image_size), CacheKey.from_arguments(arguments))
+    return _measure_cost(name, tuple(image_size), CacheKey.from_arguments(arguments))
 
 
 @lru_cache(maxsize=16)
-def _measured_cost(name: str, image_size: Size, key: CacheKey) -> Cost | None:
+def _measure_cost(name: str, image_size: Size, key: CacheKey) -> Cost | None:
     model = build_empty(name, key.arguments).train()
     saved_tensors: dict[int, Tensor] = {}
     counter = FlopCounterMode(display=False)
@@ -68,7 +68,7 @@ def _measured_cost(name: str, image_size: Size, key: CacheKey) -> Cost | None:
         warnings.simplefilter("ignore")
         images = probe_images(model, image_size).repeat(2, 1, 1, 1).requires_grad_()  # batch norms need two images
         try:
-            with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor), counter, NoAttention():
+            with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor), counter, MatrixFreeAttention():
                 model(images)
         except (RuntimeError, NotImplementedError, TypeError, ValueError, AttributeError):
             return None
@@ -76,6 +76,7 @@ def _measured_cost(name: str, image_size: Size, key: CacheKey) -> Cost | None:
     kept_tensors = [tensor for address, tensor in saved_tensors.items() if address not in parameter_storages]
     sizes = [tensor.untyped_storage().nbytes() // 2 for tensor in kept_tensors]
     parameters = sum(parameter.numel() for parameter in model.parameters())
+    # The forward pass processed two images, and a multiply-add counts as two floating-point operations.
     return Cost(parameters, counter.get_total_flops() // 4, sum(sizes), max(sizes, default=0))
 
 
@@ -83,10 +84,11 @@ def _storage_address(tensor: Tensor) -> int:
     return tensor.untyped_storage()._cdata
 
 
-class NoAttention(TorchFunctionMode):
-    """Replaces fused attention by a product that does not create the attention matrix.
+class MatrixFreeAttention(TorchFunctionMode):
+    """Replaces fused attention by a cheap product with the same output shape, so that no attention matrix is created.
 
-    On the meta device, fused attention would create the matrix, which is not created on most devices.
+    On CPUs and GPUs, the kernels of fused attention do not store the attention matrix. On the meta device, torch
+    computes the matrix explicitly, so the measured memory would be too large.
     """
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -119,6 +121,6 @@ def meta_device() -> Iterator[None]:
 
 def part_cost(part: nn.Module, inputs: Any, run: Callable[[Any], Any] | None = None) -> PartCost:
     """Return the cost of a submodule on the meta device; `run`, if given, is called instead of the submodule."""
-    with FlopCounterMode(display=False) as counter, NoAttention():
+    with FlopCounterMode(display=False) as counter, MatrixFreeAttention():
         (run or part)(inputs)
     return PartCost(sum(parameter.numel() for parameter in part.parameters()), counter.get_total_flops() // 2)

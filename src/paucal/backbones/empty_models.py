@@ -1,4 +1,4 @@
-"""Builds models without values, on the meta device, to find out which image sizes and arguments they accept."""
+"""Builds models on the meta device, without values, to find out which image sizes and arguments they accept."""
 
 import warnings
 from collections.abc import Mapping, Sequence
@@ -27,7 +27,7 @@ class CacheKey:
     """The arguments of a model's constructor, as a hashable cache key.
 
     Attributes:
-        text: The arguments as text, by which keys are compared and hashed.
+        text: The arguments as text; keys are compared and hashed by this text.
         arguments: The arguments.
     """
 
@@ -43,15 +43,15 @@ class CacheKey:
 def build_empty(name: str, arguments: Mapping[str, Any]) -> nn.Module:
     """Build a model on the meta device, where tensors have shapes but no values."""
     with torch.device("meta"), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # such as warnings about layers without elements; other code checks the model
+        warnings.simplefilter("ignore")  # such as warnings about tensors without elements; other code checks the model
         return create_model(name, **arguments)
 
 
 def try_size(name: str, image_size: Size, arguments: Mapping[str, Any]) -> FeatureBackbone | None:
-    """Build a model on the meta device and run it on one image; return None if it does not support the image size."""
+    """Build a model on the meta device and run it on one image; return None if the model does not support the size."""
     try:
         with torch.device("meta"), warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # such as warnings about layers without elements
+            warnings.simplefilter("ignore")  # such as warnings about tensors without elements
             model = timm.create_model(name, **arguments)
         patch = patch_size(model)
         if patch is not None and (image_size[0] % patch[0] or image_size[1] % patch[1]):
@@ -80,7 +80,7 @@ def supports_sizes(name: str, image_sizes: Sequence[Size], arguments: Mapping[st
 
 
 def patch_size(model: nn.Module) -> Size | None:
-    """Return the (height, width) of a model's patches in pixels; None if it has no patches or the patches overlap."""
+    """Return the (height, width) of a model's patches in pixels; None if the model has no patches or they overlap."""
     for embed in (getattr(model, "patch_embed", None), getattr(model, "stem", None)):
         if isinstance(embed, PatchEmbed):
             height, width = embed.patch_size  # type: ignore[misc]

@@ -13,29 +13,29 @@ from torch import Tensor, nn
 
 from paucal.backbones.forward_hooks import HookedTensors
 from paucal.backbones.layout import Hints, Size, last_tensor, to_grid
-from paucal.backbones.probe import Plan, final_prefixes, make_plan, model_name, probe_images, temporary_eval_mode
+from paucal.backbones.probe import FeaturePlan, final_prefixes, make_plan, model_name, probe_images, temporary_eval_mode
 from paucal.types import FeatureRequest, Features, UserError
 
-_LAST = FeatureRequest()
+_LAST_GRID = FeatureRequest()  # default request
 
 
 class FeatureBackbone(nn.Module):
-    """A timm model with an interface to its features that is the same for all model families.
+    """A timm model whose features are available through the same interface for all model families.
 
-    The levels of a `FeatureRequest` mean:
+    The levels of a `FeatureRequest` select these grids:
 
     - "last": the output of `model.forward_features`. Therefore, `norm=True` and `norm=False` give different grids if
       the model normalises the grid (ViT, Swin, Twins, ...), but the same grid if the model does not normalise its
       output (ResNet, PVTv2) or normalises only the pooled features (ConvNeXt, a mean-pooled ViT). For models with
       several branches (CrossViT, CoaT), the grid of the last branch is returned; for models whose output is only a
-      class token (PiT), the deepest intermediate map.
+      class token (PiT), the deepest intermediate map is returned.
     - "stages": a grid per entry of timm's `feature_info`, which lists every block for models without stages (ViT).
     - "merged": the output of each of Swin's patch-merging layers, and the last grid. (timm's stages end before the
       merging.)
     - "blocks": the output of every block.
 
     With `norm=True` the last entry of "stages", "merged" and "blocks" is the last grid after the final norm, if the
-    model has one.
+    model has a final norm.
 
     To compile the module in place, call `backbone.compile()`.
 
@@ -64,7 +64,7 @@ class FeatureBackbone(nn.Module):
             self._plan = make_plan(model, probe_images(model, self.image_size), self._hooked)
 
     @property
-    def plan(self) -> Plan:
+    def plan(self) -> FeaturePlan:
         """How the model's outputs are read, as determined by the forward pass at construction."""
         return self._plan
 
@@ -80,7 +80,7 @@ class FeatureBackbone(nn.Module):
 
     @property
     def cell_size(self) -> tuple[float, float]:
-        """(height, width) in pixels of the image area of one cell of the last grid."""
+        """(height, width) in pixels of the image area that one cell of the last grid covers."""
         return self.image_size[0] / self.grid[0], self.image_size[1] / self.grid[1]
 
     @property
@@ -106,7 +106,7 @@ class FeatureBackbone(nn.Module):
     def forward(
         self,
         images: Tensor,
-        request: FeatureRequest | tuple[FeatureRequest, ...] = _LAST,
+        request: FeatureRequest | tuple[FeatureRequest, ...] = _LAST_GRID,
         dense: bool = False,
         mix_box: Tensor | None = None,
     ) -> Features | list[Features]:
@@ -135,10 +135,12 @@ class FeatureBackbone(nn.Module):
     def extract(
         self, images: Tensor, requests: Sequence[FeatureRequest], dense: bool = False, mix_box: Tensor | None = None
     ) -> list[Features]:
-        """Return the features for several requests from one forward pass, which is compiled if the module is."""
+        """Return the features for several requests from one forward pass, using compiled code if there is any."""
         return self(images, tuple(requests), dense, mix_box)
 
-    def shapes(self, request: FeatureRequest = _LAST, image_size: Size | None = None) -> list[tuple[int, int, int]]:
+    def shapes(
+        self, request: FeatureRequest = _LAST_GRID, image_size: Size | None = None
+    ) -> list[tuple[int, int, int]]:
         """Return (channels, rows, columns) of each grid of a request, from a forward pass with one image of zeros.
 
         The model's state, its training mode and the random generators stay unchanged.

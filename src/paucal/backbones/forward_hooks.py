@@ -1,7 +1,7 @@
 """Hooks that store inputs and outputs of a model's submodules during a forward pass.
 
-The hooks stay registered, but store tensors only while `HookedTensors.tensors` is a dictionary. They are objects
-instead of closures, so that a deep copy of a backbone gets copies of the hooks, and are simple enough for
+The hooks stay registered, but store tensors only while `HookedTensors.tensors` is a dictionary. The hooks are objects
+instead of closures, so that a deep copy of a backbone gets copies of the hooks. They are simple enough for
 torch.compile.
 """
 
@@ -17,9 +17,9 @@ from torch.utils.hooks import RemovableHandle
 # blocks. Class-attention blocks, for example, do not change the patch tokens.
 _BLOCK_CLASS = re.compile(r"Block|Bottle\w*neck|Residual|DepthwiseSeparable|Outlooker", re.IGNORECASE)
 _EXCLUDED_CLASS = re.compile(r"Class|DropBlock|Embed")
-_NORM_NAME = re.compile(r"norm\d*$")
+_NORM_NAME = re.compile(r"norm\d*$")  # names of modules that may be the final norm
 _MERGING_CLASS = "PatchMerging"  # name of the class of patch-merging layers in all timm models
-_EXCLUDED_LAYERS = re.compile(r"(^|\.)(stem|downsample|global_block)(\.|$)")  # blocks inside these are not counted
+_EXCLUDED_LAYERS = re.compile(r"(^|\.)(stem|downsample|global_block)(\.|$)")  # their blocks are not counted
 
 
 class HookedTensors:
@@ -59,7 +59,7 @@ def hook_input(model: nn.Module, name: str, hooked: HookedTensors) -> RemovableH
 
 @contextmanager
 def recorded_outputs(model: nn.Module, names: Iterable[str]) -> Iterator[dict[str, Any]]:
-    """Yield a dictionary that is filled with the outputs of submodules when the model runs inside the `with` block."""
+    """Yield a dictionary that gets the outputs of submodules, by name, when the model runs in the `with` block."""
     hooked = HookedTensors()
     hooked.tensors = outputs = {}
     handles = [hook_output(model, name, hooked) for name in names]
@@ -74,8 +74,8 @@ def block_names(model: nn.Module) -> list[str]:
     """Return the dotted names of a model's blocks, recognised by the names of their classes, shallow to deep.
 
     timm does not list the blocks of a model, but their classes have similar names in all families (`Block`,
-    `SwinTransformerBlock`, `Bottleneck`, `InvertedResidual`, ...). Only outermost blocks are returned, not blocks
-    inside another. The caller must check whether the outputs are grids.
+    `SwinTransformerBlock`, `Bottleneck`, `InvertedResidual`, ...). Blocks inside other blocks are not
+    returned. The caller must check whether the outputs of the blocks are grids.
 
     Example:
         >>> import timm
@@ -103,7 +103,7 @@ def merging_names(model: nn.Module) -> list[str]:
     """Return the names of the layers that merge patches between two stages, shallow to deep.
 
     In timm, these layers are at the beginning of a stage. In the code of Swin's authors, they are at the end of the
-    previous stage. Their output is the same in both cases.
+    previous stage. The output of these layers is the same in both cases.
 
     Example:
         >>> import timm
@@ -117,7 +117,8 @@ def final_norm_names(model: nn.Module) -> list[str]:
     """Return the names of the modules that may normalise the final grid, in the order of the model.
 
     These are direct children of the model with names such as `norm` and `norm4`. If such a child is a list with a norm
-    per branch, the last norm is returned. A norm after pooling (`fc_norm`, `head.norm`) is part of the classifier.
+    per branch, the name of the last norm in the list is returned. A norm after pooling (`fc_norm`, `head.norm`) is part
+    of the classifier.
     """
     names: list[str] = []
     for name, module in model.named_children():

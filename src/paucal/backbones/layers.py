@@ -1,4 +1,4 @@
-"""Assignment of a model's parameters to its stem, stages, blocks and classifier, with timm's `group_matcher`."""
+"""Assigns a model's parameters to its stem, stages, blocks and classifier, with timm's `group_matcher`."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -61,14 +61,14 @@ def layer_ids(model: nn.Module) -> dict[str, int]:
 
 
 def layer_scales(model: nn.Module, decay: float) -> dict[str, float]:
-    """Return the learning-rate factor of each parameter: `decay` to the power of the number of layers above it.
+    """Return the learning-rate factor of each parameter: `decay` to the power of the number of layers above.
 
     This is the layer-wise decay of BEiT (Bao et al., ICLR 2022, appendix), as in timm's `param_groups_layer_decay`. The
     classifier has the factor 1, the last block `decay`, and the stem the smallest factor.
 
     Args:
         model: A timm model.
-        decay: Factor from each layer to the layer below, in (0, 1]; 1 for equal rates.
+        decay: Learning rate of a layer, divided by the learning rate of the layer above, in (0, 1]; 1 for equal rates.
     """
     ids = layer_ids(model)
     last = max(ids.values())

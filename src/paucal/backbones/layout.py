@@ -1,4 +1,4 @@
-"""Conversion of a timm model's output, whatever its layout, to a grid of cells (spatial positions).
+"""Converts a timm model's output, whatever its layout, to a grid of cells (spatial positions).
 
 timm's families return (B, N, C) tokens with or without leading class tokens, (B, H, W, C) or (B, C, H, W) maps, or
 lists of such tensors. The layout is derived from the image size. Since each cell of a grid belongs to a nearly square
@@ -38,21 +38,21 @@ class Hints:
     """Properties of a model that decide between several possible layouts of a tensor.
 
     Attributes:
-        channels_last: Whether the model's maps are (B, H, W, C). This decides, for example, for a tensor with 24 x 24
-            cells and 24 channels.
-        sides: (rows, columns) of the model's last grid; None if unknown. This decides, for example, between 2 x 5 cells
-            with two class tokens and 2 x 6 cells without class tokens.
+        channels_last: Whether the model's maps are (B, H, W, C). For example, a tensor of shape (B, 24, 24, 24) is
+            ambiguous without this hint.
+        sides: (rows, columns) of the model's last grid; None if unknown. For example, 12 tokens can be 2 x 5 cells and
+            two class tokens, or 2 x 6 cells without class tokens.
     """
 
     channels_last: bool = False
     sides: tuple[int, int] | None = None
 
 
-NO_HINTS = Hints()
+NO_HINTS = Hints()  # the axis order and the grid are unknown
 
 
 def aspect_mismatch(height: int, width: int, image_size: Size) -> float | None:
-    """Return the absolute log ratio of the aspect ratios of a grid and an image; None if they do not fit together.
+    """Return the absolute log ratio of the aspect ratios of a grid and an image; None if the grid does not fit.
 
     The result is 0 for equal aspect ratios. A grid fits an image if the same stride gives both sides of the grid, up to
     one cell of padding per side.
@@ -90,7 +90,7 @@ def grid_sides(cells: int, image_size: Size) -> tuple[int, int] | None:
 def read_layout(
     shape: Sequence[int], image_size: Size, prefixes: Sequence[int] = (0,), hints: Hints = NO_HINTS
 ) -> Layout | None:
-    """Return the layout of a tensor of features; None if it is not a grid of the image's cells.
+    """Return the layout of a tensor of features; None if the tensor is not a grid of the image's cells.
 
     Args:
         shape: Shape of the tensor, batch first.
@@ -119,14 +119,14 @@ def read_layout(
 
 
 def last_tensor(output: Any) -> Any:
-    """Return the last tensor of an output, which may be a list or tuple, for example with a tensor per branch."""
+    """Return the last tensor of a model's output, which may be a list or tuple, such as one tensor per branch."""
     while isinstance(output, list | tuple) and output:
         output = output[-1]
     return output
 
 
 def to_grid(output: Any, image_size: Size, prefixes: Sequence[int] = (0,), hints: Hints = NO_HINTS) -> Tensor | None:
-    """Return an output as a (B, D, H, W) grid; None if it is not a grid. See `read_layout` for the other arguments."""
+    """Return a model's output as a (B, D, H, W) grid; None if the output is not a grid; see `read_layout`."""
     output = last_tensor(output)
     if not isinstance(output, Tensor):
         return None

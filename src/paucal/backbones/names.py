@@ -1,4 +1,4 @@
-"""Checks of the names and arguments of models, with messages for the user instead of timm's errors."""
+"""Checks model names and arguments, and raises errors with messages for the user instead of timm's errors."""
 
 import difflib
 import re
@@ -15,16 +15,16 @@ from paucal.wording import did_you_mean
 
 # Arguments that make timm read files, fetch weights or return something other than a classifier. These arguments are
 # not allowed, since the description of a model may come from an untrusted file.
-_RESERVED = {
+_FORBIDDEN_ARGUMENTS = {
     *("cache_dir", "checkpoint_path", "device", "dtype", "drop_connect_rate", "exportable", "feature_cfg"),
     *("feature_cls", "features_only", "out_indices", "pretrained_cfg", "pretrained_cfg_overlay", "pretrained_strict"),
     "scriptable",
 }
 # Largest values of arguments that count blocks or heads, and of all other arguments. Even on the meta device, building
 # a million blocks would take hours.
-MAX_BLOCKS, MAX_NUMBER = 1000, 1 << 20
+MAX_BLOCKS, MAX_ARGUMENT_VALUE = 1000, 1 << 20
 _BLOCK_COUNT = re.compile(r"depth|layers|blocks|num_heads|stages")  # names of arguments that count blocks or heads
-# Messages of a TypeError.
+# Messages of a TypeError that a model's constructor raises.
 _REPEATED_ARGUMENT = re.compile(r"multiple values for keyword argument '(\w+)'")
 _UNKNOWN_ARGUMENT = re.compile(r"unexpected keyword argument '(\w+)'")
 
@@ -75,15 +75,15 @@ def require_arguments(name: str, arguments: Mapping[str, Any]) -> None:
 def require_harmless(name: str, arguments: Mapping[str, Any]) -> None:
     """Check that building a model with these arguments reads no files, fetches nothing and does not take hours."""
     for key, value in arguments.items():
-        if key in _RESERVED or (key == "pretrained" and value):
+        if key in _FORBIDDEN_ARGUMENTS or (key == "pretrained" and value):
             raise UserError(f"Model argument {key!r} of {name} does not describe an architecture; remove it.")
-        limit = MAX_BLOCKS if _BLOCK_COUNT.search(key) else MAX_NUMBER
+        limit = MAX_BLOCKS if _BLOCK_COUNT.search(key) else MAX_ARGUMENT_VALUE
         if _largest_number(value) > limit:
             raise UserError(f"Model argument {key}={value} of {name} is above the limit of {limit:,}.")
 
 
 def _largest_number(value: Any) -> float:
-    """Return the largest number in a value, which may be a nested list or mapping; 0 if it contains no number."""
+    """Return the largest number in a value, which may be a nested list or mapping; 0 if there is no number."""
     if isinstance(value, Mapping):
         value = list(value.values())
     if isinstance(value, list | tuple):
@@ -118,6 +118,6 @@ def _explain_type_error(name: str, arguments: Mapping[str, Any], error: TypeErro
 
 
 def _first_line(error: Exception) -> str:
-    """Return the first line of an error's text, or its type; torch and timm may add lists and stack traces below."""
+    """Return the first line of an error's text, without stack traces below; the error's type if there is no text."""
     lines = str(error).strip().splitlines()
     return (lines[0] if lines else type(error).__name__).rstrip(".:")

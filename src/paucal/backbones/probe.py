@@ -1,4 +1,4 @@
-"""Finding out with one forward pass how to get grids of features from a timm model."""
+"""Finds out, with one forward pass, how to get grids of features from a timm model."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -20,7 +20,7 @@ from paucal.types import UserError
 
 
 @dataclass(frozen=True)
-class Plan:
+class FeaturePlan:
     """How to get a model's features, as determined by a forward pass.
 
     Attributes:
@@ -30,7 +30,7 @@ class Plan:
         blocks: Names of the blocks whose outputs are grids, shallow to deep.
         merging: Names of the layers that merge patches, shallow to deep.
         prefixes: Possible numbers of leading tokens that are not cells, the most likely first.
-        channels_last: Whether the model declares its maps as (B, H, W, C).
+        channels_last: Whether the model states that its maps are (B, H, W, C).
         class_token: Whether the pooled features are the class token, which is the first token.
         last: (channels, rows, columns) of the last grid in this forward pass.
     """
@@ -45,12 +45,12 @@ class Plan:
     last: tuple[int, int, int]
 
 
-def make_plan(model: nn.Module, images: Tensor, hooked: HookedTensors) -> Plan:
-    """Run the model on images, and register the hooks that its features need, which store tensors in `hooked`."""
+def make_plan(model: nn.Module, images: Tensor, hooked: HookedTensors) -> FeaturePlan:
+    """Run the model on images, and return its plan; register hooks that store the needed tensors in `hooked`."""
     size = (images.shape[-2], images.shape[-1])
     handles = {name: hook_output(model, name, hooked) for name in (*block_names(model), *merging_names(model))}
     handles |= {name: hook_input(model, name, hooked) for name in final_norm_names(model)}
-    prefixes, channels_last = layout_facts(model)
+    prefixes, channels_last = declared_layout(model)
     hooked.tensors = {}
     try:
         final, tensors = model.forward_features(images), hooked.tensors  # type: ignore[operator]
@@ -72,7 +72,7 @@ def make_plan(model: nn.Module, images: Tensor, hooked: HookedTensors) -> Plan:
             handle.remove()
     pooled_by_mean = str(getattr(model, "global_pool", "")).startswith("avg")
     class_token = prefixes[0] > 0 and _has_class_token(model) and not pooled_by_mean and last_tensor(final).ndim == 3
-    return Plan(
+    return FeaturePlan(
         last_is_final,
         norms[-1] if norms else None,
         tuple(blocks),
@@ -85,7 +85,7 @@ def make_plan(model: nn.Module, images: Tensor, hooked: HookedTensors) -> Plan:
 
 
 def final_prefixes(prefixes: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the possible numbers of leading tokens of the final output, which always has the class token.
+    """Return the possible numbers of leading tokens of the final output, from which no class token is dropped.
 
     If 0 were possible, an output with only a class token would be mistaken for a grid with one cell.
     """
@@ -102,12 +102,12 @@ def _deepest_map(model: nn.Module, images: Tensor) -> Tensor:
     return maps[-1]
 
 
-def layout_facts(model: nn.Module) -> tuple[tuple[int, ...], bool]:
+def declared_layout(model: nn.Module) -> tuple[tuple[int, ...], bool]:
     """Return the possible numbers of leading tokens of a model's outputs, and whether its maps are (B, H, W, C)."""
     count = getattr(model, "num_prefix_tokens", None)
     if count is None:
         count = int(_has_class_token(model))
-    inner = getattr(model, "inner_prefix_tokens", (0, 1))  # numbers for stages whose extra tokens are dropped later
+    inner = getattr(model, "inner_prefix_tokens", (0, 1))  # for stages whose prefix tokens are dropped
     prefixes = tuple(dict.fromkeys((count, 0) if count else (0, *inner)))
     return prefixes, str(getattr(model, "output_fmt", "")).endswith("NHWC")
 

@@ -1,10 +1,10 @@
-"""Adapting a backbone to the size of the images.
+"""Adapts a backbone to the size of the images.
 
-Most of timm's models were designed for images of 224 pixels. For small images, their last grid has only one or two
-cells (spatial positions) per side, which is too coarse for attention and for dense localization. If the model family
-has a suitable constructor argument (patch size, window size, output stride), this module chooses a finer grid and gives
-the user the reason; otherwise, an error message says which image sizes are possible. Candidates are tried by building
-the model on the meta device, which computes no values, so no table of model families is needed.
+Most of timm's models were designed for images of 224 pixels. For small images, the last grid of these models has only
+one or two cells (spatial positions) per side, which is too coarse for attention and for dense localization. If the
+model family has a suitable constructor argument (patch size, window size, output stride), this module chooses a finer
+grid and gives the user the reason; otherwise, an error message says which image sizes are possible. Candidates are
+tried by building the model on the meta device, which computes no values, so no table of model families is needed.
 """
 
 import copy
@@ -74,11 +74,11 @@ def fit_to_image_size(name: str, image_size: Size, arguments: Mapping[str, Any] 
         user_args = json.dumps(dict(arguments or {}), sort_keys=True)
     except (TypeError, ValueError) as error:
         raise UserError(f"The arguments of {name} must be of JSON types: {error}.") from error
-    return copy.deepcopy(_fitted_sizing(name, tuple(image_size), user_args))
+    return copy.deepcopy(_choose_sizing(name, tuple(image_size), user_args))
 
 
 @lru_cache(maxsize=32)
-def _fitted_sizing(name: str, image_size: Size, arguments: str) -> Sizing:
+def _choose_sizing(name: str, image_size: Size, arguments: str) -> Sizing:
     """Choose the arguments; cached, since this takes up to a second and a run needs the result several times."""
     user_args = json.loads(arguments)
     model = _build_unfitted(name, image_size, user_args)
@@ -95,10 +95,10 @@ def _fitted_sizing(name: str, image_size: Size, arguments: str) -> Sizing:
         if best is not None and best.side >= min_cells(model):
             break
     if best is None:
-        raise UserError(_size_error(name, model, image_size))
+        raise UserError(_size_error_message(name, model, image_size))
     grid = best.backbone.grid
     if grid == (1, 1):
-        raise UserError(_single_cell_error(name, best.backbone.model, image_size))
+        raise UserError(_single_cell_message(name, best.backbone.model, image_size))
     return Sizing(
         grid,
         {**best.size_argument, **best.extra},
@@ -126,8 +126,8 @@ def fit_to_image_sizes(name: str, image_sizes: Sequence[Size], arguments: Mappin
 
     Args:
         name: Name of a timm model.
-        image_sizes: (height, width) in pixels of each size; the model is built for the first.
-        arguments: Complete constructor arguments for the first size, which are extended if needed.
+        image_sizes: (height, width) in pixels of each size; the model is built for the first size.
+        arguments: All constructor arguments for the first size, to which further arguments are added if needed.
     """
     for size_arguments in ({}, {"dynamic_img_size": True}):
         extended = {**arguments, **size_arguments}
@@ -192,9 +192,9 @@ def _coarse_grid_warning(name: str, backbone: FeatureBackbone) -> str:
     )
 
 
-def _size_error(name: str, model: nn.Module, image_size: Size) -> str:
+def _size_error_message(name: str, model: nn.Module, image_size: Size) -> str:
     if min(image_size) < reductions(model)[-1] and not has_single_grid(model):
-        return _single_cell_error(name, model, image_size)
+        return _single_cell_message(name, model, image_size)
     patch = patch_size(model)
     if patch is not None and (image_size[0] % patch[0] or image_size[1] % patch[1]):
         is_too_small = has_single_grid(model) and min(image_size) < min_cells(model) * max(patch)
@@ -212,7 +212,7 @@ def _size_error(name: str, model: nn.Module, image_size: Size) -> str:
     )
 
 
-def _single_cell_error(name: str, model: nn.Module, image_size: Size) -> str:
+def _single_cell_message(name: str, model: nn.Module, image_size: Size) -> str:
     return f"for {_size_text(image_size)} pixels the last grid of {name} is a single cell; {_size_advice(model)}."
 
 

@@ -20,7 +20,7 @@ from paucal.backbones.weights.adapt import position_grid
 from paucal.memory import read_available_memory
 from paucal.types import UserError
 
-MAX_CLASSES, MAX_CHANNELS = 1_000_000, 10_000
+MAX_CLASSES, MAX_CHANNELS = 1_000_000, 10_000  # limits for specifications from untrusted files
 LARGE_IMAGE_PIXELS = 1024 * 1024  # for images with more pixels, the memory of a forward pass is estimated first
 
 
@@ -141,7 +141,7 @@ def _require_memory(spec: BackboneSpec, parameters: int, arguments: Mapping[str,
     if spec.image_size[0] * spec.image_size[1] <= LARGE_IMAGE_PIXELS:
         return
     cost = image_cost(spec.name, spec.image_size, arguments)
-    if cost is not None and 2 * cost.largest_bytes > free_bytes:  # input and output of a layer
+    if cost is not None and 2 * cost.largest_bytes > free_bytes:  # a layer's input and its output
         raise UserError(
             f"one image of {spec.image_size[0]}x{spec.image_size[1]} pixels needs at least "
             f"{2 * cost.largest_bytes / gib:.3g} GiB with {spec.name}, but only {free_bytes / gib:.3g} GiB of this "
@@ -186,11 +186,11 @@ def use_channels_last(model: nn.Module) -> nn.Module:
     """Convert the weights of 2D convolutions to the channels-last memory format, in place; return the model.
 
     The values stay the same. A converted convolution outputs channels-last maps, whatever the format of its input, and
-    so do the layers after it. On two CPU cores, a training step then takes 0.92 (ResNet-18), 0.84 (ResNet-50), 0.62
-    (MobileNetV3-S) or 0.95 (LV-ViT, which has a convolutional stem) times as long as without the conversion. The time
-    of other transformers does not change.
+    so do the layers after the convolution. On two CPU cores, a training step then takes 0.92 (ResNet-18), 0.84
+    (ResNet-50), 0.62 (MobileNetV3-S) and 0.95 (LV-ViT, which has a convolutional stem) times as long as without the
+    conversion. The time of other transformers does not change.
 
-    On Apple's devices the weights are not changed, since not all kernels there support this format.
+    On Apple GPUs (MPS), the weights are not changed, since not all kernels of MPS support this format.
     """
     if torch.backends.mps.is_available():
         return model

@@ -12,12 +12,12 @@ from torch import Tensor, nn
 from paucal.backbones.forward_hooks import HookedTensors, hook_output, recorded_outputs
 from paucal.backbones.layers import classifier_modules
 from paucal.backbones.layout import Hints, Size, last_tensor, read_layout
-from paucal.backbones.probe import layout_facts, model_name, probe_images, temporary_eval_mode
+from paucal.backbones.probe import declared_layout, model_name, probe_images, temporary_eval_mode
 from paucal.types import UserError
 
 N_STAGES = 3  # number of last stages to pool; earlier stages have few channels and improve accuracy less
 MIN_VARIANCE = 1e-12  # keeps the gradient of the standard deviation of a constant map finite
-_CELL_AXES = {"nchw": (2, 3), "nhwc": (1, 2), "tokens": (1,)}  # spatial axes, by layout
+_CELL_AXES = {"nchw": (2, 3), "nhwc": (1, 2), "tokens": (1,)}  # axes of the cells, by layout
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ def last_stage_maps(model: nn.Module, image_size: Size) -> tuple[StageMap, ...]:
     of cells, or if the model has no classifier.
 
     Args:
-        model: timm model, which runs once on an image of zeros.
+        model: A timm model, which is run once on an image of zeros.
         image_size: (height, width) in pixels.
     """
     feature_info: Any = list(getattr(model, "feature_info", None) or [])
@@ -61,7 +61,7 @@ def last_stage_maps(model: nn.Module, image_size: Size) -> tuple[StageMap, ...]:
         return ()
     with recorded_outputs(model, names[-N_STAGES:]) as outputs, temporary_eval_mode(model):
         model(probe_images(model, image_size))
-    prefixes, channels_last = layout_facts(model)
+    prefixes, channels_last = declared_layout(model)
     maps = []
     for name in names[-N_STAGES:]:
         output, layout = last_tensor(outputs.get(name)), None
@@ -78,7 +78,7 @@ class StagePool:
     """Concatenates a model's last features with the pooled maps of its last stages, from the same forward pass.
 
     Args:
-        model: timm model; the hooks stay on it until `close` is called.
+        model: A timm model, on which hooks stay until `close` is called.
         maps: Maps to pool, see `last_stage_maps`.
     """
 
@@ -141,7 +141,7 @@ class StageClassifier(nn.Linear):
 
 
 def stage_classifier(model: nn.Module) -> StageClassifier | None:
-    """Return a model's `StageClassifier`; None if the model has none."""
+    """Return the `StageClassifier` in a model; None if the model does not contain such a classifier."""
     return next((module for module in model.modules() if isinstance(module, StageClassifier)), None)
 
 

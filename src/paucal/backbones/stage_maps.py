@@ -6,8 +6,8 @@ backbone with a single grid (ViT, DHVT, LV-ViT), a simple pyramid is built from 
 
 Detectors and segmenters assume that strides are powers of two and that the cells of a map fill the image exactly
 (torchvision's RoIAlign does not check this). These conditions are ensured for every model: images are padded on the
-right and bottom, models with patches of 14 pixels get the image at 14/16 of its size, and a map that has a row or
-column too many or too few (PiT) is resized.
+right and bottom, images for models with patches of 14 pixels are resized to 14/16 of their size, and a map with one row
+or column too many or too few (PiT) is resized.
 """
 
 import math
@@ -29,14 +29,15 @@ from paucal.types import FeatureRequest, UserError
 
 MIN_STRIDE = 4  # smallest stride of a feature map in pixels
 N_PYRAMID_LEVELS = 4  # number of feature maps built from a single grid
-BATCH_NORMS = (nn.modules.batchnorm._BatchNorm,)
+BATCH_NORM_CLASSES = (nn.modules.batchnorm._BatchNorm,)  # base classes of batch norms
 
 
 class StageMaps(nn.Module):
     """A backbone that returns feature maps with increasing strides, for images of any size.
 
-    For models without batch norms (Swin, ConvNeXt), each map is normalised by a layer norm, as in their published
-    detectors. Parameters that affect no map (of a classifier or a last norm, for example) get `requires_grad=False`.
+    For models without batch norms (Swin, ConvNeXt), each map is normalised by a layer norm, as in the published
+    detectors with these models. Parameters that affect no map (of a classifier or a last norm, for example) get
+    `requires_grad=False`.
 
     Args:
         backbone: Backbone of any family.
@@ -48,7 +49,7 @@ class StageMaps(nn.Module):
         channels: Number of channels of each map.
         multiple: The sides of images are padded to multiples of this number of pixels.
         fixed_size: (height, width) in pixels to which all images are padded, if the model runs only at this size; None
-            if it runs at any size.
+            if the model runs at any size.
 
     Example:
         >>> import timm, torch
@@ -62,9 +63,9 @@ class StageMaps(nn.Module):
     def __init__(self, backbone: FeatureBackbone, any_size: bool = True, finest: int = MIN_STRIDE) -> None:
         super().__init__()
         self.backbone = backbone
-        stages = _stages_of(backbone)
+        stages = _stages_by_stride(backbone)
         self._stages = {stride: stage for stride, stage in stages.items() if len(stages) == 1 or stride >= finest}
-        needs_norm = not any(isinstance(module, BATCH_NORMS) for module in backbone.model.modules())
+        needs_norm = not any(isinstance(module, BATCH_NORM_CLASSES) for module in backbone.model.modules())
         self._has_single_grid = len(stages) == 1
         if not self._has_single_grid:
             self.strides = tuple(self._stages)
@@ -75,8 +76,8 @@ class StageMaps(nn.Module):
             stride = math.sqrt(math.prod(backbone.cell_size))
             factors = [factor for factor in pyramid_factors(stride) if _power_of_two(stride) / factor >= finest]
             self.strides = tuple(round(_power_of_two(stride) / factor) for factor in factors)
-            self.levels = nn.ModuleList(_Rescale(backbone.dim, factor) for factor in factors)
-            self.channels = tuple(level.channels for level in self.levels if isinstance(level, _Rescale))
+            self.levels = nn.ModuleList(_PyramidLevel(backbone.dim, factor) for factor in factors)
+            self.channels = tuple(level.channels for level in self.levels if isinstance(level, _PyramidLevel))
             self._image_scale = stride / _power_of_two(stride)
         self.multiple = self.strides[-1]
         height, width = backbone.image_size
@@ -142,7 +143,7 @@ class StageMaps(nn.Module):
     def _pad_images(self, images: Tensor) -> Tensor:
         height, width = images.shape[-2:]
         rows, columns = self.padded_size(height, width)
-        # Always pad if sides are dynamic, since torch.export would store the result of the comparison for its example.
+        # Always pad if sides are dynamic, since torch.export would bake in the branch taken for its example input.
         is_dynamic = isinstance(height, torch.SymInt) or isinstance(width, torch.SymInt)
         if is_dynamic or (rows, columns) != (height, width):
             return F.pad(images, (0, columns - width, 0, rows - height))
@@ -182,8 +183,8 @@ def stage_maps(spec: BackboneSpec, drop_path_rate: float | None = None, finest: 
 def pyramid_factors(stride: float) -> tuple[float, ...]:
     """Return the factor by which a model's single grid is enlarged for each level, the finest level first.
 
-    For patches of 16 pixels these are ViTDet's 4, 2, 1 and 1/2. For patches of 4 pixels or more, the finest level has a
-    stride of 4 pixels.
+    For patches of 16 pixels, the factors are ViTDet's: 4, 2, 1 and 1/2. For patches of 4 pixels or more, the finest
+    level has a stride of 4 pixels.
 
     Args:
         stride: Stride of the grid in pixels.
@@ -196,7 +197,7 @@ def pyramid_factors(stride: float) -> tuple[float, ...]:
     return tuple(largest_factor / 2**level for level in range(N_PYRAMID_LEVELS))
 
 
-class _Rescale(nn.Module):
+class _PyramidLevel(nn.Module):
     """A level of the simple pyramid: enlarges a grid by transposed convolutions, or reduces it by 2 x 2 max pooling."""
 
     def __init__(self, channels: int, factor: float) -> None:
@@ -207,14 +208,14 @@ class _Rescale(nn.Module):
         for in_width, out_width in pairwise(widths):
             layers += [nn.ConvTranspose2d(in_width, out_width, 2, 2), LayerNorm2d(out_width), nn.GELU()]
         self.channels = widths[-1]
-        # A norm and a GELU are between two convolutions, but not after the last.
+        # Leave out the norm and the GELU after the last convolution.
         self.layers = nn.Sequential(*(layers[:-2] if doublings > 0 else layers))
 
     def forward(self, grid: Tensor) -> Tensor:
         return self.layers(grid)
 
 
-def _stages_of(backbone: FeatureBackbone) -> dict[int, tuple[int, int]]:
+def _stages_by_stride(backbone: FeatureBackbone) -> dict[int, tuple[int, int]]:
     """Return the (index, channels) of the deepest map with each stride, by stride, for strides of at least 4 pixels.
 
     Strides are rounded to powers of two. For a model without stages, the only key is 0.
@@ -248,7 +249,7 @@ def _power_of_two(stride: float) -> int:
 
 
 def _resize_exactly(grid: Tensor, size: Size) -> Tensor:
-    """Resize a map by bilinear interpolation if it does not have this (rows, columns)."""
+    """Resize a map by bilinear interpolation, unless the map already has the (rows, columns) `size`."""
     if (grid.shape[-2], grid.shape[-1]) == size:
         return grid
     return F.interpolate(grid, size, mode="bilinear", align_corners=False)

@@ -40,9 +40,9 @@ from timm.models.xcit import XCA
 from torch import Tensor, nn
 
 from paucal.backbones.attention_layout import (
+    AttentionCall,
     AttentionGroups,
     AttentionLayout,
-    Call,
     Size,
     Tokens,
     cell_indices,
@@ -66,7 +66,7 @@ def relevance_family(model: nn.Module) -> str | None:
     return "vit" if declared is None and isinstance(model, VisionTransformer) else declared
 
 
-def _swin_groups(call: Call, weights: Tensor, image_size: Size) -> AttentionGroups:
+def _swin_groups(call: AttentionCall, weights: Tensor, image_size: Size) -> AttentionGroups:
     features, window = call.block_inputs[0], call.block.window_size
     grid = (features.shape[1], features.shape[2])
     shifts = tuple(-steps for steps in call.block.shift_size)
@@ -74,19 +74,19 @@ def _swin_groups(call: Call, weights: Tensor, image_size: Size) -> AttentionGrou
     return window_groups(grid, window_partition(pad_indices(shifted, window), window))
 
 
-def _twins_groups(call: Call, weights: Tensor, image_size: Size) -> AttentionGroups:
+def _twins_groups(call: AttentionCall, weights: Tensor, image_size: Size) -> AttentionGroups:
     grid, side = (int(call.inputs[1][0]), int(call.inputs[1][1])), call.layer.ws
     return _group_unshifted_windows(grid, (side, side), call.inputs[0])
 
 
-def _nest_groups(call: Call, weights: Tensor, image_size: Size) -> AttentionGroups:
+def _nest_groups(call: AttentionCall, weights: Tensor, image_size: Size) -> AttentionGroups:
     blocks, cells = call.inputs[0].shape[1:3]
     side = math.isqrt(cells)
     grid = (math.isqrt(blocks) * side, math.isqrt(blocks) * side)
     return window_groups(grid, blockify(cell_indices(grid, call.inputs[0]), side)[0])
 
 
-def _maxvit_groups(call: Call, weights: Tensor, image_size: Size) -> AttentionGroups:
+def _maxvit_groups(call: AttentionCall, weights: Tensor, image_size: Size) -> AttentionGroups:
     block, features = call.block, call.block_inputs[0]
     shape = features.shape[2:] if isinstance(block, PartitionAttention2d) else features.shape[1:3]
     partition = maxvit_partition if block.partition_block else grid_partition
@@ -94,8 +94,8 @@ def _maxvit_groups(call: Call, weights: Tensor, image_size: Size) -> AttentionGr
     return window_groups(grid, partition(cell_indices(grid, features), [int(side) for side in block.partition_size]))
 
 
-def _plain_window_groups(call: Call, weights: Tensor, image_size: Size) -> AttentionGroups | None:
-    """Return the groups of DaViT, GC ViT, TinyViT and SAM: windows without shift, the last of which are padded."""
+def _plain_window_groups(call: AttentionCall, weights: Tensor, image_size: Size) -> AttentionGroups | None:
+    """Return the groups of DaViT, GC ViT, TinyViT and SAM: windows without shift, padded at the right and bottom."""
     features, side = call.block_inputs[0], call.block.window_size
     if not side:  # a block of SAM with global attention
         return None
@@ -104,10 +104,10 @@ def _plain_window_groups(call: Call, weights: Tensor, image_size: Size) -> Atten
     return _group_unshifted_windows((shape[0], shape[1]), window, features)
 
 
-def _sam2_groups(call: Call, weights: Tensor, image_size: Size) -> AttentionGroups:
+def _sam2_groups(call: AttentionCall, weights: Tensor, image_size: Size) -> AttentionGroups:
     """Return the groups of SAM 2's Hiera, which pools queries within windows (Ravi et al. 2024).
 
-    Padding has keys like the cells have, and a query may be pooled from cells and padding together.
+    Padded positions also have keys, and a query may be pooled from cells and padding together.
     """
     block, features = call.block, call.block_inputs[0]
     rows, columns = int(features.shape[1]), int(features.shape[2])
@@ -126,7 +126,7 @@ def _group_unshifted_windows(grid: Size, window: Size, like: Tensor) -> Attentio
     return window_groups(grid, window_partition(pad_indices(cell_indices(grid, like), window), window))
 
 
-def _mobilevit_groups(call: Call, weights: Tensor, image_size: Size) -> AttentionGroups | None:
+def _mobilevit_groups(call: AttentionCall, weights: Tensor, image_size: Size) -> AttentionGroups | None:
     """Return the groups of MobileViT (Mehta and Rastegari 2022).
 
     The map is divided into small patches, and the cells at the same position of all patches attend to each other. The
@@ -142,12 +142,12 @@ def _mobilevit_groups(call: Call, weights: Tensor, image_size: Size) -> Attentio
     return window_groups(grid, index.permute(1, 3, 0, 2).reshape(height * width, -1))
 
 
-def _hiera_groups(call: Call, weights: Tensor, image_size: Size) -> AttentionGroups:
+def _hiera_groups(call: AttentionCall, weights: Tensor, image_size: Size) -> AttentionGroups:
     """Return the groups of Hiera (Ryali et al. 2023), whose tokens are ordered so that neighbours can be pooled.
 
-    The positions of the four cells of a pooled token differ by a quarter of the number of tokens, and every n-th token
-    belongs to the same mask unit (window). Here, the indices of the cells are reordered and pooled like the tokens. The
-    weights have the shape (B, heads, units, Q, K), or (B, heads, Q, K) if all tokens attend to each other.
+    The four cells that are pooled to one token are a quarter of the sequence apart. With n mask units (windows), every
+    n-th token belongs to the same mask unit. Here, the indices of the cells are reordered and pooled like the tokens.
+    The weights have the shape (B, heads, units, Q, K), or (B, heads, Q, K) if all tokens attend to each other.
     """
     hiera = next(module for module in call.model.modules() if isinstance(module, Hiera))
     rows, columns = (int(side) for side in hiera.tokens_spatial_shape)

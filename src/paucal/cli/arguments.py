@@ -25,7 +25,7 @@ from paucal.wording import did_you_mean
 
 S = TypeVar("S")
 _MISSING = object()
-# Flags by their short forms and by the names that other tools use.
+# Flags by their short forms, and by the names that other tools use for these flags.
 FLAG_ALIASES = {
     "-b": "--batch-size",
     "-j": "--workers",
@@ -37,7 +37,7 @@ FLAG_ALIASES = {
 }
 CHOSEN_NOTE = "'chosen': chosen from the images and the machine; a run prints the values with their reasons."
 NUMBER_PLACEHOLDERS = {int: "INT", float: "FLOAT"}
-# Placeholders for text values; other flags use the last word of their name.
+# Placeholders for text values in the help; other flags use the last word of their name as placeholder.
 TEXT_PLACEHOLDERS = {
     **dict.fromkeys(("output", "cache", "pictures"), "PATH"),
     **dict.fromkeys(("config", "classes", "split", "sheet", "picture", "real_labels"), "FILE"),
@@ -48,7 +48,7 @@ TEXT_PLACEHOLDERS = {
 
 
 class HelpWithDefaults(HelpFormatter):
-    """Help formatter with a short usage line and, for each flag, a placeholder, a description and the default."""
+    """Help formatter with a short usage line; each flag has a placeholder, a description and its default value."""
 
     def __init__(self, prog: str) -> None:
         super().__init__(prog, max_help_position=34, width=110)
@@ -193,7 +193,7 @@ def parse_run_arguments(
 def _add_machine_flags(parser: CommandParser) -> None:
     clusters, scripts = typing.Literal["slurm", "ray"], typing.Literal["slurm", "kuberay"]
     parser.hints |= {"on": clusters, "slurm": list[str], "print_script": scripts}
-    # If these were in a config, the command that runs on the cluster would start another job.
+    # If these flags were allowed in a config, the command that runs on the cluster would start another job.
     parser.flag_only_names |= {"on", "slurm", "print_script"}
     group = parser.add_argument_group("elsewhere")
     text = "run as a SLURM job or on a Ray cluster; resumed automatically when machines are lost"
@@ -204,11 +204,11 @@ def _add_machine_flags(parser: CommandParser) -> None:
     group.add_argument("--print-script", metavar=_format_choices(scripts), help=text)
 
 
-def add_data_arguments(parser: CommandParser, help_of_data: str) -> None:
+def add_data_arguments(parser: CommandParser, data_help: str) -> None:
     """Add `--config`, and DATA as a positional argument and as a flag."""
     parser.hints |= {"data": str, "resume": str, "config": str}
     # The positional argument is not called "data": if it were missing, its default would override DATA of a config.
-    parser.add_argument("subject", nargs="?", metavar="DATA", help=help_of_data)
+    parser.add_argument("subject", nargs="?", metavar="DATA", help=data_help)
     parser.add_argument("--data", metavar="DATA", help="same as DATA; its name in a config")
     parser.add_argument(
         "--config", metavar=TEXT_PLACEHOLDERS["config"], help="YAML file of settings; flags take precedence"

@@ -1,4 +1,4 @@
-"""`paucal cache`: show the disk space that cached files take on this machine, and free it."""
+"""`paucal cache`: show the disk space that cached files take up on this machine, or remove these files."""
 
 import shutil
 from collections.abc import Callable, Sequence
@@ -23,7 +23,7 @@ def run(argv: Sequence[str]) -> int:
 
     console, folder = PlainConsole(soft_wrap=True), cache.cache_folder()
 
-    def show(name: str, description: str, n_bytes: int, clear: Callable[[], object], noun: str) -> None:
+    def show_or_clear(name: str, description: str, n_bytes: int, clear: Callable[[], object], noun: str) -> None:
         console.print(f"{name}: {description}", markup=False)
         if values.clear:
             freed = clear()  # the number of removed bytes; a result of another type means that all were removed
@@ -37,19 +37,21 @@ def run(argv: Sequence[str]) -> int:
         total = sum(entry.n_bytes for entry in entries)
         limit = f"of at most {cache.MAX_BYTES // 2**30} GiB, in {folder}"
         text = f"{counted(len(entries), 'set')}, {total / MIB:.0f} MiB {limit}"
-        show("decoded images", text, total, lambda: cache.clear_cache(folder), "decoded images")
+        show_or_clear("decoded images", text, total, lambda: cache.clear_cache(folder), "decoded images")
         if shard_bytes := cache.folder_bytes(folder / cache.SHARDS):
             text = f"{shard_bytes / MIB:.0f} MiB of downloaded shards and indices, in {folder}"
-            show("shards", text, shard_bytes, lambda: cache.clear_fetched(folder), "shards")
+            show_or_clear("shards", text, shard_bytes, lambda: cache.clear_fetched(folder), "shards")
         if run_bytes := cache.folder_bytes(folder / cache.STORED_RUNS):
             text = f"{run_bytes / MIB:.0f} MiB of copies of runs on object storage, in {folder}"
-            show("runs", text, run_bytes, lambda: cache.clear_stored_runs(folder), "copies of runs")
+            show_or_clear("runs", text, run_bytes, lambda: cache.clear_stored_runs(folder), "copies of runs")
     if mask_bytes := cache.folder_bytes(cache.unpacked_folder()):
         mask_folder = cache.unpacked_folder()
         text = f"{mask_bytes / MIB:.0f} MiB of unpacked masks, in {mask_folder}"
-        show("archives", text, mask_bytes, lambda: shutil.rmtree(mask_folder, ignore_errors=True), "unpacked masks")
+        show_or_clear(
+            "archives", text, mask_bytes, lambda: shutil.rmtree(mask_folder, ignore_errors=True), "unpacked masks"
+        )
     features = sorted(cache.features_folder().glob("*.safetensors"))
     size = sum(file.stat().st_size for file in features)
     text = f"{counted(len(features), 'file')}, {size / MIB:.0f} MiB, in {cache.features_folder()}"
-    show("features", text, size, lambda: [file.unlink(missing_ok=True) for file in features], "features")
+    show_or_clear("features", text, size, lambda: [file.unlink(missing_ok=True) for file in features], "features")
     return 0

@@ -19,14 +19,14 @@ methods, models, training-set fractions or seeds. All other flags are those of '
 def run(argv: Sequence[str]) -> int:
     """Run the command; return the exit code, which is 1 if a run has failed and 130 if the comparison was stopped."""
     parser = CommandParser("compare", DESCRIPTION)
-    train = setting_fields(TrainSettings)
-    add_data_arguments(parser, train["data"].metadata["help"])
+    train_fields = setting_fields(TrainSettings)
+    add_data_arguments(parser, train_fields["data"].metadata["help"])
     parser.add_argument("--resume", metavar="FOLDER", help="resume a stored comparison")
     add_settings(parser, GridSettings)
     add_settings(parser, TrainSettings, skip=[*SET_BY_COMPARISON, *UNSUPPORTED])
     values, given = parse_arguments(parser, argv)
     grid_values = {name: getattr(values, name) for name in given if name in setting_fields(GridSettings)}
-    run_settings = {name: getattr(values, name) for name in given if name in train and name not in grid_values}
+    run_settings = {name: getattr(values, name) for name in given if name in train_fields and name not in grid_values}
     if values.subject is not None:
         if run_settings.get("data", values.subject) != values.subject:
             raise UserError(f"DATA is {values.subject!r} and --data is {values.data!r}: remove DATA or --data.")
@@ -48,7 +48,7 @@ def run(argv: Sequence[str]) -> int:
 
 
 def parse_arms(words: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """Parse --arms words of the form 'NAME: FLAGS of paucal train' into given settings, by the name of the arm."""
+    """Parse --arms words of the form 'NAME: FLAGS of paucal train'; return the settings of each arm, by arm name."""
     arms: dict[str, dict[str, Any]] = {}
     for arm_text in words:
         name, colon, flags = arm_text.partition(":")

@@ -22,7 +22,7 @@ The script is for this version of paucal: generate it again after an update. Ins
 and open a new shell. The folder must exist; create it with mkdir -p."""
 Shell = Literal["bash", "zsh", "fish", "tcsh"]
 DEVICES = ("cpu", "cuda", "mps")
-# Names of arguments whose values are completed although their type is plain text.
+# Names of arguments whose values are completed although their type is text without fixed choices.
 MODEL_ARGUMENTS, DEVICE_ARGUMENT, RECIPE_ARGUMENT = ("model", "models"), "device", "recipe"
 
 

@@ -1,4 +1,4 @@
-"""Reading of the YAML file that `--config` names, which contains settings by name."""
+"""Read the YAML file that `--config` names; the file contains settings by name."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -9,7 +9,7 @@ from paucal.types import UserError
 from paucal.wording import did_you_mean
 
 # Settings in a run's `config.yaml` that are ignored when the file is given to `--config` to repeat the run.
-_NOT_REPEATED = ("output", "overwrite", "time_limit")
+_IGNORED_ON_REPEAT = ("output", "overwrite", "time_limit")
 
 
 def read_config(name: str, hints: Mapping[str, Any], verb: str) -> dict[str, Any]:
@@ -53,7 +53,7 @@ def _read_settings(name: str) -> tuple[dict[Any, Any], set[Any]]:
         raise UserError(f"--config: {name!r} contains no settings; expected lines such as 'epochs: 30'.")
     if not isinstance(content.get("settings"), dict) or not isinstance(content.get("origin"), dict):
         return content, set()
-    settings = {key: value for key, value in content["settings"].items() if key not in _NOT_REPEATED}
+    settings = {key: value for key, value in content["settings"].items() if key not in _IGNORED_ON_REPEAT}
     # A run without `init` started from random weights. A repetition of the run must not choose pretrained weights.
     if content.get("verb", "train") in ("train", "segment", "detect") and settings.get("init") is None:
         settings["init"] = "none"

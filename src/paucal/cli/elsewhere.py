@@ -17,7 +17,8 @@ def run_elsewhere(verb: str, values: Namespace, argv: Sequence[str]) -> int | No
     """Start a run on a cluster (`--on`), or print the script of such a run (`--print-script`).
 
     Returns:
-        The exit code; None if neither flag was given, so that the caller must start the run on this machine.
+        The exit code; None if the caller must continue on this machine, because neither flag was given, or `--on` was
+        given with `--print-config`.
     """
     if values.on is None and values.print_script is None:
         if values.slurm is not None:
@@ -84,7 +85,7 @@ def _make_script(cluster: str, command: "Command", machines: _ClusterMachines) -
 
 
 def _start_job(cluster: str, command: "Command", machines: _ClusterMachines) -> int:
-    """Run the command on Ray until it ends, or submit it to SLURM; return the exit code."""
+    """Run the command on Ray until it ends, or submit the command to SLURM; return the exit code."""
     from paucal.runner.elsewhere import ray, slurm
 
     if cluster == "ray":

@@ -8,10 +8,10 @@ from paucal.verbs.eval.settings import EvalSettings
 
 DESCRIPTION = """Evaluate the model of a run on labelled images, a detector on boxes, a segmentation network on masks.
 Without DATA, or if DATA is the data set of the run, the run's test images are used. For another data set, the test
-split is used (the validation split if there is no test split), or all images if there are no splits. Images that were
-used to train or select the model are left out. --protocol (knn, linear, logistic, correspondence or few-labels)
-evaluates a frozen backbone instead, which can be the backbone of a run, a weights file, or any timm model. The backbone
-is compared with the same architecture with random weights."""
+split is used (the validation split if there is no test split), or else all images. Images that were used to train or
+select the model are left out. --protocol (knn, linear, logistic, correspondence or few-labels) evaluates a frozen
+backbone instead, which can be the backbone of a run, a weights file, or any timm model. The backbone is compared with
+the same architecture with random weights."""
 
 
 def run(argv: Sequence[str]) -> int:

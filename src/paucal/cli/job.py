@@ -21,8 +21,8 @@ def run_job(
         job: Job of the command.
         settings: Settings class of the command.
         parsed: Result of `parse_run_arguments`.
-        start: Start time of a new run, from which its duration is measured, in seconds of `time.monotonic()`; None for
-            the current time.
+        start: Start time of a new run in seconds of `time.monotonic()`, from which the duration of the run is measured;
+            None for the current time.
     """
     values, given, changes = parsed
     if values.print_config:

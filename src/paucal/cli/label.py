@@ -6,7 +6,7 @@ from paucal.cli.arguments import CommandParser, add_settings, build_settings, pa
 from paucal.settings.groups import LABELLED_DATA_HELP
 from paucal.verbs.label.settings import LabelSettings
 
-DESCRIPTION = """Write label maps: a trained classifier (the teacher) predicts classes for each patch of every image.
+DESCRIPTION = """Write label maps: a trained classifier (the teacher) predicts classes for grid cells of every image.
 'paucal train --method token-labeling --labels' trains on these maps. The teacher is first evaluated on labelled images.
 To continue an interrupted command, repeat the command. With --from-published, maps that the authors of token labeling
 published (one file per image) are converted instead."""

@@ -128,7 +128,7 @@ def _dispatch(arguments: list[str]) -> int:
             f"unknown command {verb!r}{did_you_mean(verb, COMMAND_SUMMARIES)}; "
             f"expected one of {', '.join(COMMAND_SUMMARIES)}."
         )
-    # Only this command's module is imported, since some modules import torch, which takes seconds.
+    # Only this command's module is imported, since some other modules import torch, which is slow.
     module = importlib.import_module(f"paucal.cli.{verb}")
     if verb == "serve":  # a server is mostly idle and should then return its freed memory to the system
         return module.run(arguments[1:])
@@ -194,8 +194,8 @@ def can_write_output() -> bool:
 def _replace_character(problem: UnicodeError) -> tuple[str | bytes, int]:
     """Return a replacement for a character that cannot be encoded, and the position after it.
 
-    Python represents a byte of a Linux file name that is not UTF-8 as a surrogate, which is replaced by the original
-    byte. Any other character is replaced by a backslash escape.
+    If a byte of a Linux file name is not UTF-8, Python represents the byte by a surrogate character. The surrogate is
+    replaced by the original byte. Any other character is replaced by a backslash escape.
     """
     if not isinstance(problem, UnicodeEncodeError):
         raise problem

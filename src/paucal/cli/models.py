@@ -39,7 +39,7 @@ def run(argv: Sequence[str]) -> int:
         raise UserError(f"no model name matches {values.pattern!r}; 'paucal models' lists all.")
     console = PlainConsole()
     if not console.is_terminal:  # lines in a file or a pipe have no width limit, and rich would be slow
-        print("\n".join(_aligned_lines([tuple(COLUMNS), *(_table_row(name, cost) for name, cost in costs.items())])))
+        print("\n".join(_align_columns([tuple(COLUMNS), *(_table_row(name, cost) for name, cost in costs.items())])))
         return 0
     table = Table(box=None, padding=(0, 2, 0, 0))
     for heading, width in COLUMNS.items():
@@ -52,7 +52,7 @@ def run(argv: Sequence[str]) -> int:
     return 0
 
 
-def _aligned_lines(rows: Sequence[tuple[str, ...]]) -> Iterator[str]:
+def _align_columns(rows: Sequence[tuple[str, ...]]) -> Iterator[str]:
     """Yield rows as text lines with aligned columns; the first row contains the headings."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:

@@ -46,8 +46,8 @@ class _PredictCall(NamedTuple):
         """Return the path of the output table (None for standard output) and its format (None for the default)."""
         from paucal.runner.tables import resolve_table
 
-        output, form = self.output_settings.output, self.output_settings.format
-        return (None, form) if output is None else resolve_table(output, form)
+        output, table_format = self.output_settings.output, self.output_settings.format
+        return (None, table_format) if output is None else resolve_table(output, table_format)
 
 
 def run(argv: Sequence[str]) -> int:
@@ -56,8 +56,8 @@ def run(argv: Sequence[str]) -> int:
     parser.add_argument("run", help="run folder")
     # PATHS are optional only with --watch, since argparse ends an optional list ("*") at the first flag and would
     # refuse paths after that flag.
-    n_paths = "*" if any(argument.partition("=")[0] == "--watch" for argument in argv) else "+"
-    parser.add_argument("paths", nargs=n_paths, help="images, folders or patterns; or videos, or camera:0")
+    path_nargs = "*" if any(argument.partition("=")[0] == "--watch" for argument in argv) else "+"
+    parser.add_argument("paths", nargs=path_nargs, help="images, folders or patterns; or videos, or camera:0")
     add_settings(parser, OutputSettings)
     add_settings(parser, PredictSettings)
     add_settings(parser, MovingSettings)
@@ -82,7 +82,7 @@ def run(argv: Sequence[str]) -> int:
             raise UserError("--to is not supported for videos, cameras and --watch: remove --to, or give images.")
         predict_as_labels(values.run, values.paths, settings, output_settings, console)
         return 0
-    predictors = {DETECTION: _predict_boxes, SEGMENTATION: _predict_masks, REGRESSION: _predict_numbers}
+    predictors = {DETECTION: _predict_boxes, SEGMENTATION: _predict_masks, REGRESSION: _predict_target_values}
     if task == REGRESSION:
         _refuse_flags(given, ("pictures", *CLASSIFIER_SETTINGS), "--{} is for classifiers and detectors")
     if has_streams:
@@ -96,7 +96,7 @@ def run(argv: Sequence[str]) -> int:
 
 
 def _has_streams(paths: Sequence[str], watch: str | None, given: Mapping[str, str]) -> bool:
-    """Return whether the input is videos, cameras or a watched folder; if not, refuse flags that are only for these."""
+    """Return whether the input is videos, cameras or a watched folder; if not, refuse flags for such input."""
     from paucal.verbs.predict.video import is_moving
 
     has_streams = watch is not None or any(map(is_moving, paths))
@@ -123,7 +123,7 @@ def _predict_boxes(call: _PredictCall) -> None:
     _write_table(find_objects(call.run, call.paths, call.settings, output_settings, call.console), output)
 
 
-def _predict_numbers(call: _PredictCall) -> None:
+def _predict_target_values(call: _PredictCall) -> None:
     from paucal.export.reading import load_model
     from paucal.verbs.predict.launch import open_pictures
     from paucal.verbs.predict.regression import as_text, predict_target_values
@@ -159,7 +159,7 @@ def _predict_masks(call: _PredictCall) -> None:
 
 
 def _refuse_flags(given: Mapping[str, str], flags: Iterable[str], message: str) -> None:
-    """Raise a UserError for the first of `flags` that was given; its name replaces {} in `message`."""
+    """Raise a UserError for the first of `flags` that was given; the flag's name replaces {} in `message`."""
     for name in flags:
         if name in given:
             raise UserError(f"{message.format(name.replace('_', '-'))}: remove --{name.replace('_', '-')}.")

@@ -6,7 +6,7 @@ from typing import Any
 from paucal.cli.arguments import CommandParser, parse_arguments
 
 DESCRIPTION = (
-    "List the recipes (training settings from papers) that --recipe of 'paucal train', 'pretrain', 'segment' and "
+    "List the recipes (published training settings) that --recipe of 'paucal train', 'pretrain', 'segment' and "
     "'detect' accepts."
 )
 

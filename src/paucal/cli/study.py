@@ -44,10 +44,12 @@ def run(argv: Sequence[str]) -> int:
     return 130 if values.jobs and not result.settled else int(bool(result.failed))
 
 
-def _list_studies(surplus: str | None) -> int:
-    """Print all studies and return the exit code; `surplus` is a word after "list", which raises a UserError."""
-    if surplus is not None:
-        raise UserError(f"unknown word {surplus!r} after 'list'; to see one study use 'paucal study show {surplus}'.")
+def _list_studies(extra_word: str | None) -> int:
+    """Print all studies and return the exit code; raise a UserError if there is an extra word after "list"."""
+    if extra_word is not None:
+        raise UserError(
+            f"unknown word {extra_word!r} after 'list'; to see one study use 'paucal study show {extra_word}'."
+        )
     from paucal.studies.listing import list_studies
 
     _print_table(*list_studies())

@@ -1,4 +1,4 @@
-"""Validation of the images and paths that are passed to Python functions, before any image is opened."""
+"""Validation of the images and paths that are passed to paucal's Python functions, before any image is opened."""
 
 import os
 from collections.abc import Iterable, Mapping
@@ -46,7 +46,7 @@ def path_text(path: Any, what: str) -> str:
     try:
         return os.fsdecode(path)
     except TypeError:
-        raise UserError(f"{what} is of the type {_type_text(path)}, expected a path, such as 'runs/1'.") from None
+        raise UserError(f"{what} is of the type {_describe_type(path)}, expected a path, such as 'runs/1'.") from None
 
 
 def _as_iterable(images: Any, expected: str) -> Iterable[Any]:
@@ -56,14 +56,14 @@ def _as_iterable(images: Any, expected: str) -> Iterable[Any]:
     # Iterating over a mapping or a table would give its column names, and iterating over bytes would give integers.
     is_invalid = isinstance(images, bytes | bytearray | Mapping) or hasattr(images, "columns")
     if is_invalid or not isinstance(images, Iterable) or (isinstance(images, np.ndarray) and images.ndim == 0):
-        raise UserError(f"the images are of the type {_type_text(images)}, {expected}.")
+        raise UserError(f"the images are of the type {_describe_type(images)}, {expected}.")
     return images
 
 
 def _check_image(image: Any, number: int, expected: str) -> ImageInMemory:
     if isinstance(image, Image.Image | Planes) or _is_array(image):
         return image  # type: ignore[return-value]
-    raise UserError(f"image {number} is of the type {_type_text(image)}, {expected}.")
+    raise UserError(f"image {number} is of the type {_describe_type(image)}, {expected}.")
 
 
 def _is_array(value: Any) -> bool:
@@ -71,5 +71,5 @@ def _is_array(value: Any) -> bool:
     return isinstance(value, np.ndarray) and value.ndim in (2, 3) and value.dtype.kind in "uifb"
 
 
-def _type_text(value: object) -> str:
+def _describe_type(value: object) -> str:
     return f"array with {value.ndim} axes" if isinstance(value, np.ndarray) else type(value).__name__

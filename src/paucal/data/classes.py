@@ -1,4 +1,4 @@
-"""Cleaning and comparison of class names, and selection of the classes of a set that are in a list."""
+"""Cleaning and comparison of class names, and selection of the classes of a set that a list names."""
 
 import difflib
 import io
@@ -17,9 +17,10 @@ from paucal.reading import decode_text, read_decoded
 from paucal.types import UserError
 from paucal.wording import counted, join_first_few
 
-_INVISIBLE = "\0\u200b\u200e\u200f\u2060\ufeff"
-_OUTER_BLANKS = re.compile(rf"^[\s{_INVISIBLE}]+|[\s{_INVISIBLE}]+$")
-_INVISIBLE_INSIDE = re.compile(rf"[{_INVISIBLE}\u00ad\u200c\u200d]")
+_INVISIBLE_CHARACTERS = "\0\u200b\u200e\u200f\u2060\ufeff"
+_OUTER_BLANKS = re.compile(rf"^[\s{_INVISIBLE_CHARACTERS}]+|[\s{_INVISIBLE_CHARACTERS}]+$")
+# Characters that are ignored when two names are compared.
+_IGNORED_CHARACTERS = re.compile(rf"[{_INVISIBLE_CHARACTERS}\u00ad\u200c\u200d]")
 _WORD_SEPARATORS = re.compile(r"(?<=[^\W_])[\s_-]+(?=[^\W_])")
 _INTEGER = re.compile(r"([+-]?\d+)(?:\.0*)?")
 _NUMBER = re.compile(r"[+-]?(\d+[.,]?\d*|\.\d+)(e[+-]?\d+)?", re.IGNORECASE)
@@ -34,7 +35,7 @@ MAX_LIST_BYTES = 16 << 20  # largest file of class names, in bytes
 def plain_name(name: str) -> str:
     r"""Return a name as valid Unicode in composed form (NFC), on one line, without outer white space.
 
-    Bytes that are not UTF-8, as in folder names of old archives, are decoded as Windows-1252, or else escaped.
+    Bytes that are not UTF-8, as in folder names of old archives, are decoded as Windows-1252 if possible, else escaped.
 
     Example:
         >>> plain_name(" cat\r"), plain_name("cafe\u0301"), plain_name("caf\udce9"), plain_name("\udcc3\udce8")
@@ -55,10 +56,10 @@ def valid_text(text: str) -> str:
     try:
         return decode_text(text.encode(errors="surrogateescape"), "a name").text
     except (UserError, UnicodeEncodeError):
-        return _SURROGATE.sub(_escape, text)
+        return _SURROGATE.sub(_escape_surrogate, text)
 
 
-def _escape(match: re.Match[str]) -> str:
+def _escape_surrogate(match: re.Match[str]) -> str:
     code = ord(match[0])
     return f"\\x{code - 0xDC00:02x}" if 0xDC80 <= code <= 0xDCFF else f"\\u{code:04x}"
 
@@ -84,7 +85,7 @@ def plain_names(names: Sequence[str]) -> dict[str, str]:
 
 
 def plain_if_distinct(names: Sequence[str]) -> tuple[str, ...]:
-    """Return the plain names of classes, or the unchanged names if plain names are equal or empty."""
+    """Return the plain names of classes, or the unchanged names if two plain names are equal or one is empty."""
     plain_by_name = plain_names(names)
     plain = tuple(plain_by_name[name] for name in names)
     return plain if len(set(plain)) == len(names) and all(plain) else tuple(names)
@@ -147,7 +148,7 @@ def alike_names(names: Iterable[str]) -> list[list[str]]:
 
 
 def _comparison_key(name: str) -> str:
-    folded = unicodedata.normalize("NFKC", _INVISIBLE_INSIDE.sub("", plain_name(name))).casefold()
+    folded = unicodedata.normalize("NFKC", _IGNORED_CHARACTERS.sub("", plain_name(name))).casefold()
     number_match = _INTEGER.fullmatch(folded)
     return number_match[1].lstrip("+0") or "0" if number_match else _WORD_SEPARATORS.sub(" ", folded)
 
@@ -160,8 +161,8 @@ def are_alike(first: str, second: str) -> bool:
 def are_measurements(names: Sequence[str], rare: float) -> bool:
     """Return whether class names look like measurements, as for regression.
 
-    They do if there are at least 8 names, all names are numbers, and either some numbers are not integers or most
-    classes have too few images.
+    Names look like measurements if there are at least 8 names, all names are numbers, and either some numbers are not
+    integers or most classes have too few images.
 
     Args:
         names: Names of the classes.
@@ -201,7 +202,7 @@ def read_class_list(source: str | Path) -> list[str]:
 
 
 def choose_classes(images: ImageSet, source: str | Path) -> ImageSet:
-    """Return only the images of the listed classes.
+    """Return only the images of the classes that a file, or a list that comes with paucal, names.
 
     The classes keep their order in the set and are renumbered from 0. The declared split stays as it is. In a set with
     several labels per image all images stay, and some may then have no label.

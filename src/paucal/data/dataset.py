@@ -25,7 +25,7 @@ class SampleKey(NamedTuple):
     """Identity of one draw of an image, which determines its augmentation.
 
     Attributes:
-        epoch: Pass over the training images.
+        epoch: Number of the pass over the training images, starting at 0.
         index: Position of the image in the image set.
         repeat: Index of this draw of the image within the pass.
     """
@@ -73,7 +73,7 @@ class ViewDataset(Dataset[Sample]):
         self.image_set, self.seed = image_set, seed
         self._transforms = [transform for transform, count in views for _ in range(count)]
         self._labels: Targets | None = image_set.targets if labels else None
-        self._geometry, self._label_maps = geometry, label_maps
+        self._with_geometry, self._label_maps = geometry, label_maps
 
     def __len__(self) -> int:
         return len(self.image_set)
@@ -85,12 +85,13 @@ class ViewDataset(Dataset[Sample]):
     def __getitems__(self, keys: list[SampleKey]) -> list[Sample]:
         """Return several samples; torch's loader calls this with the keys of a batch.
 
-        The global generators are saved and restored once per batch, since that takes ten times as long as seeding them.
+        The global random generators are saved and restored once per batch, since saving and restoring them takes ten
+        times as long as seeding them.
         """
         if (samples := self._batched_samples(keys)) is not None:
             return samples
         with preserve_generators():
-            return [self._sample(key) for key in keys]
+            return [self._make_sample(key) for key in keys]
 
     def _batched_samples(self, keys: list[SampleKey]) -> list[Sample] | None:
         """Return the samples if all their images are decoded and the transform supports batches, else None."""
@@ -105,19 +106,19 @@ class ViewDataset(Dataset[Sample]):
             images.append(pixels)
         views, geometry = transform.transform_batch(images, (derive_seed(self.seed, *key) for key in keys))
         pairs = zip(keys, views.unbind(), geometry.unbind(), strict=True)
-        return [self._with_targets(key, [(view, theta)]) for key, view, theta in pairs]
+        return [self._add_targets(key, [(view, theta)]) for key, view, theta in pairs]
 
-    def _sample(self, key: SampleKey) -> Sample:
+    def _make_sample(self, key: SampleKey) -> Sample:
         image = self.image_set.store.read(key.index)
         reseed(self.seed, *key)
-        return self._with_targets(key, [transform(image) for transform in self._transforms])
+        return self._add_targets(key, [transform(image) for transform in self._transforms])
 
-    def _with_targets(self, key: SampleKey, pairs: list[tuple[Tensor, Tensor]]) -> Sample:
+    def _add_targets(self, key: SampleKey, pairs: list[tuple[Tensor, Tensor]]) -> Sample:
         return Sample(
             id=key.index,
             views=[view for view, _ in pairs],
             label=None if self._labels is None else as_label(self._labels[key.index]),
-            geometry=[theta for _, theta in pairs] if self._geometry else None,
+            geometry=[theta for _, theta in pairs] if self._with_geometry else None,
             label_maps=None if self._label_maps is None else self._label_maps(key.index),
         )
 
@@ -155,7 +156,11 @@ def collate(samples: list[Sample]) -> Batch:
 
 
 def _collate_maps(maps: list[dict[str, Tensor] | None]) -> dict[str, Tensor]:
-    """Stack dense targets. The classes in a teacher's maps are listed here, since on a GPU the step would wait."""
+    """Stack dense targets.
+
+    The distinct classes in a teacher's maps are listed here on the CPU, since listing them on a GPU would make the
+    training step wait.
+    """
     stacked = default_collate(maps)
     if "indices" in stacked:
         stacked["classes"], stacked["slots"] = name_classes(stacked.pop("indices"))

@@ -25,13 +25,14 @@ ImageSource = bytes | Path
 
 # Accepted formats; Pillow reads more, some of them through external programs (EPS through Ghostscript).
 _FORMATS = ("JPEG", "MPO", "PNG", "WEBP", "BMP", "TIFF", "GIF", "PPM", "JPEG2000", "AVIF", "HEIF")
-# An image of 1 x 65,000 pixels, resized to cover a square, would take 10 GB.
+# Largest ratio of the longer to the shorter side. An image of 1 x 65,000 pixels, resized until its shorter side has the
+# length of the network's input, would take up 10 GB.
 _MAX_ASPECT_RATIO = 100
 # Formats that `Image.draft` decodes at a reduced size. MPO, which some phones write, is JPEG with additional images.
 _DRAFT_FORMATS = ("JPEG", "MPO")
-# Images are reduced only if they are more than this many times as large as their reduced size.
+# An image is reduced only if its shorter side is more than this many times as long as the reduced shorter side.
 _MIN_REDUCTION = 1.5
-_ORIENTATION_TAG = 0x0112  # number of EXIF's orientation tag
+_ORIENTATION_TAG = 0x0112  # number of the EXIF tag for the orientation
 # Transposition that undoes each value of the EXIF orientation (EXIF 2.3, table 6).
 UPRIGHT = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
@@ -46,7 +47,7 @@ UPRIGHT = {
 
 @dataclass(frozen=True)
 class Orientation:
-    """The EXIF orientation of an image file, and the size of the image before and after it is applied.
+    """The EXIF orientation of an image file, and the size of the image before and after rotation.
 
     Attributes:
         value: EXIF orientation from 1 to 8; 1 if the file has no valid orientation.
@@ -60,9 +61,10 @@ class Orientation:
 
     @property
     def is_ambiguous(self) -> bool:
-        """Whether the size of an annotation does not show if it was drawn on the stored or on the upright image.
+        """Whether the image has an EXIF orientation that the image size in an annotation file does not show.
 
-        This is the case for images that are rotated by 180 degrees, mirrored or square.
+        The size then fits both the stored and the upright image. This is the case if the image is rotated by 180
+        degrees, mirrored or square.
         """
         return self.value != 1 and self.stored == self.upright
 
@@ -139,13 +141,13 @@ def decode_rgb(source: ImageSource, name: str, reading: Reading = DEFAULT_READIN
     """Decode an image to upright 8-bit RGB.
 
     The EXIF orientation is applied, an alpha channel is dropped (as torchvision's loader does), palettes are
-    looked up, and values of more than 8 bits are scaled to 8; Pillow's own conversion would clip grey values at 255. A
-    JPEG that will be reduced is decoded at a half, a quarter or an eighth of its size.
+    looked up, and values of more than 8 bits are scaled to 8 bits (Pillow's own conversion would clip grey values at
+    255). A JPEG that will be reduced is decoded at a half, a quarter or an eighth of its size.
 
     Raises:
-        UnreadableImage: The image cannot be decoded, has pixels without a known value range (floats, or 32-bit
-            integers above 65,535), is larger than Pillow's limit against decompression bombs, or is more than 100
-            times as long as wide.
+        UnreadableImage: The image cannot be decoded, has pixels without a known value range (floats, or
+            integers outside 0 to 65,535), is larger than Pillow's limit against decompression bombs, or is more than
+            100 times as long as wide.
     """
     small = decode_small(source) if isinstance(source, bytes) else None
     if small is not None and reading.reduced(small.size) == small.size:
@@ -158,7 +160,7 @@ def decode_rgb(source: ImageSource, name: str, reading: Reading = DEFAULT_READIN
 
 
 def upright_rgb(image: Image.Image, reading: Reading = DEFAULT_READING) -> Image.Image:
-    """Convert an image opened by Pillow as `decode_rgb` does; the argument is not changed.
+    """Convert an image opened by Pillow in the same way as `decode_rgb`; the argument is not changed.
 
     Raises:
         ValueError: The value range of the pixels is unknown.
@@ -168,7 +170,7 @@ def upright_rgb(image: Image.Image, reading: Reading = DEFAULT_READING) -> Image
 
 def _decode_upright(image: Image.Image, size: tuple[int, int], value_range: tuple[float, float] | None) -> Image.Image:
     transposition = _exif_transposition(image)
-    deep_pixels = deep_values(image) if is_deep(image) else None  # before `load`, which closes the file
+    deep_pixels = deep_values(image) if is_deep(image) else None  # read before `load` closes the file
     image.load()
     rgb = _to_rgb(image) if deep_pixels is None else to_8_bits(deep_pixels, value_range).convert("RGB")
     if rgb.size != size:
@@ -185,9 +187,9 @@ def turn_upright(image: Image.Image) -> Image.Image:
     return image if transposition is None else image.transpose(transposition)
 
 
-def _orientation(image: Image.Image) -> Orientation:
+def _orientation_of(image: Image.Image) -> Orientation:
     value, (width, height) = exif_orientation(image), image.size
-    if value < 5:  # no turn by 90 degrees
+    if value < 5:  # orientations 1 to 4 do not rotate by 90 degrees
         return Orientation(value, (height, width), (height, width))
     if image.format == "TIFF":  # Pillow has already exchanged the sides
         return Orientation(value, (width, height), (height, width))
@@ -200,9 +202,9 @@ def _exif_transposition(image: Image.Image) -> Image.Transpose | None:
 
 
 def read_orientation(source: ImageSource, name: str) -> Orientation:
-    """Return the EXIF orientation of an image and its sizes from the header, without decoding the pixels."""
+    """Read the EXIF orientation and the sizes of an image from the header, without decoding the pixels."""
     with open_image(source, name) as image:
-        return _orientation(image)
+        return _orientation_of(image)
 
 
 def check_decodes(source: ImageSource, name: str, reading: Reading = DEFAULT_READING) -> None:
@@ -227,7 +229,7 @@ def decode_reduced(
         (height, width) at full size.
     """
     with open_image(source, name) as image:
-        mode, full = image.mode, _orientation(image).upright
+        mode, full = image.mode, _orientation_of(image).upright
         if image.format in _DRAFT_FORMATS:
             image.draft(image.mode, (side, side))
         return upright_rgb(image, Reading(value_range=value_range)), mode, full
@@ -235,10 +237,10 @@ def decode_reduced(
 
 @contextmanager
 def open_image(source: ImageSource, name: str) -> Iterator[Image.Image]:
-    """Open an image with Pillow and silence its warnings.
+    """Open an image with Pillow and silence Pillow's warnings.
 
     Raises:
-        UnreadableImage: The image cannot be opened, or the block raises an exception.
+        UnreadableImage: The image cannot be opened, or the `with` block raises an exception.
     """
     file = io.BytesIO(source) if isinstance(source, bytes) else source
     with decoding_errors(name):

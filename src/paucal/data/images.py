@@ -149,7 +149,7 @@ class ImageSet:
         return np.bincount(labels[labels >= 0], minlength=len(self.classes))
 
     def sample(self, count: int, indices: NDArray[np.int64] | None = None) -> NDArray[np.int64]:
-        """Return up to `count` positions spread over the set or `indices`; a streamed set gives runs of neighbours."""
+        """Return up to `count` positions spread over the set or `indices`; if streamed, in runs of neighbours."""
         total = len(self) if indices is None else len(indices)
         if self.stream is None:
             positions = evenly_spaced(total, count)
@@ -225,7 +225,7 @@ def full_size_image(images: ImageSet, index: int) -> Image.Image:
 
 
 def without_decoded_copies(images: ImageSet) -> ImageSet:
-    """Return a set that reads the original images again, not the decoded copies; images left out stay left out."""
+    """Return a set that reads the original images instead of decoded copies, without the images that were left out."""
     store = images.store
     if isinstance(store, DecodedCopies) and store.original is not None:
         store = store.original

@@ -21,9 +21,9 @@ from paucal.signals import ignore_stop_signals
 from paucal.types import Batch, UserError
 from paucal.wording import counted
 
-MAX_INFERENCE_BATCH = 256  # images per batch
-MAX_CPU_BATCH_PIXELS = 16 * 224 * 224  # pixels of all images of a batch
-# ENOSPC means that the shared memory is full.
+MAX_INFERENCE_BATCH = 256  # largest number of images per batch during inference
+MAX_CPU_BATCH_PIXELS = 16 * 224 * 224  # largest number of pixels in a batch during inference on a CPU
+# Errors that mean that a resource of the system is used up; ENOSPC means that the shared memory is full.
 _RESOURCE_ERRORS = (errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.ENOSPC)
 MAX_KEPT_BYTES = 512 << 20  # largest total size of batches that `KeptBatches` keeps in memory
 
@@ -90,7 +90,7 @@ def make_ordered_loader(
 ) -> DataLoader[Any]:
     """Return a loader that reads each sample at `indices` once, in order.
 
-    Samples are augmented as in `epoch`. There are never more processes than batches.
+    Samples are augmented as in the training epoch `epoch`. At most one loader process per batch is started.
     """
     batches = _OrderedBatches(indices, batch_size, epoch)
     workers = min(workers, len(batches))

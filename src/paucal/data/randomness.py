@@ -12,7 +12,7 @@ from contextlib import contextmanager
 import numpy as np
 import torch
 
-_SEED_BITS = 63
+_SEED_BITS = 63  # a seed fits into a signed 64-bit integer
 
 
 def derive_seed(*numbers: int) -> int:

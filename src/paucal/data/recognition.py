@@ -1,4 +1,4 @@
-"""The kinds of labels (classes, boxes, masks): how files of each kind are recognised, and which command learns them."""
+"""The kinds of labels (classes, boxes, masks): how each kind is recognised in files, and which command learns it."""
 
 import os
 from collections import Counter
@@ -7,7 +7,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 
-from paucal.data.boxes.opening import LAYOUTS, STRUCTURE, find_boxes, open_tagged_images
+from paucal.data.boxes.opening import LAYOUTS, STRUCTURE_FOLDERS, find_boxes, open_tagged_images
 from paucal.data.boxes.tree import Tree, folder_tree, open_tree
 from paucal.data.images import ImageSet
 from paucal.data.masks.mask_table import is_mask_table
@@ -27,7 +27,7 @@ from paucal.data.splits.part_names import part_of_name
 from paucal.types import NoLabelsError, UserError
 from paucal.wording import counted, join_first_few
 
-MAX_FOLDERS_SHOWN, MAX_CLASSES_SHOWN = 5, 3
+MAX_FOLDERS_SHOWN, MAX_CLASSES_SHOWN = 5, 3  # largest numbers of folders and classes that a message names
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ def refuse_other_kinds(path: Path, verb: str) -> None:
 
 @contextmanager
 def other_kinds_named(path: Path, verb: str) -> Iterator[None]:
-    """Within this context, turn a `NoLabelsError` into an error that names the other kinds of labels at the path."""
+    """In this context, turn a `NoLabelsError` into an error that names other kinds of labels at the path, if any."""
     try:
         yield
     except NoLabelsError:
@@ -85,7 +85,7 @@ def refuse_masks(images: ImageSet) -> None:
 def refuse_structure(path: Path, names: tuple[str, ...]) -> None:
     """Refuse folders such as `images` and `labels` as classes, and describe them and what each command reads."""
     are_folders = bool(names) and all(os.path.isdir(path / name) for name in names)
-    if not are_folders or not {name.lower() for name in names} <= set(STRUCTURE):
+    if not are_folders or not {name.lower() for name in names} <= set(STRUCTURE_FOLDERS):
         return
     reads = "; ".join(f"`paucal {kind.verb}` reads {kind.reads}" for kind in KINDS)
     raise UserError(
@@ -154,7 +154,12 @@ def _describe_classes(path: Path) -> str:
         if train_list := find_train_list(path):
             return f"a list of images and classes ({train_list.name})"
     names = (open_archive(path) if is_archive(path) else open_folder(path)).classes
-    if len(names) < 2 or are_parts(names) or {name.lower() for name in names} & set(STRUCTURE) or _describe_masks(path):
+    if (
+        len(names) < 2
+        or are_parts(names)
+        or {name.lower() for name in names} & set(STRUCTURE_FOLDERS)
+        or _describe_masks(path)
+    ):
         return ""
     return f"class folders ({join_first_few(names, MAX_CLASSES_SHOWN)})"
 
@@ -170,7 +175,7 @@ def boxes_note(path: Path) -> str:
     return f"there are also {boxes}: `paucal detect` learns boxes" if boxes else ""
 
 
-_CLASSIFY = (
+_CLASSIFY_ADVICE = (
     "to classify, write a table of image_path,label with the classes that each image shows, such as 'cat;dog', or "
     "rename the folders if they are classes after all"
 )
@@ -180,7 +185,7 @@ KINDS = (
         "classes of images",
         "class folders, or a table of image_path,label",
         _describe_classes,
-        {"detect": _CLASSIFY, "segment": _CLASSIFY},
+        {"detect": _CLASSIFY_ADVICE, "segment": _CLASSIFY_ADVICE},
     ),
     Kind("detect", "boxes", f"boxes as {', '.join(layout.name for layout in LAYOUTS)}", _describe_boxes),
     Kind(

@@ -28,7 +28,7 @@ class StepSampler(Sampler[list[SampleKey]]):
 
     An epoch is a permutation of the images that depends on (seed, epoch). The permutation of streamed images keeps
     neighbours close (`shards.stream`). A forward pass takes the next `world` x `batch_size` images and gives each
-    process `batch_size` of them, so two processes see the same images as one process with twice the batch size. If the
+    process `batch_size` images, so two processes see the same images as one process with twice the batch size. If the
     set is smaller than the batch, images are repeated with new augmentation to fill the batch.
 
     Attributes:
@@ -45,8 +45,8 @@ class StepSampler(Sampler[list[SampleKey]]):
             different images.
         accumulate: Forward passes per optimizer step; an epoch is a whole number of optimizer steps.
         labels: (n,) int64 classes of the images, for balanced epochs; None draws each image once. In every balanced
-            epoch, images of small classes are repeated with new augmentation, and images of large classes are
-            subsampled again.
+            epoch, images of small classes are repeated with new augmentation, and a new random subset of the images of
+            each large class is drawn.
         stream: Stream of the images at `indices`; None if they are not streamed.
         on_pass: Function called before each forward pass over streamed images, with the order of the epoch and the
             position in that order at which the pass begins; None calls no function.
@@ -94,7 +94,7 @@ class StepSampler(Sampler[list[SampleKey]]):
             yield [SampleKey(epoch, *pair) for pair in zip(images.tolist(), repeats.tolist(), strict=True)]
 
     def _epoch_order(self, epoch: int) -> tuple[NDArray[np.int64] | StreamOrder, NDArray[np.int64] | None]:
-        """Return the positions of an epoch's images in `indices`; if balanced, also how often each was drawn before."""
+        """Return the positions in `indices` of an epoch's images; if balanced, also how often each was drawn before."""
         seed = derive_seed(self.seed, epoch)
         if self.labels is not None:
             return balanced_order(self.labels, np.random.default_rng(seed))

@@ -28,7 +28,7 @@ class Store(Protocol):
         ...
 
     def check(self, index: int) -> None:
-        """Raise `UnreadableImage` if `read` would."""
+        """Raise `UnreadableImage` if `read` would raise it."""
         ...
 
 
@@ -112,7 +112,7 @@ class JoinedStore(NestedStore):
 
 
 class Stamp(NamedTuple):
-    """Identity of an image file that is known without reading the content.
+    """Identity of an image file, obtained without reading the content of the file.
 
     Attributes:
         name: Path of the file.
@@ -137,7 +137,7 @@ class EncodedStore(ABC):
 
     @abstractmethod
     def name(self, index: int) -> str:
-        """Return the name of an image for messages."""
+        """Return the name of an image as shown in messages."""
 
     def stamp(self, index: int) -> Stamp | None:
         """Return the name, size and modification time of an image's file; None if the image has no file."""
@@ -173,10 +173,10 @@ class ReopenedStore(ABC):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
-        self._begin()
+        self._init_transient_state()
 
     @abstractmethod
-    def _begin(self) -> None:
+    def _init_transient_state(self) -> None:
         """Initialise the attributes that are not pickled; no file is open yet."""
 
 

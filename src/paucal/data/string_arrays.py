@@ -18,7 +18,7 @@ class StringArray(Sequence[str]):
     """Immutable strings in an Arrow array.
 
     Args:
-        values: Strings of Arrow's type `large_binary`. They are UTF-8; bytes that are not become surrogates in `str`.
+        values: UTF-8 strings in Arrow's type `large_binary`. Bytes that are not valid UTF-8 become surrogates in `str`.
 
     Example:
         >>> names = StringArray.from_strings(["b", "a", "c"])
@@ -93,12 +93,12 @@ class StringArray(Sequence[str]):
 
 
 class GroupedStrings(Sequence[str]):
-    """Strings "group/name", such as the names of images in shards; the names of each group are read when needed.
+    """Strings "group/name", such as "1.tar/cat.jpg" for an image in a shard; names are read when they are needed.
 
     Args:
-        groups: Names of the groups.
+        groups: Part of the strings before "/", once for each group.
         counts: Number of strings in each group.
-        read: Function that returns the names in a group, given the number of the group.
+        read: Function that returns the parts of the strings after "/" in a group, given the group's index in `groups`.
 
     Example:
         >>> names = [StringArray.from_strings(["x", "a"]), StringArray.from_strings(["m"])]
@@ -180,7 +180,7 @@ class RepeatedStrings(Sequence[str]):
         return cls(words, codes)
 
     def equals(self, word: str) -> NDArray[np.bool_]:
-        """Return for each string whether it equals `word`, one of `words`."""
+        """Return (N,) booleans: whether each string equals `word`, which must be in `words`."""
         return self._codes == self._words.index(word)
 
     def __len__(self) -> int:

@@ -16,8 +16,8 @@ OnBad = Literal["refuse", "skip"]
 ReportProgress = Callable[[int, int], None]
 
 _CHUNK_IMAGES = 64  # images per task of a thread; small, so that the displayed progress is smooth
-_MAX_THREADS = 16
-_MAX_NAMES_SHOWN = 3
+_MAX_THREADS = 16  # largest number of threads if the caller sets no number
+_MAX_NAMES_SHOWN = 3  # largest number of images that a message names
 
 
 def verify_images(
@@ -31,11 +31,12 @@ def verify_images(
     Args:
         image_set: Images to decode.
         on_bad: "refuse" raises a UserError if an image is unreadable, "skip" leaves unreadable images out.
-        workers: Number of threads; None for one per CPU core.
+        workers: Number of threads; None for one per CPU core, at most 16.
         progress: Function called with (images done, total images) from the calling thread.
 
     Returns:
-        The set without the unreadable images (and with a note about them, if there are any), and their keys.
+        The set without the unreadable images (and with a note about them, if there are any), and the keys of these
+        images.
 
     Raises:
         UserError: Images are unreadable and `on_bad` is "refuse", or no image is readable.

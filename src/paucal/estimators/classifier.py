@@ -17,9 +17,10 @@ from paucal.estimators.inputs import Images, list_images, name_classes, reorder_
 class ImageClassifier(ClassifierMixin, TrainedEstimator):
     """An image classifier with scikit-learn's estimator interface; each fit is a run of `paucal.train`.
 
-    X contains paths, PIL images or uint8 arrays. A fit trains on all images except the validation images, which select
-    the model, and one image of each class, on which the run reports a test score. Evaluate the estimator on other
-    images, as `cross_val_score` does. Settings that are None are chosen from the images.
+    X contains paths, PIL images or uint8 arrays. A fit holds out the validation images, which select the model, and one
+    test image of each class, and trains on all other images. Since the test score on so few images is unreliable,
+    evaluate the estimator on other images, as `cross_val_score` does. Settings that are None are chosen from the
+    images.
 
     A fitted estimator stores the path of its run and loads the model on first use, so it can be pickled and copied to
     other processes, as long as the run folder exists.

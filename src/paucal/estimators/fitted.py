@@ -1,4 +1,4 @@
-"""Base classes of paucal's estimators, which load a network on first use, and train a network in a run."""
+"""Base classes of paucal's estimators: one loads a trained network on first use, the other also trains a network."""
 
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence

@@ -54,7 +54,7 @@ def _iterate_images(images: Images) -> Iterable[Any]:
 
 
 def name_classes(classes: NDArray[Any]) -> list[str]:
-    """Return a name for each class: the class as text, or "class_0", "class_1", ... if a table would change a text."""
+    """Return a name for each class: the class as text, or "class_0", "class_1", ... if a table would change a name."""
     names = [str(name) for name in classes]
     is_plain = list(plain_if_distinct(names)) == names and not any(is_missing(name) for name in names)
     if is_plain and len({name.strip() for name in names}) == len(names) and all(name == name.strip() for name in names):

@@ -11,15 +11,17 @@ from sklearn.utils.validation import check_array, check_consistent_length, colum
 
 from paucal.estimators.fitted import TrainedEstimator
 from paucal.estimators.inputs import Images, list_images
-from paucal.tasks.regression.images import MIN_NUMBERED
+from paucal.tasks.regression.images import MIN_TARGETS
 
 
 class ImageRegressor(RegressorMixin, TrainedEstimator):
     """An image regressor with scikit-learn's estimator interface; each fit is a run of `paucal.train`.
 
-    X contains at least ten paths, PIL images or uint8 arrays. A fit trains on all images except one, on which the run
-    reports a test score. Evaluate the estimator on other images, as `cross_val_score` does. A fitted estimator stores
-    the path of its run, so a pickled estimator can be loaded as long as the run folder exists.
+    X contains at least ten paths, PIL images or uint8 arrays. A fit trains on all images except one test image. Since
+    the test score on one image is unreliable, evaluate the estimator on other images, as `cross_val_score` does.
+
+    A fitted estimator stores the path of its run, so a pickled estimator can be loaded as long as the run folder
+    exists.
 
     Args:
         ordinal: Whether the target values are grades, that is, a few integers in order.
@@ -76,8 +78,8 @@ class ImageRegressor(RegressorMixin, TrainedEstimator):
             raise ValueError(f"{type(self).__name__} requires y to be passed, but the target y is None.")
         target_values = check_array(column_or_1d(y, warn=True), ensure_2d=False, dtype="numeric", input_name="y")
         check_consistent_length(images, target_values)
-        if len(images) < MIN_NUMBERED:
-            raise ValueError(f"X has too few images (n_samples = {len(images)}), at least {MIN_NUMBERED} are needed.")
+        if len(images) < MIN_TARGETS:
+            raise ValueError(f"X has too few images (n_samples = {len(images)}), at least {MIN_TARGETS} are needed.")
         self._train(images, "target", target_values.astype(np.float64).tolist(), target="target")
         return self
 

@@ -1,4 +1,4 @@
-"""Temperature scaling: one number that calibrates a classifier's probabilities (Guo et al. 2017)."""
+"""Temperature scaling, which calibrates a classifier's probabilities with a single parameter (Guo et al. 2017)."""
 
 import math
 from collections.abc import Sequence
@@ -36,11 +36,11 @@ class Calibration:
 
 
 def fit_temperature(logits: Tensor, labels: Tensor) -> float:
-    """Return the most likely temperature, given the logits and labels of images that were not trained on.
+    """Return the most probable temperature, given the logits and labels of images that were not used for training.
 
     Unlike Guo et al. 2017 (section 4.2, temperature scaling), we use a weak normal prior on the log temperature, with
-    mean 0 and standard deviation 0.5. Without it, the temperature would approach 0 if all of a few images are
-    classified correctly. With a few hundred images the prior has hardly any effect.
+    mean 0 and standard deviation 0.5. Without the prior, the temperature would approach 0 if there are few images and
+    all of them are classified correctly. With a few hundred images, the prior has hardly any effect.
 
     Args:
         logits: (N, K) logits.
@@ -80,25 +80,25 @@ def calibration(predictions: Predictions, temperature: float, images: int) -> Ca
 
 
 def calibration_error(predictions: Predictions) -> CalibrationError:
-    """Return the expected calibration error of predictions as a measure, which can be bootstrapped."""
+    """Return the expected calibration error of predictions as a `Measure`, which can be bootstrapped."""
     confidence = predictions.probabilities.max(1).values.numpy()
     return CalibrationError(confidence, (predictions.predicted == predictions.labels).numpy())
 
 
-DEFAULT_THRESHOLD = 0.5
+DEFAULT_THRESHOLD = 0.5  # threshold if there are no positive images
 MIN_POSITIVES = 5  # smallest number of positive images for which a class gets its own threshold
 
 
 def choose_thresholds(probabilities: Tensor, labels: Tensor) -> tuple[float, ...]:
-    """Return each class's threshold with the highest F1 on images that were not trained on.
+    """Return for each class the threshold with the highest F1 on images that were not used for training.
 
-    A class with fewer than five positive images gets the threshold with the highest F1 over all classes together. A
-    threshold is the midpoint of two adjacent probabilities. If several thresholds have the same F1, the highest is
-    returned.
+    Classes with fewer than five positive images share one threshold, which has the highest F1 on the labels of all
+    classes together. A threshold is the midpoint of two adjacent probabilities. If several thresholds have the same F1,
+    the highest is returned.
 
     Args:
         probabilities: (N, K) probabilities in [0, 1].
-        labels: (N, K) labels 1, 0 or -1 (image ignored for that class).
+        labels: (N, K) labels: 1, 0 or -1 (the image is ignored for the class).
 
     Returns:
         K thresholds in (0, 1). All are 0.5 if there are no positive images.
@@ -116,7 +116,7 @@ def choose_thresholds(probabilities: Tensor, labels: Tensor) -> tuple[float, ...
 
 
 def reach_thresholds(probabilities: Tensor, thresholds: Sequence[float]) -> Tensor:
-    """Return an (N, K) bool tensor: whether each of (N, K) probabilities reaches the threshold of its class."""
+    """Return an (N, K) bool tensor that says for each probability whether it reaches the threshold of its class."""
     return probabilities >= torch.tensor(thresholds, dtype=probabilities.dtype)
 
 

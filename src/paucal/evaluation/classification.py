@@ -11,7 +11,7 @@ from torch import Tensor
 from paucal.evaluation.calibration import calibration_error, reach_thresholds
 from paucal.evaluation.predictions import Predictions, majority_classes, require_classes, require_finite
 from paucal.evaluation.results import ClassificationReport, ClassRow, Majority, MultiLabelReport, MultiLabelRow
-from paucal.metrics.intervals import Bootstrap, Score, percentile, proportion_score, two_sided
+from paucal.metrics.intervals import Bootstrap, Score, mirrored_percentile, percentile, proportion_score
 from paucal.metrics.measures import (
     AveragePrecision,
     MacroF1,
@@ -25,7 +25,7 @@ from paucal.metrics.measures import (
 )
 from paucal.types import UserError
 
-BIASED_SCORES = {"macro_f1", "calibration_error"}  # scores that resampling the images biases
+BIASED_SCORES = {"macro_f1", "calibration_error"}  # scores whose bootstrap distribution is biased
 
 
 def classification_report(
@@ -40,24 +40,24 @@ def classification_report(
     """Score a classifier's predictions, with confidence intervals that reflect the choice of test images.
 
     Fractions of images (top-1, top-5, recall) have Wilson intervals, which remain valid if no image or every image is
-    classified correctly. Balanced accuracy and loss have percentile intervals of a bootstrap over images. Macro-F1 and
-    calibration error have the union of the percentile interval and its mirror image, because resampling decreases
-    macro-F1 and increases the calibration error. In simulations with 100 classes and ten images per class, these 95 %
-    intervals covered the true macro-F1 in 99 % of the cases, and percentile intervals in 65 %. With three images per
-    class, these intervals covered it in 81 % of the cases, and percentile intervals in 19 %. Images of one group
-    (`Predictions.groups`) are similar. So whole groups are resampled, and `proportion_score` computes the intervals of
-    fractions.
+    classified correctly. Balanced accuracy and loss have percentile intervals of a bootstrap over images. For macro-F1
+    and calibration error, the interval is the union of the percentile interval and its mirror image, because resampling
+    decreases macro-F1 and increases the calibration error. In simulations with 100 classes and ten images per class,
+    the 95 % union intervals covered the true macro-F1 in 99 % of the cases, and percentile intervals covered it in 65 %
+    of the cases. With three images per class, these numbers were 81 % and 19 %. If images belong to groups
+    (`Predictions.groups`), images of a group are similar. So whole groups are resampled, and `proportion_score`
+    computes the intervals of fractions.
 
-    The intervals do not cover the randomness of training; train with several seeds to measure that. The calibration
-    error is the expected calibration error of the top label over 15 bins of equal width (Guo et al. 2017). An error of
-    0.1 means that confidence and accuracy differ by ten percentage points on average. With few images, the estimated
-    error is too high, so its interval may exclude 0 even for a perfectly calibrated model.
+    The intervals do not include the randomness of training; train with several seeds to measure this randomness. The
+    calibration error is the expected calibration error of the top label over 15 bins of equal width (Guo et al. 2017).
+    An error of 0.1 means that confidence and accuracy differ by ten percentage points on average. With few images, the
+    estimated error is too high, so its interval may exclude 0 even for a perfectly calibrated model.
 
     Args:
         predictions: Predictions for images with labels in [0, K).
         classes: K class names.
-        train_labels: (M,) labels of the training images, which determine the majority class. If None, the majority
-            class of the test images is used, and the report says so.
+        train_labels: (M,) labels of the training images, which determine the majority class. If None, the test images
+            determine the majority class, and the report says so.
         seed: Seed of the resampling.
         n_bootstrap: Number of resampled sets of images.
         level: Confidence level of the intervals.
@@ -70,15 +70,15 @@ def classification_report(
     most_frequent = majority_classes(predictions.labels if train_labels is None else train_labels)
     if most_frequent[-1] >= len(classes):
         raise ValueError(f"expected training labels in [0, {len(classes)}), got {most_frequent[-1]}")
-    class_shares = predictions.labels.bincount(minlength=len(classes)).double() / len(predictions)
+    class_fractions = predictions.labels.bincount(minlength=len(classes)).double() / len(predictions)
     majority = max(
-        most_frequent, key=lambda label: float(class_shares[label])
+        most_frequent, key=lambda label: float(class_fractions[label])
     )  # the strongest baseline if classes are tied
     return ClassificationReport(
         len(predictions),
         level,
         _scores_with_intervals(predictions, Bootstrap(seed, n_bootstrap, level, groups=predictions.groups)),
-        Majority(classes[majority], float(class_shares[majority]), train_labels is not None, len(most_frequent)),
+        Majority(classes[majority], float(class_fractions[majority]), train_labels is not None, len(most_frequent)),
         _class_rows(predictions, confusion, classes, level),
         confusion.tolist(),
         groups=predictions.n_groups,
@@ -129,7 +129,7 @@ def _scores_with_intervals(predictions: Predictions, bootstrap: Bootstrap) -> di
         top_classes = predictions.logits.topk(5, dim=1).indices
         scores["top5"] = proportion_score((top_classes == labels[:, None]).any(1).numpy(), level, predictions.groups)
     for name, draws in zip(measures, bootstrap.scores([*measures.values()], n_images), strict=True):
-        with_interval = two_sided if name in BIASED_SCORES else percentile
+        with_interval = mirrored_percentile if name in BIASED_SCORES else percentile
         scores[name] = with_interval(value_of(measures[name], n_images), draws, level)
     return scores
 
@@ -141,8 +141,8 @@ def _class_rows(
 
     def recall(label: int) -> Score:
         is_class = labels == label
-        hits = predicted_labels[is_class] == label
-        return proportion_score(hits, level, None if groups is None else groups[is_class])
+        is_found = predicted_labels[is_class] == label
+        return proportion_score(is_found, level, None if groups is None else groups[is_class])
 
     columns = confusion.diagonal().tolist(), confusion.sum(1).tolist(), confusion.sum(0).tolist()
     return [
@@ -150,16 +150,16 @@ def _class_rows(
             name,
             images,
             predicted,
-            hits / predicted if predicted else None,
+            n_correct / predicted if predicted else None,
             recall(label) if images else None,
-            2 * hits / (images + predicted) if images + predicted else None,
+            2 * n_correct / (images + predicted) if images + predicted else None,
         )
-        for label, (name, hits, images, predicted) in enumerate(zip(classes, *columns, strict=True))
+        for label, (name, n_correct, images, predicted) in enumerate(zip(classes, *columns, strict=True))
     ]
 
 
 MAX_DRAWS, MIN_DRAWS = 1000, 200  # largest and smallest number of resampled sets of images
-MAX_WORK = 400_000_000  # largest product of images, classes and draws; this many take about ten seconds
+MAX_WORK = 400_000_000  # largest product of the numbers of images, classes and draws; it takes about ten seconds
 
 
 def multi_label_report(
@@ -167,10 +167,11 @@ def multi_label_report(
 ) -> MultiLabelReport:
     """Score a multi-label classifier's predictions, with 95 % bootstrap intervals over the choice of test images.
 
-    The average precision of a class is the area under its precision-recall curve (as in torchmetrics); "map" is the
-    unweighted mean over the classes that have a positive test image. Resampling biases average precision and F1, so
-    their intervals are the union of the percentile interval and its mirror image. The number of resampled sets is 1000
-    if there are at most 400,000 labels (images times classes); with more labels the number is lower, but at least 200.
+    The average precision of a class is the area under the class's precision-recall curve (as in torchmetrics). The
+    score "map" is the unweighted mean over the classes that have a positive test image. Resampling biases average
+    precision and F1, so their intervals are the union of the percentile interval and its mirror image. The number of
+    resampled sets is 1000 if there are at most 400,000 labels (images times classes). With more labels, the number of
+    resampled sets is lower, but at least 200.
 
     Args:
         predictions: (N, K) logits, and labels 1, 0 or -1 (image ignored for that class).
@@ -189,13 +190,13 @@ def multi_label_report(
     losses, bootstrap = Mean(multi_label_losses(predictions)), Bootstrap(draws=draws, groups=predictions.groups)
     precisions, f1_draws, loss_draws = bootstrap.scores([measure.per_class, f1, losses], n_images)
     scores = {
-        "map": two_sided(value_of(measure, n_images), mean_over_classes(precisions)),
-        "macro_f1": two_sided(value_of(f1, n_images), f1_draws),
+        "map": mirrored_percentile(value_of(measure, n_images), mean_over_classes(precisions)),
+        "macro_f1": mirrored_percentile(value_of(f1, n_images), f1_draws),
         "loss": percentile(value_of(losses, n_images), loss_draws),
     }
     values = measure.per_class(np.ones((1, n_images)))[0].tolist()
     pairs = zip(values, precisions.T, strict=True)
-    class_scores = [None if np.isnan(value) else two_sided(value, column) for value, column in pairs]
+    class_scores = [None if np.isnan(value) else mirrored_percentile(value, column) for value, column in pairs]
     rows = _label_rows(predictions, classes, thresholds, class_scores)
     return MultiLabelReport(n_images, bootstrap.level, scores, rows, predictions.n_groups)
 

@@ -1,13 +1,14 @@
 """Detection of collapse from the metrics that a pre-training run records.
 
-Pre-training can fail in four ways. The teacher gives every image the same output ("constant output"; the loss falls
-towards 0); its output for every image is uniform ("uniform output"; the loss stays at ln K); the features differ, but
-only along a single line ("dimensional collapse"); or loss or features grow without bound ("divergence"). Centring
-prevents constant output and favours uniform output, and a low teacher temperature does the opposite (DINO,
-arXiv:2104.14294, section 5.3). So these two failures need opposite remedies.
+Pre-training can fail in four ways. Constant output: the teacher gives every image the same output, and the loss falls
+towards 0. Uniform output: the teacher's output for every image is uniform, and the loss stays at ln K. Dimensional
+collapse: the features differ, but only along a single line. Divergence: the loss or the features grow without bound.
+Centring prevents constant output but favours uniform output. A low teacher temperature prevents uniform output but
+favours constant output (DINO, arXiv:2104.14294, section 5.3). So these two failures need opposite remedies.
 
-At the start, even a healthy run has nearly uniform outputs and nearly one-dimensional features. So during a grace
-period only non-finite values are reported, and afterwards a symptom must persist for several consecutive epochs.
+At the start, even a healthy run has nearly uniform outputs and nearly one-dimensional features. So only non-finite
+values are reported during a grace period. Afterwards, a failure is reported only if its symptom persists for several
+consecutive epochs.
 """
 
 import math
@@ -28,34 +29,36 @@ COLUMNS = {
     "feature_norm": "mean L2 norm of the teacher's features",
     "centre_norm": "L2 norm of the centre; exactly 0 if outputs are not centred",
     "teacher_temperature": "temperature of the teacher",
-    "teacher_distance": "L2 norm of the difference of teacher and student weights, divided by that of the student",
+    "teacher_distance": "L2 norm of teacher minus student weights, divided by the L2 norm of the student weights",
 }
 
-GRACE_STEPS = 500  # first optimizer steps, during which only non-finite values are reported
-PATIENCE = 3  # consecutive epochs that must show a symptom
+GRACE_STEPS = 500  # number of first optimizer steps during which only non-finite values are reported
+PATIENCE = 3  # number of consecutive epochs that must show a symptom before a failure is reported
 # Outputs count as uniform if exp(entropy) is at least this fraction of the K prototypes. In other words, the entropy is
 # at least ln K - 0.22.
 UNIFORM_FRACTION = 0.8
 # An output that is equal for all images counts as uniform if its entropy is at least this fraction of ln K. Otherwise
 # the output counts as constant.
 UNIFORM_ENTROPY = 0.5
-# A uniform output is not reported if its information about the image grew by this factor over the last epochs.
+# A uniform output is not reported if the information that the output contains about the image grew by this factor over
+# the last `PATIENCE` epochs.
 RECOVERY_FACTOR = 1.5
-# Outputs count as constant if the batch entropy is at most this fraction of the entropy with one prototype per image.
-# For a batch of 64 images, the limit is 0.4 nats, which corresponds to 1.5 prototypes.
+# Outputs count as constant if the batch entropy is at most this fraction of the entropy that a batch has if each image
+# has its own prototype. For a batch of 64 images, the limit is 0.4 nats, which corresponds to 1.5 prototypes.
 CONSTANT_ENTROPY = 0.1
-# Outputs count as equal if their information about the image is at most this fraction of the largest possible value.
+# Outputs count as equal if the information (in nats) that they contain about the image is at most this fraction of the
+# largest possible information.
 EQUAL_INFORMATION = 0.01
-# Features count as equal if their spread is below this value. The spread is 0.3 to 0.6 in untrained networks, and 0.04
-# for the class tokens of tiny networks.
+# Features count as equal if their spread (`losses.feature_spread`) is below this value. Untrained networks have a
+# spread of 0.3 to 0.6; the class tokens of tiny networks have a spread of 0.04.
 EQUAL_SPREAD = 0.01
 MIN_SPREAD = 0.1  # smallest spread of features that have not collapsed to a point
 # Features count as collapsed to few directions if their effective rank is at most LINE_RANK (1.2; training on small
-# digit images starts at 1.6). They also count as collapsed if the rank is at most both of these fractions: of the
-# highest rank so far, and of `Scale.directions`, the rank of independent features.
+# digit images starts at 1.6). They also count as collapsed if the rank is at most FRACTION_OF_HIGHEST times the highest
+# rank so far and at most FRACTION_OF_DIRECTIONS times `HeadSizes.directions`, the rank of independent features.
 LINE_RANK, FRACTION_OF_HIGHEST, FRACTION_OF_DIRECTIONS = 1.2, 0.25, 0.05
 MIN_DIRECTIONS = 8.0  # with fewer possible directions (tiny batches), a low rank is normal and not reported
-EXPLOSION_FACTOR = 100.0  # growth of the features' norm that counts as divergence
+MAX_NORM_GROWTH = 100.0  # growth factor of the features' norm that counts as divergence
 # A loss above ln K plus this fraction of ln K (but at least 1 nat) counts as divergence, because an output that ignores
 # the image has a loss of at most ln K.
 LOSS_MARGIN = 0.2
@@ -63,7 +66,7 @@ LOSS_MARGIN = 0.2
 
 @dataclass(frozen=True)
 class Verdict:
-    """A failure of pre-training: its kind, a sentence with the metrics that show the failure, and advice."""
+    """A failure of pre-training: the kind of failure, a sentence with the metrics that show the failure, and advice."""
 
     kind: Kind
     sentence: str
@@ -71,15 +74,15 @@ class Verdict:
 
 
 @dataclass(frozen=True)
-class Scale:
-    """Sizes of one head and of its batches, from which the limits for its metrics are computed.
+class HeadSizes:
+    """Sizes of one head and of a batch, from which the limits for the head's metrics are computed.
 
     Attributes:
         head: "view" or "region".
         out_dim: Number of prototypes K.
         feature_dim: Number of features D.
-        batch: Number of images whose outputs and features are compared. None if the number is unknown, which is treated
-            as infinitely many.
+        batch: Number of images whose outputs and features are compared. If None (unknown), the number is treated as
+            infinite.
     """
 
     head: str
@@ -112,11 +115,12 @@ def find_collapse(
     grace_steps: int = GRACE_STEPS,
     patience: int = PATIENCE,
 ) -> Verdict | None:
-    """Return the verdict on a run after its newest epoch; None if the run is healthy.
+    """Return the failure that the metrics of a run show after the newest epoch; None if the run is healthy.
 
     Args:
-        rows: One row per epoch so far, with the columns in `COLUMNS` and "step", "skipped_steps" and "train_loss"; also
-            "train_view" and "train_region" if the two losses are known separately.
+        rows: One row per epoch so far, with the columns in `COLUMNS` and "step", "skipped_steps" and "train_loss". If
+            the view loss and the region loss are known separately, rows also have the columns "train_view" and
+            "train_region".
         out_dim: Number of prototypes K of a head.
         feature_dim: Number of features D.
         batch: Number of images per process, over which entropies and ranks are computed; None if the number is unknown.
@@ -134,9 +138,9 @@ def find_collapse(
         return verdict
     later_rows = [row for row in rows if row.get("step", math.inf) >= grace_steps]
     for head in ("view", "region"):
-        scale = Scale(head, out_dim, feature_dim, batch)
-        for find_failure in (_find_explosion, _find_constant_output, _find_uniform_output, _find_low_rank):
-            verdict = find_failure(later_rows, scale, patience)
+        sizes = HeadSizes(head, out_dim, feature_dim, batch)
+        for find_failure in (_find_divergence, _find_constant_output, _find_uniform_output, _find_low_rank):
+            verdict = find_failure(later_rows, sizes, patience)
             if verdict is not None:
                 return verdict
     return None
@@ -167,23 +171,23 @@ def _find_non_finite(rows: Sequence[Row]) -> Verdict | None:
     return _make_verdict("divergence", f"{losses[0]} is {row[losses[0]]}", row) if losses else None
 
 
-def _find_explosion(rows: Sequence[Row], scale: Scale, patience: int) -> Verdict | None:
-    uniform_entropy = math.log(scale.out_dim)
+def _find_divergence(rows: Sequence[Row], sizes: HeadSizes, patience: int) -> Verdict | None:
+    uniform_entropy = math.log(sizes.out_dim)
     max_loss = uniform_entropy + max(1.0, LOSS_MARGIN * uniform_entropy)
-    if _persists(rows, lambda row: _head_loss(row, scale) > max_loss, patience):
+    if _persists(rows, lambda row: _head_loss(row, sizes) > max_loss, patience):
         text = (
-            f"the {scale.head} loss is {_head_loss(rows[-1], scale):.2f}, but a uniform output would have a loss of "
-            f"only ln {scale.out_dim} = {math.log(scale.out_dim):.3f} nats"
+            f"the {sizes.head} loss is {_head_loss(rows[-1], sizes):.2f}, but a uniform output would have a loss of "
+            f"only ln {sizes.out_dim} = {math.log(sizes.out_dim):.3f} nats"
         )
         return _make_verdict("divergence", text, rows[-1])
-    return _find_long_features(rows, scale, patience, f"the {scale.head} features")
+    return _find_growing_features(rows, sizes, patience, f"the {sizes.head} features")
 
 
-def _find_long_features(rows: Sequence[Row], scale: Scale, patience: int, subject: str) -> Verdict | None:
-    lengths = [length for row in rows if math.isfinite(length := scale.read(row, "feature_norm"))]
+def _find_growing_features(rows: Sequence[Row], sizes: HeadSizes, patience: int, subject: str) -> Verdict | None:
+    lengths = [length for row in rows if math.isfinite(length := sizes.read(row, "feature_norm"))]
 
     def has_symptom(row: Row) -> bool:
-        return scale.read(row, "feature_norm") > EXPLOSION_FACTOR * lengths[0]
+        return sizes.read(row, "feature_norm") > MAX_NORM_GROWTH * lengths[0]
 
     if not lengths or not _persists(rows, has_symptom, patience):
         return None
@@ -191,88 +195,92 @@ def _find_long_features(rows: Sequence[Row], scale: Scale, patience: int, subjec
     return _make_verdict("divergence", text, rows[-1])
 
 
-def _find_constant_output(rows: Sequence[Row], scale: Scale, patience: int) -> Verdict | None:
+def _find_constant_output(rows: Sequence[Row], sizes: HeadSizes, patience: int) -> Verdict | None:
     """Return a verdict if all images share a prototype, have equal features, or have equal but not uniform outputs."""
 
     def has_symptom(row: Row) -> bool:
-        are_alike = _is_same(row, scale) or scale.read(row, "feature_spread") < EQUAL_SPREAD
-        return scale.read(row, "batch_entropy") <= CONSTANT_ENTROPY * scale.max_entropy or (
-            are_alike and not _is_uniform(row, scale)
+        are_alike = _are_outputs_equal(row, sizes) or sizes.read(row, "feature_spread") < EQUAL_SPREAD
+        return sizes.read(row, "batch_entropy") <= CONSTANT_ENTROPY * sizes.max_entropy or (
+            are_alike and not _are_outputs_uniform(row, sizes)
         )
 
     if not _persists(rows, has_symptom, patience):
         return None
-    entropy, spread = (scale.read(rows[-1], name) for name in ("batch_entropy", "feature_spread"))
+    entropy, spread = (sizes.read(rows[-1], name) for name in ("batch_entropy", "feature_spread"))
     numbers = [f"a whole batch uses about {math.exp(entropy):.3g} prototypes"] if entropy == entropy else []
     numbers += [f"spread of the features {spread:.3f}"] if spread == spread else []
-    text = f"the teacher's {scale.head} head gives all images the same output ({'; '.join(numbers)})"
+    text = f"the teacher's {sizes.head} head gives all images the same output ({'; '.join(numbers)})"
     return _make_verdict("constant output", text, rows[-1])
 
 
-def _find_uniform_output(rows: Sequence[Row], scale: Scale, patience: int) -> Verdict | None:
-    if not _persists(rows, lambda row: _is_uniform(row, scale), patience):
+def _find_uniform_output(rows: Sequence[Row], sizes: HeadSizes, patience: int) -> Verdict | None:
+    if not _persists(rows, lambda row: _are_outputs_uniform(row, sizes), patience):
         return None
     first, last = rows[-patience], rows[-1]
-    # A recovering run leaves this state exponentially fast, so the run is not reported once its information grows.
-    if patience > 1 and _information(last, scale) > RECOVERY_FACTOR * max(_information(first, scale), 1e-3):
+    # In a recovering run, the information grows exponentially, so a run whose information grows is not reported.
+    if patience > 1 and _output_information(last, sizes) > RECOVERY_FACTOR * max(
+        _output_information(first, sizes), 1e-3
+    ):
         return None
-    entropy, uniform_entropy = scale.read(last, "teacher_entropy"), math.log(scale.out_dim)
-    value = f"entropy {entropy:.3f}" if entropy == entropy else f"loss {_head_loss(last, scale):.3f}"
-    number = math.exp(entropy) if entropy == entropy else scale.out_dim
+    entropy, uniform_entropy = sizes.read(last, "teacher_entropy"), math.log(sizes.out_dim)
+    value = f"entropy {entropy:.3f}" if entropy == entropy else f"loss {_head_loss(last, sizes):.3f}"
+    number = math.exp(entropy) if entropy == entropy else sizes.out_dim
     text = (
-        f"the teacher's {scale.head} head spreads every image over about {number:.0f} of its {scale.out_dim} "
-        f"prototypes ({value}; ln {scale.out_dim} = {uniform_entropy:.3f} if uniform)"
+        f"the teacher's {sizes.head} head spreads every image over about {number:.0f} of its {sizes.out_dim} "
+        f"prototypes ({value}; ln {sizes.out_dim} = {uniform_entropy:.3f} if uniform)"
     )
     return _make_verdict("uniform output", text, last)
 
 
-def _find_low_rank(rows: Sequence[Row], scale: Scale, patience: int) -> Verdict | None:
+def _find_low_rank(rows: Sequence[Row], sizes: HeadSizes, patience: int) -> Verdict | None:
     """Return a verdict if the features differ along only a few directions."""
-    ranks = [rank for row in rows if math.isfinite(rank := scale.read(row, "effective_rank"))]
-    if scale.directions < MIN_DIRECTIONS or not ranks:
+    ranks = [rank for row in rows if math.isfinite(rank := sizes.read(row, "effective_rank"))]
+    if sizes.directions < MIN_DIRECTIONS or not ranks:
         return None
-    max_rank = max(LINE_RANK, min(FRACTION_OF_HIGHEST * max(ranks), FRACTION_OF_DIRECTIONS * scale.directions))
+    max_rank = max(LINE_RANK, min(FRACTION_OF_HIGHEST * max(ranks), FRACTION_OF_DIRECTIONS * sizes.directions))
 
     def has_symptom(row: Row) -> bool:
-        return scale.read(row, "effective_rank") <= max_rank and scale.read(row, "feature_spread") >= MIN_SPREAD
+        return sizes.read(row, "effective_rank") <= max_rank and sizes.read(row, "feature_spread") >= MIN_SPREAD
 
     if not _persists(rows, has_symptom, patience):
         return None
     text = (
-        f"the {scale.head} features of different images differ, but only in {ranks[-1]:.1f} directions, of about "
-        f"{scale.directions:.0f} that a batch could show (at most {max(ranks):.1f} so far)"
+        f"the {sizes.head} features of different images differ, but only in {ranks[-1]:.1f} directions, of about "
+        f"{sizes.directions:.0f} that a batch could show (at most {max(ranks):.1f} so far)"
     )
     return _make_verdict("dimensional collapse", text, rows[-1])
 
 
-def _is_uniform(row: Row, scale: Scale) -> bool:
+def _are_outputs_uniform(row: Row, sizes: HeadSizes) -> bool:
     """Return whether each output is nearly uniform, or all outputs are equal with an entropy of at least half of ln K.
 
-    If the entropy was not recorded, the loss is used instead. The loss is never below the teacher's entropy, so for
-    a uniform output it is ln K.
+    If the entropy was not recorded, the loss is used instead: for a uniform output, the loss is ln K.
     """
-    uniform_entropy, entropy = math.log(scale.out_dim), scale.read(row, "teacher_entropy")
+    uniform_entropy, entropy = math.log(sizes.out_dim), sizes.read(row, "teacher_entropy")
     if entropy == entropy:
         is_high = entropy >= UNIFORM_ENTROPY * uniform_entropy
-        return entropy >= uniform_entropy + math.log(UNIFORM_FRACTION) or (is_high and _is_same(row, scale))
-    return abs(_head_loss(row, scale) - uniform_entropy) <= -math.log(UNIFORM_FRACTION) / 10
+        return entropy >= uniform_entropy + math.log(UNIFORM_FRACTION) or (is_high and _are_outputs_equal(row, sizes))
+    return abs(_head_loss(row, sizes) - uniform_entropy) <= -math.log(UNIFORM_FRACTION) / 10
 
 
-def _is_same(row: Row, scale: Scale) -> bool:
-    """Return whether the outputs contain no information about the image, so that their mean is as certain as each."""
-    information = scale.read(row, "batch_entropy") - scale.read(row, "teacher_entropy")
-    return information <= EQUAL_INFORMATION * scale.max_entropy
+def _are_outputs_equal(row: Row, sizes: HeadSizes) -> bool:
+    """Return whether the outputs contain no information about the image, because all outputs of a batch are equal."""
+    information = sizes.read(row, "batch_entropy") - sizes.read(row, "teacher_entropy")
+    return information <= EQUAL_INFORMATION * sizes.max_entropy
 
 
-def _information(row: Row, scale: Scale) -> float:
-    """Return the information (nats) that an output contains about its image, or an upper bound; NaN if unknown."""
-    entropy = scale.read(row, "batch_entropy")
-    return (math.log(scale.out_dim) if entropy != entropy else entropy) - scale.read(row, "teacher_entropy")
+def _output_information(row: Row, sizes: HeadSizes) -> float:
+    """Return the information (nats) that an output contains about its image, or an upper bound.
+
+    The result is NaN if the teacher's entropy was not recorded.
+    """
+    entropy = sizes.read(row, "batch_entropy")
+    return (math.log(sizes.out_dim) if entropy != entropy else entropy) - sizes.read(row, "teacher_entropy")
 
 
-def _head_loss(row: Row, scale: Scale) -> float:
-    value = row.get(f"train_{scale.head}", math.nan)
-    return row.get("train_loss", math.nan) if value != value and scale.head == "view" else value
+def _head_loss(row: Row, sizes: HeadSizes) -> float:
+    value = row.get(f"train_{sizes.head}", math.nan)
+    return row.get("train_loss", math.nan) if value != value and sizes.head == "view" else value
 
 
 def _persists(rows: Sequence[Row], has_symptom: Callable[[Row], bool], patience: int) -> bool:
@@ -285,7 +293,9 @@ def _make_verdict(kind: Kind, text: str, row: Row) -> Verdict:
 
 
 STUDENT_TEMPERATURE = 0.1
-MIN_TEACHER_DISTANCE = 0.005  # with a momentum of 0.98 or more and few images, `teacher_distance` is 0.03 to 0.1
+# If `teacher_distance` is below this value, teacher and student count as equal. In healthy runs on small data sets,
+# with a teacher momentum of 0.98 or more, `teacher_distance` is 0.03 to 0.1.
+MIN_TEACHER_DISTANCE = 0.005
 
 ADVICE = {
     "constant output": "Raise the teacher temperature (0.04 to 0.07 are published), let the centres adapt faster "
@@ -344,11 +354,11 @@ def find_feature_collapse(
     grace_steps: int = GRACE_STEPS,
     patience: int = PATIENCE,
 ) -> Verdict | None:
-    """Return the verdict on a run after its newest epoch; None if the run is healthy.
+    """Return the failure that a run without prototypes shows after the newest epoch; None if the run is healthy.
 
     Args:
         rows: One row per epoch so far, with "feature_spread", "effective_rank", "feature_norm", "step", "skipped_steps"
-            and the losses. A column that is missing from a row, or NaN, is treated as healthy.
+            and the losses. A column that is NaN or missing from a row is treated as healthy.
         feature_dim: Number of channels D of the features.
         batch: Number of images per process, over which the rank is computed; None if the number is unknown.
         grace_steps: First optimizer steps, during which only non-finite values are reported.
@@ -360,14 +370,14 @@ def find_feature_collapse(
         (True, 'constant output')
     """
     later_rows = [row for row in rows if row.get("step", math.inf) >= grace_steps]
-    scale = Scale("view", 2, feature_dim, batch)
-    verdict = _find_non_finite(rows) or _find_long_features(later_rows, scale, patience, "the features")
+    sizes = HeadSizes("view", 2, feature_dim, batch)
+    verdict = _find_non_finite(rows) or _find_growing_features(later_rows, sizes, patience, "the features")
 
     def has_symptom(row: Row) -> bool:
-        return scale.read(row, "feature_spread") < EQUAL_SPREAD
+        return sizes.read(row, "feature_spread") < EQUAL_SPREAD
 
     if verdict is None and _persists(later_rows, has_symptom, patience):
         text = f"all images have the same features (spread {later_rows[-1]['feature_spread']:.4f})"
         verdict = _make_verdict("constant output", text, later_rows[-1])
-    verdict = verdict or _find_low_rank(later_rows, scale, patience)
+    verdict = verdict or _find_low_rank(later_rows, sizes, patience)
     return None if verdict is None else replace(verdict, advice=FEATURE_ADVICE[verdict.kind])

@@ -37,15 +37,16 @@ class Difference:
     """The gain of one training method over another, in the unit of the score.
 
     Attributes:
-        by_seed: Difference of each seed, and the mean difference with the paired t-interval.
-        over_images: Mean difference with the bootstrap interval over test images, paired by image.
-        both: Mean difference with the combined interval over seeds and test images, see `difference`.
+        by_seed: Difference between the two methods for each seed, and the mean difference with the paired t-interval.
+        over_images: Mean difference with the interval of a paired bootstrap over test images.
+        both: Mean difference with the combined interval over seeds and test images (see `difference`).
         images: Number of different test images.
-        groups: Number of groups of test images, which the bootstrap resampled whole; None if the images have no groups.
-        seeds_needed: Number of seeds needed to detect a difference of this size; None if this number is unknown or
-            above 1000.
-        images_needed: Number of test images needed to detect a difference of this size if seeds had no effect; None if
-            the difference is 0.
+        groups: Number of groups of test images (the bootstrap resampled whole groups); None if the images have no
+            groups.
+        seeds_needed: Number of seeds needed to detect a difference as large as the mean difference; None if the number
+            of seeds is unknown or above 1000.
+        images_needed: Number of test images that would be needed to detect a difference as large as the mean difference
+            if seeds had no effect; None if the mean difference is 0.
     """
 
     by_seed: ScoreOverSeeds
@@ -100,17 +101,18 @@ def difference(
     The interval over seeds shows how the gain would vary with other seeds on the same test images. The interval over
     images shows how the gain of the same runs would vary with other test images. The combined interval adds the two
     half-widths in quadrature (MOVER: Zou and Donner 2008, "Construction of confidence limits about effect measures"),
-    so it is wider than either interval. It remains wide for few seeds, unlike intervals from resampled seeds or pooled
-    degrees of freedom. Both half-widths include the interaction of seeds and images.
+    so the combined interval is wider than each of the two. With few seeds, the combined interval is wide, unlike
+    intervals from resampled seeds or from pooled degrees of freedom. Both half-widths include the interaction of seeds
+    and images.
 
     Args:
-        first: (S, N) scores of the first method's S seeds on N test images, such as 1 for a correct prediction; NaN if
-            an image was not tested with a seed.
+        first: (S, N) scores of the first method with S seeds on N test images, such as 1 for a correct prediction and 0
+            for a wrong prediction; NaN if an image was not tested with a seed.
         second: (S, N) scores of the second method on the same images, with NaN at the same positions.
         level: Confidence level of the intervals.
         draws: Number of resampled sets of images.
         seed: Seed of the resampling.
-        groups: Group of each of the N images, such as the patient. Images of a group are similar, so the bootstrap
+        groups: Group of each of the N images, such as a patient's name. Images of a group are similar, so the bootstrap
             resamples whole groups. None if the images are independent.
     """
     if first.shape != second.shape or not first.size or not np.array_equal(np.isnan(first), np.isnan(second)):
@@ -159,7 +161,7 @@ def _combine_intervals(over_seeds: Score, over_images: Score) -> Score:
 
 
 def count_seeds_needed(value: float, deviation: float | None, level: float = LEVEL) -> int | None:
-    """Return how many seeds a paired t-test needs to detect a difference with a probability of 80 %.
+    """Return the number of seeds with which a paired t-test detects a difference with a probability of 80 %.
 
     The power is computed from the noncentral t distribution (Cohen 1988) with the measured deviation.
 
@@ -169,7 +171,7 @@ def count_seeds_needed(value: float, deviation: float | None, level: float = LEV
         level: Confidence level of the interval that must exclude 0.
 
     Returns:
-        At least 2. None if the deviation is unknown, the difference is 0, or 1000 seeds are not enough.
+        A number of at least 2; None if the deviation is unknown, the difference is 0, or 1000 seeds are not enough.
 
     Example:
         >>> count_seeds_needed(1.0, 1.0), count_seeds_needed(0.5, 1.0), count_seeds_needed(0.0, 1.0)

@@ -11,7 +11,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-_TOLERANCE = 1e-6  # as in cleanlab, so that equal probabilities reach their own mean despite rounding
+# Tolerance of comparisons with a threshold, as in cleanlab. Without a tolerance, equal probabilities could be below
+# their own mean because of rounding.
+_TOLERANCE = 1e-6
 
 
 @dataclass(frozen=True)
@@ -22,7 +24,8 @@ class Suspect:
         position: Row of the image in the input.
         given: Label in the data.
         suggested: Class to which the image probably belongs.
-        confidence: Out-of-fold probability of the given label; the smaller, the more suspect.
+        confidence: Out-of-fold probability of the given label. The smaller this probability is, the more suspect is the
+            label.
         suggested_confidence: Out-of-fold probability of the suggested class.
     """
 
@@ -34,7 +37,7 @@ class Suspect:
 
 
 def class_thresholds(probabilities: NDArray[np.float64], labels: NDArray[np.integer]) -> NDArray[np.float64]:
-    """Return each class's mean probability over the images with that label, (K,), as in equation 2.
+    """Return the (K,) thresholds of equation 2: each class's mean probability over the images labelled as the class.
 
     The threshold of a class without images is infinite.
     """
@@ -72,9 +75,9 @@ def suspected_labels(probabilities: NDArray[np.float64], labels: NDArray[np.inte
 
 
 def confident_class(probabilities: NDArray[np.float64], labels: NDArray[np.integer]) -> NDArray[np.int64]:
-    """Return the class that each image confidently belongs to, (N,), as in equation 1.
+    """Return the (N,) classes that the images confidently belong to, as in equation 1.
 
-    It is -1 for an image whose probabilities are all below the thresholds of their classes.
+    The class of an image is -1 if all probabilities of the image are below the thresholds of the classes.
     """
     is_above_threshold = probabilities >= class_thresholds(probabilities, labels) - _TOLERANCE
     count = is_above_threshold.sum(1)

@@ -16,7 +16,7 @@ from paucal.runs import RunFolder
 
 Row = Mapping[str, float]  # metrics of one epoch by column
 PANELS_PER_ROW = 3
-MAX_MARKERS = 30  # lines with at most this many points have a marker at each point
+MAX_MARKERS = 30  # a line with at most this number of points has a marker at each point
 COLOURS = (BLUE, ORANGE, "#009e73", "#cc79a7", "#56b4e9", "#e69f00")
 SPEED_COLUMN = "images_per_second"
 PROGRESS_COLUMNS = ("epoch", "step", "seconds", "skipped_steps")  # columns that are not drawn
@@ -77,8 +77,8 @@ def curves_figure(
 
     Args:
         rows: One row per epoch. Columns may be missing; a missing "epoch" is the row's number, from 1.
-        chance: Scores at chance level by the name of their column, drawn as dashed lines.
-        best: Epoch of the model that was kept; by default the result of `best_epoch`.
+        chance: Scores at chance level, by the names of the columns. They are drawn as dashed lines.
+        best: Epoch of the model that was kept. If None, the result of `best_epoch` is used.
         columns: Maximum number of panels side by side.
     """
     rows = _number_epochs(rows)
@@ -112,7 +112,7 @@ def _columns_of_panels(rows: Sequence[Row]) -> dict[str, list[str]]:
 
 
 def _panel_of(name: str) -> tuple[int, str]:
-    """Return the panel that shows a column: its position among the panels, and its title."""
+    """Return the panel that shows a column: the panel's position among all panels, and the panel's title."""
     panels: list[tuple[Callable[[str], bool], str]] = [
         (lambda n: n.startswith(("val_", "monitor_")) and not n.endswith("loss"), "validation scores"),
         (lambda n: n == "val_loss", "validation loss"),
@@ -186,7 +186,7 @@ class _Panel:
         unit: Label of the vertical axis.
         names: Names of the columns that are drawn.
         reference: Value and label of a dotted reference line; None if no line is drawn.
-        low: Lower end of the vertical axis; None to choose it from the values.
+        low: Lower end of the vertical axis; None to choose the lower end from the values.
     """
 
     title: str
@@ -197,7 +197,7 @@ class _Panel:
 
 
 def health_figure(rows: Sequence[Row], out_dim: int | None, dim: int, verdict: Verdict | None) -> Figure:
-    """Draw the metrics that would reveal a collapse over the epochs, with the verdict as the title.
+    """Draw the metrics that would reveal a collapse, as curves over the epochs, with the verdict as the title.
 
     The panels show the entropies of the outputs, the spread and the rank of the features, the norm of the centre, the
     agreement of teacher and student, and the k-NN accuracy. Columns of the region head (`region_...`) are drawn as
@@ -240,7 +240,10 @@ def _health_panels(out_dim: int | None, dim: int) -> list[_Panel]:
 
 
 def _points_of(rows: Sequence[Row], names: Sequence[str]) -> dict[str, list[tuple[float, float]]]:
-    """Return the (epoch, value) points of the named columns and of their `region_` columns, without empty columns."""
+    """Return the (epoch, value) points of the named columns and of the corresponding `region_` columns.
+
+    Columns without points are omitted.
+    """
     points_by_name = {}
     for name in (*names, *(f"region_{name}" for name in names)):
         if points := [(row["epoch"], row[name]) for row in rows if math.isfinite(row.get(name, math.nan))]:

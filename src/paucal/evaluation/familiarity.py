@@ -1,4 +1,4 @@
-"""Test of whether images are similar to a model's training images, by distances between their features."""
+"""Test of whether images are similar to a model's training images, based on distances between features."""
 
 from dataclasses import dataclass
 
@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-NEIGHBOURS = 5  # rank k of the neighbour to which distances are measured
+NEIGHBOURS = 5  # k: distances are measured to the k-th nearest training image
 SIMILAR_FRACTION = 0.95  # fraction of the held-out images that count as similar to the training images
 
 
@@ -14,16 +14,16 @@ SIMILAR_FRACTION = 0.95  # fraction of the held-out images that count as similar
 class Familiarity:
     """A test of whether an image is similar to the training images.
 
-    An image is similar if the distance between its feature and the feature of the k-th nearest training image, both
-    scaled to length 1, is at most a limit that 95 % of images from the same distribution stay below (Sun et al. 2022,
-    "Out-of-Distribution Detection with Deep Nearest Neighbors"). Here the limit comes from held-out images, since the
-    features of a network's own training images are closer to each other. k is small because there are few training
-    images.
+    The feature of the image and the features of the training images are scaled to length 1. An image is similar if the
+    distance between its feature and the k-th nearest training feature does not exceed a limit. The limit is chosen such
+    that 95 % of images from the same distribution are similar (Sun et al. 2022, "Out-of-Distribution Detection with
+    Deep Nearest Neighbors"). Here, the limit is computed from held-out images, since the features of a network's own
+    training images are closer to each other. k is small because there are few training images.
 
     Attributes:
         features: (N, D) features of the training images, scaled to length 1.
         limit: Largest distance at which an image counts as similar.
-        neighbours: Rank k of the neighbour.
+        neighbours: Rank k of the training image to which the distance is measured.
     """
 
     features: Tensor

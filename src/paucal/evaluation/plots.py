@@ -1,4 +1,4 @@
-"""Figures of an evaluation, created without matplotlib's global state; the caller saves them."""
+"""Figures of an evaluation, created without matplotlib's global state. The caller saves the figures."""
 
 import io
 import warnings
@@ -54,8 +54,8 @@ def confusion_figure(confusion: Sequence[Sequence[int]] | np.ndarray, classes: S
     figure = Figure(figsize=(side + 0.9, side), layout="constrained")
     axes = figure.subplots()
     totals = counts.sum(1, keepdims=True)
-    shares = np.ma.masked_array(counts / np.maximum(totals, 1), np.broadcast_to(totals == 0, counts.shape))
-    image = axes.imshow(shares, cmap="Blues", vmin=0, vmax=1, interpolation="nearest")
+    fractions = np.ma.masked_array(counts / np.maximum(totals, 1), np.broadcast_to(totals == 0, counts.shape))
+    image = axes.imshow(fractions, cmap="Blues", vmin=0, vmax=1, interpolation="nearest")
     figure.colorbar(image, ax=axes, label="fraction of the true class's images", shrink=0.8)
     # At most `MAX_CLASSES` names are shown, in a font no higher than a cell (an inch has 72 points).
     indices = range(0, size, -(-size // MAX_CLASSES))
@@ -66,7 +66,7 @@ def confusion_figure(confusion: Sequence[Sequence[int]] | np.ndarray, classes: S
     axes.set(xlabel="predicted class", ylabel="true class")
     if size <= 20:
         for row, column in zip(*np.nonzero(counts), strict=True):
-            colour = "white" if shares[row, column] > 0.5 else "black"
+            colour = "white" if fractions[row, column] > 0.5 else "black"
             axes.text(column, row, str(counts[row, column]), ha="center", va="center", color=colour, fontsize=8)
     return figure
 
@@ -78,13 +78,13 @@ def reliability_figure(predictions: Predictions) -> Figure:
     # Confidences of exactly 1 have a bin of their own, which is drawn as part of the last bin.
     bins = np.minimum(calibration_bin(confidence), CALIBRATION_BINS - 1)
     images = np.bincount(bins, minlength=CALIBRATION_BINS)
-    hits = np.bincount(bins, correct, CALIBRATION_BINS).astype(int)
+    n_correct = np.bincount(bins, correct, CALIBRATION_BINS).astype(int)
     left_edges = np.arange(CALIBRATION_BINS) / CALIBRATION_BINS
     figure = Figure(figsize=(4.6, 5), layout="constrained")
     upper, lower = figure.subplots(2, 1, sharex=True, height_ratios=[3, 1])
     width = 1 / CALIBRATION_BINS
     filled = np.flatnonzero(images)
-    scores = [wilson(int(hits[k]), int(images[k])) for k in filled]
+    scores = [wilson(int(n_correct[k]), int(images[k])) for k in filled]
     accuracy = np.array([score.value for score in scores])
     upper.bar(left_edges[filled], accuracy, width, align="edge", color=BLUE, edgecolor="white", label="model")
     error_bars = np.abs(np.array([score.ends for score in scores]).T - accuracy)
@@ -99,7 +99,7 @@ def reliability_figure(predictions: Predictions) -> Figure:
 
 
 def per_class_figure(report: ClassificationReport) -> Figure:
-    """Draw the recall of each class with its interval, lowest first, and the accuracy over all images as a line.
+    """Draw the recall of each class with a confidence interval, lowest first; a line shows the accuracy on all images.
 
     Only the 100 classes with the lowest recall are drawn; classes without test images are left out.
     """
@@ -113,7 +113,7 @@ def per_class_figure(report: ClassificationReport) -> Figure:
 
 
 def class_precision_figure(report: MultiLabelReport) -> Figure:
-    """Draw the average precision of each class with its interval, lowest first, and the value at chance level.
+    """Draw each class's average precision with a confidence interval, lowest first, and its value at chance level.
 
     Only the 100 classes with the lowest average precision are drawn; classes without test images are left out.
     """
@@ -156,7 +156,7 @@ def precision_recall_figure(predictions: Predictions, report: MultiLabelReport) 
 
 
 def _ranked_classes(scored: Sequence[tuple[Score, Row]]) -> tuple[Figure, Axes, list[Row]]:
-    """Draw a score of each class with its interval, lowest first; return the figure, its axes and the drawn rows."""
+    """Draw a score of each class with a confidence interval, lowest first; return figure, axes and the drawn rows."""
     ranked = sorted(scored, key=lambda pair: (pair[0].value, pair[1].name))
     hidden, ranked = len(ranked) - MAX_CLASSES, ranked[:MAX_CLASSES]
     figure = Figure(figsize=(6.4, 1.4 + 0.2 * max(len(ranked), 4)), layout="constrained")
@@ -176,7 +176,7 @@ DOTS_PER_INCH = 110
 
 
 def render_png(figure: Figure) -> bytes:
-    """Return a figure as PNG; its layout is computed once and cannot change afterwards."""
+    """Return a figure as PNG. The layout of the figure is computed once and cannot change afterwards."""
     with warnings.catch_warnings():
         # Characters that matplotlib's font lacks are drawn as boxes; the tables of the report show them correctly.
         warnings.filterwarnings("ignore", r"Glyph .* missing from font")
@@ -186,13 +186,13 @@ def render_png(figure: Figure) -> bytes:
 def _render_once(figure: Figure) -> bytes:
     """Return a figure as PNG, drawn only once.
 
-    matplotlib draws a figure with a layout engine twice, and computing the layout takes most of the time. With a layout
-    that is computed beforehand, one drawing gives the same pixels.
+    If a figure has a layout engine, matplotlib draws the figure twice, and most of the time is spent on the layout. If
+    the layout is computed beforehand, drawing the figure once gives the same pixels.
     """
     figure.set_dpi(DOTS_PER_INCH)
     if (engine := figure.get_layout_engine()) is not None:
         engine.execute(figure)
-        # With None, matplotlib would use the layout engine of the user's settings, which are therefore overridden.
+        # `set_layout_engine(None)` selects the layout engine of the user's settings, so these settings are overridden.
         with rc_context({"figure.autolayout": False, "figure.constrained_layout.use": False}):
             figure.set_layout_engine(None)
     buffer = io.BytesIO()
@@ -250,7 +250,7 @@ class Disagreement:
 
 
 def most_confident_disagreements(predictions: Predictions, n: int) -> list[Disagreement]:
-    """Return up to `n` disagreements, one per image, the most confident predictions first."""
+    """Return up to `n` disagreements, at most one per image, in descending order of the model's confidence."""
     distance = (predictions.probabilities - predictions.labels).abs().masked_fill(predictions.labels < 0, 0.0)
     confidence, label = distance.max(1)
     order = confidence.argsort(descending=True, stable=True)[:n]

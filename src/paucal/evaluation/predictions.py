@@ -23,8 +23,8 @@ class Predictions:
     Attributes:
         ids: (N,) int64 indices of the images in their set, ascending.
         logits: (N, K) float32 logits.
-        labels: (N,) int64 labels, -1 for an image without a label; or (N, K) labels 1, 0 or -1 (unknown) if images may
-            have several labels.
+        labels: (N,) int64 labels, where -1 means no label. If images may have several labels, (N, K) labels: 1, 0 or -1
+            (unknown).
         groups: (N,) number of each image's group of similar images; None if the images are independent.
     """
 
@@ -56,7 +56,7 @@ class Predictions:
         return self.logits.sigmoid() if self.several else self.logits.softmax(dim=1)
 
     def at_temperature(self, temperature: float) -> "Predictions":
-        """Return the predictions with all logits divided by a temperature, which changes only the confidence."""
+        """Return the predictions with all logits divided by a temperature. The predicted classes do not change."""
         return self if temperature == 1.0 else replace(self, logits=self.logits / temperature)
 
     @property
@@ -65,7 +65,7 @@ class Predictions:
         return None if self.groups is None else len(np.unique(self.groups))
 
     def in_groups(self, groups: NDArray[np.int64] | None) -> "Predictions":
-        """Return the predictions with groups; `groups` contains the group number of each image of the set."""
+        """Return the predictions with groups; `groups` contains the group number of every image of the image set."""
         return replace(self, groups=None if groups is None else groups[self.ids.numpy()])
 
     @property
@@ -85,8 +85,8 @@ def predict_all(
     """Run a classifier on all batches of a loader in evaluation mode and return its outputs.
 
     Each process runs the model on its own images and returns the outputs of all processes. Processes may have different
-    numbers of images, or none. Rows are sorted by id. An id that occurs in several processes, because samplers pad, is
-    returned once.
+    numbers of images, and a process may have no images. Rows are sorted by id. Samplers may give the same image to
+    several processes as padding; such an image is returned once.
 
     Args:
         model: Model that returns (B, K) logits for (B, C, H, W) images; its training mode is restored afterwards.
@@ -103,7 +103,7 @@ def predict_all(
             batch = batch.to(device, non_blocking=True)
             with torch.autocast(device.type, dtype=autocast, enabled=autocast is not None):
                 logits = model(batch.views[0])
-            rows.append(_checked_rows(batch, logits))
+            rows.append(_batch_rows(batch, logits))
             n_done += len(batch)
             if progress is not None:
                 progress(n_done)
@@ -118,7 +118,7 @@ def predict_in_order(
     progress: Callable[[int, int], None] | None = None,
     autocast: torch.dtype | None = None,
 ) -> Tensor:
-    """Return the (N, D) float32 outputs of a model on the CPU, in the order of `indices` (see `predict_all`).
+    """Return the (N, D) float32 outputs of a model in the order of `indices`; the result is on the CPU.
 
     Args:
         model: Model that returns (B, D) outputs, such as the features before a classifier.
@@ -136,7 +136,7 @@ def predict_in_order(
 
 
 def majority_classes(labels: Tensor) -> list[int]:
-    """Return the most frequent classes of (N,) labels, several if they are tied; unlabelled images (-1) are ignored.
+    """Return the most frequent class of (N,) labels, or all such classes if they are tied; labels of -1 are ignored.
 
     >>> majority_classes(torch.tensor([2, 0, 2, 0, 1, -1, -1, -1]))
     [0, 2]
@@ -170,7 +170,10 @@ def require_finite(predictions: Predictions) -> None:
 
 @contextmanager
 def evaluation_mode(model: nn.Module) -> Iterator[None]:
-    """Switch a model to evaluation mode; afterwards restore the mode of each module, as frozen modules may differ."""
+    """Switch a model to evaluation mode; afterwards restore the mode of each module.
+
+    Each module has its own mode, since frozen modules may be in evaluation mode during training.
+    """
     flags = {module: module.training for module in model.modules()}
     model.eval()
     try:
@@ -180,7 +183,7 @@ def evaluation_mode(model: nn.Module) -> Iterator[None]:
             module.training = flag
 
 
-def _checked_rows(batch: Batch, logits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _batch_rows(batch: Batch, logits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     if not isinstance(logits, Tensor) or logits.ndim != 2 or logits.shape[0] != len(batch):
         description = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
         raise ValueError(f"expected ({len(batch)}, K) logits from the model, got {description}")

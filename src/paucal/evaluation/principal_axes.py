@@ -5,16 +5,18 @@ from torch import Tensor
 
 from paucal.data.images import evenly_spaced
 
-MAX_SIZE = 3000  # rows of the largest matrix whose eigenvectors are computed, which takes seconds on one CPU core
+# Number of rows of the largest matrix whose eigenvectors are computed. For this size, the computation takes seconds on
+# one CPU core.
+MAX_SIZE = 3000
 MIN_EIGENVALUE = 1e-5  # smaller eigenvalues, relative to the largest, are rounding errors of float32
 
 
 def principal_axes(rows: Tensor, count: int) -> Tensor:
-    """Return the (D, R) principal axes of (N, D) centred features, R at most `count`, in ascending order of variance.
+    """Return at most `count` principal axes of (N, D) centred features, (D, R), in ascending order of variance.
 
-    The smaller of the D x D and N x N products is decomposed. If both D and N are above 3000, the N x N product of 3000
-    evenly spaced images is decomposed. Features of all stages of a ResNet-50 have 9,216 dimensions, and decomposing
-    their D x D product would take minutes on one CPU core.
+    The eigenvectors of the smaller of the two matrices X^T X (D x D) and X X^T (N x N) are computed. If D and N are
+    both above 3000, X contains only 3000 evenly spaced images. Features of all stages of a ResNet-50 have 9,216
+    dimensions, and decomposing their D x D product would take minutes on one CPU core.
     """
     if rows.shape[1] <= min(len(rows), MAX_SIZE):
         return torch.linalg.eigh(rows.T @ rows).eigenvectors[:, -count:]

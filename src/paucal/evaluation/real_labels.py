@@ -1,7 +1,7 @@
 """Accuracy on ReaL labels, with one or more classes per image ("Are we done with ImageNet?", Beyer et al. 2020).
 
-The published file is a JSON list with a list of correct class numbers for each of ImageNet's 50,000 validation images,
-in the order of the image numbers. Images with an empty list are not scored.
+The published JSON file contains a list of correct class numbers for each of ImageNet's 50,000 validation images, in the
+order of the image numbers. Images with an empty list are not scored.
 """
 
 import re
@@ -15,7 +15,7 @@ from paucal.reading import parse_json, read_bytes
 from paucal.types import UserError
 from paucal.wording import counted
 
-MAX_BYTES = 64 << 20
+MAX_BYTES = 64 << 20  # largest size of a label file that is read
 _NUMBERED = re.compile(r"ILSVRC2012_val_(\d{8})(?:\.|_|$)")
 
 RealLabels = Sequence[Sequence[int]]  # numbers of the correct classes of each image
@@ -63,7 +63,7 @@ def match_labels(labels: RealLabels, keys: Sequence[str]) -> list[Sequence[int]]
     """Return the correct classes of the images with these keys.
 
     ImageNet's validation images are matched by the number in their file names. Other images are sorted by file name and
-    matched in this order; the numbers of images and lists must then be equal.
+    matched with the labels in this order. There must then be as many images as label lists.
     """
     number_matches = [_NUMBERED.search(key) for key in keys]
     if keys and all(number_matches):

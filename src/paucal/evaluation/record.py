@@ -36,7 +36,7 @@ from paucal.models.card import ModelCard
 from paucal.runs import csv_text, write_text
 from paucal.wording import counted, images_text, percent
 
-MISTAKES_SHOWN = 16
+MAX_MISTAKES_SHOWN = 16
 
 
 def record_classification(
@@ -51,15 +51,15 @@ def record_classification(
     """Score predictions and write `metrics.json`, `per_class.csv`, `predictions.csv` and the figures.
 
     Args:
-        folder: Folder of `metrics.json` and the tables, created if it is missing.
-        plots: Folder of the figures, created if it is missing.
-        predictions: Predictions for images of the set; their ids are positions in it.
-        images: Image set, for the keys of the images and the figure of mistakes.
+        folder: Folder of `metrics.json` and the tables; a missing folder is created.
+        plots: Folder of the figures; a missing folder is created.
+        predictions: Predictions for images of the image set. Their ids are positions in the image set.
+        images: Image set, which provides the keys of the images and the images of the figure of mistakes.
         classes: Class names in the order of the logits.
         train_labels: Labels of the training images, for the baseline of the majority class.
-        repeated: Results of a cross-validation: (R, N) booleans, whether each image was classified correctly in each
-            repeat, and the number of folds. `predictions` are then those of the first repeat. None if the images are
-            test images.
+        repeated: Results of a cross-validation with R repeats, of which `predictions` are the first: (R, N) booleans
+            that say whether each image was classified correctly in each repeat, and the number of folds. None if the
+            images are test images.
     """
     report = classification_report(predictions, classes, train_labels)
     if repeated is not None:
@@ -70,7 +70,7 @@ def record_classification(
     save_figure(plots / "confusion.png", confusion_figure(report.confusion, classes))
     save_figure(plots / "per_class.png", per_class_figure(report))
     save_figure(plots / "reliability.png", reliability_figure(predictions))
-    if mistakes := worst_mistakes(predictions, MISTAKES_SHOWN):
+    if mistakes := worst_mistakes(predictions, MAX_MISTAKES_SHOWN):
         mistake_images = [images.store.read(mistake.id) for mistake in mistakes]
         save_figure(plots / "mistakes.png", mistakes_figure(mistake_images, mistakes, classes))
     return report
@@ -87,7 +87,7 @@ def record_multi_label(
     write_predictions_multi_label(folder / "predictions.csv", predictions, keys, classes, thresholds)
     save_figure(plots / "per_class.png", class_precision_figure(report))
     save_figure(plots / "precision_recall.png", precision_recall_figure(predictions, report))
-    if mistakes := most_confident_disagreements(predictions, MISTAKES_SHOWN):
+    if mistakes := most_confident_disagreements(predictions, MAX_MISTAKES_SHOWN):
         mistake_images = [images.store.read(mistake.id) for mistake in mistakes]
         save_figure(plots / "mistakes.png", disagreements_figure(mistake_images, mistakes, classes))
     return report
@@ -142,7 +142,7 @@ def score_lines(report: Report) -> list[Line]:
 
 
 def usual_metric_line(report: Report, data: str) -> str | None:
-    """Return the score in the usual metric of a published data set as text; None if that metric is the accuracy."""
+    """Return the score in the usual metric of a published data set as text; None if the usual metric is accuracy."""
     metric = metric_of(data)
     name = {"mean_per_class": "balanced_accuracy", "roc_auc": "roc_auc"}.get(metric)
     if name is None or name not in report.scores:

@@ -1,4 +1,4 @@
-"""Results of a classification, with one or several labels per image, as plain values that can be stored as JSON."""
+"""Results of classifiers (single-label or multi-label), as plain values that can be stored as JSON."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -13,7 +13,7 @@ from paucal.types import UserError
 from paucal.wording import percent
 
 R = TypeVar("R")
-MULTI_LABEL_KIND = "multi-label"  # "kind" of stored reports on images with several labels
+MULTI_LABEL_KIND = "multi-label"  # value of the entry "kind" in stored reports on images with several labels
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Majority:
     tied: int = 1
 
     def rank(self, n_classes: int) -> str:
-        """Return a phrase such as "the most frequent class of the", which continues with the name of the images."""
+        """Return a phrase such as "the most frequent class of the"; the caller appends the name of the images."""
         if self.tied == 1:
             return "the most frequent class of the"
         if self.tied == n_classes:
@@ -45,7 +45,7 @@ class Majority:
 
 @dataclass(frozen=True)
 class ClassRow:
-    """The scores of one class; undefined scores are None.
+    """The scores of one class of a single-label classifier; undefined scores are None.
 
     Attributes:
         name: Name of the class.
@@ -107,7 +107,8 @@ class ClassificationReport(StoredReport):
         confusion: (K, K) counts; rows are true classes, columns predicted classes.
         repeats: Number of repeats of the cross-validation; 0 if the scores are on test images.
         folds: Number of folds of the cross-validation; 0 if the scores are on test images.
-        groups: Number of groups of similar images, which the bootstrap resamples whole; None if images are independent.
+        groups: Number of groups of similar images (the bootstrap resamples whole groups); None if images are
+            independent.
     """
 
     REQUIRED = ("top1", "balanced_accuracy")
@@ -122,11 +123,11 @@ class ClassificationReport(StoredReport):
     groups: int | None = None
 
     def cross_validated(self, hits: NDArray[np.bool_], folds: int) -> "ClassificationReport":
-        """Return the report on a repeated cross-validation, given that this report is on its first repeat.
+        """Return the report on a repeated cross-validation; this report must be on the first repeat.
 
         The accuracy becomes the mean over all repeats. Only the accuracy keeps an interval, since intervals of the
-        other scores would assume independent images. `hits` are (R, N) booleans, whether each prediction of each repeat
-        is correct.
+        other scores would assume independent images. `hits` are (R, N) booleans that say for each repeat whether the
+        prediction for each image is correct.
         """
         scores = {name: Score(score.value) for name, score in self.scores.items()}
         scores["top1"] = cross_validated(hits, self.level, folds)
@@ -147,13 +148,13 @@ class ClassificationReport(StoredReport):
 
 @dataclass(frozen=True)
 class MultiLabelRow:
-    """The scores of one class; undefined scores are None.
+    """The scores of one class of a multi-label classifier; undefined scores are None.
 
     Attributes:
         name: Name of the class.
         images: Number of test images of the class.
-        share: Fraction of positives among the images whose label is known, which is the average precision of a random
-            order.
+        share: Fraction of positives among the images whose label is known. This is the average precision if images are
+            ranked at random.
         ap: Average precision with its interval; None if the class has no test images.
         threshold: Lowest probability at which the class is predicted.
         predicted: Number of test images predicted as this class at the threshold.
@@ -184,7 +185,8 @@ class MultiLabelReport(StoredReport):
         scores: "map" (mean average precision), "macro_f1" (at the thresholds) and "loss" (nats per class and image), in
             this order.
         per_class: Scores of each class.
-        groups: Number of groups of similar images, which the bootstrap resamples whole; None if images are independent.
+        groups: Number of groups of similar images (the bootstrap resamples whole groups); None if images are
+            independent.
     """
 
     REQUIRED = ("map", "loss")
@@ -201,7 +203,7 @@ class MultiLabelReport(StoredReport):
 
     @property
     def chance(self) -> float:
-        """The mean average precision of a random order, which is the mean fraction of images of a class."""
+        """The mean average precision of a random ranking: the mean over classes of the fraction of positives."""
         return sum(row.share for row in self.scored) / max(1, len(self.scored))
 
     def to_dict(self) -> dict[str, Any]:
@@ -213,7 +215,7 @@ Report = ClassificationReport | MultiLabelReport
 
 
 def scored_part(report: Report) -> str:
-    """Return an adjective for the scored images: "test", or "cross-validated" if they are training images."""
+    """Return an adjective for the scored images: "test", or "cross-validated" if the training images were scored."""
     return "cross-validated" if isinstance(report, ClassificationReport) and report.repeats else "test"
 
 
@@ -224,7 +226,7 @@ def read_report(data: Mapping[str, Any]) -> Report:
 
 
 def stored_number(value: Any) -> float:
-    """Convert a value read from a file to a finite number; raises the errors of `float`, and ValueError."""
+    """Convert a value read from a file to a finite number; raise ValueError, TypeError or OverflowError if invalid."""
     number = float(value)
     if not math.isfinite(number):
         raise ValueError(f"expected a finite number, got {number}")
@@ -232,7 +234,7 @@ def stored_number(value: Any) -> float:
 
 
 def stored_count(value: Any) -> int:
-    """Convert a value read from a file to an integer of at least 0; raises the errors of `int`, and ValueError."""
+    """Convert a value read from a file to an integer >= 0; raise ValueError, TypeError or OverflowError if invalid."""
     number = int(value)
     if number < 0:
         raise ValueError(f"expected a count, got {number}")
@@ -240,7 +242,7 @@ def stored_count(value: Any) -> int:
 
 
 def stored_groups(data: Mapping[str, Any]) -> int | None:
-    """Return the number of groups of images of a stored report; None if its images have no groups."""
+    """Return the number of groups of images in a stored report; None if the images have no groups."""
     groups = data.get("groups")  # missing from older reports
     return None if groups is None else stored_count(groups)
 
@@ -272,7 +274,10 @@ _READERS: Mapping[Any, Callable[[Any], Any]] = {
 
 
 def _read_fields(kind: type[R], data: Mapping[str, Any]) -> R:
-    """Build a dataclass from stored values, converted by field type; fields with a default may be missing."""
+    """Build a dataclass from stored values, which are converted to the fields' types.
+
+    Fields with a default value may be missing.
+    """
     hints = get_type_hints(kind)
     present = [field.name for field in fields(kind) if field.name in data or field.default is MISSING]  # type: ignore[arg-type]
     return kind(**{name: _READERS[hints[name]](data[name]) for name in present})
@@ -283,8 +288,8 @@ class PrimaryMetric:
     """The score by which models are selected.
 
     Attributes:
-        score: Key of the score in reports; the column of `metrics.csv` has the prefix "val_".
-        title: Name for messages.
+        score: Key of the score in reports. The column of `metrics.csv` is named "val_" followed by this key.
+        title: Name of the score in messages.
         short: Abbreviation that is written before a value; "" for accuracy, which is written as a percentage of images.
     """
 
@@ -317,5 +322,5 @@ MEAN_PRECISION = PrimaryMetric("map", "mean average precision", "mAP")
 
 
 def primary_metric(several_labels: bool) -> PrimaryMetric:
-    """Return accuracy for images with one label each, mean average precision for images with several labels."""
+    """Return mean average precision if images have several labels, otherwise accuracy."""
     return MEAN_PRECISION if several_labels else ACCURACY

@@ -1,7 +1,7 @@
-"""The images that a run, or an earlier run that provided its initial weights, was trained on.
+"""The images on which a run was trained, and the images on which the runs that provided its weights were trained.
 
-Callers decide how to react. Pre-training on test images without their labels is common practice, and only reported. If
-a model was trained with the labels of test images, its score on these images is too optimistic.
+Callers decide how to react. Pre-training on test images without their labels is common practice and is only reported.
+If a model was trained with the labels of test images, the model's score on these images is too optimistic.
 """
 
 import os
@@ -30,7 +30,7 @@ LEARNED_SPLITS = ("train", "val")  # splits that a model was trained on or selec
 
 
 class Row(NamedTuple):
-    """Split of an image in a run, and the digest of the image's content; "" if no digest was stored."""
+    """The split of an image in a run, and the digest of the image's content ("" if no digest was stored)."""
 
     part: str
     digest: str
@@ -41,21 +41,21 @@ class Identities:
 
     Args:
         images: Set of N images, opened from any folder, list or file.
-        streamed: Whether to compute digests of images in shards too, which takes as long as reading all shards.
+        streamed: Whether to compute digests of images in shards too. This takes as long as reading all shards.
     """
 
     def __init__(self, images: ImageSet, streamed: bool = False) -> None:
-        self.images, self._read = images, streamed or images.stream is None
+        self.images, self._can_read = images, streamed or images.stream is None
 
     @cached_property
     def digests(self) -> list[str]:
         """The N hexadecimal digests; "" for an image that is not read or cannot be read."""
         store = self.images.store
-        return [(digest_or_none(store, index) if self._read else None) or "" for index in range(len(self.images))]
+        return [(digest_or_none(store, index) if self._can_read else None) or "" for index in range(len(self.images))]
 
     @cached_property
     def paths(self) -> list[list[str]]:
-        """The possible paths of each image, which begin with the location or the name of its set."""
+        """The possible paths of each image, which begin with the location or the name of the image set."""
         folders = _key_folders(self.images.location, self.images.name)
         return [[f"{folder}/{key}" for folder in folders] for key in self.images.keys]
 
@@ -66,10 +66,10 @@ class LearnedImages:
 
     Attributes:
         run: Folder of the run that used the images.
-        labelled: Whether the run used their labels.
-        folders: Folders, or the name of a published set, that the keys may be relative to.
+        labelled: Whether the run used the labels of the images.
+        folders: Folders, or the name of a published data set, to which the keys may be relative.
         rows: Split and digest of each image by its key; None if the images are unknown.
-        step: Kind of training that used the images, as text for remarks.
+        step: Description of the training that used the images, such as "the pre-training"; used in remarks.
     """
 
     run: RunFolder
@@ -80,20 +80,20 @@ class LearnedImages:
 
     @cached_property
     def by_digest(self) -> dict[str, str]:
-        """Split of each image by its stored digest; if splits share an image, the first of train, val and test."""
+        """Split of each image by its stored digest; if several splits contain the image, the first of these splits."""
         ranked = sorted((self.rows or {}).values(), key=lambda row: -PARTS.index(row.part))
         return {row.digest: row.part for row in ranked if row.digest}
 
     @cached_property
     def by_path(self) -> dict[str, Row]:
-        """Row of each image by its possible paths."""
+        """Split and digest of each image, by the image's possible paths."""
         return {f"{folder}/{key}": row for folder in self.folders for key, row in (self.rows or {}).items()}
 
     def parts_of(self, identities: Identities) -> NDArray[np.str_]:
         """Return the split that each image of a set had in the run, (N,); "" for images that are not in the run.
 
-        An image is in the run if an image of the run has the same content, whatever its name and folder. If no digest
-        was stored or the image has none, an equal path is enough.
+        An image is in the run if an image of the run has the same content, regardless of name and folder. If no digest
+        was stored or the image has no digest, an equal path is enough.
         """
         rows, parts = self.rows or {}, np.full(len(identities.images), "", dtype="<U6")
         for index, key in enumerate(identities.images.keys):
@@ -111,7 +111,7 @@ class LearnedImages:
     def contains(
         self, images: ImageSet | Identities, selected: bool = False, by_key: bool = False
     ) -> NDArray[np.bool_]:
-        """Return which images of a set the run was trained on, (N,).
+        """Return whether the run was trained on each image of a set, (N,).
 
         Args:
             images: Image set, opened from any folder, list or file.
@@ -124,7 +124,7 @@ class LearnedImages:
         return is_seen | self.same_keys(identities, parts) if by_key else is_seen
 
     def same_keys(self, identities: Identities, parts: tuple[str, ...] = LEARNED_SPLITS) -> NDArray[np.bool_]:
-        """Return which images have the key of an image in these splits of the run, (N,), whatever their content."""
+        """Return whether each image has the key of an image in the splits `parts` of the run, (N,); ignore contents."""
         rows = self.rows or {}
         return np.asarray([key in rows and rows[key].part in parts for key in identities.images.keys], dtype=bool)
 

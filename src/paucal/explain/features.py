@@ -1,6 +1,6 @@
-"""Last-layer features of patches, which are converted to colours or matched between two images.
+"""Last-layer features of an image's patches, converted to colours or matched between two images.
 
-A cell is one position of the last feature map, such as a patch of a ViT.
+A "cell" is one grid position of the last feature map, such as a patch of a ViT.
 """
 
 from dataclasses import dataclass
@@ -19,8 +19,8 @@ def feature_colours(model: nn.Module, images: Tensor) -> Tensor:
     """Return the three principal components of the last feature map as colours, (B, rows, columns, 3) in [0, 1].
 
     The components are computed from all images together, so that equal colours mean similar features in all images.
-    Each component is scaled so that its 1st and 99th percentiles become 0 and 1. The sign of a component is such that
-    the entry with the largest absolute value is positive.
+    Each component is scaled so that its 1st and 99th percentiles become 0 and 1. The sign of a component is chosen such
+    that the component's entry with the largest absolute value is positive.
 
     Args:
         model: A timm model with feature maps.
@@ -56,7 +56,7 @@ def nearest_cells(grid: Tensor, pooled: Tensor) -> Tensor:
     return _cell_positions(cosine.argmax(1), grid.shape[3])
 
 
-TOP = 10  # default number of pairs
+TOP = 10  # default number of matched pairs of cells
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,8 +68,10 @@ class Correspondence:
         second: (n, 2) matching cells (row, column) of the second image, in the same order.
         similarity: (n,) cosine similarities of the pairs.
         grids: (rows, columns) of the cells of each image.
-        own: (2, 2) cell (row, column) of each image that is nearest to the image's global feature.
-        other: (2, 2) cell (row, column) of each image that is nearest to the other image's global feature.
+        own: (2, 2) for each image, the cell (row, column) whose feature is most similar to the image's own global
+            feature.
+        other: (2, 2) for each image, the cell (row, column) whose feature is most similar to the other image's global
+            feature.
     """
 
     first: Tensor

@@ -1,4 +1,4 @@
-"""Preparation of a model for reading its intermediate tensors, and forward passes of the prepared model."""
+"""Functions that prepare a model for reading its intermediate tensors, and that run the prepared model."""
 
 import copy
 from collections.abc import Iterator
@@ -28,7 +28,7 @@ def to_full_precision(model: nn.Module) -> nn.Module:
 
 @contextmanager
 def explainable(model: nn.Module) -> Iterator[nn.Module]:
-    """Yield the model in evaluation mode, in float32, uncompiled and without gradient checkpointing, for using hooks.
+    """Yield the model prepared for hooks: uncompiled, in evaluation mode, in float32, without gradient checkpointing.
 
     Only tensors that depend on the image require gradients; parameters do not. A compiled model is run uncompiled,
     since compiled code does not call hooks. A model in half precision is replaced by a copy in float32, since products
@@ -108,8 +108,8 @@ def one_hot_classes(logits: Tensor, classes: Tensor) -> Tensor:
 def require_classes(classes: Tensor, count: int, images: int) -> Tensor:
     """Check that class indices are valid and return an index for each of B images, (B,).
 
-    `classes` contains an index for each image, or a single index, which is used for all images. `count` is the number
-    of classes.
+    `classes` contains an index for each image, or a single index that is used for all images. `count` is the number of
+    classes, and `images` is the number B of images.
     """
     indices = torch.as_tensor(classes).reshape(-1)
     if len(indices) == 1:

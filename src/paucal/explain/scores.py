@@ -1,10 +1,10 @@
 """Scores that compare attribution methods on a set of images.
 
 Deletion and insertion (Petsiuk et al. 2018, "RISE") test whether the regions that a map highlights are important to the
-model. The image is divided into a grid of cells. Cells are deleted from the image in descending order of the map, or
-inserted into a blurred copy of the image, and the probability of the class is measured. If the map is good, the
-probability falls early (deletion) or rises early (insertion). Deleted pixels become 0, which is the mean colour after
-normalisation. All maps are compared on the same grid, so that a finer map has no advantage.
+model. The image is divided into a grid of 8 x 8 cells. In descending order of the map's values, cells are deleted from
+the image or inserted into a blurred copy of the image, and the probability of the class is measured. If the map is
+good, the probability falls early (deletion) or rises early (insertion). Deleted pixels become 0, which is the mean
+colour after normalisation. All maps are compared on the same grid, so that a finer map has no advantage.
 
 Pointing tests whether a map finds an object at a known position (Zhang et al. 2018, "Top-down Neural Attention by
 Excitation Backprop"; pasted objects as in the grid pointing game of Böhle et al. 2021). Here the object is a reduced
@@ -22,9 +22,9 @@ from torch import Tensor, nn
 from paucal.explain.attribution.methods import RANDOM, attribute, methods_of, random_maps
 from paucal.explain.prepared import explainable, run
 
-STEPS = 10  # number of steps of deletion and of insertion
-CELLS = 8  # rows and columns of the grid on which maps are compared
-BLUR_RADIUS = 8  # pixels; `blur` interpolates the mean colours of squares of twice this side
+STEPS = 10  # number of steps of deletion, and of insertion
+CELLS = 8  # number of rows and number of columns of the grid on which maps are compared
+BLUR_RADIUS = 8  # half the side, in pixels, of the squares whose mean colours `blur` interpolates
 
 
 def resize_to_cells(maps: Tensor, cells: int = CELLS) -> Tensor:
@@ -35,7 +35,7 @@ def resize_to_cells(maps: Tensor, cells: int = CELLS) -> Tensor:
 
 
 def rank_cells(maps: Tensor, cells: int = CELLS) -> Tensor:
-    """Return the rank of each cell, (B, cells, cells) int64; 0 is the highest value, ties are in order of position."""
+    """Return the rank of each cell, (B, cells, cells) int64: 0 is the highest value; ties are in row-major order."""
     flat = resize_to_cells(maps.float(), cells).flatten(1)
     order = flat.argsort(dim=1, descending=True, stable=True)
     ranks = torch.empty_like(order).scatter(1, order, torch.arange(flat.shape[1], device=flat.device).expand_as(order))
@@ -138,36 +138,39 @@ def paste_objects(
 
 
 def pointing_hits(maps: Tensor, boxes: Tensor, size: tuple[int, int]) -> tuple[Tensor, Tensor]:
-    """Return whether each map's maximum is inside the box, and the fraction of its positive values inside the box.
+    """Return whether each map's maximum is inside the box, and the fraction of the map's sum inside the box.
 
-    Both results are (B,). A cell that is partly inside the box counts as inside if more than half of its area is; its
-    value is weighted by the fraction of its area that is inside.
+    Both results have the shape (B,). Only positive values count in the sum. If a cell is partly inside the box, the
+    cell counts as inside if more than half of its area is inside, and the fraction of its area that is inside weights
+    its value.
 
     Args:
         maps: (B, h, w) attribution maps.
         boxes: (B, 4) top, left, bottom and right of the boxes in pixels.
         size: (height, width) of the images in pixels.
     """
-    share_inside = torch.stack([_share_inside(box, (maps.shape[1], maps.shape[2]), size) for box in boxes.tolist()])
-    share_inside = share_inside.to(maps.device)
+    fraction_inside = torch.stack(
+        [_fraction_inside(box, (maps.shape[1], maps.shape[2]), size) for box in boxes.tolist()]
+    )
+    fraction_inside = fraction_inside.to(maps.device)
     best = maps.flatten(1).argmax(1, keepdim=True)
-    hit = share_inside.flatten(1).gather(1, best)[:, 0] > 0.5
+    hit = fraction_inside.flatten(1).gather(1, best)[:, 0] > 0.5
     positive = maps.clamp(min=0).flatten(1)
     total = positive.sum(1)
-    mass = (positive * share_inside.flatten(1)).sum(1) / total.clamp_min(1e-30)
-    return hit.float(), torch.where(total > 0, mass, share_inside.mean((1, 2)))
+    mass = (positive * fraction_inside.flatten(1)).sum(1) / total.clamp_min(1e-30)
+    return hit.float(), torch.where(total > 0, mass, fraction_inside.mean((1, 2)))
 
 
-def _share_inside(box: list[int], grid: tuple[int, int], size: tuple[int, int]) -> Tensor:
+def _fraction_inside(box: list[int], grid: tuple[int, int], size: tuple[int, int]) -> Tensor:
     """Return the fraction of each cell's area that is inside a box (top, left, bottom, right) in pixels."""
     top, left, bottom, right = box
-    row_shares = _overlap(top, bottom, grid[0], size[0])
-    column_shares = _overlap(left, right, grid[1], size[1])
-    return row_shares[:, None] * column_shares
+    row_fractions = _overlap_fractions(top, bottom, grid[0], size[0])
+    column_fractions = _overlap_fractions(left, right, grid[1], size[1])
+    return row_fractions[:, None] * column_fractions
 
 
-def _overlap(start: float, end: float, cells: int, length: int) -> Tensor:
-    """Divide [0, length] into `cells` equal intervals; return the fraction of each that is from `start` to `end`."""
+def _overlap_fractions(start: float, end: float, cells: int, length: int) -> Tensor:
+    """Divide [0, length] into `cells` equal intervals; return the fraction of each interval in [start, end]."""
     edges = torch.arange(cells + 1) * (length / cells)
     shared = torch.minimum(edges[1:], torch.tensor(float(end))) - torch.maximum(edges[:-1], torch.tensor(float(start)))
     return shared.clamp(min=0) / (length / cells)
@@ -177,7 +180,7 @@ def _draw_index(count: int, generator: torch.Generator) -> int:
     return int(torch.randint(count, (1,), generator=generator))
 
 
-Z_95 = 1.96  # half the width of a 95 % interval in standard errors
+Z_95 = 1.96  # half the width of a 95 % confidence interval, in standard errors
 
 
 @dataclass(frozen=True)
@@ -188,9 +191,9 @@ class MethodScore:
         deletion: Mean area under the curve of the class probability while cells are deleted; lower is better.
         insertion: Mean area under the curve of the class probability while cells are inserted; higher is better.
         faithfulness: Insertion minus deletion; higher is better.
-        faithfulness_error: Half the width of the 95 % interval of the faithfulness over images.
-        pointing: Fraction of maps whose highest value is on the pasted object; 0.25 by chance.
-        mass: Mean fraction of a map's positive values on the pasted object; 0.25 by chance.
+        faithfulness_error: Half the width of the faithfulness's 95 % confidence interval over images.
+        pointing: Fraction of maps whose highest value is on the pasted object; 0.25 at chance level.
+        mass: Mean fraction of a map's positive values that is on the pasted object; 0.25 at chance level.
         images: Number of images.
         pasted: Number of images with a pasted object.
     """
@@ -248,7 +251,8 @@ def _score_images(
 ) -> Tensor:
     """Return deletion, insertion, pointing and mass of B images, (4, B).
 
-    Pointing and mass are those of the images with pasted objects; their last columns are NaN if there are fewer than B.
+    Pointing and mass are measured on the images with pasted objects. If there are fewer than B such images, the last
+    columns of pointing and mass are NaN.
     """
     maps = _class_maps(model, name, images, predicted, seed)
     deletion = area_under_curve(perturbation_curve(model, images, maps, predicted, steps=steps))

@@ -16,19 +16,20 @@ from paucal.export.onnx_model import OnnxNetwork
 from paucal.models.card import ModelCard
 from paucal.types import UserError
 
-RUNTIME, LOADER, BINARY = "ort.wasm.min.js", "ort-wasm-simd-threaded.mjs", "ort-wasm-simd-threaded.wasm"
+# The files of onnxruntime-web that the page contains.
+RUNTIME_FILE, LOADER_FILE, BINARY_FILE = "ort.wasm.min.js", "ort-wasm-simd-threaded.mjs", "ort-wasm-simd-threaded.wasm"
 MAX_SIDE = 1024  # longest side in pixels; the browser reduces larger images before the preprocessing to save memory
 TEMPLATE = Path(__file__).with_name("browser.html")
-MODEL = re.compile(r'<script type="application/octet-stream" id="model">([A-Za-z0-9+/=]*)</script>')
+MODEL_ELEMENT = re.compile(r'<script type="application/octet-stream" id="model">([A-Za-z0-9+/=]*)</script>')
 
 
 def runtime_files(folder: Path | None) -> Sequence[Path]:
-    """Return the paths of onnxruntime-web's three files in the npm package or its folder `dist`."""
+    """Return the paths of onnxruntime-web's three files; `folder` is the npm package or the package's folder `dist`."""
     advice = "run 'npm pack onnxruntime-web', unpack the archive, and give its folder 'package'"
     if folder is None:
         raise UserError(f"--format html needs --onnxruntime-web FOLDER: {advice}.")
     dist = folder / "dist" if (folder / "dist").is_dir() else folder
-    files = [dist / name for name in (RUNTIME, LOADER, BINARY)]
+    files = [dist / name for name in (RUNTIME_FILE, LOADER_FILE, BINARY_FILE)]
     missing = [path.name for path in files if not path.is_file()]
     if missing:
         raise UserError(f"--onnxruntime-web: {str(folder)!r} does not contain {', '.join(missing)}: {advice}.")
@@ -66,7 +67,7 @@ def _compress(content: bytes) -> str:
 
 
 def run(path: Path) -> OnnxNetwork:
-    """Return the model of a page that this process has written, to run with onnxruntime instead of a browser."""
-    match = MODEL.search(path.read_text(encoding="utf-8"))
+    """Return the model in a page that this process has written; onnxruntime runs the model instead of a browser."""
+    match = MODEL_ELEMENT.search(path.read_text(encoding="utf-8"))
     assert match is not None
     return OnnxNetwork(gzip.decompress(base64.b64decode(match[1])))

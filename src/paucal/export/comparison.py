@@ -26,9 +26,10 @@ class Comparison:
 
     Attributes:
         images: Number of images on which the models were compared.
-        largest: Largest difference of a class's probability.
-        agreement: Fraction of equal predictions: of images for a classifier, of pixels for a segmenter, of objects for
-            a detector. Multi-label predictions are equal if they are equal for all classes.
+        largest: Largest difference between the two models' probabilities of a class.
+        agreement: Fraction of images (for a classifier), of pixels (for a segmenter) or of objects (for a detector) for
+            which the predictions of both models are equal. Multi-label predictions are equal if they are equal for all
+            classes.
         milliseconds: Median milliseconds per image of the original and of the exported model, measured alternately.
         accuracy: Fraction of images or pixels that the original and the exported model predict correctly; None if
             there are no labels.
@@ -47,9 +48,9 @@ class Difference(NamedTuple):
     """Differences between the predictions of the original and of the exported model for one image.
 
     Attributes:
-        largest: Largest difference of a probability.
-        agreement: Fraction of equal predictions: 0 or 1 for a classifier, a fraction of pixels for a segmenter, a
-            fraction of objects for a detector.
+        largest: Largest difference between the two models' probabilities of a class.
+        agreement: For a classifier, 1 if both predictions are equal, otherwise 0. For a segmenter or a detector, the
+            fraction of pixels or objects for which both predictions are equal.
         accuracy: Fraction of correct predictions of the original and of the exported model; None if the image has no
             label.
     """
@@ -86,8 +87,8 @@ def compare(original: Tensor, exported: Tensor, label: Tensor | None, thresholds
     Args:
         original: (K,) probabilities of an image, or (K, H, W) probabilities of its pixels.
         exported: Probabilities of the exported model, of the same shape; NaN counts as a wrong prediction.
-        label: Class in [0, K), or (H, W) classes of the pixels, without counting ignored pixels. None if the label is
-            unknown.
+        label: Class in [0, K), or (H, W) classes of the pixels, of which ignored pixels are not counted. None if the
+            label is unknown.
         thresholds: K thresholds of a multi-label model; None if the model predicts one label.
     """
     finite_exported = exported.nan_to_num(-1.0)
@@ -111,8 +112,8 @@ def compare_objects(original: Tensor, exported: Tensor) -> Difference:
     """Return the differences between the objects that two models detect in one image.
 
     Two objects count as the same if they have the same class and the IoU of their boxes is at least 0.9. `agreement` is
-    the fraction of such objects among all objects of both models. `largest` is the largest difference of the scores of
-    such pairs.
+    the fraction of such objects among all objects of both models. `largest` is the largest difference between the two
+    scores of such an object.
 
     Args:
         original: (N, 6 or more) objects of the original, with the columns left, top, right, bottom, score and class.
@@ -139,7 +140,7 @@ def compare_all(
     student: tuple[Any, Sequence[Image.Image]] | None = None,
     clock: Callable[[], float] = time.perf_counter,
 ) -> Comparison:
-    """Run a model and its export alternately on each image, and compare their predictions and speed.
+    """Run a model and the exported model alternately on each image, and compare their predictions and speed.
 
     Args:
         subject: The original model, such as a `Classifier`.

@@ -12,7 +12,7 @@ from paucal.export.quiet import discard_output, first_line
 from paucal.models.card import ModelCard
 from paucal.types import UserError
 
-TOLERANCE = 0.02  # largest accepted difference of a probability in float16
+TOLERANCE = 0.02  # largest accepted difference between a probability computed in float16 and in float32
 
 # coremltools does not support alias operations, which return their input, or mean and variance in a single operation.
 DECOMPOSITIONS: dict[Any, Any] = {

@@ -18,11 +18,11 @@ from paucal.export.program import Graph, pack_program, trace_program, unpack_pro
 from paucal.models.card import ModelCard
 from paucal.types import UserError
 
-ONNX = ("onnx", "onnxscript", "onnxruntime")
+ONNX_PACKAGES = ("onnx", "onnxscript", "onnxruntime")
 
 
-class Source:
-    """A graph that is written in one or several formats, but traced only once."""
+class ExportSource:
+    """A graph to export in one or several formats. The graph is traced only once."""
 
     def __init__(self, graph: Graph, card: ModelCard, onnxruntime_web: Path | None = None) -> None:
         self.graph, self.card, self.onnxruntime_web = graph, card, onnxruntime_web
@@ -48,22 +48,25 @@ class Format:
         run: Function that loads a file as a module, which runs in the format's runtime.
         extra: Extra of the paucal package that installs `packages`; "" if no packages are required.
         packages: Names of the required Python modules.
-        tolerance: Largest accepted difference between a probability of the exported model and of the original.
-        pixels: Whether files always (True) or never (False) include the preprocessing; None if the user chooses.
-        platform: The only `sys.platform` on which files can be run; "" if they can be run on all platforms.
-        quantise: Function that writes an 8-bit graph to a path, calibrated with (1, C, H, W) inputs; None if the format
-            does not support 8 bits.
+        tolerance: Largest accepted difference between the exported model's and the original model's probability of a
+            class.
+        pixels: Whether the input is pixels, because files always include the preprocessing (True); or normalised
+            images, because files never include the preprocessing (False). None if the user chooses.
+        platform: Value of `sys.platform` on the only platform that can run the files; "" if all platforms can run the
+            files.
+        quantise: Function that writes a graph quantised to 8 bits to a path. The function's third argument is (1, C, H,
+            W) inputs for calibration. None if the format does not support 8 bits.
     """
 
     suffix: str
-    write: Callable[[Source, Path], None]
+    write: Callable[[ExportSource, Path], None]
     run: Callable[[Path], nn.Module]
     extra: str = ""
     packages: tuple[str, ...] = ()
     tolerance: float = 1e-3
     pixels: bool | None = None
     platform: str = ""
-    quantise: Callable[[Source, Path, Iterable[NDArray[Any]]], None] | None = None
+    quantise: Callable[[ExportSource, Path, Iterable[NDArray[Any]]], None] | None = None
 
     @property
     def runs_here(self) -> bool:
@@ -95,7 +98,7 @@ GRAPHS: dict[str, Format] = {
         lambda source, path: _write_content(path, source.onnx),
         lambda path: OnnxNetwork(path.read_bytes()),
         extra="onnx",
-        packages=ONNX,
+        packages=ONNX_PACKAGES,
         quantise=lambda source, path, inputs: _write_content(path, quantise(source.onnx, source.graph.input, inputs)),
     ),
     "openvino": Format(
@@ -103,7 +106,7 @@ GRAPHS: dict[str, Format] = {
         lambda source, path: openvino_model.write(source.onnx, source.card, path),
         openvino_model.OpenVinoNetwork,
         extra="openvino",
-        packages=("openvino", "nncf", *ONNX[:2]),
+        packages=("openvino", "nncf", *ONNX_PACKAGES[:2]),
         tolerance=openvino_model.TOLERANCE,
         quantise=lambda source, path, inputs: openvino_model.write(source.onnx, source.card, path, inputs),
     ),
@@ -133,7 +136,7 @@ GRAPHS: dict[str, Format] = {
         ),
         browser_page.run,
         extra="onnx",
-        packages=ONNX,
+        packages=ONNX_PACKAGES,
         pixels=True,
     ),
 }

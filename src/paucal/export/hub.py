@@ -13,7 +13,8 @@ from paucal.models.weights.table import has_terms
 from paucal.types import UserError
 from paucal.wording import percent
 
-TAGS = ["image-classification", "timm", "paucal"]
+# Tags of a model page on the Hugging Face Hub.
+HUB_TAGS = ["image-classification", "timm", "paucal"]
 
 
 @dataclass(frozen=True)
@@ -36,7 +37,7 @@ class HubFacts:
 
 def hub_header(card: ModelCard, facts: HubFacts) -> list[str]:
     """Return the lines of the YAML header of a model page, with the scores that the Hub shows."""
-    header: dict[str, Any] = {"library_name": "timm", "pipeline_tag": "image-classification", "tags": TAGS}
+    header: dict[str, Any] = {"library_name": "timm", "pipeline_tag": "image-classification", "tags": HUB_TAGS}
     if facts.licence is not None:
         is_free = not has_terms(facts.licence)
         header |= {"license": facts.licence.lower()} if is_free else {"license": "other", "license_name": facts.licence}
@@ -64,7 +65,7 @@ def _with_interval(name: str, score: Any, level: float) -> str:
 
 
 def licence_lines(facts: HubFacts) -> list[str]:
-    """Return the Markdown lines of a model page's section on licences."""
+    """Return the section on licences of a model page as Markdown lines."""
     return [
         *("## Licences", ""),
         f"- of the initial weights: {facts.licence or 'none or not stated'}",

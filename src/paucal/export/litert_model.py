@@ -1,6 +1,6 @@
-"""LiteRT models (formerly TensorFlow Lite) for Android and small boards, in float32 or in 8 bits (static quantisation).
+"""LiteRT models (formerly TensorFlow Lite) for Android and small boards, in float32 or statically quantised to 8 bits.
 
-litert-torch supports torch only up to a certain version, which is specified in the requirements of litert-torch.
+The requirements of litert-torch specify the newest version of torch that litert-torch supports.
 """
 
 import json
@@ -18,11 +18,11 @@ from paucal.export.quiet import discard_output, first_line
 from paucal.models.card import ModelCard
 from paucal.types import UserError
 
-SIGNATURE = "serving_default"
+SIGNATURE = "serving_default"  # name that litert-torch gives to a model's signature (its inputs and outputs)
 
 
 def write(graph: Graph, card: ModelCard, path: Path, calibration: Iterable[NDArray[Any]] | None = None) -> None:
-    """Write a graph with a batch size of 1, and the model's card as `model.json` into the same folder.
+    """Write a LiteRT model with a batch size of 1, and write the model's card as `model.json` into the same folder.
 
     Args:
         graph: Graph of a model.

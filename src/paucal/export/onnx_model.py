@@ -23,10 +23,10 @@ from paucal.models.saved import card_from_dict
 from paucal.models.trained import TrainedModel
 from paucal.types import UserError
 
-KEY = "paucal"  # key of the model's card in the metadata of the file
+CARD_KEY = "paucal"  # key of the model's card in the metadata of the file
 MAX_BYTES = 2 << 30  # largest size of an ONNX file
 SUFFIX = ".onnx"
-REQUIREMENTS = "needs onnx, onnxscript and onnxruntime: install them with pip install 'paucal[onnx]'."
+REQUIREMENTS_TEXT = "needs onnx, onnxscript and onnxruntime: install them with pip install 'paucal[onnx]'."
 
 
 def to_onnx(program: ExportedProgram, graph: Graph, card: ModelCard) -> bytes:
@@ -50,7 +50,7 @@ def to_onnx(program: ExportedProgram, graph: Graph, card: ModelCard) -> bytes:
         for dimension in value.type.tensor_type.shape.dim:
             if dimension.dim_param in names:
                 dimension.dim_param = names[dimension.dim_param]
-    onnx.helper.set_model_props(onnx_graph, {KEY: json.dumps(card.to_dict(), ensure_ascii=False)})
+    onnx.helper.set_model_props(onnx_graph, {CARD_KEY: json.dumps(card.to_dict(), ensure_ascii=False)})
     size = onnx_graph.ByteSize()
     if size >= MAX_BYTES:
         raise UserError(
@@ -112,13 +112,13 @@ def read_onnx(path: Path) -> TrainedModel:
     if path.stat().st_size > MAX_BYTES:
         raise UserError(f"{str(path)!r} is larger than 2 GiB, which is the limit for ONNX files: export again.")
     network = OnnxNetwork(path.read_bytes())
-    if KEY not in network.metadata:
+    if CARD_KEY not in network.metadata:
         raise UserError(
             f"{str(path)!r} was not written by 'paucal export', since its metadata contains no model card: give a file "
             "that 'paucal export' wrote, or the run."
         )
     try:
-        card = card_from_dict(json.loads(network.metadata[KEY]))
+        card = card_from_dict(json.loads(network.metadata[CARD_KEY]))
     except ValueError as problem:
         raise UserError(f"{str(path)!r} has a damaged model card ({problem}): export the model again.") from problem
     if network.input.name != "images":
@@ -131,7 +131,7 @@ def read_onnx(path: Path) -> TrainedModel:
 
 
 def _require_matching_shapes(path: Path, network: OnnxNetwork, card: ModelCard) -> None:
-    """Raise a UserError if the shapes of input and output differ from the model's card; dynamic sizes are strings."""
+    """Raise a UserError if the shapes of input and output do not match the model's card; dynamic sizes are strings."""
     size = card.preprocessing.image_size
     input_shape, output_shape = list(network.input.shape), list(network.output.shape)
     fits = len(input_shape) == 4 and all(
@@ -148,11 +148,11 @@ def _import_optional(name: str, purpose: str) -> ModuleType:
     try:
         return import_module(name)
     except ImportError as problem:
-        raise UserError(f"{purpose} {REQUIREMENTS}") from problem
+        raise UserError(f"{purpose} {REQUIREMENTS_TEXT}") from problem
 
 
 def quantise(content: bytes, name: str, images: Iterable[NDArray[Any]]) -> bytes:
-    """Quantise an ONNX model to 8 bits, statically and with a scale for each output channel of the weights.
+    """Quantise an ONNX model statically to 8 bits; each output channel of the weights has its own scale.
 
     Args:
         content: Content of the ONNX file.
@@ -166,7 +166,7 @@ def quantise(content: bytes, name: str, images: Iterable[NDArray[Any]]) -> bytes
         from onnxruntime import quantization
         from onnxruntime.quantization.shape_inference import quant_pre_process
     except ImportError as problem:
-        raise UserError(f"--int8 {REQUIREMENTS}") from problem
+        raise UserError(f"--int8 {REQUIREMENTS_TEXT}") from problem
 
     # All images are read here, so that an unreadable image is not reported as a failure of onnxruntime.
     remaining_images = iter([*images])

@@ -1,4 +1,4 @@
-"""OpenVINO models, converted from an ONNX graph, with float16 weights or in 8 bits (NNCF's static quantisation)."""
+"""OpenVINO models, converted from an ONNX graph: with float16 weights, or quantised to 8 bits by NNCF (statically)."""
 
 import json
 import os
@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from paucal.export.quiet import discard_output
 from paucal.models.card import ModelCard
 
-KEY = "paucal"  # key of the model's card in the rt_info of the file
-TOLERANCE = 0.02  # largest accepted difference of a probability with float16 weights
+CARD_KEY = "paucal"  # key of the model's card in the rt_info section of the XML file
+TOLERANCE = 0.02  # largest accepted difference between a probability with float16 and with float32 weights
 ATTENTION = ("Softmax", "ScaledDotProductAttention")  # a network with one of these operations counts as a transformer
 
 
@@ -33,7 +33,7 @@ def write(onnx: bytes, card: ModelCard, path: Path, calibration: Iterable[NDArra
     model = openvino.Core().read_model(onnx)
     if calibration is not None:
         model = _quantise(model, [*calibration])
-    model.set_rt_info(json.dumps(card.to_dict(), ensure_ascii=False), KEY)
+    model.set_rt_info(json.dumps(card.to_dict(), ensure_ascii=False), CARD_KEY)
     openvino.save_model(model, path, compress_to_fp16=True)
 
 

@@ -22,11 +22,11 @@ BICUBIC_A = -0.5  # coefficient a of Pillow's bicubic filter
 class PixelInput(nn.Module):
     """Module that resizes, crops and normalises pixels.
 
-    Images are resized as in Pillow: separately along rows and columns, with a filter scaled to the pixels of the
-    smaller image, and rounded to grey levels after each direction. Resizing is implemented as two matrix products, so
-    it needs only operations that other runtimes support, and works for images of any size. Weights are rounded as in
-    Pillow, and sums are exact in double precision. A few pixels differ from Pillow's by one grey level, since weights
-    midway between two steps may be rounded differently.
+    Images are resized as in Pillow: first in width and then in height, with a filter whose width is measured in pixels
+    of the smaller image. Values are rounded to grey levels after each direction. Resizing is implemented as two matrix
+    products. So the graph needs only operations that other runtimes support, and accepts images of any size. Weights
+    are rounded as in Pillow, and sums are exact in double precision. A few pixels differ from Pillow's pixels by one
+    grey level, since weights midway between two steps may be rounded differently.
 
     Shape:
         - pixels: (N, H, W, 3) uint8, RGB, upright
@@ -72,7 +72,7 @@ class PixelInput(nn.Module):
         return (view.to(self.mean.dtype) - self.mean) * self.factor
 
     def _stretch(self, image: Tensor) -> Tensor:
-        """Return an image that is distorted to the aspect ratio of the view by reducing its height or its width."""
+        """Change an image's aspect ratio to that of the network's input, by reducing the image's height or width."""
         height, width = image.shape[2], image.shape[3]
         view_height, view_width = self.size
         shape = (
@@ -91,7 +91,7 @@ class PixelInput(nn.Module):
         return self._round(rows @ self._round(image @ columns.T))
 
     def _padded_size(self, height: Side, width: Side) -> Shape:
-        """Return the size of an image including the bars that "letterbox" adds to reach the view's aspect ratio."""
+        """Return the size of an image including the bars that "letterbox" adds to reach the input's aspect ratio."""
         if self.resize != "letterbox":
             return height, width
         view_height, view_width = self.size
@@ -103,10 +103,12 @@ class PixelInput(nn.Module):
         return (image + self.bar_colour + 0.5).floor().clamp(0, MAX_LEVEL) - self.bar_colour
 
     def _interpolation_weights(self, size: Side, resized: Side, length: Side, padded: Side) -> Tensor:
-        """Return the (size, length) weights of the image's rows in each row of the view; also used for columns.
+        """Return (size, length) weights: row i of the result of `_resize` is a weighted sum of the image's rows.
+
+        The same function is used for columns.
 
         Args:
-            size: Number of rows of the view, which is the centre of the resized image.
+            size: Number of rows of the result, which is the centre of the resized image.
             resized: Number of rows of the resized image.
             length: Number of rows of the image without bars.
             padded: Number of rows of the image with bars.

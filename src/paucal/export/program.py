@@ -22,11 +22,11 @@ ADDED_PIXELS = 40  # pixels added to height and width, to test a program at a si
 
 
 class FromPixels(nn.Module):
-    """A classifier that includes the preprocessing, from pixels to probabilities.
+    """A classifier that includes the preprocessing and returns probabilities.
 
     Shape:
         - pixels: (N, H, W, 3) uint8
-        - output: (N, K) probabilities, at the temperature of the model's card
+        - output: (N, K) probabilities; logits are divided by the temperature in the model's card
     """
 
     def __init__(self, model: TrainedModel) -> None:
@@ -47,7 +47,7 @@ class Graph:
         module: Module in evaluation mode, on the CPU.
         example: Input with which the module is traced.
         dynamic: Names of the input's dimensions that may have any size, by the dimension's index.
-        input: Name of the input: "images" if it is normalised floats, "pixels" if it is uint8.
+        input: Name of the input: "images" for normalised float images, "pixels" for uint8 pixels.
         output: Name of the output: "logits" or "probabilities".
     """
 

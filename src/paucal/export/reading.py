@@ -20,8 +20,8 @@ def load_model(source: str | os.PathLike[str] | RunFolder, device: torch.device 
     """Load a model.
 
     Args:
-        source: Run or its folder, or a folder or an `.onnx` file that `paucal export` wrote. A `.pt2` file is refused,
-            since torch unpickles it, so an untrusted file could execute arbitrary code.
+        source: A run, the folder of a run, or a folder or an `.onnx` file that `paucal export` wrote. A `.pt2` file is
+            refused, since torch unpickles such files, and an untrusted file could execute arbitrary code.
         device: Device for the model. An ONNX model can run only on the CPU.
 
     Raises:

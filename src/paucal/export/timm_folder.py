@@ -23,8 +23,9 @@ WEIGHTS, CARD, CONFIG, PAGE = "model.safetensors", "model.json", "config.json", 
 def write_timm_folder(folder: Path, module: nn.Module, card: ModelCard, page: str) -> list[Path]:
     """Write weights and JSON files for `paucal.load(folder)` and `timm.create_model("local-dir:folder")`.
 
-    timm can create paucal's own backbones only after paucal is imported. timm has no classifier that reads several
-    stages, so a model with such a classifier gets no `config.json` and can only be loaded with `paucal.load`.
+    timm can create paucal's own backbones only after paucal is imported. timm has no classifier that reads the features
+    of several stages. So a model with such a classifier gets no `config.json` and can only be loaded with
+    `paucal.load`.
 
     Returns:
         Paths of the written files.
@@ -44,8 +45,8 @@ def write_timm_folder(folder: Path, module: nn.Module, card: ModelCard, page: st
 def with_temperature_in_weights(module: nn.Module, card: ModelCard) -> tuple[nn.Module, ModelCard]:
     """Return a copy of a network whose logits are divided by the card's temperature, and a card with temperature 1.
 
-    This is for programs that do not apply the temperature. If the logits are not computed by a single linear layer, the
-    network and the card are returned unchanged.
+    Use this for programs that do not apply the temperature. If the logits are not computed by a single linear layer,
+    the network and the card are returned unchanged.
     """
     scaled = deepcopy(module).eval()
     get_classifier = getattr(scaled, "get_classifier", None)
@@ -100,28 +101,29 @@ def model_page(
     report: Report | None,
     hub: HubFacts | None = None,
 ) -> str:
-    """Return the model page in Markdown, with the header that the Hugging Face hub reads.
+    """Return the model page in Markdown, with the header that the Hugging Face Hub reads.
 
     Args:
         card: Card of the model, with its architecture and preprocessing.
         start: Description of the initial weights.
         licence: Licence of the initial weights, which also applies to models trained from them; None if the licence is
             unknown.
-        facts: Entries "data", "split", "method" and "epochs" of the run's summary; unknown entries may be missing.
+        facts: Entries "data", "split", "method" and "epochs" of the run's summary; entries without a known value may be
+            missing.
         report: Report on the test images; None if the model was not evaluated.
-        hub: Information for the full header for the Hub; None to write a short header.
+        hub: Information for the full page header on the Hub; None to write a short header.
     """
     preprocess = card.preprocessing
     library = () if card.reads_stages else ("library_name: timm",)
     tags = ("- image-classification",) if card.reads_stages else ("- image-classification", "- timm")
-    timm_lines = () if card.reads_stages else (_TIMM,)
+    timm_lines = () if card.reads_stages else (_TIMM_EXAMPLE,)
     lines = [
         *(("---", *library, "tags:", *tags, "---", "") if hub is None else hub_header(card, hub)),
         *(f"# {_escape_markdown(card.backbone.name)}", ""),
         f"An image classifier for {len(card.classes)} classes: {card.backbone.name}, images of "
         f"{'x'.join(map(str, preprocess.image_size))} pixels, trained with paucal.",
         *("", "## Training", ""),
-        *(f"- {_FACTS[key]}: {_escape_markdown(str(facts[key]))}" for key in _FACTS if facts.get(key) is not None),
+        *(f"- {_TITLES[key]}: {_escape_markdown(str(facts[key]))}" for key in _TITLES if facts.get(key) is not None),
         f"- initial weights: {_escape_markdown(start)}",
         f"- licence of the initial weights: {_escape_markdown(licence or 'not stated')}",
         *("", "## Test scores", ""),
@@ -144,8 +146,8 @@ def model_page(
     return "\n".join(lines)
 
 
-_TIMM = 'network = timm.create_model("local-dir:this-folder", pretrained=True)  # without preprocessing'
-_FACTS = {"data": "images", "split": "split", "method": "method", "epochs": "epochs"}
+_TIMM_EXAMPLE = 'network = timm.create_model("local-dir:this-folder", pretrained=True)  # without preprocessing'
+_TITLES = {"data": "images", "split": "split", "method": "method", "epochs": "epochs"}
 
 
 def _score_lines(report: Report | None, classes: Sequence[str]) -> list[str]:

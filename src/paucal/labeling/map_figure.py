@@ -14,8 +14,8 @@ from torch import Tensor
 from paucal.data.images import ImageSet, evenly_spaced
 from paucal.data.maps.reader import LabelMaps
 
-MAX_COLUMNS = 4  # images side by side
-FIGURE_WIDTH = 12.8  # inches
+MAX_COLUMNS = 4  # maximum number of images side by side
+FIGURE_WIDTH = 12.8  # width of the figure in inches
 COLOURED_CLASSES = 10  # number of most frequent classes that have a colour; all other classes are grey
 MAX_OPACITY = 0.65  # opacity of the overlay at positions whose class has probability 1
 
@@ -26,33 +26,35 @@ def draw_label_maps(images: ImageSet, maps: LabelMaps, count: int = 8) -> Figure
     The opacity is proportional to the probability. Regions that a map does not cover are not coloured.
 
     Args:
-        images: Images with label maps, or a subset of the images of `maps`. If the images have classes, these are among
-            the teacher's classes.
+        images: Images with label maps, or a subset of the images of `maps`. If the images have classes, these must be
+            among the teacher's classes.
         maps: Label maps of these images.
         count: Number of images to draw, evenly spaced in the set.
     """
     ordered = images.with_classes(maps.facts.classes)
     mapped = np.flatnonzero([key in maps for key in ordered.keys])
     positions = mapped[evenly_spaced(len(mapped), count)]
-    reader = maps.rows(ordered, positions)
+    reader = maps.open_reader(ordered, positions)
     label_maps = [reader(int(position)) for position in positions]
     overlays = [most_likely(entry["values"], entry["indices"], len(ordered.classes)) for entry in label_maps]
     shown_classes = _frequent_classes([classes for classes, _ in overlays])
     figure, panel_pairs = _new_panels(ordered, positions)
-    for (plain, labelled), position, entry, overlay in zip(panel_pairs, positions, label_maps, overlays, strict=True):
+    for (image_panel, map_panel), position, entry, overlay in zip(
+        panel_pairs, positions, label_maps, overlays, strict=True
+    ):
         image = np.asarray(ordered.store.read(int(position)))
         label = int(ordered.labels[position])
         title = ordered.classes[label] if label >= 0 else ""
-        plain.set_title(title, fontsize=9, parse_math=False)  # class names may contain "$"
-        for panel in (plain, labelled):
+        image_panel.set_title(title, fontsize=9, parse_math=False)  # class names may contain "$"
+        for panel in (image_panel, map_panel):
             panel.imshow(image, interpolation="nearest")
         height, width = image.shape[:2]
         # A map is centred in its image; the extent is (left, right, bottom, top) in pixels.
         x_fraction, y_fraction = entry.get("covered", torch.ones(2)).tolist()
         left, top = width * (1 - x_fraction) / 2 - 0.5, height * (1 - y_fraction) / 2 - 0.5
         extent = left, left + width * x_fraction, top + height * y_fraction, top
-        labelled.imshow(_map_colours(*overlay, shown_classes), extent=extent, interpolation="nearest")
-        labelled.set(xlim=(-0.5, width - 0.5), ylim=(height - 0.5, -0.5))
+        map_panel.imshow(_map_colours(*overlay, shown_classes), extent=extent, interpolation="nearest")
+        map_panel.set(xlim=(-0.5, width - 0.5), ylim=(height - 0.5, -0.5))
     names = [ordered.classes[number] for number in shown_classes]
     patches = [Patch(color=_class_colour(index), label=name) for index, name in enumerate(names)]
     figure.legend(handles=patches, loc="outside lower center", ncols=min(len(patches), 10), fontsize=8, frameon=False)
@@ -76,7 +78,7 @@ def most_likely(values: Tensor, indices: Tensor, classes: int) -> tuple[NDArray[
 
 
 def _new_panels(images: ImageSet, positions: NDArray[np.int64]) -> tuple[Figure, list[tuple[Axes, Axes]]]:
-    """Return a figure and its two panels for each image; all panels have the median aspect ratio of the images."""
+    """Return a figure and its two panels for each image. The panels have the median aspect ratio of the images."""
     columns = min(MAX_COLUMNS, len(positions))
     rows = -(-len(positions) // columns)
     sizes = [images.store.read(int(position)).size for position in positions]

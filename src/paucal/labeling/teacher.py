@@ -18,7 +18,7 @@ from paucal.data.maps.store import MapWriter
 from paucal.data.views.transforms import ViewTransform
 from paucal.types import Batch, UserError
 
-CELLS_PER_CHUNK = 8192  # positions classified at once; their logits for 1000 classes need 32 MiB
+POSITIONS_PER_CHUNK = 8192  # number of positions that are classified at once; their logits for 1000 classes need 32 MiB
 Advance = Callable[[int, int], None]  # function that reports progress, called with (images done, total images)
 MAX_LOGIT = 60000.0  # logits are clipped to +-MAX_LOGIT, as the largest float16 number is 65504
 
@@ -32,8 +32,8 @@ class DenseTeacher(nn.Module):
     3.1; the code of the paper does the same for convolutional networks and for LV-ViT.
 
     Args:
-        model: Timm model in evaluation mode. Its convolutions are changed to channels-last layout in place, which gives
-            the same values faster on a CPU (benchmarks/token_labels.py).
+        model: Timm model in evaluation mode. Its convolutions are changed in place to channels-last layout, which is
+            faster on a CPU and gives the same outputs (benchmarks/token_labels.py).
         image_size: (height, width) of the model's input in pixels.
     """
 
@@ -60,7 +60,7 @@ class DenseTeacher(nn.Module):
 
     @property
     def grid(self) -> tuple[int, int]:
-        """Number of (rows, columns) of the maps."""
+        """Number of rows and number of columns of the maps."""
         return self.backbone.grid
 
     def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
@@ -75,23 +75,27 @@ class DenseTeacher(nn.Module):
             return self.backbone(images).grids[0], image_logits
         stages = stage_classifier(model)
         if stages is None:
-            return self._cell_logits(final), image_logits
+            return self._position_logits(final), image_logits
         with stages.last_features_alone():
-            cells = self._cell_logits(final)
+            position_logits = self._position_logits(final)
         # The classifier also reads pooled features of earlier stages, which add the same logits at each position.
-        return cells + (image_logits - cells.mean((2, 3)))[:, :, None, None], image_logits
+        return position_logits + (image_logits - position_logits.mean((2, 3)))[:, :, None, None], image_logits
 
-    def _cell_logits(self, final: Tensor) -> Tensor:
+    def _position_logits(self, final: Tensor) -> Tensor:
         final = last_tensor(final)
         rows, columns = self.grid
         batch = final.shape[0]
-        cell_features = _single_cells(final, (rows, columns), int(getattr(self.backbone.model, "num_prefix_tokens", 0)))
-        logits = torch.cat([self.backbone.model.forward_head(chunk) for chunk in cell_features.split(CELLS_PER_CHUNK)])  # type: ignore[operator]
+        position_features = _single_positions(
+            final, (rows, columns), int(getattr(self.backbone.model, "num_prefix_tokens", 0))
+        )
+        logits = torch.cat(
+            [self.backbone.model.forward_head(chunk) for chunk in position_features.split(POSITIONS_PER_CHUNK)]  # type: ignore[operator]
+        )
         return logits.reshape(batch, rows, columns, -1).permute(0, 3, 1, 2)
 
 
-def _single_cells(final: Tensor, grid: tuple[int, int], prefix: int) -> Tensor:
-    """Return the features at each position as those of a 1x1 feature map, in the layout that the head expects."""
+def _single_positions(final: Tensor, grid: tuple[int, int], prefix: int) -> Tensor:
+    """Return the features of each position as a separate 1x1 feature map, in the layout that the head expects."""
     if final.ndim == 4 and tuple(final.shape[2:]) == grid:
         return final.permute(0, 2, 3, 1).flatten(0, 2)[:, :, None, None]
     if final.ndim == 4 and tuple(final.shape[1:3]) == grid:

@@ -6,15 +6,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-SMOOTHING = 0.8
+SMOOTHING = 0.8  # default label smoothing
 
 
 def diet_loss(logits: Sequence[Tensor], images: Tensor, smoothing: float = SMOOTHING) -> Tensor:
-    """Return the cross-entropy, averaged over views and images, a scalar in float32.
+    """Return the cross-entropy of the image classes, averaged over views and images, a scalar in float32.
 
     Args:
         logits: One (B, N) tensor per view, with a logit for each of the N images of the training set.
-        images: (B,) int64 index in the training set of each image of the batch, which is the class of the image.
+        images: (B,) int64 class of each image in the batch, which is the image's index in the training set.
         smoothing: Label smoothing, the fraction of the target probability that is spread evenly over all classes.
 
     Example:

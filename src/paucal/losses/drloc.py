@@ -1,8 +1,8 @@
 """Dense relative localization: predict the offset between two cells of the final feature map from their embeddings.
 
 A cell is one position of the feature map. Source: Liu et al., "Efficient Training of Visual Transformers with Small
-Datasets", NeurIPS 2021, section 4 and the variants in Table 6. Where the paper and the authors' code differ,
-`DrLocReading` has an option.
+Datasets", NeurIPS 2021, section 4 and the variants in Table 6. `DrLocReading` has an option for each difference between
+the paper and the authors' code.
 """
 
 from dataclasses import dataclass
@@ -45,7 +45,7 @@ class PairHead(Protocol):
 
 @dataclass(frozen=True)
 class DrLocReading:
-    """The variant of the loss, where the paper or the authors' code can be read in several ways.
+    """The variant of the loss, with an option for each point on which the paper and the authors' code differ.
 
     The defaults are the paper's L_drloc.
 
@@ -53,7 +53,7 @@ class DrLocReading:
         mode: "l1" regresses absolute offsets (L_drloc), "signed" regresses signed offsets (L*_drloc), "ce" classifies
             the offset (L_ce), "reg" regresses the class of the offset with a predicted variance (L_reg).
         scale: Divisor of the targets in the modes "l1" and "signed", see `pair_targets`. The authors' code does not
-            divide the targets ("none"), so on a k x k grid the code's losses are k times the paper's losses.
+            divide the targets ("none"). On a k x k grid, the losses of this code are k times the paper's losses.
         shifted: Whether side - 1 is added to the targets in the mode "signed", as in the authors' code.
         coordinates: "mean" averages the L1 distances along rows and along columns, as in the paper's pseudocode and
             the authors' code; "sum" adds the two distances, as in Eq. 2, which gives twice the loss.
@@ -80,7 +80,11 @@ class DrLocReading:
 
     @property
     def log_variance_factor(self) -> float:
-        """The factor of log(sigma^2) in the mode "reg", where log(sigma) = log(sigma^2) / 2."""
+        """The coefficient of log(sigma^2) in the loss of the mode "reg".
+
+        In the paper, the variance term is alpha * log(sigma). The coefficient is then alpha / 2, because log(sigma) is
+        log(sigma^2) / 2.
+        """
         return self.alpha if self.log_of == "variance" else self.alpha / 2
 
 
@@ -107,9 +111,9 @@ def drloc_loss(
         grid: (B, D, H, W) feature map with at least 2 cells.
         head: Function that predicts offsets from the feature map and pairs of cells.
         reading: Variant of the loss.
-        n_pairs: Number of pairs per image; None to pair each cell with a cell of a random permutation
-            (`permuted_pairs`).
-        generator: Random generator for the pairs, on the device of the feature map; not used if `pairs` is given.
+        n_pairs: Number of pairs per image; None for one pair per cell, whose second cells are a random permutation of
+            the cells (`permuted_pairs`).
+        generator: Random generator for the pairs, on the device of the feature map; not used if `pairs` are given.
         pairs: (B, m, 2, 2) integer (row, column) of both cells of each pair, used instead of random pairs.
 
     Returns:
@@ -141,7 +145,7 @@ def drloc_loss(
 
 
 def draw_pairs(batch_size: int, n_pairs: int | None, height: int, width: int, *, generator: torch.Generator) -> Tensor:
-    """Draw `n_pairs` random pairs of cells per image, or pair each cell with a random permutation if that is None.
+    """Draw `n_pairs` random pairs of cells per image, or the pairs of `permuted_pairs` if `n_pairs` is None.
 
     Returns:
         (B, m, 2, 2) int64, see `sample_pairs` and `permuted_pairs`.
@@ -191,14 +195,14 @@ def offset_variance_regression(
     Args:
         logits: (B, m, C) logits of the offset classes.
         classes: (B, m) int64 true classes c, see `pair_classes`.
-        log_variance_factor: Factor of log(sigma^2).
+        log_variance_factor: Coefficient of log(sigma^2) in the loss.
         eps: Number that is added to the variance, so that the loss is finite if a class has probability 1.
     """
     logits = at_least_float32(logits)  # half precision would turn `eps` into 0 and round class numbers above 256
-    values = torch.arange(logits.shape[-1], dtype=logits.dtype, device=logits.device)
+    class_numbers = torch.arange(logits.shape[-1], dtype=logits.dtype, device=logits.device)
     probability = logits.softmax(dim=-1)
-    mean = (probability * values).sum(-1)
-    variance = (probability * (values - mean[..., None]).square()).sum(-1) + eps
+    mean = (probability * class_numbers).sum(-1)
+    variance = (probability * (class_numbers - mean[..., None]).square()).sum(-1) + eps
     return ((classes - mean).square() / variance + log_variance_factor * variance.log()).mean()
 
 
@@ -209,9 +213,9 @@ def pool_grid(grid: Tensor, pool: Pool | int) -> Tensor:
         grid: (B, D, H, W) feature map.
         pool: "none" returns the map unchanged. "paper" averages 2 x 2 cells of a 14 x 14 map, which gives 7 x 7, and
             returns maps of other sizes unchanged. "reference" does the same with the overlapping windows of the
-            authors' code, which are 3 x 3 with stride 2 and without padding in the averages. An integer is the number
-            of cells that the shorter side has after (adaptive) average pooling; the aspect ratio is kept, and a map
-            that is not larger is returned unchanged.
+            authors' code (3 x 3 cells, stride 2; padding is left out of the averages). An integer is the number of
+            cells along the shorter side of the result of (adaptive) average pooling. The aspect ratio is kept. A map
+            whose shorter side does not have more cells is returned unchanged.
 
     Returns:
         (B, D, H', W') pooled feature map.

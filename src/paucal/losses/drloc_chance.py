@@ -19,7 +19,7 @@ def drloc_chance_level(height: int, width: int, reading: DrLocReading = PAPER) -
         >>> round(drloc_chance_level(7, 7), 4), round(drloc_chance_level(7, 7, DrLocReading(mode="ce")), 4)
         (0.1924, 4.8583)
     """
-    axis_loss = {"ce": _best_cross_entropy, "reg": _best_variance_regression}.get(reading.mode, _best_l1)
+    axis_loss = {"ce": _lowest_cross_entropy, "reg": _lowest_variance_loss}.get(reading.mode, _lowest_l1_loss)
     total = axis_loss(height, reading) + axis_loss(width, reading)
     is_mean = reading.mode in ("l1", "signed") and reading.coordinates == "mean"
     return (total / 2 if is_mean else total).item()
@@ -35,7 +35,7 @@ def _all_pairs(side: int) -> Tensor:
     return torch.stack((cells, torch.zeros_like(cells)), dim=-1)[None]
 
 
-def _best_l1(side: int, options: DrLocReading) -> Tensor:
+def _lowest_l1_loss(side: int, options: DrLocReading) -> Tensor:
     targets = pair_targets(_all_pairs(side), side, 1, target=options.target, scale=options.scale)
     offsets = targets[0, :, 0].double()
     return (offsets - offsets.median()).abs().mean()
@@ -45,12 +45,12 @@ def _classes_of_all_pairs(side: int, options: DrLocReading) -> Tensor:
     return pair_classes(_all_pairs(side), side, 1, classes=options.classes)[0, :, 0]
 
 
-def _best_cross_entropy(side: int, options: DrLocReading) -> Tensor:
+def _lowest_cross_entropy(side: int, options: DrLocReading) -> Tensor:
     counts = _classes_of_all_pairs(side, options).bincount().double()
     return torch.distributions.Categorical(counts / counts.sum()).entropy()
 
 
-def _best_variance_regression(side: int, options: DrLocReading, eps: float = 1e-8) -> Tensor:
+def _lowest_variance_loss(side: int, options: DrLocReading, eps: float = 1e-8) -> Tensor:
     classes = _classes_of_all_pairs(side, options).double()
     last = class_counts(side, side, options.classes)[0] - 1
     mean = torch.linspace(0, last, 10_001, dtype=torch.float64)

@@ -44,7 +44,9 @@ def sample_pairs(batch_size: int, n_pairs: int, height: int, width: int, *, gene
     if n_pairs < 1:
         raise ValueError(f"n_pairs must be at least 1, got {n_pairs}")
     shape = (batch_size, n_pairs, 2)
-    return _cell_positions(torch.randint(height * width, shape, generator=generator, device=generator.device), width)
+    return _to_rows_and_columns(
+        torch.randint(height * width, shape, generator=generator, device=generator.device), width
+    )
 
 
 def permuted_pairs(batch_size: int, height: int, width: int, *, generator: torch.Generator) -> Tensor:
@@ -60,7 +62,7 @@ def permuted_pairs(batch_size: int, height: int, width: int, *, generator: torch
     noise = torch.rand(batch_size, height * width, generator=generator, device=generator.device)
     second = noise.argsort(dim=1)
     first = torch.arange(height * width, device=generator.device).expand_as(second)
-    return _cell_positions(torch.stack((first, second), dim=-1), width)
+    return _to_rows_and_columns(torch.stack((first, second), dim=-1), width)
 
 
 def pair_index(pairs: Tensor, width: int) -> Tensor:
@@ -123,10 +125,10 @@ def pair_targets(
 def class_counts(height: int, width: int, classes: ClassSet = "signed") -> tuple[int, int]:
     """Return the number of classes of the row offset and of the column offset.
 
-    On an axis with k cells, "signed" has a class for each of the 2k - 1 possible offsets, "paper" has the 2k + 1
-    offsets from -k to k, although -k and k never occur, and "absolute" has the k absolute values. The authors' code has
-    2k - 1 or k classes, but with k = 14 for all backbones except Swin. On smaller grids, this only adds classes that
-    never occur.
+    On an axis with k cells, "signed" has a class for each of the 2k - 1 possible offsets, "paper" has a class for each
+    of the 2k + 1 offsets from -k to k, although -k and k never occur, and "absolute" has a class for each of the k
+    absolute values. The authors' code has 2k - 1 or k classes, but sets k = 14 for all backbones except Swin. On
+    smaller grids, the additional classes never occur.
     """
     counts = {"signed": (2, -1), "paper": (2, 1), "absolute": (1, 0)}
     if classes not in counts:
@@ -172,7 +174,7 @@ def _divisor(side: int, target: Target, scale: Scale) -> int:
     return divisors[scale] * (2 if target == "shifted" and scale != "none" else 1)
 
 
-def _cell_positions(index: Tensor, width: int) -> Tensor:
+def _to_rows_and_columns(index: Tensor, width: int) -> Tensor:
     return torch.stack((index // width, index % width), dim=-1)
 
 

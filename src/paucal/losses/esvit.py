@@ -5,10 +5,10 @@ prototypes for each crop and for each cell, or region, of a crop's feature map. 
 student's distribution of a crop is the teacher's distribution of another crop of the same image. In the region loss,
 the target for a cell is the teacher's distribution of the most similar cell of the teacher's crop (equation 2).
 
-Where the paper and the authors' code differ, this module follows the code: the teacher is the target (equation 1 has
-the opposite), the similarity is the cosine of backbone features (Algorithm 1 uses their dot product, which is an option
-here), and the weight of each loss is 0.5 if both losses are used. The authors' code assumes two sizes of crops; here
-crops may have any number of sizes.
+Where the paper and the authors' code differ, this module follows the code: the teacher is the target (in
+equation 1, the student is), the similarity is the cosine of backbone features (Algorithm 1 uses their dot product,
+which is an option here), and the weight of each loss is 0.5 if both losses are used. The authors' code assumes two
+sizes of crops; here crops may have any number of sizes.
 """
 
 from collections.abc import Sequence
@@ -110,14 +110,14 @@ def esvit_loss(
     """
     weights = task_weights(region is not None, view_weight, region_weight)
     images, crops = view.student.shape[:2]
-    pairs = view.targets or view_targets(images, view.teacher.shape[1], crops, view.student.device)
+    view_comparisons = view.targets or view_targets(images, view.teacher.shape[1], crops, view.student.device)
 
     def task_loss(task: EsvitTask, targets: Targets) -> Tensor:
         sharpness = Sharpness(student_temperature, teacher_temperature, task.centre)
         teacher = task.teacher, task.teacher_prototypes
         return prototype_cross_entropy(task.student, task.prototypes, *teacher, targets, sharpness)
 
-    view_loss = task_loss(view, pairs)
+    view_loss = task_loss(view, view_comparisons)
     if region is None:
         return EsvitLoss(view_loss, None, weights["view"] * view_loss)
     if region.targets is None:
@@ -191,10 +191,10 @@ def region_targets(student: Sequence[Tensor], teacher: Sequence[Tensor], similar
         Targets with `rows` (B, sum of T_v, number of global crops) and `weights` (sum of T_v, number of global crops).
     """
     pair_weights = _pair_weights(len(teacher), len(student), student[0].device)
-    starts = list(accumulate([crop.shape[1] for crop in teacher[:-1]], initial=0))
+    first_rows = list(accumulate([crop.shape[1] for crop in teacher[:-1]], initial=0))
     rows, weights = [], []
     for number, cells in enumerate(student):
-        teacher_crops = zip(teacher, starts, strict=True)
+        teacher_crops = zip(teacher, first_rows, strict=True)
         rows.append(torch.stack([match_regions(cells, crop, similarity) + start for crop, start in teacher_crops], 2))
         weights.append((pair_weights[number] / cells.shape[1]).expand(cells.shape[1], -1))
     return Targets(torch.cat(rows, 1), torch.cat(weights))
@@ -204,8 +204,8 @@ def region_targets(student: Sequence[Tensor], teacher: Sequence[Tensor], similar
 def match_regions(student: Tensor, teacher: Tensor, similarity: Similarity = "cosine") -> Tensor:
     """Return the index of the teacher's most similar cell in the image for each of the student's cells (equation 2).
 
-    Several cells may have the same match. Features are compared in float32, also under autocast, whereas the authors'
-    code then compares in half precision.
+    Several cells may have the same match. Features are compared in float32 even under autocast, where the authors' code
+    compares features in half precision.
 
     Args:
         student: (B, T_s, P) features of the student's cells.

@@ -14,12 +14,12 @@ EQUALITY_TOLERANCE = 1e-5
 
 
 def feature_spread(features: Tensor) -> Tensor:
-    """Return how spread out the directions of features are: 1 for uniformly distributed directions, 0 for equal ones.
+    """Return how spread out the directions of features are: 1 if uniformly distributed, 0 if all are equal.
 
     The spread is the standard deviation of each channel over the rows, after each row is scaled to length 1, averaged
-    over channels and multiplied by sqrt(D) (SimSiam, arXiv:2011.10566, section 4.1). The variance is divided by N, not
-    by N - 1, so that the result is at most 1. For an untrained network, whose features have a large common component,
-    the spread is between 0 and 1.
+    over channels and multiplied by sqrt(D) (SimSiam, arXiv:2011.10566, section 4.1). The divisor of the variance is
+    N, not N - 1, so that the result is at most 1. For an untrained network, whose features have a large common
+    component, the spread is between 0 and 1.
 
     Args:
         features: (N, D) features, one row per image.
@@ -49,8 +49,8 @@ def effective_rank(features: Tensor) -> Tensor:
 
     The ratio equals the exponential of the Rényi entropy of order 2 of the eigenvalues, normalised to sum 1. RankMe
     (arXiv:2210.02885) is the exponential of the Shannon entropy of the normalised singular values, and needs a
-    decomposition for which the CPU waits for the GPU. For centred features, the ratio is at most RankMe, and both
-    approach 1 together.
+    singular value decomposition, during which the CPU waits for the GPU. For centred features, the ratio is at most
+    RankMe, and both approach 1 together.
 
     Args:
         features: (N, D) features, one row per image.

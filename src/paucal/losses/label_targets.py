@@ -23,7 +23,7 @@ class SparseTargets:
     Attributes:
         classes: (B, U) int64 numbers of the classes that are named in the image's label map, padded with -1.
         named: (B, T, U) probabilities of the named classes; 0 for padding.
-        other: (B, T) probability of each single class that is not named.
+        other: (B, T) probability of each class that is not named (not the sum over these classes).
         num_classes: Number of classes K.
         coverage: (B, T) fraction of each token's area that the label map covers, from 0 to 1; None if the map covers
             the whole image.
@@ -39,7 +39,7 @@ class SparseTargets:
         """Return the probabilities of all classes, (B, T, K)."""
         dense = self.other[..., None].repeat(1, 1, self.num_classes)
         index = self.classes.clamp(min=0)[:, None].expand_as(self.named)
-        # Padding gets the index of class 0, but adds 0 to that class's probability.
+        # Padding gets the index of class 0, but adds 0 to the probability of class 0.
         difference = (self.named - self.other[..., None]) * (self.classes >= 0)[:, None]
         return dense.scatter_add(-1, index, difference)
 
@@ -88,7 +88,7 @@ def sample_maps(
     image but outside the map are left out of the average.
 
     The averages are computed in float32 even under autocast, since half precision would move the sample points by some
-    hundredths of a cell, which changes probabilities by up to 0.1.
+    hundredths of a cell and change probabilities by up to 0.1.
 
     Args:
         maps: (B, U, H, W) label maps.
@@ -184,12 +184,12 @@ def _spread_other_classes(targets: SparseTargets) -> SparseTargets:
     is_in_run = (targets.classes >= 0) & (targets.classes < targets.num_classes)
     run_probabilities = targets.named * is_in_run[:, None]
     n_unnamed = targets.num_classes - is_in_run.sum(-1, keepdim=True)
-    added_share = (1 - run_probabilities.sum(-1) - n_unnamed * targets.other) / targets.num_classes
+    added_probability = (1 - run_probabilities.sum(-1) - n_unnamed * targets.other) / targets.num_classes
     return replace(
         targets,
         classes=targets.classes.masked_fill(~is_in_run, -1),
-        named=(run_probabilities + added_share[..., None]) * is_in_run[:, None],
-        other=targets.other + added_share,
+        named=(run_probabilities + added_probability[..., None]) * is_in_run[:, None],
+        other=targets.other + added_probability,
     )
 
 
@@ -205,16 +205,16 @@ def _is_inside(points: Tensor) -> Tensor:
 
 def _points_per_cell(to_map: Tensor, map_sides: torch.Size, size: tuple[int, int]) -> tuple[Tensor, Tensor]:
     """Return the number of sample points along the height and along the width of a view's cell, (B,) each."""
-    scale = _device_vector(to_map, map_sides[1], map_sides[0])
+    scale = _make_device_vector(to_map, map_sides[1], map_sides[0])
     # No other factor is needed, because the normalised coordinates of view and map both range from -1 to 1.
     spans = (to_map[:, :, :2] * scale[:, None]).norm(dim=1)  # the view's width and height, in cells of the map
-    counts = (spans / _device_vector(spans, size[1], size[0]) - 1e-4).ceil()
-    max_points = _device_vector(counts, _max_points(map_sides[1], size[1]), _max_points(map_sides[0], size[0]))
+    counts = (spans / _make_device_vector(spans, size[1], size[0]) - 1e-4).ceil()
+    max_points = _make_device_vector(counts, _max_points(map_sides[1], size[1]), _max_points(map_sides[0], size[0]))
     counts = counts.clamp(min=1).minimum(max_points)
     return counts[:, 1], counts[:, 0]
 
 
-def _device_vector(like: Tensor, *values: float) -> Tensor:
+def _make_device_vector(like: Tensor, *values: float) -> Tensor:
     """Return a vector on the device of `like`, without a copy from the CPU, which would synchronise with the GPU."""
     return torch.stack([like.new_full((), value) for value in values])
 

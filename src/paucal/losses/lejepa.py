@@ -16,8 +16,8 @@ from torch import Tensor
 from paucal.distributed import all_reduce_mean, world_size
 
 # As in the authors' package and minimal example, there are 17 integration points from 0 to 3, and none below 0 since
-# the integrand is an even function. The paper's Algorithm 1 has 17 points from -5 to 5, which is a limit of 5 with 9
-# points here.
+# the integrand is an even function. The paper's Algorithm 1 has 17 points from -5 to 5, which corresponds to a limit
+# of 5 with 9 points here.
 INTEGRAL_LIMIT, KNOTS = 3.0, 17  # upper limit of the integral; number of integration points from 0 to the limit
 WEIGHT = 0.05  # lambda, the weight of SIGReg
 
@@ -27,7 +27,7 @@ class LeJepaLoss:
     """The prediction loss, SIGReg and their weighted sum, scalars.
 
     Attributes:
-        prediction: Mean squared distance of the views' embeddings from the centre of their image.
+        prediction: Mean squared distance of the views' embeddings from the image's mean embedding (`prediction_loss`).
         sigreg: SIGReg statistic, averaged over views.
         total: weight * sigreg + (1 - weight) * prediction.
     """
@@ -71,7 +71,7 @@ def lejepa_loss(
     """
     check_views_and_weight(len(embeddings), weight)
     views = torch.stack([view.float() for view in embeddings])
-    prediction = view_prediction(views, global_views)
+    prediction = prediction_loss(views, global_views)
     statistic = torch.stack([sigreg(view, directions, knots, limit) for view in views]).mean()
     return LeJepaLoss(prediction, statistic, weight * statistic + (1 - weight) * prediction)
 
@@ -84,18 +84,18 @@ def check_views_and_weight(n_views: int, weight: float) -> None:
         raise ValueError(f"weight must be from 0 to 1, got {weight}")
 
 
-def view_prediction(views: Tensor, global_views: int | None = None) -> Tensor:
-    """Return the mean squared distance between embeddings and the centre of their image, with gradients through both.
+def prediction_loss(views: Tensor, global_views: int | None = None) -> Tensor:
+    """Return the mean squared distance between the embeddings of an image's views and a mean embedding (the centre).
 
     Args:
         views: (V, N, D) embeddings of V views of N images.
         global_views: Number of views at the beginning of `views` whose mean is the centre; None for all views.
 
     Returns:
-        A scalar tensor, averaged over views, images and channels.
+        A scalar tensor, averaged over views, images and channels. Gradients also flow through the centre.
 
     Example:
-        >>> view_prediction(torch.tensor([[[1.0, 2.0]], [[3.0, 2.0]]])).item()
+        >>> prediction_loss(torch.tensor([[[1.0, 2.0]], [[3.0, 2.0]]])).item()
         0.5
     """
     centre = views[:global_views].mean(0)
@@ -103,7 +103,7 @@ def view_prediction(views: Tensor, global_views: int | None = None) -> Tensor:
 
 
 def sigreg(embeddings: Tensor, directions: Tensor, knots: int = KNOTS, limit: float = INTEGRAL_LIMIT) -> Tensor:
-    """Return the Epps-Pulley statistic, which is larger the less random projections of embeddings look normal.
+    """Return the Epps-Pulley statistic, which is large if random projections of embeddings do not look normal.
 
     For the projections x on one direction, the statistic is N times the integral over t of
     w(t) |mean of exp(i t x) - exp(-t^2 / 2)|^2 with w(t) = exp(-t^2 / 2). The result is the mean over the directions.
@@ -126,7 +126,10 @@ def sigreg(embeddings: Tensor, directions: Tensor, knots: int = KNOTS, limit: fl
         for knot in range(knots):
             t = knot * step
             normal = math.exp(-0.5 * t * t)  # w(t), which equals the characteristic function of the normal distribution
-            real, imaginary = _joint_mean((t * projections).cos()), _joint_mean((t * projections).sin())
+            real, imaginary = (
+                _mean_over_processes((t * projections).cos()),
+                _mean_over_processes((t * projections).sin()),
+            )
             width = step if knot in (0, knots - 1) else 2 * step
             integral = integral + width * normal * ((real - normal).square() + imaginary.square()).mean()
         return len(embeddings) * world_size() * integral
@@ -144,7 +147,7 @@ def unit_directions(dim: int, count: int, generator: torch.Generator) -> Tensor:
     return normal_draws / torch.linalg.vector_norm(normal_draws, dim=0)
 
 
-def _joint_mean(values: Tensor) -> Tensor:
+def _mean_over_processes(values: Tensor) -> Tensor:
     """Return the mean over the rows of all processes, with the gradient of this process's mean.
 
     The trainer averages gradients over the processes, which gives the gradient of the joint mean.

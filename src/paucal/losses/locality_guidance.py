@@ -11,10 +11,10 @@ from paucal.losses.precision import at_least_float32
 def guidance_loss(cells: Tensor, guide: Tensor) -> Tensor:
     """Return the mean squared difference between two feature maps, a scalar in float32.
 
-    The feature map of the guide, which is the CNN, is resized to H x W by bilinear interpolation.
+    The feature map of the guide (the CNN) is resized to H x W by bilinear interpolation.
 
     Args:
-        cells: (B, D, H, W) feature map of the network in training, projected to the guide's D channels.
+        cells: (B, D, H, W) feature map of the network in training, one vector per cell, projected to D channels.
         guide: (B, D, h, w) feature map of the guide, which receives no gradient.
 
     Example:
@@ -32,12 +32,12 @@ def guidance_loss(cells: Tensor, guide: Tensor) -> Tensor:
 def guide_energy(guide: Tensor) -> Tensor:
     """Return the mean square of a guide's features over all processes, clamped to at least 1, a scalar in float32.
 
-    The guidance loss is divided by this number. Batch norms keep the features of the paper's guides near unit scale, so
-    the division changes little. The features of an EfficientNet are ten times as large, and without the division the
+    The guidance loss is divided by this number. Batch norms keep the mean square near 1 for the paper's guides, so the
+    division changes little. The features of an EfficientNet are ten times as large, and without the division the
     guidance loss would dominate the classification loss.
 
     Args:
-        guide: (B, D, h, w) feature map of the guide, which is a CNN.
+        guide: (B, D, h, w) feature map of the guide (a CNN).
 
     Example:
         >>> guide_energy(torch.full((1, 2, 2, 2), 3.0)), guide_energy(torch.full((1, 2, 2, 2), 0.5))

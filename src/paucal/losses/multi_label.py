@@ -11,8 +11,8 @@ def multi_label_loss(
     """Return the mean binary cross-entropy over all images and classes with a known target.
 
     Label smoothing multiplies targets by 1 - s and adds s / K, as timm's `BinaryCrossEntropy` does for single labels.
-    (For several labels, timm moves each target towards 0.5. With s = 0.1, the target of every absent class would be
-    0.05, even if there are many rare classes.)
+    (For several labels, timm moves each target towards 0.5. With s = 0.1, the target of every absent class would
+    then be 0.05, even if there are many rare classes.)
 
     Args:
         logits: (B, K) logits.

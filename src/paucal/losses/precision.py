@@ -1,7 +1,7 @@
-"""Conversion to float32 or float64 for computing losses, whatever the precision of the network.
+"""Convert values to float32 or float64 for computing losses, independently of the network's precision.
 
-Autocast alone does not ensure this precision. Which functions autocast computes in float32 depends on the device (sums
-on CUDA, but not on the CPU), and matrix products are computed in half precision on every device.
+Autocast alone does not ensure this precision. The functions that autocast computes in float32 depend on the device
+(sums on CUDA, but not on the CPU), and matrix products are computed in half precision on every device.
 """
 
 import torch

@@ -27,7 +27,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 CHUNK_SCORES = 1 << 24  # number of scores of each network in memory at once, which take 64 MiB in float32
-MAX_CUDA_CHUNK_SCORES = 1 << 27  # largest number on CUDA (512 MiB); smaller chunks do not fully use a large GPU
+MAX_CUDA_CHUNK_SCORES = 1 << 27  # limit of this number on CUDA (512 MiB); smaller chunks do not fully use a large GPU
 
 
 @dataclass(frozen=True)
@@ -133,10 +133,10 @@ class _FusedLoss(torch.autograd.Function):
         prototype_gradient = torch.zeros_like(prototypes, dtype=torch.float32) if needs_gradient[1] else None
         loss = torch.zeros((), device=student.device)
         with torch.autocast(device_type, enabled=False):
-            for images in _image_chunks(student, teacher, prototypes, chunk):
-                student_rows = student[images].flatten(0, 1).to(dtype)
+            for chunk_slice in _image_chunks(student, teacher, prototypes, chunk):
+                student_rows = student[chunk_slice].flatten(0, 1).to(dtype)
                 target_sum, weight_sum = _sum_targets(
-                    teacher[images].to(dtype), teacher_factors, rows[images], weights[images], sharpness
+                    teacher[chunk_slice].to(dtype), teacher_factors, rows[chunk_slice], weights[chunk_slice], sharpness
                 )
                 value, score_gradient = _summed_cross_entropy(
                     student_rows, factors, target_sum, weight_sum, sharpness.student_temperature, any(needs_gradient)
@@ -144,7 +144,7 @@ class _FusedLoss(torch.autograd.Function):
                 loss += value
                 score_gradient = score_gradient.to(dtype)
                 if student_gradient is not None:
-                    student_gradient[images] = product(score_gradient, factors).view_as(student[images])
+                    student_gradient[chunk_slice] = product(score_gradient, factors).view_as(student[chunk_slice])
                 if prototype_gradient is not None:
                     prototype_gradient += product(score_gradient.T, student_rows)
         ctx.gradients = (student_gradient, prototype_gradient)
@@ -181,15 +181,15 @@ def _has_float32_output(device_type: str) -> bool:
 
 def _factor_dtype(device_type: str) -> torch.dtype:
     """Return the dtype for the factors of matrix products: the autocast dtype under autocast on CUDA, else float32."""
-    rounds = torch.is_autocast_enabled(device_type) and _has_float32_output(device_type)
-    return torch.get_autocast_dtype(device_type) if rounds else torch.float32
+    uses_half_precision = torch.is_autocast_enabled(device_type) and _has_float32_output(device_type)
+    return torch.get_autocast_dtype(device_type) if uses_half_precision else torch.float32
 
 
 def _image_chunks(student: Tensor, teacher: Tensor, prototypes: Tensor, max_scores: int) -> list[slice]:
     """Divide a batch into slices of images with at most `max_scores` scores per network, but at least one image."""
     image_scores = max(student.shape[1], teacher.shape[1]) * len(prototypes)
-    count = max(1, max_scores // image_scores)
-    return [slice(start, start + count) for start in range(0, len(student), count)]
+    n_images = max(1, max_scores // image_scores)
+    return [slice(start, start + n_images) for start in range(0, len(student), n_images)]
 
 
 def _sum_targets(

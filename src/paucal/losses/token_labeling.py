@@ -67,8 +67,8 @@ def kept_fraction(box: Box | None, grid: tuple[int, int]) -> float:
 def draw_mix_box(grid: tuple[int, int], generator: torch.Generator | None = None) -> Box:
     """Draw MixToken's box of grid cells whose tokens are replaced by tokens of another image.
 
-    The fraction of cells in the box is uniformly distributed in [0, 1] before rounding, and so is the position of its
-    centre in the grid. As in the authors' code, sides are rounded down to an even number of cells and the box is
+    The fraction of cells in the box is uniformly distributed in [0, 1] before rounding, and so is the position of the
+    box's centre in the grid. As in the authors' code, sides are rounded down to an even number of cells and the box is
     clipped at the edge of the grid. So with 14 x 14 cells, an image keeps 73 % of its tokens on average, not half.
     """
     kept, row, column = torch.rand(3, generator=generator).tolist()
@@ -88,9 +88,9 @@ class TokenLabelingReading:
     Attributes:
         class_weight: Weight of the loss of the class logits.
         dense_weight: Weight of the loss of the token logits.
-        use_truth: Whether the true class is mixed into the class target, with the weight 0.5 if the teacher predicts
-            the true class and 0.1 if not. (The authors' code computes this, although a comment there says the
-            opposite.)
+        use_truth: Whether the true class is mixed into the class target. The weight of the true class is 0.5 if the
+            teacher predicts the true class, and 0.1 if not. (The authors' code computes this, although a comment there
+            says the opposite.)
     """
 
     class_weight: float = 1.0
@@ -110,7 +110,7 @@ class TokenLabelLoss:
     Attributes:
         whole: Loss of the class logits, unweighted.
         tokens: Loss of the token logits, unweighted; None if there are no token logits.
-        total: Sum of the two losses, weighted as the variant says.
+        total: Sum of the two losses, weighted by `class_weight` and `dense_weight` of the variant.
     """
 
     whole: Tensor
@@ -139,7 +139,7 @@ def token_label_loss(
             image i are from image B - 1 - i.
         truth: (B, 1, K) true class of each image as probabilities, mixed into `targets`; None to use only the teacher's
             probabilities.
-        reading: Variant of the loss; None for the paper's.
+        reading: Variant of the loss; None for the paper's variant.
 
     Raises:
         ValueError: Only one of `token_logits` and `token_targets` is given.

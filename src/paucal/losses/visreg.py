@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from paucal.distributed import all_reduce_mean, rank, world_size
-from paucal.losses.lejepa import check_views_and_weight, view_prediction
+from paucal.losses.lejepa import check_views_and_weight, prediction_loss
 
 WEIGHT = 0.02  # lambda, the weight of the regularisation
 MIN_DEVIATION = 1e-6  # smallest standard deviation by which projections are divided
@@ -23,7 +23,7 @@ class VisRegLoss:
     """The prediction loss, the regularisation and their weighted sum, scalars.
 
     Attributes:
-        prediction: Mean squared distance of the views' embeddings from their image's mean.
+        prediction: Mean squared distance of the views' embeddings from the image's mean embedding.
         regularisation: Mean of `shape_loss` over the views.
         total: weight * regularisation + (1 - weight) * prediction.
     """
@@ -49,7 +49,7 @@ def visreg_loss(embeddings: Sequence[Tensor], directions: Tensor, *, weight: flo
     """
     check_views_and_weight(len(embeddings), weight)
     views = torch.stack([view.float() for view in embeddings])
-    prediction = view_prediction(views)
+    prediction = prediction_loss(views)
     regularisation = torch.stack([shape_loss(view, directions) for view in views]).mean()
     return VisRegLoss(prediction, regularisation, weight * regularisation + (1 - weight) * prediction)
 
@@ -65,17 +65,17 @@ def shape_loss(embeddings: Tensor, directions: Tensor) -> Tensor:
       (i + 1/2) / N of the standard normal distribution, averaged over directions and i.
     """
     with torch.autocast(embeddings.device.type, enabled=False):
-        rows = _joint_rows(embeddings.float())
+        rows = _gather_rows(embeddings.float())
         mean, deviation = rows.mean(0), rows.std(0, correction=0)
         projections = rows @ directions.float()
         projected_deviation = projections.std(0, correction=0).clamp(min=MIN_DEVIATION)
         ordered = ((projections - projections.mean(0)) / projected_deviation).sort(0).values
-        levels = (torch.arange(len(rows), device=rows.device) + 0.5) / len(rows)
-        quantiles = torch.special.ndtri(levels.double()).to(ordered)[:, None]
+        probabilities = (torch.arange(len(rows), device=rows.device) + 0.5) / len(rows)
+        quantiles = torch.special.ndtri(probabilities.double()).to(ordered)[:, None]
         return mean.square().mean() + (deviation - 1).square().mean() + (ordered - quantiles).square().mean()
 
 
-def _joint_rows(values: Tensor) -> Tensor:
+def _gather_rows(values: Tensor) -> Tensor:
     """Concatenate the rows of all processes, which must all have the same number of rows.
 
     Only this process's rows receive a gradient, which is multiplied by the number of processes. The trainer averages

@@ -26,7 +26,7 @@ class Entry:
     Attributes:
         name: Name on the command line.
         summary: Description in one line.
-        settings: Dataclass of the settings that only this entry has; None if the entry has no settings of its own.
+        settings: Dataclass of the settings that only this entry has; None if the entry adds no settings.
         paths: Names of the entry's own settings whose values are paths.
         rules: Rules by name of the setting: for the entry's own settings, and instead of the common rules for shared
             settings.
@@ -60,8 +60,8 @@ class TrainingMethod(Entry):
         build: Builds the objective from the settings, the backbone and the extra losses by name.
         terms: Names of the extra losses that belong to the method.
         label_maps: Whether the method learns from label maps.
-        contrast: Name of a method to compare a finished run with, and what the comparison shows; None for no
-            suggestion.
+        contrast: Name of a method to compare a finished run with, and what the comparison shows; None if no comparison
+            is suggested.
     """
 
     build: Callable[[Any, FeatureBackbone, Mapping[str, Term]], Objective]
@@ -101,7 +101,7 @@ class ExtraLoss(Entry):
 
 @dataclass(frozen=True)
 class HealthScale:
-    """The sizes of a pre-training run from which the limits of healthy metrics are computed.
+    """The numbers that describe the size of a pre-training run; limits of healthy metrics are computed from these.
 
     Attributes:
         feature_dim: Number of channels of the features.
@@ -122,8 +122,8 @@ class PretrainingMethod(Entry):
         title: Returns a short description of a run with these settings.
         build: Builds the objective from the settings, the backbone's specification and the groups of crops.
         weight_decay: Returns the weight decay of the optimizer, which an objective may scale in each step.
-        clip: Returns the global norm to which gradients are clipped; None for no clipping, or if the objective clips
-            gradients itself.
+        clip: Returns the global norm to which gradients are clipped; None if gradients are not clipped, or if the
+            objective clips gradients itself.
         judge: Returns the verdict on the health of the run, from the settings, the metrics of all epochs so far, the
             sizes of the run, and the number of consecutive epochs that must show a symptom (None for the default).
         settings_after_collapse: Returns new values for some settings after a collapse, from the settings and the kind
@@ -131,8 +131,8 @@ class PretrainingMethod(Entry):
         n_prototypes: Returns the number of outputs of a head, which limits the entropy of the outputs; None for methods
             without prototypes.
         stage: Returns the settings of the current training stage, from all settings and the number of finished epochs.
-        next_stage_epoch: Returns the epoch after which the next stage starts; None for a single stage.
-        stage_news: Message when the next stage starts.
+        next_stage_epoch: Returns the epoch after which the next stage starts; None if the run has a single stage.
+        stage_news: Message that is printed when the next stage starts.
         min_images: Minimum number of training images.
         settled_start: Whether a run from pretrained weights is expected to be healthy from the first step, because
             `judge` assesses features and not the outputs of new heads.

@@ -20,7 +20,7 @@ METHODS: dict[str, PretrainingMethod] = {
 }
 RECIPES = esvit.RECIPES
 SHARED_RULES = resolve.rules_by_name((*machine.PROCESS_RULES, *crops.RULES))
-LAST_RULES = resolve.rules_by_name(machine.COMPUTE_RULES)
+LAST_RULES = resolve.rules_by_name(machine.COMPUTE_RULES)  # applied after the rules of the method
 
 
 def method_of(settings: PretrainSettings) -> PretrainingMethod:

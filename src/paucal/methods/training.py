@@ -27,8 +27,10 @@ from paucal.types import UserError
 METHODS: dict[str, TrainingMethod] = {
     entry.name: entry for entry in (supervised.METHOD, drloc.METHOD, *token_labeling.METHODS)
 }
-TERMS: dict[str, ExtraLoss] = {entry.name: entry for entry in (drloc.TERM, locality.TERM, distillation.TERM)}
-ENTRIES: tuple[Entry, ...] = (*METHODS.values(), *TERMS.values())
+EXTRA_LOSSES: dict[str, ExtraLoss] = {
+    entry.name: entry for entry in (drloc.DRLOC_LOSS, locality.LOCALITY_LOSS, distillation.DISTILLATION_LOSS)
+}
+ENTRIES: tuple[Entry, ...] = (*METHODS.values(), *EXTRA_LOSSES.values())
 SHARED_RULES = resolve.rules_by_name(
     (*machine.PROCESS_RULES, *model.RULES, *length.RULES, *images.RULES, model.drop_path, *machine.COMPUTE_RULES)
 )
@@ -41,13 +43,13 @@ def method_of(settings: TrainSettings) -> TrainingMethod:
 
 def terms_of(settings: TrainSettings) -> tuple[str, ...]:
     """Return the names of a run's extra losses: those that belong to its method, and those of `--add`."""
-    added = [require_known("add", name, TERMS) for name in settings.add or ()]
+    added = [require_known("add", name, EXTRA_LOSSES) for name in settings.add or ()]
     return tuple(dict.fromkeys((*method_of(settings).terms, *added)))
 
 
 def entries_of(settings: TrainSettings) -> list[Entry]:
     """Return the method and the extra losses of a run."""
-    return [method_of(settings), *(TERMS[name] for name in terms_of(settings))]
+    return [method_of(settings), *(EXTRA_LOSSES[name] for name in terms_of(settings))]
 
 
 def unused_by(settings: TrainSettings) -> set[str]:
@@ -68,10 +70,10 @@ def with_recipe(settings: TrainSettings, given: Mapping[str, str]) -> tuple[Trai
     if recipe is not None:
         settings, origin = _scale_to_length(settings, origin, recipe)
     if settings.recipe is not None and recipe is not None and recipe.imagenet_alone and settings.init == "timm":
-        tagged = imagenet_alone(settings.model, settings.recipe)
-        if tagged != settings.model:
+        model_name = imagenet_alone(settings.model, settings.recipe)
+        if model_name != settings.model:
             origin["model"] = f"recipe {settings.recipe}: weights from only ImageNet-1k"
-            settings = replace(settings, model=tagged)
+            settings = replace(settings, model=model_name)
     return settings, origin
 
 
@@ -127,11 +129,11 @@ def resolve_training(settings: TrainSettings, facts: DataAndMachine) -> tuple[Tr
 
 def build_objective(settings: TrainSettings, spec: BackboneSpec) -> Objective:
     """Build the objective that `--method` and `--add` name."""
-    joint = settings.sync_bn and settings.processes > 1
-    backbone = spec.build(drop_path_rate=settings.drop_path, sync_norms=joint)
+    syncs_norms = settings.sync_bn and settings.processes > 1
+    backbone = spec.build(drop_path_rate=settings.drop_path, sync_norms=syncs_norms)
     if settings.attention_init == "mimetic":
         init_mimetic(backbone.model, torch.Generator().manual_seed(settings.seed))
-    terms = {name: TERMS[name].build(settings, spec, backbone) for name in terms_of(settings)}
+    terms = {name: EXTRA_LOSSES[name].build(settings, spec, backbone) for name in terms_of(settings)}
     return method_of(settings).build(settings, backbone, terms)
 
 
@@ -139,4 +141,4 @@ def settle_terms(settings: TrainSettings, objective: Objective, run_images: RunI
     """Adapt the extra losses of an objective to the images of the run; see `ExtraLoss.settle`."""
     if isinstance(objective, OneBackbone):
         for name, term in objective.named_terms().items():
-            TERMS[name].settle(settings, term, run_images)
+            EXTRA_LOSSES[name].settle(settings, term, run_images)

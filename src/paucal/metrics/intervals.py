@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from paucal.metrics.measures import Mean, Measure, Weights, value_of
 
-ROUNDING = 1e-12  # largest relative difference between scores that count as equal; it may be due to rounding
+ROUNDING = 1e-12  # largest relative difference between scores that count as equal, because of rounding errors
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ def wilson(hits: int, total: int, level: float = 0.95) -> Score:
 
 
 def wilson_share(share: float, total: float, level: float = 0.95) -> Score:
-    """Return the fraction `share` with its Wilson score interval for `total` images, which need not be an integer."""
+    """Return the fraction `share` with its Wilson score interval; `total`, the number of images, may be fractional."""
     z = NormalDist().inv_cdf(0.5 + level / 2)
     centre = (share + z * z / (2 * total)) / (1 + z * z / total)
     half_width = z / (1 + z * z / total) * sqrt(share * (1 - share) / total + z * z / (4 * total * total))
@@ -122,6 +122,7 @@ def images_needed(share: float, half_width: float, level: float = 0.95) -> int:
         share: Expected fraction of correct predictions.
         half_width: Largest half-width of the interval, as a fraction.
         level: Probability that the interval covers the true fraction.
+
     >>> images_needed(0.9, 0.03), images_needed(0.5, 0.03)
     (388, 1064)
     """
@@ -154,9 +155,9 @@ def cross_validated(
 
 
 def independent_images(images: float, folds: int) -> float:
-    """Return the number of independent test images that give the same variance as a cross-validation on `images`.
+    """Return the number of independent test images that give the same variance as a cross-validation.
 
-    See `cross_validated`.
+    See `cross_validated`; `images` is the number of images in the cross-validation.
     """
     return images / (1 + folds / (folds - 1))
 
@@ -177,12 +178,12 @@ def percentile(value: float, draws: np.ndarray, level: float = 0.95) -> Score:
     return Score(value) if is_constant else Score(value, low, high)
 
 
-def two_sided(value: float, draws: np.ndarray, level: float = 0.95) -> Score:
+def mirrored_percentile(value: float, draws: np.ndarray, level: float = 0.95) -> Score:
     """Return `value`, a fraction, with the smallest interval that contains the percentile interval and its mirror.
 
-    This is for scores that resampling biases. If the draws are too low, `value` is too low by about the same amount,
-    which the mirrored ("basic") interval corrects. Near 0 and 1 the percentile interval is more accurate. The result
-    covers both intervals and is clipped to [0, 1].
+    This function is for scores that are biased by resampling. If the draws are too low, `value` is too low by
+    about the same amount, which the mirrored ("basic") interval corrects. Near 0 and 1 the percentile interval is more
+    accurate. The result covers both intervals and is clipped to [0, 1].
     """
     direct = percentile(value, draws, level)
     if direct.low is None or direct.high is None:

@@ -95,7 +95,7 @@ class MultiLabelMacroF1:
     """The mean F1 over the classes that occur among labels or predictions, where images may have several labels.
 
     Args:
-        labels: (N, K) labels 1, 0 or -1 (image ignored for that class).
+        labels: (N, K) labels: 1, 0, or -1 if the image is ignored for the class.
         predicted: (N, K) booleans: whether each class is predicted.
     """
 
@@ -166,7 +166,7 @@ def _mean_f1(n_correct: NDArray[np.float64], true_plus_predicted: NDArray[np.flo
     return mean_over_classes(np.where(true_plus_predicted > 0, f1, np.nan))
 
 
-# Slightly below 0, 0.1, ..., 1, so that a rounded recall of 3/10, for example, reaches 0.3.
+# Recalls slightly below 0, 0.1, ..., 1, so that a rounded recall of 3/10, for example, reaches 0.3.
 ELEVEN_RECALLS = np.arange(11) / 10 - 1e-9
 
 
@@ -199,7 +199,7 @@ class AveragePrecision:
 
     Args:
         scores: (N, K) scores.
-        labels: (N, K) labels 1, 0 or -1 (image ignored for that class).
+        labels: (N, K) labels: 1, 0, or -1 if the image is ignored for the class.
         interpolated: Whether to compute the interpolated average precision.
     """
 
@@ -292,8 +292,8 @@ def measure_of(name: MetricName, scores: Tensor, labels: Tensor) -> Measure:
         name: Name of the metric. "map" is the mean over classes of the average precision, and "map11" the mean over
             classes of the 11-point interpolated average precision (PASCAL VOC 2007).
         scores: (N, K) scores.
-        labels: (N,) class numbers for "accuracy" and "mean_per_class", and also for "roc_auc", with two classes; (N, K)
-            labels 1, 0 or -1 (image ignored for that class) for "map" and "map11".
+        labels: (N,) class numbers for "accuracy", "mean_per_class" and "roc_auc" (which needs two classes). For "map"
+            and "map11", (N, K) labels: 1, 0, or -1 if the image is ignored for the class.
     """
     if name in ("map", "map11"):
         return AveragePrecision(scores, labels, interpolated=name == "map11")

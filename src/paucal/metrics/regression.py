@@ -48,7 +48,7 @@ class QuadraticKappa:
         self._truth, self._predicted = truth, predicted
 
     def __call__(self, weights: Weights) -> Values:
-        """Return (D,) scores for (D, N) weights; NaN if all true and predicted grades of a draw are equal."""
+        """Return (D,) scores for (D, N) weights; NaN if all grades of a draw, true and predicted, are equal."""
         normalised = weights / weights.sum(1, keepdims=True)
         means = [normalised @ values for values in (self._truth, self._predicted)]
         variances = sum(
@@ -62,7 +62,10 @@ class QuadraticKappa:
 
 
 def _is_varied(weights: Weights, *values: Values) -> NDArray[np.bool_]:
-    """Return (D,) booleans: whether the values in each draw differ, since rounding may give equal values a variance."""
+    """Return (D,) booleans: whether the values in each draw differ.
+
+    Their variance would not show this, since rounding errors can make the variance of equal values positive.
+    """
     drawn = weights > 0
     highest = np.max([np.where(drawn, numbers, -np.inf).max(1) for numbers in values], axis=0)
     lowest = np.min([np.where(drawn, numbers, np.inf).min(1) for numbers in values], axis=0)
@@ -112,7 +115,10 @@ def regression_report(
     graded: bool,
     groups: NDArray[np.int64] | None = None,
 ) -> RegressionReport:
-    """Score (N,) predicted values and the (N,) ends of their prediction intervals; see `RegressionReport`."""
+    """Score (N,) predicted values and the (N,) ends of their prediction intervals; see `RegressionReport`.
+
+    If `graded` is True, the target values are grades, and the scores "exact" and "kappa" are added.
+    """
     errors, bootstrap, count = predicted - truth, Bootstrap(seed=seed, groups=groups), len(truth)
     mae, baseline_mae = Mean(np.abs(errors)), Mean(np.abs(truth - mean))
     scores = {

@@ -1,4 +1,4 @@
-"""Opening frozen backbones for evaluation: from a run, a weights file or timm, or with random weights as a baseline."""
+"""Opens frozen backbones for evaluation: from a run, a weights file or timm, or with random weights as a baseline."""
 
 import hashlib
 import json
@@ -28,7 +28,7 @@ from paucal.runs.folder import find_run_of_file
 from paucal.runs.weights import read_untrusted
 from paucal.types import UserError, height_and_width
 
-RANDOM_NAME = "random weights"
+RANDOM_NAME = "random weights"  # name of the baseline in tables
 
 
 @dataclass(frozen=True)
@@ -114,14 +114,14 @@ def open_frozen(
         model: timm name of the model of a weights file; None to recognise the model by the file's tensors.
         network: Key of the network to use from a file with several networks, such as "teacher" or "student".
         pretrained: Whether to load timm's published weights into a timm model, instead of using random weights.
-        image_size: Side or (height, width) in pixels; None for the model's default. Must be None for a run.
+        image_size: Side or (height, width) in pixels; None for the model's default; must be None for a run.
         seed: Seed of the random weights.
     """
     torch_device, run_file_or_name = usable_device(device), find_named(name, files=True)
     if isinstance(run_file_or_name, RunFolder):
-        return _frozen_run(run_file_or_name, torch_device, image_size)
+        return _open_run(run_file_or_name, torch_device, image_size)
     if isinstance(run_file_or_name, Path):
-        return _frozen_file(run_file_or_name, model, network, image_size, torch_device)
+        return _open_file(run_file_or_name, model, network, image_size, torch_device)
     spec = _backbone_spec(name, image_size, pretrained)
     backbone = random_backbone(spec, seed)
     if pretrained:
@@ -131,7 +131,7 @@ def open_frozen(
     return FrozenBackbone(name, weights, spec, backbone.to(torch_device), preprocessing, random=not pretrained)
 
 
-def _frozen_run(run: RunFolder, device: torch.device, image_size: Sequence[int] | None) -> FrozenBackbone:
+def _open_run(run: RunFolder, device: torch.device, image_size: Sequence[int] | None) -> FrozenBackbone:
     if image_size is not None:
         raise UserError(
             f"--img-size is for files and timm models, but the image size of {run.path} is fixed: remove --img-size."
@@ -142,7 +142,7 @@ def _frozen_run(run: RunFolder, device: torch.device, image_size: Sequence[int] 
     return FrozenBackbone(str(run.path), f"the run {run.path}", spec, backbone, trained.card.preprocessing)
 
 
-def _frozen_file(
+def _open_file(
     path: Path, model: str | None, network: str | None, image_size: Sequence[int] | None, device: torch.device
 ) -> FrozenBackbone:
     tree, source = read_untrusted(path), f"the file {path.name}"

@@ -1,4 +1,4 @@
-"""Measuring the size and cost of models for the table of models, on the meta device, which computes no values."""
+"""Measures the size and cost of models for the table of models, on the meta device, which computes no values."""
 
 import warnings
 from typing import Any
@@ -68,7 +68,7 @@ def measure(name: str, drloc_weight: float) -> ListedModel:
 
 
 def _count_macs(model: torch.nn.Module, image_size: tuple[int, int]) -> int | None:
-    """Return the multiply-adds for one image; None if they cannot be counted."""
+    """Return the number of multiply-adds for one image; None if counting fails."""
     # The input requires gradients because counting fails for PiT and CaiT otherwise.
     images = probe_images(model, image_size).requires_grad_()
     counter = FlopCounterMode(display=False)

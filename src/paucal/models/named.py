@@ -1,4 +1,4 @@
-"""Finding and opening a model by name: a run, a weights file, or a timm model."""
+"""Finds and opens a model by name: a run, a weights file, or a timm model."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -30,7 +30,7 @@ def find_named(name: str, setting: str = "", *, files: bool = False) -> RunFolde
     """Find out what the name of a model refers to; an existing path takes precedence over a timm model.
 
     Args:
-        name: A run folder, a folder of runs (for its newest run), or the name of a timm model.
+        name: A run folder, a folder of runs (for the newest run), or the name of a timm model.
         setting: Flag with which the user gave the name, such as "--teacher", for error messages; "" for none.
         files: Whether the name may also be the path of a weights file.
 

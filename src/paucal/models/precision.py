@@ -1,4 +1,4 @@
-"""Choosing bfloat16 on a CPU, if measurements show that it is faster and gives the same predictions.
+"""Chooses bfloat16 on a CPU, if measurements show that bfloat16 is faster and gives the same predictions.
 
 Some CPUs multiply bfloat16 numbers several times as fast as float32 numbers, and others have no instructions for
 bfloat16. In some networks, the conversions take more time than is saved. Therefore, forward passes in both precisions
@@ -30,6 +30,7 @@ MIN_IMAGE_SECONDS = 0.005  # time of a forward pass per image with float32
 # The speed is measured on at most `MEASURED_IMAGES` images in at most `MAX_ROUNDS` rounds; no round begins after
 # `MAX_SECONDS`.
 MEASURED_IMAGES, MAX_ROUNDS, MAX_SECONDS = 8, 3, 1.5
+# Names of instruction sets for bfloat16 in /proc/cpuinfo.
 BFLOAT16_FLAGS = ("amx_bf16", "avx512_bf16", "bf16", "svebf16")
 _CPUINFO = Path("/proc/cpuinfo")
 
@@ -66,7 +67,7 @@ EXPLICIT_CHOICES = {
 
 
 def bfloat16_flags() -> tuple[str, ...]:
-    """Return the names of this CPU's bfloat16 instruction sets; empty if the CPU has none or its sets are unknown."""
+    """Return the names of this CPU's bfloat16 instruction sets; empty if the CPU has none or they are unknown."""
     cpu_flags = {word for line in _cpu_lines() if line.startswith(("flags", "Features")) for word in line.split()}
     return tuple(flag for flag in BFLOAT16_FLAGS if flag in cpu_flags)
 

@@ -14,8 +14,8 @@ from paucal.data.views.normalisation import Normalisation
 from paucal.data.views.transforms import EvalTransform
 from paucal.types import UserError
 
-MAX_SIDE = 4096  # pixels
-MIN_CROP_RATIO = 0.1
+MAX_SIDE = 4096  # largest side of a model's input in pixels
+MIN_CROP_RATIO = 0.1  # smallest allowed `crop_ratio`
 
 
 @dataclass(frozen=True)

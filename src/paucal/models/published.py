@@ -1,4 +1,4 @@
-"""Reading published weights: timm's weights (from a package, the cache or the network), and checkpoint files."""
+"""Reads published weights: timm's weights (from a package, the cache or the network), and checkpoint files."""
 
 from collections.abc import Mapping, Sequence
 from functools import cache
@@ -84,7 +84,7 @@ def read_timm(name: str, init: bool = True) -> StartWeights:
         require_reachable(config)
         with torch.random.fork_rng(devices=[]), quiet_logs():
             model = timm.create_model(name, pretrained=True)
-    except Exception as problem:  # the download libraries raise many types
+    except Exception as problem:  # the download libraries raise many types of exceptions
         address = config.hf_hub_id or config.url
         reason = (str(problem).split("\n")[0].split(". ")[0] or type(problem).__name__).rstrip(".")
         failure = f"the weights of {name} could not be downloaded ({reason})"
@@ -155,8 +155,8 @@ def load_published(
         network: Key of the network to load from a file with several networks, such as "teacher", "student" or
             "state_dict_ema"; by default, the moving average of the weights or the teacher.
         classes: Class names of the model's outputs; None if unknown.
-        head: Treatment of the classifier: "auto" loads it if it fits, "keep" requires that it fits, "fresh" never
-            loads it.
+        head: Treatment of the classifier: "auto" loads the classifier if it fits, "keep" raises an error if it does
+            not fit, "fresh" never loads it.
 
     Returns:
         A report of the tensors that were loaded, adapted, left out and missing, which can be printed.

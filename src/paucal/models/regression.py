@@ -168,7 +168,8 @@ class RegressionCard(ModelCard):
         return spec.num_classes, {
             "half_width": math.inf if half_width is None else half_width,
             "mean": stored["mean"],
-            # For cards of earlier versions, use the standard deviation of the errors, which is not larger.
+            # Cards of earlier versions lack the target's standard deviation. Instead, the standard deviation of the
+            # errors is used, which is at most as large.
             "deviation": stored.get("deviation", half_width / NORMAL_QUANTILE if half_width else 1.0),
             "reads_stages": stored.get("reads_stages", False) is True,
             "grades": grades,

@@ -1,4 +1,4 @@
-"""Loading the model of a run, for any task: read `model.json`, build the network and load its weights."""
+"""Loads the model of a run, for any task: reads `model.json`, builds the network and loads the weights."""
 
 import os
 from collections.abc import Mapping
@@ -24,7 +24,7 @@ def read_card(run: RunFolder, card_class: type[C] = ModelCard) -> C:
 
     Args:
         run: Folder of the run.
-        card_class: Class of the card. If it is `ModelCard`, regression models get a `RegressionCard`.
+        card_class: Class of the card. If the class is `ModelCard`, regression models get a `RegressionCard`.
     """
     if run.last.exists() and not run.card.exists():
         raise UserError(f"{str(run.path)!r} was stopped before it saved a model: resume the run with --resume first.")

@@ -51,7 +51,7 @@ def stored_table() -> dict[str, ListedModel]:
 
 
 def model_names() -> list[str]:
-    """Return the names of all models: from the table if it was made with the installed timm, else from timm."""
+    """Return the names of all models: from the table if the table was made with the installed timm, else from timm."""
     if f"timm {version('timm')}," in _table_text().partition("\n")[0]:
         return list(stored_table())
     import timm

@@ -1,4 +1,4 @@
-"""Objectives: a module for each training method with its networks and losses; `base.py` defines the interface."""
+"""Objectives: one `nn.Module` per training method, with its networks and losses; `base.py` defines the interface."""
 
 from paucal.objectives.base import Objective, Term
 from paucal.objectives.distillation import Distillation

@@ -35,10 +35,10 @@ class Objective(nn.Module, ABC):
 
     @abstractmethod
     def backbones(self) -> Sequence[FeatureBackbone]:
-        """Return the backbones that the run trains, and moving averages of these, with the deployed backbone first.
+        """Return the backbones that the run trains and their moving averages, with the deployed backbone first.
 
-        Initial weights are loaded into these backbones. They are described to the user, compiled, and sharded over
-        processes. Frozen networks, such as a guide, are left out.
+        Initial weights are loaded into these backbones. The backbones are also described to the user, compiled, and
+        sharded over processes. Frozen networks, such as a guide, are left out.
         """
 
     def compilable(self) -> Iterable[nn.Module]:
@@ -48,7 +48,7 @@ class Objective(nn.Module, ABC):
     def shardable(self) -> Iterable[nn.Module]:
         """Return the modules whose weights may be gathered one module at a time if they are sharded over processes.
 
-        Each module must be used by calling it, none may be inside another, and no other code may use its weights.
+        Each module must be used by calling it. No module may contain another, and no other code may use the weights.
         """
         models = [backbone.model for backbone in self.backbones()]
         return [model.get_submodule(name) for model in models for name in block_names(model)]
@@ -68,7 +68,7 @@ class Objective(nn.Module, ABC):
         """Update state such as teachers and centres after an optimizer step; `progress.step` includes this step."""
 
     def chance_levels(self) -> dict[str, float]:
-        """Return the value of each loss, by name, for predictions that ignore the images, as far as it is known."""
+        """Return the loss of predictions that ignore the images, by name of the loss; unknown losses are left out."""
         return {}
 
     def diagnostics(self) -> dict[str, Tensor]:

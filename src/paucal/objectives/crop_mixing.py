@@ -14,14 +14,14 @@ from paucal.losses import Targets
 
 
 def mix_crops(crops: Sequence[Tensor], alpha: float) -> tuple[list[Tensor], Tensor]:
-    """Mix each crop with the same crop of the previous image in the batch.
+    """Mix each crop with the corresponding crop of the previous image in the batch.
 
     Args:
         crops: V tensors (B, C, H, W), one per crop of an image.
         alpha: Parameter of the Beta distribution from which the mixing weights are drawn, on the CPU.
 
     Returns:
-        The mixed crops, and the (V,) weights of the original image in each crop.
+        The mixed crops, and the (V,) weight of the original image in each mixed crop.
     """
     mix_weights = torch.distributions.Beta(alpha, alpha).sample((len(crops),))
     pairs = zip(crops, mix_weights.tolist(), strict=True)
@@ -34,7 +34,7 @@ def mix_targets(teacher: Tensor, targets: Targets, mix_weights: Tensor) -> tuple
     Args:
         teacher: (B, S, D) teacher's rows, one per crop.
         targets: Targets of crops that are not mixed, with `rows` (B, V, J) and `weights` (V, J).
-        mix_weights: (V,) weights of the original image, from `mix_crops`.
+        mix_weights: (V,) weight of the original image in each mixed crop, from `mix_crops`.
 
     Returns:
         (B, 2 * S, D) teacher's rows of each image followed by the rows of the previous image, and targets that weight

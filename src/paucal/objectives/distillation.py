@@ -10,7 +10,9 @@ from paucal.losses.distillation import hard_distillation_loss, soft_distillation
 from paucal.objectives.guided import GuidedTerm
 from paucal.types import Batch, Features, Progress
 
-WEIGHT = 1.0  # DeiT weights both losses by 0.5, which gives the same steps, since AdamW normalises gradients
+# Default weight of the loss. DeiT weights both losses by 0.5, which gives the same steps, since AdamW normalises
+# gradients.
+WEIGHT = 1.0
 
 
 class Distillation(GuidedTerm):
@@ -25,7 +27,7 @@ class Distillation(GuidedTerm):
         classes: Number of classes of the run.
         weight: Weight of the loss.
         size: (height, width) in pixels to which images are resized for the teacher; None for no resizing.
-        soft: Whether the targets are the teacher's probabilities; if false, the target is the predicted class.
+        soft: Whether the targets are the teacher's probabilities of all classes, instead of its predicted class.
         temperature: Divisor of the teacher's logits.
         channels: Number of channels of the images.
     """
@@ -45,7 +47,7 @@ class Distillation(GuidedTerm):
         self.register_buffer("columns", torch.arange(classes))
 
     def set_teacher_columns(self, columns: Sequence[int]) -> None:
-        """Set the index in the teacher's outputs of each of the run's classes, in the run's class order."""
+        """Set the index of each class in the teacher's outputs; `columns` is in the run's class order."""
         self.get_buffer("columns").copy_(torch.tensor(columns))
 
     def forward(self, features: Features, batch: Batch, progress: Progress) -> Tensor:

@@ -1,7 +1,7 @@
 """Health metrics of self-distillation, for reports and for `evaluation.collapse`, which detects collapse.
 
-All metrics are scalar tensors on the device, computed from one batch. Names of the region task's metrics start with
-`region_`. These metrics are computed for the cell in the middle of a crop's feature map.
+All metrics are scalar tensors on the device, computed from one batch. The metrics of the region task have names that
+start with `region_`, and are computed for the cell in the middle of a crop's feature map.
 
 - `teacher_entropy`, `student_entropy`: mean entropy of the distributions over prototypes in nats, which is ln K if all
   K prototypes have the same probability and 0 if one prototype has probability 1.

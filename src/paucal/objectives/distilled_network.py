@@ -37,8 +37,8 @@ class DistilledNetwork(nn.Module):
     def __init__(self, backbone: FeatureBackbone, options: SelfDistillationOptions, trained: bool) -> None:
         super().__init__()
         self.backbone = backbone
-        names = options.weights()
-        self.heads = nn.ModuleDict({name: _build_head(backbone.dim, options, trained) for name in names})
+        task_weights = options.weights()
+        self.heads = nn.ModuleDict({name: _build_head(backbone.dim, options, trained) for name in task_weights})
 
     def extract(self, crops: Sequence[Tensor]) -> CropFeatures:
         """Return the features of V crops, each (B, C, H, W); all crops of one size share a single forward pass."""
@@ -53,7 +53,7 @@ class DistilledNetwork(nn.Module):
         return CropFeatures(torch.stack(pooled, 1), cells)
 
     def project(self, task: str, features: Tensor) -> Tensor:
-        """Return the (..., D) projections of (..., P) features, which the task's head compares with its prototypes."""
+        """Return the (..., D) projections of (..., P) features, which the task's head compares with prototypes."""
         return self.head(task).project(features)
 
     def prototypes(self, task: str) -> Tensor:
@@ -77,7 +77,7 @@ def group_by_size(crops: Iterable[Tensor]) -> list[list[int]]:
 
 @torch.no_grad()
 def update_teacher(teacher: nn.Module, student: nn.Module, momentum: float, buffers: bool) -> None:
-    """Set a teacher's weights (and buffers, if `buffers`) to momentum * teacher + (1 - momentum) * student."""
+    """Set a teacher's weights (and buffers, if `buffers` is true) to momentum * teacher + (1 - momentum) * student."""
     for teacher_value, student_value in zip(teacher.parameters(), student.parameters(), strict=True):
         teacher_value.lerp_(student_value, 1 - momentum)
     for teacher_value, student_value in zip(teacher.buffers(), student.buffers(), strict=True) if buffers else ():

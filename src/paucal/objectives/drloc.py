@@ -73,7 +73,7 @@ class DrLoc(Term):
     ) -> "DrLoc":
         """Build the loss with the options of the paper or of the authors' code.
 
-        `dims` and `grids` are arguments of the class; the other arguments are those of `preset_options`.
+        `dims` and `grids` are passed to the class, and the other arguments to `preset_options`.
 
         Example:
             >>> DrLoc.from_preset("reference", [768], [(14, 14)], model_name="vit_base_patch16_224").sizes

@@ -11,10 +11,10 @@ class LocalizationHead(nn.Module):
     """Three linear layers on the concatenated embeddings of a pair of cells (Table 15 of the paper's supplement).
 
     A ReLU follows each of the first two layers. For regression, the last layer has one output for the row offset and
-    one for the column offset; for classification, it has logits for the row offset followed by logits for the column
-    offset. The layers have torch's default initialisation. The paper does not specify an initialisation; in the
-    authors' code, it depends on the backbone (truncated normal with a standard deviation of 0.02 for Swin and T2T-ViT,
-    torch's default for others).
+    one for the column offset. For classification, the last layer has logits for the row offset followed by logits for
+    the column offset. The layers have torch's default initialisation. The paper does not specify an initialisation; in
+    the authors' code, the initialisation depends on the backbone (truncated normal with a standard deviation of 0.02
+    for Swin and T2T-ViT, torch's default for others).
 
     If a feature map has fewer cells than pairs, the first layer is applied once per cell and the outputs are gathered,
     which gives the same result with less work.
@@ -58,8 +58,8 @@ class LocalizationHead(nn.Module):
         """
         cells = grid.flatten(2).transpose(1, 2).to(self.first.weight.dtype)
         index = pair_index(pairs, grid.shape[-1])
-        # The first layer needs 2 * dim * hidden multiplications per pair, or the same number per cell if it is applied
-        # to cells.
+        # The first layer needs 2 * dim * hidden multiplications per pair, or the same number per cell if the layer is
+        # applied to single cells.
         if cells.shape[1] < index.shape[1]:
             first = _apply_per_cell(cells, index, self.first)
         else:

@@ -13,7 +13,7 @@ Schedule = Literal["constant", "ramp"]
 
 @dataclass(frozen=True)
 class DrLocOptions(DrLocReading):
-    """All options of DrLoc; the options of the formula are inherited from `DrLocReading`.
+    """All options of DrLoc; the options of the loss formula are inherited from `DrLocReading`.
 
     Attributes:
         weight: Weight lambda of the loss; see `default_weight` for the published weights by backbone.
@@ -22,9 +22,9 @@ class DrLocOptions(DrLocReading):
         extra_layer: Whether the head has another linear layer in the modes "ce" and "reg", as in the authors' code.
         pool: Pooling of the last feature map before pairs are drawn, see `paucal.losses.drloc.pool_grid`. If `levels`
             selects several maps, "paper" and "reference" pool none of them, as in the paper and the authors' code.
-        levels: Feature maps on which the loss is computed: "last" for the final map; "stages", "merged" or "blocks" for
-            the sum of the losses on several maps, each with its own head. (The paper's L_all is computed on blocks; in
-            the authors' code, on the outputs of Swin's stages after patch merging.)
+        levels: Feature maps on which the loss is computed, see `FeatureRequest`: "last" for the final map; "stages",
+            "merged" or "blocks" for the sum of the losses on several maps, each with its own head. (The paper computes
+            L_all on blocks, and the authors' code on the outputs of Swin's stages after patch merging.)
         norm: Whether the backbone's final norm is applied to the last feature map.
         schedule: "constant" or "ramp". The ramp rises linearly from 0 to `weight` over `warmup_epochs` and then falls
             linearly to 0 at `horizon_epochs`, as in the authors' code. The run may end long before `horizon_epochs`.
@@ -52,7 +52,7 @@ class DrLocOptions(DrLocReading):
                 pool_text = " or a number of cells" if name == "pool" else ""
                 choices = ", ".join(allowed)
                 raise UserError(f"The DrLoc option {name} is {value!r}, but must be one of {choices}{pool_text}.")
-        for name, minimum in _MINIMA.items():
+        for name, minimum in _MIN_VALUES.items():
             value = getattr(self, name)
             if value is not None and not value >= minimum:
                 raise UserError(f"The DrLoc option {name} is {value!r}, but must be at least {minimum}.")
@@ -73,7 +73,7 @@ _CHOICES: dict[str, tuple[Any, ...]] = {
     "levels": get_args(Level),
     "schedule": get_args(Schedule),
 }
-_MINIMA = {"weight": 0, "alpha": 0, "n_pairs": 1, "hidden": 1, "warmup_epochs": 0, "seed": 0}
+_MIN_VALUES = {"weight": 0, "alpha": 0, "n_pairs": 1, "hidden": 1, "warmup_epochs": 0, "seed": 0}
 
 # The options of the paper, which are the defaults, and the options of the authors' code.
 # docs/reference/drloc_options.md lists every difference.
@@ -92,14 +92,15 @@ PRESETS = {
     ),
 }
 
-_WEIGHTS = {
+# Default weight of the loss and its source, by the family of the backbone.
+_WEIGHTS_AND_SOURCES = {
     "swin": (0.5, "the paper's value for Swin-T"),
     "t2t": (0.1, "the paper's value for T2T-ViT-14"),
     "cvt": (0.1, "the paper's value for CvT-13"),
     "vit": (0.01, "the paper's value for ViT-B/16"),
     "other": (0.1, "the paper has none for this backbone; 0.1 improved all three backbones of its Table 2b"),
 }
-_FAMILIES = {
+_FAMILY_PATTERNS = {
     "swin": re.compile(r"(^|_)swin"),
     "t2t": re.compile(r"(^|_)t2t_"),
     "cvt": re.compile(r"(^|_)cvt_"),
@@ -114,7 +115,7 @@ def default_weight(model_name: str) -> tuple[float, str]:
         >>> default_weight("swin_tiny_patch4_window7_224")
         (0.5, "the paper's value for Swin-T")
     """
-    return _WEIGHTS[_family(model_name)]
+    return _WEIGHTS_AND_SOURCES[_find_family(model_name)]
 
 
 def preset_options(preset: str, *, model_name: str | None = None, **overrides: Any) -> DrLocOptions:
@@ -122,9 +123,9 @@ def preset_options(preset: str, *, model_name: str | None = None, **overrides: A
 
     Args:
         preset: "paper" or "reference".
-        model_name: Name of the backbone, which determines the weight (`default_weight`). For the preset "reference", it
-            also determines two options as in the authors' code: the feature map of a plain ViT is not pooled, and the
-            feature map of T2T-ViT is taken after the final norm.
+        model_name: Name of the backbone, which determines the weight (`default_weight`). For the preset "reference",
+            the name also determines two options as in the authors' code: the feature map of a plain ViT is not pooled,
+            and the feature map of T2T-ViT is taken after the final norm.
         **overrides: Fields of `DrLocOptions` that override the preset.
     """
     if preset not in PRESETS:
@@ -138,9 +139,9 @@ def preset_options(preset: str, *, model_name: str | None = None, **overrides: A
         options = replace(options, weight=default_weight(model_name)[0])
         if preset == "reference":
             exceptions: dict[str, dict[str, Any]] = {"vit": {"pool": "none"}, "t2t": {"norm": True}}
-            options = replace(options, **exceptions.get(_family(model_name), {}))
+            options = replace(options, **exceptions.get(_find_family(model_name), {}))
     return replace(options, **overrides)
 
 
-def _family(model_name: str) -> str:
-    return next((family for family, pattern in _FAMILIES.items() if pattern.search(model_name)), "other")
+def _find_family(model_name: str) -> str:
+    return next((family for family, pattern in _FAMILY_PATTERNS.items() if pattern.search(model_name)), "other")

@@ -1,15 +1,16 @@
 """Fine-tuning of pretrained backbones: layer-wise learning rates, frozen layers, and training the classifier first.
 
-These three methods preserve the features of pretrained weights. They work for any objective with one backbone and can
-be combined:
+These three methods preserve the features of pretrained weights. The methods work for any objective with one backbone
+and can be combined:
 
 - Layer-wise decay of the learning rate (BEiT, Bao et al., ICLR 2022): from the classifier down to the stem, the
-  learning rate of each layer is `layer_decay` times that of the layer above.
+  learning rate of each layer is `layer_decay` times the learning rate of the layer above.
 - Freezing: the stem, the first stages or the whole backbone are not trained. Training with a frozen backbone is linear
   probing. In another variant, only norms, biases and the classifier are trained (BitFit, Ben Zaken et al., ACL 2022).
 - Linear probing, then fine-tuning (Kumar et al., ICLR 2022): in the first epochs only the classifier is trained, so
-  that its random initial weights do not disturb the backbone. This uses a single schedule instead of the paper's two
-  runs. The backbone's learning rate is warmed up over its first epoch, since AdamW's moments are still empty.
+  that its random initial weights do not disturb the backbone. Here, both phases are part of one run with a single
+  schedule; in the paper, they are two runs. The learning rate of the backbone is warmed up over the
+  first epoch in which the backbone is trained, since AdamW's moments are still empty.
 
 Frozen modules are in evaluation mode, so that running statistics do not change and dropout is off. The whole backbone
 can stay in evaluation mode while its parameters are trained, as in DHVT's code (Lu et al., NeurIPS 2022).
@@ -95,7 +96,7 @@ class BackboneTuner:
         self._modules_frozen_at_start = (
             list(frozen_modules(model, body_names, is_all_frozen=True)) if self._frozen_at_start else []
         )
-        self._labels, self._scales = self._groups()
+        self._labels, self._scales = self._parameter_groups()
 
     def label(self, name: str) -> str:
         """Return the label of the parameter group that the objective's parameter `name` belongs to."""
@@ -134,7 +135,7 @@ class BackboneTuner:
         steps = progress.step - self.options.freeze_epochs * progress.steps_per_epoch
         return min(1.0, (steps + 1) / (BACKBONE_WARMUP_EPOCHS * progress.steps_per_epoch))
 
-    def _groups(self) -> tuple[dict[str, str], dict[str, float]]:
+    def _parameter_groups(self) -> tuple[dict[str, str], dict[str, float]]:
         """Return the group label of the model's parameters by name, and the learning rate factor by group label.
 
         Parameters without a group of their own are left out.
@@ -152,7 +153,7 @@ class BackboneTuner:
 
 
 class TunedObjective(Objective):
-    """An objective with one backbone, whose fine-tuning options `tuner` applies."""
+    """An objective with one backbone; its `tuner` applies the fine-tuning options to the backbone."""
 
     tuner: BackboneTuner
 

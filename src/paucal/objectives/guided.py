@@ -10,7 +10,7 @@ from paucal.objectives.base import Term
 
 
 class GuidedTerm(Term):
-    """An extra loss that uses a guide, which is a frozen network with an input normalisation of its own.
+    """An extra loss that uses a guide: a frozen network with its own input normalisation.
 
     Args:
         guide: Network to freeze and to put in evaluation mode.

@@ -15,7 +15,7 @@ from paucal.objectives.one_network import OneNetwork
 from paucal.objectives.random_streams import derive_seed
 from paucal.types import Batch, Crops, LossTerms, Progress
 
-NORMS = {"batch": nn.BatchNorm1d, "layer": nn.LayerNorm}
+NORM_LAYERS = {"batch": nn.BatchNorm1d, "layer": nn.LayerNorm}
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,8 @@ class LeJepaOptions:
 
     Attributes:
         weight: Weight lambda of SIGReg; the weight of the prediction loss is 1 - lambda.
-        directions: Number of random directions on which embeddings are projected; drawn anew in every forward pass.
+        directions: Number of random directions on which embeddings are projected. New directions are drawn in every
+            forward pass.
         projection_dim: Number of channels of the projected embeddings.
         hidden_dim: Width of the projector's two hidden layers.
         norm: Norm in the projector's hidden layers: "batch" as published, or "layer" if batch statistics cannot be
@@ -51,8 +52,8 @@ class LeJepa(OneNetwork):
     collapse.
 
     Args:
-        spec: Backbone without a classifier, with the image size of the global views.
-        crops: Groups of views with their sizes, global views first.
+        spec: Specification of a backbone without a classifier, with the image size of the global views.
+        crops: Groups of views, each with its size; the global views come first.
         options: Options of the method; None for the defaults.
         drop_path_rate: Stochastic depth rate of the backbone.
         tuning: Fine-tuning options, such as which parts of the backbone are frozen; None to train the whole backbone.
@@ -72,7 +73,9 @@ class LeJepa(OneNetwork):
         if count < 2:
             raise ValueError(f"the loss compares the views of an image and needs at least 2, got {count}")
         widths = [self.options.hidden_dim, self.options.hidden_dim, self.options.projection_dim]
-        self.projector: nn.Module = MLP(self.backbone.dim, widths, norm_layer=NORMS[self.options.norm], inplace=None)
+        self.projector: nn.Module = MLP(
+            self.backbone.dim, widths, norm_layer=NORM_LAYERS[self.options.norm], inplace=None
+        )
 
     def forward(self, batch: Batch, progress: Progress) -> LossTerms:
         """Return the losses of `compute_losses` for the batch's views."""
@@ -95,7 +98,10 @@ class LeJepa(OneNetwork):
         return LossTerms(values, {"prediction": 1 - options.weight, "sigreg": options.weight})
 
     def directions(self, progress: Progress, device: torch.device) -> Tensor:
-        """Draw random directions from the seed and the forward pass's index, so that all processes draw the same."""
+        """Draw the random directions of one forward pass.
+
+        The seed is derived from the run's seed and the index of the pass, so all processes draw the same directions.
+        """
         generator = torch.Generator(device=device)
         generator.manual_seed(derive_seed(self.options.seed, progress.micro_step))
         directions = unit_directions(self.options.projection_dim, self.options.directions, generator)

@@ -10,8 +10,8 @@ from paucal.losses.locality_guidance import guidance_loss, guide_energy
 from paucal.objectives.guided import GuidedTerm
 from paucal.types import Batch, FeatureRequest, Features, Progress
 
-WEIGHT = 2.5  # as in the published code
-MAX_LEVELS = 3  # maximum number of compared stages, which is the number of stages of the paper's ResNet-56
+WEIGHT = 2.5  # default weight of the loss, as in the published code
+MAX_LEVELS = 3  # maximum number of stages that are compared; the paper's ResNet-56 has three stages
 
 
 class LocalityGuidance(GuidedTerm):
@@ -22,7 +22,7 @@ class LocalityGuidance(GuidedTerm):
     transformer. These blocks are spread evenly over the depth, and the last stage is compared with the last block. (The
     paper chooses the blocks for each model.) A 1 x 1 convolution per stage projects the block's features to the guide's
     channels. If the mean square of a stage's features is above 1, the loss of this stage is divided by the mean square
-    (`guide_energy`), which hardly occurs with the paper's guides.
+    (`guide_energy`). With the paper's guides, the mean square hardly ever is above 1.
 
     Args:
         guide: Trained CNN, which stays frozen and in evaluation mode.

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from paucal.backbones.probe import model_name
 from paucal.types import UserError
 
+# Last part of the names of linear layers in attention modules, in timm's models.
 LAYER_NAMES = ("qkv", "q", "k", "v", "kv", "q_proj", "k_proj", "v_proj", "out_proj", "proj")
 
 

@@ -65,7 +65,7 @@ class OneBackbone(TunedBackbone):
         return [term.request for term in self._terms()]
 
     def add_terms(self, losses: LossTerms, features: Sequence[Features], batch: Batch, progress: Progress) -> None:
-        """Add the extra losses and their weights to `losses`; `features` has an entry for each of `requests`."""
+        """Add the extra losses and their weights to `losses`; `features` contains one entry per request."""
         for name, term, term_features in zip(self.names, self._terms(), features, strict=True):
             losses.values[name] = term(term_features, batch, progress)
             losses.weights[name] = term.weight(progress)

@@ -19,8 +19,8 @@ class OneNetwork(TunedBackbone):
     """A pre-training method in which one backbone gets all views of an image.
 
     Args:
-        spec: Backbone without a classifier, with the image size of the global views.
-        crops: Groups of views with their sizes, global views first.
+        spec: Specification of a backbone without a classifier, with the image size of the global views.
+        crops: Groups of views, each with its size; the global views come first.
         drop_path_rate: Stochastic depth rate of the backbone.
         tuning: Fine-tuning options, such as which parts of the backbone are frozen; None to train the whole backbone.
     """

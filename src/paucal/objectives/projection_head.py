@@ -10,7 +10,7 @@ INIT_STD = 0.02  # standard deviation of the MLP's initial weights
 class ProjectionHead(nn.Module):
     """Head that projects features to vectors of length 1 and computes the score of each vector for each prototype.
 
-    In training, only `project` is used, and `losses.prototype_cross_entropy` computes the scores of a few images at a
+    In training, only `project` is used, and `losses.prototype_cross_entropy` computes the scores, for a few images at a
     time. `forward` returns the scores of all rows at once and is meant for few rows. Parameters have the same names as
     in the published checkpoints.
 
@@ -72,7 +72,7 @@ class Prototypes(nn.Module):
     Args:
         dim: Number of channels D.
         out_dim: Number of prototypes K.
-        fixed: Whether the lengths `weight_g` are not trained.
+        fixed: Whether the lengths `weight_g` are frozen.
     """
 
     def __init__(self, dim: int, out_dim: int, fixed: bool) -> None:

@@ -44,8 +44,8 @@ class SelfDistillation(Objective):
     float32 even under autocast. `options.teacher_norm` selects the statistics that the teacher's batch norms use.
 
     Args:
-        spec: Backbone without a classifier, with the image size of the global crops.
-        crops: Groups of crops with their sizes, global crops first.
+        spec: Specification of a backbone without a classifier, with the image size of the global crops.
+        crops: Groups of crops, each with its size; the global crops come first.
         options: Options of the method; None for the defaults.
         drop_path_rate: Stochastic depth rate of the student; the teacher has no stochastic depth.
 
@@ -74,7 +74,7 @@ class SelfDistillation(Objective):
         self.teacher.requires_grad_(False)
         for name in self.options.weights():
             self.register_buffer(f"centre_{name}", torch.zeros(self.options.out_dim))
-        self._means: dict[str, list[Tensor]] = {}
+        self._mean_scores: dict[str, list[Tensor]] = {}
         self._health: dict[str, Tensor] = {}
         self.data_request = DataRequest(tuple(crops), mixing=False, labels=False, smallest_batch=2)
 
@@ -131,15 +131,15 @@ class SelfDistillation(Objective):
                     parameter.grad = None
 
     def after_step(self, progress: Progress) -> None:
-        """Update the teacher with the student's weights, and the centres with the teacher's mean scores."""
-        # `progress.step` already counts the completed step, whose momentum is used.
+        """Update the teacher from the student's weights, and the centres from the teacher's mean scores."""
+        # `progress.step` already counts the completed step, but the momentum depends on the steps before that step.
         completed_step = Progress(progress.step - 1, progress.total_steps, progress.steps_per_epoch)
         momentum = self.options.teacher_momentum(completed_step)
         update_teacher(self.teacher, self.student, momentum, buffers=self.options.teacher_norm == "running")
-        for name, means in self._means.items():
-            centre = self._centre_of(name)
+        for name, means in self._mean_scores.items():
+            centre = self._get_centre(name)
             centre.copy_(moved_centre(centre, torch.stack(means).mean(0), self.options.centre_momentum))
-        self._means = {}
+        self._mean_scores = {}
 
     def chance_levels(self) -> dict[str, float]:
         """Return ln K for each task, which is the loss if the student gives all K prototypes the same probability."""
@@ -174,20 +174,22 @@ class SelfDistillation(Objective):
             teacher_rows, teacher_prototypes = self.teacher.project(name, teacher), self.teacher.prototypes(name)
             mean = compute_mean_score(teacher_rows, teacher_prototypes)
         if self.training:
-            self._means.setdefault(name, []).append(mean)
+            self._mean_scores.setdefault(name, []).append(mean)
         student_rows, prototypes = self.student.project(name, student), self.student.prototypes(name)
-        return EsvitTask(student_rows, prototypes, teacher_rows, teacher_prototypes, self._centre_of(name), targets)
+        return EsvitTask(student_rows, prototypes, teacher_rows, teacher_prototypes, self._get_centre(name), targets)
 
     @torch.no_grad()
     def _record_health(self, student: CropFeatures, teacher: CropFeatures, temperature: float) -> None:
         health: dict[str, Tensor] = {}
-        student_crop = min(1, self.all_views - 1)  # a crop other than the teacher's, if there are at least two
+        student_crop = min(
+            1, self.all_views - 1
+        )  # another crop than the teacher's crop, if there are at least two crops
         rows = {
             "view": (student.pooled[:, student_crop], teacher.pooled[:, 0]),
             "region": (_middle_cell(student.cells[student_crop]), _middle_cell(teacher.cells[0])),
         }
         for name in self.options.weights():
-            sharpness = Sharpness(self.options.student_temperature, temperature, self._centre_of(name))
+            sharpness = Sharpness(self.options.student_temperature, temperature, self._get_centre(name))
             heads = self.student.head(name), self.teacher.head(name)
             values = task_health(*heads, rows[name][0].detach(), rows[name][1], sharpness)
             health |= {health_column(name, metric): value for metric, value in values.items()}
@@ -195,7 +197,7 @@ class SelfDistillation(Objective):
         health["teacher_temperature"] = health["teacher_distance"].new_full((), temperature)
         self._health = dict(zip(health, all_reduce_mean(torch.stack(list(health.values()))), strict=True))
 
-    def _centre_of(self, name: str) -> Tensor:
+    def _get_centre(self, name: str) -> Tensor:
         return self.get_buffer(f"centre_{name}")
 
 

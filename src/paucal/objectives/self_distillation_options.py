@@ -18,14 +18,14 @@ class SelfDistillationOptions:
         view_weight: Weight of the view loss; None for 0.5 if the region loss is used, else 1, as in the published code.
         region_weight: Weight of the region loss. (The text of the paper adds the two losses without weights; Algorithm
             1 and the authors' code use 0.5.)
-        similarity: Similarity by which the target of a cell is selected: "cosine" or "dot".
+        similarity: Measure by which the teacher's most similar cell is selected: "cosine" or "dot" (dot product).
         out_dim: Number of prototypes K of a head.
         hidden_dim: Width of the hidden layers of a head's MLP.
         bottleneck_dim: Number of channels of the vectors that are compared with prototypes.
         head_layers: Number of linear layers of a head's MLP.
         head_batch_norm: Whether the MLP has batch norms.
-        norm_last_layer: Whether all prototypes have length 1, which is the default of the authors' code. The published
-            runs, except Swin-B with window size 14, learn the lengths, which is less stable.
+        norm_last_layer: Whether all prototypes have length 1, as by default in the authors' code. The published runs,
+            except Swin-B with window size 14, learn the lengths, which is less stable.
         freeze_last_layer: Number of epochs at the beginning in which prototypes are frozen.
         student_temperature: Temperature of the student.
         teacher_temperature: Temperature of the teacher after the warm-up.

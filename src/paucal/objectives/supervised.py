@@ -18,8 +18,8 @@ class Supervised(OneBackbone):
 
     For images that may have several labels, the loss is the binary cross-entropy of each class, see `use_sigmoids`.
 
-    The backbone runs once per batch, whatever features the extra losses need. Label smoothing is applied after mixup or
-    CutMix, which gives the same result as smoothing before mixing.
+    The backbone runs once per batch, also if the extra losses need other feature maps. Label smoothing is applied after
+    mixup or CutMix, which gives the same result as smoothing before mixing.
 
     Args:
         backbone: Backbone with feature maps and a classifier.

@@ -1,4 +1,4 @@
-"""Token labeling, in which every token is trained on a teacher's label for the token's patch of the image.
+"""Token labeling, in which every token is trained on a teacher's label for the token's area of the image.
 
 Source: Jiang et al., "All Tokens Matter: Token Labeling for Training Better Vision Transformers", NeurIPS 2021. The
 authors' code trains LV-ViT on ImageNet's 1,000 classes. This module supports any backbone with a feature map, and any
@@ -29,7 +29,7 @@ class TokenLabelingOptions:
 
     Attributes:
         reading: Variant of the loss, including its weights.
-        mix_token: Whether MixToken is used in training, which replaces a box of each image's tokens by tokens of
+        mix_token: Whether MixToken is used in training. MixToken replaces a box of each image's tokens by tokens of
             another image.
         label_smoothing: Fraction of each target that is spread over all classes.
         like_authors_code: Whether to reproduce three mistakes of the published code: the labels of a crop are looked up
@@ -51,7 +51,7 @@ class TokenLabeling(OneBackbone):
 
     LV-ViT has a classifier for tokens and applies MixToken inside the network; its deployed logits combine class and
     token logits. Any other backbone gets a linear classifier on its last feature map, which is not deployed, and
-    MixToken is applied to the images before the backbone, with boxes that end at patch borders.
+    MixToken is applied to the images before the backbone, with boxes that end at borders of the grid's cells.
 
     If the dense weight is 0 and MixToken is off, only the class logits are trained, which is ReLabel (Yun et al., CVPR
     2021).
@@ -142,11 +142,11 @@ class TokenLabeling(OneBackbone):
         covered = None if options.like_authors_code else label_maps.get("covered")
         count, n_teacher_classes = self.backbone.num_classes, label_maps.get("teacher_classes")
         smooth = SparseTargets.smoothed_like_authors if options.like_authors_code else SparseTargets.smoothed
-        image_targets, cells = (
+        image_targets, token_targets = (
             smooth(map_targets(maps, classes, theta, size, count, covered, n_teacher_classes), options.label_smoothing)
             for size in ((1, 1), self.backbone.grid)
         )
-        return image_targets, cells
+        return image_targets, token_targets
 
     def _true_targets(self, batch: Batch) -> SparseTargets:
         if batch.labels is None:

@@ -1,10 +1,10 @@
-"""Recipes for the papers' detection on COCO: Mask R-CNN and Cascade Mask R-CNN on a Swin, with 1x and 3x schedules.
+"""Recipes for the papers' COCO detectors: Mask R-CNN and Cascade Mask R-CNN with a Swin backbone, 1x and 3x schedules.
 
-The settings are those of DrLoc's supplement, section 4.1 (tables 10 and 11), which follows Swin's code. EsViT gives no
-settings for its table 4; its supervised row equals the "3x" result of Swin's code. Values that the text does not give
-are those of Swin's code: 500 warm-up steps from a thousandth of the learning rate, no gradient clipping, one learning
-rate for all layers, and the settings of the two detectors. `docs/reference/detector.md` lists the remaining
-differences.
+The settings are those of DrLoc's supplement, section 4.1 (tables 10 and 11), which follows Swin's code. The EsViT
+paper gives no settings for its table 4, whose supervised row equals the "3x" result of Swin's code. Values that the
+papers do not give are those of Swin's code: 500 warm-up steps from a thousandth of the learning rate, no gradient
+clipping, one learning rate for all layers, and the settings of the two detectors. `docs/reference/detector.md` lists
+the remaining differences.
 """
 
 from typing import Any
@@ -14,7 +14,7 @@ from paucal.recipes.recipe import Recipe
 LENGTH_SETTINGS = ("epochs", "milestones")  # settings that --time or --steps replaces
 TRAINING_IMAGES = 117_266  # number of COCO 2017 training images with at least one object, of 118,287 in all
 
-_COCO: dict[str, Any] = {
+_COCO_SETTINGS: dict[str, Any] = {
     "model": "padded_swin_tiny_patch4_window7_224",
     "img_size": [800, 1333],
     "finest": 4,
@@ -42,7 +42,7 @@ _COCO: dict[str, Any] = {
     # The papers do no model selection: they train on all images, and evaluate the weights of the last step.
     "val_fraction": 0.0,
 }
-_KINDS: dict[str, dict[str, Any]] = {
+_SETTINGS_BY_DETECTOR: dict[str, dict[str, Any]] = {
     "detector": {
         "cascade": False,
         "head": "2fc",
@@ -63,7 +63,7 @@ _KINDS: dict[str, dict[str, Any]] = {
         "proposals": 2000,
     },
 }
-_LENGTHS: dict[str, dict[str, Any]] = {
+_SETTINGS_BY_SCHEDULE: dict[str, dict[str, Any]] = {
     "1x": {"epochs": 12, "milestones": [8, 11]},
     "3x": {"epochs": 36, "milestones": [27, 33]},
 }
@@ -89,7 +89,12 @@ _SUMMARIES = {
 
 
 def _coco_recipe(kind: str, length: str) -> Recipe:
-    settings = {**_COCO, **_KINDS[kind], **_LENGTHS[length], "drop_path": _DROP_PATHS[kind, length]}
+    settings = {
+        **_COCO_SETTINGS,
+        **_SETTINGS_BY_DETECTOR[kind],
+        **_SETTINGS_BY_SCHEDULE[length],
+        "drop_path": _DROP_PATHS[kind, length],
+    }
     return Recipe(
         f"{_SUMMARIES[kind]}: {settings['epochs']} epochs, with the learning rate reduced after epochs "
         f"{settings['milestones'][0]} and {settings['milestones'][1]}",

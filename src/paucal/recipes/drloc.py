@@ -1,8 +1,7 @@
 """Recipes of DrLoc (Liu et al., NeurIPS 2021), as in the paper and as in its code.
 
-On ImageNet-1K (supplement, table 7), the paper trains with the public code of Swin and of T2T-ViT and the default
-values of this code, with and without the DrLoc loss. The recipes `swin-imagenet` and `t2t-imagenet` have the settings
-of this code.
+On ImageNet-1K (supplement, table 7), the paper trains Swin and T2T-ViT with the default settings of their authors'
+code, with and without the DrLoc loss. The recipes `swin-imagenet` and `t2t-imagenet` have these settings.
 """
 
 from functools import partial
@@ -11,7 +10,7 @@ from typing import Any
 from paucal.recipes.recipe import Recipe
 
 # Section 4 and appendix of the paper (arXiv:2106.03746); values that the paper does not give are from its code.
-_PAPER: dict[str, Any] = {
+_PAPER_SETTINGS: dict[str, Any] = {
     "model": "swin_tiny_patch4_window7_224",
     "img_size": [224],
     "method": "drloc",
@@ -36,18 +35,18 @@ _PAPER: dict[str, Any] = {
 }
 # In the code, the 100 epochs are the first third of a cosine schedule over 300 epochs, and the loss differs from the
 # paper's formula.
-_REFERENCE = {**_PAPER, "drloc_preset": "reference", "schedule_epochs": 300}
+_REFERENCE_SETTINGS = {**_PAPER_SETTINGS, "drloc_preset": "reference", "schedule_epochs": 300}
 # DrLoc's code is based on Swin's code and has the same settings, but Swin trains for all 300 epochs of the schedule.
-_SWIN: dict[str, Any] = {
-    **{name: value for name, value in _PAPER.items() if name != "drloc_preset"},
+_SWIN_SETTINGS: dict[str, Any] = {
+    **{name: value for name, value in _PAPER_SETTINGS.items() if name != "drloc_preset"},
     "method": "supervised",
     "epochs": 300,
     "schedule_epochs": 300,
     "drop_path": 0.2,
 }
 # A cosine schedule over 300 epochs, then ten epochs at the lowest rate, which the authors' code calls the cool-down.
-_T2T: dict[str, Any] = {
-    **_SWIN,
+_T2T_SETTINGS: dict[str, Any] = {
+    **_SWIN_SETTINGS,
     "model": "t2t_vit_14",
     "epochs": 310,
     "batch_size": 64,
@@ -58,10 +57,14 @@ _T2T: dict[str, Any] = {
     "average": 0.99996,
     "drop_path": 0.1,
 }
-_TUNED = {"init": "timm", "warmup_epochs": 10.0}
-_TUNED_WEIGHTS = "ImageNet-1k weights: remove --init to use timm's weights, or give --init a run or a weights file"
+_FINE_TUNING_SETTINGS = {"init": "timm", "warmup_epochs": 10.0}
+_FINE_TUNING_WEIGHTS = (
+    "ImageNet-1k weights: remove --init to use timm's weights, or give --init a run or a weights file"
+)
 _SCRATCH_SCORES = "Swin-T, table 4: CIFAR-10 83.89 (59.47 without the loss), CIFAR-100 66.23 (53.28), Flowers102 39.37"
-_TUNED_SCORES = "Swin-T, table 5: CIFAR-10 98.37 (97.95 without the loss), CIFAR-100 88.40 (88.22), Flowers102 98.21"
+_FINE_TUNING_SCORES = (
+    "Swin-T, table 5: CIFAR-10 98.37 (97.95 without the loss), CIFAR-100 88.40 (88.22), Flowers102 98.21"
+)
 _SWIN_SCORES = "ImageNet-1K: Swin-T 81.3 (its authors), 81.2 in DrLoc's run and 81.33 with DrLoc's loss, table 7"
 _T2T_SCORES = "ImageNet-1K: T2T-ViT-14 81.5 (its authors), 80.7 in DrLoc's run and 80.85 with DrLoc's loss, table 7"
 _COST = "100 epochs at 224 pixels; the paper used eight V100 with 128 images each (--devices 8)"
@@ -76,34 +79,39 @@ _recipe = partial(Recipe, imagenet_crop=True)  # the paper's code evaluates the 
 
 RECIPES: dict[str, Recipe] = {
     "drloc-scratch": _recipe(
-        "the DrLoc paper's training from scratch", "arXiv:2106.03746, section 4", _COST, _SCRATCH_SCORES, _PAPER, 5e-4
+        "the DrLoc paper's training from scratch",
+        "arXiv:2106.03746, section 4",
+        _COST,
+        _SCRATCH_SCORES,
+        _PAPER_SETTINGS,
+        5e-4,
     ),
     "drloc-scratch-reference": _recipe(
         "the same as in the published code: its version of the loss, the first third of a 300-epoch cosine schedule",
         "the paper's code",
         _COST,
         _SCRATCH_SCORES,
-        _REFERENCE,
+        _REFERENCE_SETTINGS,
         5e-4,
     ),
     "drloc-finetune": _recipe(
         "the DrLoc paper's fine-tuning from ImageNet-1K weights",
         "arXiv:2106.03746, section 4",
         _COST,
-        _TUNED_SCORES,
-        {**_without_normalisation(_PAPER), **_TUNED},
+        _FINE_TUNING_SCORES,
+        {**_without_normalisation(_PAPER_SETTINGS), **_FINE_TUNING_SETTINGS},
         2.5e-4,
-        initial_weights=_TUNED_WEIGHTS,
+        initial_weights=_FINE_TUNING_WEIGHTS,
         imagenet_alone=True,
     ),
     "drloc-finetune-reference": _recipe(
         "the same with the published code's version of the loss (the code itself cannot fine-tune)",
         "the paper's protocol, its code's loss",
         _COST,
-        _TUNED_SCORES,
-        {**_without_normalisation(_REFERENCE), **_TUNED, "schedule_epochs": 100},
+        _FINE_TUNING_SCORES,
+        {**_without_normalisation(_REFERENCE_SETTINGS), **_FINE_TUNING_SETTINGS, "schedule_epochs": 100},
         2.5e-4,
-        initial_weights=_TUNED_WEIGHTS,
+        initial_weights=_FINE_TUNING_WEIGHTS,
         imagenet_alone=True,
     ),
     "swin-imagenet": Recipe(
@@ -111,7 +119,7 @@ RECIPES: dict[str, Recipe] = {
         "the code of Swin (arXiv:2103.14030), which DrLoc's code derives from",
         "300 epochs at 224 pixels with 1024 images per step, on eight GPUs with 128 each (--devices 8)",
         _SWIN_SCORES,
-        _SWIN,
+        _SWIN_SETTINGS,
         5e-4,
     ),
     "t2t-imagenet": Recipe(
@@ -119,7 +127,7 @@ RECIPES: dict[str, Recipe] = {
         "the code of T2T-ViT (arXiv:2101.11986)",
         "310 epochs at 224 pixels with 512 images per step, on eight GPUs with 64 each (--devices 8)",
         _T2T_SCORES,
-        _T2T,
+        _T2T_SETTINGS,
         5e-4,
     ),
 }

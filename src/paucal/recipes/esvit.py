@@ -15,7 +15,7 @@ from typing import Any
 
 from paucal.recipes.recipe import Recipe
 
-_CROPS: dict[str, Any] = {
+_CROP_SETTINGS: dict[str, Any] = {
     "img_size": [224],
     "global_crops": 2,
     "global_scale": [0.4, 1.0],
@@ -26,7 +26,7 @@ _CROPS: dict[str, Any] = {
     "blur": [0.1, 2.0],
     "normalise": "imagenet",
 }
-_METHOD: dict[str, Any] = {
+_METHOD_SETTINGS: dict[str, Any] = {
     "tasks": "view+region",
     "out_dim": 65536,
     "hidden_dim": 2048,
@@ -46,8 +46,8 @@ _METHOD: dict[str, Any] = {
     "clip": 3.0,
 }
 DEVICES_PER_NODE = 16  # number of GPUs in each node of the published runs
-VIEW = "--tasks view"
-HUNDRED_EPOCHS = "--epochs 100"
+VIEW_TASK_FLAG = "--tasks view"
+HUNDRED_EPOCHS_FLAG = "--epochs 100"
 
 
 def _published_recipe(
@@ -80,7 +80,14 @@ def _published_recipe(
         "arXiv:2106.09785, section 4, and the runs released with the code",
         f"{changes.get('epochs', 300)} epochs of ImageNet-1K with {n_devices * batch_size} images per step: {flags}",
         f"ImageNet-1K: {expected}",
-        {**_CROPS, **_METHOD, "model": model, "drop_path": drop_path, "batch_size": batch_size, **changes},
+        {
+            **_CROP_SETTINGS,
+            **_METHOD_SETTINGS,
+            "model": model,
+            "drop_path": drop_path,
+            "batch_size": batch_size,
+            **changes,
+        },
         lr_per_512=1e-3,
         scores_by_flags=scores_by_flags or {},
     )
@@ -91,7 +98,7 @@ RECIPES: dict[str, Recipe] = {
         "EsViT's Swin-T with windows of 7, view and region tasks from the start",
         "esvit_swin_tiny_patch4_window7_224",
         "linear 78.1, k-NN 75.7",
-        scores_by_flags={VIEW: "linear 77.0, k-NN 74.2"},
+        scores_by_flags={VIEW_TASK_FLAG: "linear 77.0, k-NN 74.2"},
     ),
     "esvit-swin-tiny-1024": _published_recipe(
         "EsViT's Swin-T with windows of 7, the view task alone in steps of 1024 images",
@@ -99,7 +106,7 @@ RECIPES: dict[str, Recipe] = {
         "linear 77.1, k-NN 73.7",
         (16, 64),
         scores_by_flags={
-            HUNDRED_EPOCHS: "linear 75.3, k-NN 70.0",
+            HUNDRED_EPOCHS_FLAG: "linear 75.3, k-NN 70.0",
             "--region-after 200": "the region task from epoch 200: linear 77.6, k-NN 75.4",
             "--epochs 150 --warmup-epochs 5": "of WebVision (paucal pretrain webvision): linear 75.4, k-NN 69.4",
             "--epochs 50 --warmup-epochs 2": "of Open Images (paucal pretrain openimages): linear 69.6, k-NN 60.3",
@@ -111,20 +118,20 @@ RECIPES: dict[str, Recipe] = {
         "EsViT's Swin-S with windows of 7, view and region tasks from the start",
         "esvit_swin_small_patch4_window7_224",
         "linear 79.5, k-NN 77.7",
-        scores_by_flags={VIEW: "linear 79.2, k-NN 76.8"},
+        scores_by_flags={VIEW_TASK_FLAG: "linear 79.2, k-NN 76.8"},
     ),
     "esvit-swin-base": _published_recipe(
         "EsViT's Swin-B with windows of 7, the region task from epoch 200",
         "esvit_swin_base_patch4_window7_224",
         "linear 80.4, k-NN 78.9",
-        scores_by_flags={VIEW: "linear 79.6, k-NN 77.7"},
+        scores_by_flags={VIEW_TASK_FLAG: "linear 79.6, k-NN 77.7"},
         region_after=200,
     ),
     "esvit-swin-tiny-w14": _published_recipe(
         "EsViT's Swin-T with windows of 14, the region task from epoch 200",
         "esvit_swin_tiny_patch4_window14_224",
         "linear 78.7, k-NN 77.0",
-        scores_by_flags={VIEW: "linear 77.9, k-NN 75.5"},
+        scores_by_flags={VIEW_TASK_FLAG: "linear 77.9, k-NN 75.5"},
         region_after=200,
     ),
     "esvit-swin-small-w14": _published_recipe(
@@ -132,7 +139,7 @@ RECIPES: dict[str, Recipe] = {
         "esvit_swin_small_patch4_window14_224",
         "linear 80.8, k-NN 79.1",
         (32, 16),
-        scores_by_flags={VIEW: "linear 79.4, k-NN 77.3"},
+        scores_by_flags={VIEW_TASK_FLAG: "linear 79.4, k-NN 77.3"},
         region_after=180,
     ),
     "esvit-swin-base-w14": _published_recipe(
@@ -140,7 +147,7 @@ RECIPES: dict[str, Recipe] = {
         "esvit_swin_base_patch4_window14_224",
         "linear 81.3, k-NN 79.3",
         (64, 8),
-        scores_by_flags={VIEW: "linear 80.5, k-NN 78.3"},
+        scores_by_flags={VIEW_TASK_FLAG: "linear 80.5, k-NN 78.3"},
         region_after=200,
         learn_lengths=False,
     ),
@@ -149,7 +156,7 @@ RECIPES: dict[str, Recipe] = {
         "esvit_deit_small_patch16_224",
         "linear 75.9, k-NN 73.2",
         (16, 64),
-        scores_by_flags={HUNDRED_EPOCHS: "linear 73.1, k-NN 69.0"},
+        scores_by_flags={HUNDRED_EPOCHS_FLAG: "linear 73.1, k-NN 69.0"},
         tasks="view",
     ),
     "esvit-vil-tiny": _published_recipe(
@@ -157,7 +164,10 @@ RECIPES: dict[str, Recipe] = {
         "esvit_vil_tiny",
         "linear 77.5, k-NN 74.5",
         (16, 64),
-        scores_by_flags={VIEW: "linear 77.3, k-NN 73.9", f"{VIEW} {HUNDRED_EPOCHS}": "linear 75.4, k-NN 70.1"},
+        scores_by_flags={
+            VIEW_TASK_FLAG: "linear 77.3, k-NN 73.9",
+            f"{VIEW_TASK_FLAG} {HUNDRED_EPOCHS_FLAG}": "linear 75.4, k-NN 70.1",
+        },
         region_after=200,
     ),
     "esvit-cvt-tiny": _published_recipe(
@@ -165,7 +175,10 @@ RECIPES: dict[str, Recipe] = {
         "esvit_cvt_tiny",
         "linear 78.5, k-NN 76.7",
         (16, 64),
-        scores_by_flags={VIEW: "linear 77.6, k-NN 74.8", f"{VIEW} {HUNDRED_EPOCHS}": "linear 75.5, k-NN 70.6"},
+        scores_by_flags={
+            VIEW_TASK_FLAG: "linear 77.6, k-NN 74.8",
+            f"{VIEW_TASK_FLAG} {HUNDRED_EPOCHS_FLAG}": "linear 75.5, k-NN 70.6",
+        },
         region_after=200,
     ),
     "esvit-resnet50": _published_recipe(
@@ -173,7 +186,7 @@ RECIPES: dict[str, Recipe] = {
         "resnet50",
         "linear 75.7, k-NN 71.2",
         (16, 64),
-        scores_by_flags={VIEW: "linear 75.0, k-NN 69.3"},
+        scores_by_flags={VIEW_TASK_FLAG: "linear 75.0, k-NN 69.3"},
         region_after=200,
         drop_path=0.0,
     ),

@@ -42,7 +42,7 @@ class Recipe:
             used.
         initial_weights: Description of the weights that the recipe fine-tunes, for messages; None if a run of the
             recipe may start from random weights.
-        imagenet_alone: Whether `--init timm` means weights that were trained only on the labels of ImageNet-1k.
+        imagenet_alone: Whether `--init timm` loads weights that were trained only on the labels of ImageNet-1k.
         imagenet_crop: Whether models are evaluated as in the code of the recipe's authors, which resizes images to 256
             pixels and evaluates the central 224 pixels for every model.
         scores_by_flags: Published scores of further runs, by the flags to add to this recipe.

@@ -1,11 +1,11 @@
-"""Recipes for the papers' segmentation of ADE20K: UperNet for 160,000 steps of 16 crops."""
+"""Recipes for the papers' segmentation experiments on ADE20K: UperNet for 160,000 steps of 16 crops."""
 
 from typing import Any
 
 from paucal.recipes.recipe import Recipe, Variant
 
 # From DrLoc's supplement (tables 12 and 13), which uses Swin's code. EsViT and LV-ViT use this code too.
-_ADE20K: dict[str, Any] = {
+_ADE20K_SETTINGS: dict[str, Any] = {
     "ignore": [0],  # 0 marks unlabelled pixels; the values from 1 to 150 are classes
     "img_size": [512],
     "resize_to": [512, 2048],
@@ -41,7 +41,7 @@ RECIPES: dict[str, Recipe] = {
         _COST,
         "Swin-T from ImageNet-1K: mean IoU 43.87; 44.33 if pre-trained with DrLoc (table 12)",
         {
-            **_ADE20K,
+            **_ADE20K_SETTINGS,
             "model": "padded_swin_tiny_patch4_window7_224",
             "drop_path": 0.2,
             "test_mode": "whole",
@@ -57,7 +57,7 @@ RECIPES: dict[str, Recipe] = {
         "mean IoU at one scale and at several scales: LV-ViT-S 47.9 and 48.6; LV-ViT-M 49.4 and 50.6; LV-ViT-L 50.9 "
         "and 51.8",
         {
-            **_ADE20K,
+            **_ADE20K_SETTINGS,
             "model": "lvvit_s",
             "width": 256,
             "test_mode": "windows",

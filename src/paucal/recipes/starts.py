@@ -1,4 +1,4 @@
-"""The choice among timm's weights of a model for recipes that fine-tune weights trained only on ImageNet-1k."""
+"""Choice of timm's weights of a model, for recipes that fine-tune weights trained only on ImageNet-1k."""
 
 import timm
 
@@ -6,9 +6,9 @@ from paucal.types import UserError
 
 # timm's tags consist of words joined by "_", such as "augreg_in1k".
 IMAGENET_WORD = "in1k"  # word in the tag of weights that were trained on ImageNet-1k
-# Words in the tags of weights that were trained on further images or texts, fine-tuned ("ft", "lc"), or trained without
-# labels ("ijepa").
-EXCLUDED_WORDS = {
+# Weights are excluded if their tag has one of these words, since they were trained on further images or texts,
+# fine-tuned ("ft", "lc"), or trained without labels ("ijepa").
+EXCLUDED_TAG_WORDS = {
     *("ft", "lc", "in12k", "in21k", "in22k", "jft", "ig1b", "yfcc100m", "m30m", "m38m", "6m", "laion2b", "laiona"),
     *("openai", "clip", "webli", "wsl", "ssl", "swsl", "ssld", "seer", "swag", "ns", "mim", "ijepa", "bamboo"),
 }
@@ -44,4 +44,4 @@ def imagenet_alone(model: str, recipe: str) -> str:
 
 def _is_imagenet_alone(tag: str) -> bool:
     tag_words = set(tag.split("_"))
-    return IMAGENET_WORD in tag_words and not tag_words & EXCLUDED_WORDS
+    return IMAGENET_WORD in tag_words and not tag_words & EXCLUDED_TAG_WORDS

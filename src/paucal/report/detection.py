@@ -44,8 +44,8 @@ class ReportedScores:
         ap50: Average precision at an IoU threshold of 0.5, and its confidence interval.
         classes: Scores of each class, in ascending order of the average precision.
         unseen: Names of classes without objects in the test images.
-        mask_ap: Same as `ap` for masks instead of boxes; two empty texts if the detector predicts no masks.
-        mask_ap50: Same as `ap50` for masks instead of boxes; two empty texts if the detector predicts no masks.
+        mask_ap: Same as `ap` for masks instead of boxes; two empty strings if the detector predicts no masks.
+        mask_ap50: Same as `ap50` for masks instead of boxes; two empty strings if the detector predicts no masks.
     """
 
     images: int = 0

@@ -11,10 +11,10 @@ from paucal.metrics.intervals import Score, images_needed
 from paucal.report.inputs import RunFiles, Summary
 from paucal.wording import counted, format_duration, images_text, percent, was_or_were
 
-MAX_WIDTH = 0.1  # width of a score's confidence interval above which there is a warning
+MAX_INTERVAL_WIDTH = 0.1  # width of a score's confidence interval above which there is a warning
 TARGET_HALF_WIDTH = 0.03  # half-width of a confidence interval that is narrow enough to compare models
 FEW_IMAGES = 10  # number of test images of a class below which there is a warning
-MAX_GAP = 0.05  # excess of the validation score over the test score above which there is a warning
+MAX_SCORE_GAP = 0.05  # excess of the validation score over the test score above which there is a warning
 MAX_NAMES = 5  # largest number of class names in a sentence
 
 
@@ -24,7 +24,7 @@ def headline_sentences(files: RunFiles) -> list[str]:
     if report is None:
         return [*_validation_sentence(files), "The model has not been evaluated on test images yet."]
     last_epoch = "No images were kept for validation, so the model of the last epoch was kept."
-    unselected = [] if files.summary.selected else [last_epoch]
+    selection_note = [] if files.summary.selected else [last_epoch]
     tested = images_text(report.images, report.groups, "test image")
     if isinstance(report, MultiLabelReport):
         score = report.scores["map"]
@@ -37,21 +37,21 @@ def headline_sentences(files: RunFiles) -> list[str]:
             "With this many images, the mAP on further images of the same kind most likely lies "
             f"{_format_range(score)} ({percent(report.level, 'g')} interval). A random order would reach "
             f"{percent(report.chance)}.",
-            *unselected,
+            *selection_note,
         ]
     top1 = report.scores["top1"]
     if report.repeats:
         return _cross_validated_headline(report)
-    part = "training" if report.majority.from_train else "test"
+    split = "training" if report.majority.from_train else "test"
     rank = report.majority.rank(len(report.per_class))
     return [
         f"The model predicted the right class for {percent(top1.value)} of {tested} that {was_or_were(report.images)} "
         "not used in training.",
         "With this many images, the accuracy on further images of the same kind most likely lies "
         f"{_format_range(top1)} ({percent(report.level, 'g')} interval).",
-        f"Always predicting {report.majority.name!r}, {rank} {part} images, would be right for "
+        f"Always predicting {report.majority.name!r}, {rank} {split} images, would be right for "
         f"{percent(report.majority.top1)}.",
-        *unselected,
+        *selection_note,
     ]
 
 
@@ -97,7 +97,7 @@ def _classification_warnings(report: ClassificationReport) -> list[str]:
     sentences += [] if report.repeats else _warn_few_images(small_classes)
     if missed := [row.name for row in report.per_class if row.recall is not None and row.recall.value == 0]:
         count = counted(len(missed), "class was", "classes were")
-        sentences.append(f"{count} never recognised: {_first_names(missed)}.")
+        sentences.append(f"{count} never recognised: {_join_first_names(missed)}.")
     return sentences
 
 
@@ -112,17 +112,17 @@ def _multi_label_warnings(report: MultiLabelReport) -> list[str]:
     sentences += _warn_wide_interval(score, report)
     if absent := [f"{row.name} ({row.images})" for row in report.per_class if row.ap is None]:
         count = counted(len(absent), "class has", "classes have")
-        sentences.append(f"{count} no test image and no score: {_first_names(absent)}.")
+        sentences.append(f"{count} no test image and no score: {_join_first_names(absent)}.")
     sentences += _warn_few_images([f"{row.name} ({row.images})" for row in report.scored if row.images < FEW_IMAGES])
     if unlearned := [f"{row.name} ({row.images})" for row in report.scored if row.ap and row.ap.value <= row.share]:
         count = counted(len(unlearned), "class is", "classes are")
-        sentences.append(f"{count} recognised no better than by chance: {_first_names(unlearned)}.")
+        sentences.append(f"{count} recognised no better than by chance: {_join_first_names(unlearned)}.")
     return sentences
 
 
 def _warn_wide_interval(score: Score, report: Report, remedy: str = "") -> list[str]:
     width = (1.0 if score.high is None else score.high) - (score.low or 0.0)
-    if width <= MAX_WIDTH:
+    if width <= MAX_INTERVAL_WIDTH:
         return []
     return [
         f"The interval is {100 * width:.0f} points wide because there are only "
@@ -136,18 +136,23 @@ def _warn_few_images(classes: Sequence[str]) -> list[str]:
         return []
     return [
         f"{counted(len(classes), 'class has', 'classes have')} fewer than {FEW_IMAGES} test images, too few for a "
-        f"reliable score: {_first_names(classes)}."
+        f"reliable score: {_join_first_names(classes)}."
     ]
 
 
-def _first_names(names: Sequence[str]) -> str:
+def _join_first_names(names: Sequence[str]) -> str:
     examples = ", ".join(names[:MAX_NAMES])
     return examples if len(names) <= MAX_NAMES else f"{examples} and {len(names) - MAX_NAMES} more"
 
 
 def _warn_validation_gap(score: Score, files: RunFiles) -> list[str]:
     validation = find_kept_validation_score(files)
-    if validation is None or score.high is None or validation - score.value <= MAX_GAP or validation <= score.high:
+    if (
+        validation is None
+        or score.high is None
+        or validation - score.value <= MAX_SCORE_GAP
+        or validation <= score.high
+    ):
         return []
     return [
         f"The score on validation images ({percent(validation)}) is much higher than on test images "
@@ -242,7 +247,7 @@ def _median_speed(files: RunFiles) -> str | None:
 
 
 def list_repeat_commands(files: RunFiles) -> list[str]:
-    """Return the commands that repeat the run, with its resolved settings and with its original command line."""
+    """Return commands that repeat the run: one with all resolved settings, and the original command."""
     commands = []
     if files.settings:
         verb, config = shlex.quote(files.verb), shlex.quote(str(files.run.config))

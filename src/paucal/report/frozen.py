@@ -1,4 +1,4 @@
-"""The section of a report on a run's frozen features, from the stored results of `paucal eval --protocol`."""
+"""The report section on a run's frozen features, with the stored results of `paucal eval --protocol`."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,12 +19,12 @@ from paucal.runs import RunFolder
 from paucal.types import UserError
 
 MAX_ROWS = 500  # largest number of rows that are read from the stored results
-MAX_TEXT = 500  # largest number of characters of each text
+MAX_TEXT = 500  # largest number of characters of each text on the page
 
 
 @dataclass(frozen=True)
 class FrozenLine:
-    """One row of the table as text.
+    """One row of the table of scores as text.
 
     Attributes:
         title: Name of the score.

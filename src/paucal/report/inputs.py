@@ -16,7 +16,7 @@ from paucal.runs import RunFolder
 from paucal.types import UserError
 from paucal.wording import percent
 
-EXPORTS_FILE = "exports.json"  # comparisons between the model and the files that `paucal export` has written
+EXPORTS_FILE = "exports.json"  # comparisons of the model with the files that `paucal export` has written
 MAX_METRICS_BYTES = 16 * 2**20
 # Values in YAML files may be deeply nested or contain themselves, so the length of their text is limited.
 SHORT_REPR = reprlib.Repr()
@@ -27,7 +27,7 @@ MAX_TEXT = 2000  # largest number of characters of a text
 
 @dataclass(frozen=True)
 class Setting:
-    """One resolved setting: its name, its value as text, and the reason for the value."""
+    """One resolved setting: its name, its value as text, and the origin of the value."""
 
     name: str
     value: str
@@ -55,7 +55,7 @@ class TuningStep:
 
 @dataclass(frozen=True)
 class Confidence:
-    """The expected calibration error before and after temperature scaling; `images` images were used to fit it."""
+    """The expected calibration error before and after temperature scaling, and the number of images for the fit."""
 
     temperature: float
     images: int
@@ -80,9 +80,9 @@ class ExportedFile:
         name: File name.
         size: File size with unit.
         images: Number of images on which the file and the model were compared.
-        agreement: Percentage of images with equal predictions.
-        largest: Largest difference between two probabilities.
-        accuracy: Accuracy of the file, with the accuracy of the model in brackets; "" if unknown.
+        agreement: Percentage of equal predictions of the file and the model (for images, pixels or objects).
+        largest: Largest difference between a probability from the file and the model's probability.
+        accuracy: Accuracy of the exported file, with the accuracy of the model in brackets; "" if unknown.
         milliseconds: Milliseconds per image for the file, with the milliseconds for the model in brackets.
     """
 
@@ -203,18 +203,18 @@ def _read_exports(run: RunFolder) -> list[ExportedFile]:
     try:
         is_classifier = run.config.is_file() and run.verb == "train"  # otherwise, scores are not fractions of images
         exports = _read_json(run, EXPORTS_FILE).items()
-        return [_exported_file(_short_text(key), values, is_classifier) for key, values in exports][:MAX_ITEMS]
+        return [_parse_exported_file(_short_text(key), values, is_classifier) for key, values in exports][:MAX_ITEMS]
     except (KeyError, TypeError, ValueError) as problem:
         path = str(run.path / EXPORTS_FILE)
         raise UserError(f"{path!r} is damaged ({problem!r}): remove the file and export again.") from problem
 
 
-def _exported_file(name: str, comparison: Mapping[str, Any], is_classifier: bool) -> ExportedFile:
+def _parse_exported_file(name: str, comparison: Mapping[str, Any], is_classifier: bool) -> ExportedFile:
     model_ms, file_ms = map(stored_number, comparison["milliseconds"])
     accuracies = None
     if comparison["accuracy"] is not None:
         images = int(comparison["images"]) if is_classifier else 0
-        accuracies = [_with_interval(stored_number(share), images) for share in comparison["accuracy"]]
+        accuracies = [_format_accuracy(stored_number(share), images) for share in comparison["accuracy"]]
     return ExportedFile(
         name,
         f"{stored_number(comparison['size']) / 2**20:.1f} MiB",
@@ -226,7 +226,7 @@ def _exported_file(name: str, comparison: Mapping[str, Any], is_classifier: bool
     )
 
 
-def _with_interval(share: float, images: int) -> str:
+def _format_accuracy(share: float, images: int) -> str:
     """Return an accuracy as text with its 95 % interval; without an interval if `images` is 0."""
     if not images:
         return percent(share)
@@ -281,7 +281,7 @@ def _read_summary(run: RunFolder) -> Summary:
             if content.get(name) is not None
         }
         stored_parts, images = content.get("parts", {}), content.get("part_images", {})
-        parts = [_parse_part(str(name), value, images.get(name)) for name, value in stored_parts.items()]
+        parts = [_parse_split(str(name), value, images.get(name)) for name, value in stored_parts.items()]
         steps = [_parse_step(step) for step in content.get("rungs", [])]
         next_steps = [_short_text(step) for step in content.get("next_steps", [])]
         calibration = content.get("calibration")
@@ -302,7 +302,7 @@ def _parse_confidence(value: Mapping[str, Any]) -> Confidence:
     return Confidence(stored_number(value["temperature"]), int(value["images"]), before, after)
 
 
-def _parse_part(name: str, value: Any, images: Any = None) -> SplitSummary:
+def _parse_split(name: str, value: Any, images: Any = None) -> SplitSummary:
     if not isinstance(value, Mapping):
         return SplitSummary(name, int(value))
     counts = {str(label): int(count) for label, count in value.items()}

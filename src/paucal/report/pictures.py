@@ -22,9 +22,10 @@ PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
 MAX_PICTURE_BYTES = 8 * 2**20  # size limit for one image file
 MAX_PAGE_BYTES = 48 * 2**20  # size limit for all image files of a page
 
-MAX_PNG_BYTES = 256 * 2**10  # larger PNGs probably show photographs, which are ten times smaller as JPEG
+MAX_PNG_BYTES = 256 * 2**10  # larger PNGs probably show photographs, whose JPEG files are ten times smaller
 MAX_PIXELS = 64_000_000  # largest number of pixels of a PNG that is converted to JPEG
 JPEG_QUALITY = 85
+# Names of image files that are sheets of many small images.
 IMAGE_SHEETS = ("confusion", "mistakes", "mistakes_attribution", "train_batch", "eval_batch")
 
 CAPTIONS = {
@@ -145,7 +146,7 @@ def _read_picture(path: Path) -> bytes:
 
 def _data_uri(png: bytes) -> str:
     """Return a PNG as a data URI; a large PNG is converted to JPEG if the JPEG is smaller."""
-    jpeg = _as_jpeg(png) if len(png) > MAX_PNG_BYTES else None
+    jpeg = _convert_to_jpeg(png) if len(png) > MAX_PNG_BYTES else None
     return data_uri(png) if jpeg is None or len(jpeg) >= len(png) else data_uri(jpeg, "jpeg")
 
 
@@ -154,7 +155,7 @@ def data_uri(picture: bytes, kind: Literal["png", "jpeg"] = "png") -> str:
     return f"data:image/{kind};base64,{base64.b64encode(picture).decode('ascii')}"
 
 
-def _as_jpeg(data: bytes) -> bytes | None:
+def _convert_to_jpeg(data: bytes) -> bytes | None:
     """Convert a PNG to JPEG; return None if the PNG is damaged or has more than `MAX_PIXELS` pixels."""
     buffer = io.BytesIO()
     try:

@@ -96,7 +96,7 @@ class ComparisonPage:
         verdicts: One sentence for each difference between methods.
         warnings: Sentences about failed and missing runs.
         rows: Rows of the table of scores, as texts by column heading.
-        bold: Indices of the rows that are shown in bold, since the interval of the difference excludes 0.
+        bold: Indices of the rows in bold, in which the confidence interval of the difference excludes 0.
         fairness: Sentences about differences in the resources that the compared runs used.
         notes: Sentences below the table of scores.
         pictures: (caption, figure) pairs.

@@ -1,4 +1,4 @@
-"""Functions for the reports of all tasks that read stored scores, which are untrusted, and format scores as text."""
+"""Read stored scores, which are untrusted, and format scores as text, for the reports of all tasks."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar

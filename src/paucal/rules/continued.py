@@ -14,8 +14,8 @@ from paucal.rules.resolve import Choice
 
 PUBLISHED_RATE, PUBLISHED_BATCH = 1e-4, 32  # DIET-CP's highest learning rate (arXiv:2509.06990) and its batch size
 GPU_VIEWS, CPU_VIEWS = 100_000, 15_000  # images seen in a run (epochs times training images), on a GPU and on a CPU
-MIN_EPOCHS, MAX_EPOCHS = 3, 30
-FROZEN_STAGES_FRACTION = 0.5
+MIN_EPOCHS, MAX_EPOCHS = 3, 30  # limits of the number of epochs
+FROZEN_STAGES_FRACTION = 0.5  # fraction of the stages, beginning with the first, that is frozen
 
 
 def has_trained_weights(facts: DataAndMachine) -> bool:

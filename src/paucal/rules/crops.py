@@ -23,9 +23,9 @@ from paucal.rules.resolve import Choice
 PAPER_REASON = "EsViT's value"
 DEIT_AREAS_REASON = "timm's areas for all crops, as in EsViT's program"
 ALIKE_AREAS_REASON = "the areas in LeJEPA's README"
-PAPER_SIDE, PAPER_LOCAL_SIDE = 224, 96  # pixels
+PAPER_SIDE, PAPER_LOCAL_SIDE = 224, 96  # sides of global and local crops in pixels
 PAPER_IMAGES, PAPER_EPOCHS = 1_281_167, 300
-# For the built-in digits on a CPU.
+# Constructor arguments of vit_mini and number of epochs for the built-in digits on a CPU.
 QUICK_MODEL_ARGS, QUICK_EPOCHS = ("embed_dim=64", "depth=3", "num_heads=2"), 12
 CPU_VIEWS = 150_000  # images seen in a run on a CPU (epochs times images): about an hour with a small model
 Sides = Sequence[int] | None
@@ -42,7 +42,7 @@ def model(facts: DataAndMachine, img_size: Sides) -> Choice:
 
 
 def _model_args(facts: DataAndMachine, model: str | None, device: str | None) -> Choice:
-    """Choose the constructor arguments of the initial weights; for the built-in images on a CPU, a quick model's."""
+    """Choose the constructor arguments of the initial weights; for the digits on a CPU, arguments of a small model."""
     if facts.start is None and model == "vit_mini" and facts.hinted_epochs and device == "cpu":
         return list(QUICK_MODEL_ARGS), "a first result on this data set in about two minutes"
     return model_args(facts, model)
@@ -52,7 +52,7 @@ _model_args.__name__ = "model_args"
 
 
 def img_size(facts: DataAndMachine) -> Choice:
-    """Choose the recommended size or the size of small images, else the paper's 224 pixels."""
+    """Choose the recommended size, or a size near that of small images; else the paper's 224 pixels."""
     return small_img_size(facts) or ([PAPER_SIDE], PAPER_REASON)
 
 
@@ -71,7 +71,11 @@ def local_crops(local_size: Sides, device: str | None) -> Choice:
 
 
 def local_size(img_size: Sides, local_crops: Sides) -> Choice:
-    """Choose the paper's 96 pixels for global crops of 224; for small global crops half their side, else 96/224."""
+    """Choose local crops of 96 pixels for global crops of 224 pixels, as in the paper.
+
+    The side of the local crops is half of the global side for global crops of at most `SMALL_SIDE` pixels, and 96/224
+    of the global side for larger global crops, rounded to a multiple of 4 or 16 pixels.
+    """
     side, groups = min(img_size or [PAPER_SIDE]), len(local_crops or [0])
     if side == PAPER_SIDE:
         return [PAPER_LOCAL_SIDE] * groups, PAPER_REASON
@@ -110,7 +114,7 @@ def blur(img_size: Sides) -> Choice:
 
 
 def normalise(facts: DataAndMachine) -> Choice:
-    """Choose the mean and standard deviation that suit the initial weights; from scratch, those of the images."""
+    """Choose the mean and standard deviation for the initial weights; from scratch, the statistics of the images."""
     return normalise_for_initial_weights(facts) or ("computed", "mean and standard deviation of these images")
 
 
@@ -122,7 +126,7 @@ def batch_size(facts: DataAndMachine, accumulate: int, processes: int) -> Choice
 
 
 def epochs(facts: DataAndMachine, device: str | None) -> Choice:
-    """Choose the paper's 300 epochs, or fewer on a CPU; for more images than the paper's, as many images seen."""
+    """Choose the paper's 300 epochs; fewer epochs on a CPU, or if there are more images than in the paper."""
     if facts.n_train > PAPER_IMAGES:
         return max(1, round(PAPER_EPOCHS * PAPER_IMAGES / facts.n_train)), "as many images seen as EsViT's 300 epochs"
     if facts.hinted_epochs:

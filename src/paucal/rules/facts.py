@@ -51,6 +51,7 @@ class DataAndMachine:
 
     Attributes:
         n_train: Number of training images.
+        n_classes: Number of classes.
         median_side: Median of the images' shorter sides in pixels.
         hinted_size: Recommended image side for the data set in pixels; None if there is no recommendation.
         hinted_epochs: Recommended number of epochs for the data set; None if there is no recommendation.
@@ -59,9 +60,9 @@ class DataAndMachine:
         device: Best available device: "cuda", "mps" or "cpu".
         bf16: Whether the device supports bfloat16 natively.
         devices: Number of devices of the type `device`.
-        launched: (processes per node, number of nodes) that a launcher has started; None if there is no launcher.
+        launched: (number of processes per node, number of nodes) of a launcher; None if there is no launcher.
         start: Properties of the initial weights; None for training from scratch.
-        several_labels: Whether an image can have any number of labels.
+        several_labels: Whether an image can have several labels, or none.
         n_images: Number of all images, including images that the run does not use.
     """
 

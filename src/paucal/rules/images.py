@@ -16,7 +16,7 @@ LIGHT_QUICK_REASON = "light: strong augmentation needs more epochs"
 
 
 def crop(img_size: Sides) -> Choice:
-    """Choose padded crops for small images, since they cut off little at the border; else random resized crops."""
+    """Choose padded crops for small images, since these crops cut off little; else random resized crops."""
     if _shortest_side(img_size) <= SMALL_SIDE:
         return "padded", "small images are only shifted, by up to an eighth"
     return "random-resized", "the DrLoc paper's crop"
@@ -49,21 +49,21 @@ def erase(facts: DataAndMachine, img_size: Sides, model: str | None, time: str |
 
 def mixup(facts: DataAndMachine, img_size: Sides, model: str | None, time: str | None) -> Choice:
     """Choose the published alpha of mixup, or 0 for light augmentation, tiny images and several labels per image."""
-    return _mixing_choice(0.8, facts, img_size, model, time)
+    return _choose_mixing(0.8, facts, img_size, model, time)
 
 
 def cutmix(facts: DataAndMachine, img_size: Sides, model: str | None, time: str | None) -> Choice:
     """Choose the published alpha of CutMix, or 0 for light augmentation, tiny images and several labels per image."""
-    return _mixing_choice(1.0, facts, img_size, model, time)
+    return _choose_mixing(1.0, facts, img_size, model, time)
 
 
-def _mixing_choice(alpha: float, facts: DataAndMachine, img_size: Sides, model: str | None, time: str | None) -> Choice:
+def _choose_mixing(alpha: float, facts: DataAndMachine, img_size: Sides, model: str | None, time: str | None) -> Choice:
     reason = SEVERAL_LABELS_REASON if facts.several_labels else _off_reason(facts, model, img_size, time)
     return (0.0, reason) if reason else (alpha, PAPER_REASON)
 
 
 def normalise(facts: DataAndMachine) -> Choice:
-    """Choose the mean and standard deviation that suit the initial weights; from scratch, those of the images."""
+    """Choose the mean and standard deviation for the initial weights; from scratch, the statistics of the images."""
     from_scratch = "computed", "trained from scratch: mean and standard deviation of the training images"
     return normalise_for_initial_weights(facts) or from_scratch
 
@@ -88,6 +88,6 @@ def _light_reason(facts: DataAndMachine, model: str | None, img_size: Sides, tim
 
 
 def _off_reason(facts: DataAndMachine, model: str | None, img_size: Sides, time: str | None) -> str:
-    """Return the reason for switching an augmentation off (short training or tiny images); "" to leave it on."""
+    """Return the reason for switching an augmentation off (short training or tiny images); "" to use it."""
     unreadable = "images under 32 pixels become unreadable" if _shortest_side(img_size) < 32 else ""
     return _light_reason(facts, model, img_size, time) or unreadable

@@ -15,23 +15,25 @@ from paucal.rules.model import QUICK_MODEL, trains_quick_model
 from paucal.rules.resolve import Choice
 from paucal.wording import counted
 
-PAPER_EPOCHS, MAX_EPOCHS = 100, 300
+PAPER_EPOCHS, MAX_EPOCHS = 100, 300  # published number of epochs; upper limit if an epoch has few steps
 MIN_STEPS = 2500  # minimum number of optimizer steps in a run from scratch
 MIN_STEPS_PER_EPOCH = 10
-HINTED_STEPS_PER_EPOCH = 30  # minimum for data sets with a recommended number of epochs
-QUICK_STEPS_PER_EPOCH = 50
-TUNING_STEPS_PER_EPOCH = 100  # for fine-tuning on a CPU, where few epochs fit in the time budget (docs/lab/)
+HINTED_STEPS_PER_EPOCH = 30  # minimum number of steps per epoch for data sets with a recommended number of epochs
+QUICK_STEPS_PER_EPOCH = 50  # approximate number of steps per epoch in short runs
+# The same number for fine-tuning without a CUDA GPU, where few epochs fit in the time budget (docs/lab/).
+TUNING_STEPS_PER_EPOCH = 100
 # The learning rate for fine-tuning if no trial chooses one. Networks with batch norms tolerated 3e-4 and more, networks
 # with layer norms only 1e-4 (auto_tune/trials.py).
 SHORT_TUNING_RATE = 2e-4
-SOUP_EPOCHS = 3  # number of epochs to average; in Wortsman et al. (2022) the first few give most of the gain
+# Number of epochs whose weights are averaged; in Wortsman et al. (2022), the first few epochs give most of the gain.
+SOUP_EPOCHS = 3
 
 
 def time(facts: DataAndMachine, recipe: str | None, epochs: int | None) -> Choice:
     """Choose a time budget of half an hour on a GPU, else of a quarter of an hour.
 
-    There is no time budget if the length follows from --epochs, a recipe, the data set's recommendation, or initial
-    weights that the user gave.
+    There is no time budget if the length of the run follows from --epochs, a recipe, the data set's recommendation, or
+    initial weights that the user gave.
     """
     is_start_given = facts.start is not None and not facts.start.chosen
     if epochs is not None or recipe is not None or facts.hinted_epochs or is_start_given:

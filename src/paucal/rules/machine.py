@@ -10,7 +10,10 @@ def device(facts: DataAndMachine) -> Choice:
 
 
 def devices(facts: DataAndMachine, device: str | None) -> Choice:
-    """Choose as many devices as a launcher started processes per machine; if there is no launcher, all GPUs or 1."""
+    """Choose as many devices as a launcher has started processes per machine.
+
+    Without a launcher, choose all GPUs, or one device of another type.
+    """
     if facts.launched is not None:
         return facts.launched[0], "the launcher started this many processes per machine"
     if device == "cuda":
@@ -19,7 +22,7 @@ def devices(facts: DataAndMachine, device: str | None) -> Choice:
 
 
 def nodes(facts: DataAndMachine) -> Choice:
-    """Choose the number of machines on which a launcher started processes; without a launcher, 1."""
+    """Choose the number of machines on which a launcher started processes; without a launcher, one machine."""
     return (facts.launched[1], "the launcher uses this many machines") if facts.launched else (1, "this machine")
 
 

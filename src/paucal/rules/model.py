@@ -8,11 +8,11 @@ from paucal.recipes.table import lvvit_drop_path
 from paucal.rules.facts import DataAndMachine
 from paucal.rules.resolve import Choice
 
-IMAGE_SIDES = (32, 64, 96)  # pixels; slightly larger images are resized to one of these
-SMALL_SIDE = 64  # pixels; images up to this side are "small" and are trained like CIFAR images
+IMAGE_SIDES = (32, 64, 96)  # sides in pixels; slightly larger images are resized to one of these sides
+SMALL_SIDE = 64  # side in pixels up to which images are "small" and are used in training like CIFAR images
 PAPER_REASON = "the DrLoc paper's value"
 MEASURED_REASON = "the transformer that learned most from few images"  # benchmarks/results/small_data_*.json
-QUICK_MODEL = "resnet10t"  # timm's name
+QUICK_MODEL = "resnet10t"  # timm's name of the "quick model"
 # In the same time, dhvt_mini at 64 pixels and resnet10t at 96 pixels were less accurate (docs/lab/: a good model in
 # minutes).
 QUICK_REASON = (
@@ -57,13 +57,13 @@ def model_args(facts: DataAndMachine, model: str | None) -> Choice:
 
 
 def img_size(facts: DataAndMachine, model: str | None) -> Choice:
-    """Choose the image size of the initial weights; from scratch, the size of small images, else the default size."""
+    """Choose the image size of the initial weights; from scratch, a size for small images, else the default size."""
     if facts.start is not None:
         size = facts.start.image_size
-        return _side_values(size or _default_size(model)), f"the size for {facts.start.where}"
+        return _size_as_list(size or _default_size(model)), f"the size for {facts.start.where}"
     if model == QUICK_MODEL and small_img_size(facts) is None and facts.device == "cpu":
         return [SMALL_SIDE], QUICK_REASON
-    return small_img_size(facts) or (_side_values(_default_size(model)), "the default of this backbone")
+    return small_img_size(facts) or (_size_as_list(_default_size(model)), "the default of this backbone")
 
 
 def trains_quick_model(facts: DataAndMachine, model: str | None, img_size: Sides, time: str | None) -> bool:
@@ -103,7 +103,7 @@ def _default_size(model: str | None) -> tuple[int, int]:
     return (config.input_size[1], config.input_size[2]) if config else (224, 224)
 
 
-def _side_values(size: tuple[int, int]) -> list[int]:
+def _size_as_list(size: tuple[int, int]) -> list[int]:
     return [size[0]] if size[0] == size[1] else list(size)
 
 

@@ -2,8 +2,8 @@
 
 A rule is a function that has the name of the setting that it chooses. Its parameters are the inputs of the choice:
 other settings, properties of the settings class such as `effective_batch`, and `facts`, which is a `DataAndMachine`. A
-rule returns a value and a reason; the value None leaves the setting unchanged. Rules run in order, so a rule sees the
-settings that the user gave and the settings that earlier rules chose.
+rule returns a value and a reason. If the value is None, the setting is left unchanged. Rules run in order, so a rule
+sees the settings that the user gave and the settings that earlier rules chose.
 """
 
 import inspect
@@ -25,7 +25,7 @@ S = TypeVar("S", bound=JobSettings)
 
 
 def rules_by_name(rules: Iterable[Rule]) -> dict[str, Rule]:
-    """Return rules by the name of the setting that each chooses."""
+    """Return rules by the name of the setting that each rule chooses."""
     return {rule.__name__: rule for rule in rules}
 
 

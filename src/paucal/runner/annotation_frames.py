@@ -28,7 +28,7 @@ def takes_annotations(function: F) -> F:
 
     The function receives the path of a CSV file with the table. The settings `image`, `label` (class of a box) and
     `mask` (path of a mask) name columns; box coordinates are found by their usual column names. A table without boxes
-    or masks is stored as `takes_frames` stores it.
+    or masks is stored in the same way as by `takes_frames`.
     """
     return with_stored_data(function, _store_frame)
 
@@ -59,7 +59,8 @@ def _store_frame(data: Any, settings: Mapping[str, Any]) -> tuple[Any, dict[str,
         table[CLASS_COLUMN] = columns[named_columns["label"]]
     stored_columns = (image, mask, named_columns["label"])
     further_columns = {name: cells for name, cells in columns.items() if name not in stored_columns}
-    # Columns with these names are left out, since the reader of the CSV file might prefer them to the chosen columns.
+    # Columns with these names are left out, since the reader of the CSV file might use such a column in place of a
+    # chosen column.
     reserved_names = {*table, *IMAGE_COLUMNS, *MASK_COLUMNS}
     table_columns = {
         name: [_numbers_as_text(cell) for cell in cells]

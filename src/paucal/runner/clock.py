@@ -52,10 +52,11 @@ def end_time_text(seconds: float) -> str:
 
 
 class WorkForecast:
-    """Prints one forecast of how long the remaining work will take, if that is more than a minute."""
+    """Prints one forecast of the time for the remaining work, if that time is more than a minute."""
 
     def __init__(self, title: str, say: Callable[[str], None]) -> None:
         self._title, self._say = title, say
+        # Number of finished items and `time.monotonic()` at the first call
         self._timing_start: tuple[int, float] | None = None
         self._announced = False
 

@@ -90,7 +90,7 @@ class Console:
         return [TrainingForecast(self.say), TrainingBar(self.bar(transient=True))]
 
     def on_epoch(self, epoch: int, epochs: int, row: Mapping[str, float]) -> None:
-        """Log the results of an epoch, and print them; in a long run, only every nth epoch is printed."""
+        """Log the results of an epoch, and print them; in a long run, print only evenly spaced epochs."""
         text = epoch_line(epoch, epochs, row)
         if epoch % math.ceil(epochs / EPOCH_LINES) == 0 or epoch in (1, epochs):
             self.say(text)

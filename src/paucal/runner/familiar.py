@@ -24,8 +24,8 @@ from paucal.runs import RunFolder
 from paucal.runs.files import write_atomically
 from paucal.types import UserError
 
-FILE_NAME = "familiar.safetensors"
-MAX_TRAIN_IMAGES, MAX_HELD_OUT_IMAGES = 2000, 500  # evenly spaced images are taken if the run has more
+FILE_NAME = "familiar.safetensors"  # name of the file in the run folder that stores the detector
+MAX_TRAIN_IMAGES, MAX_HELD_OUT_IMAGES = 2000, 500  # if the run has more images, evenly spaced images are used
 MAX_BYTES = 256 << 20  # maximum size of a stored detector; larger files are not read
 BATCH_SIZE = 32
 
@@ -86,7 +86,7 @@ def _weights_key(run: RunFolder) -> str:
 
 
 def _read_stored(path: Path, key: str) -> Familiarity | None:
-    """Return the stored detector; None if it is missing or damaged, or was fitted with other weights."""
+    """Return the stored detector; None if the file is missing, damaged, or for a model with other weights."""
     try:
         if require_regular(path).stat().st_size > MAX_BYTES:
             return None

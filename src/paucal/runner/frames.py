@@ -1,6 +1,6 @@
 """Let functions take DataFrames (of pandas, Polars, Arrow and others) as DATA, which are stored as files.
 
-A table of paths is stored as CSV and a table of images as Parquet; the file is then opened like any file of the user.
+A table of paths is stored as CSV and a table of images as Parquet. The file is then opened like a file of the user.
 The file name contains a digest of the content, so that all processes find the same file.
 """
 
@@ -156,7 +156,7 @@ def columns_of(frame: Any) -> dict[str, list[Any]]:
     if len(columns) < len(names):
         raise UserError(
             f"the table has several columns with the same name ({', '.join(map(repr, names))}): give each column "
-            "another name."
+            "a different name."
         )
     if not columns or not next(iter(columns.values())):
         raise UserError("the table has no rows: give a table with a row for each image.")
@@ -166,7 +166,7 @@ def columns_of(frame: Any) -> dict[str, list[Any]]:
 def encode_image(value: Any, row: int) -> bytes:
     """Return the bytes of an image file; encoded bytes are returned unchanged, other images as lossless PNG or TIFF.
 
-    The value is a PIL image, an array of uint8, encoded bytes, or a mapping with "bytes" as in Hugging Face datasets.
+    `value` is a PIL image, an array of uint8, encoded bytes, or a mapping with "bytes" as in Hugging Face datasets.
     `row` is the number of the image in error messages.
     """
     if isinstance(value, dict):

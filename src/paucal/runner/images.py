@@ -92,7 +92,7 @@ def pin_data(settings: D, paths: Iterable[str] = ()) -> D:
     """Return settings with absolute paths; `paths` are names of further settings whose values may be paths."""
     changes = {}
     if is_named(settings.data, settings.data_root):
-        # With the root, the name refers to the published data set even if a folder of that name is created later.
+        # If the root is stored, the name means the published data set even if a folder of that name is created later.
         changes["data_root"] = str(data_root(settings.data_root))
     elif (
         settings.data != BUILT_IN
@@ -115,7 +115,7 @@ def _absolute_path(path: str) -> str:
 
 
 def reading_for(image_size: Sequence[int] | None, like: Reading = DEFAULT_READING) -> Reading:
-    """Return decoding options for an image size (height, width); if it is None, images are decoded at full size.
+    """Return decoding options for an image size (height, width); None means that images are decoded at full size.
 
     Other options, such as the channels, are copied from `like`.
     """
@@ -185,7 +185,7 @@ def with_label_maps(data: SplitImages, labels: str | None, method: str, advance:
             "validation and test, so the teacher knows their labels: use the teacher's --seed and split, or another "
             f"teacher{advice}."
         )
-    return replace(data, label_maps=maps.rows(images, data.part("train"), advance))
+    return replace(data, label_maps=maps.open_reader(images, data.part("train"), advance))
 
 
 def open_again(
@@ -213,7 +213,7 @@ def stored_preprocessing(run: RunFolder | None) -> Preprocessing | None:
 
 
 def stored_reading(run: RunFolder | None) -> Reading | None:
-    """Return the options with which a resumed run decodes its images; None if they are not stored yet."""
+    """Return the options with which a resumed run decodes its images; None if no options are stored yet."""
     preprocessing = stored_preprocessing(run)
     return None if preprocessing is None else preprocessing.reading
 
@@ -221,7 +221,7 @@ def stored_reading(run: RunFolder | None) -> Reading | None:
 def normalisation(settings: JobSettings, data: SplitImages, start: ImageInput | None = None) -> Normalisation:
     """Return the mean and standard deviation of the training images, of ImageNet, or of the pretrained weights.
 
-    For images that do not have three channels, these are always those of the training images.
+    If the images are not RGB, the result is always the mean and standard deviation of the training images.
     """
     if settings.normalise == "computed" or data.images.reading.channels != RGB:
         return compute_normalisation(data.images, data.part("train"))

@@ -40,7 +40,10 @@ class MemoryImage:
 def open_sources(
     sources: Sequence[str | ImageInMemory], console: Console, reading: Reading
 ) -> list[ImageSet | MemoryImage]:
-    """Open images, folders (to any depth), Parquet files, patterns and images in memory in order, and print notes."""
+    """Open the sources in order, and print notes.
+
+    A source is an image file, a folder (read to any depth), a Parquet file, a URL, a pattern or an image in memory.
+    """
     image_sets: list[ImageSet | MemoryImage] = []
     for source in sources:
         image_sets += _open_path(source, console) if isinstance(source, str) else [MemoryImage(source)]

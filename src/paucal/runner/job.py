@@ -98,7 +98,7 @@ class RunSetup(Generic[S]):
         objective: Objective to train.
         card: Card of the deployed model.
         remarks: Sentences to print before the run starts.
-        start: Report on the loaded initial weights; None if these are random.
+        start: Report on the loaded initial weights; None if the initial weights are random.
         planned_at: `time.monotonic()` at which the length was planned, or else at which the setup was assembled.
     """
 
@@ -155,7 +155,7 @@ A = TypeVar("A", bound=RunSetup[Any])
 
 
 class Watcher(Generic[A]):
-    """Receives the results of a run during training, and may stop or restart the run; by default, only prints them.
+    """Receives the results of a run during training, and may stop or restart the run; this class only prints results.
 
     If `scores_start` is true, the initial weights are validated before the first step.
     """
@@ -273,7 +273,7 @@ class Job(ABC, Generic[S, A, R]):
         """Return the settings of the optimizer and its learning-rate schedule."""
 
     def validation(self, setup: A) -> Watch | None:
-        """Return how to validate after each epoch; if None, the weights of the last epoch are kept."""
+        """Return the validation after each epoch; if None, the weights of the last epoch are kept."""
         return None
 
     def watcher(self, run: RunFolder, setup: A, console: Console) -> Watcher[A]:

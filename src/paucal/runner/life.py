@@ -52,7 +52,7 @@ from paucal.wording import counted
 
 @dataclass(frozen=True)
 class Stopped:
-    """A run that was stopped by a signal or its time limit, after its state was saved."""
+    """A run that a signal or its time limit has stopped after some optimizer steps, and whose state is saved."""
 
     run: Path
     step: int
@@ -97,7 +97,7 @@ def begin(
         job.announce(setup, console)
         run = writer.begin(setup.settings.output, setup.settings.overwrite)
         setups[0] = copy_frame_to_run(run, setup)
-        _write_start(job, run, setups[0])
+        _write_initial_files(job, run, setups[0])
         return run.path
 
     with ExitStack() as exit_stack, count_time_from(start), limited_threads(), RunWriter(console) as writer:
@@ -143,7 +143,7 @@ def resume(
         if set(changes or {}) & set(input_names(job)):
             require_same_images(run.split, setup.data.images)
         job.announce(setup, console)
-        if settings != old_settings:  # stored as late as here, since an invalid change must not damage the run
+        if settings != old_settings:  # stored only after all checks, since an invalid change must not damage the run
             store_changes(run, settings, origin)
         return run.path
 
@@ -218,7 +218,7 @@ def _join_run(job: Job[S, A, R], callbacks: Sequence[Callback]) -> R | Stopped:
     return _execute_run(job, run, _reassemble_stored(job, run, console), console, callbacks)
 
 
-def _write_start(job: Job[S, A, Any], run: RunFolder, setup: A) -> None:
+def _write_initial_files(job: Job[S, A, Any], run: RunFolder, setup: A) -> None:
     settings, split, images = setup.settings, setup.data.split, setup.data.images
     run.write_config(asdict(settings), setup.origin, job.verb, split=split.description, location=images.location)
     run.write_json("env.json", describe_environment(settings.device))
@@ -265,7 +265,7 @@ def _execute_run(
                     outcome = replace(outcome, step=checkpoint_step(run.last))
                     break
                 loggers.forget_step()
-                setup = _next_stage(job, run, setup, watcher, console)
+                setup = _start_next_stage(job, run, setup, watcher, console)
             stopped = Stopped(run.path, outcome.step, (outcome.plan or setup.plan).last_step, job.verb)
             for line in [*messages, str(stopped)]:
                 console.say(line)
@@ -283,7 +283,7 @@ def _plan_run(job: Job[S, A, Any], run: RunFolder, setup: A, console: Console) -
         try:
             finished = job.plan(run, setup, console)
         except KeyboardInterrupt:
-            if not run.card.exists():  # there is nothing to resume yet
+            if not run.card.exists():  # no model is saved yet, so there is nothing to resume
                 raise
             finished = False
 
@@ -295,7 +295,7 @@ def _plan_run(job: Job[S, A, Any], run: RunFolder, setup: A, console: Console) -
     return replace(planned_setup, plan=replace(planned_setup.plan, deadline=setup.plan.deadline), planned_at=planned_at)
 
 
-def _next_stage(job: Job[S, A, Any], run: RunFolder, setup: A, watcher: Watcher, console: Console) -> A:
+def _start_next_stage(job: Job[S, A, Any], run: RunFolder, setup: A, watcher: Watcher, console: Console) -> A:
     """Advance a run to its next stage on the first process, and assemble the setup again on every process."""
     setups: list[A] = []
 

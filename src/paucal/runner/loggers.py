@@ -26,8 +26,8 @@ from paucal.types import UserError
 from paucal.wording import shorten
 
 DEFAULT_PROJECT = "paucal"  # name of the wandb project and the MLflow experiment
-STATUSES = ("success", "failed", "stopped")
-_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
+STATUSES = ("success", "failed", "stopped")  # outcomes of a run
+_ID_PATTERN = re.compile(r"[A-Za-z0-9_-]{1,64}")
 RECORD_FILE = "loggers.json"  # file in the run folder with the ids of the loggers and the last logged step
 MAX_ERROR_CHARACTERS = 200  # maximum length to which a logger's error messages are shortened
 
@@ -37,8 +37,8 @@ class LoggerFunctions:
     """The functions that open, use and close one type of logger.
 
     Attributes:
-        open: Opens the logger of a run, given the logger's id for a resumed run, or None for a new run.
-        score: Logs the final scores, which may be empty, with the settings and the optimizer step.
+        open: Opens the logger of a run, given the run folder and the logger's stored id (None for a new logger).
+        score: Logs the settings and the final scores, which may be empty, at an optimizer step.
         close: Closes the logger with one of `STATUSES`.
         place: Returns the path or URL of the logs.
     """
@@ -62,7 +62,7 @@ def check_loggers(names: Sequence[str] | None) -> None:
 
 def checked_id(value: object) -> str | None:
     """Return the stored id by which a logger identifies a run; None if the value is invalid."""
-    return value if isinstance(value, str) and _ID.fullmatch(value) else None
+    return value if isinstance(value, str) and _ID_PATTERN.fullmatch(value) else None
 
 
 def _open_tensorboard(run: RunFolder, run_id: str | None) -> Logger:

@@ -19,7 +19,7 @@ GIB = 2**30
 MEMORY_FACTORS = {"adamw": 4, "sgd": 3, "lars": 3}
 SMALL_STEP_PIXELS = 16 * 224 * 224  # forward passes with at most this number of pixels are not checked
 MAX_STEP_IMAGES = 1 << 20  # maximum number of images per optimizer step
-CHANNELS = 3
+CHANNELS = 3  # number of channels that `check_batch_memory` assumes
 
 
 def check_memory(settings: JobSettings, spec: BackboneSpec, views: float = 1.0) -> list[str]:

@@ -1,4 +1,4 @@
-"""A progress bar for Jupyter without widgets: the output of a notebook cell that is replaced in place."""
+"""A progress bar for Jupyter without widgets: text in the output of a notebook cell, which is replaced in place."""
 
 import sys
 import time
@@ -62,7 +62,7 @@ class NotebookOutput:
         self._execution: int | None = None
 
     def show(self, text: str, html: str) -> None:
-        """Replace the content of the output; no output is created until the text is not empty."""
+        """Replace the content of the output; the output is created at the first text that is not empty."""
         from IPython import get_ipython  # type: ignore[import-not-found]
         from IPython.display import display  # installed in any notebook  # type: ignore[import-not-found]
 

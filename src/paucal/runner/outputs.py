@@ -79,7 +79,7 @@ def check_results(
 ) -> None:
     """Refuse a folder for results if it is not writable, or if results would replace files of another program.
 
-    `images` maps flags to locations of images; `more` are names of further files that this evaluation writes.
+    `images` maps flags to locations of images; `more` has the names of further files that this evaluation writes.
     """
     refuse_inside_images(folder, images, root)
     check_folder_writable(folder)
@@ -87,7 +87,7 @@ def check_results(
         names = (*main_files, *other_files, *(more if main_files == SCORE_FILES else ()))
         existing = [name for name in names if os.path.lexists(folder / name)]
         main_existing = [name for name in main_files if name in existing]
-        foreign_files = [name for name in main_existing if not _is_result(RunFolder(folder), name)]
+        foreign_files = [name for name in main_existing if not _is_result_file(RunFolder(folder), name)]
         if foreign_files or (existing and not main_existing):
             raise UserError(
                 f"--output: {str(folder / (foreign_files or existing)[0])!r} would be replaced, but was not written by "
@@ -103,6 +103,7 @@ def check_new_file(text: str, images: Mapping[str, str | None], root: str | None
     return path
 
 
+# Main files of an evaluation of one run
 SCORE_FILES = ("metrics.json", "segmentation.json")
 # Names of the files that evaluations write, as (main files, other files); a main file identifies a folder of results.
 RESULT_FILES = (
@@ -124,7 +125,7 @@ REQUIRED_KEYS = {
 }
 
 
-def _is_result(folder: RunFolder, name: str) -> bool:
+def _is_result_file(folder: RunFolder, name: str) -> bool:
     try:
         content = folder.read_json(name)
         if name == "metrics.json" and not REQUIRED_KEYS[name] <= set(content):

@@ -9,7 +9,7 @@ from rich.text import Text
 from paucal.wording import escape_controls
 
 FILE_WIDTH = 160  # width of output to a file or a pipe, in characters
-closed_descriptors: set[int] = set()  # descriptors of streams that their reader has closed, such as a pipe into `head`
+closed_descriptors: set[int] = set()  # file descriptors of streams that their reader, such as `head`, has closed
 
 
 class PlainConsole(Console):
@@ -29,12 +29,12 @@ class PlainConsole(Console):
         return super().render_str(escape_controls(text), **options)
 
     def on_broken_pipe(self) -> None:
-        """Continue after the reader has closed the pipe, so that the run still writes its files."""
+        """Continue after the reader has closed the pipe, so that the run still writes all files."""
         redirect_to_null(self.file)
 
 
 def redirect_to_null(stream: IO[str]) -> None:
-    """Redirect a stream that its reader has closed to the null device."""
+    """Redirect a stream that was closed by its reader to the null device."""
     closed_descriptors.add(stream.fileno())
     null_descriptor = os.open(os.devnull, os.O_WRONLY)
     os.dup2(null_descriptor, stream.fileno())

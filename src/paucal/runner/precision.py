@@ -22,7 +22,7 @@ from paucal.runner.input_images import InputImages
 def choose_for_images(
     model: TrainedModel, asked: str | None, pictures: InputImages, console: Console
 ) -> PrecisionChoice:
-    """Return the precision `asked`; without a request, measure and print which is faster on the first images."""
+    """Return the precision `asked`; if `asked` is None, measure which precision is faster, and print the result."""
     if asked is not None:
         return EXPLICIT_CHOICES[asked]
     sample: list[Image.Image] = []
@@ -38,7 +38,11 @@ def choose_for_images(
 def choose_on_sample(
     model: TrainedModel, sample: Sequence[Image.Image], count: int | None, console: Console
 ) -> PrecisionChoice:
-    """Return the precision that is faster on sample images, out of `count` images; float32 if there is no sample."""
+    """Return the precision that is faster on sample images; float32 if there is no sample.
+
+    The result is also float32 on other devices than the CPU and for other models than classifiers. `count` is the
+    number of images to predict; None if the number is unknown.
+    """
     is_classifier = type(model.card) is ModelCard  # regression models have no classes to compare
     if not sample or model.device.type != "cpu" or not is_classifier:
         return FLOAT32

@@ -3,7 +3,7 @@
 If a launcher (torchrun, SLURM) starts all processes at once, the processes form a process group before files are
 written. If Lightning starts the other processes when training begins, an environment variable passes the path of the
 run folder to them. In both cases only the first process reads the flags and creates the folder, and the other processes
-read the stored settings, so that all processes have equal settings.
+read the stored settings, so that all processes have the same settings.
 """
 
 import os

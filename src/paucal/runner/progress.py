@@ -11,7 +11,7 @@ from paucal.runner.clock import MAX_TIMING_SECONDS, MIN_FORECAST_SECONDS, end_ti
 from paucal.wording import format_duration
 
 REFRESH_STEPS = 10  # number of steps between updates of the bar, since each update waits for the device
-WARMUP_STEPS, TIMED_STEPS = 2, 5  # number of steps before the forecast that are not timed, and that are timed
+WARMUP_STEPS, TIMED_STEPS = 2, 5  # number of untimed and then of timed steps before the forecast
 
 
 class TrainingBar(Callback):
@@ -51,7 +51,7 @@ class TrainingBar(Callback):
 
 
 class TrainingForecast(Callback):
-    """Prints once how long the remaining steps, without validation and report, will take, if more than a minute."""
+    """Prints one forecast of the training time for the remaining steps, if that time is more than a minute."""
 
     def __init__(self, say: Callable[[str], None]) -> None:
         self._say = say

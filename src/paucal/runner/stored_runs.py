@@ -37,11 +37,11 @@ from paucal.wording import first_line
 
 MANIFEST_NAMES, OBJECTS_FOLDER, LOCK_NAME = ("manifest-0.json", "manifest-1.json"), "objects", "lock"
 _MAX_MANIFEST_BYTES = 64 << 20
-# File beside a local copy whose newest state could not be uploaded, with the number of the last uploaded manifest
+# File with the number of the last uploaded manifest, beside a local copy whose newest state could not be uploaded
 UNSENT_FILE = "unsent.json"
-# Seconds between two checks for a new state, and maximum pause after failed uploads
+# Seconds between two checks for a new state, and maximum seconds before an upload is tried again
 _CHECK_SECONDS, _MAX_PAUSE_SECONDS = 1.0, 300.0
-_ABANDONED_AFTER = 24 * 3600.0  # seconds after which the temporary folder of a killed process is removed
+_ABANDONED_AFTER_SECONDS = 24 * 3600.0  # seconds after which the temporary folder of a killed process is removed
 _SCRATCH_PREFIX = "tmp-"  # prefix of the names of temporary folders
 Manifest = dict[str, tuple[str, int]]  # digest and size in bytes of each file, by relative path
 
@@ -85,7 +85,7 @@ class StoredRun:
         return files
 
     def _read_manifest(self, name: str) -> tuple[int, Manifest] | tuple[()] | None:
-        """Return the number and files of a manifest; an empty tuple if it is damaged, and None if it does not exist."""
+        """Return the number and files of a manifest; an empty tuple if it is damaged, None if it is missing."""
         try:
             content = retry(lambda: self._storage.cat_file(self.path(name), end=_MAX_MANIFEST_BYTES))
         except FileNotFoundError:
@@ -150,7 +150,8 @@ class StoredRun:
     def publish(self, folder: Path, confirm: Callable[[], None] = lambda: None) -> None:
         """Upload changed files of a folder, then a manifest; remove objects that the last two manifests do not list.
 
-        The run may write to the folder during the upload; `confirm` raises an error if this process has lost the lock.
+        The run may write to the folder during the upload. `confirm` raises an error if another process has taken over
+        the lock.
         """
         if not self._manifest_number:
             self.manifest()  # reads the last number
@@ -192,7 +193,7 @@ class StoredCopy(Callback):
         self._stored_run, self._lock, self._console = stored, lock, console
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._copy_until_end, name="copy of the run", daemon=True)
-        self._state = self._saved_state()
+        self._copied_file_times = self._list_file_times()
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: Any, batch: Any, batch_idx: int) -> None:
         """End the run if another process has taken over the lock."""
@@ -224,19 +225,19 @@ class StoredCopy(Callback):
     def _copy_until_end(self) -> None:
         pause, last_reason = _CHECK_SECONDS, ""
         while not self._ended.wait(pause):
-            state = self._saved_state()
-            if state == self._state or self._lock.lost:
+            state = self._list_file_times()
+            if state == self._copied_file_times or self._lock.lost:
                 continue
             try:
                 self._stored_run.publish(self.folder, self._lock.confirm)
-                self._state, pause, last_reason = state, _CHECK_SECONDS, ""
+                self._copied_file_times, pause, last_reason = state, _CHECK_SECONDS, ""
             except Exception as problem:  # each storage backend raises its own exceptions
                 pause, reason = min(2 * pause, _MAX_PAUSE_SECONDS), first_line(problem)
                 if reason != last_reason:
                     self._console.say(f"note: the state is not yet copied to {self._stored_run.url}: {reason}")
                 last_reason = reason
 
-    def _saved_state(self) -> list[tuple[str, int]]:
+    def _list_file_times(self) -> list[tuple[str, int]]:
         run, state = RunFolder(self.folder), []
         for file in (run.config, run.card, run.weights, run.best, run.last, self.folder / "summary.json"):
             with suppress(OSError):
@@ -319,14 +320,14 @@ def _temporary_folder() -> Iterator[Path]:
     path = local_copies_folder()
     for leftover in path.glob(f"{_SCRATCH_PREFIX}*"):
         with suppress(OSError):
-            if time.time() - leftover.stat().st_mtime > _ABANDONED_AFTER:
+            if time.time() - leftover.stat().st_mtime > _ABANDONED_AFTER_SECONDS:
                 shutil.rmtree(leftover)
     with tempfile.TemporaryDirectory(dir=path, prefix=_SCRATCH_PREFIX) as scratch:
         yield Path(scratch)
 
 
 def _manifest_digest(number: int, manifest: Manifest) -> str:
-    """Return a digest of a manifest, which shows whether it was written completely."""
+    """Return a digest of a manifest, which shows whether the manifest was written completely."""
     return hashlib.blake2b(repr((number, sorted(manifest.items()))).encode(), digest_size=16).hexdigest()
 
 

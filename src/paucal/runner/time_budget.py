@@ -33,7 +33,7 @@ from paucal.wording import counted, format_duration
 UNIT_SECONDS = {"d": 86400, "h": 3600, "m": 60, "s": 1}
 TIME_PLAN_FILE = "time_plan.json"
 TIMED_SECONDS = 15.0  # after this many seconds, no further steps are timed
-OVERHEAD_FACTOR = 1.08  # factor on the step time for the optimizer, moving average and records, which are not timed
+OVERHEAD_FACTOR = 1.08  # factor on the step time, for the optimizer, moving average and metrics, which are not timed
 
 
 def parse_duration(text: str, name: str = "--time-limit") -> float:

@@ -1,4 +1,4 @@
-"""Derive the trainer's plan and hardware from the settings of a run, and check them."""
+"""Derive the trainer's plan and hardware from the settings of a run, and check the settings."""
 
 import time
 from typing import TypeVar
@@ -53,8 +53,8 @@ def hardware(settings: JobSettings) -> Hardware:
         )
     if launched is not None and requested != launched:
         raise UserError(
-            f"--devices is {requested[0]} and --nodes is {requested[1]}, but the launcher started {launched[0]} "
-            f"processes on each of {launched[1]} machines: remove --devices and --nodes."
+            f"--devices is {requested[0]} and --nodes is {requested[1]}, but the launcher started processes "
+            f"for --devices {launched[0]} and --nodes {launched[1]}: remove --devices and --nodes."
         )
     if launched is None:
         _check_count(device, requested[0])

@@ -154,7 +154,7 @@ def _try_to_write(path: Path, name: str, target: Path, flag: str) -> None:
         with tempfile.TemporaryDirectory(dir=path, prefix=".paucal-", ignore_cleanup_errors=True) as probe:
             Path(probe, name).touch()
     except (OSError, ValueError) as problem:
-        raise UserError(_refusal_text(target, flag, problem)) from problem
+        raise UserError(_format_write_error(target, flag, problem)) from problem
     finally:
         for folder in reversed(created):
             try:
@@ -168,14 +168,14 @@ def check_file_writable(path: Path, flag: str = "--output") -> None:
     try:
         is_taken = path.exists() or path.is_symlink()
     except (OSError, ValueError) as problem:  # the name is too long
-        raise UserError(_refusal_text(path, flag, problem)) from problem
+        raise UserError(_format_write_error(path, flag, problem)) from problem
     if is_taken:
         raise UserError(f"{flag}: {str(path)!r} exists already: choose another name, or remove the file.")
     temporary = f".{path.name}.{os.getpid()}.tmp"  # the name of the temporary file in `write_atomically`
     _try_to_write(path.parent, temporary, path, flag)
 
 
-def _refusal_text(path: Path, flag: str, problem: Exception) -> str:
+def _format_write_error(path: Path, flag: str, problem: Exception) -> str:
     reason = getattr(problem, "strerror", None) or str(problem)
     path_text = str(path) if len(str(path)) <= 120 else f"{str(path)[:120]}..."
     return f"{flag}: {path_text!r} cannot be written ({reason[0].lower()}{reason[1:]}): give another folder or name."

@@ -21,12 +21,12 @@ from paucal.reading import MAX_CONFIG_BYTES, parse_json, parse_yaml, read_text
 from paucal.runs.files import write_text
 from paucal.types import UserError
 
-MAX_TEXT_BYTES = 64 * 2**20  # size limit for text files of a run
+MAX_TEXT_BYTES = 64 * 2**20  # size limit for each text file of a run
 RUNS_FOLDER = Path("runs")  # parent folder of the numbered runs
 CONFIG_FILE = "config.yaml"
 SUMMARY_FILE = "summary.json"  # written at the end, so only finished runs have a summary
 PLACE_FILE = "place.json"  # contains the URL of a run on object storage; stored beside the local copy of the run
-FRAME_FILE = re.compile(r"frame-[0-9a-f]{16}\.(csv|parquet)")  # the stored copy of a DataFrame that was given as DATA
+FRAME_FILE = re.compile(r"frame-[0-9a-f]{16}\.(csv|parquet)")  # stored copies of DataFrames that were given as DATA
 ASIDE_SUFFIX = ".replaced"  # suffix of the folder that holds the old run while a new run replaces it
 REPORTED_PACKAGES = (
     "paucal",
@@ -41,10 +41,10 @@ REPORTED_PACKAGES = (
 )
 # Values of the setting `init` that are not paths.
 TIMM = "timm"  # the weights that timm publishes for the model
-AUTO = "auto"  # the same weights, if the run chose the weights itself and auto-tunes
-COCO = "coco"  # the weights of a detector that torchvision publishes
+AUTO = "auto"  # the weights that timm publishes, chosen by the run itself, which then auto-tunes
+COCO = "coco"  # the weights that torchvision publishes for a detector
 PUBLISHED_WEIGHTS = (TIMM, AUTO, COCO)
-MAX_ANCESTORS = 32  # limit for a chain of runs in which each run started from the weights of the next
+MAX_ANCESTORS = 32  # largest length of a chain of runs in which each run started from the weights of the next run
 
 
 class _PlainDumper(yaml.SafeDumper):
@@ -120,7 +120,7 @@ class RunFolder:
         return self.path / "train.log"
 
     def write_config(self, settings: Mapping[str, Any], origin: Mapping[str, str], verb: str, **more: Any) -> None:
-        """Write `config.yaml` with the settings, the origin of each value, the name of the command, and `more`."""
+        """Write `config.yaml` with the settings, the origin of each value, the command, and the entries `more`."""
         self.write_yaml(CONFIG_FILE, {"settings": dict(settings), "origin": dict(origin), "verb": verb, **more})
 
     @property
@@ -130,7 +130,7 @@ class RunFolder:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """The stored settings, which are not validated; empty if the folder contains only a model."""
+        """The stored settings, which are not validated; an empty dict if the folder contains only a model."""
         values = self.read_yaml(CONFIG_FILE).get("settings") if self.config.exists() else None
         return self.with_kept_frame(values) if isinstance(values, dict) else {}
 
@@ -304,7 +304,7 @@ def find_run_of_init(init: str | None) -> RunFolder | None:
 def iterate_ancestry(run: RunFolder | None) -> Iterator[RunFolder]:
     """Yield a run, then the run that provided its initial weights, and so on.
 
-    The last yielded run is missing, or did not start from the weights of another run.
+    The folder of the last yielded run is missing, or that run did not start from the weights of another run.
 
     Raises:
         UserError: The config of an existing run cannot be read. The error is raised after that run has been yielded.

@@ -6,7 +6,7 @@ from pathlib import Path
 from paucal.runs.folder import RunFolder
 from paucal.types import UserError
 
-GRID_FILE = "grid.json"
+GRID_FILE = "grid.json"  # in the folder of a comparison or study
 SCORES_FILE = "judged.json"  # in the parent folder of a run; contains the run's scores by evaluation protocol
 
 

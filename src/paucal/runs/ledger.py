@@ -1,9 +1,9 @@
 """The ledger of a run: append-only files that record the images of every optimizer step on every process.
 
 Each process writes one file each time the run is started or resumed. The file contains a line of JSON (`Start`) and one
-record for each forward pass, which is written before the pass. A record is written in a single call, so a killed
-process leaves at most its last record incomplete. Images are stored as 8-byte hashes of their keys, so an epoch of a
-million images takes 8 MB.
+record for each forward pass. A record is written before the pass and in a single call, so a killed process leaves at
+most its last record incomplete. Images are stored as 8-byte hashes of their keys, so an epoch of a million images takes
+8 MB.
 """
 
 import errno
@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 LEDGER_FOLDER = "ledger"
 _RECORD_HEADER = struct.Struct("<QII")  # optimizer step counted from 0, number of images, CRC of their hashes
-_HASH_TYPE = np.dtype("<u8")
+_HASH_TYPE = np.dtype("<u8")  # stored type of image hashes: little-endian 64-bit integers
 _MAX_START_BYTES = 4096  # limit for the first line of a file
 
 
@@ -51,7 +51,7 @@ class Record:
     """The images of one forward pass on one process.
 
     Attributes:
-        start: Information about the start of the run after which the pass was computed.
+        start: Information about the start or resumption of the run after which the pass was computed.
         step: Index of the optimizer step that the forward pass belongs to, counted from 0.
         hashes: (B,) hashes of the images' keys.
     """
@@ -62,7 +62,7 @@ class Record:
 
 
 class LedgerWriter:
-    """Appends records to the ledger file of one process and one `Start`."""
+    """Appends records to the ledger file that one process writes after one start or resumption of the run."""
 
     def __init__(self, run: Path, start: Start) -> None:
         (run / LEDGER_FOLDER).mkdir(exist_ok=True)

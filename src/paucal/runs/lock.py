@@ -1,6 +1,6 @@
-"""Locks on folders: a lock file in the folder names the writing process, which keeps renewing its modification time.
+"""Locks on folders: a lock file in the folder names the writing process, which keeps updating the file's timestamp.
 
-This works for several machines with a shared disk, because the lock file is created by a hard link, so that only one
+The locks work for several machines with a shared disk. The lock file is created by a hard link, so that only one
 process can succeed, and the age of the lock file is measured by the clock of the disk. If a process ends without
 releasing its lock (SIGKILL, power failure), processes on the same machine can take over the lock at once. Processes on
 other machines can take over the lock after it has not been renewed for a while.
@@ -21,7 +21,7 @@ from paucal.reading import read_text
 from paucal.types import UserError
 
 LOCK_FILE = "lock.json"
-RUN_NOUN = "the run"  # name of the locked folder in messages, where its path follows
+RUN_NOUN = "the run"  # words before the path of a locked run folder in messages
 RENEWAL_SECONDS = 10.0  # seconds between two renewals of the lock
 DEAD_AFTER_SECONDS = 60.0  # seconds without renewal after which the holder of a lock counts as dead
 _HELD_TOKENS: set[str] = set()  # tokens of the locks of this process
@@ -87,7 +87,7 @@ class RunLock:
         """Release the lock, unless another process has taken it over."""
         self._released.set()
         _HELD_TOKENS.discard(self._token)
-        if _token_in(self.path) == self._token:
+        if _read_token(self.path) == self._token:
             self.path.unlink(missing_ok=True)
 
     def check(self) -> None:
@@ -108,7 +108,7 @@ class RunLock:
 
     def _renew(self) -> None:
         try:
-            self.lost = self.lost or _token_in(self.path) != self._token
+            self.lost = self.lost or _read_token(self.path) != self._token
             if not self.lost:
                 os.utime(self.path)
             self._last_renewal = time.monotonic()
@@ -116,18 +116,18 @@ class RunLock:
             pass
 
     def _take_over(self, path: Path, claim: Path) -> None:
-        """Turn `claim` into the lock file `path` if there is no lock or its holder is dead.
+        """Turn the file `claim` into the lock file `path` if there is no lock or the holder of the lock is dead.
 
-        If several processes find the same abandoned lock, only one process may replace it, which is the first to create
-        a second file (the mark) that is named after the abandoned lock. This process then renames its mark to the lock
-        file in a single step, so that the folder is locked at all times. An abandoned mark is taken over in the same
-        way.
+        If several processes find the same abandoned lock, only one process may replace the lock: the process that is
+        the first to create a second file (the mark), which is named after the abandoned lock. This process then renames
+        the mark to the lock file in a single step, so that the folder is locked at all times. An abandoned mark is
+        taken over in the same way.
         """
         while not _link_unless_exists(claim, path):
             holder, lock_identity = _read_holder(path), _file_identity(path)
             if lock_identity is None:
                 continue
-            if _is_live(path, holder, _modified_at(claim)):
+            if _is_live(path, holder, _read_modification_time(claim)):
                 raise UserError(_in_use_message(self.folder, self.what, holder))
             mark = self.folder / f".{LOCK_FILE}.after-{lock_identity}.tmp"
             self._take_over(mark, claim)
@@ -179,9 +179,9 @@ def _in_use_message(folder: Path, what: str, holder: Holder | None) -> str:
 
 
 def _is_live(path: Path, holder: Holder | None, now: float, wait: bool = True) -> bool:
-    """Return whether the holder of a lock is alive; if `wait`, wait for the next renewal in case of doubt."""
+    """Return whether the holder of a lock is alive; if `wait` is true, first wait for a renewal of an expired lock."""
     try:
-        is_expired = now - _modified_at(path) > DEAD_AFTER_SECONDS
+        is_expired = now - _read_modification_time(path) > DEAD_AFTER_SECONDS
     except FileNotFoundError:
         return False
     if holder is None or holder.space != pid_namespace():
@@ -226,7 +226,7 @@ def _read_holder(path: Path) -> Holder | None:
         return None
 
 
-def _token_in(path: Path) -> str | None:
+def _read_token(path: Path) -> str | None:
     holder = _read_holder(path)
     return None if holder is None else holder.token
 
@@ -257,7 +257,7 @@ def _link_unless_exists(source: Path, path: Path) -> bool:
         return False
 
 
-def _modified_at(path: Path) -> float:
+def _read_modification_time(path: Path) -> float:
     return path.stat().st_mtime
 
 

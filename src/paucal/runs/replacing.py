@@ -35,12 +35,13 @@ RUN_FILES = {
     *("unlabelled.csv", "unlabelled.safetensors", "held_out.safetensors", "learning_curve.json"),
     *("loggers.json", "tensorboard", "mlflow.db", "mlartifacts", "wandb"),
 }
+# Heads that were fitted at other image sizes, such as head-96.safetensors.
 HEAD_FILE = re.compile(r"head-\d+(x\d+)?\.safetensors")
 TEMPORARY_FILE = re.compile(r"\..+\.tmp")
 
 
 def aside_path(path: Path) -> Path:
-    """Return the folder that the old run in `path` is moved to while it is being replaced."""
+    """Return the folder that the old run in `path` is moved to while the old run is being replaced."""
     return path.with_name(path.name + ASIDE_SUFFIX)
 
 
@@ -140,7 +141,7 @@ def has_set_aside_run(path: Path) -> bool:
 
 
 def finish_replacement(path: Path) -> bool:
-    """Clean up after a new run that was killed while it replaced an old one.
+    """Clean up after a new run that was killed while it replaced an old run.
 
     Returns:
         Whether the old run was moved back.

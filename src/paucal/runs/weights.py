@@ -19,7 +19,7 @@ from paucal.runs.files import write_atomically
 from paucal.types import UserError
 
 MAX_WEIGHTS_BYTES = 16 * 2**30  # size limit of a weights file, enough for a billion parameters with optimizer state
-_MAX_OVERHEAD_BYTES = 1 << 20  # largest excess of a small checkpoint's unpacked size over its file size
+_MAX_OVERHEAD_BYTES = 1 << 20  # largest difference between unpacked size and file size of a small checkpoint
 MAX_DEPTH = 6  # largest number of levels of nested mappings that are searched for tensors
 _FORBIDDEN_GLOBAL = re.compile(r"GLOBAL ([\w.]+)")  # the name of a Python object in error messages of `torch.load`
 TensorTree = Mapping[str, Any]  # tensors by name, or nested mappings of tensors

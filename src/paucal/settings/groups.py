@@ -163,7 +163,7 @@ class JobSettings(
 
     @property
     def passes(self) -> int:
-        """The number of epochs; 1 if the number has not been planned from the time budget yet, or is 0."""
+        """The number of epochs; 1 if this number is 0 or has not been planned from the time budget yet."""
         return self.epochs or 1
 
     @property

@@ -1,7 +1,7 @@
 """Declare settings: fields of frozen dataclasses that are also command-line flags and keys of config files.
 
-If the default of a field is `AUTO` (None) and the field's type does not allow None, `rules.resolve.resolve` sets the
-field to a value that a rule chooses, and keeps the rule's reason. If the type allows None, None is a valid value that
+If the default of a field is `AUTO` (None) and the field's type does not allow None, a rule chooses the value of the
+field (see `rules.resolve.resolve`), and the rule's reason is kept. If the type allows None, None is a valid value that
 means, for instance, "no limit".
 """
 
@@ -12,11 +12,11 @@ from typing import Any, get_args, get_type_hints
 
 from paucal.types import UserError
 
-AUTO = None
+AUTO = None  # default of settings whose value is chosen by a rule
 DEFAULT_SIDE = 224  # default image size in pixels
-MAX_SIDE = 4096  # pixels
+MAX_SIDE = 4096  # largest valid side of an image in pixels
 MAX_IMAGES = 10**9  # largest valid number of images, far below the limit of 64-bit integers
-MAX_EPOCHS = 1_000_000
+MAX_EPOCHS = 1_000_000  # largest valid number of epochs
 MAX_NUMBER = 1e30  # largest valid number for any setting, since larger numbers could overflow float32
 
 

@@ -6,7 +6,8 @@ from typing import Any, Literal
 from paucal.settings.groups import ScheduleSettings, ViewSettings
 from paucal.settings.options import MAX_EPOCHS, MAX_IMAGES, option
 
-LOWEST_ALPHA, HIGHEST_ALPHA = 1e-3, 1e3  # same as `data.views.augmentation.ALPHA_RANGE`, which is slow to import
+# Limits for the alpha of mixup and CutMix, equal to `data.views.augmentation.ALPHA_RANGE`, which is slow to import.
+LOWEST_ALPHA, HIGHEST_ALPHA = 1e-3, 1e3
 
 
 @dataclass(frozen=True)

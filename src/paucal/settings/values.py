@@ -20,9 +20,9 @@ TYPE_NAMES: dict[type, str] = {int: "a whole number", float: "a number", bool: "
 BOOLEAN_WORDS = {
     **dict.fromkeys(("true", "yes", "on"), True),
     **dict.fromkeys(("false", "no", "off"), False),
-}  # YAML's words
+}  # the words for booleans in YAML
 EXPECTED_DURATION = "expected a time such as 10m, 600s, 8h, 1d12h or 1:30:00"
-# Separator between name and value, for settings that take NAME=VALUE words or a mapping.
+# Separator between name and value, by setting, for settings that accept NAME=VALUE words or a mapping.
 PAIR_SEPARATORS = {"model_args": "=", "slurm": "=", "arms": ": "}
 MAX_SHOWN_CHARACTERS = 80  # largest number of characters of a value that a message shows
 

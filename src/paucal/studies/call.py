@@ -1,4 +1,4 @@
-"""A call of a study: its checked settings, the images of its runs, the folder and the workers."""
+"""A call of `paucal study NAME`: the checked settings, the images of the runs, the output folder, the workers."""
 
 import os
 import re
@@ -13,8 +13,8 @@ from paucal.runner.outputs import refuse_inside_images
 from paucal.runs.files import check_folder_writable
 from paucal.runs.folder import RUNS_FOLDER
 from paucal.runs.grid_files import GRID_FILE, is_grid_folder
-from paucal.studies.drawing import PICTURE
-from paucal.studies.numbers import RESULTS
+from paucal.studies.drawing import FIGURE_FILE
+from paucal.studies.numbers import RESULTS_FILE
 from paucal.studies.plan import PlannedRun
 from paucal.studies.scenes import UNFINISHED
 from paucal.studies.settings import StudySettings
@@ -23,9 +23,9 @@ from paucal.types import UserError
 from paucal.verbs.compare.settings import GridSettings
 from paucal.wording import did_you_mean
 
-PAGE = "study.html"
-RESERVED = ("teacher", "maps", "starts", "drawn")  # names of a study's other folders, which no data set may have
-MAX_NAME_LENGTH = 60
+PAGE_FILE = "study.html"
+RESERVED = ("teacher", "maps", "starts", "drawn")  # folder names that a study uses itself and no data set may have
+MAX_NAME_LENGTH = 60  # largest number of characters of a folder's name
 
 
 @dataclass(frozen=True)
@@ -33,10 +33,11 @@ class DataLocations:
     """Where the images of a study's runs are.
 
     Attributes:
-        by_name: Value of DATA for each data set that a run reads, by the data set's name.
-        shared: Other settings with which every run reads its images, such as `data_root` and `workers`.
-        start_images: Value of DATA for training the initial weights at a smaller scale; "" if no initial weights are
-            trained, or if they are trained on the images of the rows.
+        by_name: Location of the images (DATA on the command line) for each data set that a run reads, by the data set's
+            name.
+        shared: Other settings for reading images, which are the same for all runs, such as `data_root` and `workers`.
+        start_images: Location of the images on which the initial weights are trained at a smaller scale; "" if no
+            initial weights are trained, or if they are trained on the images of the rows.
     """
 
     by_name: Mapping[str, str]
@@ -51,7 +52,7 @@ class Call:
     Attributes:
         study: Study to run.
         runs: Requested runs.
-        small: Smaller scale; None at full scale.
+        small: Smaller scale, with stand-ins for models and images; None at full scale.
         settings: Settings of the call.
         locations: Locations of the images.
         folder: Output folder of the study.
@@ -70,7 +71,7 @@ class Call:
 
     @property
     def seeds(self) -> list[int]:
-        """The seeds with which every run is trained: those of `--seeds`, by default those of the scale or the paper."""
+        """The seeds with which every run is trained: `--seeds`, or by default the seeds of the scale or the paper."""
         return list(self.settings.seeds or (self.study.seeds if self.small is None else self.small.seeds))
 
     def by_images(self) -> Iterator[tuple[str, list[PlannedRun]]]:
@@ -88,7 +89,7 @@ class Call:
 
 
 def worker_settings(settings: StudySettings) -> GridSettings:
-    """Return the settings of the workers, without settings of a particular grid of runs."""
+    """Return the settings of the workers, without seeds and output folder."""
     return GridSettings(jobs=settings.jobs, on=settings.on, slurm=settings.slurm, retry=settings.retry)
 
 
@@ -121,7 +122,8 @@ def require_runnable(study: Study, settings: StudySettings) -> None:
 def study_folder(study: Study, settings: StudySettings, locations: Mapping[str, str]) -> Path:
     """Return the output folder of a study, which may not exist yet.
 
-    Raise a UserError if the folder contains files that do not belong to a study, or runs on other images.
+    Raise a UserError if the folder contains files that do not belong to a study, or if it contains runs on other
+    images.
     """
     default = f"study-{study.name}-{settings.scale}" if study.trains else f"study-{study.name}"
     folder = RUNS_FOLDER / default if settings.output is None else expand_user_path(settings.output)
@@ -130,7 +132,7 @@ def study_folder(study: Study, settings: StudySettings, locations: Mapping[str, 
     check_folder_writable(folder)
     if not folder.is_dir():
         return folder
-    expected = (PAGE, RESULTS, PICTURE, *RESERVED, *locations)
+    expected = (PAGE_FILE, RESULTS_FILE, FIGURE_FILE, *RESERVED, *locations)
     names = [path.name for path in folder.iterdir() if not is_grid_folder(path)]
     foreign = [name for name in names if name not in expected and not name.startswith(UNFINISHED)]
     if foreign:
@@ -148,10 +150,10 @@ def study_folder(study: Study, settings: StudySettings, locations: Mapping[str, 
     return folder
 
 
-def on_given_images(runs: Sequence[PlannedRun], settings: StudySettings) -> list[PlannedRun]:
+def with_given_images(runs: Sequence[PlannedRun], settings: StudySettings) -> list[PlannedRun]:
     """Return the runs; if `--data` is given at a smaller scale, replace the images of the scale with these images.
 
-    The scale's setting `classes` is then removed, since it does not apply to the images of `--data`.
+    The scale's setting `classes` is then removed, since it does not apply to the classes of the given images.
     """
     if settings.scale == "full" or not settings.data:
         return list(runs)
@@ -163,7 +165,7 @@ def on_given_images(runs: Sequence[PlannedRun], settings: StudySettings) -> list
 
 
 def folder_name(data: str) -> str:
-    """Return the name of the folder for runs on DATA: the last component of its path, without special characters.
+    """Return the name of the folder for runs on DATA: the last part of its path, with "-" for special characters.
 
     Example:
         >>> folder_name("/data/my photos/"), folder_name("cifar10"), folder_name("teacher")

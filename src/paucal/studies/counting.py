@@ -27,9 +27,10 @@ class ModelCost:
 
     Attributes:
         params: Parameters in millions, including frozen parameters.
-        gmacs: Multiply-adds in billions without the two matrix products of attention, which fvcore does not count
-            either; None if the multiply-adds cannot be counted.
-        gmacs_all: Multiply-adds in billions including these products; None if the multiply-adds cannot be counted.
+        gmacs: Multiply-adds in billions without the two matrix products of attention, as fvcore counts them; None if
+            the multiply-adds cannot be counted.
+        gmacs_all: Multiply-adds in billions including the matrix products of attention; None if the multiply-adds
+            cannot be counted.
     """
 
     params: float
@@ -40,8 +41,8 @@ class ModelCost:
 def counted_value(study: Study, row: Row, column: Column) -> float | None:
     """Return the parameters (millions) or multiply-adds (billions) of a row's published model.
 
-    The metric of the column determines which of them is returned. The result is None if they cannot be counted, or if
-    the row has no model.
+    The metric of the column determines which of these numbers is returned. The result is None if the number cannot be
+    counted or if the row has no model.
     """
     if not row.model:
         return None
@@ -63,7 +64,7 @@ def count_model(name: str, side: int, model_args: tuple[str, ...], classes: int)
     classifier.
     """
     keyword_args = model_arguments(model_args)
-    # Of the fitted arguments, only the image size is used, which some models need.
+    # Only the image size is used of the fitted arguments. Some models need this argument.
     fitted = fit_to_image_size(name, (side, side), keyword_args).arguments
     size = {key: value for key, value in fitted.items() if key == "img_size"}
     arguments = {**size, **keyword_args, "num_classes": classes}
@@ -95,7 +96,9 @@ def _count_operations(model: Any, side: int) -> int | None:
 def count_network(
     name: str, model_args: tuple[str, ...], network: str, shape: tuple[int, ...], width: int, classes: int | None
 ) -> ModelCost:
-    """Count a mask detector ("detector" or "cascade") with 1,000 proposals, or a segmenter ("upernet").
+    """Count the parameters and multiply-adds of a mask detector (with 1,000 proposals) or of a segmenter.
+
+    `network` is "detector", "cascade" (both are mask detectors) or "upernet" (a segmenter).
 
     `name` and `model_args` describe the backbone. `shape` is the image size, (height, width) in pixels. `width` is the
     number of channels of the segmenter's head; the auxiliary head is counted too. If `classes` is None, it is the

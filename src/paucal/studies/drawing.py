@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from paucal.studies.outcome import Line
 from paucal.studies.study import FIGURE_AXES, Study
 
-PICTURE = "figure.png"
+FIGURE_FILE = "figure.png"
 MAX_CIRCLE_AREA = 900.0  # area of the largest circle in square points (1 point = 1/72 inch)
 COLOURS = ("tab:blue", "tab:orange", "tab:green", "tab:red", "tab:purple", "tab:brown", "tab:pink", "tab:gray")
 
@@ -20,9 +20,9 @@ class Point:
 
     Attributes:
         name: Name of the row.
-        values: Accuracy in percent, images per second and parameters in millions, by their names in `FIGURE_AXES`;
+        values: Accuracy in percent, images per second, and parameters in millions, by the names in `FIGURE_AXES`;
             unknown values are None.
-        quoted: Names of the values that come from the paper and were not measured here.
+        quoted: Names of the values that were taken from the paper instead of being measured here.
     """
 
     name: str
@@ -31,7 +31,7 @@ class Point:
 
 
 def points_of(study: Study, lines: Sequence[Line]) -> list[Point]:
-    """Return a point for each row; its values are measured values if they exist, otherwise published values."""
+    """Return a point for each row, with measured values where they exist, and otherwise with published values."""
     lines_by_name = {(line.row.name, line.column.name): line for line in lines}
     points = []
     for row in study.rows:
@@ -46,8 +46,8 @@ def points_of(study: Study, lines: Sequence[Line]) -> list[Point]:
 def efficiency_figure(points: Sequence[Point]) -> Figure:
     """Draw accuracy against images per second in the left panel, and against parameters in the right panel.
 
-    In the left panel, the area of a circle is proportional to the number of parameters. A circle is filled if its value
-    on the x axis was measured here. A star follows the name if the accuracy was measured here.
+    In the left panel, the area of a circle is proportional to the number of parameters. A circle is filled if the value
+    on the x axis was measured here. A star follows a row's name if the accuracy was measured here.
     """
     figure = Figure(figsize=(13, 6), layout="constrained")
     left, right = figure.subplots(1, 2, sharey=True)
@@ -82,7 +82,7 @@ def _draw_circle(axes: Axes, point: Point, x_name: str, colour: str, area: float
 def describe_sources(study: Study, points: Sequence[Point], folders: Mapping[str, str]) -> list[str]:
     """Return sentences that say which numbers of the figure were measured, and which are published numbers.
 
-    `folders` are the folders that were searched for measured accuracies, by the name of the study that measures them.
+    `folders` maps the name of each study that measures accuracies to the folder that was searched for its results.
     """
     accuracy_column = next(column for column in study.columns if column.name == study.draws["accuracy"])
     timed = [point.name for point in points if "throughput" not in point.quoted]
@@ -91,9 +91,12 @@ def describe_sources(study: Study, points: Sequence[Point], folders: Mapping[str
     if measured_names:
         text = (
             f"Accuracies with a star were measured in {folder}: {', '.join(measured_names)}; all other accuracies are "
-            f"published in {accuracy_column.study}."
+            f"published values of {accuracy_column.study}."
         )
     else:
-        text = f"All accuracies are published in {accuracy_column.study}, since {folder} has no measured accuracies."
+        text = (
+            f"All accuracies are published values of {accuracy_column.study}, since {folder} has no measured "
+            "accuracies."
+        )
     times = f"Filled circles on the left were timed here: {', '.join(timed) or 'none'}; all other times are published."
     return [text, times]

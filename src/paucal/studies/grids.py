@@ -1,4 +1,4 @@
-"""The grids of a study. A grid contains the runs of all rows and seeds that use the same data set."""
+"""The grids of a study. A grid contains the runs for all rows and seeds on one data set."""
 
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -16,7 +16,7 @@ from paucal.rules.backbone import model_arguments
 from paucal.rules.facts import best_device
 from paucal.studies.call import Call
 from paucal.studies.plan import PlannedRun
-from paucal.studies.starts import fraction_for, open_labelled, prepare_starts, with_starts
+from paucal.studies.starts import fraction_setting, open_labelled, prepare_starts, with_starts
 from paucal.studies.study import Architecture, Scale
 from paucal.studies.words import describe_run, describe_settings
 from paucal.types import UserError
@@ -29,20 +29,21 @@ from paucal.verbs.label.launch import label_set
 from paucal.verbs.label.settings import LabelSettings
 from paucal.wording import counted, format_duration
 
-MAX_EVALUATED_IMAGES = 2000  # largest number of images per split for evaluating features at a smaller scale
-# Image sizes for multi-scale evaluation of segmenters at a smaller scale, relative to the training size. Images are not
-# mirrored, since a mirrored digit is not a digit.
+MAX_EVALUATED_IMAGES = 2000  # largest number of images per split when features are evaluated at a smaller scale
+# Image sizes for the multi-scale evaluation of segmenters at a smaller scale of the study, as factors of the training
+# size. Images are not mirrored, since a mirrored digit is not a digit.
 SMALL_SCALES = (0.8, 1.0, 1.25)
-MIN_ACCURACY = 0.3  # smallest accuracy of a teacher that may make label maps
-SELECTION_SETTINGS = ("fraction", "classes")  # settings that select images, which are equal for all rows
-SPLIT_SETTINGS = ("fraction", "val_fraction", "test_fraction")  # settings that the teacher's split replaces
+MIN_ACCURACY = 0.3  # smallest accuracy with which a teacher may make label maps
+SELECTION_SETTINGS = ("fraction", "classes")  # settings that select images; all rows have the same values
+SPLIT_SETTINGS = ("fraction", "val_fraction", "test_fraction")  # settings that are replaced by the teacher's split
 TIMED_IMAGES = 8  # number of images in the timed forward pass
-# Estimated seconds of an evaluation without computing features: opening images, regression, intervals, figures.
+# Estimated seconds for the parts of an evaluation other than computing features: opening images, regression, intervals
+# and figures.
 EVALUATION_SECONDS = 20.0
 
 
 def prepare_grids(call: Call) -> list[Grid]:
-    """Check every run, estimate its duration by timing a few steps, and store the grids.
+    """Check every run, estimate the duration of each run by timing a few steps, and store the grids.
 
     At a smaller scale, the initial weights may not be trained yet. The steps are then timed with random weights.
     """
@@ -57,7 +58,7 @@ def prepare_grids(call: Call) -> list[Grid]:
         arms = [Arm(run.name, None, None, values, run.against) for run, values in zip(runs, settings, strict=True)]
         if small is not None and kind == "train" and any(row.maps for row in study.rows_at(small)):
             # All rows use the split of the teacher that made the label maps, even if only some rows are requested.
-            arms = _with_maps(call, arms, [run.row.maps for run in runs], small, shared)
+            arms = _add_label_maps(call, arms, [run.row.maps for run in runs], small, shared)
         feature_timer = (
             _make_feature_timer(call, runs, len(images)) if kind == "frozen" and images is not None else None
         )
@@ -81,7 +82,7 @@ def _training_settings(call: Call, run: PlannedRun, shared: Mapping[str, Any]) -
     study, small, settings = call.study, call.small, call.settings
     if small is not None:
         images = open_labelled(shared, run.settings.get("classes"), call.console)
-        return {**run.settings, **fraction_for(images, small.images), **_start_entry(call, run)}
+        return {**run.settings, **fraction_setting(images, small.images), **_start_setting(call, run)}
     if run.row.maps and settings.labels is None:
         raise UserError(
             f"{run.row.name!r} is trained with label maps: make label maps with 'paucal label DATA --teacher RUN "
@@ -103,7 +104,7 @@ def _pretraining_settings(call: Call, run: PlannedRun, images: GridImages) -> di
         other_images = {} if run.evaluated == run.data else {"on": locations.by_name[run.evaluated]}
         # The published linear probe is trained on augmented views.
         return {**run.settings, EVALUATION: {"augment": True, **other_images}, **monitor}
-    settings = _shorten(run, small, len(images))
+    settings = _limit_epochs(run, small, len(images))
     if settings.get("region_after", 0) >= settings["epochs"]:
         del settings["region_after"]
     return {**settings, EVALUATION: {"max_images": MAX_EVALUATED_IMAGES, "no_cache": True}, **monitor}
@@ -114,14 +115,16 @@ def _transfer_settings(call: Call, run: PlannedRun, images: GridImages) -> dict[
     if any(column.metric == "mean_iou_scales" for column in call.study.trained_columns):
         scales = {"scales": list(SCALES), "mirror": True} if small is None else {"scales": list(SMALL_SCALES)}
         evaluation = {EVALUATION: scales}
-    settings = run.settings if small is None else {**_shorten(run, small, images.training), **_start_entry(call, run)}
+    settings = (
+        run.settings if small is None else {**_limit_epochs(run, small, images.training), **_start_setting(call, run)}
+    )
     return {**settings, **evaluation}
 
 
 def _feature_settings(call: Call, run: PlannedRun) -> dict[str, Any]:
     """Return the settings of `paucal eval`, including the model to evaluate."""
     if call.small is not None:
-        return {**run.settings, "max_images": MAX_EVALUATED_IMAGES, "no_cache": True, **_start_entry(call, run)}
+        return {**run.settings, "max_images": MAX_EVALUATED_IMAGES, "no_cache": True, **_start_setting(call, run)}
     settings = {name: value for name, value in run.settings.items() if name != "init"}
     init = run.settings["init"]
     if init == "timm":
@@ -129,22 +132,22 @@ def _feature_settings(call: Call, run: PlannedRun) -> dict[str, Any]:
     return {**settings, MODEL: str(Path(init).expanduser().absolute())}
 
 
-def _start_entry(call: Call, run: PlannedRun) -> dict[str, list[str]]:
+def _start_setting(call: Call, run: PlannedRun) -> dict[str, list[str]]:
     start = call.study.starts.get(run.row.start)
     return {} if start is None else {START: [start.verb, run.row.start]}
 
 
-def _shorten(run: PlannedRun, small: Scale, images: int) -> dict[str, Any]:
+def _limit_epochs(run: PlannedRun, small: Scale, images: int) -> dict[str, Any]:
     """Return a run's settings, with fewer epochs if there are more images than `small.images`.
 
-    The number of training samples over all epochs is then the same as with `small.images` images.
+    The number of images times the number of epochs is then the same as with `small.images` images.
     """
     epochs = max(1, round(run.epochs * min(1.0, small.images / images)))
     return {**run.settings, "batch_size": min(run.settings["batch_size"], images), "epochs": epochs}
 
 
 def _make_feature_timer(call: Call, runs: Sequence[PlannedRun], images: int) -> Callable[[Mapping[str, Any]], float]:
-    """Return a function that estimates the seconds that an evaluation takes, given the settings of a row.
+    """Return a function that estimates how many seconds an evaluation with the settings of a row takes.
 
     The function times a forward pass of a few images. `images` is the number of images whose features are computed.
     """
@@ -171,13 +174,13 @@ def _make_feature_timer(call: Call, runs: Sequence[PlannedRun], images: int) -> 
     return estimate_seconds
 
 
-def _with_maps(
+def _add_label_maps(
     call: Call, arms: Sequence[Arm], need_maps: Sequence[bool], small: Scale, shared: Mapping[str, Any]
 ) -> list[Arm]:
-    """Train the teacher, make its label maps, and add the label maps to the arms for which `need_maps` is True.
+    """Train the teacher, make label maps, and add them to the settings of the arms for which `need_maps` is True.
 
-    An arm is the settings of a row. All arms get the teacher's split, because the label maps contain the labels of the
-    teacher's training images, which must not be test images of any arm.
+    An arm holds the settings of a row. All arms get the teacher's split, because the label maps contain the labels of
+    the teacher's training images, and these images must not be test images of any arm.
     """
     selection = {name: arms[0].settings[name] for name in SELECTION_SETTINGS if name in arms[0].settings}
     teacher, maps = _train_teacher(call, selection, small, shared), str(call.folder / "maps")
@@ -195,7 +198,7 @@ def _train_teacher(call: Call, selection: Mapping[str, Any], small: Scale, share
     """Train the teacher of label maps on the images of the rows unless it exists; return its run folder."""
     teacher, console = small.teacher, call.console
     if teacher is None:
-        raise UserError("this scale has no teacher for label maps: use --scale full with --labels.")
+        raise UserError(f"--scale {call.settings.scale} has no teacher for label maps: use --scale full with --labels.")
     epochs = counted(teacher.epochs, "epoch")
     console.say(f"label maps: training the teacher {teacher.name} on these images for {epochs}")
     settings = {
@@ -224,8 +227,8 @@ def _train_teacher(call: Call, selection: Mapping[str, Any], small: Scale, share
 def shown_settings(runs: Sequence[PlannedRun], starts: Sequence[Grid], grids: Sequence[Grid]) -> list[dict[str, str]]:
     """Return the rows of the page's table of settings, with the columns "run", "images" and "settings".
 
-    There is a row for each set of initial weights that is used, a row for the settings that all runs share, and a row
-    for each run.
+    There is a row for each set of initial weights that the runs use, a row for the settings that all runs share, and a
+    row for the other settings of each run.
     """
     rows, used_starts = [], {run.row.start for run in runs}
     used_arms = [(start, arm) for start in starts for arm in start.arms if arm.name in used_starts]

@@ -17,17 +17,17 @@ from paucal.runs.grid_files import is_grid_folder
 from paucal.settings.options import check_ranges
 from paucal.settings.values import settings_from_keywords, with_settings_signature
 from paucal.studies.call import (
-    PAGE,
+    PAGE_FILE,
     Call,
     find_locations,
-    on_given_images,
     require_runnable,
     study_folder,
+    with_given_images,
     worker_settings,
 )
-from paucal.studies.drawing import PICTURE, describe_sources, efficiency_figure, points_of
+from paucal.studies.drawing import FIGURE_FILE, describe_sources, efficiency_figure, points_of
 from paucal.studies.grids import prepare_grids, shown_settings
-from paucal.studies.numbers import RESULTS, full_folder, measured_in_other_studies
+from paucal.studies.numbers import RESULTS_FILE, full_folder, measured_in_other_studies
 from paucal.studies.outcome import Line, find_lines
 from paucal.studies.plan import find_scale, plan, plan_all_runs
 from paucal.studies.reading import data_sets, find_study
@@ -51,9 +51,9 @@ class StudyResult:
 
     Attributes:
         folder: Folder of the runs, the table and the page.
-        lines: Published and measured numbers, with one entry for each number of the table.
+        lines: Published and measured numbers, with one line for each number of the table.
         settled: Whether every run is done or has failed.
-        failed: Reasons for failed runs, by the runs' names.
+        failed: Error messages of failed runs, by the runs' names.
     """
 
     folder: Path
@@ -67,7 +67,7 @@ class StudyResult:
 
 @with_settings_signature(StudySettings)
 def study(name: str, **settings: Any) -> StudyResult:
-    """Reproduce a table or figure of one of the papers; the same as `paucal study NAME`.
+    """Reproduce a table or figure of one of the papers, like `paucal study NAME` on the command line.
 
     Args:
         name: Name of the study, as `paucal study list` shows it.
@@ -101,7 +101,7 @@ def run_study(name: str, settings: StudySettings, command: str, console: Console
         return _count_or_time(study, settings, command, console)
     require_runnable(study, settings)
     small = find_scale(study, settings.scale)
-    runs = on_given_images(plan(study, settings.scale, data_sets(), settings.rows, settings.columns), settings)
+    runs = with_given_images(plan(study, settings.scale, data_sets(), settings.rows, settings.columns), settings)
     locations = find_locations(settings, runs, data_sets())
     folder = study_folder(study, settings, locations.by_name)
     require_workers(settings.on, settings.slurm, 0 if folder.exists() else settings.jobs)
@@ -120,7 +120,8 @@ def run_study(name: str, settings: StudySettings, command: str, console: Console
 def _compute_grids(call: Call, grids: Sequence[Grid]) -> bool:
     """Let workers compute one grid after the other, and return whether all their runs are done or have failed.
 
-    The initial weights of a later grid may be runs of an earlier grid, so each grid waits for the previous grid.
+    Runs of an earlier grid may provide the initial weights of runs of a later grid, so each grid waits for the previous
+    grid.
     """
     workers, console = worker_settings(call.settings), call.console
     cells = {cell: grid for grid in grids for cell in cells_of(grid) if not state_of(cell).settled}
@@ -141,7 +142,7 @@ def _compute_grids(call: Call, grids: Sequence[Grid]) -> bool:
 def _write_results(call: Call, starts: Sequence[Grid], grids: Sequence[Grid], all_settled: bool) -> StudyResult:
     study, runs, small, folder = call.study, call.runs, call.small, call.folder
     all_runs = plan_all_runs(study, call.settings.scale, data_sets(), call.settings.columns)
-    all_runs = on_given_images(all_runs, call.settings)
+    all_runs = with_given_images(all_runs, call.settings)
     # Earlier calls may have stored grids of runs on other data sets.
     other_data = dict.fromkeys(run.data for run in all_runs if run.data not in {grid.folder.name for grid in grids})
     earlier_grids = [read_grid(folder / name) for name in other_data if is_grid_folder(folder / name)]
@@ -196,7 +197,7 @@ def _count_or_time(study: Study, settings: StudySettings, command: str, console:
         points = points_of(study, lines)
         folders = {column.study: str(full_folder(column.study, folder)) for column in study.columns if column.study}
         figure = efficiency_figure(points)
-        save_figure(folder / PICTURE, figure)
+        save_figure(folder / FIGURE_FILE, figure)
         pictures = [(" ".join(describe_sources(study, points, folders)), figure)]
     page = StudyPage(
         title=f"{study.paper}: {study.title}",
@@ -216,8 +217,8 @@ def _count_or_time(study: Study, settings: StudySettings, command: str, console:
 
 def _write_and_print(study: Study, page: StudyPage, lines: Sequence[Line], folder: Path, console: Console) -> None:
     write_results(folder, lines)
-    write_standalone(folder / PAGE, page)
+    write_standalone(folder / PAGE_FILE, page)
     console.show(terminal_table(study, page.rows))
     for line in (*page.warnings, *page.caveats):
         console.say(line)
-    console.say(f"results are in {folder}: {PAGE} (open it in a browser), {RESULTS}, and the runs")
+    console.say(f"results are in {folder}: {PAGE_FILE} (open it in a browser), {RESULTS_FILE}, and the runs")

@@ -8,7 +8,7 @@ from paucal.recipes import detection, esvit, segmentation
 from paucal.recipes.table import RECIPES
 from paucal.studies.plan import plan
 from paucal.studies.reading import data_sets, find_study, studies
-from paucal.studies.study import TIMED, DataSet, Study
+from paucal.studies.study import TIMED_METRICS, DataSet, Study
 from paucal.studies.words import (
     FORMULA,
     caveats,
@@ -19,7 +19,7 @@ from paucal.studies.words import (
     gpu_hours,
 )
 
-MAX_COLUMNS = 10  # more columns do not fit side by side on a terminal
+MAX_COLUMNS = 10  # a table with more columns is transposed if it has fewer rows than columns, to fit on a terminal
 
 
 def list_studies() -> tuple[Table, list[str]]:
@@ -40,7 +40,7 @@ def list_studies() -> tuple[Table, list[str]]:
 
 
 def show(name: str) -> tuple[Table | None, list[str]]:
-    """Return a table of a study's published numbers, and sentences about the study, the first with its title.
+    """Return a table of a study's published numbers, and sentences about the study, which begin with its title.
 
     The table is None if the study has no published numbers.
     """
@@ -90,7 +90,7 @@ def describe_status(study: Study, data_sets: Mapping[str, DataSet]) -> str:
         >>> [describe_status(find_study(name), data_sets()) for name in ("drloc-table-2a", "drloc-table-12")]
         ['runnable', 'needs data: ade20k; trained weights']
     """
-    if any(column.metric in TIMED for column in study.columns):
+    if any(column.metric in TIMED_METRICS for column in study.columns):
         return "runnable (timed on this device, nothing is trained)"
     if study.kind == "count":
         return "runnable (parameters and operations are counted, nothing is trained)"
@@ -111,7 +111,7 @@ def missing_sets(study: Study, data_sets: Mapping[str, DataSet]) -> list[str]:
 
 
 def how_to_get(study: Study, data_sets: Mapping[str, DataSet]) -> list[str]:
-    """Return a line for each data set, set of initial weights or label maps that the user provides at full scale."""
+    """Return lines on how to get the data sets, initial weights and label maps that a study needs at full scale."""
     lines = [f"{data_sets[name].title} ({name}): {data_sets[name].how}" for name in missing_sets(study, data_sets)]
     lines += [
         f"{name}: initial weights are {start.words}: {'automatic, or ' if start.init else ''}--init {name}=RUN"

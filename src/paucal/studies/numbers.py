@@ -1,4 +1,4 @@
-"""Measured numbers of a study in the units of its columns, from runs, from other columns and from other studies."""
+"""Measured numbers of a study, computed from runs, from other columns of the table, or from other studies."""
 
 import csv
 from collections.abc import Mapping, Sequence
@@ -14,12 +14,12 @@ from paucal.studies.study import Column, Study
 from paucal.types import UserError
 from paucal.verbs.compare.findings import ArmOutcome, Outcome
 
-RESULTS = "results.csv"
+RESULTS_FILE = "results.csv"
 MAX_BYTES = 1 << 22  # largest size of a `results.csv` that is read
 UNSCALED_METRICS = ("correspondence", "correspondence_distance")  # all other scores are published in percent
-WIN_DECIMALS = 1  # percentages are rounded as in the printed tables before wins are counted
-BySeed = Mapping[int, float]  # scores by seed
-Numbers = Mapping[tuple[str, str], "Measurement"]  # measurements by the names of row and column
+WIN_DECIMALS = 1  # before wins are counted, percentages are rounded to this number of decimals, as in printed tables
+ScoresBySeed = Mapping[int, float]  # scores by seed
+Numbers = Mapping[tuple[str, str], "Measurement"]  # measurements by (row name, column name)
 
 
 @dataclass(frozen=True)
@@ -30,8 +30,9 @@ class Measurement:
         value: Mean over seeds, in the unit of the column.
         deviation: Standard deviation over seeds; None if there is only one seed.
         seeds: Number of seeds, with one run each; 0 if the number is a count or a time.
-        gain: Gain over the row's baseline, in the unit of the column; None if the row has no baseline.
-        difference: Gain with its intervals; None if predictions on test images are not stored.
+        gain: Score minus the score of the row's baseline, in the unit of the column; None if the row has no baseline.
+        difference: The gain as a fraction, with confidence intervals; None if predictions on test images are not
+            stored.
         random: Score of the same backbone with random weights; None if the study does not evaluate frozen features.
         low: Lower end of the interval over test images if there is a single run, or the lower quartile of times;
             otherwise None.
@@ -49,8 +50,8 @@ class Measurement:
     high: float | None = None
 
 
-def mean_over_seeds(values: BySeed, base: BySeed | None = None) -> Measurement:
-    """Return the mean and the standard deviation over seeds, and the gain over a baseline on the common seeds."""
+def mean_over_seeds(values: ScoresBySeed, base: ScoresBySeed | None = None) -> Measurement:
+    """Return the mean and standard deviation over seeds, and the mean gain over a baseline on the seeds of both."""
     numbers = list(values.values())
     gains = [values[seed] - base[seed] for seed in values if seed in base] if base else []
     deviation = float(np.std(numbers, ddof=1)) if len(numbers) > 1 else None
@@ -58,7 +59,7 @@ def mean_over_seeds(values: BySeed, base: BySeed | None = None) -> Measurement:
 
 
 def measure_arm(column: Column, arm: ArmOutcome, baseline: ArmOutcome | None) -> Measurement:
-    """Return the number that a column shows for a row that is trained with labels, and its gain over the baseline."""
+    """Return the measurement for a column and a row that is trained with labels, with the gain over the baseline."""
     if column.metric == "top1":
         measured = mean_over_seeds({seed: 100 * outcome.scores["top1"] for seed, outcome in arm.outcomes.items()})
         return measured if arm.gain is None else replace(measured, gain=100 * arm.gain.value, difference=arm.gain)
@@ -79,9 +80,10 @@ def measure_arm(column: Column, arm: ArmOutcome, baseline: ArmOutcome | None) ->
 def measure_scores(
     column: Column, runs: Sequence[Mapping[str, Any]], baseline: Sequence[Mapping[str, Any]]
 ) -> tuple[Measurement | None, str]:
-    """Return the number that a column shows for a row, from the stored scores of the row's and the baseline's runs.
+    """Return the measurement for a column and a row, given the stored scores of the row's and the baseline's runs.
 
-    If there are no scores, the number is None, and the second value is the reason.
+    If there are no scores, the measurement is None, and the second value is the reason. Otherwise, the second value is
+    "".
     """
     scores, base = (
         {run["seed"]: score for run in part if (score := score_of(column, run)) is not None}
@@ -111,8 +113,10 @@ def score_of(column: Column, run: Mapping[str, Any]) -> dict[str, float] | None:
     return {name: unit * value for name, value in run[column.metric].items()}
 
 
-def mean_over_data_sets(data_sets: Sequence[BySeed]) -> dict[int, float]:
-    """Return the mean score over data sets for every seed that has a score on all data sets.
+def mean_over_data_sets(data_sets: Sequence[ScoresBySeed]) -> dict[int, float]:
+    """Return the mean score over data sets for each seed that has a score on all data sets.
+
+    `data_sets` contains the scores on each data set.
 
     Example:
         >>> mean_over_data_sets([{0: 80.0, 1: 70.0}, {0: 60.0}])
@@ -122,8 +126,11 @@ def mean_over_data_sets(data_sets: Sequence[BySeed]) -> dict[int, float]:
     return {seed: sum(scores[seed] for scores in data_sets) / len(data_sets) for seed in seeds}
 
 
-def count_wins(data_sets: Sequence[BySeed], baseline: Sequence[BySeed]) -> dict[int, float]:
-    """Return for each seed the number of data sets on which the rounded score of a row is above its baseline's.
+def count_wins(data_sets: Sequence[ScoresBySeed], baseline: Sequence[ScoresBySeed]) -> dict[int, float]:
+    """Return for each seed the number of data sets on which a row's score is above the baseline's score.
+
+    `data_sets` contains the row's scores in percent on each data set, and `baseline` contains the baseline's scores.
+    Scores are rounded to one decimal before they are compared.
 
     Example:
         >>> count_wins([{0: 80.0}, {0: 60.04}], [{0: 79.0}, {0: 60.0}])
@@ -135,9 +142,9 @@ def count_wins(data_sets: Sequence[BySeed], baseline: Sequence[BySeed]) -> dict[
 
 
 def measured_in_other_studies(study: Study, folder: Path) -> dict[str, Numbers]:
-    """Return the full-scale results of the other studies that the columns of a study refer to, by study name."""
+    """Return the full-scale results of the other studies to which the columns of a study refer, by study name."""
     names = dict.fromkeys(column.study for column in study.columns if column.study)
-    return {name: _read_numbers(full_folder(name, folder) / RESULTS) for name in names}
+    return {name: _read_numbers(full_folder(name, folder) / RESULTS_FILE) for name in names}
 
 
 def full_folder(name: str, folder: Path) -> Path:

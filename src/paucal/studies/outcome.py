@@ -1,4 +1,4 @@
-"""The numbers of a study, published and measured, row by row."""
+"""The published and measured numbers of a study, row by row."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,7 +16,7 @@ from paucal.studies.numbers import (
     score_of,
 )
 from paucal.studies.plan import PlannedRun
-from paucal.studies.study import COUNTED, DERIVED, TIMED, Column, Row, Study, Value
+from paucal.studies.study import COUNTED_METRICS, DERIVED_METRICS, TIMED_METRICS, Column, Row, Study, Value
 from paucal.studies.timing import ModelSpeeds, timed_value
 from paucal.verbs.compare.findings import ArmOutcome, Findings, read_findings, scores_of
 from paucal.verbs.compare.grid import Grid, cells_of, state_of
@@ -26,16 +26,16 @@ NOT_RUN = "not run at this scale"  # reason for a missing measurement
 
 @dataclass(frozen=True)
 class Line:
-    """One number of a study's table: as published, and as measured here.
+    """One number of a study's table: the published value and the value measured here.
 
     Attributes:
         row: Row of the study.
         column: Column of the study.
         published: Published value.
-        deviation: Published standard deviation.
+        deviation: Published standard deviation; None if no standard deviation is published.
         gain: Published gain over the row's baseline; None if the row has no baseline.
-        measured: Measured number; None if nothing was measured.
-        why: Reason why `measured` is None; "" if there is a measured number.
+        measured: Measured value; None if nothing was measured.
+        why: Reason why nothing was measured; "" if there is a measured value.
     """
 
     row: Row
@@ -48,15 +48,15 @@ class Line:
 
 
 @dataclass(frozen=True)
-class Evidence:
+class RunResults:
     """The stored results of a study's runs.
 
     Attributes:
         requested: Runs that the user requested.
         all_runs: All runs of the scale, whether requested or not.
-        trained: Results of runs that are trained with labels, by the names of data set and run.
-        scored: Scores of all other runs with their seeds, by the names of data set and run.
-        failed: Names of data set and run for runs that failed with every seed.
+        trained: Results of runs that are trained with labels, by (data set name, run name).
+        scored: Scores of all other runs for each seed, by (data set name, run name).
+        failed: (data set name, run name) of each run that failed with every seed.
         timed: Speed of the models on this device; None if no column is a time.
         other_studies: Full-scale numbers of other studies, by study name.
     """
@@ -70,7 +70,7 @@ class Evidence:
     other_studies: Mapping[str, Numbers] = field(default_factory=dict)
 
     def run_of(self, row: Row, column: Column) -> PlannedRun | None:
-        """Return the run that measures the number of a row and a column; None if the scale has no such run."""
+        """Return the run that measures the number in a row and a column; None if there is no such run at the scale."""
         return next((run for run in self.all_runs if run.row == row and column in run.columns), None)
 
 
@@ -82,7 +82,7 @@ def find_lines(
     timed: ModelSpeeds | None = None,
     other_studies: Mapping[str, Numbers] | None = None,
 ) -> tuple[list[Line], list[Findings]]:
-    """Return a line for every number of the table, and the results of the grids that train with labels.
+    """Return a line for every number of the table, and the results of the grids whose runs are trained with labels.
 
     Args:
         study: Study of any kind.
@@ -104,11 +104,11 @@ def find_lines(
                 rows = cell.run.read_rows() if grid.verb == "pretrain" else []
                 scored.setdefault(run_key, []).append({"seed": cell.seed, "rows": rows, **scores_of(cell)})
     failed = frozenset(run_key for run_key, names in states.items() if names == {"failed"})
-    evidence = Evidence(runs, all_runs or runs, trained, scored, failed, timed, other_studies or {})
+    run_results = RunResults(runs, all_runs or runs, trained, scored, failed, timed, other_studies or {})
     lines = []
     for row in study.rows:
         for index, column in enumerate(study.columns):
-            measured, reason = _measured_number(study, row, column, evidence)
+            measured, reason = _measured_number(study, row, column, run_results)
             deviation = row.deviations[index] if row.deviations else None
             gain = _published_gain(study, row, index)
             lines.append(Line(row, column, row.values[index], deviation, gain, measured, reason))
@@ -116,7 +116,7 @@ def find_lines(
 
 
 def _published_gain(study: Study, row: Row, index: int) -> float | None:
-    """Return the published gain over the row's baseline, or over the column's baseline if the row has none."""
+    """Return the published gain over the row's baseline, or over the column's baseline if the row has no baseline."""
     column = study.columns[index]
     if column not in study.trained_columns and column.metric != "average":
         return None
@@ -130,56 +130,56 @@ def _published_gain(study: Study, row: Row, index: int) -> float | None:
     return value - other if isinstance(value, float) and isinstance(other, float) else None
 
 
-def _measured_number(study: Study, row: Row, column: Column, evidence: Evidence) -> tuple[Measurement | None, str]:
-    """Return the measured number of a row and a column, and ""; or None and the reason why it is missing."""
-    if column.metric in COUNTED:
+def _measured_number(study: Study, row: Row, column: Column, run_results: RunResults) -> tuple[Measurement | None, str]:
+    """Return the measured number in a row and a column, and ""; or None and the reason why there is no number."""
+    if column.metric in COUNTED_METRICS:
         value = counted_value(study, row, column)
         return (None, "not built here") if value is None else (Measurement(value), "")
     if column.study:
-        number = evidence.other_studies.get(column.study, {}).get((row.name, column.name))
+        number = run_results.other_studies.get(column.study, {}).get((row.name, column.name))
         return number, "" if number is not None else "quoted"
-    if column.metric in TIMED:
-        if evidence.timed is None:
+    if column.metric in TIMED_METRICS:
+        if run_results.timed is None:
             return None, "not timed"
-        spread, reason = timed_value(study, row, column, evidence.timed)
+        spread, reason = timed_value(study, row, column, run_results.timed)
         if spread is None:
             return None, reason
         # The number of the reference row is its published number, so it has no quartiles.
         low, high = (None, None) if spread.low == spread.high else (spread.low, spread.high)
         return Measurement(spread.median, low=low, high=high), reason
-    if column.metric in DERIVED and row in study.trained_rows:
-        return _derived_number(study, row, column, evidence)
+    if column.metric in DERIVED_METRICS and row in study.trained_rows:
+        return _derived_number(study, row, column, run_results)
     if column not in study.trained_columns or row not in study.trained_rows:
         return None, "quoted"
-    return _measure_runs(study, row, column, evidence)
+    return _measure_runs(study, row, column, run_results)
 
 
-def _measure_runs(study: Study, row: Row, column: Column, evidence: Evidence) -> tuple[Measurement | None, str]:
-    run = evidence.run_of(row, column)
+def _measure_runs(study: Study, row: Row, column: Column, run_results: RunResults) -> tuple[Measurement | None, str]:
+    run = run_results.run_of(row, column)
     if run is None:
         return None, NOT_RUN
     run_key, baseline_key = (run.data, run.name), (run.data, run.against)
     if study.kind == "train":
-        if (arm := evidence.trained.get(run_key)) is not None and arm.outcomes:
-            return measure_arm(column, arm, evidence.trained.get(baseline_key)), ""
-    elif scored := evidence.scored.get(run_key, ()):
-        return measure_scores(column, scored, evidence.scored.get(baseline_key, ()))
-    if run_key in evidence.failed:
+        if (arm := run_results.trained.get(run_key)) is not None and arm.outcomes:
+            return measure_arm(column, arm, run_results.trained.get(baseline_key)), ""
+    elif scored := run_results.scored.get(run_key, ()):
+        return measure_scores(column, scored, run_results.scored.get(baseline_key, ()))
+    if run_key in run_results.failed:
         return None, "failed"
-    requested = [run for run in evidence.requested if run.row == row]
+    requested = [run for run in run_results.requested if run.row == row]
     if any(column in run.columns for run in requested):
         return None, "not done"
     return None, "left out by --columns" if requested else "left out by --rows"
 
 
-def _derived_number(study: Study, row: Row, column: Column, evidence: Evidence) -> tuple[Measurement | None, str]:
-    """Return the mean score or the wins of a row over all data sets, and ""; or None and the reason for None."""
-    sets = [_scores_by_seed(row, other, evidence) for other in study.trained_columns]
+def _derived_number(study: Study, row: Row, column: Column, run_results: RunResults) -> tuple[Measurement | None, str]:
+    """Return a row's mean score or number of wins over all data sets, and ""; or None and the reason for None."""
+    sets = [_scores_by_seed(row, other, run_results) for other in study.trained_columns]
     if None in sets:
         return None, NOT_RUN
     row_scores = [scores or {} for scores in sets]
     base_scores = [
-        _scores_by_seed(other, trained_column, evidence) or {}
+        _scores_by_seed(other, trained_column, run_results) or {}
         for other in study.rows
         if other.name == row.against
         for trained_column in study.trained_columns
@@ -194,10 +194,10 @@ def _derived_number(study: Study, row: Row, column: Column, evidence: Evidence) 
     return (mean_over_seeds(values, base), "") if values else (None, "needs all data sets")
 
 
-def _scores_by_seed(row: Row, column: Column, evidence: Evidence) -> dict[int, float] | None:
-    """Return the scores of a row and a column by seed; None if the scale has no run for them."""
-    run = evidence.run_of(row, column)
+def _scores_by_seed(row: Row, column: Column, run_results: RunResults) -> dict[int, float] | None:
+    """Return the scores of a row and a column by seed; None if no run at the scale measures these scores."""
+    run = run_results.run_of(row, column)
     if run is None:
         return None
-    scored = evidence.scored.get((run.data, run.name), ())
+    scored = run_results.scored.get((run.data, run.name), ())
     return {scores["seed"]: score["trained"] for scores in scored if (score := score_of(column, scores)) is not None}

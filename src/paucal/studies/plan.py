@@ -10,8 +10,9 @@ from paucal.studies.study import SCALES, Architecture, Column, DataSet, Part, Ro
 from paucal.types import UserError
 from paucal.wording import did_you_mean
 
-PROTOCOLS = {"correspondence_distance": "correspondence"}  # protocols of metrics whose name is not their protocol's
-EPOCH_SETTINGS = ("region_after",)  # settings that are an epoch number, which is scaled to the length of a run
+# Protocol of each metric of frozen features whose name differs from the name of the protocol.
+PROTOCOL_OF_METRIC = {"correspondence_distance": "correspondence"}
+EPOCH_SETTINGS = ("region_after",)  # settings whose value is an epoch number; it is scaled with the number of epochs
 T = TypeVar("T", bound=Part)
 
 
@@ -22,11 +23,11 @@ class PlannedRun:
     Attributes:
         row: Row of the run.
         columns: Columns whose numbers this run measures.
-        name: Name that is unique among the runs on the same images.
+        name: Name of the run, which is unique among the runs on the same images.
         data: Name of the data set to train on, or of the images that replace it at a smaller scale.
         evaluated: Name of the data set to evaluate frozen features on, or of its replacement at a smaller scale.
         epochs: Number of training epochs.
-        settings: Settings of the command that makes the run, without images and seed.
+        settings: Settings of the command that computes the run, without images and seed.
         against: Name of the baseline run; "" if there is no baseline.
     """
 
@@ -47,10 +48,12 @@ def plan(
     rows: Sequence[str] | None = None,
     columns: Sequence[str] | None = None,
 ) -> list[PlannedRun]:
-    """Return the runs for the named rows and columns of a study, without duplicates; None means all rows or columns.
+    """Return the runs for the named rows and columns of a study, without duplicates.
+
+    If `rows` or `columns` is None, all rows or all columns are used.
 
     At a smaller scale, one set of images replaces all data sets, so only the columns of the first data set are run. The
-    name of a run and its baseline do not depend on which other runs are requested.
+    name and the baseline of a run do not depend on which other runs are requested.
     """
     wanted_rows = _select_named(study.rows_at(find_scale(study, scale)), study.rows, rows, "--rows", study)
     wanted_columns = _select_named(study.trained_columns, study.columns, columns, "--columns", study)
@@ -69,7 +72,7 @@ def plan_all_runs(
 ) -> list[PlannedRun]:
     """Return the runs for all rows of a scale, whether requested or not; see `plan`.
 
-    At a smaller scale, only the columns with the same data set as the first of `columns` are run.
+    At a smaller scale, only the columns on one data set are run: the data set of the first of `columns`.
     """
     small = find_scale(study, scale)
     wanted_columns = _select_named(study.trained_columns, study.columns, columns, "--columns", study)
@@ -114,7 +117,7 @@ def start_settings(study: Study, start: Start, small: Scale) -> dict[str, Any]:
 
 
 def with_given_start(study: Study, run: PlannedRun, init: str) -> PlannedRun:
-    """Return a full-scale run with the initial weights `init` (a run or a file) instead of published weights."""
+    """Return a copy of a full-scale run that starts from `init` (a run or a file) instead of published weights."""
     model = study.models[run.row.model].full.name  # without the tag of the published weights
     return replace(run, settings={**run.settings, "model": model, "init": init})
 
@@ -154,7 +157,7 @@ def _feature_settings(study: Study, row: Row, column: Column, small: Scale | Non
     model = study.models[row.model]
     name = (model.full if small is None or model.standin is None else model.standin).name
     init = study.starts[row.start].init if small is None else ""
-    protocol = PROTOCOLS.get(column.metric, column.metric)
+    protocol = PROTOCOL_OF_METRIC.get(column.metric, column.metric)
     return {"protocol": [protocol], "model": name, **({"init": init} if init else {})}
 
 
@@ -193,7 +196,7 @@ def _model_settings(model: Architecture, row: Row | None = None) -> dict[str, An
 
 
 def _without_unused(settings: dict[str, Any]) -> dict[str, Any]:
-    """Return the settings; if the run has no region task, without the epoch in which that task begins."""
+    """Return the settings. If the run has no region task, omit the epoch in which the region task begins."""
     unused = EPOCH_SETTINGS if settings.get("tasks") == "view" else ()
     return {name: value for name, value in settings.items() if name not in unused}
 
@@ -211,7 +214,7 @@ def _name_runs(runs: Sequence[PlannedRun]) -> list[PlannedRun]:
 
 
 def _common_name(columns: Sequence[Column]) -> str:
-    """Return the words with which the names of all columns begin, or the first name if there are no such words."""
+    """Return the first words that the names of all columns share, or the first name if they share no first word."""
     common = []
     for position_words in zip(*(column.name.split() for column in columns), strict=False):
         if len(set(position_words)) > 1:

@@ -10,13 +10,13 @@ from typing import Any, TypeVar
 
 from paucal.reading import parse_yaml, read_text
 from paucal.studies.study import (
-    DERIVED,
+    DERIVED_METRICS,
     FIGURE_AXES,
     KINDS,
     METRICS,
     NETWORKS,
+    RUN_METRICS,
     SCALES,
-    TRAINED,
     Architecture,
     Column,
     DataSet,
@@ -35,15 +35,17 @@ from paucal.wording import did_you_mean
 FOLDER = Path(__file__).parent / "published"
 PAPERS = ("drloc", "token_labeling", "dhvt", "esvit", "networks")
 MAX_BYTES = 1 << 20  # largest size of a YAML file
-# Entries at the top level of a paper's file, which apply to all its studies, and entries in `by_kind.yaml`, which apply
-# to all studies of a kind.
+# SHARED are the top-level entries of a paper's YAML file that apply to all studies of the paper. SHARED_BY_KIND are the
+# entries in `by_kind.yaml`, which apply to all studies of a kind.
 SHARED = ("paper", "source", "recipe", "epochs", "full", "telling")
 SHARED_BY_KIND = ("telling", "scales")
-# Two additional kinds in `by_kind.yaml`: TUNE for studies of kind "train" whose rows have trained initial weights, and
-# ENLARGE for studies with `like: enlarge`, whose initial weights are trained on the same images at a smaller size.
-TUNE = "tune"
-ENLARGE = "enlarge"
-STARTED = ("detect", "segment", "frozen")  # kinds of studies in which every trained row needs initial weights
+# Two additional kinds in `by_kind.yaml`: TUNING_KIND is for studies of kind "train" whose rows start from trained
+# weights. ENLARGING_KIND is for studies with the entry `like: enlarge`, whose initial weights are trained on the same
+# images at a smaller image size.
+TUNING_KIND = "tune"
+ENLARGING_KIND = "enlarge"
+# Kinds of studies in which every trained row needs initial weights.
+KINDS_WITH_STARTS = ("detect", "segment", "frozen")
 T = TypeVar("T")
 
 
@@ -55,7 +57,7 @@ def data_sets() -> Mapping[str, DataSet]:
 
 @cache
 def studies() -> Mapping[str, Study]:
-    """Return all studies by name, paper by paper, in the order of their tables."""
+    """Return all studies by name. Studies of the same paper follow each other, in the order of the paper's tables."""
     by_kind = read_by_kind(FOLDER / "by_kind.yaml")
     files = [read_studies(FOLDER / f"{paper}.yaml", data_sets(), by_kind) for paper in PAPERS]
     return {name: study for file in files for name, study in file.items()}
@@ -73,7 +75,9 @@ def find_study(name: str) -> Study:
 
 def read_data_sets(path: Path) -> dict[str, DataSet]:
     """Read a YAML file of data sets; return the data sets by name."""
-    sets = {name: _make(DataSet, entry, f"{path.name}: {name}") for name, entry in _read_mapping(path).items()}
+    sets = {
+        name: _make_dataclass(DataSet, entry, f"{path.name}: {name}") for name, entry in _read_mapping(path).items()
+    }
     for name, data_set in sets.items():
         if not data_set.named and not data_set.how:
             raise UserError(f"{path.name}: {name} has neither 'named' nor 'how': add one of these entries.")
@@ -81,10 +85,10 @@ def read_data_sets(path: Path) -> dict[str, DataSet]:
 
 
 def read_by_kind(path: Path) -> dict[str, Any]:
-    """Read the entries that apply to all studies of a kind; they override the top-level entries of a paper's file."""
+    """Read the entries that apply to all studies of a kind. They override the top-level entries of a paper's file."""
     content = _read_mapping(path)
     for kind, entry in content.items():
-        _require_name(kind, (*TRAINED, TUNE, ENLARGE), f"{path.name}: the kind")
+        _require_name(kind, (*RUN_METRICS, TUNING_KIND, ENLARGING_KIND), f"{path.name}: the kind")
         for name in entry:
             _require_name(name, SHARED_BY_KIND, f"{path.name}: {kind}: the entry")
     return content
@@ -107,7 +111,7 @@ def read_studies(
         base_kind = entry.pop("like", None)
         if base_kind is not None:
             _require_name(base_kind, by_kind, f"{location}: the entry 'like'")
-        base_kind = base_kind or (TUNE if kind == "train" and entry.get("starts") else kind)
+        base_kind = base_kind or (TUNING_KIND if kind == "train" and entry.get("starts") else kind)
         entry["columns"] = _expand_columns(entry.get("columns", []), content.get("columns", {}), location)
         if isinstance(entry.get("rows"), dict):
             entry["rows"] = _rows_of_other(entry["rows"], entry["columns"], studies_read, location)
@@ -122,7 +126,7 @@ def read_studies(
 
 
 def _expand_columns(entries: Any, groups: Mapping[str, Any], location: str) -> list[Any]:
-    """Return the columns of a study; names of column groups are replaced by the columns in these groups."""
+    """Return the columns of a study. The name of a group of columns is replaced by the columns of the group."""
     columns = []
     for entry in _require_list(entries, f"{location}: columns"):
         if isinstance(entry, str):
@@ -136,8 +140,9 @@ def _rows_of_other(
 ) -> list[Any]:
     """Return the row entries of a study that repeats the rows of an earlier study, written as `rows: {of: NAME}`.
 
-    Values are taken from the columns that both studies have. In `rows`, the optional entry `models` maps names of rows
-    to models that the earlier study does not train, and `against` is the name of the reference row for times.
+    Values are taken from the columns that both studies have. In `rows`, the optional entry `models` gives a model to
+    rows that have no model in the earlier study (by the rows' names), and `against` is the name of the reference row
+    for times.
     """
     _require_name(str(rows.get("of")), studies_read, f"{location}: the entry 'of' of its rows")
     other, models = studies_read[str(rows["of"])], rows.get("models", {})
@@ -158,16 +163,22 @@ def _make_study(name: str, entry: Mapping[str, Any], models: Mapping[str, Model]
     parts = {}
     for part, kind in (("columns", Column), ("rows", Row)):
         entries = _require_list(entry.get(part, []), f"{location}: {part}")
-        parts[part] = [_make(kind, item, f"{location}: {part[:-1]} {number}") for number, item in enumerate(entries, 1)]
+        parts[part] = [
+            _make_dataclass(kind, item, f"{location}: {part[:-1]} {number}") for number, item in enumerate(entries, 1)
+        ]
     starts = {
-        key: _make(Start, item, f"{location}: the start {key!r}") for key, item in entry.get("starts", {}).items()
+        key: _make_dataclass(Start, item, f"{location}: the start {key!r}")
+        for key, item in entry.get("starts", {}).items()
     }
-    return _make(Study, {**entry, **parts, "starts": starts, "name": name, "models": models}, location)
+    return _make_dataclass(Study, {**entry, **parts, "starts": starts, "name": name, "models": models}, location)
 
 
 def _make_scales(shared: Mapping[str, Any], entry: Mapping[str, Any], location: str) -> dict[str, Scale]:
-    """Return the smaller scales of a study: shared scales, updated by the study's own entries. Null removes a scale."""
-    if entry.get("kind") not in TRAINED:
+    """Return the smaller scales of a study: the shared scales, updated with the study's own entries.
+
+    An own entry with the value null removes a scale.
+    """
+    if entry.get("kind") not in RUN_METRICS:
         return {}
     own_scales = entry.get("scales", {})
     scales = {}
@@ -178,8 +189,8 @@ def _make_scales(shared: Mapping[str, Any], entry: Mapping[str, Any], location: 
         values = {**shared.get(name, {}), **own_scales.get(name, {})}
         for part, kind in (("teacher", Teacher), ("start_training", StartTraining)):
             if values.get(part) is not None:
-                values[part] = _make(kind, values[part], f"{location}: the {part} of {name}")
-        scales[name] = _make(Scale, values, f"{location}: {name}")
+                values[part] = _make_dataclass(kind, values[part], f"{location}: the {part} of {name}")
+        scales[name] = _make_dataclass(Scale, values, f"{location}: {name}")
     return scales
 
 
@@ -189,8 +200,8 @@ def _make_model(entry: Any, location: str) -> Model:
     values = {name: value for name, value in entry.items() if name not in ("name", "args")}
     full = {name: value for name, value in entry.items() if name in ("name", "args")}
     if values.get("standin") is not None:
-        values["standin"] = _make(Architecture, values["standin"], f"{location}: the stand-in")
-    model = _make(Model, {**values, "full": _make(Architecture, full, location)}, location)
+        values["standin"] = _make_dataclass(Architecture, values["standin"], f"{location}: the stand-in")
+    model = _make_dataclass(Model, {**values, "full": _make_dataclass(Architecture, full, location)}, location)
     _require_name(model.network, NETWORKS, f"{location}: the network")
     if model.network and len(model.shape) != 2:
         raise UserError(
@@ -199,8 +210,8 @@ def _make_model(entry: Any, location: str) -> Model:
     return model
 
 
-def _make(kind: type[T], entry: Any, location: str) -> T:
-    """Make an object of the dataclass `kind` from a mapping and check the types of its values. Lists become tuples."""
+def _make_dataclass(kind: type[T], entry: Any, location: str) -> T:
+    """Make an object of the dataclass `kind` from a mapping, and check the types of the values. Lists become tuples."""
     if not isinstance(entry, dict):
         raise UserError(f"{location} is {entry!r}, expected a mapping of names to values.")
     hints, field_of = _type_hints(kind), {item.name: item for item in fields(kind)}  # type: ignore[arg-type]
@@ -215,7 +226,9 @@ def _make(kind: type[T], entry: Any, location: str) -> T:
     return kind(**values)
 
 
-_type_hints = cache(typing.get_type_hints)  # cached, since the files define a thousand objects of a few classes
+_type_hints = cache(
+    typing.get_type_hints
+)  # cached, since the YAML files define about a thousand objects of a few dataclasses
 
 
 def _convert(value: Any, hint: Any, location: str) -> Any:
@@ -253,18 +266,18 @@ def _read_mapping(path: Path) -> dict[str, Any]:
 
 
 def _require_name(word: str, names: Iterable[str], where: str) -> None:
-    """Raise a UserError if `word` is not one of the names; `where`, such as "FILE: the kind", begins the message."""
+    """Raise a UserError that begins with `where`, such as "FILE: the kind", if `word` is not one of the names."""
     names = list(names)
     if word not in names:
         raise UserError(f"{where} is {word!r}{did_you_mean(word, names)}; expected one of {', '.join(names)}.")
 
 
 def _check_study(study: Study, data_sets: Mapping[str, DataSet], where: str) -> None:
-    """Raise a UserError if a name in a study does not exist, or if its rows, columns and scales do not match."""
+    """Raise a UserError if a name in a study does not exist, or if rows, columns and scales do not match."""
     _require_name(study.kind, KINDS, f"{where}: the kind")
     for column in study.columns:
         _require_name(column.metric, METRICS, f"{where}: the metric of {column.name!r}")
-        if column.metric in DERIVED and study.kind != "frozen":
+        if column.metric in DERIVED_METRICS and study.kind != "frozen":
             raise UserError(f"{where}: the metric of {column.name!r} is only for studies of kind 'frozen'.")
         if column in study.trained_columns and not column.data:
             raise UserError(f"{where}: the column {column.name!r} is measured by runs, so it needs an entry 'data'.")
@@ -301,7 +314,7 @@ def _check_row(study: Study, row: Row, location: str) -> None:
         raise UserError(f"{location} has {len(row.deviations)} deviations for {len(row.values)} values.")
     if row.model:
         _require_name(row.model, study.models, f"{location}: the model")
-    if row.start or ((study.starts or study.kind in STARTED) and row in study.trained_rows):
+    if row.start or ((study.starts or study.kind in KINDS_WITH_STARTS) and row in study.trained_rows):
         _require_name(row.start, study.starts, f"{location}: the start")
         model = study.starts[row.start].model
         if model in study.models and study.models[row.model].standin != study.models[model].standin:
@@ -336,5 +349,5 @@ def _check_scales(study: Study, location: str) -> None:
             raise UserError(f"{location}: the rows have starts, but a smaller scale has no 'start_training'.")
         if scale.start_training is not None and not scale.start_training.data and scale.teacher is None:
             raise UserError(
-                f"{location}: 'start_training' of a smaller scale has no 'data', which needs a 'teacher' for the split."
+                f"{location}: a smaller scale whose 'start_training' has no 'data' needs a 'teacher' for the split."
             )

@@ -1,8 +1,8 @@
 """Drawn scenes with boxes and masks, which replace photographs: handwritten digits on a noisy background.
 
-Half of the built-in digits are reserved for training the initial weights of a study's runs (its "starts"). The other
-digits are used unchanged for frozen features, and are divided among the train, val and test scenes. So no initial
-weights are trained on a digit of a scene, and no digit of a test scene occurs in a training scene.
+Half of the built-in digits are reserved for training the initial weights of a study's runs. The other digits are used
+unchanged to evaluate frozen features, and are divided among the train, val and test scenes. So no initial weights are
+trained on a digit of a scene, and no digit of a test scene occurs in a training scene.
 """
 
 import json
@@ -21,20 +21,20 @@ from paucal.data.sources.opening import open_digits
 
 # Names of the folders of scenes, of digits for training initial weights, and of all other digits.
 SCENES, START_DIGITS, OTHER_DIGITS = "scenes", "digits", "other-digits"
-DRAWN = "drawn"  # folder within a study's folder that contains these three folders
-UNFINISHED = f".{DRAWN}-"  # prefix of the temporary folder into which images are drawn
+DRAWN_FOLDER = "drawn"  # folder within a study's folder that contains these three folders
+UNFINISHED = f".{DRAWN_FOLDER}-"  # prefix of the temporary folder into which images are drawn
 DIGIT_FRACTIONS = {"train": 0.5, "val": 0.2, "test": 0.3}  # fraction of the scenes' digits in each split
-SCENES_PER_TRAINING_SCENE = {"train": 1.0, "val": 0.2, "test": 0.5}
+SCENES_PER_TRAINING_SCENE = {"train": 1.0, "val": 0.2, "test": 0.5}  # number of scenes per training scene
 MIN_DIGITS, MAX_DIGITS = 3, 6  # smallest and largest number of digits per scene
 MIN_SIZE, MAX_SIZE = 0.28, 0.45  # side of a digit as a fraction of the scene's side
 BACKGROUND_MEAN, BACKGROUND_STD = 60.0, 20.0  # mean and standard deviation of the background's grey levels
-INK_LEVEL = 80  # pixels of a digit whose grey level is above this hide the background
+INK_LEVEL = 80  # digit pixels with a grey level above this value cover the background
 MAX_TRIES = 30  # number of random positions that are tried before a digit is skipped
 
 
 @dataclass(frozen=True)
 class Scene:
-    """A drawn image: (S, S) grey levels, the labels of N digits, and (N, S, S) masks of the digits without overlap."""
+    """A drawn image: (S, S) grey levels, the labels of N digits, and (N, S, S) masks of the digits (no overlap)."""
 
     pixels: NDArray[np.uint8]
     labels: tuple[int, ...]
@@ -90,9 +90,9 @@ def _draw_into(folder: Path, images: int, side: int, seed: int) -> None:
 
 
 def split_digits(count: int, rng: np.random.Generator) -> tuple[NDArray[np.int64], dict[str, NDArray[np.int64]]]:
-    """Return the indices of the digits for training initial weights, and the indices of the digits of each split.
+    """Return the indices of the digits for training initial weights, and the indices of the digits for each split.
 
-    No index occurs twice.
+    No digit is in two of these sets.
     """
     for_starts, for_scenes = np.split(rng.permutation(count), [count // 2])
     ends = np.round(np.cumsum(list(DIGIT_FRACTIONS.values())) * len(for_scenes)).astype(int)[:-1]
@@ -100,7 +100,7 @@ def split_digits(count: int, rng: np.random.Generator) -> tuple[NDArray[np.int64
 
 
 def draw_scene(pool: Sequence[tuple[NDArray[np.uint8], int]], side: int, rng: np.random.Generator) -> Scene:
-    """Return a square scene of `side` pixels, with digits of different sizes on noise that do not overlap.
+    """Return a square scene with a side of `side` pixels: digits of different sizes, without overlap, on noise.
 
     `pool` contains the (8, 8) grey levels and the label of each available digit.
     """

@@ -1,7 +1,7 @@
-"""The initial weights of the rows of a study, which are called "starts".
+"""The initial weights of the rows of a study. In code, one set of initial weights is called a "start".
 
-At full scale, starts are published weights or the weights of `--init`. At a smaller scale, starts are trained first, in
-separate grids of runs. No start is trained on a test image of a row.
+At full scale, initial weights are published weights or the weights of `--init`. At a smaller scale, the initial weights
+are trained first, in separate grids of runs. No initial weights are trained on test images of a row.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,7 +13,7 @@ from paucal.runner.console import Console
 from paucal.runs.grid_files import is_grid_folder
 from paucal.studies.call import Call, DataLocations
 from paucal.studies.plan import PlannedRun, start_settings, with_given_start
-from paucal.studies.scenes import DRAWN, OTHER_DIGITS, SCENES, START_DIGITS, draw_data_sets
+from paucal.studies.scenes import DRAWN_FOLDER, OTHER_DIGITS, SCENES, START_DIGITS, draw_data_sets
 from paucal.studies.settings import StudySettings
 from paucal.studies.study import Scale, Study
 from paucal.types import UserError
@@ -22,15 +22,16 @@ from paucal.verbs.compare.jobs import GridImages, open_images
 from paucal.verbs.compare.preparation import prepare_grid
 from paucal.verbs.compare.settings import Arm
 
-VERBS = ("train", "pretrain")  # commands that train starts
-TOLERANCE = 1.05  # a data set with at most this many times the images of a scale is used completely
+START_COMMANDS = ("train", "pretrain")  # commands that train initial weights
+# If a data set has at most this factor times the number of images that a scale uses, all images are used.
+MAX_SIZE_RATIO = 1.05
 
 
 def with_starts(call: Call) -> Call:
-    """Return a call in which every run has its initial weights: those of `--init`, or published weights.
+    """Return a call whose runs start from the weights given with `--init`, or otherwise from published weights.
 
-    The call is returned unchanged if the scale is smaller, since starts are then trained first, or if the study has no
-    starts.
+    The call is returned unchanged if its scale is a smaller scale, since the initial weights are then trained first, or
+    if the rows of the study have no initial weights.
     """
     study, runs = call.study, call.runs
     if not study.starts or call.small is not None:
@@ -67,9 +68,9 @@ def _require_starts(study: Study, runs: Sequence[PlannedRun], init_of_start: Map
 
 
 def with_start_images(locations: DataLocations, small: Scale, settings: StudySettings, folder: Path) -> DataLocations:
-    """Return the locations, with the location of the images on which starts are trained.
+    """Return the locations, including the location of the images on which initial weights are trained.
 
-    If the scale uses digits and scenes and DATA is not given, the digits and scenes are drawn into the study's folder.
+    If the scale uses drawn scenes or digits and DATA is not given, the images are drawn into the study's folder.
     """
     start_training = small.start_training
     if start_training is None or not start_training.data:
@@ -81,32 +82,36 @@ def with_start_images(locations: DataLocations, small: Scale, settings: StudySet
         )
     if settings.data or small.data not in (SCENES, OTHER_DIGITS):
         return replace(locations, start_images=start_training.data)
-    image_root = draw_data_sets(folder / DRAWN, small.images, small.side).resolve()
+    image_root = draw_data_sets(folder / DRAWN_FOLDER, small.images, small.side).resolve()
     location_of = {**locations.by_name, small.data: str(image_root / small.data)}
     return replace(locations, by_name=location_of, start_images=str(image_root / START_DIGITS))
 
 
 def read_starts(folder: Path) -> list[Grid]:
-    """Return the stored grids of a study's starts; the grid of starts trained with labels comes first."""
-    return [read_grid(folder / STARTS / verb) for verb in VERBS if is_grid_folder(folder / STARTS / verb)]
+    """Return the stored grids of runs that train initial weights; the grid that trains with labels comes first."""
+    return [read_grid(folder / STARTS / verb) for verb in START_COMMANDS if is_grid_folder(folder / STARTS / verb)]
 
 
 def prepare_starts(call: Call, rows: Grid) -> None:
-    """Check the starts of all rows, estimate their training time, and store a grid for each command that trains starts.
+    """Check the initial weights that the rows need, estimate the training time, and store the grids that train them.
 
-    `rows` is the grid of the runs that need the starts. This grid includes unfinished runs of earlier calls, since any
-    worker may compute them.
+    There is one grid for each command that trains initial weights. `rows` is the grid of the runs that need the initial
+    weights. The grid `rows` includes unfinished runs of earlier calls, since any worker may compute these runs.
     """
     study, small, console = call.study, call.small, call.console
     if small is None or (start_training := small.start_training) is None:
-        raise UserError(f"{study.name} has no images for training initial weights at this scale: use --scale full.")
+        raise UserError(
+            f"{study.name} has no images for training initial weights at --scale {call.settings.scale}: use --scale "
+            "full."
+        )
     shared = {**call.locations.shared, "data": call.locations.start_images or rows.shared["data"]}
-    for verb in VERBS:
+    for verb in START_COMMANDS:
         settings = {}
         for arm in rows.arms:
             start_verb, name = arm.settings[START]
             if start_verb == verb and name not in settings:
-                # A start that is trained on the images of its rows uses the split and the label maps of these rows.
+                # Initial weights that are trained on the images of the rows use the split and the label maps of the
+                # rows.
                 like_rows = () if start_training.data else ("split", "labels")
                 parts = {name: value for name, value in arm.settings.items() if name in like_rows}
                 settings[name] = {**start_settings(study, study.starts[name], small), **parts}
@@ -115,7 +120,7 @@ def prepare_starts(call: Call, rows: Grid) -> None:
         fraction = {}
         if verb == "train" and start_training.data:
             labelled = open_labelled(shared, start_training.set.get("classes"), console)
-            fraction = fraction_for(labelled, start_training.images)
+            fraction = fraction_setting(labelled, start_training.images)
         arms = [Arm(name, None, None, {**values, **fraction}) for name, values in settings.items()]
         grid_settings = call.grid_settings(call.folder / STARTS / verb, rows.seeds)
         images = None if verb == "train" else open_images(verb, shared, console)
@@ -131,6 +136,6 @@ def open_labelled(shared: Mapping[str, Any], classes: str | None, console: Conso
     return open_images("train", {**location, "classes": classes}, console)
 
 
-def fraction_for(images: GridImages, count: int) -> dict[str, float]:
-    """Return the setting `fraction` that limits training to `count` images; {} if all images are used."""
-    return {} if images.training <= TOLERANCE * count else {"fraction": round(count / images.training, 6)}
+def fraction_setting(images: GridImages, count: int) -> dict[str, float]:
+    """Return the setting `fraction` that limits training to `count` images; an empty dict if all images are used."""
+    return {} if images.training <= MAX_SIZE_RATIO * count else {"fraction": round(count / images.training, 6)}

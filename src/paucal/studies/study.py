@@ -1,11 +1,11 @@
-"""The definition of a study: a table or figure of a paper, the runs that reproduce it, and its smaller scales."""
+"""The definition of a study: a table or figure of a paper, the runs that reproduce it, and smaller scales."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
 SCALES = ("tiny", "small", "full")
-NETWORKS = ("", "detector", "cascade", "upernet")  # "" means a backbone alone
+NETWORKS = ("", "detector", "cascade", "upernet")  # "" means the backbone without a detector or segmenter
 Kind = Literal["train", "pretrain", "frozen", "detect", "segment", "count", "facts", "pictures", "command"]
 Metric = Literal[
     *("top1", "curve", "seconds_per_step", "linear", "knn", "knn_curve"),  # scores of runs
@@ -17,21 +17,22 @@ Metric = Literal[
     *("throughput", "throughput_scaled"),  # timed on this device, without training
     *("quoted", "text"),  # only shown, never measured
 ]
-Value = float | str | None  # published value; None if none is published
+Value = float | str | None  # published value; None if the paper has no value
 KINDS: tuple[str, ...] = get_args(Kind)
 METRICS: tuple[str, ...] = get_args(Metric)
-# Metrics that the runs of a study measure, for each kind of study that has runs.
-TRAINED: Mapping[str, tuple[str, ...]] = {
+# Metrics that runs measure, for each kind of study that has runs.
+RUN_METRICS: Mapping[str, tuple[str, ...]] = {
     "train": ("top1", "curve", "seconds_per_step"),
     "pretrain": ("linear", "knn", "knn_curve"),
     "frozen": ("logistic", "linear", "knn", "correspondence", "correspondence_distance"),
     "detect": ("ap", "ap50", "ap75", "mask_ap", "mask_ap50", "mask_ap75"),
     "segment": ("mean_iou", "mean_iou_scales", "mean_accuracy", "pixel_accuracy"),
 }
-COUNTED = ("params", "gmacs", "gmacs_all")
-FIGURE_AXES = ("accuracy", "throughput", "parameters")  # quantities in the efficiency figure; each is a column
-DERIVED = ("average", "wins")
-TIMED = ("throughput", "throughput_scaled")
+COUNTED_METRICS = ("params", "gmacs", "gmacs_all")  # counted on the published models, without runs
+# Quantities in the efficiency figure. `Study.draws` names the column of each quantity.
+FIGURE_AXES = ("accuracy", "throughput", "parameters")
+DERIVED_METRICS = ("average", "wins")  # computed from other columns of the row
+TIMED_METRICS = ("throughput", "throughput_scaled")  # timed on this device, without training
 
 
 @dataclass(frozen=True)
@@ -59,7 +60,7 @@ class DataSet:
 
 @dataclass(frozen=True)
 class Architecture:
-    """The name of a model of timm or paucal, and arguments of its constructor, each as NAME=VALUE."""
+    """The name of a model of timm or paucal, and arguments of the model's constructor, each as NAME=VALUE."""
 
     name: str
     args: tuple[str, ...] = ()
@@ -71,10 +72,12 @@ class Model:
 
     Attributes:
         full: Published model.
-        gmacs: Multiply-adds of a forward pass for one image in billions, including attention, to estimate the cost.
+        gmacs: Multiply-adds of a forward pass for one image, in billions, including attention; used to estimate the
+            cost.
         side: Side of the images in pixels.
         standin: Model that replaces the published model at the smaller scales; None if there is no such model.
-        network: Detector or segmenter in which the model is the backbone, one of `NETWORKS`; "" for the model alone.
+        network: Detector or segmenter whose backbone the model is, one of `NETWORKS`; "" for the model without a
+            detector or segmenter.
         shape: Height and width in pixels of the images of the detector or segmenter.
         width: Number of channels of a segmenter's head.
     """
@@ -90,7 +93,7 @@ class Model:
 
 @dataclass(frozen=True)
 class Teacher(Architecture):
-    """The teacher that makes label maps at a smaller scale, with the epochs and peak learning rate of its training."""
+    """The teacher that makes label maps at a smaller scale: model, number of epochs and peak learning rate."""
 
     epochs: int = 10
     lr: float = 1e-3
@@ -98,15 +101,16 @@ class Teacher(Architecture):
 
 @dataclass(frozen=True)
 class StartTraining:
-    """How the initial weights of rows (their "starts") are trained at a smaller scale.
+    """How initial weights (in code called "starts") are trained at a smaller scale.
 
     Attributes:
-        epochs: Number of epochs of every start.
+        epochs: Number of epochs of each training.
         side: Side of the images in pixels.
-        data: Labelled images; "" to use the images of the rows, with the split of the teacher of their label maps.
+        data: Name of the labelled images; "" to use the images of the rows, with the split of the teacher that makes
+            the rows' label maps.
         images: Maximum number of training images; no effect if `data` is "".
-        set: Settings of all starts that are trained with labels.
-        pretrain: Settings of all starts that are trained without labels.
+        set: Settings of all initial weights that are trained with labels.
+        pretrain: Settings of all initial weights that are trained without labels.
     """
 
     epochs: int
@@ -119,12 +123,13 @@ class StartTraining:
 
 @dataclass(frozen=True)
 class Scale:
-    """A smaller scale of a study.
+    """A smaller scale of a study, with small models, few images and few epochs.
 
     Attributes:
-        data: Images that replace all published data sets.
+        data: Name of the images that replace all published data sets.
         images: Maximum number of training images.
-        epochs: Number of epochs of a run that has the study's number of epochs at full scale.
+        epochs: Number of epochs of a run that has `Study.epochs` epochs at full scale; other runs are scaled in
+            proportion.
         seeds: Seeds of every row.
         side: Side of the images in pixels.
         set: Settings of all runs.
@@ -146,15 +151,15 @@ class Scale:
 
 @dataclass(frozen=True)
 class Part:
-    """The entries of a row or a column that describe its runs.
+    """The entries that rows and columns have in common; they describe runs.
 
     Attributes:
         name: Published name.
         set: Settings at every scale.
         full: Settings at full scale.
         standin: Settings at the smaller scales.
-        data: Name of the data set to train on, or to evaluate on if this is a column of frozen features; "" in a row if
-            the columns have the data set, and vice versa.
+        data: Name of the data set to train on. In a column of frozen features, the data set to evaluate on. "" in a row
+            if the columns name the data sets, and "" in a column if the rows name the data sets.
         epochs: Number of epochs; None for the study's number of epochs.
         classes: Number of classes of the model whose parameters are counted; None for the default.
         against: Name of the baseline, which is another row or another column; "" if there is no baseline.
@@ -177,7 +182,8 @@ class Column(Part):
     Attributes:
         metric: Metric of the numbers, one of `METRICS`.
         study: Name of another study whose full-scale results contain the numbers; "" if this study measures them.
-        at: Position at which a curve is read, as a fraction of all epochs, or of the monitored epochs for "knn_curve".
+        at: Epoch at which a training curve is read, as a fraction of all epochs; for "knn_curve", as a fraction of the
+            monitored epochs.
     """
 
     metric: str = "quoted"
@@ -192,9 +198,9 @@ class Row(Part):
     Attributes:
         values: Published values, one for each column.
         deviations: Published standard deviations, one for each column; () if no deviations are published.
-        model: Name of the model to train; "" if the row has no model of its own and is only quoted.
+        model: Name of the model to train; "" if no model is trained because the row's numbers are only quoted.
         args: Additional arguments of the model's constructor, each as NAME=VALUE.
-        quoted: Whether the paper took the row's numbers from another paper.
+        quoted: Whether the paper copied the row's numbers from another paper.
         maps: Whether the row is trained with label maps of a teacher.
         start: Key of the row's initial weights in the study's `starts`; "" to start from random weights.
         note: Remark to print below the table.
@@ -217,7 +223,7 @@ class Start:
     Attributes:
         words: Description of the weights at full scale, for messages.
         model: Name of the model in the study.
-        init: Value of `--init` at full scale; "" if the user has to give a run.
+        init: Value of `--init` at full scale; "" if the user must give a run.
         tag: Tag of timm's weights if `init` is "timm"; "" for timm's default tag.
         verb: Command that trains the stand-in at a smaller scale, "train" or "pretrain".
         set: Settings for training the stand-in.
@@ -241,7 +247,8 @@ class Study:
         paper: Short name of the paper.
         source: Where the paper is published, such as "arXiv:2106.03746".
         where: Where the table or figure is in the paper, such as "table 1".
-        kind: How the table or figure is reproduced: the command of its runs or another computation, one of `KINDS`.
+        kind: How the table or figure is reproduced, one of `KINDS`: the command that computes the runs, or another
+            method.
         columns: Columns in the published order.
         rows: Rows in the published order.
         models: Models by the names that rows use.
@@ -252,7 +259,7 @@ class Study:
         scales: Smaller scales by name.
         misprints: Misprints of the paper, and other remarks on its numbers.
         telling: Sentences on what the smaller scales can and cannot show.
-        without: Reason for having no smaller scales.
+        without: Reason why the study has no smaller scales; "" if it has smaller scales.
         starts: Initial weights of the rows by name; empty if all rows start from random weights.
         draws: Name of the column for each of the `FIGURE_AXES`; empty if the study has no figure.
         see: How to reproduce a study that cannot be run, or where paucal implements what the study shows.
@@ -284,16 +291,16 @@ class Study:
     @property
     def trains(self) -> bool:
         """Whether the study has runs; other studies are counted, timed or only shown."""
-        return self.kind in TRAINED
+        return self.kind in RUN_METRICS
 
     @property
     def trained_columns(self) -> Sequence[Column]:
         """The columns whose numbers are measured by runs."""
-        return [column for column in self.columns if column.metric in TRAINED.get(self.kind, ())]
+        return [column for column in self.columns if column.metric in RUN_METRICS.get(self.kind, ())]
 
     @property
     def trained_rows(self) -> Sequence[Row]:
-        """The rows that have runs; rows with numbers from other papers have none."""
+        """The rows that have runs. Rows whose numbers the paper took from other papers have no runs."""
         return [row for row in self.rows if self.trains and row.model and not row.quoted]
 
     def rows_at(self, small: Scale | None) -> list[Row]:

@@ -1,4 +1,4 @@
-"""The results of a study as tables: on the terminal, in `results.csv` and on the page."""
+"""The results of a study as tables: on the terminal, in `results.csv` and on the page `study.html`."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -7,13 +7,13 @@ from typing import Any
 from rich.table import Table
 
 from paucal.runs import csv_text, write_text
-from paucal.studies.numbers import RESULTS, Measurement
+from paucal.studies.numbers import RESULTS_FILE, Measurement
 from paucal.studies.outcome import NOT_RUN, Line
 from paucal.studies.study import Study
 from paucal.studies.words import format_published
 from paucal.verbs.compare.report import format_interval
 
-DECIMALS = {  # number of decimals by metric; 1 for all other metrics
+DECIMALS = {  # number of decimals in tables, by metric; other metrics have 1 decimal
     **dict.fromkeys(("params", "gmacs", "gmacs_all", "correspondence_distance", "throughput", "average"), 2),
     **{"wins": 0, "correspondence": 3, "seconds_per_step": 4},
 }
@@ -22,8 +22,8 @@ DECIMALS = {  # number of decimals by metric; 1 for all other metrics
 def shown_rows(lines: Sequence[Line], heading: str = "measured") -> list[dict[str, str]]:
     """Return the rows of the table on the page, one for each number; each row maps column headings to texts.
 
-    `heading` is the heading of the measured numbers. Empty columns are omitted, and so are rows that have no published
-    number and are not run at the scale.
+    `heading` is the heading of the measured numbers. Columns without values are omitted. Rows without a published
+    number are omitted if they are not run at the scale.
     """
     rows = []
     for line in lines:
@@ -75,7 +75,7 @@ def terminal_table(study: Study, rows: Sequence[Mapping[str, str]]) -> Table:
 def write_results(folder: Path, lines: Sequence[Line]) -> None:
     """Write `results.csv`, with one row for each number."""
     rows = [_line_numbers(line) for line in lines]
-    write_text(folder / RESULTS, csv_text(rows[0], *(row.values() for row in rows)))
+    write_text(folder / RESULTS_FILE, csv_text(rows[0], *(row.values() for row in rows)))
 
 
 def _line_numbers(line: Line) -> dict[str, Any]:

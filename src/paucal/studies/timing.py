@@ -1,8 +1,8 @@
-"""Images per second of a study's models on this device, each measured alternately with its reference model.
+"""Images per second of a study's models on this device, where each model is timed alternately with a reference model.
 
-Forward passes of the two models alternate, so that other load on the machine slows down both models. They are compared
-by the median of the ratios of their times. Models are in evaluation mode and in float32, and the images are already on
-the device.
+Forward passes of the two models alternate, so that other load on the machine slows down both models. The models are
+compared by the median, over pairs of passes, of the ratio of the two times. Models are in evaluation mode and in
+float32, and the images are already on the device.
 """
 
 import platform
@@ -21,22 +21,22 @@ from paucal.rules.facts import best_device
 from paucal.runner.clock import end_time_text
 from paucal.runner.console import Console
 from paucal.studies.settings import StudySettings
-from paucal.studies.study import TIMED, Column, Row, Study
+from paucal.studies.study import TIMED_METRICS, Column, Row, Study
 from paucal.types import UserError
 from paucal.wording import counted, did_you_mean, first_line, format_duration
 
-Step = Callable[[], object]
+Step = Callable[[], object]  # function that makes one forward pass
 
 
 @dataclass(frozen=True)
-class Effort:
-    """Number of images in a forward pass, and number of timed pairs of passes (of a model and its reference model)."""
+class TimingEffort:
+    """How models are timed: number of images in a forward pass, and number of timed pairs of passes of two models."""
 
     images: int
     pairs: int
 
 
-ON_CPU, ON_ACCELERATOR = Effort(2, 5), Effort(64, 15)
+ON_CPU, ON_ACCELERATOR = TimingEffort(2, 5), TimingEffort(64, 15)
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class Spread:
 
 @dataclass(frozen=True)
 class ModelSpeed:
-    """Images per second of a model, and their ratio to the images per second of its reference model.
+    """Images per second of a model, and the ratio to the images per second of the reference model.
 
     The ratio is None if the model is a reference model.
     """
@@ -61,7 +61,7 @@ class ModelSpeed:
 
 @dataclass(frozen=True)
 class ModelSpeeds:
-    """The measured speed of each row's model by the row's name; None if this device cannot run the model.
+    """The measured speed of each row's model, by the row's name. The speed is None if this device cannot run the model.
 
     `words` is a sentence that describes the device and the measurement.
     """
@@ -72,7 +72,7 @@ class ModelSpeeds:
 
 def is_timed(study: Study) -> bool:
     """Return whether any column of a study is a time on this device."""
-    return any(column.metric in TIMED for column in study.columns)
+    return any(column.metric in TIMED_METRICS for column in study.columns)
 
 
 def time_models(study: Study, settings: StudySettings, console: Console) -> ModelSpeeds:
@@ -82,7 +82,7 @@ def time_models(study: Study, settings: StudySettings, console: Console) -> Mode
     effort = ON_CPU if device.type == "cpu" else ON_ACCELERATOR
     sentence = _describe_timing(study, rows, device, effort)
     console.say(sentence)
-    bench = _Bench(study, device, effort)
+    bench = _ModelTimer(study, device, effort)
     try:
         seconds = bench.forecast(rows)
     except torch.OutOfMemoryError as problem:
@@ -113,11 +113,12 @@ def timed_rows(study: Study, names: Sequence[str] | None) -> list[Row]:
 
 
 def timed_value(study: Study, row: Row, column: Column, timed: ModelSpeeds) -> tuple[Spread | None, str]:
-    """Return the measured value of a row and a column of times, and ""; or None and the reason why it is missing.
+    """Return the value of a row and a column of times, and ""; or None and the reason why there is no value.
 
-    The metric "throughput" is images per second. "throughput_scaled" makes this device comparable with the paper's
-    device. The reference row, to which the entry `against` of other rows refers, has its published number. Every other
-    row has this number times the ratio of its images per second to the reference row's.
+    The metric "throughput" is images per second on this device. The metric "throughput_scaled" is comparable with the
+    paper's device. The entry `against` of a row names the reference row. The value of the reference row is its
+    published number. The value of every other row is the reference row's published number times the ratio of the two
+    rows' images per second on this device.
     """
     if not row.model:
         return None, "quoted"
@@ -135,7 +136,7 @@ def timed_value(study: Study, row: Row, column: Column, timed: ModelSpeeds) -> t
     return Spread(scale * ratio.low, scale * ratio.median, scale * ratio.high), ""
 
 
-def in_turns(first: Step, second: Step, pairs: int) -> list[tuple[float, float]]:
+def time_alternately(first: Step, second: Step, pairs: int) -> list[tuple[float, float]]:
     """Call two functions alternately; return the seconds of both calls for each pair, after one warm-up pair."""
     seconds = []
     for _ in range(pairs + 1):
@@ -165,19 +166,19 @@ def spread(values: Sequence[float]) -> Spread:
     return Spread(low, median, high)
 
 
-class _Bench:
-    """Times the models of a study alternately with their reference models; keeps the last reference model loaded."""
+class _ModelTimer:
+    """Times the models of a study alternately with reference models; keeps the last reference model in memory."""
 
-    def __init__(self, study: Study, device: torch.device, effort: Effort) -> None:
+    def __init__(self, study: Study, device: torch.device, effort: TimingEffort) -> None:
         self._study, self._device, self._effort = study, device, effort
         self._kept: tuple[tuple[Any, ...], Step] | None = None
         self._measured: dict[tuple[Any, ...], ModelSpeed] = {}
 
     def forecast(self, rows: Sequence[Row]) -> float:
-        """Estimate the seconds for timing all rows from one pass of a reference model and all multiply-adds."""
+        """Estimate the seconds for timing all rows, from the time of one pass and the models' multiply-adds."""
         base = _base_row(self._study, rows[0])
         step = self._base_step(base)
-        ((seconds, _),) = in_turns(step, lambda: None, 1)
+        ((seconds, _),) = time_alternately(step, lambda: None, 1)
         models = self._study.models
         parts = {(self._model_key(row), self._model_key(_base_row(self._study, row))): row for row in rows}
         gmacs = sum(models[row.model].gmacs + models[_base_row(self._study, row).model].gmacs for row in parts.values())
@@ -194,7 +195,7 @@ class _Bench:
     def _measure_speed(self, row: Row, base: Row, is_base: bool) -> ModelSpeed:
         base_step = self._base_step(base)
         step = base_step if is_base else self._make_step(row)
-        seconds = in_turns(step, base_step, self._effort.pairs)
+        seconds = time_alternately(step, base_step, self._effort.pairs)
         rate = spread([self._effort.images / row_seconds for row_seconds, _ in seconds])
         ratios = [base_seconds / row_seconds for row_seconds, base_seconds in seconds]
         return ModelSpeed(rate, None if is_base else spread(ratios))
@@ -228,7 +229,7 @@ def _base_row(study: Study, row: Row) -> Row:
     return next(other for other in study.rows if other.name == (row.against or row.name))
 
 
-def _describe_timing(study: Study, rows: Sequence[Row], device: torch.device, effort: Effort) -> str:
+def _describe_timing(study: Study, rows: Sequence[Row], device: torch.device, effort: TimingEffort) -> str:
     name = platform.processor() or platform.machine()
     if device.type == "cuda":
         name = torch.cuda.get_device_name(device)

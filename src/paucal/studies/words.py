@@ -1,10 +1,10 @@
-"""Sentences about the runs of a study: description, cost, and the limits of their scale.
+"""Sentences about the runs of a study: descriptions, costs, and caveats.
 
-The cost at full scale is estimated from the multiply-adds of the models. A training step costs three forward passes:
-one for the forward pass, and two for the gradients of activations and of weights. Pre-training with two crops of 224
-pixels and eight crops of 96 pixels costs 12.4 forward passes at 224 pixels, without the heads. The student's forward
-passes cost 2 + 8 (96 / 224)^2 = 3.5, which is multiplied by three to include the gradients, and the teacher's forward
-passes cost 2. A multiply-add is two operations.
+The cost at full scale is estimated from the multiply-adds of the models. A training step costs as much as three forward
+passes: one for the forward pass, and two for the gradients of activations and of weights. Pre-training with two crops
+of 224 pixels and eight crops of 96 pixels costs 12.4 forward passes at 224 pixels, without the heads. The student's
+forward passes cost 2 + 8 (96 / 224)^2 = 3.5 forward passes. This cost is multiplied by three to include the gradients.
+The teacher's forward passes cost 2. A multiply-add counts as two operations.
 """
 
 import re
@@ -14,11 +14,11 @@ from typing import Any
 
 from paucal.settings.options import flag_words
 from paucal.studies.plan import PlannedRun
-from paucal.studies.study import COUNTED, DataSet, Scale, Study, Value
+from paucal.studies.study import COUNTED_METRICS, DataSet, Scale, Study, Value
 from paucal.wording import counted
 
-GPU_RATE = 50e12  # assumed operations per second of one GPU on these models in bfloat16
-# Cost of training on (or evaluating) one image, in forward passes, by kind of study.
+GPU_RATE = 50e12  # assumed number of operations per second that one GPU reaches with these models in bfloat16
+# Cost, in forward passes, of training on one image for one epoch (or of evaluating one image), by kind of study.
 FORWARD_PASSES = {
     "train": 3.0,
     "pretrain": 3 * (2 + 8 * (96 / 224) ** 2) + 2,
@@ -30,7 +30,7 @@ FORMULA = (
     "GPU hours = runs x epochs x images x passes x 2 x multiply-adds / 50 TFLOP/s, with 3 passes per image in "
     "training, 12.4 in pre-training and 1 in evaluation; this is an estimate for one GPU like an A100 in bfloat16"
 )
-# The word before "run" in messages, by kind of study.
+# Word that precedes "run" in messages, by kind of study.
 RUN_NAMES = {"train": "training", "pretrain": "pre-training", "frozen": "evaluation"}
 RUN_NAMES |= {"detect": "detector", "segment": "segmenter"}
 
@@ -92,7 +92,7 @@ def _format_range(numbers: Iterable[int]) -> str:
 def caveats(study: Study, small: Scale | None, seeds: int = 1) -> list[str]:
     """Return sentences on what the numbers of a study do not show.
 
-    `small` is None at full scale, and `seeds` is the number of seeds of each run.
+    `small` is the smaller scale (None at full scale), and `seeds` is the number of seeds of each run.
     """
     lines = []
     if small is not None:
@@ -109,7 +109,7 @@ def caveats(study: Study, small: Scale | None, seeds: int = 1) -> list[str]:
                 f"One set of images replaces all data sets, so {', '.join(skipped)}, which differ only in their data, "
                 "are not run."
             )
-        if any(column.metric in COUNTED for column in study.columns):
+        if any(column.metric in COUNTED_METRICS for column in study.columns):
             lines.append("Parameters and multiply-adds are counted on the published models, not on stand-ins.")
     lines += [f"Of the published numbers: {text}" for text in study.misprints]
     lines += [study.note] if study.note else []

@@ -27,7 +27,7 @@ def select_job(target: object) -> AnyJob:
 def read_target(path: str) -> object:
     """Return the `target` setting of a stopped run.
 
-    None for a classifier, and for a run that cannot be read, which is reported later.
+    None for a classifier, or if the run cannot be read; a later step reports that error.
     """
     try:
         settings = StoredRun(path).read_settings() if is_remote(path) else open_run(path).settings

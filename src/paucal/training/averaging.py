@@ -16,13 +16,13 @@ from paucal.runs.weights import read_weights, save_weights
 from paucal.training.sharding import gather_state, load_unsharded, local_shard, shard
 
 FILE_PREFIX = "epoch-"
-SoupScore = tuple[float, float]  # (score, minus the loss); the loss decides between equal scores
+SoupScore = tuple[float, float]  # (score, negative loss); of two equal scores, the one with the lower loss is better
 
 
 class MovingAverage(Callback):
     """Keeps `average = decay * average + (1 - decay) * weights` after every optimizer step.
 
-    After t updates the decay is the smaller of `decay` and (1 + t) / (10 + t), so that the initial weights soon lose
+    After t updates, the decay is the smaller of `decay` and (1 + t) / (10 + t), so that the initial weights soon lose
     their influence.
     """
 
@@ -87,7 +87,7 @@ class KeptEpochs:
     loss: str
 
     def after_epoch(self, rows: Sequence[Mapping[str, float]], module: nn.Module) -> None:
-        """Save the newest epoch's weights if the epoch is among the best, and remove the files of all other epochs.
+        """Save the newest epoch's weights if the epoch is among the best, and remove the files of epochs that are not.
 
         The choice depends only on the metrics of all epochs (`rows`), so a resumed run keeps the same epochs.
         """
@@ -125,7 +125,7 @@ class KeptEpochs:
 def greedy_soup(
     files: Sequence[Path], evaluate: Callable[[Mapping[str, Tensor]], SoupScore]
 ) -> tuple[dict[str, Tensor], list[Path], SoupScore]:
-    """Average the weights of several files greedily: add each file that does not lower the score of the mean.
+    """Average the weights of several files greedily: add a file to the mean if the mean's score does not fall.
 
     Args:
         files: Files with weights, best first.

@@ -15,7 +15,7 @@ from paucal.types import UserError
 
 
 class AtomicCheckpoints(CheckpointIO):
-    """Writes each checkpoint to a temporary file, flushes it to disk and renames it; reads tensors and plain values."""
+    """Writes checkpoints atomically (flushed temporary file, then renamed), and reads only tensors and plain values."""
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path, storage_options: Any = None) -> None:
         """Write a checkpoint."""

@@ -1,4 +1,4 @@
-"""Keeps a run within its time budget by correcting the number of steps if these take more or less time than planned.
+"""Keeps a run within its time budget by changing its number of steps if a step takes more or less time than planned.
 
 Checkpoints store the corrections, so a resumed run makes the same steps at the same learning rates as a run that was
 never stopped.
@@ -19,16 +19,17 @@ from paucal.training.stopping import POLL_STEPS
 from paucal.types import Batch
 
 # Fraction of the time budget kept in reserve, since the duration of the work after the last step varies
-RESERVED_SHARE = 0.03
+RESERVED_FRACTION = 0.03
 # The number of steps is corrected if the expected end differs from the deadline by more than this fraction of the time
 # budget and by more than this fraction of the remaining time.
 BUDGET_TOLERANCE, REMAINING_TOLERANCE = 0.03, 0.15
 # Minimum seconds, steps and fraction of the time budget between two checks of the step time
-MIN_CHECK_SECONDS, MIN_CHECK_STEPS, MIN_CHECK_SHARE = 1.0, 2, 0.01
+MIN_CHECK_SECONDS, MIN_CHECK_STEPS, MIN_CHECK_FRACTION = 1.0, 2, 0.01
 MIN_NEW_WEIGHT = 0.15  # minimum weight of the latest measurement in the moving average of the step time
-MIN_LAST_EPOCH = 0.1  # minimum fraction of an epoch; a shorter incomplete epoch at the end of the run is left out
-# Number of extra steps for finding the fastest number of threads, and maximum fraction of the remaining time for them
-THREAD_TEST_STEPS, THREAD_TEST_SHARE = 6, 0.02
+MIN_LAST_EPOCH = 0.1  # minimum length of an incomplete last epoch, in epochs; a shorter last epoch is left out
+# Number of extra steps that find the fastest number of threads, and maximum fraction of the remaining time that these
+# steps may take
+THREAD_TEST_STEPS, THREAD_TEST_FRACTION = 6, 0.02
 
 OnChange = Callable[[Plan, float], None]
 
@@ -41,12 +42,12 @@ class RunClock:
         self._time: TimePlan = plan.time
         self._on_change = on_change
         self._deadline = math.inf
-        self._step_seconds: float | None = None  # moving average
+        self._step_seconds: float | None = None  # moving average of the seconds per step
         self._n_checks = 0  # number of measurements in the moving average
         self._evaluation_seconds: float | None = None
         self._new_steps, self._new_seconds = 0, 0.0  # number and duration of the steps since the last check
         self._step_end: float | None = None
-        self._next_thread_test = math.inf  # maximum remaining seconds at which threads may be tested
+        self._next_thread_test = math.inf  # threads are not tested while more seconds than this remain
 
     def start(self, trained_seconds: float) -> None:
         """Start the clock; `trained_seconds` is the duration of training before the run was resumed."""
@@ -54,7 +55,7 @@ class RunClock:
         # A resumed run measures the step time anew, since the load of the machine may have changed.
         if not trained_seconds:
             self._step_seconds, self._n_checks = self._time.step, 1
-        self._deadline = time.monotonic() + (1 - RESERVED_SHARE) * budget - self._time.spent - trained_seconds
+        self._deadline = time.monotonic() + (1 - RESERVED_FRACTION) * budget - self._time.spent - trained_seconds
 
     def skip_pause(self, evaluation_seconds: float | None = None) -> None:
         """Exclude the time since the last step, which was spent on a validation or a checkpoint, from the step time."""
@@ -63,13 +64,13 @@ class RunClock:
         self._step_end = time.monotonic()
 
     def correct(self, trainer: Trainer, module: TrainingModule, batch: Batch) -> bool:
-        """Measure a step, and correct the module's plan if the run would end too early or too late.
+        """Time a step, and change the planned number of steps if the run would end too early or too late.
 
         Returns:
             Whether the plan was changed; every process returns the same value.
         """
         now, plan, step = time.monotonic(), module.plan, trainer.global_step
-        if self._step_end is not None:  # the first step is slower, so it is not measured
+        if self._step_end is not None:  # the first step is not timed, since it is slower than later steps
             self._new_steps, self._new_seconds = self._new_steps + 1, self._new_seconds + now - self._step_end
         self._step_end = now
         if step >= plan.last_step or (trainer.world_size > 1 and step % POLL_STEPS):
@@ -90,7 +91,7 @@ class RunClock:
 
     def _find_change(self, trainer: Trainer, module: TrainingModule, batch: Batch) -> PlanChange | None:
         """Return a correction if a check is due and the run would end too early or too late; else None."""
-        min_seconds = max(MIN_CHECK_SECONDS, MIN_CHECK_SHARE * self._time.budget)
+        min_seconds = max(MIN_CHECK_SECONDS, MIN_CHECK_FRACTION * self._time.budget)
         if self._new_steps < MIN_CHECK_STEPS or self._new_seconds < min_seconds:
             return None
         new_step_seconds = self._new_seconds / self._new_steps
@@ -107,13 +108,14 @@ class RunClock:
             return None
         current_threads = plan.threads or torch.get_num_threads()
         threads = self._fastest_threads(trainer, module, batch, available) or current_threads
-        # With another number of threads, keep the length until the next checks have measured the new step time.
+        # If the number of threads changes, keep the number of steps until the new step time has been measured.
         return PlanChange(step, total_steps if threads == current_threads else plan.last_step, threads)
 
     def _current_costs(self) -> tuple[float, float, float]:
         """Return the expected seconds of a step, of a validation and of the work after the last step.
 
-        Planned durations that were not measured during training are multiplied by measured / planned step time.
+        Durations that have not been measured during training are planned values, multiplied by the ratio of the
+        current to the planned step time.
         """
         step_seconds = self._step_seconds or self._time.step
         ratio = step_seconds / max(self._time.step, 1e-9)
@@ -137,9 +139,9 @@ class RunClock:
         return max(total, step)
 
     def _fastest_threads(self, trainer: Trainer, module: TrainingModule, batch: Batch, available: float) -> int | None:
-        """Return the number of CPU threads with which a step is fastest, or None if a measurement is not worthwhile."""
+        """Return the number of CPU threads with which a step is fastest; None if this is not tested now."""
         cannot_measure = trainer.world_size > 1 or module.device.type != "cpu"
-        takes_too_long = THREAD_TEST_STEPS * (self._step_seconds or 0.0) > THREAD_TEST_SHARE * available
+        takes_too_long = THREAD_TEST_STEPS * (self._step_seconds or 0.0) > THREAD_TEST_FRACTION * available
         if cannot_measure or takes_too_long or available > self._next_thread_test:
             return None
         self._next_thread_test = available - 0.1 * self._time.budget

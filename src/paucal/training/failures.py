@@ -11,11 +11,12 @@ from paucal.training.plan import Plan
 from paucal.types import Batch, Progress, UserError
 from paucal.wording import shorten
 
-# Number of tensors as large as all weights for which memory is reserved: AdamW's two moments and the moving average.
-# The trial steps themselves allocate the weights and the gradients.
+# Memory to reserve, as a multiple of the memory of the weights: AdamW's two moments and the moving average. The trial
+# steps themselves allocate the weights and the gradients.
 RESERVED_COPIES = 3
+# Packages of torch.compile: an exception whose type is defined in one of these is a compiler error
 COMPILER_MODULES = ("torch._dynamo", "torch._inductor", "torch._functorch", "triton")
-MAX_REASON_CHARACTERS = 200
+MAX_REASON_CHARACTERS = 200  # maximum length of an error's text within a message
 
 
 @contextmanager
@@ -44,7 +45,7 @@ def largest_batch(
     """Return the largest batch size with which a training step fits in a device's memory.
 
     Each size is tried with a forward and backward pass, while memory for the optimizer and the moving average is
-    reserved. Afterwards the objective is on the CPU in its initial state.
+    reserved. Afterwards, the objective is on the CPU and has its initial state.
 
     Args:
         objective: Objective to train.

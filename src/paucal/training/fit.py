@@ -29,27 +29,27 @@ from paucal.training.plan import Hardware, Optimization, Plan
 from paucal.training.sharding import BufferBroadcast, ShardedStrategy, UnshardedCopy
 from paucal.training.stopping import StopSignal, interruptible
 
-# Regular expressions for Lightning's warnings about things that paucal does on purpose
+# Regular expressions that match Lightning's warnings about intended behaviour of paucal
 SILENCED_WARNINGS = (
     r".*does not have many workers.*",
     r".*GPU available but not used.*",
     r".*MPS available but not used.*",
     r".*Checkpoint directory .* exists and is not empty.*",
     r".*module\(s\) in eval mode at the start of training.*",  # for example, a teacher network that is not trained
-    r".*LeafSpec.*",  # Lightning uses a deprecated torch function
+    r".*LeafSpec.*",  # deprecation warning about a torch function that Lightning calls
 )
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """The outcome of a call of `fit`.
+    """The result of `fit`.
 
     Attributes:
         finished: Whether all steps are completed; False if the run was stopped earlier.
         step: Number of optimizer steps completed so far.
         rows: Metrics of every epoch so far.
         best: Metrics of the best epoch.
-        seconds: Seconds of training so far, including those before the run was resumed.
+        seconds: Training time so far in seconds, including the time before the run was resumed.
         plan: Plan of the run with all corrections; None if nothing was trained.
         interrupted: Whether a signal or the time limit requested a stop at the same step as `Records.on_epoch`.
     """
@@ -63,7 +63,7 @@ class Outcome:
     interrupted: bool = False
 
     def passes(self, planned: int | None) -> float | None:
-        """Return the number of epochs: `planned`, or the completed epochs if the number of steps was corrected."""
+        """Return the completed epochs if the number of steps was corrected, else the planned number of epochs."""
         if self.plan is None or not self.plan.changes:
             return planned
         passes = self.step / self.plan.steps_per_epoch
@@ -71,7 +71,7 @@ class Outcome:
 
     @property
     def remarks(self) -> list[str]:
-        """A list with one note if the number of steps was corrected during the run; otherwise an empty list."""
+        """A note if the number of steps was corrected during the run, as a list; otherwise an empty list."""
         totals = {change.total_steps for change in self.plan.changes} if self.plan is not None else set()
         if self.plan is None or totals <= {self.plan.total_steps}:
             return []
@@ -95,7 +95,7 @@ def fit(
         objective: Objective to train.
         make_loader: Function that returns the data loader, called after the process group is initialised. The loader
             yields `Batch`es, beginning with the run's next forward pass (see `checkpoint_step`). The loader's length is
-            the number of forward passes in a run of `Plan.most_steps` steps.
+            the number of forward passes in `Plan.most_steps` optimizer steps.
         optimization: Optimizer and schedule.
         plan: Length, seed and hardware.
         records: Run folder, validation and functions that are called during training.
@@ -142,7 +142,7 @@ def fit(
 
 
 def build_trainer(plan: Plan, folder: Path, callbacks: Sequence[Callback]) -> Trainer:
-    """Return a Lightning Trainer; `callbacks` replace its own logger, checkpoints and progress bar."""
+    """Return a Lightning Trainer without Lightning's own logger, checkpoints and progress bar."""
     in_slurm = SLURMEnvironment.detect() and not TorchElasticEnvironment.detect()
     hardware: Hardware = plan.hardware
     return Trainer(
@@ -172,8 +172,8 @@ def build_trainer(plan: Plan, folder: Path, callbacks: Sequence[Callback]) -> Tr
 def _equal_buffers(module: nn.Module) -> Iterator[nn.Module]:
     """Copy the first process's buffers to all processes, and yield the module.
 
-    With DDP, batch norm statistics may differ between processes within a step, and checkpoints contain those of the
-    first process. Without this copy, a resumed run would get different scores than an uninterrupted run.
+    With DDP, batch norm statistics may differ between processes within a step, and checkpoints contain the statistics
+    of the first process. Without this copy, a resumed run would get different scores than an uninterrupted run.
     """
     broadcast_tensors(module.buffers())
     yield module

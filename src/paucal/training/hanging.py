@@ -11,8 +11,8 @@ from torch.distributed import distributed_c10d
 class HangLimit(Callback):
     """Limits the wait for other processes during training.
 
-    After training torch's default limit applies again, since the other processes then wait for the first process, whose
-    work may take long.
+    After training, torch's default limit applies again, since the first process may then work for a long time while the
+    other processes wait.
     """
 
     def __init__(self, seconds: float) -> None:
@@ -31,6 +31,6 @@ class HangLimit(Callback):
 
 def _set_timeout(limit: timedelta) -> None:
     if dist.is_initialized():
-        # Before torch 2.15 `set_timeout` was a private function with another name.
+        # Before torch 2.15, `set_timeout` was a private function with another name.
         set_timeout = getattr(dist, "set_timeout", None) or distributed_c10d._set_pg_timeout
         set_timeout(limit)

@@ -100,10 +100,10 @@ class RunKeeper(Callback):
     Args:
         records: Run folder, validation and functions that are called during training.
         evaluation_model: Function that returns a context manager, which yields the model to validate and save.
-        stop: Callback that receives stop requests by a signal or the time limit.
+        stop: Callback that requests a stop after a signal or at the time limit.
         finite_watch: Callback that checks for NaN and infinite losses.
         clock: Clock that corrects the number of steps; None if the run has no time budget.
-        changes: Corrections of a resumed run, oldest first.
+        changes: Earlier corrections of the length of a resumed run, oldest first.
     """
 
     def __init__(
@@ -126,15 +126,15 @@ class RunKeeper(Callback):
         self.best: dict[str, float] = {}
         self.seconds = 0.0
         self.interrupted = False
-        self._meters: dict[str, Any] = {}
+        self._meters_state: dict[str, Any] = {}
         self._on_epoch_requested_stop = False
-        self._last_save = self._last_tick = time.monotonic()
+        self._last_save = self._counted_until = time.monotonic()
 
     def on_train_start(self, trainer: Trainer, pl_module: Any) -> None:
         """Restore the metrics of a resumed run; validate the initial weights of a new run."""
-        self._last_save = self._last_tick = time.monotonic()
-        if self._meters:
-            pl_module.meters.load_state_dict(self._meters, pl_module.device)
+        self._last_save = self._counted_until = time.monotonic()
+        if self._meters_state:
+            pl_module.meters.load_state_dict(self._meters_state, pl_module.device)
         # The run may have been killed after it saved its best epoch and before it saved the newest checkpoint.
         if self._selects_by_score and self.records.run.best.exists():
             step, best = checkpoint_best(self.records.run.best)
@@ -146,8 +146,8 @@ class RunKeeper(Callback):
             else:
                 self.records.run.metrics.unlink(missing_ok=True)
         if self.step == 0 and self.records.on_start is not None and self.records.watch is not None:
-            # This cannot be done before `fit`: the processes share the validation images, and the process group is
-            # initialised by `fit`.
+            # This cannot be done before `fit`, since the processes divide the validation images among themselves and
+            # need the process group, which `fit` initialises.
             with self.evaluation_model() as model:
                 metrics = self.records.watch.validate(model, pl_module.device)
             if trainer.is_global_zero:
@@ -202,7 +202,7 @@ class RunKeeper(Callback):
                 kept_epochs.after_epoch(self.rows, model)
         stop_requested = False
         if self.records.on_epoch is not None and trainer.is_global_zero:
-            # The last epoch may be incomplete.
+            # The numbers are rounded up, since the last epoch may be incomplete.
             plan = module.plan
             epoch, epochs = (math.ceil(steps / plan.steps_per_epoch) for steps in (self.step, plan.last_step))
             stop_requested = bool(self.records.on_epoch(epoch, epochs, row))
@@ -229,21 +229,21 @@ class RunKeeper(Callback):
         return (row[watch.score], -row[watch.loss]) > (self.best[watch.score], -self.best[watch.loss])
 
     def _save_checkpoint(self, trainer: Trainer, module: TrainingModule) -> None:
-        self._meters = module.meters.state_dict()
+        self._meters_state = module.meters.state_dict()
         self._count_seconds()
         trainer.save_checkpoint(self.records.run.last, weights_only=False)
         self._last_save = time.monotonic()
 
     def _count_seconds(self) -> None:
         now = time.monotonic()
-        self.seconds += now - self._last_tick
-        self._last_tick = now
+        self.seconds += now - self._counted_until
+        self._counted_until = now
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state for a checkpoint."""
         names = ("rows", "step", "best", "seconds")
         changes = [list(astuple(change)) for change in self.changes]
-        return {name: getattr(self, name) for name in names} | {"meters": self._meters, "changes": changes}
+        return {name: getattr(self, name) for name in names} | {"meters": self._meters_state, "changes": changes}
 
     def on_load_checkpoint(self, trainer: Trainer, pl_module: Any, checkpoint: dict[str, Any]) -> None:
         """Make Lightning continue at the first forward pass of the next step, even if `accumulate` has changed."""
@@ -253,7 +253,7 @@ class RunKeeper(Callback):
         """Restore the state of a checkpoint."""
         for name in ("rows", "step", "best", "seconds"):
             setattr(self, name, state_dict[name])
-        self._meters = state_dict["meters"]
+        self._meters_state = state_dict["meters"]
 
 
 def completed_step(module: TrainingModule, batch_idx: int) -> bool:

@@ -59,9 +59,10 @@ class Meters:
             self._add_finite(name, value.detach().float())
 
     def read(self) -> dict[str, float]:
-        """Return the mean of each metric since the last reset, over all processes, and the number of skipped steps.
+        """Return the mean of each metric over the steps since the last reset and over all processes.
 
-        Every process must call this method, which waits for the device. A metric without a finite value is NaN.
+        The result also has the number of skipped steps, the loss weights and the learning rate. A metric without a
+        finite value is NaN. Every process must call this method, which waits for the device.
         """
         if not self.sums:
             return {}
@@ -114,7 +115,7 @@ class FiniteWatch(Callback):
     checkpoint and ends the run.
 
     Attributes:
-        stop_message: Message with which the run ends; None if the run may continue.
+        stop_message: Error message with which the run must end; None if the run may continue.
     """
 
     def __init__(self) -> None:

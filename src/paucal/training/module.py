@@ -23,13 +23,13 @@ log = logging.getLogger("paucal")
 class TrainingModule(LightningModule):
     """Trains an objective: seeds each step, sums the losses, clips gradients and sets learning rates.
 
-    For Lightning the whole run is one epoch. paucal computes epochs from steps, so that a run can be stopped and
+    For Lightning, the whole run is one epoch. paucal computes epochs from steps, so that a run can be stopped and
     resumed within an epoch, and data loader workers are not restarted between epochs.
 
     Steps do not wait for the device. Losses are summed on the device and read at the end of an epoch. If a gradient is
     not finite, the optimizer itself skips the step (`found_inf`). All ranks skip the same steps, because the gradients
-    were already averaged over the ranks, or their norm was summed over all shards. An optimizer that does not support
-    `found_inf` is the exception: this module waits for the device at every step, and skips the step if needed.
+    were already averaged over the ranks, or their norm was summed over all shards. For an optimizer
+    that does not support `found_inf`, this module waits for the device at every step, and skips the step if needed.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class TrainingModule(LightningModule):
         self.batch_ids = torch.zeros(0, dtype=torch.int64)
 
     def progress(self, micro_step: int = 0) -> Progress:
-        """Return the progress of the run; its step is the position in the schedules (see `Plan.position`)."""
+        """Return the progress of the run, whose step is the position in the schedules (see `Plan.position`)."""
         position = int(self.plan.position(self.trainer.global_step))
         return Progress(position, self.plan.total_steps, self.plan.steps_per_epoch, micro_step)
 
@@ -99,7 +99,7 @@ class TrainingModule(LightningModule):
                         state[name] = torch.empty_like(parameter).copy_(value)
 
     def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
-        """Set learning rates, call the objective's hook, clip gradients, and skip the step if any is not finite."""
+        """Set learning rates, call the objective's hook, clip gradients, and skip steps with a non-finite norm."""
         progress = self.progress()
         self._set_rates(optimizer, progress)
         if progress.step == 0:
@@ -124,7 +124,7 @@ class TrainingModule(LightningModule):
         """Warn of trainable parameters without a gradient, which the objective should have frozen.
 
         Raises:
-            RuntimeError: There are such parameters and several processes, which would wait for their gradients forever.
+            RuntimeError: There are such parameters and several processes, which would wait for the gradients forever.
         """
         unused = [name for name, p in self.objective.named_parameters() if p.requires_grad and p.grad is None]
         if not unused:

@@ -12,7 +12,7 @@ from torch.optim import SGD, AdamW, Optimizer
 
 from paucal.training.plan import Optimization
 
-NORM_CLASS = re.compile(r"norm", re.IGNORECASE)
+NORM_CLASS = re.compile(r"norm", re.IGNORECASE)  # found in the class names of normalisation layers
 # Learned tokens and position tables, by their parameter names in timm and in the papers' code
 TOKEN_OR_TABLE = re.compile(
     r"(^|\.|_)(cls_token|dist_token|reg_token|mask_token|head_token|pos_embed\w*|absolute_pos_embed|pos_emb"
@@ -79,8 +79,8 @@ def build_optimizer(groups: Sequence[dict[str, Any]], settings: Optimization) ->
     """Return the optimizer of a run; the learning rate and weight decay of each group are set before every step.
 
     SGD and LARS have momentum, and their weight decay is added to the gradient, as in EsViT's code. LARS (You et al.
-    2017) scales the update of each parameter by its L2 norm, except for parameters without weight decay, such as norms
-    and biases.
+    2017) scales the update of each parameter by the parameter's L2 norm, except for parameters without weight decay,
+    such as norms and biases.
     """
     if settings.optimizer == "sgd":
         return SGD(list(groups), lr=0.0, momentum=settings.momentum)
@@ -97,8 +97,8 @@ def build_optimizer(groups: Sequence[dict[str, Any]], settings: Optimization) ->
 def supports_found_inf(optimizer: Optimizer, device: torch.device) -> bool:
     """Return whether an optimizer itself skips a step if the optimizer's attribute `found_inf` is 1.
 
-    SGD and LARS do not skip steps. torch's fused SGD does, but its momentum is undefined if the first step is skipped,
-    and it does not support parameters that get gradients later than others, such as EsViT's prototypes.
+    SGD and LARS do not skip steps. torch's fused SGD skips steps, but has an undefined momentum if the first step
+    is skipped, and does not support parameters that get gradients later than others, such as EsViT's prototypes.
     """
     supports = getattr(optimizer, "_step_supports_amp_scaling", False)
     return bool(supports) and device.type not in DEVICES_IGNORING_FOUND_INF

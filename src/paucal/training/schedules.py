@@ -9,7 +9,7 @@ from paucal.types import half_cosine
 
 @dataclass(frozen=True)
 class _WarmupAndDecay:
-    """Linear warm-up, then a decay whose position counts from step 0, not from the end of the warm-up.
+    """Linear warm-up, then a decay that begins at step 0, so that the warm-up replaces the first steps of the decay.
 
     Attributes:
         peak: Learning rate with which the decay would begin at step 0.
@@ -40,8 +40,8 @@ class _WarmupAndDecay:
 class CosineWarmup(_WarmupAndDecay):
     """Linear warm-up, then one half cosine, evaluated at every step.
 
-    The cosine's position counts from step 0, so the cosine is not restarted after the warm-up, and its horizon is
-    independent of the length of the run. DrLoc's published code does the same: the paper's "100 epochs" (section 4) are
+    The cosine begins at step 0, so the warm-up replaces the first steps of the cosine. The horizon is independent of
+    the length of the run. DrLoc's published code does the same: the paper's "100 epochs" (section 4) are
     the first third of a 300-epoch cosine.
 
     Example:
@@ -57,10 +57,10 @@ class CosineWarmup(_WarmupAndDecay):
 
 @dataclass(frozen=True)
 class LinearWarmup(_WarmupAndDecay):
-    """Linear warm-up, then a linear decay ("poly" with power 1) whose position counts from step 0.
+    """Linear warm-up, then a linear decay ("poly" with power 1) that begins at step 0.
 
-    This is the schedule of Swin's, DrLoc's and LV-ViT's segmentation code. As in `CosineWarmup`, the decay is not
-    restarted after the warm-up.
+    This is the schedule of Swin's, DrLoc's and LV-ViT's segmentation code. As in `CosineWarmup`, the warm-up
+    replaces the first steps of the decay.
 
     Example:
         >>> schedule = LinearWarmup(peak=6e-5, horizon=160_000, warmup=1500)
@@ -77,8 +77,8 @@ class LinearWarmup(_WarmupAndDecay):
 class WarmupThenSteps:
     """Linear warm-up, then a constant rate that drops to a tenth at each milestone, as used for detectors.
 
-    This is the schedule of Swin's and DrLoc's detection code: "1x" is 12 epochs with drops after 8 and 11, "3x" is 36
-    epochs with drops after 27 and 33.
+    This is the schedule of Swin's and DrLoc's detection code: "1x" is 12 epochs with drops after epochs 8 and 11,
+    and "3x" is 36 epochs with drops after epochs 27 and 33.
 
     Attributes:
         peak: Learning rate after the warm-up.
@@ -112,7 +112,7 @@ class WarmupThenCosine:
     """Linear warm-up that reaches the peak at its last step, then a half cosine from the peak.
 
     This is the schedule of DINO's and EsViT's code (EsViT, section 4: 10 epochs of warm-up). In `CosineWarmup`, the
-    cosine's position counts from step 0; here it counts from the end of the warm-up.
+    cosine begins at step 0; here, the cosine begins after the warm-up.
 
     Attributes:
         peak: Highest learning rate.
@@ -140,7 +140,7 @@ class WarmupThenCosine:
 
 @dataclass(frozen=True)
 class LaggingEpochs:
-    """A schedule that changes the rate once per epoch, one epoch late, as in DeiT's code and DHVT's, which extends it.
+    """A schedule that changes the rate once per epoch, one epoch late, as in the code of DeiT and DHVT.
 
     After epoch n, counted from 0, the rate for the next epoch is set to the schedule's value at the first step of epoch
     n. So the first two epochs have the rate of step 0, and the last epoch does not reach the floor.

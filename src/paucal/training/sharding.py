@@ -26,7 +26,7 @@ from paucal.distributed import broadcast_tensors
 
 
 def shard(module: nn.Module, submodules: Iterable[nn.Module], mesh: DeviceMesh) -> None:
-    """Shard a module's parameters in place along their first dimension, and move it to the device of the mesh.
+    """Shard a module's parameters in place along their first dimension, and move the module to the mesh's device.
 
     Args:
         module: Module whose parameters are sharded.
@@ -92,12 +92,12 @@ def load_unsharded(module: nn.Module, state: Mapping[str, Tensor]) -> None:
 
 
 def total_norm(gradients: Sequence[Tensor]) -> Tensor:
-    """Return the L2 norm of all gradients, which may be sharded, as a scalar on the device, equal on all processes."""
+    """Return the L2 norm of all gradients, which may be sharded; the norm is a scalar, equal on all processes."""
     norm = torch.nn.utils.get_total_norm([local_shard(gradient) for gradient in gradients])
     sharded = next((gradient for gradient in gradients if isinstance(gradient, DTensor)), None)
     if sharded is None:
         return norm
-    square = norm.double().square()  # in float32 the square of a large norm would overflow
+    square = norm.double().square()  # in float32, the square of a large norm would overflow
     dist.all_reduce(square, group=sharded.device_mesh.get_group())
     return square.sqrt().to(norm.dtype)
 
@@ -105,7 +105,7 @@ def total_norm(gradients: Sequence[Tensor]) -> Tensor:
 class UnshardedCopy:
     """An unsharded copy of a module that will be sharded, for evaluation and saving.
 
-    Between uses the copy stays in main memory.
+    Between uses, the copy stays in main memory.
 
     Args:
         source: Function that returns the module; between calls only the module's weights may change.
@@ -117,7 +117,7 @@ class UnshardedCopy:
 
     @contextmanager
     def updated(self) -> Iterator[nn.Module]:
-        """Yield the copy with the module's current weights, on their device; every process must call this method."""
+        """Yield the copy, on the device and with the current weights of the module; every process must call this."""
         source = self._source().state_dict()
         copy_state = self._module.to(next(iter(source.values())).device).state_dict()
         for name, value in source.items():

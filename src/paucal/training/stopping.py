@@ -12,7 +12,7 @@ from lightning.pytorch import Callback, Trainer
 
 from paucal.signals import stop_signals
 
-POLL_STEPS = 10  # number of steps between two checks whether another process has to stop
+POLL_STEPS = 10  # number of steps after which the processes exchange their stop requests again
 
 
 class StopSignal(Callback):

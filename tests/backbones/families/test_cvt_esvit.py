@@ -13,10 +13,10 @@ from paucal.backbones.families.cvt_esvit import (
     EsvitCvt,
     WindowAttention,
     bias_table_indices,
+    choose_window,
     join_windows,
     padding_bias,
     partition_windows,
-    window_of,
 )
 from paucal.backbones.weights.start import StartWeights, start_from
 
@@ -66,7 +66,7 @@ def test_attention__is_that_of_each_window(padding: str, rel_pos_bias: bool, gri
     window = {
         "shrunk": {(8, 4): (4, 4), (6, 9): (3, 3), (3, 5): (3, 3), (2, 2): (2, 2)},
     }.get(padding, {(8, 4): (4, 4), (6, 9): (4, 4), (3, 5): (3, 3), (2, 2): (2, 2)})[grid]
-    assert window_of(grid, 4, layer.padding) == window
+    assert choose_window(grid, 4, layer.padding) == window
     with torch.no_grad():
         torch.testing.assert_close(layer(tokens, grid), window_by_window(layer, tokens, grid, window))
 
@@ -104,8 +104,8 @@ def test_windows__are_joined_as_they_were_cut() -> None:
     ],
 )
 def test_window_of__is_as_published_or_as_small_as_can_be(grid, published, shrunk) -> None:
-    assert window_of(grid, 7, "published") == window_of(grid, 7, "masked") == published
-    assert window_of(grid, 7, "shrunk") == shrunk
+    assert choose_window(grid, 7, "published") == choose_window(grid, 7, "masked") == published
+    assert choose_window(grid, 7, "shrunk") == shrunk
 
 
 def test_hidden_cells__are_those_beyond_the_grid_and_serve_after_inference() -> None:

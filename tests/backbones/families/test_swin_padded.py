@@ -8,7 +8,7 @@ from torchvision.models.swin_transformer import shifted_window_attention
 
 import paucal.backbones  # noqa: F401 (registers our models)
 from paucal.backbones.families.swin_esvit import PaddedSwinBlock
-from paucal.backbones.families.swin_padded import NAMES, PREFIX
+from paucal.backbones.families.swin_padded import ARGUMENTS_BY_NAME, PREFIX
 from paucal.rules.model import drop_path
 
 SMALL = {"embed_dim": 16, "depths": (2, 2, 2, 2), "num_heads": (1, 2, 2, 4), "num_classes": 5, "drop_path_rate": 0.0}
@@ -29,7 +29,7 @@ def pair(side: int = 224) -> tuple[nn.Module, nn.Module]:
     return ours.eval(), theirs.eval()
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", ARGUMENTS_BY_NAME)
 def test_models__have_the_parameters_and_the_weights_of_timm_s(name: str):
     with torch.device("meta"):
         ours, theirs = (timm.create_model(one) for one in (f"{PREFIX}{name}", name))

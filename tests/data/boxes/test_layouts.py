@@ -127,9 +127,7 @@ def test_two_layouts_of_one_set__count_once_and_of_different_images_not_at_all(t
         (root / f"labels/{n}.txt").write_text("0 0.5 0.5 0.1 0.1\n")
     described = read_boxes(root)[1]
     assert len(described.images) == 6
-    assert described.notes == (
-        "the boxes were read as Pascal VOC XML, and the same boxes as YOLO text files were skipped",
-    )
+    assert described.notes == ("the boxes were read as Pascal VOC XML, and the boxes as YOLO text files were skipped",)
     (root / "Annotations/2.xml").unlink()
     with pytest.raises(
         UserError, match=r"boxes as Pascal VOC XML \(5 images\) and as YOLO.* \(5 images\) of different images"

@@ -40,8 +40,10 @@ def test_notes__count_the_images_of_a_set_that_differ(tmp_path: Path):
         write(tmp_path / f"set/{number}.png", deep=number < 2)
     (tmp_path / "set/4.png").write_bytes(b"damaged")
     images = open_images(tmp_path / "set", labelled=False)
-    assert depth_notes(images, DEEP) == [f"{describe_depth(DEEP)} (2 of 5 images): predictions are unreliable"]
-    assert depth_notes(images, SHALLOW) == [f"{describe_depth(SHALLOW)} (2 of 5 images): predictions are unreliable"]
+    assert depth_notes(images, DEEP) == [f"{describe_depth(DEEP)} (2 of 5 sampled images): predictions are unreliable"]
+    assert depth_notes(images, SHALLOW) == [
+        f"{describe_depth(SHALLOW)} (2 of 5 sampled images): predictions are unreliable"
+    ]
     assert describe_depth(DEEP) == "images have 8 bits per channel, and the model was trained on images with more"
     assert describe_depth(SHALLOW, "it has").startswith("it has more than 8 bits per channel, and")
     assert depth_notes(open_images("digits"), SHALLOW) == []

@@ -57,7 +57,7 @@ def test_maps__come_back_as_written_in_any_order(tmp_path):
     images = image_set()
     values, indices = written(tmp_path, images)
     shuffled = images.select(np.array([3, 1, 0, 2]))
-    reader = LabelMaps(tmp_path).rows(shuffled, np.array([0, 3]))
+    reader = LabelMaps(tmp_path).open_reader(shuffled, np.array([0, 3]))
     for position, row in ((0, 3), (3, 2)):
         found = pickle.loads(pickle.dumps(reader))(position)  # as a worker gets it
         assert np.array_equal(found["values"].numpy(), values[row])
@@ -68,7 +68,7 @@ def test_maps__come_back_as_written_in_any_order(tmp_path):
 def test_maps__follow_the_sets_order_of_classes(tmp_path):
     images = image_set()
     _, indices = written(tmp_path, images, classes=("elk", "cat", "dog"))
-    found = LabelMaps(tmp_path).rows(images, np.arange(4))(1)["indices"].numpy()
+    found = LabelMaps(tmp_path).open_reader(images, np.arange(4))(1)["indices"].numpy()
     assert np.array_equal(found, np.array([2, 0, 1])[indices[1]])
 
 
@@ -81,7 +81,7 @@ def test_storage__is_small(tmp_path):
 
 def refused(folder, images, match):
     with pytest.raises(UserError, match=match):
-        LabelMaps(folder).rows(images, np.arange(len(images)))
+        LabelMaps(folder).open_reader(images, np.arange(len(images)))
 
 
 def test_images__that_have_changed_are_noticed(tmp_path):
@@ -101,14 +101,14 @@ def test_maps__of_more_classes_than_the_set_has_are_read_by_name(tmp_path):
     images = image_set(classes=("elk", "cat"))
     _, indices = written(tmp_path, images, classes=("bat", "cat", "dog", "elk", "bat"))
     assert set(indices.ravel()) == {0, 1, 2, 3, 4}
-    found = LabelMaps(tmp_path).rows(images, np.arange(4))(1)
+    found = LabelMaps(tmp_path).open_reader(images, np.arange(4))(1)
     # The set's own first, then each class of the teacher for itself, whatever it is called.
     assert np.array_equal(found["indices"].numpy(), np.array([2, 1, 3, 0, 4])[indices[1]])
     assert found["teacher_classes"].item() == 5
     refused(tmp_path, image_set(classes=("elk", "bat")), "the maps have 2 classes called 'bat'")
     own = image_set()
     written(tmp_path / "own", own)
-    assert "teacher_classes" not in LabelMaps(tmp_path / "own").rows(own, np.arange(4))(1)
+    assert "teacher_classes" not in LabelMaps(tmp_path / "own").open_reader(own, np.arange(4))(1)
 
 
 def test_maps__that_name_unknown_classes_are_refused(tmp_path):

@@ -243,7 +243,7 @@ def test_one_bit_and_eight__are_black_and_white_alike():
 def test_blurred_masks__are_named():
     clean, grey = file_facts(0, 255, name="clean.png"), tuple(range(0, 256, 12))
     blurred = file_facts(*grey, 255, name="blurred.png", solid=(0, 255), pixels=dict.fromkeys((*grey, 255), 1))
-    with pytest.raises(UserError, match=r"mask blurred\.png has 23 grey levels .* \(so have 1 of 4 masks\)"):
+    with pytest.raises(UserError, match=r"mask blurred\.png has 23 grey levels .* \(1 of 4 masks affected\)"):
         find_coding(MaskFacts((clean, blurred, clean, clean)))
     edges = file_facts(
         0, 64, 128, 191, 255, name="edges.png", solid=(0, 255), pixels={0: 900, 64: 9, 128: 9, 191: 9, 255: 900}

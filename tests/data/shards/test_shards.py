@@ -281,7 +281,7 @@ def test_index__shard_that_changes_while_it_is_read_is_named(written):
         ("shards", lambda values: values[::-1].copy(), "the shards of images are not in the list of shards"),
         ("key_ends", lambda values: values + 5, "names of images are damaged"),
         ("offsets", lambda values: values.astype(np.float64), "'offsets' has the type float64"),
-        ("about", lambda _: np.array('{"format": 99}'), "its format is 99, but"),
+        ("about", lambda _: np.array('{"format": 99}'), "the format of the file is 99, but"),
         ("about", lambda _: np.array("{"), "cannot be read as an index"),
         ("about", lambda text: np.array(str(text).replace("test-000000", "../000000")), "leads out of it"),
     ],

@@ -40,11 +40,11 @@ def photos(tmp_path, monkeypatch):
 @pytest.fixture
 def no_single(monkeypatch):
     """Let nothing be made one by one."""
-    monkeypatch.setattr(ViewDataset, "_sample", lambda *_: pytest.fail("an image was treated by itself"))
+    monkeypatch.setattr(ViewDataset, "_make_sample", lambda *_: pytest.fail("an image was treated by itself"))
 
 
 def one_by_one(dataset, keys):
-    return [dataset._sample(key) for key in keys]
+    return [dataset._make_sample(key) for key in keys]
 
 
 def assert_same(samples, others):
@@ -64,7 +64,7 @@ def test_at_once__equals_one_by_one(photos, monkeypatch, transform, kind):
     dataset = ViewDataset(images, [(transform, 1)], seed=4, geometry=True)
     expected = one_by_one(dataset, KEYS)
     assert len({view.views[0].numpy().tobytes() for view in expected}) > (6 if transform is TRAIN else 2)
-    monkeypatch.setattr(ViewDataset, "_sample", lambda *_: pytest.fail("an image was treated by itself"))
+    monkeypatch.setattr(ViewDataset, "_make_sample", lambda *_: pytest.fail("an image was treated by itself"))
     assert_same(dataset.__getitems__(KEYS), expected)
     assert_same([dataset[key] for key in KEYS], expected)
 
@@ -86,7 +86,7 @@ def test_at_once__of_any_number_of_channels_and_of_selections(tmp_path, monkeypa
         images, [(TrainTransform((24, SIDE), SHIFTED, moments), 1)], seed=1, labels=False, geometry=True
     )
     expected = one_by_one(dataset, KEYS)
-    monkeypatch.setattr(ViewDataset, "_sample", lambda *_: pytest.fail("an image was treated by itself"))
+    monkeypatch.setattr(ViewDataset, "_make_sample", lambda *_: pytest.fail("an image was treated by itself"))
     assert_same(dataset.__getitems__(KEYS), expected)
 
 

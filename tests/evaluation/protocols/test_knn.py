@@ -51,7 +51,7 @@ def test_nearest__equals_the_full_matrix_whatever_the_chunks(monkeypatch):
     train, test = random_features(300), random_features(70, seed=1)
     full = (F.normalize(test, dim=1) @ F.normalize(train, dim=1).T).topk(25)
     for rows, chunk in ((1 << 14, 1 << 24), (64, 128), (7, 7), (300, 1)):
-        monkeypatch.setattr(knn, "TRAIN_ROWS", rows)
+        monkeypatch.setattr(knn, "TRAIN_ROWS_PER_CHUNK", rows)
         values, index = nearest(train, test, 25, chunk)
         torch.testing.assert_close(values, full.values)
         assert torch.equal(index, full.indices)
@@ -62,7 +62,7 @@ def test_nearest__of_equal_cosines_the_earlier_row_stays(monkeypatch):
     axis, other = [2.0, 0.0], [0.0, 4.0]
     train = torch.tensor([other, axis, other, axis, axis, other, axis, other, axis])
     for rows in (9, 4, 2, 1):
-        monkeypatch.setattr(knn, "TRAIN_ROWS", rows)
+        monkeypatch.setattr(knn, "TRAIN_ROWS_PER_CHUNK", rows)
         _, index = nearest(train, torch.tensor([[1.0, 0.0]]), 4)
         assert index.tolist() == [[1, 3, 4, 6]], rows
 

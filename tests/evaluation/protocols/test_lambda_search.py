@@ -4,12 +4,12 @@ import numpy as np
 import pytest
 
 from paucal.evaluation.protocols.logistic import (
-    POINTS,
+    N_GRID_POINTS,
     search_strength,
     strength_at,
 )
 
-GRID = [strength_at(position) for position in range(POINTS)]
+GRID = [strength_at(position) for position in range(N_GRID_POINTS)]
 
 
 def position_of(strength):
@@ -26,7 +26,7 @@ def test_grid__has_eight_points_per_decade_from_1e_minus_6_to_1e6():
 @pytest.mark.parametrize("left", [1.0, 0.2, 5.0])
 def test_search__finds_every_peak_within_fifteen_fits(left):
     most = 0
-    for peak in range(POINTS):
+    for peak in range(N_GRID_POINTS):
         calls = []
 
         def score(strength, peak=peak, calls=calls):

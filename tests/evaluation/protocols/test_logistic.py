@@ -5,7 +5,14 @@ import pytest
 import torch
 from sklearn.linear_model import LogisticRegression
 
-from paucal.evaluation.protocols.logistic import POINTS, SearchResult, Solver, fit_logistic, fit_selected, strength_at
+from paucal.evaluation.protocols.logistic import (
+    N_GRID_POINTS,
+    SearchResult,
+    Solver,
+    fit_logistic,
+    fit_selected,
+    strength_at,
+)
 from paucal.types import UserError
 
 EXACT = {name: Solver(name, max_iterations=5000, tolerance=1e-7) for name in ("sklearn", "torch")}
@@ -80,7 +87,7 @@ def test_multi_label__is_one_regression_per_class_without_the_ignored_images():
 
 def sweep(score) -> SearchResult:
     """Try every lambda of the grid; of equal scores the larger one wins."""
-    scores = {position: score(strength_at(position)) for position in range(POINTS)}
+    scores = {position: score(strength_at(position)) for position in range(N_GRID_POINTS)}
     return SearchResult(max(scores, key=lambda position: (scores[position], position)), scores)
 
 

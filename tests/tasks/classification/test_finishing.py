@@ -69,7 +69,7 @@ def refitted(monkeypatch):
         run, outcome, tuned, console = (cast(Any, SimpleNamespace(**found)) for found in (
             {}, {"best": {}}, {"module": None, "epochs": (3,)}, {"say": lines.append},
         ))  # fmt: skip
-        return finishing._with_refitted_head(run, setup, outcome, finishing.Finish(), tuned, console), lines
+        return finishing._try_refitted_head(run, setup, outcome, finishing.Finish(), tuned, console), lines
 
     return finish_with
 

@@ -21,9 +21,9 @@ from paucal.tasks.detection.first_detector import (
     fit_heads_steps,
     frozen_backbone_detection,
     loader,
-    train_first,
+    train_first_detector,
 )
-from paucal.tasks.detection.first_record import BACKBONE_PREFIX, read_first
+from paucal.tasks.detection.first_record import BACKBONE_PREFIX, read_first_detector
 from paucal.tasks.detection.job import DetectionJob, detect
 from paucal.tasks.detection.settings import DetectSettings
 from paucal.types import Progress, UserError
@@ -84,13 +84,13 @@ def test_stopped_stage__ends_with_the_weights_of_one_that_was_not(images: Path, 
         run, setup = RunFolder(tmp_path / name), setup_of(images, heads_steps=5)
         run.path.mkdir()
         watch = DetectionJob().validation(setup)
-        first = train_first(run, setup, watch, SilentConsole(), stop)
+        first = train_first_detector(run, setup, watch, SilentConsole(), stop)
         if stop:
             assert first is None
-            assert read_first(run) is None
-            first = train_first(run, setup_of(images, heads_steps=5), watch, SilentConsole())
+            assert read_first_detector(run) is None
+            first = train_first_detector(run, setup_of(images, heads_steps=5), watch, SilentConsole())
         assert first is not None
-        assert first == read_first(run)
+        assert first == read_first_detector(run)
         assert first.steps == 5
         weights.append(read_weights(run.weights))
     assert all(torch.equal(value, weights[1][name]) for name, value in weights[0].items())
@@ -103,7 +103,7 @@ def test_stopped_stage__ends_with_the_weights_of_one_that_was_not(images: Path, 
 def test_run__tunes_from_the_first_detector_and_keeps_what_validation_prefers(images: Path, tmp_path: Path):
     run = RunFolder(tmp_path / "run")
     result = detect(images, output=str(run.path), heads_steps=4, steps=2, lr=1e-12, eval_mode=True, **TINY)
-    first = read_first(run)
+    first = read_first_detector(run)
     assert first is not None
     summary = run.read_json("summary.json")
     assert summary["best_val_ap"] == first.score  # so small a rate improves nothing
@@ -142,7 +142,7 @@ def test_time__is_shared_with_the_first_detector_if_the_backbone_is_trained(
 def test_damaged_record__is_refused(tmp_path: Path):
     (tmp_path / "first_detector.json").write_text('{"steps": 3}')
     with pytest.raises(UserError, match="is damaged"):
-        read_first(RunFolder(tmp_path))
+        read_first_detector(RunFolder(tmp_path))
 
 
 def test_several_processes__are_refused(images: Path):

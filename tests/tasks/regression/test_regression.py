@@ -19,9 +19,9 @@ from paucal.metrics.measures import value_of
 from paucal.metrics.regression import R2, RootMeanSquare, conformal_half_width, regression_report
 from paucal.models.regression import IntervalPredictions
 from paucal.report.regression import _score_row, headline_sentences
-from paucal.tasks.regression.evaluation import format_number, interval_words, write_scores
+from paucal.tasks.regression.evaluation import format_regression_score, interval_words, write_scores
 from paucal.tasks.regression.fitting import fit_ridge
-from paucal.tasks.regression.images import grades_note, read_targets, split_numbered_images
+from paucal.tasks.regression.images import grades_note, read_targets, split_images_with_targets
 from paucal.types import UserError
 from paucal.verbs.check.labels import find_local_weights
 
@@ -89,7 +89,7 @@ def test_scores__of_one_image_have_no_interval_and_are_valid_json(tmp_path):
     assert "These images do not show that the model is better than always predicting the mean." in headline_sentences(
         content
     )
-    assert format_number(report.scores["r2"], "r2") == ("undefined", "")
+    assert format_regression_score(report.scores["r2"], "r2") == ("undefined", "")
     assert interval_words("", report) == "1 image"
     assert interval_words("1 to 2", replace(report, images=12)) == "95 % interval 1 to 2, 12 images"
 
@@ -220,7 +220,7 @@ def test_numbers__are_read_and_missing_ones_left_out(tmp_path):
 @pytest.mark.parametrize("group_by", [None, "patient"])
 def test_split__is_not_said_to_be_cut_by_classes(tmp_path, group_by):
     images = open_images(str(bright_table(tmp_path / "images")), labelled=False)
-    split = split_numbered_images(TrainSettings("digits", group_by=group_by), images, None)
+    split = split_images_with_targets(TrainSettings("digits", group_by=group_by), images, None)
     assert ", cut at random (seed 0)" in split.description
     assert "class" not in split.description
 

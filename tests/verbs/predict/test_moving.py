@@ -184,7 +184,7 @@ def test_camera__is_answered_with_the_time_of_day_until_it_ends(run, tmp_path, m
     monkeypatch.chdir(tmp_path)
     if "lavfi" not in av.formats_available:
         pytest.skip("this PyAV has no virtual camera (lavfi)")
-    monkeypatch.setitem(video._DEVICES, platform.system(), ("testsrc=duration=1:rate=10:size=64x{}", "lavfi"))
+    monkeypatch.setitem(video._CAMERA_INPUTS, platform.system(), ("testsrc=duration=1:rate=10:size=64x{}", "lavfi"))
     before = datetime.now().replace(microsecond=0)
     assert main(["predict", str(run), "camera:48", "--every", "frame", "--output", "all.csv"]) == 0
     rows = read(tmp_path / "all.csv")

@@ -11,7 +11,7 @@ import paucal
 from cli.calls import call, failure, table
 from paucal.runs import RunFolder
 from paucal.runs.lock import RunLock
-from paucal.verbs.runs.launch import JUST_NOW, LONG_AGO, with_deletion_reasons
+from paucal.verbs.runs.launch import ABANDONED_RUN_SECONDS, RECENT_CHANGE_SECONDS, with_deletion_reasons
 from paucal.verbs.runs.rows import list_runs
 
 DAY = 86400.0
@@ -100,9 +100,9 @@ def test_list__is_filtered_and_sorted(runs):
 
 def test_leftovers__are_what_nobody_needs(tmp_path):
     root, now = tmp_path, time.time()
-    make_run(root / "empty", saved=False, age=2 * JUST_NOW)
+    make_run(root / "empty", saved=False, age=2 * RECENT_CHANGE_SECONDS)
     make_run(root / "young", saved=False, age=10)
-    make_run(root / "old", age=LONG_AGO + 1.5 * DAY, seed=1)
+    make_run(root / "old", age=ABANDONED_RUN_SECONDS + 1.5 * DAY, seed=1)
     make_run(root / "stopped", age=DAY, seed=2)
     make_run(root / "twice", 0.8, age=2 * DAY, seed=3)
     make_run(root / "again", 0.8, age=DAY, seed=3, workers=4)

@@ -193,7 +193,7 @@ def test_archive__that_is_damaged_or_hostile_is_refused(file, tmp_path, capsys):
     mit = json.dumps({**card, "licence": "MIT"}).encode()
     message = refused(capsys, "add", rewritten(archive, bad, card=mit))
     assert "'MIT', but timm states 'apache-2.0'" in message
-    assert "or use an archive that states this licence" in message  # an archive takes no --licence
+    assert "or use a weights archive whose metadata state this licence" in message  # an archive takes no --licence
     other = json.dumps({**card, "name": "resnet18"}).encode()
     assert "does not contain the weights of resnet18" in refused(capsys, "add", rewritten(archive, bad, card=other))
     assert "good.weights.zip has its own card: remove --model" in refused(capsys, "add", archive, "--model", NAME)

@@ -2,8 +2,8 @@
 
 CvT has three stages. In each block, queries, keys and values each have a depthwise convolution and a batch norm; the
 stride is 2 for keys and values. Only the last stage has a class token, which bypasses the convolutions. Products of
-queries and keys are scaled by the width of the stage to the power of -1/2, not by the width of a head. There is no
-position embedding, so images may have any size from 3 pixels on.
+queries and keys are divided by the square root of the stage's width, not of a head's width. There is no position
+embedding, so images may have any size of at least 3 pixels.
 
 Differences from the published code:
 - A batch with one image gives logits (1, K), whereas the published code drops the batch axis.

@@ -5,14 +5,14 @@ differs from the official CvT, whose weights cannot be loaded:
 - no class token and no final norm; the mean of the last map is classified
 - one depthwise convolution for both keys and values
 - no bias in the projections of queries, keys and values
-- products of queries and keys are scaled by the width of a head
+- products of queries and keys are divided by the square root of a head's width
 - exact GELU
 - a norm over the channels that divides by their standard deviation plus 1e-5
 - torch's default initialisation, and no stochastic depth
 
 Differences from the published code:
 - If all channels are equal, the gradient of the norm is (g - mean g) / 1e-5, as derived mathematically; the published
-  code gives NaN. Otherwise both gradients are equal.
+  code gives NaN. In all other cases, the gradients are equal.
 - `eps_in_root` selects the norm that the independent implementation has had since January 2022.
 - The norm's scale and shift are one-dimensional, so optimizers apply no weight decay to them. In the published code,
   the scale and shift have four dimensions and get weight decay.
@@ -42,7 +42,7 @@ from paucal.backbones.families.cvt_layers import (
     require_valid_sizes,
 )
 
-EPS = 1e-5
+EPS = 1e-5  # added to the standard deviation or, if `eps_in_root`, to the variance
 
 
 class DeviationNorm(nn.Module):
@@ -150,12 +150,13 @@ class DrlocCvt(CvtBackbone):
             self.head.reset_parameters()
 
 
-_EMBED = (
+# The rules map the published names of tensors (regular expressions) to the model's names.
+_EMBED_RULES = (
     (r"layers\.(\d+)\.0\.", r"stages.\1.embed.proj."),
     (r"layers\.(\d+)\.1\.g$", r"stages.\1.embed.norm.weight"),
     (r"layers\.(\d+)\.1\.b$", r"stages.\1.embed.norm.bias"),
 )
-_BLOCK = {
+_BLOCK_RULES = {
     r"0\.norm\.g$": "norm1.weight",
     r"0\.norm\.b$": "norm1.bias",
     r"0\.fn\.to_(q|kv)\.net\.0\.": r"attn.conv_proj_\3.conv.",
@@ -167,15 +168,18 @@ _BLOCK = {
     r"1\.fn\.net\.0\.": "mlp.fc1.",
     r"1\.fn\.net\.3\.": "mlp.fc2.",
 }
-_RULES = (
-    *_EMBED,
-    *((rf"layers\.(\d+)\.2\.layers\.(\d+)\.{end}", rf"stages.\1.blocks.\2.{ours}") for end, ours in _BLOCK.items()),
+_RENAMING_RULES = (
+    *_EMBED_RULES,
+    *(
+        (rf"layers\.(\d+)\.2\.layers\.(\d+)\.{end}", rf"stages.\1.blocks.\2.{ours}")
+        for end, ours in _BLOCK_RULES.items()
+    ),
 )
 
 
 def checkpoint_filter_fn(state: Mapping[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
     """Rename the tensors of VTs-Drloc's checkpoints to the model's names, except for the localization head."""
-    return rename_tensors(state, _RULES)
+    return rename_tensors(state, _RENAMING_RULES)
 
 
 default_cfgs = generate_default_cfgs(

@@ -10,7 +10,7 @@ Differences from the published code:
   but the released configuration does not use it.
 - `padding` can exclude padded cells from attention; see `WindowAttention`.
 - Options without effect (such as shifted windows) do not exist.
-- The larger configuration, which names a model that does not exist, is registered as `esvit_cvt_small`.
+- EsViT's larger configuration names a model that does not exist; here, it is registered as `esvit_cvt_small`.
 """
 
 import operator
@@ -28,9 +28,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from paucal.backbones.attention_layout import (
+    AttentionCall,
     AttentionGroups,
     AttentionLayout,
-    Call,
     cell_indices,
     pad_indices,
     window_groups,
@@ -52,16 +52,18 @@ from paucal.backbones.families.cvt_layers import (
 Padding = Literal["published", "masked", "shrunk"]
 
 
-def window_of(grid: Grid, max_side: int, padding: Padding) -> Grid:
+def choose_window(grid: Grid, max_side: int, padding: Padding) -> Grid:
     """Return the (rows, columns) of a window for a grid.
 
-    With "published" and "masked" padding, windows are squares whose side is `max_side` or, if it is less, the grid's
+    With "published" and "masked" padding, windows are squares whose side is the smaller of `max_side` and the grid's
     shorter side. With "shrunk" padding, there are as many windows along each side of the grid as for `max_side`, but
     windows are as small as this number allows.
 
     Example:
-        >>> window_of((24, 24), 7, "published"), window_of((24, 24), 7, "shrunk"), window_of((3, 5), 7, "shrunk")
-        ((7, 7), (6, 6), (3, 5))
+        >>> choose_window((24, 24), 7, "published"), choose_window((24, 24), 7, "shrunk")
+        ((7, 7), (6, 6))
+        >>> choose_window((3, 5), 7, "shrunk")
+        (3, 5)
     """
     if padding != "shrunk":
         side = min(max_side, *grid)
@@ -105,7 +107,7 @@ def _compute_padding_bias(grid: Grid, window: Grid, device: torch.device) -> Ten
 
 @lru_cache(maxsize=64)
 def _cached_padding_bias(grid: Grid, window: Grid, device: torch.device) -> Tensor:
-    with torch.inference_mode(False), torch.no_grad():  # so that it can also be used outside inference mode
+    with torch.inference_mode(False), torch.no_grad():  # so that the bias can also be used outside inference mode
         return _compute_padding_bias(grid, window, device)
 
 
@@ -120,9 +122,9 @@ def bias_table_indices(side: int) -> Tensor:
     return down * (2 * side - 1) + across
 
 
-def _window_groups(call: Call, weights: Tensor, image_size: Grid) -> AttentionGroups:
+def _window_groups(call: AttentionCall, weights: Tensor, image_size: Grid) -> AttentionGroups:
     grid = call.inputs[1]
-    window = window_of(grid, call.layer.window_size[0], call.layer.padding)
+    window = choose_window(grid, call.layer.window_size[0], call.layer.padding)
     return window_groups(grid, partition_windows(pad_indices(cell_indices(grid, call.inputs[0]), window), window))
 
 
@@ -134,7 +136,7 @@ class WindowAttention(nn.Module):
       attend to the padding as to other cells, and the padding is part of the batch norm's statistics.
     - "masked": the windows are the same, but cells do not attend to the padding, and the padding is not part of the
       batch norm's statistics.
-    - "shrunk": windows are as small as their number allows (`window_of`), and the remaining padding is masked.
+    - "shrunk": windows are as small as their number allows (`choose_window`), and the remaining padding is masked.
 
     Args:
         window_size: Maximum number of rows and of columns of a window.
@@ -179,15 +181,15 @@ class WindowAttention(nn.Module):
 
     def forward(self, x: Tensor, grid: Grid) -> Tensor:
         """Apply the layer to the (B, H * W, C) tokens of a grid (H, W); the shape stays the same."""
-        window = window_of(grid, self.window_size[0], self.padding)
+        window = choose_window(grid, self.window_size[0], self.padding)
         padding = (-grid[0] % window[0], -grid[1] % window[1])
-        full = (grid[0] + padding[0], grid[1] + padding[1])
+        padded_grid = (grid[0] + padding[0], grid[1] + padding[1])
         x = self._project_cells(x, grid, padding)
         query, key, value = split_heads(self.qkv(partition_windows(x, window)), 3, self.num_heads)
-        hidden = padding_bias(grid, window, x) if any(padding) and self.padding != "published" else None
-        bias = self._position_bias(window, hidden, x.shape[0])
+        mask_bias = padding_bias(grid, window, x) if any(padding) and self.padding != "published" else None
+        bias = self._position_bias(window, mask_bias, x.shape[0])
         x = attend(query, key, value, bias, self.scale, self.fused_attn, self.attn_drop)
-        x = join_windows(join_heads(x), window, full)[:, : grid[0], : grid[1]].flatten(1, 2)
+        x = join_windows(join_heads(x), window, padded_grid)[:, : grid[0], : grid[1]].flatten(1, 2)
         return self.proj_drop(self.proj(x))
 
     def _project_cells(self, x: Tensor, grid: Grid, padding: Grid) -> Tensor:
@@ -199,17 +201,17 @@ class WindowAttention(nn.Module):
         x = to_tokens(self.conv_proj(as_map(x, grid))).unflatten(1, grid)
         return functional.pad(x, fill) if any(padding) else x
 
-    def _position_bias(self, window: Grid, hidden: Tensor | None, batch_size: int) -> Tensor | None:
-        hidden = None if hidden is None else hidden.repeat(batch_size, 1, 1, 1)
+    def _position_bias(self, window: Grid, mask_bias: Tensor | None, batch_size: int) -> Tensor | None:
+        mask_bias = None if mask_bias is None else mask_bias.repeat(batch_size, 1, 1, 1)
         table = self.relative_position_bias_table
         if table is None:
-            return hidden
+            return mask_bias
         index, (rows, columns) = self.relative_position_index, window
         if window != self.window_size:
             index = index.unflatten(1, self.window_size).unflatten(0, self.window_size)
             index = index[:rows, :columns, :rows, :columns].reshape(rows * columns, rows * columns)
         bias = table[index].permute(2, 0, 1)[None]
-        return bias if hidden is None else bias + hidden
+        return bias if mask_bias is None else bias + mask_bias
 
 
 class SizedConvEmbed(ConvEmbed):
@@ -220,6 +222,7 @@ class SizedConvEmbed(ConvEmbed):
 
     def forward(self, x: Tensor) -> tuple[Tensor, Grid]:
         """Return the tokens (B, H * W, width) for a map, and their grid (H, W)."""
+        # Converting a side to an int makes torch.compile treat the side as a constant.
         for side in x.shape[2:]:
             operator.index(side)
         return super().forward(x)
@@ -293,7 +296,8 @@ def _init_layer(module: nn.Module) -> None:
             nn.init.zeros_(module.bias)
 
 
-_BLOCK = {
+# The rules map the published names of tensors (regular expressions) to the model's names.
+_BLOCK_RULES = {
     r"0\.norm\.": "norm1.",
     r"0\.fn\.qkv\.dw\.": "attn.conv_proj.conv.",
     r"0\.fn\.qkv\.bn\.": "attn.conv_proj.bn.",
@@ -304,24 +308,28 @@ _BLOCK = {
     r"1\.fn\.net\.0\.": "mlp.fc1.",
     r"1\.fn\.net\.2\.": "mlp.fc2.",
 }
-_RULES = (
+_RENAMING_RULES = (
     (r"stage(\d+)\.0\.", r"stages.\1.embed."),
-    *((rf"stage(\d+)\.1\.layers\.(\d+)\.{end}", rf"stages.\1.blocks.\2.{ours}") for end, ours in _BLOCK.items()),
+    *((rf"stage(\d+)\.1\.layers\.(\d+)\.{end}", rf"stages.\1.blocks.\2.{ours}") for end, ours in _BLOCK_RULES.items()),
 )
 
 
 def checkpoint_filter_fn(state: Mapping[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
     """Rename the tensors of EsViT's checkpoints to the model's names; drop index tables, which the model computes."""
-    return {name: value for name, value in rename_tensors(state, _RULES).items() if not name.endswith(".rel_pos_idx")}
+    return {
+        name: value
+        for name, value in rename_tensors(state, _RENAMING_RULES).items()
+        if not name.endswith(".rel_pos_idx")
+    }
 
 
 _CONFIG = configuration("stages.0.embed.proj", crop_pct=DEIT_CROP_RATIO, license="mit")
 default_cfgs = generate_default_cfgs({"esvit_cvt_tiny": _CONFIG, "esvit_cvt_small": _CONFIG})
 
 
-_LARGER = {"embed_dims": (64, 128, 256, 512), "depths": (2, 2, 10, 4), "num_heads": (2, 4, 8, 16)}
+_SMALL = {"embed_dims": (64, 128, 256, 512), "depths": (2, 2, 10, 4), "num_heads": (2, 4, 8, 16)}
 _VARIANTS = {
     "esvit_cvt_tiny": {"drop_path_rate": 0.1},  # 30.1M parameters, 4.29 GMACs at 224 pixels
-    "esvit_cvt_small": {**_LARGER, "drop_path_rate": 0.2},  # has no published weights
+    "esvit_cvt_small": {**_SMALL, "drop_path_rate": 0.2},  # has no published weights
 }
 register_variants(__name__, EsvitCvt, _VARIANTS, checkpoint_filter_fn)

@@ -77,7 +77,7 @@ class DepthwiseNorm(nn.Module):
 
 
 class CvtBlock(nn.Module):
-    """Attention and an MLP, each after a norm and with a residual connection. Both share a drop-path module.
+    """Attention and an MLP, each after a norm and with a residual connection; the branches share a drop-path module.
 
     Args:
         attn: Attention layer, called with the normalised tokens and their grid.
@@ -208,12 +208,12 @@ def require_valid_sizes(
 def rename_tensors(state: Mapping[str, Tensor], rules: Rules) -> dict[str, Tensor]:
     """Convert a published state dict to the model's names and shapes; tensors with other names are not changed.
 
-    The weights of 1x1 convolutions become weights of linear layers, and norms of shape (1, C, 1, 1) become (C).
+    The weights of 1x1 convolutions become weights of linear layers, and parameters of norms with the shape (1, C, 1, 1)
+    get the shape (C,).
 
     Args:
         state: Tensors by name. The first rule is used to find a common prefix, such as "backbone.", which is removed.
-        rules: (regular expression for the beginning of a name, replacement) pairs, of which the first that matches is
-            applied.
+        rules: (regular expression for the beginning of a name, replacement) pairs; the first matching pair is applied.
     """
     matches = (re.match(rf"(.*?)(?:{rules[0][0]})", name) for name in state)
     prefix = next((match[1] for match in matches if match is not None), "")

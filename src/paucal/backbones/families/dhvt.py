@@ -6,13 +6,14 @@ no position embedding, since the zero padding of the convolutions makes position
 can be switched off (`DhvtParts`).
 
 Tensors have the names of the published code, for which no weights were published. The variants have the published
-names, widths and numbers of heads (the supplement's Table 11). Variants do not set drop-path: pass `drop_path_rate`
-(published: 0.1 for all). Images are always normalised with ImageNet's statistics, as published.
+names, widths and numbers of heads (the supplement's Table 11). Variants are built without drop-path unless
+`drop_path_rate` is passed (published: 0.1 for all variants). Images are always normalised with ImageNet's statistics,
+as published.
 
 `dhvt_mini` is not from the paper. This variant has the width and depth of `vit_mini`, for small images and short runs.
 
 The published code also registers DHVTs under DeiT's names; here, these names belong to timm's DeiTs. The published code
-cannot build the plain transformers with which the paper compares DHVT; these are in `vit_cifar`.
+cannot build the plain transformers with which the paper compares DHVT; `vit_cifar` defines these transformers.
 """
 
 from collections.abc import Mapping, Sequence
@@ -125,7 +126,7 @@ class Dhvt(TokenBackbone):
         options = DhvtParts(**parts)
         self.dynamic_img_size = dynamic_img_size
         self.cls_token = nn.Parameter(torch.zeros(1, 1, embed_dim))
-        self.patch_embed = _patch_stem(_as_pair(img_size), patch_size, in_chans, embed_dim, options)
+        self.patch_embed = _build_patch_stem(_as_pair(img_size), patch_size, in_chans, embed_dim, options)
         cells = self.patch_embed.grid_size[0] * self.patch_embed.grid_size[1]  # type: ignore[index]
         self.pos_embed = nn.Parameter(torch.zeros(1, 1 + cells, embed_dim)) if options.abs_pos else None
         rates: list[float] = calculate_drop_path_rates(drop_path_rate, depth)  # type: ignore[assignment]
@@ -159,7 +160,7 @@ class Dhvt(TokenBackbone):
         return (x if self.pos_embed is None else x + self._positions(self.pos_embed, grid)), grid
 
     def run_block(self, block: nn.Module, x: Tensor, grid: Grid) -> Tensor:
-        """Apply a block, with gradient checkpointing if it is switched on."""
+        """Apply a block; use gradient checkpointing if `grad_checkpointing` is set."""
         return recompute(block, x, grid) if self.grad_checkpointing and self.training else block(x, grid)
 
     def set_input_size(self, img_size: int | Size) -> None:
@@ -197,7 +198,7 @@ class Dhvt(TokenBackbone):
         return resample_positions(table, built_grid, grid)
 
 
-def _patch_stem(size: Size, patch: int, in_chans: int, embed_dim: int, parts: DhvtParts) -> Sope | PatchEmbed:
+def _build_patch_stem(size: Size, patch: int, in_chans: int, embed_dim: int, parts: DhvtParts) -> Sope | PatchEmbed:
     if parts.sope:
         return Sope(size, patch, in_chans, embed_dim, parts)
     _require_multiples(size, patch)
@@ -235,22 +236,23 @@ def checkpoint_filter_fn(state: Mapping[str, Any], model: nn.Module) -> dict[str
     return with_fitting_positions(fitted, table, model.patch_embed.grid_size)  # type: ignore[union-attr]
 
 
+# Constructor arguments (`_TINY` to `_PATCH2`) and timm configurations (`_CIFAR_CONFIG` and `_LARGE_IMAGE_CONFIG`).
 _TINY, _SMALL = {"embed_dim": 192}, {"embed_dim": 384}
 _PATCH4, _PATCH2 = {"img_size": 32, "patch_size": 4}, {"img_size": 32, "patch_size": 2}
-_CIFAR: dict[str, Any] = {"num_classes": 100, "input_size": (3, 32, 32), "crop_pct": 1.0}
-_LARGE: dict[str, Any] = {"crop_pct": 0.875}
+_CIFAR_CONFIG: dict[str, Any] = {"num_classes": 100, "input_size": (3, 32, 32), "crop_pct": 1.0}
+_LARGE_IMAGE_CONFIG: dict[str, Any] = {"crop_pct": 0.875}
 _cfg = partial(configuration, "patch_embed.proj.0.0")
 default_cfgs = generate_default_cfgs(
     {
-        "dhvt_mini": _cfg(**{**_CIFAR, "num_classes": 1000}),
-        "dhvt_tiny_cifar_patch4": _cfg(**_CIFAR),
-        "dhvt_small_cifar_patch4": _cfg(**_CIFAR),
-        "dhvt_tiny_cifar_patch2": _cfg(**_CIFAR),
-        "dhvt_small_cifar_patch2": _cfg(**_CIFAR),
-        "dhvt_tiny_domain_patch16": _cfg(num_classes=345, **_LARGE),
-        "dhvt_small_domain_patch16": _cfg(num_classes=345, **_LARGE),
-        "dhvt_tiny_imagenet_patch16": _cfg(**_LARGE),
-        "dhvt_small_imagenet_patch16": _cfg(**_LARGE),
+        "dhvt_mini": _cfg(**{**_CIFAR_CONFIG, "num_classes": 1000}),
+        "dhvt_tiny_cifar_patch4": _cfg(**_CIFAR_CONFIG),
+        "dhvt_small_cifar_patch4": _cfg(**_CIFAR_CONFIG),
+        "dhvt_tiny_cifar_patch2": _cfg(**_CIFAR_CONFIG),
+        "dhvt_small_cifar_patch2": _cfg(**_CIFAR_CONFIG),
+        "dhvt_tiny_domain_patch16": _cfg(num_classes=345, **_LARGE_IMAGE_CONFIG),
+        "dhvt_small_domain_patch16": _cfg(num_classes=345, **_LARGE_IMAGE_CONFIG),
+        "dhvt_tiny_imagenet_patch16": _cfg(**_LARGE_IMAGE_CONFIG),
+        "dhvt_small_imagenet_patch16": _cfg(**_LARGE_IMAGE_CONFIG),
     }
 )
 
@@ -272,8 +274,8 @@ _VARIANTS: dict[str, dict[str, Any]] = {
 }
 
 
-def _variant_changes(arguments: Mapping[str, Any]) -> dict[str, Any]:
+def _config_changes(arguments: Mapping[str, Any]) -> dict[str, Any]:
     return {"first_conv": "patch_embed.proj"} if arguments.get("sope") is False else {}
 
 
-register_variants(__name__, Dhvt, _VARIANTS, checkpoint_filter_fn, 3, _variant_changes)
+register_variants(__name__, Dhvt, _VARIANTS, checkpoint_filter_fn, 3, _config_changes)

@@ -29,21 +29,21 @@ class DhvtParts:
     Attributes:
         sope: Whether patches are embedded by SOPE, the sequential overlapping patch embedding (3x3 convolutions with
             stride 2); False for a linear projection per patch.
-        sope_norm: Norm after each convolution of SOPE.
+        sope_norm: Norm after each convolution of SOPE, "batch" or "layer".
         pre_affine: Whether the image's channels are scaled and shifted before the convolutions of SOPE.
         post_affine: Whether the tokens' channels are scaled and shifted after the convolutions of SOPE.
         head_tokens: Whether each attention layer adds a token per head to the sequence.
         abs_pos: Whether a learned position embedding is added to the tokens. Then all images must have the same size,
             unless `dynamic_img_size` is set.
         daff: Whether blocks have the dynamic aggregation feed-forward (convolutions and norms); False for the two
-            linear layers of a ViT. The options below apply in both cases; None means the value of DAFF or of a ViT.
-        daff_norm: Norm of the convolutions of DAFF.
+            linear layers of a ViT. The options from `local` on apply in both cases; None means DAFF's or a ViT's value.
+        daff_norm: Norm after each convolution of DAFF, "batch" or "layer".
         local: How neighbouring patch tokens are mixed between the two layers: "conv" for a depth-wise 3x3 convolution,
             "pool" for the mean over 3x3 tokens (with zero padding, as in a convolution with equal weights), "none" for
             no mixing.
         shortcut: Whether the input of the mixing is added to its output.
         split_cls: Whether the class token bypasses the layers. Then the block adds the normalised class token to the
-            class token, which the paper does not mention but its code does.
+            class token, as in the published code but not mentioned in the paper.
         aggregate: Tokens that are multiplied by a gate: "cls" for the class token, "all" for all tokens, "none" for no
             tokens. The gate is computed by two linear layers, without a sigmoid, from the mean of the output patch
             tokens.
@@ -97,7 +97,7 @@ def build_map_norm(kind: Norm, channels: int) -> nn.Module:
 class Affine(nn.Module):
     """A learned scale and shift of each channel of a map, initially 1 and 0 (the supplement's section 1.2).
 
-    The published code applies weight decay to both; here `Dhvt.no_weight_decay` excludes them.
+    The published code applies weight decay to scale and shift; here, `Dhvt.no_weight_decay` excludes them.
     """
 
     def __init__(self, channels: int) -> None:
@@ -114,12 +114,12 @@ class Sope(nn.Module):
     """The sequential overlapping patch embedding: 3x3 convolutions with stride 2 and norms, between two affine layers.
 
     For patches of 2^n pixels there are n convolutions, each with twice the channels of the previous convolution, up to
-    `embed_dim`. An activation follows each convolution except the last, or the only convolution for patches of 2
-    pixels. A side of s pixels gives ceil(s / patch_size) patches.
+    `embed_dim`. A GELU follows each convolution except the last; for patches of 2 pixels, a GELU follows the only
+    convolution. A side of s pixels gives ceil(s / patch_size) patches.
 
     The paper has patches of 2, 4 and 16 pixels; patches of 8 pixels follow the same rule. In the paper's pseudo-code,
-    the convolutions have a bias, but not in the published code and not here. The published code uses synchronised batch
-    norms; here, Lightning (`sync_batchnorm`) or torch can convert the norms.
+    the convolutions have a bias; in the published code and here, they have none. The published code uses synchronised
+    batch norms; here, Lightning (`sync_batchnorm`) or torch can convert the norms.
 
     Args:
         img_size: (height, width) in pixels for which `grid_size` is computed; images of other sizes are also accepted.
@@ -244,7 +244,7 @@ def as_map(tokens: Tensor, grid: Grid) -> Tensor:
 
 
 def build_local_mixing(kind: Local, channels: int) -> nn.Module | None:
-    """Return a layer that mixes the 3x3 neighbourhood of each position, for each channel; None for "none"."""
+    """Return a layer that mixes the 3x3 neighbourhood of each position in each channel; None for "none"."""
     if kind == "conv":
         return nn.Conv2d(channels, channels, 3, padding=1, groups=channels)
     return nn.AvgPool2d(3, stride=1, padding=1) if kind == "pool" else None
@@ -294,10 +294,10 @@ class FeedForward(nn.Module):
         """Apply the layers to the patch tokens, or to the class token and the patch tokens."""
         raise NotImplementedError
 
-    def on_cells(self, x: Tensor, grid: Grid) -> Tensor:
-        """Mix neighbouring patch tokens in hidden features; a class token is not changed.
+    def mix_patch_tokens(self, x: Tensor, grid: Grid) -> Tensor:
+        """Mix neighbouring patch tokens in the MLP's hidden features; a class token is not changed.
 
-        The features are (B, hidden, H, W) or, with a class token, (B, hidden, 1 + H * W, 1).
+        The features have the shape (B, hidden, H, W) or, with a class token, (B, hidden, 1 + H * W, 1).
         """
         if self.split_cls:
             return self.mix(x)
@@ -305,7 +305,7 @@ class FeedForward(nn.Module):
         return torch.cat((x[:, :, :1], cells.flatten(2).unsqueeze(3)), 2)
 
     def mix(self, x: Tensor) -> Tensor:
-        """Mix neighbouring positions of a hidden map (B, hidden, H, W); with `shortcut`, add the map to the result."""
+        """Mix neighbouring positions of the MLP's hidden features (B, hidden, H, W); if `shortcut`, add the input."""
         raise NotImplementedError
 
 
@@ -333,11 +333,11 @@ class Daff(FeedForward):
     def transform(self, x: Tensor, grid: Grid) -> Tensor:
         """Apply the layers to the patch tokens, or to the class token and the patch tokens."""
         x = as_map(x, grid if self.split_cls else (x.shape[1], 1))
-        x = self.on_cells(self.act(self.bn1(self.conv1(x))), grid)
+        x = self.mix_patch_tokens(self.act(self.bn1(self.conv1(x))), grid)
         return to_tokens(self.bn3(self.conv3(x)))
 
     def mix(self, x: Tensor) -> Tensor:
-        """Mix neighbouring positions of a hidden map (B, hidden, H, W)."""
+        """Mix neighbouring positions of the MLP's hidden features (B, hidden, H, W)."""
         if self.conv2 is None or self.bn2 is None:
             return x
         mixed = self.act(self.bn2(self.conv2(x)))
@@ -359,10 +359,10 @@ class PlainFeedForward(FeedForward):
         x = self.drop(self.act(self.fc1(x)))
         if self.local is not None:
             cells = as_map(x, grid if self.split_cls else (x.shape[1], 1))
-            x = to_tokens(self.on_cells(cells, grid))
+            x = to_tokens(self.mix_patch_tokens(cells, grid))
         return self.fc2(x)
 
     def mix(self, x: Tensor) -> Tensor:
-        """Mix neighbouring positions of a hidden map (B, hidden, H, W)."""
+        """Mix neighbouring positions of the MLP's hidden features (B, hidden, H, W)."""
         mixed = x if self.local is None else self.local(x)
         return x + mixed if self.shortcut else mixed

@@ -3,7 +3,7 @@
 - `drloc_vit_base_patch16_224`: ViT-B/16 as in DrLoc's experiments (Liu et al. 2021, "Efficient Training of Visual
   Transformers with Small Datasets"): no bias in the projection to queries, keys and values, norms with an epsilon of
   1e-5, dropout of 0.1.
-- `esvit_deit_*`, `esvit_vit_*`: the transformers without stages of EsViT (Li et al. 2022) and DINO. Their position
+- `esvit_deit_*`, `esvit_vit_*`: the single-stage transformers of EsViT (Li et al. 2022) and DINO. The position
   embedding is resized to the grid of the images without antialiasing, unlike in timm.
 
 DrLoc's Swin-T is timm's `swin_tiny_patch4_window7_224`, and the ResNet-50 of both papers is timm's `resnet50`.
@@ -76,7 +76,7 @@ class EsvitViT(VisionTransformer):
             trunc_normal_(self.cls_token, std=0.02)
 
     def set_input_size(self, img_size: Any = None, patch_size: Any = None) -> None:
-        """Prepare the model for another size as timm does, but resize the position embedding as in a forward pass."""
+        """Prepare the model for another image size as in timm, but resize positions as in a forward pass."""
         old_grid: Any = self.patch_embed.grid_size
         positions = self.pos_embed
         super().set_input_size(img_size, patch_size)
@@ -94,7 +94,8 @@ class EsvitViT(VisionTransformer):
         return self.pos_drop(torch.cat([*prefix, x.flatten(1, 2)], dim=1) + positions)
 
 
-_LUCIDRAINS = {
+# The published names of tensors (regular expressions), and timm's names.
+_LUCIDRAINS_NAMES = {
     r"pos_embedding$": "pos_embed",
     r"to_patch_embedding\.1\.": "patch_embed.proj.",
     r"transformer\.layers\.(\d+)\.0\.norm\.": r"blocks.\1.norm1.",
@@ -130,7 +131,7 @@ def _is_lucidrains(state: Mapping[str, Tensor]) -> bool:
 
 
 def _timm_name(name: str) -> str:
-    for pattern, replacement in _LUCIDRAINS.items():
+    for pattern, replacement in _LUCIDRAINS_NAMES.items():
         new_name, count = re.subn("^" + pattern, replacement, name)
         if count:
             return new_name

@@ -1,7 +1,8 @@
 """LV-ViT, a vision transformer that predicts a class for the image and for every patch token.
 
 "All Tokens Matter: Token Labeling for Training Better Vision Transformers" (Jiang et al., NeurIPS 2021). The state dict
-has the names of the published code, so published checkpoints can be loaded; the position embedding is resampled.
+has the names of the published code, so published checkpoints can be loaded. Their position embedding is resampled
+if the image size differs.
 
 Differences from the published code:
 - `forward` returns the same logits in training and in evaluation: the class logits plus half of the largest token
@@ -13,8 +14,9 @@ Differences from the published code:
 - The caller passes MixToken's box, which is not drawn from a global generator.
 - Images need not be square.
 
-Variants do not set drop-path: pass `drop_path_rate` (published: 0.1 for T and S, 0.2 for M, 0.3 for L). For images of
-other sizes than 224 pixels, pass `img_size`; the position embedding of a checkpoint for 224 pixels is then resampled.
+Variants are built without drop-path unless `drop_path_rate` is passed (published: 0.1 for T and S, 0.2 for M, 0.3 for
+L). For images with a size other than 224 pixels, pass `img_size`; the position embedding of a checkpoint for 224 pixels
+is then resampled.
 """
 
 from collections.abc import Mapping
@@ -167,7 +169,7 @@ class LvVit(TokenBackbone):
         return logits + self.aux_weight * self._token_logits(x).max(1).values
 
     def get_classifier(self) -> nn.Module | tuple[nn.Module, ...]:
-        """Return the layers of the class and token classifiers, or only the former if there is no `aux_head`."""
+        """Return the class classifier and the token classifier; only the class classifier if there is no `aux_head`."""
         return self.head if self.aux_head is None else (self.head, self.aux_head)
 
     def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
@@ -245,7 +247,7 @@ _VARIANTS: dict[str, dict[str, Any]] = {
 }
 
 
-def _variant_changes(arguments: Mapping[str, Any]) -> dict[str, Any]:
+def _config_changes(arguments: Mapping[str, Any]) -> dict[str, Any]:
     changes: dict[str, Any] = {}
     if arguments.get("stem") in STEMS:  # the model raises an error for other values
         changes["first_conv"] = first_convolution(arguments["stem"])
@@ -254,4 +256,4 @@ def _variant_changes(arguments: Mapping[str, Any]) -> dict[str, Any]:
     return changes
 
 
-register_variants(__name__, LvVit, _VARIANTS, checkpoint_filter_fn, 3, _variant_changes)
+register_variants(__name__, LvVit, _VARIANTS, checkpoint_filter_fn, 3, _config_changes)

@@ -29,7 +29,7 @@ class StemPlan(NamedTuple):
 
 # The rows of table 3, in the table's order. The third row has the kernels 7, 3, 8 and the strides 2, 2, 4, so that
 # patches would overlap, but the number of parameters in this row (25M) corresponds to a last kernel of 4. The stem
-# whose name ends in "overlap" has the kernels of the table, with a padding that gives the same grid.
+# whose name ends in "overlap" has the table's kernels, with a padding that gives the same grid as without overlap.
 STEMS = {
     "1_conv": StemPlan(()),
     "2_conv": StemPlan(((7, 2),)),

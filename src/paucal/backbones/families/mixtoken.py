@@ -36,14 +36,14 @@ def exchange_tokens(tokens: Tensor, box: Box, grid: Grid) -> Tensor:
 
     Args:
         tokens: Features or logits of the cells, row by row.
-        box: Box as for `exchange_box`.
+        box: Box in the format of `exchange_box`.
         grid: (rows, columns) of the cells.
     """
     return torch.where(inside_box(box, grid, tokens.device).reshape(-1, 1), tokens.flip(0), tokens)
 
 
 def inside_box(box: Box, grid: Grid, device: torch.device | None = None) -> Tensor:
-    """Return a mask (H, W) that is True for the cells of a grid inside a box, as in `exchange_box`."""
+    """Return a mask (H, W) that is True for the grid cells inside a box in the format of `exchange_box`."""
     if not isinstance(box, Tensor):
         _require_box_within(box, grid)
     top, left, bottom, right = box

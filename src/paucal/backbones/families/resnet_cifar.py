@@ -1,10 +1,10 @@
 """ResNets for images of 32 pixels, a convolutional baseline: timm's `ResNet` with a stem that keeps the resolution.
 
-timm's ResNets begin with a stride of 4, so 32 pixels become a single cell in the last stage; DHVT's authors withdrew
-CNN results obtained in this way. Here the stem is a 3x3 convolution with stride 1 without pooling (He et al., CVPR
-2016, section 4.2), followed by the four stages of the ImageNet networks, as is usual for "ResNet-18" on CIFAR. The last
-stage has 4x4 cells for 32 pixels, or for 64 pixels with `stem_stride=2`. For timm's ConvNeXts no variant is needed,
-since `patch_size=1` or 2 sets the stride of the stem.
+timm's ResNets begin with a stride of 4, so an image of 32 pixels becomes a single cell in the last stage; DHVT's
+authors withdrew CNN results obtained in this way. Here the stem is a 3x3 convolution with stride 1 without pooling (He
+et al., CVPR 2016, section 4.2), followed by the four stages of the ImageNet networks, as is usual for "ResNet-18" on
+CIFAR. The last stage has 4x4 cells for 32 pixels, or for 64 pixels with `stem_stride=2`. For timm's ConvNeXts no
+variant is needed, since `patch_size=1` or 2 sets the stride of the stem.
 """
 
 from typing import Any
@@ -26,7 +26,7 @@ class ResNetCifar(ResNet):
     """timm's ResNet with a stem with stride 1 or 2.
 
     Args:
-        block: Class of the blocks, as for `ResNet`.
+        block: Class of the blocks, such as timm's `BasicBlock`.
         layers: Number of blocks of each stage.
         in_chans: Number of channels of the images.
         channels: Number of channels of each stage; the stem has as many channels as the first stage.

@@ -18,7 +18,7 @@ from torch import nn
 
 from paucal.backbones.families.common.contract import configuration
 
-# ImageNet's normalisation, as for any timm model without weights; a run replaces it by the statistics of its images.
+# ImageNet's normalisation, as for any timm model without weights. A run uses the statistics of its images instead.
 default_cfgs = generate_default_cfgs(
     {
         "vit_mini": configuration(

@@ -2,8 +2,8 @@
 
 Li et al. 2022, "Efficient Self-supervised Vision Transformers for Representation Learning", Table 6: Swin-T, S and B
 with windows of 7 and of 14 cells. The parameters are those of timm's Swin of the same size, so weights can be loaded in
-both directions. At 224 pixels, the outputs are equal; at other sizes, timm pads in another order (see
-`common.windows`).
+both directions. At 224 pixels, the outputs are equal; at other sizes, timm shifts maps before padding
+them instead of after (see `common.windows`).
 
 A padded cell is zero after the norm, so its query, key and value are the biases of their projection. Here, padded cells
 get these values after the projection, and are removed before the output projection. The papers' code also computes both
@@ -20,22 +20,29 @@ from timm.models.swin_transformer import SwinTransformer, SwinTransformerBlock, 
 from timm.models.swin_transformer import checkpoint_filter_fn as checkpoint_filter_fn
 from torch import Tensor, nn
 
-from paucal.backbones.attention_layout import AttentionGroups, AttentionLayout, Call, cell_indices, window_groups
+from paucal.backbones.attention_layout import (
+    AttentionCall,
+    AttentionGroups,
+    AttentionLayout,
+    cell_indices,
+    window_groups,
+)
 from paucal.backbones.families.common.attention import add_bias, attend, is_fused_faster
 from paucal.backbones.families.common.contract import DEIT_CROP_RATIO, configuration, register_variants
 from paucal.backbones.families.common.windows import Size, Windows, pad_and_shift, unpad_and_unshift, window_mask
 
-PADDINGS = ("published", "masked", "shrunk")
+PADDINGS = ("published", "masked", "shrunk")  # see `EsvitSwin`
 
 
 def relative_bias(table: Tensor, table_window: Size, window: Size) -> Tensor:
     """Return the relative position bias of every pair of cells of a window.
 
     Entries are looked up by offset, so the window may be smaller than the window of the table. The result is not
-    cached, since it changes with the table, and since computing it takes less than 1 % of a block's time.
+    cached, since the table changes in training, and since the lookup takes less than 1 % of a block's time.
 
     Args:
-        table: (offsets, heads) biases, with the offsets row by row from the most negative.
+        table: (offsets, heads) biases, with one row per offset in row-major order, starting at the most negative row
+            and column offset.
         table_window: (rows, columns) of the window for which the table was built.
         window: (rows, columns) of the window, not larger than `table_window`.
 
@@ -112,7 +119,7 @@ class PaddedWindowAttention(WindowAttention):
         return bias.masked_fill(window_mask(windows, like)[:, None], float("-inf"))
 
 
-def _window_groups(call: Call, weights: Tensor, image_size: Size) -> AttentionGroups:
+def _window_groups(call: AttentionCall, weights: Tensor, image_size: Size) -> AttentionGroups:
     features = call.block_inputs[0]
     grid = (features.shape[1], features.shape[2])
     windows = call.block.windows(grid)

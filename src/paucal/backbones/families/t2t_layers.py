@@ -3,9 +3,9 @@
 Overlapping windows of pixels become tokens, and a narrow attention layer mixes these tokens. Then, twice, overlapping
 windows of tokens become the next tokens. Each step enlarges the receptive field of a token.
 
-Tensor names and outputs are those of the published code, but computed with less work. The published code uses `unfold`
-on maps with the channels first, so tokens must be transposed before and after. Here, the channels are last, windows are
-collected row by row, and the weights that are applied to windows are reordered instead.
+Tensor names and outputs are those of the published code, but the computation takes less work. The published code uses
+`unfold` on maps with the channels first, so tokens must be transposed before and after. Here, the channels are last,
+windows are collected row by row, and the weights that are applied to windows are reordered instead.
 
 Linear attention uses positive random features ("Rethinking Attention with Performers", Choromanski et al. 2021). The
 softmax kernel exp(q k) is the expectation of phi(q) phi(k) over m random directions w, where phi(x) is
@@ -28,7 +28,7 @@ from paucal.backbones.families.common.attention import attend, split_heads
 from paucal.types import height_and_width
 
 EPS = 1e-8  # added to the denominator, as published; dominates the denominator if keys are far from queries
-_MAX_EXPONENT = 80.0  # exp(80) is finite in float32
+_MAX_EXPONENT = 80.0  # largest exponent, since exp(80) is still finite in float32
 
 
 def random_features(count: int, width: int) -> Tensor:
@@ -64,7 +64,8 @@ def linear_attention(query: Tensor, key: Tensor, value: Tensor, features: Tensor
     # phi(k)^T v, with the sum of phi(k) as a further column, so that one product gives numerator and denominator.
     summary = torch.cat((key_phi.transpose(1, 2) @ value, key_phi.sum(1).unsqueeze(-1)), -1)
     products = query_phi @ summary
-    log_eps = math.log(EPS * features.shape[0]) - query_max - key_max  # with the factors 1 / sqrt(m) of both phi
+    # Includes the factors 1 / sqrt(m) of phi(q) and phi(k).
+    log_eps = math.log(EPS * features.shape[0]) - query_max - key_max
     return products[..., :-1] / (products[..., -1:] + log_eps.clamp(max=_MAX_EXPONENT).exp())
 
 
@@ -88,7 +89,7 @@ FIRST_WINDOW, NEXT_WINDOW = 7, 3  # side of the first windows in pixels, and of 
 def cut_windows(cells: Tensor, side: int, stride: int) -> Tensor:
     """Return the windows (B, H', W', side * side * C) around every `stride`-th cell of a map (B, H, W, C).
 
-    Cells outside the map are zero. The values of a window are those of its cells, row by row, each with C channels.
+    Cells outside the map are zero. A window contains the C channels of each of its cells, row by row.
     H' is H / stride, rounded up for windows of 3.
     """
     border = padding_width(side, stride)
@@ -97,7 +98,7 @@ def cut_windows(cells: Tensor, side: int, stride: int) -> Tensor:
     if side > NEXT_WINDOW:  # windows of the image, which have few channels and rarely need a gradient
         views = cells.unfold(1, side, stride).unfold(2, side, stride)
         return views.permute(0, 1, 2, 4, 5, 3).flatten(3)
-    # Use slices, since their gradient takes half as long as that of `Tensor.unfold` on a CPU and is compiled to sums.
+    # Use slices, whose gradient takes half as long as the gradient of `Tensor.unfold` on a CPU and is compiled to sums.
     last_row, last_column = (rows - 1) * stride + 1, (columns - 1) * stride + 1
     parts = [
         cells[:, row : row + last_row : stride, column : column + last_column : stride]
@@ -214,7 +215,7 @@ class TransformerLayer(nn.Module):
 
 
 Size = tuple[int, int]
-TOKEN_LAYERS = ("performer", "transformer")
+TOKEN_LAYERS = ("performer", "transformer")  # attention of the token layers: linear or softmax
 _LATER_STRIDES = 4  # product of the strides of the second and third soft split
 
 
@@ -295,19 +296,19 @@ class TokensToToken(nn.Module):
     def forward(self, x: Tensor) -> tuple[Tensor, Size]:
         """Return the tokens (B, H' * W', embed_dim) for images (B, C, H, W), row by row, and their grid (H', W')."""
         x = x.permute(0, 2, 3, 1).contiguous()
-        x = self._mix_step(self.attention1, x, FIRST_WINDOW, self.stride)
-        x = self._mix_step(self.attention2, x, NEXT_WINDOW, 2)
+        x = self._run_token_layer(self.attention1, x, FIRST_WINDOW, self.stride)
+        x = self._run_token_layer(self.attention2, x, NEXT_WINDOW, 2)
         # Use a matrix product, which is computed in float32, since GPUs would compute a convolution in TF32.
         windows = cut_windows(x, NEXT_WINDOW, 2)
         channels = windows.shape[-1] // NEXT_WINDOW**2
         cells = functional.linear(windows, cells_last(self.project.weight, channels), self.project.bias)
         return cells.flatten(1, 2), (cells.shape[1], cells.shape[2])
 
-    def _mix_step(self, layer: nn.Module, cells: Tensor, side: int, stride: int) -> Tensor:
+    def _run_token_layer(self, layer: nn.Module, cells: Tensor, side: int, stride: int) -> Tensor:
         if self.grad_checkpointing and self.training:
-            return checkpoint(_mix_windows, layer, cells, side, stride)
-        return _mix_windows(layer, cells, side, stride)
+            return checkpoint(_apply_to_windows, layer, cells, side, stride)
+        return _apply_to_windows(layer, cells, side, stride)
 
 
-def _mix_windows(layer: nn.Module, cells: Tensor, side: int, stride: int) -> Tensor:
+def _apply_to_windows(layer: nn.Module, cells: Tensor, side: int, stride: int) -> Tensor:
     return layer(cut_windows(cells, side, stride))

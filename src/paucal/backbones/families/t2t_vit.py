@@ -1,7 +1,8 @@
 """T2T-ViT, a narrow and deep transformer whose tokens are computed from overlapping windows.
 
 "Tokens-to-Token ViT: Training Vision Transformers from Scratch on ImageNet" (Yuan et al., ICCV 2021). The state dict
-has the names of the published code and of DrLoc's code, which has the same model. Checkpoints of both can be loaded.
+has the names of the published code and of DrLoc's code, which contain the same model, so checkpoints of either code can
+be loaded.
 
 Differences from the published code:
 - Images need not be square, and the size of the grid is computed instead of assumed to be a sixteenth of the image.
@@ -9,12 +10,12 @@ Differences from the published code:
 - The performer is computed in float32, even under autocast, and cannot overflow; see `linear_attention`.
 - In the blocks, products of queries and keys are divided by the root of the number of channels per head. The published
   functions that build a model use the root of the number of all channels if pretrained weights are requested, but the
-  published evaluation does not request them; set `qk_scale` to reproduce this.
+  published evaluation does not request pretrained weights. Set `qk_scale` to use another factor.
 
-The token layers have linear attention, or softmax attention in the variants with `_t_`. Variants do not set drop-path:
-pass `drop_path_rate` (published: 0.1; 0 in DrLoc's code). For images of other sizes than 224 pixels, pass `img_size`;
-the position embedding of a checkpoint for 224 pixels is then interpolated. Small images need a smaller `patch_size`:
-with 4, an image of 32 pixels has 8x8 patches.
+The token layers have linear attention, or softmax attention in the variants with `_t_`. Variants are built without
+drop-path unless `drop_path_rate` is passed (published: 0.1; 0 in DrLoc's code). For images of other sizes than 224
+pixels, pass `img_size`; the position embedding of a checkpoint for 224 pixels is then interpolated. Small images need a
+smaller `patch_size`: with 4, an image of 32 pixels has 8x8 patches.
 """
 
 from collections.abc import Mapping
@@ -54,7 +55,7 @@ class T2tVit(TokenBackbone):
         kernel_ratio: Number of the performer's random features, divided by `token_dim`; at most 1.
         token_drop_rate: Dropout rate in the token layers; None for the published rates, 0.1 in the performer and 0 in
             the transformer.
-        qk_scale: Factor of the products of queries and keys; None for the inverse root of the channels per head.
+        qk_scale: Factor of the products of queries and keys; None for the inverse root of a head's width.
         dynamic_img_size: Whether to interpolate the position embedding in every forward pass, so that images may have
             other sizes.
         drop_path_rate: Probability that a residual branch of the last block is skipped in training; the probability
@@ -187,7 +188,7 @@ def checkpoint_filter_fn(state: Mapping[str, Tensor], model: T2tVit) -> dict[str
     """Interpolate a checkpoint's position embedding for square images of another size, and adapt the input channels.
 
     As in timm's conversion of convolutions, weights are summed over the channels for grey images, and repeated for more
-    channels. The parameters of the layer norm before these weights are averaged over the channels. Therefore, the
+    channels. The parameters of the preceding layer norm are averaged over the channels. Therefore, the
     output for a grey image equals the output for three equal channels, if the norm's parameters were equal for all
     channels.
     """
@@ -198,7 +199,7 @@ def checkpoint_filter_fn(state: Mapping[str, Tensor], model: T2tVit) -> dict[str
         if value is not None and value.shape != parameter.shape and name.endswith(_PIXEL_PARAMETERS):
             fitted[name] = _with_channels(value, parameter, model.in_chans)
             if name.endswith("attn.qkv.weight") and fitted[name] is not value:
-                # Attention divides by the root of the layer's width, which has changed; scaled queries compensate this.
+                # Attention divides by the root of the layer's width, which has changed; scaled queries correct this.
                 fitted[name][: len(parameter) // 3] *= (parameter.shape[1] / value.shape[1]) ** 0.5
     return fitted
 
@@ -214,35 +215,37 @@ def _with_channels(value: Tensor, parameter: Tensor, channels: int) -> Tensor:
     return adapt_input_conv(channels, split, base_chans=count).flatten(1).clone()
 
 
-_FIRST = {"performer": "tokens_to_token.attention1.kqv", "transformer": "tokens_to_token.attention1.attn.qkv"}
+# Names of the first linear layer, whose input is the image, by `tokens_type`.
+_FIRST_LAYERS = {"performer": "tokens_to_token.attention1.kqv", "transformer": "tokens_to_token.attention1.attn.qkv"}
 _NARROW = {"embed_dim": 256, "num_heads": 4, "mlp_ratio": 2.0}
-_14 = {"embed_dim": 384, "depth": 14, "num_heads": 6}
-_19 = {"embed_dim": 448, "depth": 19, "num_heads": 7}
-_24 = {"embed_dim": 512, "depth": 24, "num_heads": 8}
+_DEPTH_14 = {"embed_dim": 384, "depth": 14, "num_heads": 6}
+_DEPTH_19 = {"embed_dim": 448, "depth": 19, "num_heads": 7}
+_DEPTH_24 = {"embed_dim": 512, "depth": 24, "num_heads": 8}
 _VARIANTS: dict[str, dict[str, Any]] = {
     "t2t_vit_7": {"depth": 7, **_NARROW},  # 4.3M parameters
     "t2t_vit_10": {"depth": 10, **_NARROW},  # 5.9M parameters
     "t2t_vit_12": {"depth": 12, **_NARROW},  # 6.9M parameters
-    "t2t_vit_14": _14,  # 21.5M parameters
-    "t2t_vit_19": _19,  # 39.2M parameters
-    "t2t_vit_24": _24,  # 64.1M parameters
-    "t2t_vit_t_14": {**_14, "tokens_type": "transformer"},
-    "t2t_vit_t_19": {**_19, "tokens_type": "transformer"},
-    "t2t_vit_t_24": {**_24, "tokens_type": "transformer"},
+    "t2t_vit_14": _DEPTH_14,  # 21.5M parameters
+    "t2t_vit_19": _DEPTH_19,  # 39.2M parameters
+    "t2t_vit_24": _DEPTH_24,  # 64.1M parameters
+    "t2t_vit_t_14": {**_DEPTH_14, "tokens_type": "transformer"},
+    "t2t_vit_t_19": {**_DEPTH_19, "tokens_type": "transformer"},
+    "t2t_vit_t_24": {**_DEPTH_24, "tokens_type": "transformer"},
 }
 default_cfgs = generate_default_cfgs(
     {
         name: configuration(
-            _FIRST[settings.get("tokens_type", "performer")], fixed_input_size=True, license="bsd-3-clause-clear"
+            _FIRST_LAYERS[settings.get("tokens_type", "performer")], fixed_input_size=True, license="bsd-3-clause-clear"
         )
         for name, settings in _VARIANTS.items()
     }
 )
 
 
-def _variant_changes(arguments: Mapping[str, Any]) -> dict[str, Any]:
+def _config_changes(arguments: Mapping[str, Any]) -> dict[str, Any]:
     tokens = arguments.get("tokens_type")
-    return {"first_conv": _FIRST[tokens]} if tokens in _FIRST else {}  # the model raises an error for others
+    # The model raises an error for other values.
+    return {"first_conv": _FIRST_LAYERS[tokens]} if tokens in _FIRST_LAYERS else {}
 
 
-register_variants(__name__, T2tVit, _VARIANTS, checkpoint_filter_fn, 3, _variant_changes)
+register_variants(__name__, T2tVit, _VARIANTS, checkpoint_filter_fn, 3, _config_changes)

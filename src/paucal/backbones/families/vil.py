@@ -1,8 +1,8 @@
 """Vision Longformer (Zhang et al. 2021): stages with sparse or full attention, and with global tokens.
 
-Variants do not set drop-path: pass `drop_path_rate` (published: 0.1 for all). With `positions="absolute"`, the models
-are the published variants with absolute positions. State dicts of the published code and of EsViT's version of this
-code can be loaded.
+Variants are built without drop-path unless `drop_path_rate` is passed (published: 0.1 for all variants). With
+`positions="absolute"`, the models are the published variants with absolute positions. State dicts of the published code
+and of EsViT's version of this code can be loaded.
 """
 
 import math
@@ -35,7 +35,7 @@ from paucal.backbones.families.vil_layers import (
 from paucal.types import height_and_width
 
 POSITIONS = ("relative", "absolute")
-BIAS_RESIZES = ("lookup", "picture")
+BIAS_RESIZES = ("lookup", "picture")  # see `FullAttention`
 # Ends of the names of parameters without weight decay.
 _NOT_DECAYED = ("cls_token", "pos_embed", "relative_position_bias", "relative_position_bias_table")
 
@@ -45,8 +45,8 @@ class VisionLongformer(StagedBackbone):
 
     Each stage has global tokens, which are dropped after the stage. With `global_pool="token"`, a global token of the
     last stage is classified instead of the mean. Parameters that only affect the final values of dropped global tokens
-    would get no gradient, so they are frozen. These are, in the last block of every stage except the last, the bias
-    between global tokens and, with `share_projections=False`, the projections of global tokens.
+    would get no gradient, so they are frozen. In the last block of every stage except the last, these parameters are
+    the bias between global tokens and, with `share_projections=False`, the projections of global tokens.
 
     The sides of images may be any multiples of the stride of the last stage (32 pixels). Sparse attention is the same
     for all sizes. Full attention looks up its biases in a table for `img_size`, which `set_input_size` resizes.
@@ -60,7 +60,7 @@ class VisionLongformer(StagedBackbone):
         sparse: Whether attention is sparse, for each stage.
         global_tokens: Number of global tokens of each stage.
         window_size: Side w of the chunks of sparse attention, in cells.
-        mode: To which cells a cell attends in sparse attention: "blocks" (its chunk of w x w cells and the 8 chunks
+        mode: Cells to which a cell attends in sparse attention: "blocks" (its chunk of w x w cells and the 8 chunks
             around), "exact" (the (2 w + 1)^2 cells around it), "cyclic" (as "blocks", but a chunk at the border has
             neighbours at the opposite border) or "own" (only its own chunk).
         random_neighbour: Whether, in training, a cell attends to one of the 8 chunks around its chunk instead of all 8.
@@ -100,8 +100,8 @@ class VisionLongformer(StagedBackbone):
         attn_drop_rate: float = 0.0,
         drop_path_rate: float = 0.0,
     ) -> None:
-        columns = (patch_sizes, embed_dims, depths, num_heads, sparse, global_tokens)
-        _require_stages(columns, positions)
+        stage_arguments = (patch_sizes, embed_dims, depths, num_heads, sparse, global_tokens)
+        _require_stages(stage_arguments, positions)
         _require_choices(mode, positions, bias_resize, window_size)
         self.reduction = math.prod(patch_sizes)
         self.patch_sizes = tuple(patch_sizes)
@@ -120,7 +120,7 @@ class VisionLongformer(StagedBackbone):
         self.inner_prefix_tokens = tuple(sorted(set(global_tokens)))
         shared = SharedArguments(window_size, mode, bias_resize, share_projections, mlp_ratio, pos_drop_rate)  # type: ignore[arg-type]
         rates: Any = calculate_drop_path_rates(drop_path_rate, list(depths), stagewise=True)
-        rows = zip((in_chans, *embed_dims), stage_grids(size, patch_sizes), rates, *columns, strict=False)
+        rows = zip((in_chans, *embed_dims), stage_grids(size, patch_sizes), rates, *stage_arguments, strict=False)
         self.stages = nn.ModuleList()
         for stage, (chans, grid, rate, patch, width, _, heads, is_sparse, count) in enumerate(rows):
             attention = AttentionSettings(
@@ -192,10 +192,10 @@ def _resize_table(attention: FullAttention, grid: tuple[int, int]) -> None:
     attention.window_size = grid
 
 
-def _require_stages(columns: Sequence[Sequence[Any]], positions: str) -> None:
+def _require_stages(stage_arguments: Sequence[Sequence[Any]], positions: str) -> None:
     names = ("patch_sizes", "embed_dims", "depths", "num_heads", "sparse", "global_tokens")
-    stages = dict(zip(names, columns, strict=True))
-    if len({len(values) for values in columns}) != 1 or not columns[0]:
+    stages = dict(zip(names, stage_arguments, strict=True))
+    if len({len(values) for values in stage_arguments}) != 1 or not stage_arguments[0]:
         counts_text = ", ".join(f"{name} {len(values)}" for name, values in stages.items())
         raise ValueError(f"these arguments need one value per stage, but their numbers of values differ: {counts_text}")
     for name in names[:4]:
@@ -221,7 +221,7 @@ def _require_choices(mode: str, positions: str, bias_resize: str, window_size: i
         raise ValueError(f"window_size is {window_size}, the side of a chunk in cells; it must be at least 1")
 
 
-# In the published code a stage is `layerN`: its module 0 is the patch embedding, then attention and MLP alternate.
+# In the published code, module 0 of the stage `layerN` is the patch embedding; then attention and MLP alternate.
 _PUBLISHED_NAME = re.compile(r"^layer(\d+)\.(\d+)\.(.+)$")
 _EMBEDDING_PREFIXES = {"norm_embed.": "norm."}
 
@@ -272,7 +272,7 @@ def _join_projections(state: dict[str, Tensor], model_state: Mapping[str, Tensor
             new_state[f"{prefix}proj.{kind}"] = new_state.pop(
                 f"{prefix}proj_global.{kind}", state[f"{prefix}proj.{kind}"]
             )
-    return {key: value for key, value in new_state.items() if value.numel() or key in model_state}  # no empty tables
+    return {key: value for key, value in new_state.items() if value.numel() or key in model_state}  # drop empty tables
 
 
 def _fit_to_model(key: str, value: Tensor, model_state: Mapping[str, Tensor]) -> Tensor:

@@ -13,7 +13,7 @@ from timm.layers.weight_init import trunc_normal_
 from torch import Tensor, nn
 from torch.nn import functional
 
-from paucal.backbones.attention_layout import AttentionGroups, AttentionLayout, Call, Tokens, prefix_names
+from paucal.backbones.attention_layout import AttentionCall, AttentionGroups, AttentionLayout, Tokens, prefix_names
 from paucal.backbones.families.common.attention import attend, join_heads
 from paucal.backbones.families.vil_chunks import N_NEIGHBOURS, OWN_SLOT, Grid, Mode, Pairs, grid_offsets, sparse_pairs
 
@@ -104,7 +104,7 @@ class FullAttention(VilAttention):
     If the grid differs from the grid for which the bias table was built, there are two options. "lookup" takes the bias
     of each offset from the table, and the farthest entry for offsets beyond the table. "picture" resizes the matrix of
     biases between all pairs of cells bicubically, like an image. This resizing has no geometric meaning, but EsViT's
-    code uses it for crops of 96 pixels, and EsViT's weights were trained with it.
+    code resizes the matrix for crops of 96 pixels, and EsViT's weights were trained in this way.
     """
 
     def __init__(self, settings: AttentionSettings, table_grid: Grid, bias_resize: str = "lookup") -> None:
@@ -141,7 +141,7 @@ def _bias_table(is_used: bool, *shape: int) -> nn.Parameter | None:
     return table
 
 
-def _global_groups(call: Call, weights: Tensor, image_size: Grid) -> AttentionGroups:
+def _global_groups(call: AttentionCall, weights: Tensor, image_size: Grid) -> AttentionGroups:
     """Return the group of the global queries, whose weights are (B, heads, g, N).
 
     The second argument of the block is the grid.
@@ -151,7 +151,7 @@ def _global_groups(call: Call, weights: Tensor, image_size: Grid) -> AttentionGr
     return AttentionGroups(layout, layout, queries, keys)
 
 
-def _sparse_groups(call: Call, weights: Tensor, image_size: Grid) -> AttentionGroups:
+def _sparse_groups(call: AttentionCall, weights: Tensor, image_size: Grid) -> AttentionGroups:
     """Return a group per chunk of cell queries, whose weights are (B * chunks, heads, Q, g + K)."""
     layer, (tokens, grid) = call.layer, call.inputs
     layout = Tokens(grid, prefix_names(call.model, layer.global_tokens))
@@ -173,7 +173,7 @@ def _sparse_groups(call: Call, weights: Tensor, image_size: Grid) -> AttentionGr
 
 
 class GlobalAttention(nn.Module):
-    """The attention of global tokens to all tokens; a separate module, so that its weights can be recorded."""
+    """The attention of global tokens to all tokens; a separate module, so that the weights can be recorded."""
 
     attention_layout = AttentionLayout(find_groups=_global_groups)
 
@@ -194,13 +194,13 @@ class SparseAttention(VilAttention):
     Differences from the published code:
     - `mode` has names instead of numbers.
     - In the mode "cyclic", all padding is masked.
-    - A cell that is a neighbour in several directions, on grids with one or two chunks per side, counts once.
+    - On grids with one or two chunks per side, a cell that is a neighbour in several directions counts once.
     - Random numbers come from torch's generator of the device.
 
     Args:
-        settings: Settings as for full attention.
+        settings: Settings of the attention.
         window: Side w of a chunk in cells.
-        mode: To which cells a cell attends, see `vil_chunks.sparse_pairs`.
+        mode: Cells to which a cell attends, see `vil_chunks.sparse_pairs`.
         share_projections: Whether global tokens have the same projections as cells.
 
     Attributes:
@@ -314,6 +314,6 @@ class SparseAttention(VilAttention):
             return attend(query, key, value, bias, self.scale, True, self.attn_drop).unflatten(1, (heads, chunks))
         weights = (query * self.scale) @ key.transpose(-2, -1)
         weights = (weights if bias is None else weights + bias).softmax(-1)
-        weights = self.attn_drop(weights.transpose(1, 2).flatten(0, 1))  # (B * chunks, heads, Q, K), as timm's windows
+        weights = self.attn_drop(weights.transpose(1, 2).flatten(0, 1))  # (B * chunks, heads, Q, K), as in timm's Swin
         weights = weights.unflatten(0, (-1, chunks)).transpose(1, 2)
         return weights.to(value.dtype) @ value

@@ -1,7 +1,7 @@
-"""Which cells attend to which in Vision Longformer's sparse attention (Zhang et al. 2021, section 3).
+"""Computes which cells attend to which cells in Vision Longformer's sparse attention (Zhang et al. 2021, section 3).
 
 A grid is divided into chunks of w x w cells. The published code pads the grid to a multiple of w, and computes the
-products of every chunk with its 8 neighbours, including those outside the grid, which it masks afterwards. Here the
+products of every chunk with its 8 neighbours; products with chunks outside the grid are masked afterwards. Here, the
 keys of each chunk are gathered by their indices, so nothing is padded. An axis with one or two chunks, along which all
 cells attend to each other anyway, is not divided, so no key is masked or occurs twice.
 """
@@ -15,7 +15,7 @@ from torch import Tensor
 
 Mode = Literal["blocks", "exact", "cyclic", "own"]
 MODES: tuple[str, ...] = get_args(Mode)
-N_NEIGHBOURS = 8
+N_NEIGHBOURS = 8  # number of chunks around a chunk
 OWN_SLOT = 4  # index of a chunk among the 3x3 chunks around it, row by row
 
 Grid = tuple[int, int]
@@ -50,7 +50,7 @@ class _Axis(NamedTuple):
     queries: Tensor  # (n, q) positions along the axis
     keys: Tensor  # (n, s, k) positions along the axis
     is_valid: Tensor  # (n, s, k) whether a key is inside the grid
-    offsets: Tensor  # (q, s, k) position of the query minus that of the key
+    offsets: Tensor  # (q, s, k) position of the query minus position of the key
     all_valid: bool
 
 
@@ -60,11 +60,11 @@ def sparse_pairs(grid: Grid, window: int, mode: Mode, like: Tensor, all_slots: b
     Args:
         grid: (rows, columns) of the grid.
         window: Side w of a chunk in cells.
-        mode: To which cells a query attends: "blocks" for the 3x3 chunks around it that are in the grid; "exact" for
+        mode: Cells to which a query attends: "blocks" for the 3x3 chunks around it that are in the grid; "exact" for
             the (2 w + 1)^2 cells around it; "cyclic" for 3x3 chunks, where a chunk at the border has neighbours at the
             opposite border; "own" for its own chunk.
         like: Tensor on the device of the result.
-        all_slots: Whether to always return 9 slots of w x w keys, so that some of them can be selected.
+        all_slots: Whether to always return 9 slots of w x w keys, so that some slots can be selected.
     """
     is_plain = type(like) in (Tensor, torch.nn.Parameter)
     if torch.compiler.is_compiling() or not is_plain:  # do not cache tensors that are made while tracing
@@ -124,10 +124,10 @@ def _build_axis(length: int, window: int, mode: Mode, all_slots: bool, device: t
         if shifts is not None and count == 1:  # otherwise a single chunk would be a neighbour of itself
             is_valid = is_valid & (shifts == 0)[:, None]
         keys = keys % period
-        if count <= 2:  # a cell is reached in both directions; take the shorter offset
+        if count <= 2:  # a cell is reached in two directions; take the shorter offset
             offsets = (offsets + period // 2) % period - period // 2
-    is_even = mode in ("own", "cyclic") and length % window == 0 and (mode == "own" or count > 1)
-    return _Axis(queries, keys, is_valid, offsets, shifts is None or is_even)
+    has_only_valid_keys = mode in ("own", "cyclic") and length % window == 0 and (mode == "own" or count > 1)
+    return _Axis(queries, keys, is_valid, offsets, shifts is None or has_only_valid_keys)
 
 
 def _join_axes(rows: Tensor, columns: Tensor, combine: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
@@ -135,7 +135,7 @@ def _join_axes(rows: Tensor, columns: Tensor, combine: Callable[[Tensor, Tensor]
 
     Args:
         rows: (a, b, ...) entries of the rows.
-        columns: (A, B, ...) entries of the columns, with as many dimensions.
+        columns: (A, B, ...) entries of the columns, with the same number of dimensions.
         combine: Elementwise function, such as `torch.add`.
 
     Returns:

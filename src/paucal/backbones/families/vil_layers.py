@@ -16,7 +16,7 @@ from paucal.backbones.families.common.contract import to_map, to_tokens
 from paucal.backbones.families.vil_attention import AttentionSettings, FullAttention, SparseAttention
 from paucal.backbones.families.vil_chunks import Grid, Mode
 
-EPS = 1e-6
+EPS = 1e-6  # epsilon of all norms
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class StageSettings:
     Attributes:
         grid: (rows, columns) of the stage's grid for the image size of the model.
         in_chans: Number of channels of the stage's input.
-        patch: Side of the patches into which the input is divided.
+        patch: Side of the patches into which the input is divided, in positions of the input.
         sparse: Whether attention is sparse; False for full attention.
         attention: Settings of attention, including the number of channels.
         shared: Arguments that are the same in all stages.
@@ -56,7 +56,7 @@ class GlobalPatchEmbedding(nn.Module):
     """A patch embedding: a convolution, a norm, optional absolute positions, and prepended global tokens.
 
     The first half of the channels of an absolute position depends on the row, the second half on the column. For
-    another grid, both tables are resized bicubically.
+    another grid, the tables of rows and columns are resized bicubically.
     """
 
     cls_token: nn.Parameter | None
@@ -72,7 +72,7 @@ class GlobalPatchEmbedding(nn.Module):
         self.norm = nn.LayerNorm(width, EPS)
         self.cls_token = _new_table(count > 0, count, width)
         self.cls_pos_embed = _new_table(absolute and count > 0, count, width)
-        self.x_pos_embed = _new_table(absolute, settings.grid[0], width // 2)  # for rows; the name is the published one
+        self.x_pos_embed = _new_table(absolute, settings.grid[0], width // 2)  # of the rows, despite its published name
         self.y_pos_embed = _new_table(absolute, settings.grid[1], width // 2)
         self.pos_drop = nn.Dropout(settings.shared.pos_drop)
 

@@ -2,7 +2,7 @@
 
 The paper's ViT-T has 192 channels and 4 heads, and an accuracy of 67.59 % on CIFAR-100 (Table 4); with `num_heads=3`,
 its accuracy is 66.50 %. The supplement does not give the number of heads of a ViT-S for 32 pixels; here, it has 8
-heads like DHVT-S. The variants do not set drop-path: pass `drop_path_rate` (published: 0.1 for all).
+heads like DHVT-S. The variants are built without drop-path unless `drop_path_rate` is passed (published: 0.1 for all).
 """
 
 from timm.models import generate_default_cfgs

@@ -1,8 +1,8 @@
-"""Adapting a model's tensors to the same architecture with another image size, patches, windows or input channels.
+"""Adapts a model's tensors to the same architecture with another image size, patches, windows or input channels.
 
-If timm has a conversion for the model's family (`checkpoint_filter_fn`), this conversion is applied first. It also
-renames the tensors of the papers' checkpoints. Tensors whose shapes still differ are resampled with timm's functions.
-Position embeddings are resampled as `families.common.positions` defines for the family.
+If timm has a conversion for the model's family (`checkpoint_filter_fn`), this conversion is applied first. The
+conversion also renames the tensors of the papers' checkpoints. Tensors whose shapes still differ are resampled with
+timm's functions. Position embeddings are resampled as `families.common.positions` defines for the family.
 """
 
 import math
@@ -28,9 +28,9 @@ from paucal.wording import counted
 
 _POSITION_NAME = re.compile(r"(^|\.)(pos_embed\w*|absolute_pos_embed|position_embeddings?|patch_pos)$")
 _BIAS_TABLE_NAME = "relative_position_bias_table"
-_MAX_PREFIX_TOKENS = 8  # class, distillation and register tokens
+_MAX_PREFIX_TOKENS = 8  # largest number of class, distillation and register tokens
 # Ends of the names of tensors that a model computes from sizes when it is built, so that a file need not contain them.
-_COMPUTED_NAMES = ("relative_position_index", "attn_mask", "relative_coords_table", "attention_bias_idxs")
+_COMPUTED_NAME_ENDS = ("relative_position_index", "attn_mask", "relative_coords_table", "attention_bias_idxs")
 
 
 @dataclass
@@ -93,7 +93,7 @@ def _fit_tensors(model: nn.Module, state: Mapping[str, Tensor], grid: Size | Non
 
 def is_computed(name: str) -> bool:
     """Return whether a model computes the named tensor from sizes when it is built, so that files need not have it."""
-    return name.endswith(_COMPUTED_NAMES)
+    return name.endswith(_COMPUTED_NAME_ENDS)
 
 
 def is_position(name: str) -> bool:
@@ -119,7 +119,7 @@ def _convert_by_timm(model: nn.Module, state: dict[str, Tensor]) -> dict[str, Te
 
 
 def _converter(model: nn.Module) -> Callable[[dict, nn.Module], dict] | None:
-    """Return timm's function that converts checkpoints of the model's family; None if there is no such function.
+    """Return the function that converts checkpoints of the model's family for timm; None if there is no such function.
 
     The function is in the module that defines the model's variant, the model's class or a base class.
     """
@@ -131,7 +131,7 @@ def _converter(model: nn.Module) -> Callable[[dict, nn.Module], dict] | None:
 
 
 def _dropped_names(source: Mapping[str, Tensor], converted: Mapping[str, Tensor]) -> list[str]:
-    """Return the names of tensors that a conversion dropped; empty if it computed new tensors, which hide the loss."""
+    """Return the names of tensors that a conversion dropped; empty if tensors may have been merged into new ones."""
     kept_ids = {id(value) for value in converted.values()}
     source_ids = {id(value) for value in source.values()}
     if any(name not in source and id(value) not in source_ids for name, value in converted.items()):

@@ -1,8 +1,8 @@
-"""Finding a model's weights in published checkpoints, and recognising the program (a paper's code) that wrote them.
+"""Finds a model's weights in published checkpoints, and recognises the program (a paper's code) that wrote them.
 
-The program is recognised by the names of the tensors. It determines which tensors belong to the training method instead
-of the backbone, and which models the weights may belong to. If the program is known, a tensor with another shape is an
-error: the weights belong to another variant.
+The program is recognised by the names of the tensors. The program determines which tensors belong to the training
+method instead of the backbone, and which models the weights may belong to. If the program is known, a tensor with
+another shape is an error: the weights belong to another variant.
 """
 
 import fnmatch
@@ -15,10 +15,11 @@ from typing import Any
 import timm
 from torch import Tensor
 
-# Number of a file's mappings that are tried, the largest first, and of prefixes per mapping, the most frequent first.
+# Largest number of a file's mappings that are tried, starting with the largest mapping, and largest number of prefixes
+# that are tried per mapping, starting with the most frequent prefix.
 MAX_MAPPINGS, MAX_PREFIXES = 6, 3
-# Words in the keys of networks that are preferred or tried last, if a file has several networks. Averaged networks are
-# better (DINO, EsViT, moving averages).
+# If a file has several networks, networks whose keys contain a word of `PREFERRED_WORDS` are tried first, and networks
+# whose keys contain a word of `LAST_WORDS` last. Averaged networks (DINO, EsViT, moving averages) are more accurate.
 PREFERRED_WORDS = ("ema", "average", "averaged", "teacher", "momentum")
 LAST_WORDS = ("student", "online", "optimizer")
 # Prefixes that wrappers add to the names of tensors. Names are matched with and without these prefixes.
@@ -104,8 +105,8 @@ class Program:
 
     Attributes:
         name: Name of the repository.
-        signs: Regular expressions that recognise the program's checkpoints. Each must match the name of at least one
-            tensor.
+        signs: Regular expressions that recognise the program's checkpoints. Each expression must match the name of
+            at least one tensor.
         models: Shell patterns of the timm models to which the weights may belong, the most likely first.
         method: Regular expression of the names of the training method's tensors, such as projection heads.
         rename: Function that renames tensors to the model's names, if timm's conversion for the family does not.
@@ -130,11 +131,12 @@ class Program:
         return {name: value for name, value in state.items() if name not in set(removed)}, removed
 
 
-_SEQUENTIAL_RESNET = {"0": "conv1", "1": "bn1", "4": "layer1", "5": "layer2", "6": "layer3", "7": "layer4"}
+# timm's names of the modules of a ResNet, by their indices in VTs-Drloc's list.
+_RESNET_NAMES_BY_INDEX = {"0": "conv1", "1": "bn1", "4": "layer1", "5": "layer2", "6": "layer3", "7": "layer4"}
 
 
 def rename_resnet(state: Mapping[str, Tensor]) -> State:
-    """Rename the tensors of VTs-Drloc's ResNet to timm's names, which are also torchvision's.
+    """Rename the tensors of VTs-Drloc's ResNet to timm's names, which torchvision uses too.
 
     VTs-Drloc stores torchvision's ResNet as a list of its children (`model.4.0.conv1`). Other state dicts are returned
     unchanged.
@@ -142,16 +144,18 @@ def rename_resnet(state: Mapping[str, Tensor]) -> State:
     if not any(name.startswith("model.4.0.conv1") for name in state):
         return dict(state)
     return {
-        re.sub(r"^model\.(\d)\.", lambda match: f"{_SEQUENTIAL_RESNET.get(match[1], match[0][:-1])}.", name): value
+        re.sub(r"^model\.(\d)\.", lambda match: f"{_RESNET_NAMES_BY_INDEX.get(match[1], match[0][:-1])}.", name): value
         for name, value in state.items()
     }
 
 
+# Pattern of the names of the tensors in the projection heads of DINO and EsViT.
 _SELF_SUPERVISED_HEADS = r"^(head|head_dense|projection_head)\.(mlp|last_layer)\b"
+# Names of repositories, and a pattern of the names of the tensors in DrLoc's localization head.
 _DRLOC, _DRLOC_HEAD = "yhlleo/VTs-Drloc", r"^drloc\."
 _ESVIT, SWIN = "microsoft/esvit", "microsoft/Swin-Transformer"
 
-# A file is attributed to the first program whose signs all match.
+# A file is attributed to the first program whose `signs` all match.
 PROGRAMS: tuple[Program, ...] = (
     Program(_DRLOC, (r"^layers\.\d\.2\.layers\.\d+\.0\.fn\.to_kv",), ("drloc_cvt_13",), _DRLOC_HEAD),
     Program(_DRLOC, (r"^to_patch_embedding\.1\.weight$", r"^transformer\.layers\."), ("drloc_vit_*",), _DRLOC_HEAD),
@@ -192,7 +196,7 @@ PROGRAMS: tuple[Program, ...] = (
 
 
 def recognise(names: Collection[str]) -> Program | None:
-    """Return the program that wrote a file with tensors of these names; None if it is unknown.
+    """Return the program that wrote a file with tensors of these names; None if the program is unknown.
 
     Example:
         >>> recognise({"tokens_to_token.attention1.kqv.weight"}).name
@@ -202,7 +206,7 @@ def recognise(names: Collection[str]) -> Program | None:
     return next((program for program in PROGRAMS if program.wrote(names)), None)
 
 
-def models_of(program: Program) -> list[str]:
+def possible_models(program: Program) -> list[str]:
     """Return the names of the timm models to which a program's weights may belong, the most likely first."""
     names = timm.list_models()
     return list(dict.fromkeys(name for pattern in program.models for name in fnmatch.filter(names, pattern)))

@@ -1,4 +1,4 @@
-"""Checking that weights published for timm can be fetched from the Hugging Face Hub, and silencing logs meanwhile.
+"""Checks that weights published for timm can be fetched from the Hugging Face Hub, and silences logs meanwhile.
 
 The check is a single request with a short timeout, because the hub's client would otherwise retry for almost a minute
 without a network, and log each attempt.
@@ -14,8 +14,8 @@ from huggingface_hub import constants
 from huggingface_hub.errors import EntryNotFoundError, GatedRepoError
 
 TIMEOUT_SECONDS = 5.0  # for the request that checks whether the hub can be reached
-_FILES = ("model.safetensors", "pytorch_model.bin")  # file names that timm tries, in this order
-_LOGGERS = ("huggingface_hub", "timm", "httpx", "httpx2", "urllib3", "filelock")
+_FILE_NAMES = ("model.safetensors", "pytorch_model.bin")  # file names that timm tries, in this order
+_LOGGER_NAMES = ("huggingface_hub", "timm", "httpx", "httpx2", "urllib3", "filelock")
 
 
 def require_reachable(config: Any) -> None:
@@ -38,7 +38,7 @@ def require_reachable(config: Any) -> None:
         with quiet_logs():
             huggingface_hub.get_hf_file_metadata(url, timeout=TIMEOUT_SECONDS)
     except (EntryNotFoundError, GatedRepoError):
-        return  # the hub can be reached; fetching will show whether it has the weights
+        return  # the hub can be reached; the download will show whether the hub has the weights
     except Exception as problem:  # whatever the client's HTTP library raises
         raise ConnectionError(f"{constants.ENDPOINT} cannot be reached: {_error_reason(problem)}") from problem
 
@@ -54,13 +54,13 @@ def is_cached(config: Any) -> bool:
 def _repository_of(config: Any) -> tuple[str, str | None, Sequence[str]]:
     """Return the hub's repository, the revision (None for the newest) and the possible file names of weights."""
     name, _, revision = str(config.hf_hub_id).partition("@")
-    return name, revision or None, [config.hf_hub_filename] if getattr(config, "hf_hub_filename", None) else _FILES
+    return name, revision or None, [config.hf_hub_filename] if getattr(config, "hf_hub_filename", None) else _FILE_NAMES
 
 
 @contextmanager
 def quiet_logs() -> Iterator[None]:
     """Silence the logs of the libraries that fetch weights; their errors are raised and reported by the caller."""
-    loggers = [logging.getLogger(name) for name in _LOGGERS]
+    loggers = [logging.getLogger(name) for name in _LOGGER_NAMES]
     levels = [logger.level for logger in loggers]
     for logger in loggers:
         logger.setLevel(logging.CRITICAL)

@@ -20,7 +20,7 @@ Filter = Literal["bicubic", "bilinear", "lanczos"]
 
 @dataclass(frozen=True)
 class ImageInput:
-    """The preprocessing with which weights were evaluated. The defaults are those of code that is based on DeiT's.
+    """The preprocessing with which weights were evaluated. The defaults are those of DeiT's code and its derivatives.
 
     Attributes:
         crop_ratio: Side of the centre crop, divided by the side to which images are resized before the crop.

@@ -89,7 +89,7 @@ class LoadReport:
 
 
 def list_some(names: Iterable[str]) -> str:
-    """Return up to four names as text; of more names, the first three and the number of further names.
+    """Return names as text. More than four names are shortened to the first three and the number of further names.
 
     Example:
         >>> list_some(["a", "b", "c", "d", "e"])

@@ -13,20 +13,20 @@ from paucal.backbones.layers import classifier_modules, is_inside
 from paucal.backbones.layout import Size
 from paucal.backbones.probe import model_name
 from paucal.backbones.weights.adapt import FittedTensors, fit_to_model, is_computed, keep_classifier
-from paucal.backbones.weights.checkpoints import Candidate, Program, candidates, models_of, recognise
+from paucal.backbones.weights.checkpoints import Candidate, Program, candidates, possible_models, recognise
 from paucal.backbones.weights.load_report import LoadReport, rounded_down
 from paucal.types import UserError
 
-# Fractions of a model's parameters, by number of elements. If a smaller fraction than the first can be loaded, loading
-# is refused, since most of the model would have random weights. If at least the second fraction can be loaded, the
-# weights count as weights of this model.
+# Fractions of a model's parameters, by number of elements. If less than `MIN_LOADED_FRACTION` can be loaded, loading is
+# refused, since most of the model would have random weights. If at least `COMPLETE_FRACTION` can be loaded, the weights
+# count as weights of this model.
 MIN_LOADED_FRACTION, COMPLETE_FRACTION = 0.5, 0.999
 Head = Literal["auto", "keep", "fresh"]
 
 
 @dataclass(frozen=True)
 class StartWeights:
-    """Initial weights for a model, and what is known about them.
+    """Initial weights for a model, with the model, the classes and the grid to which the weights belong.
 
     Attributes:
         tree: Content of the file: tensors by name, or nested mappings of tensors under keys such as "state_dict" and
@@ -143,7 +143,7 @@ def suggest_model(tree: Mapping[str, Any]) -> str | None:
     for candidate in candidates(tree, ()):
         program = recognise(candidate.state)
         fits: dict[str, int] = {}
-        for name in models_of(program) if program is not None else ():
+        for name in possible_models(program) if program is not None else ():
             fit = _fit_candidate(build_empty(name, {}), candidate, None)
             if fit.share < COMPLETE_FRACTION:
                 continue
@@ -169,7 +169,7 @@ def pick_network(tree: Mapping[str, Any], name: str, source: str) -> Mapping[str
 
 
 @dataclass(frozen=True)
-class Fit:
+class CandidateFit:
     """How well a set of tensors from a file fits a model.
 
     Attributes:
@@ -188,8 +188,8 @@ class Fit:
     method: Sequence[str] = ()
 
 
-def _best_fit(model: nn.Module, weights: StartWeights) -> Fit:
-    best = Fit()
+def _best_fit(model: nn.Module, weights: StartWeights) -> CandidateFit:
+    best = CandidateFit()
     for candidate in candidates(weights.tree, model.state_dict().keys()):
         fit = _fit_candidate(model, candidate, weights.grid)
         if fit.share > best.share or (not best.share and len(fit.fitted.mismatched) > len(best.fitted.mismatched)):
@@ -199,13 +199,13 @@ def _best_fit(model: nn.Module, weights: StartWeights) -> Fit:
     return best
 
 
-def _fit_candidate(model: nn.Module, candidate: Candidate, grid: Size | None) -> Fit:
+def _fit_candidate(model: nn.Module, candidate: Candidate, grid: Size | None) -> CandidateFit:
     program, state, method = recognise(candidate.state), candidate.state, []
     if program is not None:
         state, method = program.without_method(state)
         state = program.rename(state)
     fitted = fit_to_model(model, state, grid)
-    return Fit(candidate.part, fitted, _loaded_fraction(model, fitted), program, method)
+    return CandidateFit(candidate.part, fitted, _loaded_fraction(model, fitted), program, method)
 
 
 def _loaded_fraction(model: nn.Module, fitted: FittedTensors) -> float:
@@ -214,7 +214,7 @@ def _loaded_fraction(model: nn.Module, fitted: FittedTensors) -> float:
     return sum(size for name, size in sizes.items() if name in fitted.state) / max(sum(sizes.values()), 1)
 
 
-def _too_few_weights_message(model: nn.Module, weights: StartWeights, best: Fit) -> str:
+def _too_few_weights_message(model: nn.Module, weights: StartWeights, best: CandidateFit) -> str:
     name, model_state, fitted = model_name(model), model.state_dict(), best.fitted
     loaded_text = f"{len(fitted.state)} of the {len(model_state)} tensors of {name} in the right shape"
     if weights.model is not None and weights.model != name:
@@ -239,7 +239,7 @@ def _take_classifier(fitted: FittedTensors, classifier_names: Sequence[str]) -> 
     return {name: (fitted.state if name in fitted.state else fitted.mismatched).pop(name) for name in names}
 
 
-def _require_shapes(model: nn.Module, source: str, best: Fit, classifier_names: Sequence[str]) -> None:
+def _require_shapes(model: nn.Module, source: str, best: CandidateFit, classifier_names: Sequence[str]) -> None:
     """Refuse a published checkpoint whose tensors have other shapes or types, since it belongs to another variant."""
     mismatched = [name for name in best.fitted.mismatched if not is_inside(name, classifier_names)]
     if best.program is None or not mismatched:
@@ -257,13 +257,13 @@ def _require_shapes(model: nn.Module, source: str, best: Fit, classifier_names: 
 
 
 def _names_in_file(tree: Mapping[str, Any]) -> list[str]:
-    """Return the names of the tensors in the mapping of a file that has the most tensors."""
+    """Return the names of the tensors in the mapping with the most tensors in a file."""
     inner = [_names_in_file(value) for value in tree.values() if isinstance(value, Mapping)]
     return max([[name for name, value in tree.items() if isinstance(value, Tensor)], *inner], key=len)
 
 
 def _describe_difference(in_file: Tensor, in_model: Tensor) -> tuple[str, str]:
-    """Return the shapes of two tensors as text or, if the shapes are equal, their dtypes."""
+    """Return the shapes of two tensors as text; if the shapes are equal, return the dtypes instead."""
     if in_file.shape != in_model.shape:
         texts = ["x".join(map(str, tensor.shape)) or "a number" for tensor in (in_file, in_model)]
     else:

@@ -14,15 +14,15 @@ from paucal.data.boxes.tree import Tree
 from paucal.types import UserError
 from paucal.wording import counted, was_or_were
 
-MAX_CLASSES = 10_000
-MAX_PIXELS = 1 << 28  # pixels of a mask in an annotation file
-MAX_ROUNDING = 0.5  # pixels by which an edge of a box may differ between two files, since a program may round edges
+MAX_CLASSES = 10_000  # largest number of classes in a set
+MAX_PIXELS = 1 << 28  # largest number of pixels of a mask in an annotation file
+MAX_ROUNDING = 0.5  # largest difference, due to rounding, between the edges of a box in two files, in pixels
 # COCO writes the run lengths of a mask as text. Each character is the code of "0" plus six bits: five bits of a number,
 # and a flag that the number continues in the next character. The highest of the five bits in the last character of a
 # number is its sign.
 CODE_OF_ZERO, BITS_PER_CHARACTER, CONTINUES_FLAG, SIGN_FLAG = 48, 5, 0x20, 0x10
-MAX_CHARACTERS = 7  # characters of a number, thus 35 bits, which are enough for the pixels of any image
-MAX_TEXT_LENGTH = 1 << 24  # characters per mask
+MAX_CHARACTERS = 7  # largest number of characters of a number; 35 bits are enough for the pixels of any image
+MAX_TEXT_LENGTH = 1 << 24  # largest number of characters of a mask
 Corners = tuple[float, float, float, float]
 
 
@@ -40,7 +40,7 @@ class AnnotatedImage:
         source: Path of the annotation file within the set.
         outlines: Outline of each box in the form of COCO's "segmentation". A box without an outline has a false value,
             and the list is empty if no box has an outline.
-        crowd_word: What the layout calls boxes that are flagged in `crowd`, for messages.
+        crowd_word: Name that the layout uses for the boxes that are flagged in `crowd`, for messages.
         tags: Labels of the whole image.
     """
 
@@ -72,7 +72,7 @@ class AnnotatedImage:
 
 @dataclass(frozen=True)
 class AnnotationSet:
-    """The content of the annotation files of a set: the images, the class numbers by class name, and notes."""
+    """The content of a set's annotation files: the images, the class number of each class name, and notes."""
 
     images: list[AnnotatedImage]
     numbers: Mapping[str, int]
@@ -101,8 +101,8 @@ class Layout:
         find: Function (tree, files) that returns those files that are annotation files of this layout.
         read: Function (tree, annotation files) that reads the annotation files.
         roots: Function that returns the folders in which the images of a single annotation file may be.
-        tree: Function that returns a tree of the images of a single annotation file if all have absolute paths, else
-            None.
+        tree: Function that returns a tree of the images of a single annotation file; None if the file does not name all
+            images by absolute paths.
     """
 
     name: str
@@ -170,7 +170,7 @@ def polygon_of_points(points: Sequence[Sequence[float]]) -> tuple[Corners, list[
 
 
 def unpack_run_lengths(text: bytes) -> NDArray[np.int64]:
-    """Decode COCO's text of a mask to run lengths: the lengths of runs of zeros and of ones in turn, by column.
+    """Decode a mask in COCO's text format to the lengths of alternating runs of zeros and ones, column by column.
 
     The lowest bits of a number come first. From the fourth number on, a number is the difference from the run length
     two positions earlier. pycocotools does not check the text and is a hundred times slower.

@@ -25,10 +25,10 @@ from paucal.types import NoLabelsError, UserError
 from paucal.wording import counted, short_repr, was_or_were
 
 _COCO_NAME = re.compile(r".*\.coco\.json|instances_.*\.json")
-MAX_BYTES = 1 << 29  # largest file; instances_train2017.json, with 118,000 images, takes up 449 MB
+MAX_BYTES = 1 << 29  # size of the largest file that is read; instances_train2017.json is 449 MB large
 MAX_EDGE = 1.02  # largest right or bottom edge of a box relative to the image's side; 2 % tolerance for rounding
 # If at least this fraction of the boxes ends outside the image, boxes are treated as left, top, right and bottom.
-MIN_SHARE_OUTSIDE = 0.25
+MIN_FRACTION_OUTSIDE = 0.25
 INSTANCES = "instances"  # first word in the names of COCO files with boxes
 HEAD_BYTES = 1 << 16  # bytes at the start and at the end of a file that are searched for `ENTRIES`
 ENTRIES = ("images", "annotations", "categories")
@@ -38,7 +38,7 @@ OTHER_TASKS = ("captions", "person_keypoints", "image_info", "panoptic", "stuff"
 
 
 def find(tree: Tree, files: Sequence[str]) -> list[str]:
-    """Return the JSON files that have the entries of COCO, or a name such as "instances_train.json"."""
+    """Return the JSON files that have COCO's entries, or a name such as "instances_train.json"."""
     json_files = [file for file in files if file.lower().endswith(".json")]
     candidates = [file for file in json_files if any(mentions(tree.peek(file, HEAD_BYTES), name) for name in ENTRIES)]
     recognised = {file for file in candidates if all(mentions(tree.peek(file, PEEK_BYTES), name) for name in ENTRIES)}
@@ -49,15 +49,15 @@ def find(tree: Tree, files: Sequence[str]) -> list[str]:
 def read(tree: Tree, files: Sequence[str]) -> AnnotationSet:
     """Read the JSON files of a data set; each file may be for one split (train, val or test)."""
     box_files = files
-    if any(_starts_with(file, INSTANCES) for file in files):
-        box_files = [file for file in files if not _starts_with(file, *OTHER_TASKS)]
+    if any(_name_starts_with(file, INSTANCES) for file in files):
+        box_files = [file for file in files if not _name_starts_with(file, *OTHER_TASKS)]
     finder = ImageNames(tree.images, tree)
     contents, notes = _remove_repetitions([_FileReader(tree, file, finder).read() for file in box_files])
     images: dict[str, AnnotatedImage] = {}
     for content in contents:
         for image in content.images:
             add_image(images, image, tree.shown)
-    skipped = [PurePosixPath(file).name for file in tree.files_ending(".json") if _starts_with(file, *OTHER_TASKS)]
+    skipped = [PurePosixPath(file).name for file in tree.files_ending(".json") if _name_starts_with(file, *OTHER_TASKS)]
     if skipped and len(files) > 1 and box_files is not files:
         count = f"{counted(len(skipped), 'file')} beside {INSTANCES}_*.json {was_or_were(len(skipped))} skipped"
         notes.append(f"{count}: {', '.join(skipped)}")
@@ -68,20 +68,20 @@ def read(tree: Tree, files: Sequence[str]) -> AnnotationSet:
 
 LAYOUT = Layout(
     name="COCO JSON",
-    expected="COCO JSON beside the images, in a folder above the images or in annotations/, one file for each split",
+    expected="COCO JSON beside or above the images or in annotations/, one file for each split if there are splits",
     suffixes=(".json",),
     find=find,
     read=read,
 )
 
 
-def _starts_with(file: str, *words: str) -> bool:
+def _name_starts_with(file: str, *words: str) -> bool:
     """Return whether the name of a file starts with any of the words."""
     return PurePosixPath(file).name.lower().startswith(words)
 
 
 def _remove_repetitions(contents: Sequence[AnnotationSet]) -> tuple[list[AnnotationSet], list[str]]:
-    """Leave out files whose images are all in smaller files, such as a file of all images beside one for each split.
+    """Leave out files that repeat smaller files, such as a file for all images beside one file for each split.
 
     Returns:
         The contents of the other files, and a note on each file that was left out.
@@ -113,7 +113,7 @@ class _FileReader:
             raise NoLabelsError(
                 f"{self._shown_path!r} lacks 'images', 'annotations' or 'categories': give a COCO annotation file."
             )
-        categories, numbers = self._categories(content)
+        categories, numbers = self._read_categories(content)
         images = self._read_images(content)
         boxes = self._entry_rows(content, "annotations")
         if boxes and all("score" in row for row in boxes):
@@ -126,14 +126,15 @@ class _FileReader:
     def _refuse_right_and_bottom(self, images: Iterable[AnnotatedImage]) -> None:
         """Refuse a file whose boxes seem to be left, top, right, bottom instead of left, top, width, height.
 
-        Some programs write such boxes, although COCO defines boxes differently. They are recognised if many boxes end
-        outside the image when read as COCO defines them, and no box does when read as left, top, right, bottom.
+        Some programs write such boxes, although COCO defines boxes differently. Such boxes are recognised if many
+        boxes end outside the image when read as COCO defines them, and no box does when read as left, top, right,
+        bottom.
         """
         boxes = [(box, image.size) for image in images if image.size for box in image.boxes]
         outside = [box for box, (height, width) in boxes if box[2] > MAX_EDGE * width or box[3] > MAX_EDGE * height]
         if (
             boxes
-            and len(outside) >= MIN_SHARE_OUTSIDE * len(boxes)
+            and len(outside) >= MIN_FRACTION_OUTSIDE * len(boxes)
             and all(
                 left < right - left <= MAX_EDGE * width and top < bottom - top <= MAX_EDGE * height
                 for (left, top, right, bottom), (height, width) in boxes
@@ -154,7 +155,7 @@ class _FileReader:
             )
         return rows
 
-    def _categories(self, content: Mapping[str, Any]) -> tuple[dict[Any, str], dict[str, int]]:
+    def _read_categories(self, content: Mapping[str, Any]) -> tuple[dict[Any, str], dict[str, int]]:
         """Return the names of the categories by id, and the class numbers by class name."""
         rows = self._entry_rows(content, "categories")
         if len(rows) > MAX_CLASSES:

@@ -34,12 +34,14 @@ from paucal.data.splits.part_names import part_of_file
 from paucal.types import UserError
 from paucal.wording import counted
 
-MAX_BYTES = 1 << 29  # largest file; masks drawn with the brush may take up a megabyte per image
+MAX_BYTES = 1 << 29  # size of the largest file that is read; a mask drawn with the brush may be a megabyte large
 EXPORT_AGAIN = "export Label Studio JSON again"
+# Entries of a region that contain the labels of the region.
 LABEL_ENTRIES = ("rectanglelabels", "polygonlabels", "brushlabels", "ellipselabels", "labels")
 # Bits per value, and the four possible numbers of bits per count, in the packed masks that Label Studio writes.
 _VALUE_BITS, _COUNT_BITS = 8, (3, 4, 8, 16)
 CHOICE_ENTRIES = ("choice", "choices", "class", "category")  # common entries of image-level labels in the short form
+# Entries of which every export has at least one, and the entries that show that an export is in the long form.
 _USUAL_ENTRY = re.compile(
     rb'"(?:result|rectanglelabels|polygonlabels|brushlabels|ellipselabels|choices?|completions)"\s*:'
 )
@@ -52,7 +54,7 @@ class _Task(NamedTuple):
 
     Attributes:
         image: Path or URL of the image.
-        values: Entries of regions and of labels, which may state the size of the image.
+        values: JSON objects of the regions and labels; an object may also state the size of the image.
         uploaded: Name of the uploaded file; "" if the task does not state the name.
     """
 
@@ -195,7 +197,7 @@ def _stated_size(value: Mapping[str, Any]) -> tuple[int, int] | None:
 
 
 class _Context(NamedTuple):
-    """The file and the image that a value is in.
+    """The file and the image that contain a region, for messages.
 
     Attributes:
         shown_path: Path of the JSON file, for messages.

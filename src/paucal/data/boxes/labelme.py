@@ -20,9 +20,9 @@ from paucal.data.boxes.tree import Tree, mentions
 from paucal.data.classes import plain_name
 from paucal.types import UserError
 
-MAX_BYTES = 1 << 28  # largest file; a file may contain the pixels of its image
+MAX_BYTES = 1 << 28  # size of the largest file that is read; a file may contain the pixels of its image
 HEAD_BYTES = 1 << 20  # bytes at the start and at the end of a file that are searched for `ENTRIES`
-JSON = ".json"
+JSON_SUFFIX = ".json"
 ENTRIES = ("shapes", "imagePath")
 # Shape types that are read, and types of rotated boxes, which are refused; other shapes (points, lines) have no area.
 SHAPES_WITH_AREA, ROTATED_SHAPES = ("polygon", "rectangle", "circle", "mask"), ("rotation", "rotated_rectangle")
@@ -34,7 +34,7 @@ def find(tree: Tree, files: Sequence[str]) -> list[str]:
 
     The other files may be damaged LabelMe files, which are then reported.
     """
-    json_files = [file for file in files if file.lower().endswith(JSON)]
+    json_files = [file for file in files if file.lower().endswith(JSON_SUFFIX)]
     recognised = {file for file in json_files if all(mentions(tree.peek(file, HEAD_BYTES), name) for name in ENTRIES)}
     folders = {file.rpartition("/")[0] for file in recognised}
     stems = {image.rpartition(".")[0] for image in tree.images} if recognised else set()
@@ -70,7 +70,7 @@ def read(tree: Tree, files: Sequence[str]) -> AnnotationSet:
 LAYOUT = Layout(
     name="LabelMe JSON",
     expected="LabelMe JSON of each image",
-    suffixes=(JSON,),
+    suffixes=(JSON_SUFFIX,),
     find=find,
     read=read,
 )

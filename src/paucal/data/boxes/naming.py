@@ -22,8 +22,8 @@ LABEL_FOLDERS = (
     *("annotations", "annotation", "labels", "label", "anns", "ann", "xml", "xmls", "json", "jsons", "txt", "bboxes"),
     *("boxes", "gt", "ground_truth", "coco", "voc", "yolo", "labelme", "cvat", "via"),
 )
-_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+://[^/]*")
-_DRIVE = re.compile(r"[A-Za-z]:(?=[\\/])")
+_URL_START = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+://[^/]*")
+_DRIVE_LETTER = re.compile(r"[A-Za-z]:(?=[\\/])")
 
 
 class MissingImage(UserError):
@@ -54,20 +54,23 @@ def split_path(name: str) -> tuple[str, ...]:
         >>> split_path(r"C:\set\a b.jpg"), split_path("https://host/set/a%20b.jpg?raw=1"), split_path("../x/./a.jpg")
         (('set', 'a b.jpg'), ('set', 'a b.jpg'), ('x', 'a.jpg'))
     """
-    if url := _URL.match(name):
+    if url := _URL_START.match(name):
         name = unquote(re.split("[?#]", name[url.end() :])[0])
-    drive = _DRIVE.match(name)
+    drive = _DRIVE_LETTER.match(name)
     path = name[drive.end() :] if drive else name
     return tuple(step for step in path.replace("\\", "/").split("/") if step not in ("", ".", ".."))
 
 
 def explain_foreign_path(name: str) -> str:
     """Return why a name is not a path relative to the folder of the images, and advice; "" for a relative path."""
-    if _URL.match(name):
+    if _URL_START.match(name):
         return "a URL: download the images, and put them into the folder"
     path = name.replace("\\", "/")
-    if path.startswith("/") or _DRIVE.match(name) or ".." in path.split("/") or "\0" in name:
-        return "a path out of the folder of the data, which has no such image: add the image, or give a relative name"
+    if path.startswith("/") or _DRIVE_LETTER.match(name) or ".." in path.split("/") or "\0" in name:
+        return (
+            "a path out of the folder of the data, which has no such image: add the image, or give names within the "
+            "folder"
+        )
     return ""
 
 
@@ -136,39 +139,39 @@ class ImageNames:
         Raises:
             UserError: The names may be relative to any of several folders.
         """
-        matches_of = [self.matches(name, by_stem=not name.lower().endswith(IMAGE_SUFFIXES)) for name in names]
-        main_base = self._main_base(matches_of, file, part)
+        matches_per_name = [self.matches(name, by_stem=not name.lower().endswith(IMAGE_SUFFIXES)) for name in names]
+        main_base = self._main_base(matches_per_name, file, part)
         paths: list[str | None] = []
-        for matches in matches_of:
+        for matches in matches_per_name:
             paths_in_main = [match.path for match in matches if match.base == main_base]
             candidates = paths_in_main or [match.path for match in matches if part_fits(match.path, part)]
             paths.append(candidates[0] if len(candidates) == 1 else None)
         n_named = Counter(path.rpartition("/")[0] for path in paths if path is not None)
-        for index, (path, matches) in enumerate(zip(paths, matches_of, strict=True)):
+        for index, (path, matches) in enumerate(zip(paths, matches_per_name, strict=True)):
             if path is not None and all(match.base != main_base for match in matches):
                 folder = path.rpartition("/")[0]
                 if 2 * n_named[folder] < self._files_per_folder[folder]:
                     paths[index] = None
         return paths
 
-    def _main_base(self, matches_of: Sequence[Sequence[Match]], file: str, part: str) -> str | None:
-        """Return the folder that the names are relative to: the nearest to the file that has half of the images."""
-        counts = Counter(match.base for matches in matches_of for match in matches)
+    def _main_base(self, matches_per_name: Sequence[Sequence[Match]], file: str, part: str) -> str | None:
+        """Return the folder that the names are relative to: the nearest to `file` of those with half of the images."""
+        counts = Counter(match.base for matches in matches_per_name for match in matches)
         if not counts:
             return None
         fitting_counts = {base: count for base, count in counts.items() if part_fits(f"{base}/", part)} or counts
         # Half of the matched names, or fewer if no folder has half of them.
-        min_count = min(max(fitting_counts.values()), -(-sum(map(bool, matches_of)) // 2))
+        min_count = min(max(fitting_counts.values()), -(-sum(map(bool, matches_per_name)) // 2))
         ranked = sorted(
             (_folder_distance(base, file, part), len(plain_folders(base)), base)
             for base, count in fitting_counts.items()
             if count >= min_count
         )
-        rivals = [base for *rank, base in ranked if tuple(rank) == ranked[0][:2]]
-        if any(len([match for match in matches if match.base in rivals]) > 1 for matches in matches_of):
+        tied_bases = [base for *rank, base in ranked if tuple(rank) == ranked[0][:2]]
+        if any(len([match for match in matches if match.base in tied_bases]) > 1 for matches in matches_per_name):
             raise UserError(
-                f"the images of {self._tree.shown_path(file)!r} are in {rivals[0]!r} and in {rivals[1]!r}: include "
-                "the folder in the names of the images, or move one of the folders away."
+                f"the images of {self._tree.shown_path(file)!r} are in {tied_bases[0]!r} and in {tied_bases[1]!r}: "
+                "include the folder in the names of the images, or move one of the folders away."
             )
         return ranked[0][2]
 
@@ -288,7 +291,7 @@ def assign_images(tree: Tree, stated_names: Mapping[str, Sequence[str]]) -> tupl
 
 
 def assign_keys(images: Iterable[AnnotatedImage], stated_names: Mapping[str, Sequence[str]], tree: Tree) -> list[str]:
-    """Set the key of each image by its annotation file (`source`), as `assign_images` finds it, and return notes."""
+    """Set the key of each image to the image path that `assign_images` finds for its `source`, and return notes."""
     keys, notes = assign_images(tree, stated_names)
     for file, image_names in stated_names.items():
         if file not in keys:

@@ -28,16 +28,18 @@ from paucal.wording import counted, was_or_were
 LAYOUTS: tuple[Layout, ...] = (
     *(xml_layouts.VOC, coco.LAYOUT, xml_layouts.CVAT, labelme.LAYOUT, label_studio.LAYOUT, yolo.LAYOUT, table.LAYOUT),
 )
-TAGGED = (xml_layouts.CVAT.name, label_studio.LAYOUT.name)  # names of the layouts that may have labels of whole images
+# Names of the layouts that may have labels of whole images.
+TAGGED_LAYOUTS = (xml_layouts.CVAT.name, label_studio.LAYOUT.name)
 EXPECTED_TEXT = "; ".join(layout.expected for layout in LAYOUTS)
 SUFFIXES = tuple(dict.fromkeys(suffix for layout in LAYOUTS for suffix in layout.suffixes))
-STRUCTURE = (*IMAGE_FOLDERS, *LABEL_FOLDERS, "imagesets")  # common names of folders that are not classes
+STRUCTURE_FOLDERS = (*IMAGE_FOLDERS, *LABEL_FOLDERS, "imagesets")  # common names of folders that are not classes
 
 SEARCHED_BYTES = 1 << 16  # bytes at the start and at the end of a file that are searched for an unsupported layout
 MAX_FILES_SEARCHED = 20  # number of files that are searched for each unsupported layout
-_NUMBER = rb"-?\d+(?:\.\d+)?(?:e-?\d+)?[ \t]*"
-_KITTI = rb"\A\s*[A-Za-z]\w*[ \t]+(?:" + _NUMBER + rb"){14,15}(?:\r?\n|\Z)"
-_DOTA = rb"(?:\A|\n)(?:" + _NUMBER + rb"){8}[A-Za-z][\w-]*[ \t]+[0-3][ \t\r]*(?:\n|\Z)"
+# Patterns of a number, of the first line of a KITTI file, and of a line of a DOTA file.
+_NUMBER_PATTERN = rb"-?\d+(?:\.\d+)?(?:e-?\d+)?[ \t]*"
+_KITTI_PATTERN = rb"\A\s*[A-Za-z]\w*[ \t]+(?:" + _NUMBER_PATTERN + rb"){14,15}(?:\r?\n|\Z)"
+_DOTA_PATTERN = rb"(?:\A|\n)(?:" + _NUMBER_PATTERN + rb"){8}[A-Za-z][\w-]*[ \t]+[0-3][ \t\r]*(?:\n|\Z)"
 
 
 class UnsupportedLayout(NamedTuple):
@@ -63,8 +65,8 @@ UNSUPPORTED: tuple[UnsupportedLayout, ...] = (
     UnsupportedLayout("BDD100K", (".json",), _entries_pattern("labels", "box2d")),
     UnsupportedLayout("SageMaker Ground Truth", (".manifest", ".jsonl"), re.compile(rb'"source-ref"\s*:')),
     UnsupportedLayout("TFRecord", (".tfrecord", ".record", ".tfrecords"), re.compile(b"")),
-    UnsupportedLayout("KITTI", (".txt",), re.compile(_KITTI)),
-    UnsupportedLayout("DOTA", (".txt",), re.compile(_DOTA)),
+    UnsupportedLayout("KITTI", (".txt",), re.compile(_KITTI_PATTERN)),
+    UnsupportedLayout("DOTA", (".txt",), re.compile(_DOTA_PATTERN)),
     UnsupportedLayout("VisDrone", (".txt",), re.compile(rb"\A\s*(?:\d+,){7}\d+,?\s*(?:\r?\n|\Z)")),
 )
 
@@ -87,16 +89,18 @@ class AnnotationFiles:
 
     @property
     def shown(self) -> str:
-        """Path for messages: the folder of the files if each image has a file, else the first file."""
+        """Path for messages: the folder of the files if each image has its own file, else the first file."""
         folders = {file.rpartition("/")[0] for file in self.files}
-        has_file_per_image = self.name not in (coco.LAYOUT.name, table.LAYOUT.name, *TAGGED)
+        has_file_per_image = self.name not in (coco.LAYOUT.name, table.LAYOUT.name, *TAGGED_LAYOUTS)
         return "".join(folders) if len(folders) == 1 and has_file_per_image and folders != {""} else self.files[0]
 
     @property
     def are_among_classes(self) -> bool:
         """Whether all files are in folders whose names may be names of classes."""
         folders = [file.rpartition("/")[0] for file in self.files]
-        structural = [part_of_folders(f"{path}/") or {*path.lower().split("/")} & set(STRUCTURE) for path in folders]
+        structural = [
+            part_of_folders(f"{path}/") or {*path.lower().split("/")} & set(STRUCTURE_FOLDERS) for path in folders
+        ]
         return all(folders) and not any(structural)
 
 
@@ -174,7 +178,7 @@ def open_tagged_images(path: Path) -> ImageSet | None:
     The result is None if the path has no such files.
     """
     files = find_boxes(path)
-    if files is None or files.name not in TAGGED:
+    if files is None or files.name not in TAGGED_LAYOUTS:
         return None
     tree, annotations = read_boxes(path)
     tags = [image.tags for image in annotations.images]
@@ -217,14 +221,14 @@ def without_labels(tree: Tree, annotations: AnnotationSet) -> ImageSet:
 def root_of_set(file: str) -> str:
     """Return the folder of the data set that an annotation file belongs to; "" for the root of the tree.
 
-    Folders such as "Annotations", "labels" or "train" belong to the data set, and other folders lead to it.
+    Folders such as "Annotations", "labels" or "train" are inside the data set, and the folders above them contain it.
 
     Example:
         >>> [root_of_set(file) for file in ("VOCdevkit/VOC2012/Annotations/1.xml", "train/labels/1.txt", "a b/1.xml")]
         ['VOCdevkit/VOC2012', '', '']
     """
     folders = file.split("/")[:-1]
-    index = next((index for index, folder in enumerate(folders) if folder.lower() in STRUCTURE), 0)
+    index = next((index for index, folder in enumerate(folders) if folder.lower() in STRUCTURE_FOLDERS), 0)
     parents = folders[:index]
     while parents and part_of_folders(f"{parents[-1]}/"):
         parents.pop()
@@ -257,7 +261,7 @@ def _read_preferred_layout(groups: Sequence[AnnotationFiles], tree: Tree) -> Ann
                 f"({counted(len(keys[name]), 'image')}) of different images: move the files of one layout away, or "
                 "give an annotation file as DATA."
             )
-        notes.append(f"the boxes were read as {preferred}, and the same boxes as {name} were skipped")
+        notes.append(f"the boxes were read as {preferred}, and the boxes as {name} were skipped")
     return replace(annotations[preferred], notes=(*annotations[preferred].notes, *notes))
 
 

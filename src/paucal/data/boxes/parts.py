@@ -12,8 +12,10 @@ from paucal.data.splits.part_names import PART_BY_WORD, TRAINVAL, part_of_folder
 from paucal.types import UserError
 from paucal.wording import counted, was_or_were
 
+# Folders that are searched for list files, in lower case; "" is the folder of the data set.
 LIST_FOLDERS = ("imagesets/main", "imagesets", "")
-_MARK = re.compile(r"\s+-?[01]$")  # 1, 0 or -1 after each image in Pascal VOC lists of one class
+_CLASS_MARK = re.compile(r"\s+-?[01]$")  # 1, 0 or -1 after each image in Pascal VOC lists of one class
+# Spaces between the name of an image and the name of its annotation file in a line of a list.
 _GAP_BEFORE_ANNOTATION = re.compile(r"\s+(?=\S.*\.(?:xml|json|txt)$)", re.IGNORECASE)
 
 
@@ -35,10 +37,10 @@ def with_parts(annotations: AnnotationSet, tree: Tree) -> AnnotationSet:
     in_parts = [image for image in images if image.declared]
     if not in_parts or len(in_parts) == len(images):
         return replace(annotations, images=images, notes=tuple(notes))
-    n_left = len(images) - len(in_parts)
-    belongs = "belongs" if n_left == 1 else "belong"
+    n_left_out = len(images) - len(in_parts)
+    belongs = "belongs" if n_left_out == 1 else "belong"
     notes.append(
-        f"{counted(n_left, 'image')} with annotations that {belongs} to no split {was_or_were(n_left)} left out"
+        f"{counted(n_left_out, 'image')} with annotations that {belongs} to no split {was_or_were(n_left_out)} left out"
     )
     return replace(annotations, images=in_parts, notes=tuple(notes))
 
@@ -46,7 +48,7 @@ def with_parts(annotations: AnnotationSet, tree: Tree) -> AnnotationSet:
 def _parts_of_folders(images: Sequence[AnnotatedImage]) -> dict[str, str]:
     """Return the split of each image by its folder.
 
-    The result is empty if some images are not in the folder of a split and all others are in the same split.
+    The result is empty if some images are not in the folder of a split and all other images are in the same split.
     """
     parts = {image.key: part_of_folders(image.key) for image in images}
     return {} if len(set(parts.values()) - {""}) < 2 and "" in parts.values() else parts
@@ -54,7 +56,7 @@ def _parts_of_folders(images: Sequence[AnnotatedImage]) -> dict[str, str]:
 
 def _parts_of_lists(images: Sequence[AnnotatedImage], tree: Tree) -> tuple[dict[str, str], list[str]]:
     """Return the split of each image that a list file names, by key, and notes on lines that name no image."""
-    finder = _ListedNames(images, tree)
+    finder = _ListedImageFinder(images, tree)
     parts: dict[str, str] = {}
     notes: list[str] = []
     for file in _find_lists(tree):
@@ -86,7 +88,7 @@ def _parts_of_lists(images: Sequence[AnnotatedImage], tree: Tree) -> tuple[dict[
 
 
 def _find_lists(tree: Tree) -> list[str]:
-    """Return the list files of splits in the first of `LIST_FOLDERS` that has any; "trainval.txt" comes last."""
+    """Return the list files of splits in the first of `LIST_FOLDERS` that has list files; "trainval.txt" comes last."""
     lists = [file for file in tree.files_ending(".txt") if _plain_stem(file) in PART_BY_WORD]
     for folder in LIST_FOLDERS:
         if folder_lists := [file for file in lists if file.rpartition("/")[0].lower() == folder]:
@@ -98,7 +100,7 @@ def _plain_stem(file: str) -> str:
     return PurePosixPath(file).stem.lower()
 
 
-class _ListedNames:
+class _ListedImageFinder:
     """Finds the image that a line in a list file names, by the name of the image or of its annotation file."""
 
     def __init__(self, images: Sequence[AnnotatedImage], tree: Tree) -> None:
@@ -129,6 +131,6 @@ class _ListedNames:
 def _names_in(line: str) -> Iterator[str]:
     """Yield possible names of an image in a line: the line, the line without a mark, the text before a file name."""
     yield line
-    if _MARK.search(line):
-        yield _MARK.sub("", line)
+    if _CLASS_MARK.search(line):
+        yield _CLASS_MARK.sub("", line)
     yield from (line[: gap.start()] for gap in _GAP_BEFORE_ANNOTATION.finditer(line))

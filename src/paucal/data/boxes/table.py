@@ -33,12 +33,12 @@ from paucal.reading import decode_text, read_decoded
 from paucal.types import NoLabelsError, UserError
 from paucal.wording import counted
 
-TABLES = (".csv", ".tsv")
-MAX_BYTES = 1 << 30  # largest table
+BOX_TABLE_SUFFIXES = (".csv", ".tsv")
+MAX_BYTES = 1 << 30  # size of the largest table that is read
 HEAD_BYTES = 1 << 14  # bytes at the start of a file that are read to recognise a table of boxes
 HEAD_ROWS = 20  # rows at the start of a table without column names that are read to recognise the columns
 MAX_EDGE = 1.02  # largest right or bottom edge of a box relative to the image's side; 2 % tolerance for rounding
-ONE_CLASS = "object"  # class of all boxes in a table without classes
+DEFAULT_CLASS = "object"  # class of all boxes in a table without classes
 DELIMITERS = ",;\t|"
 # Common names of each column, in lower case and without "_", "-", "." and spaces.
 COLUMNS = {
@@ -58,21 +58,21 @@ COLUMNS = {
 }
 # Columns that define a box, for each form of boxes; the most reliable form comes first. A list has all four numbers in
 # one cell.
-EDGES, CORNER_AND_SIZE, LISTS = (
+EDGES, CORNER_AND_SIZE, LIST_CELL = (
     ("left", "top", "right", "bottom"),
     ("left", "top", "box_width", "box_height"),
     ("bbox",),
 )
-FORMS = (EDGES, CORNER_AND_SIZE, LISTS)
+FORMS = (EDGES, CORNER_AND_SIZE, LIST_CELL)
 # Columns of tables without column names. A key is a regular expression for a row with one letter per cell: i for an
 # image, n for a number, p for a split, w for another word, - for an empty cell.
-UNNAMED = {
+UNNAMED_COLUMNS = {
     "innnn[wn]": ("image", *EDGES, "name"),  # keras-retinanet
     "[wn]nnnninn": ("name", *CORNER_AND_SIZE, "image", "width", "height"),  # makesense.ai
     "piwnn--nn-*": ("part", "image", "name", "left", "top", "", "", "right", "bottom"),  # AutoML Vision
 }
-_IGNORED_IN_NAMES = re.compile(r"[\s_.-]")
-_LIST = re.compile(r"[\[({]?\s*([^,\s]+)[,\s]+([^,\s]+)[,\s]+([^,\s]+)[,\s]+([^,\s\])}]+)\s*[\])}]?")
+_IGNORED_IN_NAMES = re.compile(r"[\s_.-]")  # characters that are ignored in column names
+_LIST_PATTERN = re.compile(r"[\[({]?\s*([^,\s]+)[,\s]+([^,\s]+)[,\s]+([^,\s]+)[,\s]+([^,\s\])}]+)\s*[\])}]?")
 Columns = Mapping[str, int]  # position of each column, by its key in `COLUMNS`
 _BoxAndKey = tuple[Corners, str]  # a box, and the key of its image
 _SizeOf = Callable[[str], tuple[int, int]]  # returns the (height, width) of the image with a key
@@ -104,14 +104,14 @@ def find(tree: Tree, files: Sequence[str]) -> list[str]:
     """Return the tables that have a column of images and columns that define a box."""
     tables = []
     for file in files:
-        if not file.lower().endswith(TABLES):
+        if not file.lower().endswith(BOX_TABLE_SUFFIXES):
             continue
         head = tree.peek(file, HEAD_BYTES)
         end = head[:HEAD_BYTES].rfind(b"\n")
         end -= end % 2 if b"\0" in head else 0  # in UTF-16, each character begins at an even byte
         try:
             text = decode_text(head[:end] if end > 0 else head, file).text
-            rows = list(islice(_read_cells(text, file), HEAD_ROWS))
+            rows = list(islice(_csv_reader(text, file), HEAD_ROWS))
         except (UserError, csv.Error):
             continue
         if rows and (columns_of(rows[0]) or _columns_of_unnamed(rows)):
@@ -130,7 +130,7 @@ def read(tree: Tree, files: Sequence[str]) -> AnnotationSet:
         file_images: dict[str, AnnotatedImage] = {}
         size_of = _size_reader(tree, keys)
         boxes = [(row.box, key) for row, key in zip(rows, keys, strict=True) if row.box is not None]
-        if form == LISTS:
+        if form == LIST_CELL:
             form, note = _detect_form_of_lists(boxes, size_of, file)
             row_notes.append(note)
         if form == CORNER_AND_SIZE:
@@ -164,7 +164,7 @@ def tree_of_paths(file: Path) -> Tree | None:
     """
     try:
         text = read_decoded(file, MAX_BYTES).text
-        cells = list(_read_cells(text, file.name))
+        cells = list(_csv_reader(text, file.name))
     except (UserError, csv.Error):  # reported when the table is read
         return None
     columns = columns_of(cells[0]) if cells else None
@@ -187,7 +187,7 @@ def tree_of_paths(file: Path) -> Tree | None:
 LAYOUT = Layout(
     name="a CSV of boxes",
     expected="a CSV with a row for each box (filename, class, xmin, ymin, xmax, ymax; or x, y, w, h; or bbox)",
-    suffixes=TABLES,
+    suffixes=BOX_TABLE_SUFFIXES,
     find=find,
     read=read,
     tree=tree_of_paths,
@@ -217,17 +217,20 @@ def _plain_names(cells: Sequence[str]) -> list[str]:
 
 
 def _columns_of_unnamed(rows: Sequence[Sequence[str]]) -> Columns | None:
-    """Return the columns of a table without column names, by its first row that `UNNAMED` matches; else None."""
+    """Return the columns of a table without column names, from the first row that `UNNAMED_COLUMNS` matches.
+
+    The result is None if no row matches.
+    """
     for row in rows:
         letters = "".join(map(_letter_of_cell, row))
-        for pattern, columns in UNNAMED.items():
+        for pattern, columns in UNNAMED_COLUMNS.items():
             if re.fullmatch(pattern, letters):
                 return {key: index for index, key in enumerate(columns) if key}
     return None
 
 
 def _letter_of_cell(cell: str) -> str:
-    """Return the letter that stands for the content of a cell in the keys of `UNNAMED`."""
+    """Return the letter that stands for the content of a cell in the keys of `UNNAMED_COLUMNS`."""
     cell = cell.strip()
     if not cell:
         return "-"
@@ -238,7 +241,7 @@ def _letter_of_cell(cell: str) -> str:
     return "p" if cell.lower() in PART_BY_WORD or cell.lower() == "unassigned" else "w"
 
 
-def _read_cells(text: str, file: str) -> Any:  # csv's reader has no public type
+def _csv_reader(text: str, file: str) -> Any:  # csv's reader has no public type
     first_line = text.partition("\n")[0]
     delimiter = "\t" if file.lower().endswith(".tsv") else max(DELIMITERS, key=first_line.count)
     return csv.reader(io.StringIO(text, newline=""), delimiter=delimiter)
@@ -250,7 +253,7 @@ def _read_rows(tree: Tree, file: str) -> tuple[list[_Row], tuple[str, ...], list
     shown_path = tree.shown_path(file)
     part = part_of_file(file)
     rows: list[_Row] = []
-    first_rows = list(islice(_read_cells(text, file), HEAD_ROWS))
+    first_rows = list(islice(_csv_reader(text, file), HEAD_ROWS))
     named_columns = columns_of(first_rows[0]) if first_rows else None
     columns = named_columns or _columns_of_unnamed(first_rows)
     if columns is None:
@@ -261,8 +264,8 @@ def _read_rows(tree: Tree, file: str) -> tuple[list[_Row], tuple[str, ...], list
         refuse_repeated_columns(shown_path, _plain_names(first_rows[0]), named_columns.values())
     form = next(form for form in FORMS if set(form) <= columns.keys())
     if "name" not in columns:
-        notes.append(f"{file} has no column of classes, so all boxes have the class {ONE_CLASS!r}")
-    cells = _read_cells(text, file)
+        notes.append(f"{file} has no column of classes, so all boxes have the class {DEFAULT_CLASS!r}")
+    cells = _csv_reader(text, file)
     try:
         for row in islice(cells, 1 if named_columns else 0, None):
             if any(cell.strip() for cell in row):
@@ -280,12 +283,14 @@ def _parse_row(cells: Mapping[str, str], form: Sequence[str], line: int, shown_p
     """Return a row from its cells by column; `part` is the split of the whole table, or ""."""
     context = f"line {line} of {shown_path!r}"
     edges = [cells[column] for column in form]
-    if form == LISTS:
-        match = _LIST.fullmatch(edges[0])
+    if form == LIST_CELL:
+        match = _LIST_PATTERN.fullmatch(edges[0])
         edges = list(match.groups()) if match else [edges[0]] * 4
-    name = cells.get("name", ONE_CLASS)
+    name = cells.get("name", DEFAULT_CLASS)
     numbers = [parse_number(edge) for edge in edges]
-    is_empty = all(number is None or math.isnan(number) for number in numbers) and not any(map(_is_invalid, edges))
+    is_empty = all(number is None or math.isnan(number) for number in numbers) and not any(
+        map(_is_unexpected_text, edges)
+    )
     if not cells["image"] or (not is_empty and (None in numbers or not name)):
         raise UserError(
             f"{context} has the image {cells['image'][:80]!r}, the class {name[:80]!r} and the edges "
@@ -324,12 +329,12 @@ def _size_reader(tree: Tree, keys: Sequence[str]) -> _SizeOf:
 def _detect_form_of_lists(boxes: Sequence[_BoxAndKey], size_of: _SizeOf, file: str) -> tuple[tuple[str, ...], str]:
     """Return the form of boxes that have four numbers in one cell, and a note on that form.
 
-    The numbers are edges if all boxes are valid and inside their images as edges, and some are not as a corner with
-    width and height. Otherwise the numbers are a corner with width and height.
+    The numbers are edges if all boxes are valid and inside their images when read as edges, and some boxes are not when
+    read as a corner with width and height. Otherwise the numbers are a corner with width and height.
     """
     # Few boxes are valid in both forms, so usually only a few image headers are read.
-    are_edges = all(_is_within(box, size_of(key)) for box, key in boxes)
-    have_sizes = not are_edges or all(_is_within(_to_edges(box), size_of(key)) for box, key in boxes)
+    are_edges = all(_are_valid_edges(box, size_of(key)) for box, key in boxes)
+    have_sizes = not are_edges or all(_are_valid_edges(_to_edges(box), size_of(key)) for box, key in boxes)
     form = CORNER_AND_SIZE if have_sizes else EDGES
     meaning = "left, top, right, bottom" if form == EDGES else "left, top, width, height, as in COCO JSON"
     return form, f"the boxes of {file} are read as {meaning}"
@@ -344,7 +349,7 @@ def _refuse_centres(boxes: Sequence[_BoxAndKey], size_of: _SizeOf, shown_path: s
     are_fractions = all(max(box) <= 1 for box, _ in boxes)
 
     def ends_inside(box: Corners, key: str) -> bool:
-        return _fits(_to_edges(box), (1, 1) if are_fractions else size_of(key))
+        return _is_inside_image(_to_edges(box), (1, 1) if are_fractions else size_of(key))
 
     # If x and y are corners, this check usually fails after a few boxes, so only a few image headers are read.
     if not all(ends_inside((box[0] - box[2] / 2, box[1] - box[3] / 2, *box[2:]), key) for box, key in boxes):
@@ -357,7 +362,7 @@ def _refuse_centres(boxes: Sequence[_BoxAndKey], size_of: _SizeOf, shown_path: s
         )
 
 
-def _fits(box: Corners, size: tuple[int, int]) -> bool:
+def _is_inside_image(box: Corners, size: tuple[int, int]) -> bool:
     """Return whether a box lies within an image of (height, width), up to rounding."""
     (left, top, right, bottom), (height, width) = box, size
     margins = (MAX_EDGE - 1) * width, (MAX_EDGE - 1) * height
@@ -365,14 +370,14 @@ def _fits(box: Corners, size: tuple[int, int]) -> bool:
     return is_inside and right <= width + margins[0] and bottom <= height + margins[1]
 
 
-def _is_within(box: Corners, size: tuple[int, int]) -> bool:
+def _are_valid_edges(box: Corners, size: tuple[int, int]) -> bool:
     """Return whether edges are in order (left before right) and within an image of (height, width), up to rounding."""
     left, top, right, bottom = box
     height, width = (1, 1) if max(box) <= 1 else size
     return left <= right <= MAX_EDGE * width and top <= bottom <= MAX_EDGE * height
 
 
-def _is_invalid(edge: str) -> bool:
+def _is_unexpected_text(edge: str) -> bool:
     """Return whether the content of a cell is neither a number nor empty or a word for "empty"."""
     return parse_number(edge) is None and edge.lower() not in ("", "none", "null", "na", "n/a", "<na>")
 

@@ -14,7 +14,7 @@ from paucal.data.stores import EncodedStore, FileStore
 from paucal.reading import decode_text, is_regular, parse_json, read_bytes
 from paucal.types import UserError
 
-MAX_LIST_BYTES = 1 << 26  # largest text file that is read by line
+MAX_LIST_BYTES = 1 << 26  # size of the largest text file that is read line by line
 PEEK_BYTES = 1 << 22  # bytes at the start and at the end of a JSON file that are read to recognise its layout
 
 
@@ -55,12 +55,12 @@ class Tree:
         return [path for path in self.files if path.lower().endswith(suffixes)]
 
     def text(self, path: str, max_bytes: int) -> tuple[str, list[str]]:
-        """Return the text of a file of at most `max_bytes` bytes, and a note if its encoding was guessed."""
+        """Return the text of a file (at most `max_bytes` bytes), and a list with a note if its encoding was guessed."""
         text, _, note = decode_text(self.read(path, max_bytes), self.shown_path(path))
         return text, [note] if note else []
 
     def lines(self, path: str, blank: bool = False) -> tuple[list[str], list[str]]:
-        """Return the lines of a text file, and a note if its encoding was guessed.
+        """Return the lines of a text file, and a list with a note if the encoding of the file was guessed.
 
         White space at the ends of lines is removed. Empty lines are left out unless `blank` is True, which is needed if
         the position of a line matters.
@@ -70,7 +70,7 @@ class Tree:
         return [line for line in lines if line or blank], notes
 
     def json(self, path: str, max_bytes: int, advice: str) -> tuple[Any, list[str]]:
-        """Return the content of a JSON file, and a note if its encoding was guessed.
+        """Return the content of a JSON file, and a list with a note if the encoding of the file was guessed.
 
         Raises:
             UserError: The file has more than `max_bytes` bytes, or is not JSON. The message ends with `advice`.

@@ -28,20 +28,22 @@ from paucal.data.splits.part_names import part_of_file, part_of_name
 from paucal.reading import decode_text
 from paucal.types import UserError
 
-XML = ".xml"
-MAX_BYTES = 1 << 28  # largest file; CVAT writes the annotations of all images to one file, a few kilobytes per image
+XML_SUFFIX = ".xml"
+# Size of the largest file that is read. CVAT writes the annotations of all images to one file, in which an image takes
+# up a few kilobytes.
+MAX_BYTES = 1 << 28
 _MAX_DIGITS = 9  # largest number of digits of a width or height
 HEAD_BYTES = 1 << 13  # bytes at the start and at the end of a file that are searched for the outermost element
 ELLIPSE_POINTS = 72  # number of points of the polygon that an ellipse is converted to
 VOC_EDGES, CVAT_EDGES = ("xmin", "ymin", "xmax", "ymax"), ("xtl", "ytl", "xbr", "ybr")
 _ENCODING = re.compile(rb"<\?xml[^>]*\sencoding\s*=\s*[\"']([A-Za-z0-9._:-]+)[\"']")
 _MULTI_BYTE_ENCODINGS = ("utf-16", "utf16", "utf-32", "utf32", "ucs", "iso-10646")  # prefixes of encoding names
-_ROOT = re.compile(rb"<([A-Za-z_][\w.:-]*)")
+_FIRST_ELEMENT = re.compile(rb"<([A-Za-z_][\w.:-]*)")
 
 
 def find_voc(tree: Tree, files: Sequence[str]) -> list[str]:
     """Return the XML files that describe one image each, and the other XML files beside them, which may be damaged."""
-    roots = {file: _root_name(tree, file) for file in files if file.lower().endswith(XML)}
+    roots = {file: _root_name(tree, file) for file in files if file.lower().endswith(XML_SUFFIX)}
     folders = {file.rpartition("/")[0] for file, root in roots.items() if root == "annotation"}
     return [file for file, root in roots.items() if file.rpartition("/")[0] in folders and root != "annotations"]
 
@@ -49,8 +51,8 @@ def find_voc(tree: Tree, files: Sequence[str]) -> list[str]:
 def read_voc(tree: Tree, files: Sequence[str]) -> AnnotationSet:
     """Read Pascal VOC XML files.
 
-    The stated corners are used as edges of the boxes. If the program that wrote them counts pixels from 1, the edges
-    are off by at most one pixel.
+    The stated corners are used as edges of the boxes. If the program that wrote the file counts pixels from 1, the
+    edges are off by at most one pixel.
     """
     stated_names: dict[str, list[str]] = {}
     images: list[AnnotatedImage] = []
@@ -66,7 +68,7 @@ def read_voc(tree: Tree, files: Sequence[str]) -> AnnotationSet:
 
 def find_cvat(tree: Tree, files: Sequence[str]) -> list[str]:
     """Return the XML files that describe many images, as CVAT writes them."""
-    return [file for file in files if file.lower().endswith(XML) and _root_name(tree, file) == "annotations"]
+    return [file for file in files if file.lower().endswith(XML_SUFFIX) and _root_name(tree, file) == "annotations"]
 
 
 def read_cvat(tree: Tree, files: Sequence[str]) -> AnnotationSet:
@@ -86,14 +88,14 @@ def read_cvat(tree: Tree, files: Sequence[str]) -> AnnotationSet:
 VOC = Layout(
     name="Pascal VOC XML",
     expected="Pascal VOC's Annotations/*.xml and JPEGImages/, or the XML files beside the images",
-    suffixes=(XML,),
+    suffixes=(XML_SUFFIX,),
     find=find_voc,
     read=read_voc,
 )
 CVAT = Layout(
     name="CVAT XML for images",
     expected="CVAT's annotations.xml for images",
-    suffixes=(XML,),
+    suffixes=(XML_SUFFIX,),
     find=find_cvat,
     read=read_cvat,
 )
@@ -101,12 +103,12 @@ CVAT = Layout(
 
 def _root_name(tree: Tree, file: str) -> str:
     """Return the name of the outermost element of an XML file; "" if no element is found."""
-    root = _ROOT.search(ascii_bytes(tree.peek(file, HEAD_BYTES)))
+    root = _FIRST_ELEMENT.search(ascii_bytes(tree.peek(file, HEAD_BYTES)))
     return root[1].decode() if root else ""
 
 
 def parse_xml(tree: Tree, file: str) -> tuple[ElementTree.Element, list[str]]:
-    """Return the outermost element of an XML file, and a note if its encoding was guessed.
+    """Return the outermost element of an XML file, and a list with a note if the encoding of the file was guessed.
 
     Entities are refused, since a few entities can expand to gigabytes.
     """
@@ -117,7 +119,7 @@ def parse_xml(tree: Tree, file: str) -> tuple[ElementTree.Element, list[str]]:
     encoding = _ENCODING.match(content.lstrip())
     declared = encoding[1].decode() if encoding else None
     if declared is not None and declared.lower().startswith(_MULTI_BYTE_ENCODINGS):
-        declared = None  # must be wrong, since the declaration itself was just read as single bytes
+        declared = None  # wrong, since the declaration itself was read as single bytes
     text, _, note = decode_text(content, shown_path, declared)
     builder, parser = ElementTree.TreeBuilder(), expat.ParserCreate("utf-8")
 

@@ -26,13 +26,16 @@ from paucal.reading import MAX_CONFIG_BYTES, parse_yaml, read_decoded
 from paucal.types import UserError
 from paucal.wording import counted, was_or_were
 
-TEXT, YAML = ".txt", (".yaml", ".yml")
+TEXT_SUFFIX, YAML_SUFFIXES = ".txt", (".yaml", ".yml")
+# Names of files with class names, and endings of such names.
 NAME_FILES, NAME_ENDINGS = ("classes.txt",), (".names", ".labels")
 HEAD_BYTES = 1 << 12  # bytes at the start of a label file that are searched for the first object
 MAX_FILES_SEARCHED = 200  # number of label files that are searched for an object, to recognise the layout
-# Numbers in a line: the class number and the four numbers of a box, or the class number and at least three x and y.
+# How many numbers a line has for a box (class number and four numbers), and at least has for an outline (class number,
+# and x and y of three points).
 BOX_NUMBERS, MIN_OUTLINE_NUMBERS = 5, 7
-MAX_OUTSIDE = 0.01  # fraction of the image side by which a coordinate may lie outside; the box is cut at the edge
+# Largest distance of a coordinate from the image, as a fraction of the side; boxes are cut at the edge of the image.
+MAX_OUTSIDE = 0.01
 
 
 @dataclass(frozen=True)
@@ -40,7 +43,7 @@ class Config:
     """The classes and splits of a YOLO data set.
 
     Attributes:
-        shown_path: Path of the YAML file for messages; "" if there is no YAML file.
+        shown_path: Path of the YAML file as shown in messages; "" if there is no YAML file.
         names: Class names by number; None if no file names the classes.
         parts: Folders or list files with the images of each split, as the YAML file states them; empty if there is no
             YAML file.
@@ -57,11 +60,11 @@ class Config:
 
 def find(tree: Tree, files: Sequence[str]) -> list[str]:
     """Return the YAML files that describe a YOLO data set, or the label files if there is no such YAML file."""
-    configs = [file for file in files if file.lower().endswith(YAML) and _is_config(tree, file)]
+    configs = [file for file in files if file.lower().endswith(YAML_SUFFIXES) and _is_config(tree, file)]
     if configs:
         return configs
     labels = _label_files(tree, files)
-    return labels if any(_has_object(tree, file) for file in labels[:MAX_FILES_SEARCHED]) else []
+    return labels if any(_begins_with_object(tree, file) for file in labels[:MAX_FILES_SEARCHED]) else []
 
 
 def read(tree: Tree, files: Sequence[str]) -> AnnotationSet:
@@ -74,21 +77,21 @@ def read(tree: Tree, files: Sequence[str]) -> AnnotationSet:
     parts, notes = _images_by_part(config, tree, ImageNames(tree.images, tree)) if config.parts else ({}, [])
     labels = _label_files(tree, tree.files if config.shown_path else files)
     keys, key_notes = assign_images(tree, {file: () for file in labels})
-    notes += [*key_notes, *_labels_without_image(tree, keys)]
+    notes += [*key_notes, *_unmatched_label_notes(tree, keys)]
     if not keys:
         raise MissingImage(f"{tree.shown!r} has no label files beside its images or in labels/: add label files.")
     store = tree.store(list(keys.values()))
     images: list[AnnotatedImage] = []
-    encodings: list[str] = []
+    encoding_notes: list[str] = []
     for index, (file, key) in enumerate(keys.items()):
         image = AnnotatedImage(key, declared=parts.get(key, ""), source=file)
         lines, file_notes = tree.lines(file, blank=True)
-        encodings += file_notes
+        encoding_notes += file_notes
         for number, line in enumerate(lines, 1):
             if line:
                 _add_object(image, line, f"line {number} of {tree.shown_path(file)!r}", store.size(index), config)
         images.append(image)
-    notes += shorten_notes(encodings)
+    notes += shorten_notes(encoding_notes)
     described = {image.key for image in images}
     if unlabelled := [key for key in parts if key not in described]:
         images += [AnnotatedImage(key, declared=parts[key], source=config.shown_path) for key in unlabelled]
@@ -115,7 +118,7 @@ def roots_of_config(file: Path) -> list[Path]:
 LAYOUT = Layout(
     name="YOLO text files",
     expected="YOLO labels/*.txt beside images/, with data.yaml or classes.txt",
-    suffixes=YAML,
+    suffixes=YAML_SUFFIXES,
     find=find,
     read=read,
     roots=roots_of_config,
@@ -131,7 +134,7 @@ def _is_config(tree: Tree, file: str) -> bool:
 
 def _read_config(tree: Tree, files: Sequence[str]) -> Config:
     """Return the classes and splits in the YAML file, or else the classes in a text file such as `classes.txt`."""
-    configs = [file for file in files if file.lower().endswith(YAML)]
+    configs = [file for file in files if file.lower().endswith(YAML_SUFFIXES)]
     if not configs:
         return Config(names=_names_of_text_files(tree))
     if len(configs) > 1:
@@ -264,7 +267,7 @@ def _images_at(
         notes: List of notes, to which a note on missing images is appended.
     """
     folders = {normalise_name(path): path for image in tree.images for path in map(str, PurePosixPath(image).parents)}
-    files = {normalise_name(file): file for file in tree.files_ending(TEXT)}
+    files = {normalise_name(file): file for file in tree.files_ending(TEXT_SUFFIX)}
     path = [*split_path(value)]
     while path and "*" in path[-1]:
         path.pop()
@@ -290,7 +293,7 @@ def _images_at(
 
 def _label_files(tree: Tree, files: Sequence[str]) -> list[str]:
     """Return the text files that have the stem of an image, except list files of splits, such as "train.txt"."""
-    texts = [file for file in files if file.lower().endswith(TEXT)]
+    texts = [file for file in files if file.lower().endswith(TEXT_SUFFIX)]
     stems = {normalise_name(PurePosixPath(image).stem) for image in tree.images} if texts else set()
     names = {file: normalise_name(PurePosixPath(file).stem) for file in texts}
     labels = [file for file, name in names.items() if name in stems or UPLOAD_PREFIX.sub("", name, count=1) in stems]
@@ -298,24 +301,26 @@ def _label_files(tree: Tree, files: Sequence[str]) -> list[str]:
     return [file for file in labels if file not in lists or "labels" in file.lower().split("/")[:-1]]
 
 
-def _labels_without_image(tree: Tree, keys: Mapping[str, str]) -> list[str]:
+def _unmatched_label_notes(tree: Tree, keys: Mapping[str, str]) -> list[str]:
     """Return a list with a note on label files without an image; an empty list if every label file has its image.
 
     Text files that are not empty and do not begin with an object are not counted as label files.
     """
     unassigned = [
         file
-        for file in tree.files_ending(TEXT)
+        for file in tree.files_ending(TEXT_SUFFIX)
         if file not in keys and PurePosixPath(file).stem.lower() not in PART_BY_WORD
     ]
     labels = [
-        file for file in unassigned if _has_object(tree, file) or not ascii_bytes(tree.peek(file, HEAD_BYTES)).strip()
+        file
+        for file in unassigned
+        if _begins_with_object(tree, file) or not ascii_bytes(tree.peek(file, HEAD_BYTES)).strip()
     ]
     text = f"{counted(len(labels), 'label file')} without an image {was_or_were(len(labels))} left out, such as "
     return [text + labels[0]] if labels else []
 
 
-def _has_object(tree: Tree, file: str) -> bool:
+def _begins_with_object(tree: Tree, file: str) -> bool:
     """Return whether the first line of a text file is an object: a class number, and at least four numbers."""
     head = ascii_bytes(tree.peek(file, HEAD_BYTES)).strip()
     try:
@@ -370,6 +375,7 @@ def _parse_line(line: str, context: str, config: Config) -> tuple[str, list[floa
     if label not in config.names:
         raise UserError(
             f"{context} has the class {label}, but {config.shown_path or 'the file of classes'} names "
-            f"{len(config.names)} classes (0 to {max(config.names)}): add the class name, or correct the line."
+            f"{counted(len(config.names), 'class', 'classes')} (0 to {max(config.names)}): add the class name, or "
+            "correct the line."
         )
     return config.names[label], values

@@ -18,7 +18,7 @@ from PIL import Image
 from paucal.data.decode import ImageSource, check_shape
 
 NPY_SUFFIXES, TIFF_SUFFIXES = (".npy",), (".tif", ".tiff")
-MAX_CHANNELS = 1024
+MAX_CHANNELS = 1024  # largest number of channels of an image
 _NPY_MAGIC = b"\x93NUMPY"
 _TIFF_MAGICS = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
 _DTYPE_KINDS = "buif"  # NumPy's letters for boolean, unsigned integer, signed integer and float types
@@ -63,7 +63,7 @@ def npy_shape(source: ImageSource) -> ArrayShape:
 
 
 def read_npy(source: ImageSource, channels: int | None = None) -> NDArray[np.generic]:
-    """Return the (H, W, C) values of a NumPy file; the number of channels, if known, shows which axis they are."""
+    """Return the (H, W, C) values of a NumPy file; `channels`, if known, shows which axis of the array is C."""
     with _open_source(source) as file:
         shape = _npy_header(file, channels)
         file.seek(0)
@@ -74,7 +74,7 @@ def read_tiff(source: ImageSource, channels: int | None = None) -> NDArray[np.ge
     """Return the (H, W, C) values of a TIFF, whose channels may be samples, planes or pages.
 
     Raises:
-        ValueError: Tifffile is not installed, or the file does not hold one image with any number of channels.
+        ValueError: Tifffile is not installed, or the array in the file is not a valid image.
     """
     with _tifffile(source) as file:
         series = file.series[0]
@@ -112,9 +112,8 @@ def _tiff_shape(series: Any, channels: int | None) -> ArrayShape:
         (side, axis) for side, axis in zip(series.shape, series.axes, strict=True) if side > 1 or axis in "YX"
     ]
     shape, axes = [side for side, _ in named_sides], "".join(axis for _, axis in named_sides)
-    channels_first = (
-        not axes.startswith("YX") if axes in ("YXS", "SYX", "CYX", "YXC") else None
-    )  # other axes are unknown
+    # For other axes, it is unknown which axis the channels are.
+    channels_first = not axes.startswith("YX") if axes in ("YXS", "SYX", "CYX", "YXC") else None
     return _array_shape(shape, np.dtype(series.dtype), channels, channels_first)
 
 
@@ -146,7 +145,7 @@ def _array_shape(
     if image_shape.channels > MAX_CHANNELS:
         raise ValueError(f"it has {image_shape.channels:,} channels, expected at most {MAX_CHANNELS:,}")
     check_shape(image_shape.width, image_shape.height)
-    if prod(shape) > 6 * (Image.MAX_IMAGE_PIXELS or prod(shape)):  # twice Pillow's limit, for 3 channels
+    if prod(shape) > 6 * (Image.MAX_IMAGE_PIXELS or prod(shape)):  # twice Pillow's limit of pixels, times 3 channels
         raise Image.DecompressionBombError
     return image_shape
 

@@ -1,4 +1,4 @@
-"""Decoding of images with any number of channels, by Pillow (`data.decode`) if Pillow supports them, else as arrays.
+"""Decoding of images with any number of channels, by Pillow (`data.decode`) if possible, else as arrays.
 
 Values of more than 8 bits are scaled to 8 bits by the value range of the set. Images without exactly three channels
 have a range for each channel, since the channels may measure different quantities, such as reflectance and height.
@@ -29,7 +29,7 @@ from paucal.data.decode import (
 )
 
 T = TypeVar("T")
-GREY, GREY_ALPHA, RGBA = 1, 2, 4
+GREY, GREY_ALPHA, RGBA = 1, 2, 4  # numbers of channels
 MODES = {GREY: "L", GREY_ALPHA: "LA", RGBA: "RGBA"}  # Pillow's modes by number of channels
 
 
@@ -37,10 +37,10 @@ def decode_image(source: ImageSource, name: str, reading: Reading = DEFAULT_READ
     """Decode an image to `reading.channels` channels: to a Pillow RGB image for 3 channels, else to `Planes`.
 
     Raises:
-        UnreadableImage: The image cannot be decoded (see `decode_rgb`), or has another number of channels.
+        UnreadableImage: The image cannot be decoded (see `decode_rgb`), or does not have `reading.channels` channels.
     """
     if reading.channels == RGB and not is_npy(source):
-        return _or_report_channels(lambda: decode_rgb(source, name, reading), source)
+        return _decode_or_report_channels(lambda: decode_rgb(source, name, reading), source)
     values = channel_values(source, name, reading.channels)
     with decoding_errors(name):
         return image_from_values(values, reading)
@@ -55,7 +55,7 @@ def image_shape(source: ImageSource, name: str) -> tuple[int, int]:
 def check_image(source: ImageSource, name: str, reading: Reading = DEFAULT_READING) -> None:
     """Raise `UnreadableImage` if an image cannot be decoded to its last byte; see `check_decodes`."""
     if reading.channels == RGB and not is_npy(source):
-        _or_report_channels(lambda: check_decodes(source, name, reading), source)
+        _decode_or_report_channels(lambda: check_decodes(source, name, reading), source)
     else:
         decode_image(source, name, reading)
 
@@ -93,12 +93,12 @@ def channel_values(source: ImageSource, name: str, channels: int) -> NDArray[np.
     with decoding_errors(name):
         values = read_npy(source, channels) if is_npy(source) else _pillow_values(source, name, channels)
         if values is None and not is_tiff(source):
-            raise ValueError(f"Pillow cannot read it with {channels} channels, {_expectation(channels)}")
+            raise ValueError(f"Pillow cannot read it with {channels} channels, {_expected_channels(channels)}")
         values = read_tiff(source, channels) if values is None else values
         if values.shape[2] == GREY and channels == RGB:
             return np.repeat(values, RGB, axis=2)
         if values.shape[2] != channels:
-            raise ValueError(f"it has {values.shape[2]} channels, {_expectation(channels)}")
+            raise ValueError(f"it has {values.shape[2]} channels, {_expected_channels(channels)}")
         return values
 
 
@@ -135,17 +135,17 @@ def convert_image(image: Image.Image | NDArray[np.generic], reading: Reading) ->
         if values.shape[2] == GREY and reading.channels == RGB:
             values = np.repeat(values, RGB, axis=2)
         if values.shape[2] != reading.channels:
-            raise ValueError(f"it has {values.shape[2]} channels, {_expectation(reading.channels)}")
+            raise ValueError(f"it has {values.shape[2]} channels, {_expected_channels(reading.channels)}")
         return image_from_values(values, reading)
     if isinstance(image, Planes):
         if len(image.planes) != reading.channels:
-            raise ValueError(f"it has {len(image.planes)} channels, {_expectation(reading.channels)}")
+            raise ValueError(f"it has {len(image.planes)} channels, {_expected_channels(reading.channels)}")
         return resize_as_read(image, reading)
     if reading.channels == RGB:
         return upright_rgb(image, reading)
     values = _values_of(image, reading.channels)
     if values is None:
-        raise ValueError(f"it has the mode {image.mode}, {_expectation(reading.channels)}")
+        raise ValueError(f"it has the mode {image.mode}, {_expected_channels(reading.channels)}")
     return image_from_values(values, reading)
 
 
@@ -195,7 +195,7 @@ def _values_of(image: Image.Image, channels: int) -> NDArray[np.generic] | None:
     return np.atleast_3d(np.asarray(upright.convert(MODES[channels])))
 
 
-def _or_report_channels(decode: Callable[[], T], source: ImageSource) -> T:
+def _decode_or_report_channels(decode: Callable[[], T], source: ImageSource) -> T:
     """Call a decoder of RGB images; if it fails because a TIFF has more channels, report the number of channels."""
     try:
         return decode()
@@ -209,8 +209,8 @@ def _or_report_channels(decode: Callable[[], T], source: ImageSource) -> T:
         if shape.channels <= RGBA:
             raise
         prefix = str(problem).partition(":")[0]
-        raise UnreadableImage(f"{prefix}: it has {shape.channels} channels, {_expectation(RGB)}") from None
+        raise UnreadableImage(f"{prefix}: it has {shape.channels} channels, {_expected_channels(RGB)}") from None
 
 
-def _expectation(channels: int) -> str:
+def _expected_channels(channels: int) -> str:
     return f"expected {channels} (--channels sets the number)"

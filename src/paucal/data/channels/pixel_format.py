@@ -19,16 +19,17 @@ from paucal.data.stores import EncodedStore, locate, locate_original
 from paucal.types import UserError
 from paucal.wording import counted, percent
 
-_MAX_HEADERS = 256  # number of images per set whose headers are read
+_MAX_HEADERS = 256  # largest number of images per set whose headers are read
 _GREY = 1  # number of channels of grey images, which are read as RGB
 DEPTH_SAMPLE = 16  # number of images whose bits per channel are checked
-_MAX_RANGE_IMAGES = 32  # number of images per set from whose values the range is measured
-_MAX_IMAGE_VALUES = 1 << 16  # number of values sampled from each of these images
+_MAX_RANGE_IMAGES = 32  # largest number of images from which the value range of a set is measured
+_MAX_IMAGE_VALUES = 1 << 16  # approximate largest number of values sampled from one image
 # Fraction of the values that may lie below the range, and above it, so that dead and hot pixels do not widen the range.
-_OUTSIDE_SHARE = 1e-4
-_GDAL_NO_DATA = 42113  # TIFF tag with the no-data value, as text
-_NO_DATA_NUMBERS = r"-9{2,}\.[09]|-32768\.0|-32767\.0|-214748364[78]\.0"  # common no-data values
-_MAX_MAGNITUDE = 1e30  # smallest absolute value that means no data; files use 1e38 or the largest float, for example
+_OUTSIDE_FRACTION = 1e-4
+_NO_DATA_TAG = 42113  # TIFF tag with the no-data value, as text
+_NO_DATA_PATTERN = r"-9{2,}\.[09]|-32768\.0|-32767\.0|-214748364[78]\.0"  # common no-data values
+# Smallest absolute value that means no data; files use 1e38 or the largest float, for example.
+_MIN_NO_DATA_MAGNITUDE = 1e30
 
 
 def count_channels(images: ImageSet) -> int:
@@ -92,7 +93,7 @@ def depth_notes(images: ImageSet, reading: Reading) -> list[str]:
         if isinstance(store, EncodedStore):
             n_other += has_other_depth(store.source(position), store.name(position), reading)
     return (
-        [f"{describe_depth(reading)} ({n_other} of {len(sample)} images): predictions are unreliable"]
+        [f"{describe_depth(reading)} ({n_other} of {len(sample)} sampled images): predictions are unreliable"]
         if n_other
         else []
     )
@@ -126,8 +127,8 @@ def with_value_ranges(reading: Reading, images: ImageSet) -> tuple[Reading, list
 
     The ranges are measured if `reading` has no ranges and images have more than 8 bits per channel. For that, evenly
     spaced values are sampled from up to 32 such images, spread over the set, and a fraction of 0.0001 of the values may
-    lie beyond the range on either side. Labels and the split are not used; unreadable images and no-data values are
-    left out.
+    lie below the range, and the same fraction above it. Labels and the split are not used; unreadable images and
+    no-data values are left out.
     """
     if (reading.value_range if reading.channels == RGB else reading.channel_ranges) is not None:
         return reading, []
@@ -135,14 +136,14 @@ def with_value_ranges(reading: Reading, images: ImageSet) -> tuple[Reading, list
     if not sampled:
         return reading, []
     if reading.channels == RGB:
-        values, notes = measured_values(sampled, _OUTSIDE_SHARE)
-        return replace(reading, value_range=range_of(values, _OUTSIDE_SHARE) if len(values) else None), notes
+        values, notes = measured_values(sampled, _OUTSIDE_FRACTION)
+        return replace(reading, value_range=range_of(values, _OUTSIDE_FRACTION) if len(values) else None), notes
     ranges, notes = [], []
     for channel in range(reading.channels):
         values, channel_notes = measured_values(
-            [replace(image, values=image.values[:, channel]) for image in sampled], _OUTSIDE_SHARE
+            [replace(image, values=image.values[:, channel]) for image in sampled], _OUTSIDE_FRACTION
         )
-        ranges.append(range_of(values, _OUTSIDE_SHARE))
+        ranges.append(range_of(values, _OUTSIDE_FRACTION))
         notes += [f"channel {channel + 1}: {note}" for note in channel_notes]
     return replace(reading, channel_ranges=tuple(ranges)), notes
 
@@ -175,7 +176,7 @@ def declared_no_data(source: ImageSource) -> float | None:
         return None
     try:
         with Image.open(io.BytesIO(source) if isinstance(source, bytes) else source, formats=("TIFF",)) as image:
-            return float(str(getattr(image, "tag_v2", {}).get(_GDAL_NO_DATA)).strip("\0 "))
+            return float(str(getattr(image, "tag_v2", {}).get(_NO_DATA_TAG)).strip("\0 "))
     except Exception:  # Pillow does not support the channels, or the tag is not a number
         return None
 
@@ -195,16 +196,17 @@ def measured_values(sampled: Sequence[SampledValues], outside: float) -> tuple[N
     if not finite.all():
         n_images = sum(not np.isfinite(image.values).all() for image in sampled)
         context = f"(in {n_images} of {len(sampled)} sampled images)"
-        notes.append(f"{_format_share(~finite)} of the values are NaN or infinite {context}; NaN is read as black")
+        notes.append(f"{_format_fraction(~finite)} of the values are NaN or infinite {context}; NaN is read as black")
     is_valid = finite & (values != declared)
-    if (is_beyond := is_valid & (np.abs(values) >= _MAX_MAGNITUDE)).any():
+    if (is_beyond := is_valid & (np.abs(values) >= _MIN_NO_DATA_MAGNITUDE)).any():
         is_valid &= ~is_beyond
         notes.append(
-            f"{_format_share(is_beyond)} of the values are beyond ±{_MAX_MAGNITUDE:g}, and are treated as no data"
+            f"{_format_fraction(is_beyond)} of the values are beyond ±{_MIN_NO_DATA_MAGNITUDE:g}, "
+            "and are treated as no data"
         )
     for number in _far_values(values[is_valid], outside):
-        message = f"{number:g} ({_format_share(values == number)} of the values) lies far from all others"
-        if re.fullmatch(_NO_DATA_NUMBERS, f"{number:.1f}"):
+        message = f"{number:g} ({_format_fraction(values == number)} of the values) lies far from all others"
+        if re.fullmatch(_NO_DATA_PATTERN, f"{number:.1f}"):
             is_valid &= values != number
             notes.append(f"{message}, and is treated as no data")
         else:
@@ -215,7 +217,7 @@ def measured_values(sampled: Sequence[SampledValues], outside: float) -> tuple[N
     return values[is_valid], notes
 
 
-def _format_share(mask: NDArray[np.bool_]) -> str:
+def _format_fraction(mask: NDArray[np.bool_]) -> str:
     return percent(float(mask.mean()), ".3g")
 
 

@@ -4,8 +4,8 @@
 hash) gets an RGB image; resizing, cropping, mirroring and rotating apply to all channels.
 
 Pillow keeps more than 8 bits of grey images (modes "I;16", "I" and "F"), but only the upper 8 bits of colour images, so
-12-bit values in a 16-bit file keep 17 levels. Therefore torchvision reads 16-bit colour PNG files here, and tifffile
-(extra `tiff`) reads 16-bit colour TIFF files.
+12-bit values in a 16-bit file are reduced to 17 levels. Therefore torchvision reads 16-bit colour PNG files here,
+and tifffile (extra `tiff`) reads 16-bit colour TIFF files.
 """
 
 import io
@@ -19,15 +19,17 @@ from PIL.TiffImagePlugin import TiffImageFile
 
 from paucal.wording import first_line
 
-RGB = 3
-_LEVELS = np.arange(256) / 255
+RGB = 3  # number of channels
+_LEVELS = np.arange(256) / 255  # the 256 levels of 8-bit pixels, in [0, 1]
 _MAX_VALUE = 65535  # largest 16-bit value
-_BITS, _ORIENTATION = 258, 274  # TIFF tags: bits of each channel, EXIF orientation
-_ALPHA = (2, 4)  # numbers of channels with which the last channel is opacity
+_BITS_TAG, _ORIENTATION_TAG = 258, 274  # TIFF tags: bits of each channel, EXIF orientation
+_ALPHA_CHANNELS = (2, 4)  # numbers of channels for which the last channel is the opacity
 
 
 class Planes(Image.Image):
-    """An image of any number of channels, which Pillow treats as RGB: the first three channels, or black if missing.
+    """An image of any number of channels, which Pillow treats as an RGB image of the first three channels.
+
+    A single channel is shown as grey, and a missing third channel as black.
 
     Args:
         planes: Grey image ("L") of each channel, all of one size.
@@ -144,25 +146,25 @@ def is_deep(image: Image.Image) -> bool:
 
     The result is False for a colour image that Pillow has already decoded, since Pillow decodes colours to 8 bits.
     """
-    return image.mode == "F" or image.mode.startswith("I") or _deep_colours(image)
+    return image.mode == "F" or image.mode.startswith("I") or _has_deep_colours(image)
 
 
 def deep_values(image: Image.Image, opacity: bool = False) -> NDArray[np.generic]:
-    """Return the (H, W) or (H, W, 3) values of an `is_deep` image; with `opacity`, the alpha channel is added."""
-    if not _deep_colours(image):
+    """Return the (H, W) or (H, W, 3) values of an `is_deep` image; with `opacity`, an alpha channel is kept."""
+    if not _has_deep_colours(image):
         return np.asarray(image)
     file = getattr(image, "fp")  # noqa: B009 (Pillow declares it only for image files)
     file.seek(0)
     encoded = file.read()
     if isinstance(image, TiffImageFile):
-        values = _upright(_decode_tiff(encoded), image.tag_v2.get(_ORIENTATION))
+        values = _turn_upright(_decode_tiff(encoded), image.tag_v2.get(_ORIENTATION_TAG))
     else:
         values = _decode_png(encoded)
     if values.shape[:2] != (image.height, image.width):
         raise ValueError(
             f"it holds values of shape {values.shape}, but its header says {image.width} x {image.height} pixels"
         )
-    if values.ndim == 3 and values.shape[2] in _ALPHA and not opacity:
+    if values.ndim == 3 and values.shape[2] in _ALPHA_CHANNELS and not opacity:
         values = values[..., :-1]
     return values[..., 0] if values.ndim == 3 and values.shape[2] == 1 else values
 
@@ -198,17 +200,17 @@ def _scale_to_8_bits(values: NDArray[np.generic]) -> NDArray[np.uint8]:
     return ((integers * 255 + _MAX_VALUE // 2) // _MAX_VALUE).astype(np.uint8)
 
 
-def _deep_colours(image: Image.Image) -> bool:
-    """Return whether this is a 16-bit colour image, whose lower bits Pillow would drop or whose planes it would mix."""
+def _has_deep_colours(image: Image.Image) -> bool:
+    """Return whether this is a 16-bit colour image; Pillow would drop its lower bits or mix its planes."""
     tiles, colours = getattr(image, "tile", None), image.mode in ("RGB", "RGBA", "RGBX", "LA")
     if not colours or not tiles or getattr(image, "fp", None) is None:
         return False
     if isinstance(image, TiffImageFile):
-        return max(image.tag_v2.get(_BITS, (8,))) > 8
+        return max(image.tag_v2.get(_BITS_TAG, (8,))) > 8
     return image.format == "PNG" and ";16" in str(tiles[0][3])
 
 
-def _upright(values: NDArray[np.generic], orientation: object) -> NDArray[np.generic]:
+def _turn_upright(values: NDArray[np.generic], orientation: object) -> NDArray[np.generic]:
     """Apply the orientation tag of a TIFF to its (H, W, ...) values, as Pillow does on decoding."""
     transposed = values.swapaxes(0, 1) if orientation in (5, 6, 7, 8) else values
     return transposed[:: -1 if orientation in (3, 4, 7, 8) else 1, :: -1 if orientation in (2, 3, 6, 7) else 1]

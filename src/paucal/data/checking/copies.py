@@ -11,7 +11,7 @@ from paucal.data.splits.groups import DUPLICATES, group_numbers
 
 
 def find_copies(images: ImageSet, other: ImageSet | None = None) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-    """Return two (N,) masks: which `images` are copies of an image of `other`, and which of an earlier one of `images`.
+    """Return two (N,) masks: whether each image is a copy of an image of `other`, or of an earlier image of `images`.
 
     Raises:
         UserError: One of the sets is streamed from shards.

@@ -1,4 +1,4 @@
-"""The `Finding` of a check, and the findings about labels, splits and names, which need no pixels."""
+"""`Finding`, one result of a check, and the findings made without decoding images: on labels, splits and names."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ LEVELS: tuple[Level, ...] = ("misleads", "warning", "note")
 MIN_CLASS_IMAGES = 10  # number of training images below which the score of a class is unreliable
 UNBALANCED_RATIO, VERY_UNBALANCED_RATIO = 3.0, 20.0  # size ratio of the largest to the smallest class
 _MAX_ENLARGEMENT = 2.0  # enlargement factor above which an image has too little detail for the network
-_PARTS = ("train", "val", "test")
+_PARTS = ("train", "val", "test")  # names of the splits
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ def has_misleading(findings: Sequence[Finding]) -> bool:
 
 
 def label_findings(checked: CheckedSet) -> list[Finding]:
-    """Return the findings about labels, the split and file names, which need no pixels."""
+    """Return the findings that can be made without decoding images: about labels, splits and file names."""
     images = checked.images
     findings = [Finding("source", "note", note.rstrip(".;")) for note in images.notes]
     if images.classes:
@@ -95,7 +95,7 @@ def label_findings(checked: CheckedSet) -> list[Finding]:
     return [*findings, *_name_group_findings(checked)]
 
 
-def split_problem(problem: UserError) -> Finding:
+def split_finding(problem: UserError) -> Finding:
     """Return the finding that a set cannot be divided into train, val and test, because of `problem`."""
     return refusal_finding("split", problem, "the images cannot be split: ")
 

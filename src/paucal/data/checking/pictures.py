@@ -19,7 +19,8 @@ from paucal.wording import counted, join_first_few, percent
 
 UNREADABLE = "unreadable"
 MIN_COSINE = 0.9  # smallest cosine similarity of the frozen features of near duplicates
-MISLEADING_FRACTION = 0.01  # smallest misleading fraction of test images that have a near duplicate in train
+# Smallest fraction of test images with a near duplicate in train that makes the test score misleading.
+MISLEADING_FRACTION = 0.01
 _DARK, _BRIGHT = 0.03, 0.97  # an image with a mean brightness below the first or above the second value is blank
 _DEEP_MODES = ("I", "F")  # prefixes of Pillow's modes with more than 8 bits per channel
 MIN_IMAGES = 5  # images per class; fewer files may have a property in common by chance
@@ -32,7 +33,7 @@ def image_findings(checked: CheckedSet, survey: Survey, pairs: Sequence[Pair]) -
     """Return the findings about images.
 
     Args:
-        checked: Set and split.
+        checked: Images and the split of each image.
         survey: Measurements of every image of the set.
         pairs: Pairs of similar images with different bytes.
     """
@@ -50,29 +51,29 @@ def image_findings(checked: CheckedSet, survey: Survey, pairs: Sequence[Pair]) -
 
 def exact_findings(checked: CheckedSet, groups: Sequence[Sequence[int]]) -> list[Finding]:
     """Return findings about groups of images with the same bytes: across splits, with different labels, or neither."""
-    across, conflicts, copies = _sort_groups(checked, groups)
+    across, conflicts, copies = _classify_groups(checked, groups)
     findings = []
     if across:
         location = "are in several splits" if checked.declared else "would be in several splits"
-        text = f"{_count_copies(across)}, and {location}: the test images would include training images"
+        text = f"{_describe_copies(across)}, and {location}: the test images would include training images"
         findings.append(Finding("duplicates-across-parts", "misleads", text, _copy_advice(checked), across))
     if conflicts:
-        text = f"{_count_copies(conflicts)} with a different label: one of the labels is wrong"
+        text = f"{_describe_copies(conflicts)} with a different label: one of the labels is wrong"
         findings.append(
             Finding("conflicting-labels", "misleads", text, "keep the copy with the right label", conflicts)
         )
     if copies:
-        text = f"{_count_copies(copies)} in the same split and class, so that images count more than once"
+        text = f"{_describe_copies(copies)} in the same split and class, so that images count more than once"
         findings.append(Finding("duplicates", "warning", text, "remove the copies", copies))
     return findings
 
 
-def _count_copies(groups: Sequence[Sequence[int]]) -> str:
+def _describe_copies(groups: Sequence[Sequence[int]]) -> str:
     n_copies = sum(len(group) - 1 for group in groups)
     return f"{counted(n_copies, 'image is', 'images are')} the same as another image"
 
 
-def _sort_groups(checked: CheckedSet, groups: Sequence[Sequence[int]]) -> list[tuple[tuple[int, ...], ...]]:
+def _classify_groups(checked: CheckedSet, groups: Sequence[Sequence[int]]) -> list[tuple[tuple[int, ...], ...]]:
     """Return the groups that are in several splits, the groups with different labels, and all other groups."""
     is_divided = [checked.is_divided(group) for group in groups]
     has_conflict = [len(checked.labels_of(group)) > 1 for group in groups]
@@ -85,7 +86,7 @@ def _near_findings(checked: CheckedSet, pairs: Sequence[Pair], exact: Sequence[S
     copies = {group[0]: group for group in exact}
     groups = merge_groups([[*copies.get(p.first, [p.first]), *copies.get(p.second, [p.second])] for p in pairs])
     confirmed = "" if pairs[0].cosine is None else " (frozen features confirm this)"
-    across, differing, plain = _sort_groups(checked, groups)
+    across, differing, plain = _classify_groups(checked, groups)
     if across:
         test = np.flatnonzero(checked.parts == "test")
         leaked_images = {i for group in across if any(checked.parts[j] == "train" for j in group) for i in group}

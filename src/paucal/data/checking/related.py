@@ -25,10 +25,10 @@ _MIN_NORM = 1e-6  # avoids division by 0 for blank images
 MIN_GROUP_MEAN = 2.0  # smallest mean number of images in suggested groups
 MIN_MATCHED_FRACTION = 0.5  # smallest fraction of the images whose names match the pattern
 # A name with two numbers, captured up to the last number: patient12 of patient12_slice003, v3 of v3-0001.
-_NAME = r"[^/]*\d[^/]*?)[-_.\s]+[A-Za-z]*[-_.\s]?\(?\d+\)?"
-_ENDING = r"\.[^./#]+$"  # excludes keys of table rows (train-00001-of-00003.parquet#7)
-GROUP_PATTERN = f"({_NAME}{_ENDING}"
-_SHARD_NUMBER = re.compile(rf"\.tar/.*-(\d{{8}}){_ENDING}")  # the number that `paucal shard` gives an image
+_NAME_PATTERN = r"[^/]*\d[^/]*?)[-_.\s]+[A-Za-z]*[-_.\s]?\(?\d+\)?"
+_ENDING_PATTERN = r"\.[^./#]+$"  # excludes keys of table rows (train-00001-of-00003.parquet#7)
+GROUP_PATTERN = f"({_NAME_PATTERN}{_ENDING_PATTERN}"
+_SHARD_NUMBER = re.compile(rf"\.tar/.*-(\d{{8}}){_ENDING_PATTERN}")  # the number that `paucal shard` gives an image
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,9 +66,9 @@ def similar_pairs(survey: Survey, store: Store) -> list[Pair]:
     """Return pairs of similar images with different bytes, in the order of the set.
 
     Candidates have similar perceptual hashes. The correlation of their pixels at 24 x 24 must be at least 0.9, which
-    excludes images that share only a layout. Only candidates are read from the store again, for which 64 pixels per
-    side are enough. If several files have equal bytes, only the first file is compared. Images smaller than 16 pixels
-    are left out, since two images of digits of 8 x 8 pixels are as similar as two copies.
+    excludes images that share only a layout. Only candidates are read from the store again, and 64 pixels per
+    side are enough for that. If several files have equal bytes, only the first file is compared. Images smaller than 16
+    pixels are left out, since two images of digits of 8 x 8 pixels are as similar as two copies.
     """
     first_by_digest = {survey.digests[group[0]]: group[0] for group in exact_groups(survey.digests)}
     usable = [
@@ -80,7 +80,7 @@ def similar_pairs(survey: Survey, store: Store) -> list[Pair]:
     ]
     positions = np.asarray(usable, dtype=np.int64)
     candidates = positions[near_pairs(survey.hashes[positions])]
-    correlations = _correlations(candidates, store)
+    correlations = _compute_correlations(candidates, store)
     return [
         Pair(int(left), int(right), float(similarity))
         for (left, right), similarity in zip(
@@ -114,7 +114,7 @@ def merge_groups(groups: Iterable[Sequence[int]]) -> list[list[int]]:
     return list(merged.values())
 
 
-def _correlations(candidates: NDArray[np.int64], store: Store) -> NDArray[np.float32]:
+def _compute_correlations(candidates: NDArray[np.int64], store: Store) -> NDArray[np.float32]:
     """Return the (P,) correlations of the reduced images of (P, 2) pairs of positions; each image is read once."""
     images, inverse = np.unique(candidates, return_inverse=True)
     pixels = np.zeros((len(images), _COMPARED_SIDE * _COMPARED_SIDE * 3), dtype=np.uint8)
@@ -162,7 +162,7 @@ class NameGroups:
 
 
 def group_name(key: str, pattern: str = GROUP_PATTERN) -> str | None:
-    """Return the text that a pattern's first capturing group (else the pattern) matches in a key; None if no match.
+    """Return the text in a key that a pattern, or its first capturing group if any, matches; None if there is no match.
 
     Example:
         >>> group_name("cat/patient12_slice003.png"), group_name("cat/0001.jpg")
@@ -205,7 +205,7 @@ def suggested_groups(images: ImageSet) -> NameGroups | None:
         or len(counts) < 2
     ):
         return None
-    if not (_several_in_each_class(names, images) and _several_in_each_class(across_names, images)):
+    if not (_has_several_groups_per_class(names, images) and _has_several_groups_per_class(across_names, images)):
         return None
     largest, size = counts.most_common(1)[0]
     examples = [key.rsplit("/", 1)[-1] for key, name in zip(images.keys, names, strict=True) if name == largest]
@@ -220,18 +220,18 @@ def _group_patterns(images: ImageSet) -> tuple[str, str]:
     Folders such as `train` and the names of shards are not part of a group's name. The number that `paucal shard` adds
     to the name of each image does not count as the number of a frame.
     """
-    begin, ending, keys = "^", _ENDING, list(images.keys)
+    begin, ending, keys = "^", _ENDING_PATTERN, list(images.keys)
     if all(".tar/" in key for key in keys):
         begin, keys = r"\.tar/", [key.partition(".tar/")[2] for key in keys]
         numbers = [match[1] for key in images.keys if (match := _SHARD_NUMBER.search(key))]
         if len(set(numbers)) == len(keys):  # each image has its own number
-            ending = rf"-\d{{8}}{_ENDING}"
+            ending = rf"-\d{{8}}{_ENDING_PATTERN}"
     if all(key.partition("/")[0].lower() in PART_BY_WORD and "/" in key for key in keys):
         begin += "[^/]+/"
-    return f"{begin}((?:.*/)?{_NAME}{ending}", f"({_NAME}{ending}"
+    return f"{begin}((?:.*/)?{_NAME_PATTERN}{ending}", f"({_NAME_PATTERN}{ending}"
 
 
-def _several_in_each_class(names: Sequence[str | None], images: ImageSet) -> bool:
+def _has_several_groups_per_class(names: Sequence[str | None], images: ImageSet) -> bool:
     groups_by_class: dict[int, set[str]] = {}
     for name, label in zip(names, images.labels.tolist(), strict=True):
         if name is not None:

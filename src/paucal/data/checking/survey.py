@@ -24,12 +24,12 @@ from paucal.data.unreadable import ReportProgress, for_each
 _DECODED_SIDE = 64  # shorter side of decoded images in pixels, enough for the hash and the brightness
 GREY_SIDE, KEPT_FREQUENCIES = 32, 8  # number of pixels, and number of frequencies, along each axis
 MAX_DISTANCE = 7  # largest number of differing bits (of 64) for which `near_pairs` finds every pair
-_BANDS, _BAND_BITS = 4, 16  # number of quarters of a hash, and number of bits in each quarter
+_QUARTERS, _QUARTER_BITS = 4, 16  # number of quarters of a hash, and number of bits in each quarter
 _CHUNK_HASHES = 1 << 14  # number of hashes whose neighbours are searched at a time
 _MAX_PAIRS = 1 << 24  # number of candidate pairs whose distances are computed at a time
 # The first 8 rows of the (32, 32) discrete cosine transform of type II, without normalisation.
 _COSINES = np.cos(np.pi * np.arange(KEPT_FREQUENCIES)[:, None] * (2 * np.arange(GREY_SIDE) + 1) / (2 * GREY_SIDE))
-_BYTE_BITS = np.array([bin(value).count("1") for value in range(256)], dtype=np.uint8)
+_ONES_PER_BYTE = np.array([bin(value).count("1") for value in range(256)], dtype=np.uint8)  # by value of the byte
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,7 @@ def survey_images(images: ImageSet, workers: int | None = None, progress: Report
         if images.reading.channels != RGB:
             images.store.check(index)  # a decodable image may have channels that a run cannot read
         digest = digest_of(images.store, index)
-        grey = small_grey(image)
+        grey = reduce_to_grey(image)
         survey.sizes[index], survey.modes[index], survey.digests[index] = size, mode, digest
         survey.hashes[index] = compute_hash(grey)
         survey.brightness[index], survey.contrast[index] = grey.mean() / 255, grey.std() / 255
@@ -154,16 +154,16 @@ def perceptual_hash(image: Image.Image) -> int:
         >>> (perceptual_hash(rings) ^ perceptual_hash(rings.resize((90, 90)))).bit_count() <= 7
         True
     """
-    return compute_hash(small_grey(image))
+    return compute_hash(reduce_to_grey(image))
 
 
-def small_grey(image: Image.Image) -> NDArray[np.float64]:
+def reduce_to_grey(image: Image.Image) -> NDArray[np.float64]:
     """Return an image as (32, 32) grey pixels from 0 to 255, the input of the hash."""
     return np.asarray(image.convert("L").resize((GREY_SIDE, GREY_SIDE), Image.Resampling.LANCZOS), dtype=np.float64)
 
 
 def compute_hash(grey: NDArray[np.float64]) -> int:
-    """Return the perceptual hash of (32, 32) grey pixels from `small_grey`, as a 64-bit integer."""
+    """Return the perceptual hash of (32, 32) grey pixels from `reduce_to_grey`, as a 64-bit integer."""
     frequencies = (_COSINES @ grey @ _COSINES.T).reshape(-1)
     ordered = np.sort(frequencies)
     bits = (
@@ -177,7 +177,7 @@ def compute_hash(grey: NDArray[np.float64]) -> int:
 def hamming(first: NDArray[np.uint64], second: NDArray[np.uint64]) -> NDArray[np.int64]:
     """Return the number of bits in which hashes differ, (N,) for two (N,) arrays."""
     differing_bits = np.bitwise_xor(first, second)
-    return _BYTE_BITS[differing_bits.view(np.uint8).reshape(len(differing_bits), 8)].sum(1, dtype=np.int64)
+    return _ONES_PER_BYTE[differing_bits.view(np.uint8).reshape(len(differing_bits), 8)].sum(1, dtype=np.int64)
 
 
 def near_pairs(hashes: NDArray[np.uint64], max_distance: int = MAX_DISTANCE) -> NDArray[np.int64]:
@@ -195,8 +195,8 @@ def near_pairs(hashes: NDArray[np.uint64], max_distance: int = MAX_DISTANCE) -> 
     unique_hashes, first, numbers = np.unique(hashes, return_index=True, return_inverse=True)
     copies = np.flatnonzero(first[numbers] != np.arange(len(hashes)))
     pairs = [np.stack([first[numbers[copies]], copies], axis=1)]
-    for band in range(_BANDS):
-        quarter = ((unique_hashes >> np.uint64(band * _BAND_BITS)) & np.uint64(0xFFFF)).astype(np.int64)
+    for band in range(_QUARTERS):
+        quarter = ((unique_hashes >> np.uint64(band * _QUARTER_BITS)) & np.uint64(0xFFFF)).astype(np.int64)
         for left, right in _candidate_pairs(quarter):
             close = hamming(unique_hashes[left], unique_hashes[right]) <= max_distance
             pairs.append(np.sort(np.stack([first[left[close]], first[right[close]]], axis=1), axis=1))
@@ -207,7 +207,7 @@ def _candidate_pairs(quarter: NDArray[np.int64]) -> Iterator[tuple[NDArray[np.in
     """Yield (left, right) positions of pairs whose quarters differ in at most one bit, in chunks of bounded size."""
     order = np.argsort(quarter, kind="stable")
     ordered = quarter[order]
-    for mask in (0, *(1 << bit for bit in range(_BAND_BITS))):
+    for mask in (0, *(1 << bit for bit in range(_QUARTER_BITS))):
         begin, end = (np.searchsorted(ordered, quarter ^ mask, side=side) for side in ("left", "right"))
         for rows in _position_chunks(end - begin):
             counts = end[rows] - begin[rows]

@@ -9,14 +9,14 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-VARIABLE = "PAUCAL_IMAGE_CACHE"
-OFF = "off"
+VARIABLE = "PAUCAL_IMAGE_CACHE"  # environment variable with the path of the cache folder
+OFF = "off"  # value of the variable that turns caching off
 PIXELS_SUFFIX, INDEX_SUFFIX, UNFINISHED_SUFFIX = ".pixels", ".npz", ".tmp"
 DIGESTS_SUFFIX = ".known"  # suffix of files of digests, followed by `INDEX_SUFFIX`
 SHARDS = "shards"  # subfolder of downloaded shards and stored indices
 STORED_RUNS = "runs"  # subfolder of local copies of runs that are on object storage
 MAX_BYTES = 32 << 30  # largest total size of the decoded images
-_MAX_DISK_SHARE = 0.5  # largest fraction of the free disk space that the images of one set may take up
+_MAX_DISK_FRACTION = 0.5  # largest fraction of the free disk space that the images of one set may take up
 _MAX_UNFINISHED_AGE = 24 * 3600  # seconds after which an unfinished file is removed
 
 
@@ -88,7 +88,7 @@ def free_bytes(folder: Path) -> int:
     The result is half of the free disk space, but at most 32 GiB, and 0 if the free space cannot be determined.
     """
     try:
-        return min(MAX_BYTES, int(_MAX_DISK_SHARE * shutil.disk_usage(folder).free))
+        return min(MAX_BYTES, int(_MAX_DISK_FRACTION * shutil.disk_usage(folder).free))
     except OSError:
         return 0
 
@@ -137,7 +137,7 @@ def remove_entry(entry: CacheEntry) -> None:
 
 
 def clear_cache(folder: Path) -> int:
-    """Remove decoded images, digests and unfinished files from a cache folder; return the freed bytes of the images."""
+    """Remove decoded images, digests and unfinished files from a cache folder; return the bytes that images took up."""
     entries = list_entries(folder)
     for entry in entries:
         remove_entry(entry)

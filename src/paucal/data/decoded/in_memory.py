@@ -20,10 +20,10 @@ from paucal.data.unreadable import OnBad, ReportProgress, drop_unreadable, for_e
 from paucal.memory import read_available_memory
 
 MAX_BYTES = 4 << 30  # largest size of the decoded images of a set
-_MAX_MEMORY_SHARE = 0.25  # largest fraction of the free memory that decoded images may take up
+_MAX_MEMORY_FRACTION = 0.25  # largest fraction of the free memory that decoded images may take up
 _SAMPLED_IMAGES = 256  # number of images whose headers are read to estimate the size
 _SIZE_MARGIN = 1.5  # allocated bytes per estimated byte
-_SHARED_MEMORY = Path("/dev/shm")
+_SHARED_MEMORY_FOLDER = Path("/dev/shm")
 
 
 class CachedStore(DecodedCopies):
@@ -52,19 +52,19 @@ class CachedStore(DecodedCopies):
 
     def size(self, index: int) -> tuple[int, int]:
         """Return the (height, width) of the original image."""
-        return self._stored_size(index) if self.original is None else self.original.size(index)
+        return self._decoded_size(index) if self.original is None else self.original.size(index)
 
     def check(self, index: int) -> None:
         """Do nothing, since cached images are readable."""
 
     def view(self, index: int) -> NDArray[np.uint8]:
         """Return the (H, W, C) pixels of an image without copying them."""
-        height, width = self._stored_size(index)
+        height, width = self._decoded_size(index)
         start = int(self.offsets[index])
         flat = self.pixels[start : start + height * width * self.channels]
         return flat.numpy().reshape(height, width, self.channels)
 
-    def _stored_size(self, index: int) -> tuple[int, int]:
+    def _decoded_size(self, index: int) -> tuple[int, int]:
         height, width = self.shapes[index].tolist()
         return height, width
 
@@ -78,14 +78,15 @@ def cache_images(
 ) -> tuple[ImageSet, list[str]]:
     """Decode every image once to verify it, and keep all decoded images in memory if they fit.
 
-    The size of the decoded images is estimated from the headers of a sample. A set that does not fit keeps its store.
+    The size of the decoded images is estimated from the headers of a sample. If the decoded images do not fit, the
+    store of the set is not replaced.
 
     Args:
         image_set: Images to verify.
-        budget: Maximum size of the decoded images in bytes, 0 to keep no decoded images; None for a quarter of the free
-            memory, at most 4 GiB.
+        budget: Maximum size of the decoded images in bytes; 0 keeps no decoded images. None allows a quarter of the
+            free memory, at most 4 GiB.
         on_bad: "refuse" raises a UserError if an image is unreadable, "skip" leaves unreadable images out.
-        workers: Number of threads; None for one per CPU core.
+        workers: Number of threads; None for one per CPU core, at most 16.
         progress: Function called with (images done, total images) from the calling thread.
 
     Returns:
@@ -95,7 +96,7 @@ def cache_images(
         UserError: Images are unreadable and `on_bad` is "refuse", or no image is readable.
     """
     if budget is None:
-        budget = min(MAX_BYTES, int(_MAX_MEMORY_SHARE * read_available_memory()))
+        budget = min(MAX_BYTES, int(_MAX_MEMORY_FRACTION * read_available_memory()))
     estimate = estimate_bytes(image_set, _SAMPLED_IMAGES)
     # The margin allows for an unrepresentative sample. Allocated memory is not used until it is written to.
     pixels = _allocate(min(budget, int(_SIZE_MARGIN * estimate))) if 0 < estimate <= budget else None
@@ -142,9 +143,9 @@ def estimate_bytes(images: ImageSet, sample: int = 64) -> float:
 
 
 def _allocate(size: int) -> Tensor | None:
-    """Allocate shared memory, else private memory if workers are forked and inherit it, else return None."""
+    """Allocate shared memory, or private memory if workers are forked (they inherit the memory), or return None."""
     # Writing to a full shared-memory file system kills the process, so the free space is checked. Containers often have
     # only 64 MB of shared memory. Half of the free space is left for the batches that workers send.
-    if not _SHARED_MEMORY.is_dir() or 2 * size <= shutil.disk_usage(_SHARED_MEMORY).free:
+    if not _SHARED_MEMORY_FOLDER.is_dir() or 2 * size <= shutil.disk_usage(_SHARED_MEMORY_FOLDER).free:
         return torch.empty(size, dtype=torch.uint8).share_memory_()
     return torch.empty(size, dtype=torch.uint8) if start_method() == "fork" else None

@@ -32,8 +32,8 @@ class EntryTable:
         offsets: (N,) int64 byte offset in the file at which each image begins.
         shapes: (N, 2) int64 heights and widths in pixels of the stored, possibly reduced images.
         sizes: (N, 2) int64 heights and widths in pixels of the original images.
-        moments: (N, 2, C) float64 means and mean squares of the channels (`moments_of`); NaN for images below 128
-            pixels, whose moments are quickly computed when needed.
+        moments: (N, 2, C) float64 means and mean squares of the channels (`moments_of`); NaN for images whose
+            shorter side is below 128 pixels, since their moments are quickly computed when they are needed.
         digests: (N, 16) uint8 digests of the encoded images.
     """
 
@@ -69,7 +69,7 @@ class EntryTable:
 
 
 class Entry:
-    """A memory-mapped cache entry. It can be pickled: the process that unpickles it maps the file again.
+    """A memory-mapped cache entry. A process that unpickles the entry maps the file again.
 
     Args:
         path: File with the (H, W, C) uint8 pixels of one image after the other, followed by the mark.
@@ -160,7 +160,7 @@ def find_entry(folder: Path, key: str) -> Entry | None:
 
 
 def read_table(index: Path) -> tuple[EntryTable, str, bytes] | None:
-    """Return the table of an entry, the format that its images were decoded to, and its mark; None if damaged."""
+    """Return the table of an entry, the format that its images were decoded to, and its mark; None if unreadable."""
     table = EntryTable(0)
     try:
         with open(index, "rb") as file, np.load(file, allow_pickle=False) as arrays:
@@ -173,9 +173,9 @@ def read_table(index: Path) -> tuple[EntryTable, str, bytes] | None:
 
 
 class EntryWriter:
-    """Writes a cache entry into a temporary file, which `finish` renames; if `finish` is not called, it is removed.
+    """Writes a cache entry into a temporary file, and `finish` renames the file.
 
-    Several threads may add images, in any order.
+    If `finish` is not called, the file is removed on exit. Several threads may add images, in any order.
 
     Args:
         folder: Cache folder.
@@ -227,9 +227,8 @@ class EntryWriter:
             file.flush()
             os.fsync(file.fileno())
         self._path.replace(self._folder / f"{key}{PIXELS_SUFFIX}")
-        self._index_path.replace(
-            self._folder / f"{key}{INDEX_SUFFIX}"
-        )  # last, so that no index exists without its pixels
+        # The index is renamed last, so that no index exists without its pixels.
+        self._index_path.replace(self._folder / f"{key}{INDEX_SUFFIX}")
 
     def _store_pixels(
         self, index: int, pixels: NDArray[np.uint8], size: tuple[int, int], moments: NDArray[np.float64]

@@ -1,4 +1,4 @@
-"""The preparation of a set, once for all runs: verify every image, measure value ranges, and store decoded images.
+"""Verifies every image of a set, measures value ranges and stores decoded images, once for all runs.
 
 Unchanged files are recognised by path, size and modification time, and images by the digest of their bytes. So images
 of a set that was moved, copied or extended are not decoded again.
@@ -36,7 +36,7 @@ from paucal.wording import counted
 
 FORMAT = 1  # version of the cache entries; must be increased if images are reduced in a different way
 STREAM_SAMPLE = 256  # number of images of a streamed set that are verified
-_STORED_SIDES = (64, 128, 512)  # possible shorter sides of stored images in pixels
+_STORED_SIDES = (64, 128, 512)  # shorter sides of stored images in pixels; larger sides are powers of two
 
 
 def side_for(image_size: Sequence[int]) -> int:
@@ -70,7 +70,7 @@ def prepare_images(
         reading: Size, channels and value ranges of the decoded images. Missing value ranges are measured if images have
             more than 8 bits per channel.
         on_bad: "refuse" raises a UserError if an image is unreadable, "skip" leaves unreadable images out.
-        workers: Number of threads; None for one per CPU core.
+        workers: Number of threads; None for one per CPU core, at most 16.
         progress: Function called with (images done, total images) from the calling thread.
 
     Returns:
@@ -113,16 +113,16 @@ class _PreparationPass:
         self.format_key = f"{FORMAT} {PIL.__version__} {converted_set.reading}"
         self.stored_digests = StoredDigests(folder, image_set.location)
         self.digests, self.is_known = self.stored_digests.look_up(self.stamps)
-        self.bad: dict[int, str] = {}
-        self.done = 0
+        self.error_by_index: dict[int, str] = {}
+        self.n_done = 0
 
     def run(self, on_bad: OnBad) -> tuple[ImageSet, list[str]]:
         """Return the prepared set, and the keys of the unreadable images that it leaves out."""
-        if not (self.is_known.all() and self._entry()):
+        if not (self.is_known.all() and self._find_entry()):
             self._store_images()
         self._report(len(self.locations))
-        readable_set, names = drop_unreadable(self.converted_set, self.bad, on_bad)
-        if (entry := self._entry()) is not None:
+        readable_set, names = drop_unreadable(self.converted_set, self.error_by_index, on_bad)
+        if (entry := self._find_entry()) is not None:
             readable_set = replace(readable_set, store=MappedStore(readable_set.store, entry))
         return readable_set, names
 
@@ -134,14 +134,15 @@ class _PreparationPass:
             store_image = partial(self._store_image, writer=writer, other_entries=other_entries)
             self._for_each(np.flatnonzero(~self.is_known), store_image)
             readable = self._readable_positions()
-            if not self._entry():  # an entry already exists if the set is a copy, or if all new images are unreadable
+            # An entry already exists if the set is a copy, or if all new images are unreadable.
+            if not self._find_entry():
                 self._for_each(np.flatnonzero(self.is_known), store_image)
                 readable = self._readable_positions()
                 if len(readable):
                     writer.table.digests[:] = self.digests
-                    writer.finish(self._key(), readable, self.format_key)
+                    writer.finish(self._entry_key(), readable, self.format_key)
         self.stored_digests.remember([self.stamps[index] for index in readable], self.digests[readable])
-        free_space(self.folder, spare=self.folder / f"{self._key()}{PIXELS_SUFFIX}")
+        free_space(self.folder, spare=self.folder / f"{self._entry_key()}{PIXELS_SUFFIX}")
 
     def _store_image(self, index: int, writer: EntryWriter, other_entries: "_OtherEntries") -> None:
         """Add an image to the entry: copied from another entry if possible, else decoded."""
@@ -165,22 +166,24 @@ class _PreparationPass:
             len(indices),
             lambda row: work(int(indices[row])),
             self.workers,
-            lambda done, total: self._report(self.done + done),
+            lambda done, total: self._report(self.n_done + done),
         )
-        self.bad.update({int(indices[row]): problem for row, problem in problems.items()})
-        self.done += len(indices)
+        self.error_by_index.update({int(indices[row]): problem for row, problem in problems.items()})
+        self.n_done += len(indices)
 
     def _report(self, done: int) -> None:
         if self.progress is not None:
             self.progress(done, len(self.locations))
 
     def _readable_positions(self) -> NDArray[np.int64]:
-        return np.asarray([index for index in range(len(self.locations)) if index not in self.bad], dtype=np.int64)
+        return np.asarray(
+            [index for index in range(len(self.locations)) if index not in self.error_by_index], dtype=np.int64
+        )
 
-    def _entry(self) -> Entry | None:
-        return find_entry(self.folder, self._key())
+    def _find_entry(self) -> Entry | None:
+        return find_entry(self.folder, self._entry_key())
 
-    def _key(self) -> str:
+    def _entry_key(self) -> str:
         digest = hashlib.blake2b(self.format_key.encode(), digest_size=20)
         digest.update(self.digests[self._readable_positions()].tobytes())
         return digest.hexdigest()

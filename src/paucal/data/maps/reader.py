@@ -1,4 +1,4 @@
-"""Label maps for training, read one image at a time, with class numbers converted to the class numbers of the set."""
+"""Reads label maps for training, and converts the teacher's class numbers to the class numbers of the image set."""
 
 from collections import Counter
 from itertools import count
@@ -68,7 +68,9 @@ class LabelMaps:
         """Return whether the image with this key has a map."""
         return key in self._row
 
-    def rows(self, images: ImageSet, positions: NDArray[np.int64], advance: Advance | None = None) -> "MapReader":
+    def open_reader(
+        self, images: ImageSet, positions: NDArray[np.int64], advance: Advance | None = None
+    ) -> "MapReader":
         """Return a reader of the maps of the images at `positions`, after checking that these images are unchanged."""
         order = _class_order(self.facts, images)
         has_other_classes = len(order) > len(images.classes)
@@ -161,8 +163,8 @@ class MapReader:
 def name_classes(indices: Tensor) -> tuple[Tensor, Tensor]:
     """List the different classes in each image's map, and replace each entry of the map by its position in that list.
 
-    This function runs on the CPU when a batch is collated, since on a GPU the number U of classes would require a
-    synchronisation.
+    This function runs on the CPU when a batch is collated, since on a GPU, counting the U classes would force the CPU
+    to wait for the GPU.
 
     Args:
         indices: (B, k, H, W) int64 class numbers of B maps.
@@ -182,7 +184,7 @@ def name_classes(indices: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _square_fractions(images: ImageSet, positions: NDArray[np.int64]) -> NDArray[np.float32]:
-    """Return the (N, 2) fractions of width and height that the central square covers; 1 outside `positions`."""
+    """Return the (N, 2) fractions of width and height that the central square covers; 1 for other images."""
     fractions = np.ones((len(images), 2), dtype=np.float32)
     for position in positions.tolist():
         height, width = images.store.size(position)

@@ -30,13 +30,13 @@ from paucal.data.stores import EncodedStore, Stamp, locate_original
 from paucal.reading import parse_json, read_bytes, require_regular
 from paucal.types import UserError
 
-FORMAT = 1
+FORMAT = 1  # version of the files below
 INDEX, VALUES, CLASSES, DONE = "index.json", "values.npy", "indices.npy", "done.npy"
 # Prefixes of the names of temporary files and locks (`paucal.runs.lock`, `paucal.runs.files`).
 _TEMPORARY_PREFIXES = ("lock.json", ".lock.json.", ".paucal-")
-MAX_INDEX_BYTES = 512 << 20  # three times the size of the index for ImageNet's 1.3 million images
+MAX_INDEX_BYTES = 512 << 20  # largest index; for ImageNet's 1.3 million images, the index is a third as large
 Covered = Literal["image", "square"]
-Advance = Callable[[int, int], None]
+Advance = Callable[[int, int], None]  # called with the number of images done and the total number
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class MapFacts:
 
     @property
     def bytes_per_image(self) -> int:
-        """Size of one image's map in bytes."""
+        """Size in bytes of the label map of one image: the logits and the class numbers."""
         return self.top * self.grid[0] * self.grid[1] * (2 + _class_dtype(len(self.classes)).itemsize)
 
 

@@ -6,10 +6,10 @@ from collections.abc import Iterable, Sequence
 from pathlib import PurePosixPath
 
 from paucal.data.masks.matching import File, Matches
-from paucal.data.masks.naming import TOKENS, fold_name, is_decoy_folder, is_decoy_name
+from paucal.data.masks.naming import MASK_WORDS, fold_name, is_decoy_folder, is_decoy_name
 
-MAX_CLASSES = 64
-MIN_IMAGES = 2  # minimum number of images whose masks have a name, for the name to count as a class
+MAX_CLASSES = 64  # maximum number of names that can be classes
+MIN_IMAGES = 2  # a name counts as a class if the masks of at least this many images have the name
 _SEPARATORS = re.compile(r"[\s_.,+~-]+")
 ImageAndClass = tuple[str, str]  # key of an image, name of a class
 
@@ -47,7 +47,7 @@ def _are_classes(pairs: Iterable[ImageAndClass]) -> bool:
 
 def _match_by_folder(images: Sequence[File], masks: Sequence[File]) -> dict[str, ImageAndClass] | None:
     image_keys = {(image.folders, fold_name(image.stem)): image.key for image in images}
-    hits: dict[str, ImageAndClass] = {}
+    matches_by_mask: dict[str, ImageAndClass] = {}
     for mask in masks:
         folder_splits = [(mask.folders[:n] + mask.folders[n + 1 :], mask.folders[n]) for n in range(len(mask.folders))]
         matches = [(image_keys.get((folders, fold_name(mask.stem))), name) for folders, name in folder_splits]
@@ -56,13 +56,13 @@ def _match_by_folder(images: Sequence[File], masks: Sequence[File]) -> dict[str,
             return None
         image, name = matches[0]
         spellings = [part for part in PurePosixPath(mask.key).parts[:-1] if fold_name(part) == name]
-        hits[mask.key] = image, [name, *spellings][-1]
-    return hits
+        matches_by_mask[mask.key] = image, [name, *spellings][-1]
+    return matches_by_mask
 
 
 def _match_by_ending(images: Sequence[File], masks: Sequence[File]) -> dict[str, ImageAndClass] | None:
     image_keys = {(image.folders, fold_name(image.stem)): image.key for image in images}
-    hits: dict[str, ImageAndClass] = {}
+    matches_by_mask: dict[str, ImageAndClass] = {}
     for mask in masks:
         gaps = reversed([*_SEPARATORS.finditer(mask.stem)])
         pairs = (
@@ -73,8 +73,8 @@ def _match_by_ending(images: Sequence[File], masks: Sequence[File]) -> dict[str,
         name = _class_name(ending)
         if not image or not name:
             return None
-        hits[mask.key] = image, name
-    return hits
+        matches_by_mask[mask.key] = image, name
+    return matches_by_mask
 
 
 def _match_by_name(images: Sequence[File], masks: Sequence[File]) -> dict[str, ImageAndClass] | None:
@@ -82,15 +82,17 @@ def _match_by_name(images: Sequence[File], masks: Sequence[File]) -> dict[str, I
     for image in images:
         for folders in {image.folders, (*image.folders, fold_name(image.stem))}:
             keys_by_folders[folders].append(image.key)
-    hits: dict[str, ImageAndClass] = {}
+    matches_by_mask: dict[str, ImageAndClass] = {}
     for mask in masks:
         keys, name = keys_by_folders.get(mask.folders, []), _class_name(mask.stem)
         if len(keys) != 1 or not mask.folders or not name:
             return None
-        hits[mask.key] = keys[0], name
-    return hits
+        matches_by_mask[mask.key] = keys[0], name
+    return matches_by_mask
 
 
 def _class_name(text: str) -> str:
-    """Return a name without the words that mean "mask"."""
-    return " ".join(word for word in _SEPARATORS.split(text) if word and not re.fullmatch(TOKENS, word, re.IGNORECASE))
+    """Return a file name, or the end of a file name, without the words that mean "mask"."""
+    return " ".join(
+        word for word in _SEPARATORS.split(text) if word and not re.fullmatch(MASK_WORDS, word, re.IGNORECASE)
+    )

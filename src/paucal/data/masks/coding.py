@@ -19,10 +19,11 @@ from paucal.reading import read_decoded
 from paucal.types import UserError
 from paucal.wording import counted
 
-Coding = Literal["index", "binary", "grey", "colour"]
+CodingKind = Literal["index", "binary", "grey", "colour"]
 IGNORED = 255  # class number of unlabelled pixels, which are ignored
-MAX_CLASSES = 255
-# Grey levels count as classes if they differ by at least the first number and are not more than the second number.
+MAX_CLASSES = 255  # class numbers 0 to 254 in uint8, since 255 is `IGNORED`
+# Grey levels count as classes if neighbouring levels differ by at least `MIN_LEVEL_GAP`, and there are at most
+# `MAX_LEVELS` levels.
 MIN_LEVEL_GAP, MAX_LEVELS = 8, 32
 MIN_MARKED = 128  # lowest grey level of a foreground pixel in masks of two classes
 MAX_BYTES = 1 << 20  # maximum size of a file of class names
@@ -46,17 +47,17 @@ class MaskCoding:
         ignore: Value that means "not labelled"; None if there is no such value.
 
     Raises:
-        UserError: The values are invalid, as in a damaged model card.
+        UserError: The values are invalid, for example because a model card is damaged.
     """
 
-    kind: Coding
+    kind: CodingKind
     values: tuple[int, ...]
     ignore: int | None = None
 
     def __post_init__(self) -> None:
         is_valid = all(type(value) is int and 0 <= value < 1 << 24 for value in (*self.values, self.ignore or 0))
         is_valid = is_valid and len(set(self.values)) == len(self.values) and self.ignore not in self.values
-        if self.kind not in get_args(Coding) or not is_valid or not 2 <= len(self.values) <= MAX_CLASSES:
+        if self.kind not in get_args(CodingKind) or not is_valid or not 2 <= len(self.values) <= MAX_CLASSES:
             raise UserError(
                 f"masks of kind {self.kind!r} have {len(self.values)} class values, expected 2 to {MAX_CLASSES} "
                 "different values from 0 to 16,777,215."
@@ -68,7 +69,7 @@ class MaskCoding:
         return len(self.values)
 
     def encode(self, values: NDArray[np.int32], name: str) -> NDArray[np.uint8]:
-        """Convert the (H, W) values of a mask to class numbers, `IGNORED` for unlabelled pixels.
+        """Convert the (H, W) values of a mask to class numbers; unlabelled pixels become `IGNORED`.
 
         `name` is the name of the mask for messages.
         """
@@ -91,7 +92,7 @@ class MaskCoding:
         return np.where(is_ignored, IGNORED, classes).astype(np.uint8)
 
     def decode(self, classes: NDArray[np.integer]) -> NDArray[np.uint8 | np.uint16]:
-        """Convert (H, W) class numbers to mask values, as an (H, W) array, or (H, W, 3) for colours."""
+        """Convert (H, W) class numbers to mask values: an (H, W) array of numbers or an (H, W, 3) array of colours."""
         if self.kind == "colour":
             return np.asarray([unpack_colour(value) for value in self.values], dtype=np.uint8)[classes]
         return np.asarray(self.values)[classes].astype(np.uint8 if max(self.values) < 256 else np.uint16)
@@ -175,7 +176,7 @@ def _normalise_rows(text: str) -> str:
 
 
 def _read_row(row: list[str], path: Path) -> tuple[str, list[int]]:
-    """Return the name in a row, and the numbers in the row: none, one (a mask value) or three (a colour)."""
+    """Return the class name in a row, and the row's numbers: none, a mask value, or red, green and blue."""
     for name, number_cells in ((row[0], row[1:]), (row[-1], row[:-1])):
         if len(number_cells) in (0, 1, 3) and all(cell.isascii() and cell.isdigit() for cell in number_cells) and name:
             numbers = [int(cell) for cell in number_cells if len(cell) < 6]
@@ -195,14 +196,14 @@ def _refuse_duplicates(entries: tuple[object, ...], path: Path) -> None:
 
 def find_coding(
     facts: MaskFacts,
-    requested: Coding | None = None,
+    requested: CodingKind | None = None,
     ignore: Sequence[int] | None = None,
     named: NamedClasses | None = None,
 ) -> MaskCoding:
     """Choose the coding of a set of masks; raise a UserError for masks whose coding is unclear.
 
     Args:
-        facts: Counts of the values in all mask files.
+        facts: Statistics of the values in all mask files.
         requested: `MaskCoding.kind` as set by the user; None to infer the kind from the values.
         ignore: Grey value (one number) or colour (red, green and blue) that means "not labelled".
         named: Classes from the file given with --classes.
@@ -222,7 +223,7 @@ def find_coding(
                 f"--classes gives {'colours' if named.colours else 'grey values'}, but the masks are "
                 f"{'in colour' if in_colour else 'grey'}: give a file that matches the masks."
             )
-        kind: Coding = "colour" if in_colour else requested or "index"
+        kind: CodingKind = "colour" if in_colour else requested or "index"
         if kind == "index" and void is None and VOID in facts.values and VOID not in named.values:
             void = VOID
         return MaskCoding(kind, named.values, void)
@@ -237,7 +238,7 @@ def find_coding(
     elif kind == "index":
         coding = _index_coding(values, void, len(named.names) if named else 0)
     else:
-        coding = _level_coding(kind, values, void)
+        coding = _grey_or_colour_coding(kind, values, void)
     if named is not None and len(named.names) != coding.count:
         count = counted(len(named.names), "class", "classes")
         raise UserError(
@@ -248,7 +249,7 @@ def find_coding(
 
 
 def require_same_coding(coding: MaskCoding, facts: MaskFacts, ignore: Sequence[int] | None = None) -> None:
-    """Raise a UserError for masks whose values mean something else than in a run.
+    """Raise a UserError for masks whose values have another meaning in the coding of a run or model.
 
     Only masks that `MaskCoding.encode` would accept are checked.
     """
@@ -276,7 +277,7 @@ def _ignored_value(ignore: Sequence[int] | None, in_colour: bool) -> int | None:
     raise UserError(f"--ignore is {' '.join(map(str, ignore))}, expected {expected}.")
 
 
-def _infer_kind(facts: MaskFacts, values: list[int], in_colour: bool) -> Coding:
+def _infer_kind(facts: MaskFacts, values: list[int], in_colour: bool) -> CodingKind:
     """Infer `MaskCoding.kind` from the sorted values of the masks."""
     if in_colour:
         if len(values) <= MAX_CLASSES:
@@ -297,7 +298,7 @@ def _infer_kind(facts: MaskFacts, values: list[int], in_colour: bool) -> Coding:
     return "grey" if are_levels else "index"
 
 
-def _require_kind(kind: Coding, facts: MaskFacts, values: list[int], in_colour: bool) -> None:
+def _require_kind(kind: CodingKind, facts: MaskFacts, values: list[int], in_colour: bool) -> None:
     if (kind == "colour") != in_colour:
         raise UserError(
             f"--mask-values is {kind!r}, but the masks are {'in colour' if in_colour else 'grey'}: remove "
@@ -338,7 +339,8 @@ def _index_coding(values: list[int], void: int | None, n_names: int) -> MaskCodi
     return MaskCoding("index", classes, void)
 
 
-def _level_coding(kind: Coding, values: list[int], void: int | None) -> MaskCoding:
+def _grey_or_colour_coding(kind: CodingKind, values: list[int], void: int | None) -> MaskCoding:
+    """Return the coding in which each grey level or each colour is a class."""
     if len(values) > MAX_CLASSES:
         raise UserError(
             f"the masks have {len(values)} {'colours' if kind == 'colour' else 'grey levels'}, but at most "

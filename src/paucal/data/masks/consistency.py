@@ -10,21 +10,24 @@ from paucal.wording import counted, join_first_few
 
 VOID = 255  # value that means "not labelled" in masks of class numbers, as in PASCAL VOC
 MIN_HIGH = 64  # lowest value that means "foreground" rather than a class number
-# Files with values of two codings count as mistakes if they are fewer than this fraction of the files of each coding.
+# Files that mix the values of two codings count as mistakes if there are fewer such files than this fraction of the
+# files of either coding.
 MAX_MIXED_FRACTION = 0.1
-MIN_SPECK_RATIO = 200  # values are specks if the pixels of 0 and of 255 are more than this many times as many
-# Grey levels that differ by at most the first number are one class; those that differ by the second number are two.
+MIN_SPECK_RATIO = 200  # small values are specks if 0 and 255 each have over this many times as many pixels
+# Neighbouring grey levels that differ by at most `MAX_SAME_GAP` belong to one class, and levels that differ by at least
+# `MIN_CLASS_GAP` belong to two classes.
 MAX_SAME_GAP, MIN_CLASS_GAP = 7, 16
 END_MARGIN = 15  # maximum distance to 0 or 255 of values that count as black or white
-MAX_EDGE_COLOURS = 3  # number of class colours that may occur only on edges, since objects may be thin
-# A file with more grey levels than the first number, some of them above the second number, was blurred or resized.
+MAX_EDGE_COLOURS = 3  # this many class colours may always occur only on edges, as in thin objects
+# A file was blurred or resized if it has more than `NOISY_LEVELS` grey levels, and one level is above `NOISY_TOP`.
 NOISY_LEVELS, NOISY_TOP = 32, 200
 WHITE = 255
+# Flags that error messages suggest.
 BINARY_FLAG, OR_GREY = "--mask-values binary (two classes)", "or grey (a class for each level)"
 
 
 def refuse_mixed_kinds(facts: MaskFacts) -> None:
-    """Refuse sets that mix files in colour, with palettes and in grey, unless a value means the same in all files."""
+    """Refuse sets that mix colour, palette and grey files, unless a value has the same meaning in all files."""
     files_by_kind: dict[str, list[FileFacts]] = defaultdict(list)
     for file in facts.files:
         files_by_kind[file.kind].append(file)
@@ -85,16 +88,16 @@ def _refuse_palettes(files: Sequence[FileFacts]) -> None:
 
 
 def refuse_mixed_codings(facts: MaskFacts, void: int | None = None) -> None:
-    """Refuse grey files with two codings, class numbers in some and 0 and a high value such as 255 in others.
+    """Refuse sets in which some grey files contain class numbers, and others contain 0 and a high value such as 255.
 
-    If more than a few files contain class numbers and high values, these are one coding.
+    If more than a few files contain both class numbers and high values, the set has a single coding, and is accepted.
     """
     low: list[FileFacts] = []
     mixed_files: list[FileFacts] = []
     high: dict[int, list[FileFacts]] = defaultdict(list)
     for file in facts.files:
         nonzero = sorted(file.values - {0, void})
-        if not nonzero or nonzero[-1] > WHITE or (file.bits == 1 and _is_white(facts)):
+        if not nonzero or nonzero[-1] > WHITE or (file.bits == 1 and _is_one_white(facts)):
             continue
         if nonzero[-1] < MIN_HIGH:
             low.append(file)
@@ -106,37 +109,42 @@ def refuse_mixed_codings(facts: MaskFacts, void: int | None = None) -> None:
             mixed_files.append(file)
     highs = [file for files in high.values() for file in files]
     if low and highs and len(high) <= 2 and len(mixed_files) < max(1, MAX_MIXED_FRACTION * min(len(low), len(highs))):
-        none = "hardly any mask has" if mixed_files else "no mask has"
-        void_words = " or --ignore 255 (pixels of value 255 are not labelled)" if VOID in high else ""
+        subject = "hardly any mask has" if mixed_files else "no mask has"
+        void_advice = " or --ignore 255 (pixels of value 255 are not labelled)" if VOID in high else ""
         raise UserError(
-            f"{_two_codings(highs, low)}, and {none} values of both: store all masks in the same way, or give "
-            f"{BINARY_FLAG}{void_words}."
+            f"{_describe_two_codings(highs, low)}, and {subject} values of both: store all masks in the same way, or "
+            f"give {BINARY_FLAG}{void_advice}."
         )
     if not low and not mixed_files and len(high) == 2:
         raise UserError(
-            f"{_two_codings(*high.values())}, and no mask has values of both: store all masks in the same way, or give "
-            f"{BINARY_FLAG} {OR_GREY}."
+            f"{_describe_two_codings(*high.values())}, and no mask has values of both: store all masks in the same "
+            f"way, or give {BINARY_FLAG} {OR_GREY}."
         )
 
 
-def _two_codings(first: Sequence[FileFacts], second: Sequence[FileFacts]) -> str:
+def _describe_two_codings(first: Sequence[FileFacts], second: Sequence[FileFacts]) -> str:
     codings = (f"{_list_values(sorted(files[0].values))} in {list_files(files)}" for files in (first, second))
     return f"the masks have two codings: {', '.join(codings)}"
 
 
-def _is_white(facts: MaskFacts) -> bool:
-    """Return whether 1 means white in 1-bit files, as all files with more bits are black and white."""
+def _is_one_white(facts: MaskFacts) -> bool:
+    """Return whether 1 means white in 1-bit files, which is assumed if all other files are black and white."""
     values = frozenset().union(*(file.values for file in facts.files if file.bits != 1))
     return WHITE in values and values <= {0, WHITE}
 
 
 def is_black_and_white(facts: MaskFacts, values: Sequence[int]) -> bool:
     """Return whether masks are black and white; in 1-bit files, white is the value 1."""
-    return set(values) <= {0, WHITE} or (_is_white(facts) and not facts.has_palette and set(values) <= {0, 1, WHITE})
+    return set(values) <= {0, WHITE} or (
+        _is_one_white(facts) and not facts.has_palette and set(values) <= {0, 1, WHITE}
+    )
 
 
 def refuse_specks(facts: MaskFacts, void: int | None) -> None:
-    """Refuse masks of 0 and 255 with a few pixels of a small value, because of which 255 would mean "not labelled"."""
+    """Refuse masks of 0 and 255 that have a few pixels of a small value.
+
+    With such a value, the masks would be read as class numbers, and 255 would mean "not labelled".
+    """
     pixels = {value: count for value, count in facts.pixels.items() if value != void}
     small_values = {value: count for value, count in pixels.items() if 0 < value < MIN_HIGH}
     if (
@@ -152,7 +160,7 @@ def refuse_specks(facts: MaskFacts, void: int | None) -> None:
 
 
 def refuse_near_levels(facts: MaskFacts, values: Sequence[int]) -> None:
-    """Refuse masks if some of their sorted values are close to a class value, such as 254 beside 0 and 255."""
+    """Refuse masks if some values are close to a class value, such as 254 beside 0 and 255; `values` are sorted."""
     class_values = [value for value in values if value != VOID]
     if max(class_values, default=0) < MIN_HIGH:
         return  # small values are class numbers
@@ -180,7 +188,7 @@ def refuse_near_levels(facts: MaskFacts, values: Sequence[int]) -> None:
 
 
 def refuse_blurred_levels(facts: MaskFacts, values: Sequence[int]) -> None:
-    """Refuse masks if many of their sorted values occur only on edges, as after blurring or resizing."""
+    """Refuse masks if many values occur only on edges, as after blurring or resizing; `values` are sorted."""
     noisy = [file for file in facts.files if len(file.values) > NOISY_LEVELS and max(file.values) > NOISY_TOP]
     edge_values = [value for value in values[1:-1] if value not in facts.solid]
     edge_files = [file for file in facts.files if not file.values.isdisjoint(edge_values)]
@@ -192,7 +200,7 @@ def refuse_blurred_levels(facts: MaskFacts, values: Sequence[int]) -> None:
         worst = max(blurred_files, key=lambda file: len(file.values))
         raise UserError(
             f"mask {worst.name} has {len(worst.values)} grey levels from {min(worst.values)} to {max(worst.values)}, "
-            f"as after blurring or resizing (so have {len(blurred_files)} of {counted(len(facts.files), 'mask')}): "
+            f"as after blurring or resizing ({len(blurred_files)} of {counted(len(facts.files), 'mask')} affected): "
             "store masks as PNG with one value for each class, or give --mask-values binary (values from 128 are "
             "foreground), grey or index."
         )
@@ -211,7 +219,7 @@ def refuse_blurred_colours(facts: MaskFacts) -> None:
 
 
 def refuse_lossy(facts: MaskFacts) -> None:
-    """Refuse masks in a lossy format, which may change a 1 to a 0, unless all masks are black and white."""
+    """Refuse masks in a lossy format, which may change a 1 to a 0; masks that are all black and white are accepted."""
     lossy = [file for file in facts.files if file.lossy]
     if lossy and not set(facts.values) <= {0, WHITE, 0xFFFFFF}:
         worst = max(lossy, key=lambda file: len(file.values))
@@ -222,7 +230,7 @@ def refuse_lossy(facts: MaskFacts) -> None:
 
 
 def refuse_faint(facts: MaskFacts, void: int | None) -> None:
-    """Refuse masks of two classes whose foreground pixels are below 128 and would count as background."""
+    """Refuse masks of two classes whose foreground values are below 128, and so would count as background."""
     for file in facts.files:
         nonzero = file.values - {0, void}
         if nonzero and 1 < max(nonzero) < 128 and (len(nonzero) == 1 or max(nonzero) >= MIN_HIGH):

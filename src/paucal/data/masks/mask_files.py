@@ -47,8 +47,8 @@ class RawMask:
         """Return the values in the form that the set of masks uses.
 
         Args:
-            in_colour: Whether the set uses packed colours, to which grey levels and palette indices are converted;
-                otherwise grey levels or palette indices are returned.
+            in_colour: Whether the set has masks in colour, so that grey levels and palette indices are converted to
+                packed colours.
             name: Name of the file for messages.
         """
         if not in_colour:
@@ -69,8 +69,9 @@ class RawMask:
 def read_mask(path: Path, name: str, max_pixels: int | None = None) -> RawMask:
     """Read a mask file and rotate the mask upright; the values are not changed.
 
-    A colour image whose channels are equal everywhere counts as grey, as does an image with one bit per pixel (0 and
-    1). Transparency is ignored, unless all pixels have the same colour; then opacity is the value of the mask.
+    A colour image whose channels are equal everywhere counts as grey. An image with one bit per pixel also counts as
+    grey, with the values 0 and 1. Transparency is ignored, unless all pixels have the same colour; in this case, the
+    values of the mask are the opacities.
 
     Raises:
         UnreadableImage: The file is not an image, is damaged, holds floats, or has too many pixels.
@@ -149,7 +150,7 @@ def _palette_colours(image: Image.Image) -> NDArray[np.int32]:
 
 
 def _is_lossless_webp(path: Path) -> bool:
-    """Return whether a WebP file is lossless, which "VP8L" after the RIFF header shows."""
+    """Return whether a WebP file is lossless, that is, has "VP8L" after the RIFF header."""
     with path.open("rb") as file:
         return b"VP8L" in file.read(64)
 
@@ -179,7 +180,7 @@ class FileFacts:
         pixels: Number of pixels of each value (grey level, palette index, or packed colour).
         solid: Values that fill at least one block of 2x2 pixels; other values occur only on edges and lines.
         kind: "grey", "palette" or "colour".
-        bits: Bits per value, as in `RawMask`.
+        bits: Bits per value, as defined by `RawMask.bits`.
         lossy: Whether the format is lossy.
         palette: Packed colour of each value; None if the file has no palette.
         steps: Number of pixels with a value between those of the left and right neighbours, as after interpolation.

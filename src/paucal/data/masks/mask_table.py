@@ -48,7 +48,7 @@ def is_mask_table(file: Path) -> bool:
 def read_mask_table(file: Path) -> MaskTable:
     """Read a table of images and masks.
 
-    Relative paths are relative to the folder of the table. An image may have several masks, each in its own row.
+    Relative paths are relative to the folder of the table. An image may have several masks, one in each row.
     """
     header, *rows = read_table(file).rows
     columns = _column_positions(header.cells)

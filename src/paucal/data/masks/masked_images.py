@@ -12,7 +12,7 @@ from PIL import Image
 from paucal.data.checking.findings import Finding
 from paucal.data.decode import Orientation, UnreadableImage, ambiguity_note, read_orientation
 from paucal.data.images import ImageSet
-from paucal.data.masks.coding import IGNORED, Coding, MaskCoding, NamedClasses
+from paucal.data.masks.coding import IGNORED, CodingKind, MaskCoding, NamedClasses
 from paucal.data.masks.mask_files import FileFacts, MaskFacts, count_values, read_mask
 from paucal.data.masks.meaning import UncodedMasks, classes_from_files, classes_from_values
 from paucal.data.masks.pairs import Pairs
@@ -24,18 +24,18 @@ from paucal.wording import counted, join_first_few
 Report = Callable[[int, int], None]  # function called with (images done, total)
 MAX_MEMORY_FRACTION = 0.1  # fraction of the free memory that decoded masks may use
 MAX_SIZE_RATIO = 4  # a mask with more than this many times the pixels of its image is not decoded
-MAX_VALUES = 1 << 16  # maximum number of different values in masks; files with more are photographs
-MIN_IMAGES = 3  # one image each for training, validation and test
-MAX_ASPECT_ERROR = 0.02  # relative difference between the aspect ratios of mask and image, since resizing rounds sides
+MAX_VALUES = 1 << 16  # masks with more different values than this are refused as photographs
+MIN_IMAGES = 3  # minimum number of images: one for training, one for validation and one for test
+MAX_ASPECT_ERROR = 0.02  # maximum relative difference between the aspect ratios of mask and image
 
 # Names of findings.
 STRAY_VALUES, TURNED_IMAGES, INVERTED, RESIZED = "stray-values", "turned-images", "perhaps-inverted", "perhaps-resized"
-MIN_STEPS = 10  # minimum number of pixels with values between those of their neighbours that proves interpolation
-PIXELS_PER_STRAY = 10_000  # a value is a stray value if at most one of this many pixels has the value
-# Masks may be inverted if the second class covers at most the first fraction of some images, and at least the second
-# fraction of all other images.
+MIN_STEPS = 10  # an interpolated mask has at least this many pixels with values between those of their neighbours
+PIXELS_PER_STRAY = 10_000  # a value is a stray value if at most 1 in this many pixels has the value
+# Some masks may be inverted if the second class covers at most the fraction `SMALL_COVER` of some images, and at least
+# the fraction `LARGE_COVER` of all other images.
 SMALL_COVER, LARGE_COVER = 0.35, 0.65
-MIN_GROUP_FRACTION = 0.25  # minimum fraction of the masks in each of these two groups
+MIN_GROUP_FRACTION = 0.25  # minimum fraction of the masks with small cover, and of those with large cover
 
 
 class MaskStore:
@@ -70,20 +70,20 @@ class MaskStore:
         return self.read_files(index)[0]
 
     def read_files(self, index: int) -> tuple[NDArray[np.uint8], bool]:
-        """Return the (H, W) class numbers of an image, read from its files, and whether masks of classes overlap."""
+        """Read the masks of an image; return the (H, W) class numbers, and whether masks of two classes overlap."""
         masks = [self._read_file(file, index) for file in self._files[index]]
         if self._numbers is None:
             return join_masks(masks), False
         return join_classes(masks, self._numbers[index])
 
     def with_decoded(self, kept: dict[int, NDArray[np.uint8]]) -> "MaskStore":
-        """Return a store of the same files with decoded masks, by the position of the image."""
+        """Return a store of the same files that uses the decoded masks `kept`, by the position of the image."""
         return MaskStore(self._files, self._sizes, self._coding, self._numbers, kept)
 
     def _read_file(self, file: Path, index: int) -> NDArray[np.uint8]:
         height, width = map(int, self._sizes[index])
         raw = read_mask(file, file.name, MAX_SIZE_RATIO * height * width)
-        is_smaller_than_image(raw.shape, (height, width), file.name)  # called because it raises for a wrong size
+        is_smaller_than_image(raw.shape, (height, width), file.name)  # raises a UserError if the size is wrong
         mask = self._coding.encode(raw.values_for(self._coding.kind == "colour", file.name), file.name)
         if mask.shape == (height, width):
             return mask
@@ -132,7 +132,7 @@ def images_of_pairs(pairs: Pairs, location: str) -> ImageSet:
 def read_masks(
     images: ImageSet,
     pairs: Pairs,
-    requested: Coding | None = None,
+    requested: CodingKind | None = None,
     ignore: Sequence[int] | None = None,
     named: NamedClasses | None = None,
     report: Report = lambda done, total: None,
@@ -147,7 +147,7 @@ def read_masks(
         ignore: Grey value (one number) or colour (red, green and blue) that means "not labelled".
         named: Classes from the file given with --classes.
         report: Function called with (images done, total), where the total counts each image twice.
-        coding: Coding of the run or model that the masks are for; None to choose the coding from the values.
+        coding: Coding that a run or model expects; None to choose the coding from the values.
 
     Raises:
         UserError: A mask cannot be read, has another size or aspect ratio than its image, or has values that are not
@@ -187,8 +187,8 @@ def read_masks(
         *find_turned_images(ambiguous, images),
     )
     classes = _class_names(coding) if named is None else named.names
-    shown_classes = (pixels > 0).astype(np.int8)
-    images = replace(images, classes=classes, multi_hot=shown_classes, notes=tuple(notes))
+    multi_hot = (pixels > 0).astype(np.int8)
+    images = replace(images, classes=classes, multi_hot=multi_hot, notes=tuple(notes))
     return MaskedImages(images, masks, coding, pixels, findings)
 
 
@@ -377,7 +377,10 @@ def find_interpolated_masks(facts: MaskFacts, coding: MaskCoding) -> list[Findin
 
 
 def find_inverted_masks(pixels: NDArray[np.int64]) -> list[Finding]:
-    """Return a finding if masks of two classes form two groups, as if some masks were inverted.
+    """Return a finding if some masks of two classes seem to be inverted.
+
+    This is the case if the second class covers a small fraction of some images and a large fraction of all others, and
+    the mean fractions of these two groups sum to about 1.
 
     Args:
         pixels: (N, K) number of pixels of each class in each mask.

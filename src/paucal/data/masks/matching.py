@@ -29,7 +29,7 @@ ImageAndName = tuple["File", MaskName]  # the image of a mask, and the parsed na
 
 @dataclass(frozen=True)
 class File:
-    """An image or mask file, with its name and folders in the form in which files are compared.
+    """An image or mask file, with its name and folders in normalised form, so that files can be compared.
 
     Attributes:
         key: Path relative to the searched folder, with forward slashes.
@@ -132,7 +132,7 @@ class _Matching:
         return remaining
 
     def _find_exact(self, mask: File) -> ImageAndName | None:
-        image = self._index.exact(mask.folders, mask.stem, mask)
+        image = self._index.find_exact(mask.folders, mask.stem, mask)
         return image and (image, MaskName(mask.stem))
 
     def _find_without_words(self, mask: File) -> ImageAndName | None:
@@ -171,7 +171,9 @@ class _Matching:
         """
         if not mask.folders or mask.folders[-1] in PART_BY_WORD or self._is_decoy(mask):
             return None
-        image = self._index.only_image(mask.folders) or self._index.exact(mask.folders[:-1], mask.folders[-1], mask)
+        image = self._index.find_only_image(mask.folders) or self._index.find_exact(
+            mask.folders[:-1], mask.folders[-1], mask
+        )
         if image is None or any(not name.number for _, name in self._assigned.get(image.key, ())):
             return None
         return image, MaskName(image.stem, FOLDER, fold_name(mask.stem))
@@ -196,10 +198,12 @@ class _Matching:
         return [mask for mask in masks if mask.key not in assigned]
 
     def _find_first(self, mask: File, names: Iterable[MaskName]) -> ImageAndName | None:
-        """Return the image of a mask and the parsed name, for the first of several parsed names that has an image."""
+        """Return the image and the parsed name, for the first of a mask's parsed names to which an image belongs."""
         for name in names:
             for base in dict.fromkeys((name.base, without_suffix(name.base))):
-                image = self._index.exact(mask.folders, base, mask) or self._index.stripped(mask.folders, base, mask)
+                image = self._index.find_exact(mask.folders, base, mask) or self._index.find_stripped(
+                    mask.folders, base, mask
+                )
                 if image is not None:
                     return image, name
         return None
@@ -210,7 +214,9 @@ class _Matching:
     def _refuse_second_mask(self, mask: File) -> None:
         """Raise a UserError if an unmatched mask's name begins with the name of an image that has another mask."""
         for base in shorter_names(mask.stem):
-            image = self._index.exact(mask.folders, base, mask) or self._index_without_folders.find_unique((), base)
+            image = self._index.find_exact(mask.folders, base, mask) or self._index_without_folders.find_unique(
+                (), base
+            )
             if image is not None and image.key in self._assigned:
                 first = self._assigned[image.key][0][0]
                 raise UserError(
@@ -293,7 +299,7 @@ class _Index:
             for base in image_bases(image.stem):
                 self._stripped[folders, fold_name(base)].append(image)
 
-    def exact(self, folders: Folders, stem: str, mask: File) -> File | None:
+    def find_exact(self, folders: Folders, stem: str, mask: File) -> File | None:
         """Return the image in `folders` with the name `stem`, or None.
 
         If the names of several images differ only in case, the image with the same case as `stem` is returned. `mask`
@@ -301,16 +307,19 @@ class _Index:
         """
         return self._single_image(self._exact.get((folders, fold_name(stem)), []), stem, mask)
 
-    def stripped(self, folders: Folders, base: str, mask: File) -> File | None:
-        """Return the image whose name without words such as "image" is `base`; see `exact`."""
+    def find_stripped(self, folders: Folders, base: str, mask: File) -> File | None:
+        """Return the image whose name without words such as "image" is `base`; see `find_exact`."""
         return self._single_image(self._stripped.get((folders, fold_name(base)), []), base, mask)
 
     def find_unique(self, folders: Folders, stem: str) -> File | None:
-        """Return the only image with a name, with or without words such as "image"; None if there are 0 or several."""
+        """Return the only image with a name, with or without words such as "image".
+
+        The result is None if no image or several images have the name.
+        """
         images = self._exact.get((folders, fold_name(stem)), []) or self._stripped.get((folders, fold_name(stem)), [])
         return images[0] if len(images) == 1 else None
 
-    def only_image(self, folders: Folders) -> File | None:
+    def find_only_image(self, folders: Folders) -> File | None:
         """Return the image of a folder that contains exactly one image, else None."""
         images = self._at.get(folders, [])
         return images[0] if len(images) == 1 else None

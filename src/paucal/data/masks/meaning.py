@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from paucal.data.masks.coding import (
-    Coding,
+    CodingKind,
     MaskCoding,
     NamedClasses,
     find_coding,
@@ -33,7 +33,7 @@ class UncodedMasks(NamedTuple):
 
     facts: MaskFacts
     pairs: Pairs
-    kind: Coding | None
+    kind: CodingKind | None
     ignore: Sequence[int] | None
     named: NamedClasses | None
     coding: MaskCoding | None
@@ -64,7 +64,7 @@ def classes_from_values(masks: UncodedMasks) -> MaskMeaning:
     """Return the classes of masks whose values give the classes."""
     named, notes = masks.named, list[str]()
     if named is None and masks.kind is None:
-        named, notes = _find_names(masks)
+        named, notes = _find_class_names(masks)
     coding = masks.coding or find_coding(masks.facts, masks.kind, masks.ignore, named)
     if masks.coding is not None:
         require_same_coding(coding, masks.facts, masks.ignore)
@@ -100,10 +100,10 @@ def classes_from_files(masks: UncodedMasks, marked: Sequence[tuple[str, ...]]) -
     )
 
 
-def _find_names(masks: UncodedMasks) -> tuple[NamedClasses | None, list[str]]:
-    """Return the classes of the first table in the set that matches the masks, or None, and notes for the user."""
+def _find_class_names(masks: UncodedMasks) -> tuple[NamedClasses | None, list[str]]:
+    """Return the classes of the first table in the set that fits the masks (None if no table fits), and user notes."""
     notes: list[str] = []
-    for file in _class_tables(masks.pairs):
+    for file in _find_class_tables(masks.pairs):
         try:
             class_names = read_class_names(file)
             if _fits_masks(class_names, masks):
@@ -114,7 +114,7 @@ def _find_names(masks: UncodedMasks) -> tuple[NamedClasses | None, list[str]]:
     return None, notes
 
 
-def _class_tables(pairs: Pairs) -> list[Path]:
+def _find_class_tables(pairs: Pairs) -> list[Path]:
     """Return the tables of classes in the folders of the first image and the first mask, and in folders above these."""
     if not pairs.pairs:
         return []
@@ -129,9 +129,10 @@ def _class_tables(pairs: Pairs) -> list[Path]:
 
 
 def _folders_above(file: Path, root: Path) -> list[Path]:
-    """Return the folders above a file up to the root.
+    """Return at most `MAX_PARENTS` folders above a file, the innermost first.
 
-    Outside of the root, the last folder is the first that is not named after images, masks or a split.
+    The search ends at the root, or at the first folder that is neither the file's own folder nor below the root.
+    Folders whose names stand for images, masks or a split do not end the search.
     """
     folders = []
     for folder in list(file.parents)[:MAX_PARENTS]:
@@ -146,7 +147,7 @@ def _folders_above(file: Path, root: Path) -> list[Path]:
 def _fits_masks(class_names: NamedClasses, masks: UncodedMasks) -> bool:
     """Return whether a table of classes has a name for every mask value.
 
-    A table without mask values matches if the number of names equals the number of classes.
+    A table without mask values fits if it has as many names as the coding of the masks has classes.
     """
     named = None if class_names.values is None else class_names
     coding = masks.coding or find_coding(masks.facts, None, masks.ignore, named)

@@ -19,18 +19,19 @@ _MASK_FOLDER = re.compile(
     r"(?:ground)?truths?|segs?|segmentations?|segmentationclass(?:es)?|targets?|trimaps?|1stmanual|semantic|"
     r"label(?:ids|maps?|images|segmentation)|maskimages|stuffthingmaps|labeledapproved"
 )
-# "other": masks whose values are object numbers instead of class numbers, as VOC's and COCO's.
+# Folders with the content "other" have masks of object numbers instead of class numbers, as in VOC and COCO.
 _CONTENTS = (("image", _IMAGE_FOLDER), ("mask", _MASK_FOLDER), ("other", re.compile("segmentationobjects?|panoptic")))
 _FORMATS = ("png", "jpg", "jpeg", "tif", "tiff", "bmp", "gif")
 _PART_WORDS = "|".join(sorted(STANDALONE_WORDS, key=len, reverse=True))
 _JOINED_WITH_PART = re.compile(rf"(?P<part>{_PART_WORDS})(?P<rest>[a-z]+)|(?P<head>[a-z]+)(?P<tail>{_PART_WORDS})")
 
 # Words for masks in file names.
-TOKENS = (
+MASK_WORDS = (
     r"masks?|labels?|lbl|label(?:train)?ids|seg(?:s|mented|masks?|mentations?)?|annot(?:s|ated|ations?)?|"
     r"gt(?:fine|coarse)?|ground[\W_]?truths?|truth|targets?|trimaps?|manual\d?"
 )
-_TOKENS_BY_STRICT = ((True, TOKENS), (False, rf"{TOKENS}|l"))
+# Words for masks, by the argument `strict` of `parse_mask_name`: without `strict`, "l" is also such a word.
+_MASK_WORDS_BY_STRICT = ((True, MASK_WORDS), (False, rf"{MASK_WORDS}|l"))
 _GAP = r"[\s_.,+~-]+"  # separator between words of a file name
 _COUNT = r"(?:[\s_.,+~-]*)\(?(\d{1,6})\)?"  # number at the end of a file name, such as "_1", "1" or "(1)"
 # Words in the names of mask visualisations and of other kinds of labels.
@@ -49,7 +50,7 @@ _LAST_WORD = re.compile(rf"(.+?){_GAP}[^\s_.,+~-]+")
 
 
 def fold_name(text: str) -> str:
-    """Return a name in folded form, in which names are compared regardless of case and Unicode form.
+    """Return the folded form of a name, which is equal for names that differ only in case or Unicode form.
 
     Example:
         >>> fold_name("E\u0301tang") == fold_name("\u00c9TANG")
@@ -142,16 +143,20 @@ class MaskName:
     number: str = ""
 
 
-_MASK_END = {strict: re.compile(rf"(.+?){_GAP}({tokens})", re.IGNORECASE) for strict, tokens in _TOKENS_BY_STRICT}
-_MASK_END_NUMBERED = {
-    strict: re.compile(rf"(.+?)({_GAP})({tokens}){_COUNT}", re.IGNORECASE) for strict, tokens in _TOKENS_BY_STRICT
+# Patterns of file names that end in a word for masks, or in such a word and a number; both by the argument `strict`.
+_MASK_WORD_AT_END = {
+    strict: re.compile(rf"(.+?){_GAP}({tokens})", re.IGNORECASE) for strict, tokens in _MASK_WORDS_BY_STRICT
 }
-# Names such as `mask.png` and `mask_1.png`, in a folder with an `image.png`.
-_MASK_ONLY = {strict: re.compile(tokens, re.IGNORECASE) for strict, tokens in _TOKENS_BY_STRICT}
-_MASK_ONLY_NUMBERED = {
-    strict: re.compile(rf"({tokens}){_COUNT}", re.IGNORECASE) for strict, tokens in _TOKENS_BY_STRICT
+_NUMBERED_MASK_WORD_AT_END = {
+    strict: re.compile(rf"(.+?)({_GAP})({tokens}){_COUNT}", re.IGNORECASE) for strict, tokens in _MASK_WORDS_BY_STRICT
 }
-_MASK_BEGIN = re.compile(rf"({TOKENS})(?:{_GAP}(.+)|(\d.*))", re.IGNORECASE)
+# Patterns of names that consist of a word for masks (`mask.png`), or of such a word and a number (`mask_1.png`), by the
+# argument `strict`. Masks have such names in a folder with an `image.png`.
+_MASK_WORD = {strict: re.compile(tokens, re.IGNORECASE) for strict, tokens in _MASK_WORDS_BY_STRICT}
+_NUMBERED_MASK_WORD = {
+    strict: re.compile(rf"({tokens}){_COUNT}", re.IGNORECASE) for strict, tokens in _MASK_WORDS_BY_STRICT
+}
+_MASK_WORD_AT_BEGINNING = re.compile(rf"({MASK_WORDS})(?:{_GAP}(.+)|(\d.*))", re.IGNORECASE)
 
 
 def parse_mask_name(stem: str, strict: bool = False) -> Iterator[MaskName]:
@@ -165,13 +170,13 @@ def parse_mask_name(stem: str, strict: bool = False) -> Iterator[MaskName]:
         >>> [name.base for name in parse_mask_name("a_seg_mask")]
         ['a_seg', 'a']
     """
-    if _MASK_ONLY[strict].fullmatch(stem):
+    if _MASK_WORD[strict].fullmatch(stem):
         yield MaskName("", fold_name(stem))
     kinds, base = [], stem
-    while match := _MASK_END[strict].fullmatch(base):
+    while match := _MASK_WORD_AT_END[strict].fullmatch(base):
         base, kinds = match[1], [fold_name(match[2]), *kinds]
         yield MaskName(base, " ".join(kinds))
-    if match := _MASK_BEGIN.fullmatch(stem):
+    if match := _MASK_WORD_AT_BEGINNING.fullmatch(stem):
         yield MaskName(match[2] or match[3], fold_name(match[1]))
 
 
@@ -184,9 +189,9 @@ def parse_numbered_name(stem: str, strict: bool = False) -> Iterator[MaskName]:
         >>> [(name.base, name.number) for name in parse_numbered_name("a_mask_1")]
         [('a', '1'), ('a_1', '')]
     """
-    if match := _MASK_ONLY_NUMBERED[strict].fullmatch(stem):
+    if match := _NUMBERED_MASK_WORD[strict].fullmatch(stem):
         yield MaskName("", fold_name(match[1]), match[2])
-    match = _MASK_END_NUMBERED[strict].fullmatch(stem)
+    match = _NUMBERED_MASK_WORD_AT_END[strict].fullmatch(stem)
     if match is None:
         return
     base, gap, kind, number = match[1], match[2], fold_name(match[3]), match[4]
@@ -225,7 +230,7 @@ def name_without_mask_words(stem: str) -> str:
         ('', 'liver')
     """
     words = re.split(_GAP, re.sub(r"\d+", " ", fold_name(stem)).replace(" ", "_"))
-    return "_".join(word for word in words if word and not re.fullmatch(TOKENS, word))
+    return "_".join(word for word in words if word and not re.fullmatch(MASK_WORDS, word))
 
 
 def without_suffix(name: str) -> str:

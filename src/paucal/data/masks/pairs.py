@@ -72,7 +72,7 @@ class Pairs:
 
 @dataclass(frozen=True)
 class ImageAndMaskFiles:
-    """The images and the masks of a set, which are distinguished by their names.
+    """The image files and the mask files of a set, separated by their names.
 
     Attributes:
         images: Image files.
@@ -116,7 +116,7 @@ def find_pairs(data: Path, images: Path | None = None, masks: Path | None = None
             drawn_pairs = tuple(Pair(key, (mask,), part) for key, mask, part in sorted(panoptic))
             return Pairs(data, drawn_pairs, (f"the masks are drawn from {NAME}", *notes))
         keys = find_images(data)
-        files = find_image_and_mask_folders(keys)
+        files = separate_images_and_masks(keys)
         if not files.masks and (folders := find_folders_by_colours(keys, FileStore(data.resolve(), keys))):
             image_folder, mask_folder = folders
             pairs = find_pairs(data, data / image_folder, data / mask_folder)
@@ -132,11 +132,11 @@ def find_pairs(data: Path, images: Path | None = None, masks: Path | None = None
         return _match_and_split(data, data, files, [data])
     for flag, folder in (("--images", images), ("--masks", masks)):
         _require_folder(folder, flag)
-    return _match_and_split(images, masks, _two_folders(images, masks), [images, images.resolve().parent])
+    return _match_and_split(images, masks, _files_of_two_folders(images, masks), [images, images.resolve().parent])
 
 
-def find_image_and_mask_folders(keys: Sequence[str]) -> ImageAndMaskFiles:
-    """Distinguish images from masks by the names of their folders, or else by their file names."""
+def separate_images_and_masks(keys: Sequence[str]) -> ImageAndMaskFiles:
+    """Separate image files from mask files by the names of their folders, or else by file names."""
     keys_by_content: dict[str, list[str]] = {"image": [], "mask": [], "other": [], "": []}
     for key in keys:
         keys_by_content[_content_of_folders(key)].append(key)
@@ -151,13 +151,13 @@ def find_image_and_mask_folders(keys: Sequence[str]) -> ImageAndMaskFiles:
             _to_file(key, single_word=not by_folder) for key in keys_by_content["image"] or keys_by_content[""]
         )
         return ImageAndMaskFiles(images, tuple(map(_to_file, keys_by_content["mask"])), tuple(keys_by_content["other"]))
-    return _side_by_side(keys)
+    return _separate_by_file_names(keys)
 
 
-def _two_folders(images: Path, masks: Path) -> ImageAndMaskFiles:
-    """Return the images and masks of two folders, which may be the same folder, or one inside the other."""
+def _files_of_two_folders(images: Path, masks: Path) -> ImageAndMaskFiles:
+    """Return the images and masks of two folders; the folders may be equal, or one may be inside the other."""
     if images.resolve() == masks.resolve():
-        return _side_by_side(find_images(images))
+        return _separate_by_file_names(find_images(images))
     image_keys, mask_keys = (
         [key for key in find_images(folder) if not _is_inside(folder / key, other, folder)]
         for folder, other in ((images, masks), (masks, images))
@@ -166,12 +166,12 @@ def _two_folders(images: Path, masks: Path) -> ImageAndMaskFiles:
 
 
 def _is_inside(path: Path, other: Path, searched_folder: Path) -> bool:
-    """Return whether `other` is inside `searched_folder`, and contains the file `path` of `searched_folder`."""
+    """Return whether the folder `other` is inside `searched_folder` and contains the file `path`."""
     return other.resolve().is_relative_to(searched_folder.resolve()) and path.resolve().is_relative_to(other.resolve())
 
 
-def _side_by_side(keys: Sequence[str]) -> ImageAndMaskFiles:
-    """Distinguish images from masks in the same folders by their file names."""
+def _separate_by_file_names(keys: Sequence[str]) -> ImageAndMaskFiles:
+    """Separate image files from mask files in the same folders by file names."""
     files = [_to_file(key, all_folders=True) for key in keys]
     bases = {(file.folders, fold_name(name)): file for file in files for name in (*image_bases(file.stem), file.stem)}
     masks = []
@@ -180,13 +180,13 @@ def _side_by_side(keys: Sequence[str]) -> ImageAndMaskFiles:
         image_names = {fold_name(base) for name in names for base in (name.base, without_suffix(name.base))}
         if any(bases.get((file.folders, base), file) is not file for base in image_names):
             masks.append(file)
-    mask_keys = {file.key for file in masks or _masks_beside_jpegs(files)}
+    mask_keys = {file.key for file in masks or _find_masks_beside_jpegs(files)}
     images = tuple(_to_file(file.key) for file in files if file.key not in mask_keys)
     return ImageAndMaskFiles(images, tuple(_to_file(file.key) for file in files if file.key in mask_keys))
 
 
-def _masks_beside_jpegs(files: Sequence[File]) -> list[File]:
-    """Return the masks of a set in which `x.png` is the mask of `x.jpg`; an empty list if there are any other files."""
+def _find_masks_beside_jpegs(files: Sequence[File]) -> list[File]:
+    """Return the masks of a set in which `x.png` is the mask of `x.jpg`; an empty list if the set has other files."""
     pairs: dict[tuple[tuple[str, ...], str], list[File]] = defaultdict(list)
     for file in files:
         pairs[file.folders, fold_name(file.stem)].append(file)
@@ -304,7 +304,7 @@ def _folders_above(key: str, below: int = 0) -> str:
 def _assign_parts(
     matches: Matches, files: ImageAndMaskFiles, bases: Iterable[Path]
 ) -> tuple[dict[str, str], list[str]]:
-    """Return the split of each image that is used ("" if not declared), and sentences on images that are not listed."""
+    """Return the split of each used image ("" if not declared), and sentences on images that are not listed."""
     folders = {file.key: file.part for file in files.images if file.key in matches.masks}
     lists = read_part_lists(bases, [file.key for file in files.images])
     notes = list(lists.notes)

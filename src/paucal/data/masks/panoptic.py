@@ -41,8 +41,8 @@ def find_panoptic(tree: Tree) -> list[str]:
 def draw_panoptic(root: Path) -> tuple[DrawnMasks, list[str]]:
     """Draw the masks of a folder with panoptic JSON files, unless the masks are in the cache.
 
-    Mask values are positions in the list of categories in the JSON file; `classes.csv` in the folder above the masks
-    has the names of the categories.
+    Mask values are positions in the list of categories in the JSON file. The names of the categories are in
+    `classes.csv` in the folder above the masks.
 
     Returns:
         The masks of each image, and notes for the user. Both lists are empty if there are no panoptic JSON files.
@@ -101,7 +101,7 @@ _REQUIRED_KEYS = {
 
 
 def _category_names(place: str, rows: Sequence[Mapping[str, Any]]) -> dict[Any, str]:
-    """Return the name of each category by its id (as text), in the order of the file."""
+    """Return the name of each category by its id (as text), in the order of the JSON file."""
     names = {repr(row["id"]): str(row["name"]).strip() for row in rows}
     are_unique = len(names) == len(rows) == len(set(names.values()))
     if not 1 <= len(names) <= IGNORED or not are_unique or not all(names.values()):

@@ -22,7 +22,7 @@ _BEFORE_NUMBERS = (re.compile(r"(.*\S)\s+(?:-1|0|1)"), re.compile(r"(.*\S)(?:\s+
 _SUFFIXES = "|".join(re.escape(suffix) for suffix in IMAGE_SUFFIXES)
 _BEFORE_PATH = re.compile(
     rf"(.+?(?:{_SUFFIXES}))[\s,;]+\S.*", re.IGNORECASE
-)  # path of an image, then its mask or class
+)  # path of an image, then the path of a mask or a class
 
 
 @dataclass(frozen=True)
@@ -76,16 +76,16 @@ def _find_lists(base: Path) -> tuple[Path, dict[str, Path]]:
     for names in FOLDERS:
         folder = base
         for name in names:
-            folder = next((child for child in _children(folder) if fold_name(child.name) == name), folder / name)
-        if files := _lists_in(folder):
+            folder = next((child for child in _list_children(folder) if fold_name(child.name) == name), folder / name)
+        if files := _find_lists_in_folder(folder):
             return folder, files
-    return base, _lists_in(base)
+    return base, _find_lists_in_folder(base)
 
 
-def _lists_in(folder: Path) -> dict[str, Path]:
+def _find_lists_in_folder(folder: Path) -> dict[str, Path]:
     """Return the list file of each split in a folder."""
     lists: dict[str, Path] = {}
-    for file in _children(folder):
+    for file in _list_children(folder):
         match = _LIST_NAME.fullmatch(file.stem.strip())
         if match is None or file.suffix.lower() != ".txt" or not is_regular(file):
             continue
@@ -96,7 +96,7 @@ def _lists_in(folder: Path) -> dict[str, Path]:
     return lists
 
 
-def _children(folder: Path) -> list[Path]:
+def _list_children(folder: Path) -> list[Path]:
     return sorted(child for child in folder.iterdir() if not is_ignored(child.name)) if folder.is_dir() else []
 
 

@@ -11,8 +11,8 @@ from paucal.data.decode import UnreadableImage
 from paucal.data.images import ImageSet, evenly_spaced
 from paucal.data.masks.mask_files import pack_colours
 from paucal.data.masks.matching import match
-from paucal.data.masks.naming import TOKENS, folder_role
-from paucal.data.masks.pairs import find_folders_by_colours, find_image_and_mask_folders
+from paucal.data.masks.naming import MASK_WORDS, folder_role
+from paucal.data.masks.pairs import find_folders_by_colours, separate_images_and_masks
 from paucal.data.stores import Store
 from paucal.types import UserError
 from paucal.wording import counted, was_or_were
@@ -21,7 +21,7 @@ MIN_NAMED_FRACTION = 0.1  # if a smaller fraction of the files is named like mas
 SAMPLED_NAMES = 4096  # number of names in the quick check
 MAX_READ_MASKS = 5  # number of files whose colours are counted
 MAX_COLOURS = 256  # maximum number of colours in a mask; photographs have more
-_WORD = re.compile(rf"(?:^|[\W_])(?:{TOKENS})(?:$|[\W_]|\d)", re.IGNORECASE)
+_WORD = re.compile(rf"(?:^|[\W_])(?:{MASK_WORDS})(?:$|[\W_]|\d)", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class MasksInSet:
 
     Attributes:
         keys: Keys of the masks.
-        example: Key of an image and key of its mask, if names match; else two empty strings.
+        example: Key of an image and key of the mask with a matching name; two empty strings if no names match.
     """
 
     keys: frozenset[str]
@@ -51,13 +51,13 @@ def find_masks_among(keys: Sequence[str], store: Store) -> MasksInSet | None:
     masks are counted as well. For two folders with other names, but equal file names, only the colours are used.
     """
     if not _may_have_masks(keys):
-        return _masks_by_colours(keys, store)
-    files = find_image_and_mask_folders(keys)
+        return _find_masks_by_colours(keys, store)
+    files = separate_images_and_masks(keys)
     masks = frozenset((*(file.key for file in files.masks), *files.others))
     if not files.images or len(masks) < max(1, MIN_NAMED_FRACTION * len(keys)):
         return None
     are_folders_enough = all(
-        _is_content(key, "mask" if key in masks else "image") for key in set(keys) - set(files.others)
+        _has_content(key, "mask" if key in masks else "image") for key in set(keys) - set(files.others)
     )
     try:
         masks_of = match(files.images, files.masks).masks
@@ -69,7 +69,7 @@ def find_masks_among(keys: Sequence[str], store: Store) -> MasksInSet | None:
     return MasksInSet(masks, next(((image, image_masks[0]) for image, image_masks in masks_of.items()), ("", "")))
 
 
-def _masks_by_colours(keys: Sequence[str], store: Store) -> MasksInSet | None:
+def _find_masks_by_colours(keys: Sequence[str], store: Store) -> MasksInSet | None:
     folders = find_folders_by_colours(keys, store)
     if folders is None:
         return None
@@ -94,14 +94,14 @@ def _may_have_masks(keys: Sequence[str]) -> bool:
     folders = {key.rpartition("/")[0] for key in keys}
     if any(map(_WORD.search, folders)):
         return True
-    if any(_is_content(f"{folder}/", content) for folder in folders for content in ("mask", "other")):
+    if any(_has_content(f"{folder}/", content) for folder in folders for content in ("mask", "other")):
         return True
     sample = [keys[int(index)] for index in evenly_spaced(len(keys), SAMPLED_NAMES)]
     n_named = sum(_WORD.search(key.rpartition("/")[2].rpartition(".")[0]) is not None for key in sample)
     return n_named >= MIN_NAMED_FRACTION / 2 * len(sample)
 
 
-def _is_content(key: str, content: str) -> bool:
+def _has_content(key: str, content: str) -> bool:
     """Return whether a file's folders are named after this content (`FolderRole`).
 
     Folders that are named only after a split (`train/`) count as folders of images.
@@ -112,7 +112,7 @@ def _is_content(key: str, content: str) -> bool:
 
 
 def _have_few_colours(keys: Sequence[str], masks: frozenset[str], store: Store) -> bool:
-    """Return whether up to 5 of the masks that are read all have at most 256 colours; photographs have more."""
+    """Read up to 5 of the masks, and return whether none has more than 256 colours, as photographs have."""
     indices = [index for index, key in enumerate(keys) if key in masks]
     for index in indices[:: max(1, len(indices) // MAX_READ_MASKS)][:MAX_READ_MASKS]:
         try:

@@ -59,7 +59,8 @@ def unpack(archive: Path) -> tuple[Path, tuple[str, ...]]:
                 os.replace(target, folder)
         if not _is_complete(folder, sizes):
             raise UserError(
-                f"{str(archive)!r} cannot be unpacked into {folder}: unpack the archive, and give the folder."
+                f"{str(archive)!r} cannot be unpacked into {folder}: unpack the archive into another folder yourself, "
+                "and give that folder."
             )
     finally:
         shutil.rmtree(target, ignore_errors=True)

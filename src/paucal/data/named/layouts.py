@@ -1,6 +1,6 @@
 """Readers of published data sets that torchvision does not read, or not in the form needed for EsViT's table 9.
 
-torchvision's `FER2013` joins the two test splits, its `UCF101` returns video clips, and there are no classes for
+torchvision's `FER2013` joins the two test splits, its `UCF101` returns video clips, and torchvision does not read
 Hateful Memes, WebVision 1.0 and Open Images V4. Damaged files raise a `ValueError`, `KeyError` or `OSError`, which
 `store.py` turns into a message.
 """
@@ -24,10 +24,10 @@ from paucal.types import UserError
 
 EMOTIONS = ("angry", "disgust", "fear", "happy", "sad", "surprise", "neutral")
 FACE_SIDE = 48  # height and width of FER2013's images in pixels
-MAX_BYTES = 1 << 30  # largest file with labels that is read; FER2013's file takes up 287 MiB
+MAX_BYTES = 1 << 30  # size of the largest file with labels that is read; FER2013's file is 287 MiB large
 SYNSETS_NAME = "synsets.txt"
 N_WEBVISION_CLASSES = 1000
-MAX_SYNSETS_BYTES = 1 << 20  # largest `synsets.txt` that is read
+MAX_SYNSETS_BYTES = 1 << 20  # size of the largest `synsets.txt` that is read
 
 
 class PortionImages(NamedTuple):

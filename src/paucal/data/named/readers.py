@@ -2,7 +2,7 @@
 
 torchvision compares the MD5 sum of a file with the official sum before it unpickles the file (CIFAR's batches). For
 data sets of image files, only the paths and labels are taken from torchvision. paucal's decoder reads the images, and
-only below the root.
+reads only files below the root.
 """
 
 import os
@@ -52,7 +52,7 @@ def _open_image_files(data: Any, root: Path, key: str) -> PortionImages:
 
 
 def _open_gtsrb(data: datasets.GTSRB, root: Path, key: str) -> PortionImages:
-    # The folders of training images are the class numbers, but torchvision numbers the folders anew.
+    # The names of the folders of training images are the class numbers, but torchvision numbers the folders anew.
     is_train = data._split == "train"
     labels = [int(Path(path).parent.name) if is_train else label for path, label in data._samples]
     return images_of_files(root, [path for path, _ in data._samples], labels, [f"{number:05d}" for number in range(43)])
@@ -156,7 +156,7 @@ class Hdf5Store(ReopenedStore):
 
     def __init__(self, file: Path, name: str) -> None:
         self._file, self._name = file, name
-        self._begin()
+        self._init_transient_state()
         self._shape = self._array().shape
         if len(self._shape) != 4 or self._shape[3] != 3 or self._array().dtype != np.uint8:
             raise ValueError(
@@ -184,7 +184,7 @@ class Hdf5Store(ReopenedStore):
         """Read an image; raise `UnreadableImage` if the image is damaged."""
         self.read(index)
 
-    def _begin(self) -> None:
+    def _init_transient_state(self) -> None:
         self._opened: Any = None
         self._process_id = 0
         self._lock = threading.Lock()

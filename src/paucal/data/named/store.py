@@ -16,8 +16,8 @@ from paucal.reading import read_text
 from paucal.types import UserError
 from paucal.wording import shorten
 
-MAX_LIST_BYTES = 16 << 20  # largest list of images that is read; official lists take up about 1 MiB
-MAX_SHOWN = 80  # largest number of characters of a line that a message shows
+MAX_LIST_BYTES = 16 << 20  # size of the largest list of images that is read; official lists are about 1 MiB large
+MAX_SHOWN_CHARACTERS = 80  # largest number of characters of a line that a message shows
 
 
 def open_named(name: str, root: str | Path | None = None, download: bool = False, labelled: bool = True) -> ImageSet:
@@ -54,7 +54,7 @@ def open_named(name: str, root: str | Path | None = None, download: bool = False
         remove_files = f"remove {' and '.join(entry.unpacked)} from {set_root}, then " if entry.unpacked else ""
         raise UserError(
             f"the data set '{name}' in {set_root if entry.one_of else set_root / entry.folder} is incomplete or "
-            f"damaged ({_reason(problem)}); {remove_files}{advice_on_missing(name, folder)}."
+            f"damaged ({_failure_reason(problem)}); {remove_files}{advice_on_missing(name, folder)}."
         ) from problem
     return _restrict_to_lists(entry, images, set_root)
 
@@ -74,12 +74,12 @@ def _download_set(name: str, root: Path) -> None:
             fetch_portion(name, root, portion)
     except Exception as problem:  # torchvision does not catch exceptions of the network, the disk or an archive
         raise UserError(
-            f"the data set '{name}' could not be downloaded ({_reason(problem)}); "
+            f"the data set '{name}' could not be downloaded ({_failure_reason(problem)}); "
             f"{advice_on_missing(name, root, tried=True)}."
         ) from problem
 
 
-def _reason(problem: Exception) -> str:
+def _failure_reason(problem: Exception) -> str:
     """Return the text of an exception for a message."""
     if isinstance(problem, RuntimeError) and "download=True" in str(problem):
         return "files are missing or differ from the official files"
@@ -87,7 +87,7 @@ def _reason(problem: Exception) -> str:
 
 
 def _join_portions(name: str, root: Path, portions: Sequence[PortionImages], labelled: bool) -> ImageSet:
-    """Return the images of all portions as one set; raise a `ValueError` if they contradict each other."""
+    """Return the images of all portions as one set; raise a `ValueError` if the portions contradict each other."""
     entry, classes = NAMED[name], portions[0].classes
     labels = np.concatenate([images.labels for images in portions])
     keys = [key for images in portions for key in images.keys]
@@ -117,7 +117,7 @@ def _join_portions(name: str, root: Path, portions: Sequence[PortionImages], lab
 
 
 def _count_note(title: str, published: Iterable[int], available: Iterable[int]) -> str:
-    """Return the note that a data set has fewer or more images than were published, given the counts per split."""
+    """Return the note that a data set has fewer or more images than were published; counts are per portion or split."""
     published_text, available_text = (" + ".join(f"{n:,}" for n in counts) for counts in (published, available))
     return f"{title} was published with {published_text} images, but {available_text} exist here"
 
@@ -173,8 +173,8 @@ def _listed_parts(
             index = index_by_key.get(f"{lists.prefix}{line}")
             if index is None:
                 raise UserError(
-                    f"{context} is {shorten(line, MAX_SHOWN)!r}, but no such image of {entry.title} is in {root}; "
-                    f"expected a line such as {lists.example!r}: unpack the official archives again."
+                    f"{context} is {shorten(line, MAX_SHOWN_CHARACTERS)!r}, but no such image of {entry.title} is in "
+                    f"{root}; expected a line such as {lists.example!r}: unpack the official archives again."
                 )
             if index in parts:
                 raise UserError(f"{context} repeats the image {line!r}: unpack {lists.archive} again.")

@@ -12,10 +12,10 @@ from typing import Any
 
 from paucal.data.images import Hints
 
-ROOT_VARIABLE = "PAUCAL_DATA"
+ROOT_VARIABLE = "PAUCAL_DATA"  # environment variable with the folder of published data sets
 _DEFAULT_HINTS = Hints()
 OPEN_IMAGES_FOLDERS = ("train", *(f"train_{digit:x}" for digit in range(16)))  # folders that may have training images
-_DIGITS_OR_SIGNS = Hints(flip=False, image_size=32)  # a mirrored digit or sign has a different meaning
+_DIGIT_OR_SIGN_HINTS = Hints(flip=False, image_size=32)  # a mirrored digit or sign means something else
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Lists:
         counts: Published number of images in each split.
         archive: Official archive of the list files, for messages.
         folders: Folders that are searched for the list files, relative to the root; the first folder is recommended.
-        prefix: Text in front of each line that gives the path of the image relative to the root.
+        prefix: Text that is put in front of a line to get the path of the image relative to the root.
         example: Example of a line.
     """
 
@@ -130,7 +130,7 @@ def find_set_root(entry: NamedSet, root: Path) -> Path | None:
 
 
 def advice_on_missing(name: str, root: Path, tried: bool = False) -> str:
-    """Return what to do about missing files, as the second half of a sentence; `tried` if a download has failed."""
+    """Return what to do about missing files, as the second half of a sentence; `tried`: whether a download failed."""
     entry = NAMED[name]
     place_files = f"put {entry.files} from {entry.source} into {root / entry.folder}"
     download = "" if not entry.fetchable else "try again, or " if tried else "give --download, or "
@@ -167,7 +167,7 @@ NAMED: dict[str, NamedSet] = {
         unpacked=tuple(
             f"MNIST/raw/{part}-{kind}-ubyte" for part in ("train", "t10k") for kind in ("images-idx3", "labels-idx1")
         ),
-        hints=_DIGITS_OR_SIGNS,
+        hints=_DIGIT_OR_SIGN_HINTS,
     ),
     "svhn": NamedSet(
         title="Street View House Numbers",
@@ -175,7 +175,7 @@ NAMED: dict[str, NamedSet] = {
         files="train_32x32.mat and test_32x32.mat",
         source="http://ufldl.stanford.edu/housenumbers/",
         unpacked=("train_32x32.mat", "test_32x32.mat"),
-        hints=_DIGITS_OR_SIGNS,
+        hints=_DIGIT_OR_SIGN_HINTS,
         package="scipy",
     ),
     "stl10": NamedSet(
@@ -231,7 +231,7 @@ NAMED: dict[str, NamedSet] = {
         source="https://benchmark.ini.rub.de/",
         folder="gtsrb",
         unpacked=("gtsrb/GTSRB/Training", "gtsrb/GTSRB/Final_Test/Images", "gtsrb/GT-final_test.csv"),
-        hints=_DIGITS_OR_SIGNS,
+        hints=_DIGIT_OR_SIGN_HINTS,
     ),
     "pcam": NamedSet(
         title="PatchCamelyon",

@@ -25,8 +25,8 @@ class ShardsAhead:
     def __init__(self, store: Store, images: NDArray[np.int64]) -> None:
         self._store, self._images = store, images
         self._order: StreamOrder | None = None
-        self._n_requested, self._n_threads = 0, 0  # number of requested shards of the order, and of running threads
-        self._queue: deque[int] = deque()  # position of one image of each shard to download
+        self._n_requested, self._n_threads = 0, 0  # requested shards of `_order`, and running threads
+        self._queue: deque[int] = deque()  # for each shard to download, the position of one of its images
         self._lock = threading.Lock()
 
     def request_shards(self, order: StreamOrder, index: int) -> None:

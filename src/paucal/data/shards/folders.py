@@ -31,7 +31,7 @@ _MAX_FRACTION_OF_FREE_DISK = 0.5  # maximum fraction of the free disk space that
 # `_MIN_PATIENCE` seconds. For the first download, whose duration is unknown, this happens after `_FIRST_PATIENCE`
 # seconds.
 _PATIENCE_FACTOR, _MIN_PATIENCE, _FIRST_PATIENCE = 4.0, 5.0, 60.0
-_ABANDONED_SECONDS = 3600.0  # temporary files of downloads may be removed if they have not grown for this long
+_ABANDONED_SECONDS = 3600.0  # a temporary file of a download may be removed after this time without a new byte
 _MAX_SPEEDS = 32  # number of recent downloads whose median speed determines the expected duration
 _BLOCK_BYTES = 4 << 20  # number of bytes of a small file that are read at once
 # Names of the metadata that identify a version of a file on S3, Google Cloud Storage, Azure, web servers and disks.
@@ -176,7 +176,7 @@ class RemoteShardFolder:
 
         `try_to` calls the function that downloads the shard, perhaps several times.
         """
-        target = self._target(shard)
+        target = self._cache_path(shard)
         if _is_complete(target, shard.size):
             return target
         from filelock import FileLock  # imported here, like fsspec
@@ -194,7 +194,7 @@ class RemoteShardFolder:
 
     def open_file(self, shard: Shard) -> Any:
         """Open a shard to read a few bytes: the copy in the cache if it exists, else the remote file."""
-        target = self._target(shard)
+        target = self._cache_path(shard)
         if _is_complete(target, shard.size):
             return target.open("rb")
         files, root = self._storage()
@@ -215,14 +215,14 @@ class RemoteShardFolder:
             raise UserError(f"{self.location} does not report the size of {name}: download it, and give the file.")
         return Shard(name, int(entry["size"]), changed=_version_of(entry))
 
-    def _target(self, shard: Shard) -> Path:
+    def _cache_path(self, shard: Shard) -> Path:
         """Return the path of a shard's copy in the cache; the path depends on the version of the shard."""
         return self.cache / f"{shard.changed:x}" / shard.name if shard.changed else self.cache / shard.name
 
     def _fetch(self, shard: Shard, target: Path, try_to: Callable[[Callable[[], Path]], Path]) -> None:
         """Download a shard to `target`; if the download is slow, start a second download and use the first to end."""
 
-        def get(number: int) -> Path:
+        def download_to_temporary(number: int) -> Path:
             temporary = target.with_name(f".{target.name}.{os.getpid()}-{time.monotonic_ns()}-{number}.tmp")
             try:
                 self._download_checked(shard, temporary)
@@ -231,16 +231,16 @@ class RemoteShardFolder:
                 raise
             return temporary
 
-        def get_hedged() -> Path:
+        def download_hedged() -> Path:
             start_time, patience = time.monotonic(), _FIRST_PATIENCE
             if self._speeds:
                 patience = max(_MIN_PATIENCE, _PATIENCE_FACTOR * shard.size / statistics.median(self._speeds))
-            path = send_hedged(get, patience, lambda late: late.unlink(missing_ok=True))
+            path = send_hedged(download_to_temporary, patience, lambda late: late.unlink(missing_ok=True))
             self._speeds.append(shard.size / max(1e-6, time.monotonic() - start_time))
             return path
 
         try:
-            try_to(get_hedged).replace(target)
+            try_to(download_hedged).replace(target)
         except FileNotFoundError:
             raise UnreadableImage(
                 f"the shard {shard.name} is in the index, but not in {self.location}; add the shard, or index the "
@@ -283,7 +283,7 @@ class RemoteShardFolder:
 
     def _storage(self) -> tuple[Any, str]:
         """Return fsspec's file system, and the path of the folder in this file system."""
-        # Each process opens its own file system, since a forked process cannot use that of its parent.
+        # Each process opens its own file system, since a forked process cannot use the file system of its parent.
         if self._opened is None or self._opened[0] != os.getpid():
             self._opened = os.getpid(), *open_storage(self.location)
         return self._opened[1:]
@@ -293,7 +293,7 @@ ShardFolder = LocalShardFolder | RemoteShardFolder
 
 
 def _version_of(entry: Mapping[str, Any]) -> int:
-    """Return a number that identifies the version of a file by its metadata; 0 if the storage gives no metadata."""
+    """Return a number that identifies the version of a file by its metadata; 0 if the storage gives none."""
     stated = [str(entry[name]) for name in _VERSION_FIELDS if entry.get(name) is not None]
     return int.from_bytes(hashlib.blake2b("\n".join(stated).encode(), digest_size=7).digest()) if stated else 0
 

@@ -25,8 +25,8 @@ INDEX_NAME = "paucal_index.npz"
 FORMAT_VERSION = 1
 HEADER_BYTES = 512  # size of the header in front of the content of each tar member
 MAX_BYTES = 4 << 30  # maximum size of an index file
-# The rows of recently read shards (one row per image) are cached in memory, as a window of images needs them. The
-# minimum number of shards is cached even if these shards have more rows than the limit.
+# The rows of recently read shards (one row per image) are cached in memory, since the images of a window are in several
+# shards. `MIN_CACHED_SHARDS` shards are cached even if they have more than `MAX_CACHED_ROWS` rows.
 MIN_CACHED_SHARDS, MAX_CACHED_SHARDS, MAX_CACHED_ROWS = 4, 256, 1 << 17
 _ROWS_PER_CHECK = 1 << 16  # number of rows of an index that are checked at once, to save memory
 _ARRAY_TYPES = {
@@ -35,7 +35,7 @@ _ARRAY_TYPES = {
     "key_bytes": np.dtype(np.uint8),
 }
 REMAKE_ADVICE = f"remove {INDEX_NAME}, so that the shards are indexed again, or write them again with 'paucal shard'"
-_MAX_NAMES_SHOWN = 3
+_MAX_NAMES_SHOWN = 3  # maximum number of shard names in a message
 # Exceptions that may be raised when a damaged index is read.
 _DAMAGE_EXCEPTIONS = (
     *(zipfile.BadZipFile, struct.error, OSError, ValueError, KeyError, TypeError, EOFError, AttributeError),
@@ -236,9 +236,11 @@ def read_index(path: Path, shown_path: str) -> ShardIndex:
 
 
 def _validated_index(header: Any, arrays: dict[str, StoredArray], shown_path: str) -> ShardIndex:
-    """Return the index with a header and arrays; raise a `ValueError` if the header or an array is invalid."""
+    """Return the index that a header and arrays describe; raise a `ValueError` if the header or an array is invalid."""
     if header["format"] != FORMAT_VERSION:
-        raise ValueError(f"its format is {header['format']}, but this version of paucal reads {FORMAT_VERSION}")
+        raise ValueError(
+            f"the format of the file is {header['format']}, but this version of paucal reads {FORMAT_VERSION}"
+        )
     files = tuple(Shard(**file) for file in header["files"])
     for file in files:
         if not isinstance(file.name, str) or not all(isinstance(number, int) for number in (file.size, file.changed)):

@@ -143,7 +143,7 @@ def _read_index_beside_shards(folder: ShardFolder, single_shard: str | None, ski
     shown = f"{folder.location}/{INDEX_NAME}"
     index = read_index(path, shown)
     shard_files = folder.list_files()
-    if shard_files is None:  # in this case, each shard is compared with the index when it is downloaded
+    if shard_files is None:  # each shard is then compared with the index when the shard is downloaded
         return index
     shards = {shard.name: shard for shard in shard_files if shard.name.lower().endswith(TAR_SUFFIX)}
     damaged: dict[int, str] = {}
@@ -182,10 +182,7 @@ def _is_same(folder: ShardFolder, index: ShardIndex, number: int) -> bool:
 def _load_or_build_index(
     folder: ShardFolder, label_field: str, single_shard: str | None, options: SourceOptions
 ) -> ShardIndex:
-    """Return an index for shards without an index file.
-
-    This is the cached index if the shards are unchanged, else a new index.
-    """
+    """Return the cached index of shards without an index file, if it matches the shards, else a new index."""
     shard_files = folder.list_files()
     if shard_files is None:
         raise UserError(

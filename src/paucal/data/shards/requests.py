@@ -14,17 +14,17 @@ from paucal.wording import first_line
 
 # Minimum number of tries of a request, and number of seconds after which no further try is started.
 _MIN_TRIES, _MIN_SECONDS = 3, 120.0
-_FIRST_PAUSE, _MAX_PAUSE = 2.0, 30.0  # longest pause in seconds before the second try, and before any later try
+_FIRST_PAUSE, _MAX_PAUSE = 2.0, 30.0  # upper limit of the first random pause, and of all pauses, in seconds
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT)  # numbers of the operating system's errors for a full disk
 T = TypeVar("T")
 
 
 class GaveUp(Exception):
-    """Error: a request failed at every try; the text has the last problem, and the number and duration of the tries."""
+    """Error: all tries of a request failed. The message has the last problem, and the number and time of the tries."""
 
 
 def retry(work: Callable[[], T]) -> T:
-    """Return the result of a network request, which is tried for two minutes and at least three times.
+    """Try a network request for two minutes, and at least three times; return the result.
 
     The pauses between tries are random, up to a limit that doubles each time, so that the processes of a run do not
     send their requests to an overloaded storage at the same time.
@@ -65,7 +65,7 @@ def send_hedged(work: Callable[[int], T], patience: float, discard: Callable[[T]
     responses: queue.SimpleQueue[tuple[T | None, BaseException | None]] = queue.SimpleQueue()
     lock, is_decided = threading.Lock(), threading.Event()
 
-    def send(number: int) -> None:
+    def send_and_queue_response(number: int) -> None:
         try:
             value = work(number)
         except BaseException as problem:  # raised again in the caller's thread
@@ -79,15 +79,15 @@ def send_hedged(work: Callable[[int], T], patience: float, discard: Callable[[T]
         if is_late:
             discard(value)
 
-    def start(number: int) -> None:
-        threading.Thread(target=send, args=(number,), name="shard request", daemon=True).start()
+    def send_in_thread(number: int) -> None:
+        threading.Thread(target=send_and_queue_response, args=(number,), name="shard request", daemon=True).start()
 
-    start(0)
+    send_in_thread(0)
     try:
         try:
             response = responses.get(timeout=patience)
         except queue.Empty:
-            start(1)
+            send_in_thread(1)
             response = responses.get()
             if response[1] is not None:
                 response = responses.get()

@@ -17,7 +17,7 @@ from paucal.wording import counted
 BLOCK_IMAGES = 256  # number of neighbouring images of a tar file that stay together until windows are shuffled
 WINDOW_BYTES = 256 << 20  # approximate size of the encoded images in a window
 MIN_WINDOW, MAX_WINDOW = 2048, 65536  # limits of the number of images in a window
-STREAMED_IMAGES, STREAMED_BYTES = 200_000, 8 << 30  # number of images, or of bytes, from which a set is streamed
+STREAMED_IMAGES, STREAMED_BYTES = 200_000, 8 << 30  # a set with this many images or bytes is streamed
 _SAMPLED_RUNS = 32  # number of runs of neighbouring images in a sample
 
 
@@ -81,7 +81,7 @@ class Stream:
         return StreamOrder(self, seed)
 
     def sample(self, count: int) -> NDArray[np.int64]:
-        """Return up to `count` positions, as 32 evenly spaced runs of neighbouring images, which need few seeks."""
+        """Return up to `count` positions in 32 evenly spaced runs of neighbouring images, to save seeks."""
         if len(self) <= count:
             return np.arange(len(self), dtype=np.int64)
         runs = min(_SAMPLED_RUNS, count)
@@ -112,9 +112,9 @@ class StreamOrder:
 
     def __init__(self, stream: Stream, seed: int) -> None:
         self.window, self._stream, self._seed = stream.window, stream, seed
-        self._begin()
+        self._draw_shards_and_blocks()
 
-    def _begin(self) -> None:
+    def _draw_shards_and_blocks(self) -> None:
         """Draw the order of shards and blocks; `_positions` draws the windows later, with the same generator."""
         stream, self._generator = self._stream, np.random.default_rng(self._seed)
         n_shards, n_blocks = (int(numbers.max(initial=-1)) + 1 for numbers in (stream.shards, stream.blocks))
@@ -128,7 +128,7 @@ class StreamOrder:
         last = np.flatnonzero(np.append(np.diff(stream.shards[run_order]), 1)[: len(run_order)])
         self.shards, self.ends = stream.shards[run_order[last]], self._run_ends[last]
         self.shard_images = stream.ends[run_order[last]] - 1
-        # Number of windows drawn, and positions of the images in the last of them.
+        # Number of windows drawn so far, and positions of the images in the last drawn window.
         self._n_drawn, self._last_window = 0, np.zeros(0, dtype=np.int64)
 
     def __len__(self) -> int:
@@ -145,7 +145,7 @@ class StreamOrder:
     def _positions(self, number: int) -> NDArray[np.int64]:
         """Return the shuffled positions of the images in a window; all earlier windows are drawn first."""
         if number < self._n_drawn - 1:
-            self._begin()
+            self._draw_shards_and_blocks()
         while self._n_drawn <= number:
             indices = np.arange(self._n_drawn * self.window, min((self._n_drawn + 1) * self.window, len(self)))
             self._last_window = indices + self._offsets[np.searchsorted(self._run_ends, indices, side="right")]
@@ -182,7 +182,7 @@ def concatenate_streams(streams: list["Stream | None"], counts: list[int]) -> "S
     """Return the stream of several joined sets; None if no set is streamed.
 
     Args:
-        streams: Stream of each set; None for a set that is not streamed, whose images then count as one shard.
+        streams: Stream of each set; None for a set that is not streamed. The images of such a set count as one shard.
         counts: Number of images in each set.
     """
     if not any(stream is not None for stream in streams):

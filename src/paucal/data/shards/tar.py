@@ -32,7 +32,7 @@ LABEL_SUFFIXES = (".cls", ".label")
 JSON_FIELD = "label"  # default field of JSON members for the label
 _SIZE_FIELD = slice(124, 136)  # bytes of a tar header that contain the size of the member
 _MAX_LABEL_BYTES = 1 << 20  # maximum size of a member with a label
-_MAX_OPEN_SECONDS = 60.0  # time after which a shard is opened again, which marks its downloaded copy as in use
+_MAX_OPEN_SECONDS = 60.0  # a shard is opened again after this time, to mark its downloaded copy as in use
 _MAX_OPEN_SHARDS = 64  # maximum number of open shards; on most systems a process can open 1,024 files
 _IMAGE_ENDINGS, _LABEL_ENDINGS = frozenset(IMAGE_SUFFIXES), frozenset(LABEL_SUFFIXES)
 
@@ -210,9 +210,9 @@ class TarStore(ReopenedStore, EncodedStore):
 
     def __init__(self, folder: ShardFolder, index: ShardIndex, keys: Sequence[str]) -> None:
         self._folder, self._index, self._keys = folder, index, keys
-        self._begin()
+        self._init_transient_state()
 
-    def _begin(self) -> None:
+    def _init_transient_state(self) -> None:
         # Open file and time of opening of each open shard, by the number of the shard, in the order of opening.
         self._open: dict[int, tuple[OpenFile, float]] = {}
 

@@ -35,7 +35,7 @@ Label = int | list[int]  # class number of an image, or class numbers in a multi
 
 CLASSES_NAME = "classes.txt"
 _CHUNK_IMAGES = 256  # number of images that are read and checked together
-_MAX_THREADS = 16
+_MAX_THREADS = 16  # maximum number of threads that read and check images
 _MAX_NAME_LENGTH = 60  # maximum number of characters of a key in a file name; a tar header has space for 100 characters
 # Limits of a row group, which is the smallest block of a Parquet file that can be read.
 _MAX_GROUP_IMAGES, _MAX_GROUP_BYTES = 256, 8 << 20
@@ -204,7 +204,7 @@ def encode_image(images: ImageSet, position: int) -> tuple[bytes, str] | str:
             buffer = io.BytesIO()
             store.read(row).save(buffer, "PNG")
             return buffer.getvalue(), ".png"
-        images.store.check(position)  # also checks the number of channels, which `store.check(row)` does not
+        images.store.check(position)  # unlike `store.check(row)`, this also checks the number of channels
         source = store.source(row)
         content = source.read_bytes() if isinstance(source, Path) else source
         suffix = PurePosixPath(store.name(row)).suffix.lower()
@@ -225,7 +225,7 @@ class _TarWriter:
 
     def __init__(self, folder: Path, labelled: bool) -> None:
         self.shards: list[Shard] = []
-        self._folder, self._labelled, self._number = folder, labelled, 0
+        self._folder, self._labelled, self._next_image_number = folder, labelled, 0
         # Shard number, byte position, size in bytes, and label of each image in the open shard.
         self._rows: list[tuple[int, int, int, int]] = []
         self._names: list[str] = []
@@ -241,8 +241,8 @@ class _TarWriter:
         """Add an image and its label; return the size of the shard in bytes."""
         assert self._archive is not None
         assert isinstance(label, int)
-        stem = member.stem(self._number)
-        self._number += 1
+        stem = member.stem(self._next_image_number)
+        self._next_image_number += 1
         self._rows.append((len(self.shards), self._archive.offset + HEADER_BYTES, len(member.content), label))
         self._names.append(f"{stem}{member.suffix}")
         _add_file(self._archive, self._names[-1], member.content)

@@ -2,7 +2,7 @@
 
 A zip file has an index, and an uncompressed tar file is indexed by reading the file once; then images can be read in
 any order. A compressed tar file (.tar.gz) is refused, since the file would have to be unpacked from its beginning for
-every image. Links, and paths that lead out of the archive, are not followed.
+every image. Symbolic links are not followed, and archives with paths that lead out of the archive are refused.
 """
 
 import os
@@ -40,7 +40,8 @@ class _Entry(NamedTuple):
 
     Attributes:
         name: Path within the archive.
-        offset: Byte position in the archive: of the file's content in a tar file, of the entry's header in a zip file.
+        offset: Byte position in the archive: start of the file's content in a tar file, of the entry's header in a zip
+            file.
         size: Uncompressed size in bytes.
         zip_name: Name by which `zipfile` finds the entry, perhaps with wrongly decoded letters; "" in a tar file.
     """
@@ -58,7 +59,7 @@ class ArchiveStore(ReopenedStore, EncodedStore):
 
     def __init__(self, file: Path, entries: list[_Entry]) -> None:
         self._file, self._entries, self._zipped = file, entries, file.suffix.lower() == ".zip"
-        self._begin()
+        self._init_transient_state()
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -95,7 +96,7 @@ class ArchiveStore(ReopenedStore, EncodedStore):
             file.seek(entry.offset)
             return file.read(entry.size)
 
-    def _begin(self) -> None:
+    def _init_transient_state(self) -> None:
         self._archive: zipfile.ZipFile | None = None
         self._process_id = 0
         self._lock = threading.Lock()

@@ -17,7 +17,7 @@ from paucal.types import NoLabelsError, UserError
 from paucal.wording import counted, was_or_were
 
 IMAGE_FOLDERS = ("images", "image", "imgs", "img", "jpegimages", "photos", "pictures", "pics", "frames")
-_MAX_SUFFIXES_SHOWN = 5
+_MAX_SUFFIXES_SHOWN = 5  # maximum number of suffixes in a note
 # Folders that are created by macOS in archives, by network storage beside photos, by Windows and Linux on disks, and by
 # Python beside code.
 _SYSTEM_FOLDERS = {
@@ -131,8 +131,8 @@ def _has_parts(root: Path, folders: list[str], part_folders: list[str], keys: li
     has_class_folders = any(key.count("/") >= 2 for key in keys if key.split("/")[0] in part_folders)
     if other_folders and has_class_folders:
         raise UserError(
-            f"{root} has {_quote_few(other_folders)} with images beside {_quote_few(part_folders)}; move these images "
-            f"into {_quote_few(part_folders)}, or out of {root.name}."
+            f"{root} has {_quote_few(other_folders)} with images beside {_quote_few(part_folders)}; move the "
+            f"folders of these images into one of {_quote_few(part_folders)}, or out of {root}."
         )
     return not other_folders
 
@@ -164,7 +164,7 @@ def _open_parts(
 
 
 def _refuse_empty_classes(root: Path, class_folders: list[str], classes_of_images: list[str]) -> None:
-    """Raise a UserError if a class folder has no images.
+    """Raise a UserError if no image of the set has the class that a class folder is named after.
 
     Args:
         root: Folder of the set.

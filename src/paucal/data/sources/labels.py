@@ -13,7 +13,7 @@ from paucal.types import UserError
 from paucal.wording import counted, join_first_few
 
 ONE_LABEL = "none"  # value of --label-separator for cells that are one class name, whatever characters they contain
-_SEPARATORS = ";|,"
+_SEPARATORS = ";|,"  # possible separators between labels in a cell
 MISSING = ("nan", "-nan", "<na>", "nat", "#n/a")  # usual markers of missing values, in lower case
 # Label for each text in a cell of an indicator column, in lower case.
 _INDICATORS = {"1": 1, "1.0": 1, "true": 1, "0": 0, "0.0": 0, "false": 0, "-1": UNKNOWN, "-1.0": UNKNOWN, "": UNKNOWN}
@@ -27,7 +27,7 @@ class Labels:
     """Labels of N images, in the form in which `ImageSet` stores labels.
 
     Attributes:
-        classes: K class names, in lexicographic order if they come from cells.
+        classes: K class names, in lexicographic order if the names are from cells.
         numbers: (N,) int64 class numbers; -1 for unlabelled images, and for all images if there is a `multi_hot`.
         multi_hot: (N, K) int8 of 1, 0 and -1 (unknown) for a multi-label set, else None.
         notes: Sentences for the user.
@@ -86,7 +86,7 @@ def labels_in_lists(cells: Sequence[str]) -> list[list[str]] | None:
 
 
 def _list_items(cell: str) -> list[str] | None:
-    """Return the items of a list; None if the brackets belong to a name, as in "(other)"."""
+    """Return the items of a list; None if the brackets belong to a name such as "(other)"."""
     try:
         # NumPy prints strings without commas, and Python would concatenate them.
         value = None if re.search(r"['\"]\s+['\"]", cell) else ast.literal_eval(cell)
@@ -174,8 +174,8 @@ def indicator_columns(rows: Sequence[Sequence[str]], width: int, used: Collectio
 def from_columns(classes: tuple[str, ...], rows: Sequence[Sequence[str]]) -> Labels:
     """Return the labels of images from the cells of the indicator columns, one column for each class.
 
-    An empty cell or -1 means that the label is unknown (as in CheXpert, arXiv:1901.07031), but an empty cell means 0 if
-    the table contains no 0. If each image is of exactly one class, the set is not multi-label.
+    -1 means that the label is unknown, as in CheXpert (arXiv:1901.07031). An empty cell also means unknown, but means 0
+    if the table contains no 0. If each image is of exactly one class, the set is not multi-label.
     """
     if len(set(classes)) < len(classes):
         repeated = next(name for name in classes if classes.count(name) > 1)

@@ -152,7 +152,7 @@ def _likely_subfolders(
 def _choose_folder(
     rows: Sequence[ListedImage], candidates: Sequence["FileFinder"], root: Path | None
 ) -> tuple["FileFinder", str]:
-    """Return the folder that paths are relative to, and the prefix to remove from paths of another machine, or "".
+    """Return the folder that paths are relative to, and the prefix to remove from paths of another machine (else "").
 
     The folder is the candidate in which most images of a sample exist.
     """
@@ -186,9 +186,9 @@ def _choose_folder(
 
 
 def _foreign_prefix(paths: Sequence[str], finder: "FileFinder") -> str:
-    """Return the prefix that all absolute paths of another machine share, or "".
+    """Return the prefix that all absolute paths of another machine share; "" if they share none.
 
-    The prefix is the shortest one after whose removal the first path exists in the finder's folder.
+    This is the shortest prefix after whose removal the first path exists in the finder's folder.
     """
     pieces = paths[0].split("/")
     for count in range(1, len(pieces)):
@@ -214,7 +214,7 @@ def _strip_prefix(path: str, prefixes: Sequence[str]) -> str:
 def _refuse_outside(row: ListedImage, rows: Sequence[ListedImage]) -> NoReturn:
     """Raise a UserError for a row whose path leads out of the folder of the images.
 
-    The message names the folder that the paths of all `rows` share, if there is one.
+    The message names the folder that the paths of all `rows` share, if they share a folder.
     """
     folders = [other.path.split("/")[:-1] for other in rows]
     all_outside = all(leads_out(other.path) for other in rows)
@@ -233,10 +233,10 @@ def _refuse_outside(row: ListedImage, rows: Sequence[ListedImage]) -> NoReturn:
 class FileFinder:
     """Finds files in a folder by relative paths, which may have been written on another operating system.
 
-    If a file has exactly the name in the path, only this file is found. Otherwise the files are found whose names
-    differ only in case, in Unicode form or in bytes that are not UTF-8; or else images whose names differ only in the
-    suffix. If there are none of these, the prefix that Label Studio adds to the names of uploaded files is removed from
-    the path, and the search is repeated.
+    If a file has exactly the name in the path, only this file is found. Otherwise the search finds the files whose
+    names differ only in case, in Unicode form or in bytes that are not UTF-8; or else the images whose names differ
+    only in the suffix. If no file is found, the search is repeated without the prefix that Label Studio adds to the
+    names of uploaded files.
     """
 
     def __init__(self, root: Path) -> None:
@@ -267,7 +267,7 @@ class FileFinder:
         return sorted(name for name in names.folders if not name.startswith(".")) if names else []
 
     def _folder(self, path: str) -> str | None:
-        """Return the path of the only folder that `path` may refer to; None if there is no or more than one folder."""
+        """Return the path of the only folder that `path` may refer to; None if no folder or several folders match."""
         if path not in self._folders:
             parent_path, _, name = path.rpartition("/")
             folder = self._folder(parent_path)

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from paucal.data.boxes.opening import STRUCTURE, find_boxes, open_boxed_images, open_tagged_images
+from paucal.data.boxes.opening import STRUCTURE_FOLDERS, find_boxes, open_boxed_images, open_tagged_images
 from paucal.data.classes import with_plain_classes
 from paucal.data.images import Hints, ImageSet
 from paucal.data.masks.recognition import exclude_masks
@@ -40,7 +40,7 @@ from paucal.data.unreadable import ReportProgress
 from paucal.types import NoLabelsError, UserError
 
 BUILT_IN = "digits"
-MAX_IMAGES_SEARCHED = 100_000  # number of images from which a folder is not searched for annotation files of boxes
+MAX_IMAGES_SEARCHED = 100_000  # a folder with this many images is not searched for annotation files of boxes
 _MAX_GREY = 16  # scikit-learn's digits have 17 grey levels, 0 to 16
 
 
@@ -151,7 +151,7 @@ def _with_annotated_classes(location: str, images: ImageSet) -> ImageSet:
         UserError: The folders are not classes, and no annotation file labels the images.
     """
     path, names = Path(location).expanduser(), images.classes
-    if len(names) < 2 or {name.lower() for name in names} & set(STRUCTURE) or are_parts(names):
+    if len(names) < 2 or {name.lower() for name in names} & set(STRUCTURE_FOLDERS) or are_parts(names):
         images = _open_tagged_or_refuse(path) or images
     refuse_structure(path, images.classes)
     return images
@@ -235,7 +235,7 @@ def _has_suffix(*suffixes: str) -> Any:
     return lambda path, options: path.suffix.lower() in suffixes
 
 
-# The types of sources in order of precedence: a location is opened by the first source that recognises the location.
+# The types of sources in order of precedence: a location is opened by the first source of its kind that recognises it.
 SOURCES = (
     Source("the built-in digits", "name", lambda name, options: name == BUILT_IN,
            lambda name, recognised, options: open_digits(options.labelled)),
@@ -282,7 +282,7 @@ def _suggest_names(path: Path) -> str:
 
 
 def _suggest_subfolder(path: Path) -> str:
-    """Return the end of a message, which suggests the only subfolder of a path if the subfolder contains folders.
+    """Return an ending for a message that suggests the only subfolder of a path, if the subfolder contains folders.
 
     The folders in the subfolder may be the classes.
     """

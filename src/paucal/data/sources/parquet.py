@@ -45,7 +45,7 @@ _FILE_OF_SERIES = re.compile(r"(?P<series>.*)-(?P<number>\d{5})-of-(?P<total>\d{
 HUB_PREFIX = "hf:"  # prefix of the location of a data set on the Hugging Face hub
 CONVERTED_REVISION = "refs/convert/parquet"  # branch on which the hub keeps most data sets as Parquet files
 PARTIAL_PREFIX = "partial-"  # prefix of folders on this branch that have only the first gigabytes of a split
-_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")  # no slashes, so that a name cannot lead to another folder
+_SAFE_HUB_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")  # has no slash, so it cannot lead to another folder
 
 PARQUET_SUFFIXES = (".parquet", ".pq", ".arrow")
 
@@ -128,7 +128,7 @@ def _open_files(files: list[RowFile], name: str, location: str, options: SourceO
     """Open Parquet or Arrow files, local or remote, as one set with this name and location."""
     files, notes_on_damage = _readable_files(files, location) if options.skip_damaged else (files, [])
     files, notes = _select_files_of_parts(files)
-    notes += [*notes_on_damage, *_notes_on_missing(files)]
+    notes += [*notes_on_damage, *_notes_on_missing_files(files)]
     columns = find_columns(str(files[0]), files[0].schema(), options)
     groups, values = _read_labels(files, columns)
     counts = [sum(lengths) for lengths in groups]
@@ -167,7 +167,7 @@ def _open_files(files: list[RowFile], name: str, location: str, options: SourceO
 
 
 def _further_columns(files: Sequence[RowFile], columns: Columns, rows: NDArray[np.int64]) -> dict[str, list[str]]:
-    """Return the cells of up to 16 columns of numbers or text other than image and label, as CSV text.
+    """Return the cells, as CSV text, of up to 16 columns of numbers or text that are not the image or label column.
 
     `rows` are the positions of the rows to keep, counted over all files. Damaged columns are left out, since most runs
     do not need further columns.
@@ -198,7 +198,7 @@ def _readable_files(files: list[RowFile], location: str) -> tuple[list[RowFile],
     return [file for file in files if file.shard.name not in damaged], notes
 
 
-def _notes_on_missing(files: Sequence[RowFile]) -> list[str]:
+def _notes_on_missing_files(files: Sequence[RowFile]) -> list[str]:
     """Return a note on each series of files (`train-00000-of-00004.parquet`) that is incomplete."""
     numbers: dict[tuple[str, int], set[int]] = {}
     for file in files:
@@ -268,8 +268,8 @@ def _parts_of_files(files: Sequence[RowFile], labelled: bool) -> tuple[list[str]
     parts = ["" if len(files) == 1 else _part_of_file(file.shard.name) for file in files]
     if labelled or not {"train", "val", "test"} <= set(parts) or not _are_test_labels_hidden(files, parts):
         return parts, []
-    # A labelled run leaves out the test files and tests on the validation files, which must therefore not be used for
-    # pre-training.
+    # A labelled run leaves out the test files, and tests on the validation files. Pre-training must therefore not use
+    # the validation files.
     note = "the labels of the test files are hidden, so the images of the validation files are also test images"
     return [part.replace("val", "test") for part in parts], [note]
 
@@ -337,7 +337,7 @@ def open_hub(location: str, _: Any, options: SourceOptions) -> ImageSet:
 def _hub_files(location: str, download: bool) -> tuple[Path, list[Path]]:
     """Return the local copy of a data set on the hub: its folder, and its Parquet files."""
     owner, name, *configuration = [*location.removeprefix(HUB_PREFIX).split("/", 2), "", ""][:3]
-    if not all(map(_NAME.fullmatch, (owner, name, configuration[0] or name))):
+    if not all(map(_SAFE_HUB_NAME.fullmatch, (owner, name, configuration[0] or name))):
         raise UserError(
             f"{location!r} is not a data set of the hub; expected hf:OWNER/NAME, such as hf:uoft-cs/cifar100."
         )
@@ -361,7 +361,7 @@ def _hub_files(location: str, download: bool) -> tuple[Path, list[Path]]:
 def _select_configuration(root: Path, files: list[Path], configuration: str, location: str) -> list[Path]:
     """Return the files of one configuration, which is a folder in `root`.
 
-    `configuration` is "" if the location does not name a configuration; then there must be only one.
+    `configuration` is "" if the location does not name a configuration; then only one configuration may exist.
     """
     folders = sorted({file.relative_to(root).parts[0] for file in files if len(file.relative_to(root).parts) > 1})
     if configuration:

@@ -140,7 +140,7 @@ class RowStore(ReopenedStore, EncodedStore):
         self, folder: ShardFolder, files: Sequence[Shard], column: str, rows: NDArray[np.int64], keys: Sequence[str]
     ) -> None:
         self._folder, self._files, self._column, self._rows, self._keys = folder, files, column, rows, keys
-        self._begin()
+        self._init_transient_state()
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -173,7 +173,7 @@ class RowStore(ReopenedStore, EncodedStore):
             raise UnreadableImage(f"image {self.name(index)} has no bytes in the column '{self._column}'")
         return value
 
-    def _begin(self) -> None:
+    def _init_transient_state(self) -> None:
         self._lock = threading.Lock()
 
     @abstractmethod
@@ -184,8 +184,8 @@ class RowStore(ReopenedStore, EncodedStore):
 class ArrowStore(RowStore):
     """Rows of Arrow files that are mapped into memory."""
 
-    def _begin(self) -> None:
-        super()._begin()
+    def _init_transient_state(self) -> None:
+        super()._init_transient_state()
         self._tables: dict[int, pa.ChunkedArray] = {}
 
     def _read_block(self, file: int, row: int) -> tuple[pa.ChunkedArray, int]:
@@ -203,8 +203,8 @@ class ParquetStore(RowStore):
     completely when one of its images is first needed.
     """
 
-    def _begin(self) -> None:
-        super()._begin()
+    def _init_transient_state(self) -> None:
+        super()._init_transient_state()
         self._groups: OrderedDict[tuple[int, int], pa.Array] = OrderedDict()
         self._readers: OrderedDict[int, pq.ParquetFile] = OrderedDict()
         self._starts: dict[int, NDArray[np.int64]] = {}
@@ -240,7 +240,7 @@ class ParquetStore(RowStore):
             return pq.ParquetFile(self._folder.local_path(self._files[file]), memory_map=True)
 
     def _read_group(self, reader: pq.ParquetFile, group: int) -> pa.Array:
-        # Arrow's thread pool is not used, since in some versions it does not work after a fork.
+        # Arrow's thread pool is not used, since in some Arrow versions the pool does not work after a fork.
         table = reader.read_row_group(group, columns=[self._column], use_threads=False)
         images = table[self._column].combine_chunks()
         if isinstance(images, pa.ChunkedArray):

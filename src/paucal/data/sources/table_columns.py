@@ -36,6 +36,7 @@ BOX_COLUMNS = (
     *(("bbox_x", "bbox_y", "bbox_width", "bbox_height"), ("bbox_x1", "bbox_y1", "bbox_x2", "bbox_y2")),
 )
 SPLIT_CSV_COLUMNS = ["key", "label", "class", "split"]  # header of split.csv; "label" has numbers, "class" has names
+# Value of each text in a flag column.
 FLAGS = {"1": True, "1.0": True, "true": True, "0": False, "0.0": False, "false": False, "": False}
 _SAMPLED_ROWS = 21  # number of rows from which the columns are detected
 _MAX_SHOWN = 80  # maximum number of characters of a name in a message

@@ -273,7 +273,7 @@ def _classes_of_numbers(rows: Sequence[ListedImage], numbers: Sequence[int]) -> 
 def find_train_list(folder: Path, root: Path | None = None) -> Path | None:
     """Return the train list in a folder; None if there is no train list.
 
-    A file is a train list if it is named like a train list, the first line has a path and a class number, and
+    A file is a train list if its name is that of a train list, the first line has a path and a class number, and
     `open_list` would find the image in this line.
     """
     lists = train_files([file for file in sorted(folder.glob(f"[!.]*{LIST_SUFFIX}")) if _is_list(file, root)])

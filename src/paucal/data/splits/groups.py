@@ -28,8 +28,8 @@ def group_numbers(images: ImageSet, by: str) -> NDArray[np.int64]:
         images: N images.
         by: Column of the table that the set was read from; "duplicates" to group images that are equal or look alike;
             or a regular expression for the keys of the images, whose first capturing group (or full match, if there is
-            no capturing group) is the name of the image's group. An image whose key does not match is a group of its
-            own.
+            no capturing group) is the name of the image's group. An image whose key does not match is a group by
+            itself.
     """
     if by in images.columns:
         if n_missing := sum(is_missing(cell.strip()) for cell in images.cells(by)):
@@ -44,7 +44,7 @@ def group_numbers(images: ImageSet, by: str) -> NDArray[np.int64]:
                 "--group-by duplicates compares all images before the run, but images in shards are read during the "
                 "run: remove the copies that 'paucal check' finds, or group by a pattern in the names."
             )
-        return _copy_groups(images)
+        return _group_copies(images)
     if len(by) > _MAX_PATTERN_LENGTH:
         raise UserError(f"--group-by has {len(by)} characters; give a shorter pattern, or the name of a column.")
     columns = f"; the columns are {', '.join(images.columns)}" if images.columns else ""
@@ -64,7 +64,8 @@ def group_numbers(images: ImageSet, by: str) -> NDArray[np.int64]:
     return np.unique(np.asarray(group_names, dtype=object).astype(str), return_inverse=True)[1]
 
 
-def _copy_groups(images: ImageSet) -> NDArray[np.int64]:
+def _group_copies(images: ImageSet) -> NDArray[np.int64]:
+    """Return the (N,) group number of each image; images that are equal or look alike have the same number."""
     survey = survey_images(images)
     pairs = ([pair.first, pair.second] for pair in similar_pairs(survey, reduce_images(images, CANDIDATE_SIDE).store))
     numbers = np.arange(len(images))
@@ -76,7 +77,7 @@ def _copy_groups(images: ImageSet) -> NDArray[np.int64]:
 def cut_groups(
     images: ImageSet, parts: NDArray[np.str_], cut: Mapping[str, float], seed: int, groups: NDArray[np.int64]
 ) -> NDArray[np.str_]:
-    """Move whole groups of training images to other splits, so that each gets about its fraction of every class.
+    """Move whole groups of training images to other splits, which each get about their fraction of every class.
 
     Groups are visited from the largest to the smallest, and groups of equal size in a random order. A group moves if
     the number of images per class in the new split then comes closer to the intended fraction.

@@ -14,7 +14,8 @@ PART_BY_WORD = {
     **dict.fromkeys(("test", "testing"), "test"),
 }
 TRAINVAL = "trainval"  # name of a list of training and validation images
-# The same for folder names of sets with masks. "tr" and "ts" count only beside other words (nnU-Net's `imagesTr`).
+# The split that each word in a folder name stands for, in sets with masks. "tr" and "ts" count only beside other words
+# (nnU-Net's `imagesTr`).
 STANDALONE_WORDS = {**PART_BY_WORD, "trainvalid": "train"}
 FOLDER_WORDS = {**STANDALONE_WORDS, "tr": "train", "ts": "test"}
 
@@ -35,9 +36,9 @@ class PartName(NamedTuple):
 
     Attributes:
         part: "train", "val" or "test"; "" if the name has no word for a split.
-        others: Other words of the name in lower case; these are equal for all files of a set.
-        title: Text of the name before the word for the split, which is used as the name of the set; "" if the name
-            begins with the split.
+        others: Other words of the name in lower case; all files of a set have the same other words.
+        title: Text of the name before the word for the split, used as the name of the set; "" if the name begins
+            with the word for the split.
         joint: Whether the file lists training and validation images (`trainval.txt`).
     """
 
@@ -70,7 +71,7 @@ def part_name(file: Path) -> PartName:
 
 
 def train_files(files: Sequence[Path]) -> list[Path]:
-    """Return the files of training images; a `trainval.txt` only if there is no such file of training images alone."""
+    """Return the files of training images; `trainval.txt` is left out if there is a `train.txt` of the same set."""
     names = {file: name for file in files if (name := part_name(file)).part == "train"}
     train_only = {name.others for name in names.values() if not name.joint}
     return [file for file, name in names.items() if not (name.joint and name.others in train_only)]
@@ -103,7 +104,7 @@ def files_of_set(file: Path, accepts: Callable[[Path], bool], noun: str) -> dict
 
 
 def is_named_after_part(name: str, part: str) -> bool:
-    """Return whether the words of a folder's name stand for a split and no other, such as "train" in `train_images`.
+    """Return whether the words of a folder's name stand for this split alone, such as "train" in `train_images`.
 
     Example:
         >>> is_named_after_part("train_images", "train"), is_named_after_part("latest", "test")

@@ -1,4 +1,4 @@
-"""Division of a set into training, validation and test images, which is made once and stored with the run."""
+"""Splits of a set into training, validation and test images; a split is made once and stored with the run."""
 
 from collections.abc import Collection, Mapping
 
@@ -90,7 +90,7 @@ def make_split(
     - If the set declares train and test, val is taken from train.
     - If the set declares train and val, the declared val images become the test images, since published results are on
       these images and model selection must not use the test images; a new val is taken from train.
-    - If the set declares no splits, or only train, val and test are taken from all images.
+    - If the set declares only train, or no splits at all, val and test are taken from all images.
 
     If `val_fraction` is 0, all images except the test images are training images, even those of a val folder. The test
     images are the same as with the default `val_fraction`, so that runs with and without val can be compared.
@@ -126,7 +126,7 @@ def make_split(
         text = description.replace("cut per class", "cut by class")
         text = f"{text}, in {describe_groups(group_by or '', groups)}"
         return Split(cut_groups(image_set, parts, cut, seed, groups), text, groups)
-    return Split(_cut_parts(image_set, parts, cut, seed), _description(description, image_set))
+    return Split(_cut_parts(image_set, parts, cut, seed), _adapt_description(description, image_set))
 
 
 def keep_all(image_set: ImageSet) -> Split:
@@ -188,7 +188,7 @@ def _split_fold(
     if groups is not None:
         grouped_parts = cut_groups(image_set, parts, cut, seed, groups) if val_fraction > 0 else parts
         return Split(grouped_parts, f"{text}, in {describe_groups(pattern or '', groups)}", groups)
-    return Split(_cut_parts(image_set, parts, cut, seed), _description(text, image_set))
+    return Split(_cut_parts(image_set, parts, cut, seed), _adapt_description(text, image_set))
 
 
 def take_fraction(split: Split, labels: Targets, fraction: float, seed: int) -> Split:
@@ -201,10 +201,10 @@ def take_fraction(split: Split, labels: Targets, fraction: float, seed: int) -> 
         raise UserError(f"the fraction of training images is {fraction}; expected a number above 0, at most 1.")
     if labels.ndim == 2:
         text = f"{fraction:.4g} of the training images are used, by iterative stratification (seed {seed})"
-        return _keep_rows(split, labels, fraction, seed, text)
+        return _keep_stratified_fraction(split, labels, fraction, seed, text)
     kept_counts = {label: max(1, round(count * fraction)) for label, count in _count_labels(split, labels).items()}
     text = f"{fraction:.4g} of the training images of each class are used (seed {seed})"
-    return _keep_counts(split, labels, kept_counts, seed, text)
+    return _keep_counts_per_class(split, labels, kept_counts, seed, text)
 
 
 def take_few(split: Split, labels: Targets, per_class: int, seed: int) -> Split:
@@ -227,7 +227,9 @@ def take_few(split: Split, labels: Targets, per_class: int, seed: int) -> Split:
     if n_short:
         have = "one class that has" if n_short == 1 else f"{n_short} classes that have"
         text += f", all of them for the {have} fewer"
-    return _keep_counts(split, labels, {label: min(per_class, count) for label, count in counts.items()}, seed, text)
+    return _keep_counts_per_class(
+        split, labels, {label: min(per_class, count) for label, count in counts.items()}, seed, text
+    )
 
 
 def limit_val(split: Split, labels: Targets, seed: int) -> Split:
@@ -241,16 +243,16 @@ def limit_val(split: Split, labels: Targets, seed: int) -> Split:
         return split
     text = "no more validation than training images"
     if labels.ndim == 2:
-        return _keep_rows(split, labels, n_train / n_val, seed, text, part="val")
+        return _keep_stratified_fraction(split, labels, n_train / n_val, seed, text, part="val")
     counts = _count_labels(split, labels, "val")
     kept_counts = {label: max(1, count * n_train // n_val) for label, count in counts.items()}
     while sum(kept_counts.values()) > n_train and max(kept_counts.values()) > 1:  # rare classes were rounded up to 1
         kept_counts[max(kept_counts, key=kept_counts.__getitem__)] -= 1
-    return _keep_counts(split, labels, kept_counts, seed, text, part="val")
+    return _keep_counts_per_class(split, labels, kept_counts, seed, text, part="val")
 
 
-def _description(cut_text: str, image_set: ImageSet) -> str:
-    """Return the description of a split, adapted to images with several labels, which are cut by stratification."""
+def _adapt_description(cut_text: str, image_set: ImageSet) -> str:
+    """Replace "per class" in the description of a split if images have several labels, which need another method."""
     method = "per class" if image_set.multi_hot is None else "by iterative stratification"
     return cut_text.replace("cut per class", f"cut {method}")
 
@@ -315,7 +317,9 @@ def _shuffle(members: NDArray[np.int64], seed: int, label: int) -> NDArray[np.in
     return np.random.default_rng(derive_seed(seed, label)).permutation(members)
 
 
-def _keep_rows(split: Split, multi_hot: Targets, fraction: float, seed: int, reason: str, part: str = "train") -> Split:
+def _keep_stratified_fraction(
+    split: Split, multi_hot: Targets, fraction: float, seed: int, reason: str, part: str = "train"
+) -> Split:
     """Keep a fraction of the images of a split by their (N, K) multi-hot labels; the others become "unused"."""
     pool, parts = split.indices(part), split.parts
     part_numbers = iterative_parts(multi_hot[pool], [fraction, 1 - fraction], derive_seed(seed, len(pool)))
@@ -328,7 +332,7 @@ def _count_labels(split: Split, labels: Targets, part: str = "train") -> dict[in
     return dict(zip(values.tolist(), counts.tolist(), strict=True))
 
 
-def _keep_counts(
+def _keep_counts_per_class(
     split: Split, labels: Targets, kept_counts: Mapping[int, int], seed: int, reason: str, part: str = "train"
 ) -> Split:
     pool = split.indices(part)

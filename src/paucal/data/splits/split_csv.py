@@ -57,8 +57,8 @@ def read_split(path: Path, image_set: ImageSet) -> Split:
     if (split := _read_in_order(path, image_set)) is not None:
         return split
     rows = read_rows(path)
-    # The Unicode form of names may differ in a copy of the images, so the form is ignored, unless two keys would then
-    # be equal.
+    # A copy of the images may have names in another Unicode form. The form is therefore ignored, unless two keys differ
+    # only in the form.
     normalise = comparison_key if len(set(map(comparison_key, image_set.keys))) == len(image_set) else str
     keys = [normalise(key) for key in image_set.keys]
     table = {normalise(row["key"]): row for row in rows}

@@ -23,9 +23,10 @@ Resize = Literal["crop", "letterbox", "squash"]
 
 RESAMPLING = {name: Image.Resampling[name.upper()] for name in get_args(Interpolation)}
 
-# timm silently ignores sections of a description that it cannot parse, and truncates numbers; hence the checks here.
+# Descriptions are checked here, since timm silently ignores sections that it cannot parse, and truncates numbers.
 _SECTION = re.compile(r"(mstd|mmax|inc|m|n|p)(\d+(?:\.\d+)?)")
-_OPERATION_SETS = ("tweights", "t3a", "t3aw")
+_OPERATION_SETS = ("tweights", "t3a", "t3aw")  # sections that choose one of timm's sets of operations
+# Smallest and largest number in each section.
 _SECTION_RANGES = {"m": (0, 10), "n": (1, 15), "mmax": (1, 30), "inc": (0, 1), "mstd": (0, 1000), "p": (0, 1)}
 _INTEGER_SECTIONS = ("m", "n", "mmax", "inc")
 _GEOMETRIC = ("Rotate", "ShearX", "ShearY", "TranslateXRel", "TranslateYRel")  # operations that move pixels
@@ -33,8 +34,8 @@ _MAX_TRANSLATION = 0.45  # largest translation of timm's RandAugment, as a fract
 # Coefficients (a, b, c, d, e, f) that map a point (x, y) of the result to a point of the source, in pixels:
 # source x = a x + b y + c, source y = d x + e y + f.
 Affine = tuple[float, float, float, float, float, float]
-# Range of the parameter of the Beta distribution of mixup and CutMix. Outside of this range, nearly all mixing weights
-# drawn from the distribution are close to 0 or 1, or close to one half.
+# Range of the parameter of the Beta distribution of mixup and CutMix. Below this range, nearly all mixing weights drawn
+# from the distribution are close to 0 or 1; above this range, nearly all are close to 0.5.
 ALPHA_RANGE = (1e-3, 1e3)
 
 
@@ -197,8 +198,8 @@ class LocatedRandAugment:
 def rotation_map(degrees: float, width: int, height: int) -> Affine:
     """Return PIL's affine map of a counter-clockwise rotation about the centre of the image.
 
-    The published token-labeling code instead rotates its label maps about a point that is half a map position from the
-    centre.
+    The published token-labeling code instead rotates its label maps about a point that is half a position of the map
+    away from the centre.
     """
     angle = -math.radians(degrees)
     cosine, sine = math.cos(angle), math.sin(angle)
@@ -226,14 +227,14 @@ def normalise_map(pixel_map: Affine, size: tuple[int, int]) -> Tensor:
 class Mixing:
     """Settings of mixup (arXiv:1710.09412) and CutMix (arXiv:1905.04899), which mix the images of a batch.
 
-    The defaults are those of the DrLoc experiments (DeiT). timm mixes image i with image B - 1 - i, which needs an even
-    batch size B. Here each image is mixed with the previous image, so any batch of two or more images works.
+    The defaults are those of the DrLoc experiments (DeiT). timm mixes image i with image B - 1 - i, so the batch size B
+    must be even. Here each image is mixed with the previous image, so any batch of two or more images works.
 
     Attributes:
         mixup: Parameter of mixup's Beta distribution, within `ALPHA_RANGE`; 0 for no mixup.
         cutmix: Parameter of CutMix's Beta distribution, within `ALPHA_RANGE`; 0 for no CutMix.
         prob: Probability that a batch is mixed.
-        switch_prob: Probability that a mixed batch uses CutMix if mixup and CutMix are on.
+        switch_prob: Probability that a mixed batch uses CutMix if both mixup and CutMix are on.
     """
 
     mixup: float = 0.8

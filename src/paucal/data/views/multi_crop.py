@@ -28,7 +28,7 @@ ALIKE_GLOBAL_SCALE, ALIKE_LOCAL_SCALE = (0.3, 1.0), (0.05, 0.3)
 DEIT_SCALE = (0.08, 1.0)  # timm's default, which the published code uses for both global and local crops
 BLUR = (0.1, 2.0)  # range of the radius of the Gaussian blur in pixels
 JITTER = (0.4, 0.4, 0.2, 0.1)  # maximum relative change of brightness, contrast and saturation; maximum shift of hue
-JITTER_PROB, GREY_PROB = 0.8, 0.2
+JITTER_PROB, GREY_PROB = 0.8, 0.2  # probabilities of changing the colours and of converting to grey
 # Probabilities of (blur, solarisation) in DINO for the first global crop, other global crops, and local crops.
 FIRST_PROBS, OTHER_PROBS, LOCAL_PROBS = (1.0, 0.0), (0.1, 0.2), (0.5, 0.0)
 ALIKE_PROBS = (0.5, 0.2)  # probabilities of (blur, solarisation) in LeJEPA, for all crops
@@ -41,9 +41,9 @@ class DinoCrop:
     Random numbers are drawn from torch's global generator (CPU); see `randomness.reseed`. Images without exactly three
     channels are blurred, but their colours are not changed.
 
-    Time for a crop from an image with sides twice as long, on a slow core: 0.6 to 0.9 ms for 32 pixels, 1.6 to 2.0 ms
-    for 96 pixels, and 4.8 to 7.1 ms for 224 pixels. Local crops are the fastest and the first global crop is the
-    slowest. Most of the time is spent on hue and blur in Pillow.
+    Time for one crop of an image whose sides are twice as long as those of the crop, on a slow core: 0.6 to 0.9 ms for
+    32 pixels, 1.6 to 2.0 ms for 96 pixels, and 4.8 to 7.1 ms for 224 pixels. Local crops are the fastest, and
+    the first global crop is the slowest. Most of the time is spent on hue and blur in Pillow.
 
     Args:
         size: (height, width) of the view in pixels.
@@ -151,18 +151,19 @@ def crop_views(
     """Return the `views` argument of `ViewDataset`: (transform, count) pairs in the order of the groups.
 
     Args:
-        pipeline: Augmentation. "dino": `DinoCrop`, with blur for the first global crop; blur for a tenth and
-            solarisation for a fifth of the other global crops; and blur for half of the local crops. "alike":
-            `DinoCrop` with equal probabilities for all crops: half of the crops are blurred, and a fifth are solarised.
-            "deit": timm's training transform for every crop: crop, flip, RandAugment rand-m9-mstd0.5-inc1 and, for a
-            quarter of the crops, random erasing.
+        pipeline: Augmentation of the crops. "dino" applies `DinoCrop`: the first global crop is blurred; of the other
+            global crops, a tenth are blurred and a fifth are solarised; half of the local crops are blurred. "alike"
+            applies `DinoCrop` with equal probabilities: half of all crops are blurred, and a fifth are solarised.
+            "deit" applies timm's training transform: crop, flip, RandAugment rand-m9-mstd0.5-inc1, and random erasing
+            for a quarter of the crops.
         groups: Group of global crops, then any number of groups of local crops. The default size is `image_size`. The
             default scale is the published scale: (0.4, 1) for global and (0.05, 0.4) for local crops with "dino",
             (0.3, 1) and (0.05, 0.3) with "alike", (0.08, 1) with "deit".
         normalisation: Normalisation of every view.
         image_size: Default (height, width) of a crop in pixels.
         blur: Range of the blur's radius in pixels of the view. The published range is for crops of 224 and 96 pixels.
-            Much smaller crops would lose all detail; multiply the range by side / 224 for them. Not used by "deit".
+            Much smaller crops would lose all detail: for a crop of `side` pixels, multiply the range by side / 224.
+            Not used by "deit".
         hflip: Probability of a horizontal flip.
         jitter_prob: Probability of changing the colours. Not used by "deit".
         resize: Method that gives images the aspect ratio of `image_size` before cropping; see `transforms.fit_shape`.

@@ -11,15 +11,15 @@ from paucal.types import Batch
 from paucal.wording import percent
 
 MAX_IMAGES = 32  # maximum number of images on a sheet
-_COLUMNS = 8  # number of images side by side
+_COLUMNS = 8  # maximum number of images side by side
 _MIN_TILE_SIDE = 96  # minimum side of a drawn image in pixels; smaller images are enlarged without smoothing
 _LINE_HEIGHT = 14  # height of a line of a caption in pixels
 _GAP = 4  # distance between images in pixels
 _LETTER_WIDTH = 6  # width of an average letter in pixels, in Pillow's default font
-_MIN_SHARE = 0.005  # minimum weight of a class of a mixed label that captions show
-MAX_ROWS = 6  # maximum number of images on a sheet of crops
+_MIN_CLASS_WEIGHT = 0.005  # minimum weight, from 0 to 1, of a class of a mixed label that captions show
+MAX_CROP_SHEET_IMAGES = 6  # maximum number of images on a sheet of crops
 GROUP_GAP = 16  # distance between crops of different sizes in pixels
-TileBox = tuple[int, int, int, int]  # left, top, width, height
+TileBox = tuple[int, int, int, int]  # (left, top, width, height) in pixels
 
 
 def draw_sheet(batch: Batch, normalisation: Normalisation, classes: tuple[str, ...]) -> Image.Image:
@@ -31,7 +31,7 @@ def draw_sheet(batch: Batch, normalisation: Normalisation, classes: tuple[str, .
     zoom = max(1, math.ceil(_MIN_TILE_SIDE / min(views.shape[-2:])))
     height, width = (side * zoom for side in views.shape[-2:])
     labels = [None] * len(views) if batch.labels is None else list(batch.labels[: len(views)].detach().cpu())
-    captions = [_caption(label, classes) for label in labels] if classes else []
+    captions = [_caption_lines(label, classes) for label in labels] if classes else []
     row_height = height + _GAP + _LINE_HEIGHT * max(map(len, captions), default=0)
     columns = min(_COLUMNS, len(views))
     rows = math.ceil(len(views) / columns)
@@ -47,7 +47,7 @@ def draw_sheet(batch: Batch, normalisation: Normalisation, classes: tuple[str, .
     return page
 
 
-def _caption(label: Tensor | None, classes: tuple[str, ...]) -> list[str]:
+def _caption_lines(label: Tensor | None, classes: tuple[str, ...]) -> list[str]:
     """Return the lines of a caption: the class, the two largest class weights of a mixed label, or all labels."""
     if label is None:
         return []
@@ -59,7 +59,7 @@ def _caption(label: Tensor | None, classes: tuple[str, ...]) -> list[str]:
         return [", ".join(names) or "no label"]
     weights, numbers = label.topk(min(2, len(classes)))
     pairs = zip(weights.tolist(), numbers.tolist(), strict=True)
-    return [f"{percent(weight, '.0f')} {_as_ascii(classes[i])}" for weight, i in pairs if weight >= _MIN_SHARE]
+    return [f"{percent(weight, '.0f')} {_as_ascii(classes[i])}" for weight, i in pairs if weight >= _MIN_CLASS_WEIGHT]
 
 
 def _as_ascii(name: str) -> str:
@@ -69,9 +69,9 @@ def _as_ascii(name: str) -> str:
 
 def draw_crop_sheet(batch: Batch, normalisation: Normalisation) -> Image.Image:
     """Draw the crops of up to 6 images of a batch, with a row for each image."""
-    n_images = min(MAX_ROWS, len(batch))
+    n_images = min(MAX_CROP_SHEET_IMAGES, len(batch))
     views = [normalisation.shown(view[:n_images].detach().float().cpu()) for view in batch.views]
-    boxes, width, height = _crop_boxes([(view.shape[-2], view.shape[-1]) for view in views])
+    boxes, width, height = _layout_crops([(view.shape[-2], view.shape[-1]) for view in views])
     page = Image.new("RGB", (width, n_images * (height + _GAP) + _GAP), "white")
     for row in range(n_images):
         for view, (left, top, tile_width, tile_height) in zip(views, boxes, strict=True):
@@ -80,7 +80,7 @@ def draw_crop_sheet(batch: Batch, normalisation: Normalisation) -> Image.Image:
     return page
 
 
-def _crop_boxes(sizes: list[tuple[int, int]]) -> tuple[list[TileBox], int, int]:
+def _layout_crops(sizes: list[tuple[int, int]]) -> tuple[list[TileBox], int, int]:
     """Return the box of each crop in the first row, the width of the page, and the height of a row, in pixels."""
     zoom = max(1, math.ceil(_MIN_TILE_SIDE / max(min(size) for size in sizes)))
     boxes: list[TileBox] = []

@@ -26,24 +26,25 @@ from paucal.types import UserError
 Pixels = NDArray[np.uint8]
 Size = tuple[int, int]  # (height, width) in pixels
 ViewTransform = Callable[[Image.Image], tuple[Tensor, Tensor]]
-EVAL_CROP_RATIO = 224 / 256
+EVAL_CROP_RATIO = 224 / 256  # default `crop_ratio` of `EvalTransform`
 
 
 def fit_shape(
     image: Image.Image, size: Size, resize: Resize, normalisation: Normalisation, interpolation: Interpolation
 ) -> tuple[Image.Image, Tensor]:
-    """Give an image the aspect ratio of a view; return it unchanged if a later crop changes the aspect ratio.
+    """Give an image the aspect ratio of a view, unless a later crop does so (`resize` is "crop").
 
     Args:
         image: Image with any aspect ratio.
         size: (height, width) of the view; only its aspect ratio matters.
         resize: "letterbox" adds bars of the mean colour, which is 0 after normalisation; "squash" stretches the image;
-            "crop" leaves it unchanged.
+            "crop" returns the image unchanged.
         normalisation: Normalisation whose mean is the colour of the bars.
         interpolation: Resampling filter for stretching.
 
     Returns:
-        The image, and the (2, 1) factors from its normalised coordinates to those of the original image.
+        The new image, and the (2, 1) factors from coordinates (x, y) in this image to those in the original image, both
+        from -1 to 1.
     """
     height, width = size
     if resize == "crop" or image.width * height == image.height * width:
@@ -53,13 +54,19 @@ def fit_shape(
         if shape[1] > image.width:
             shape = (max(1, round(image.width * height / width)), image.width)
         return _resize(image, shape, interpolation), torch.ones(2, 1)
-    across, down = max(image.width, round(image.height * width / height)), image.height
-    if across == image.width:
-        down = max(image.height, round(image.width * height / width))
-    across, down = across + (across - image.width) % 2, down + (down - image.height) % 2  # bars of equal width
+    page_width, page_height = max(image.width, round(image.height * width / height)), image.height
+    if page_width == image.width:
+        page_height = max(image.height, round(image.width * height / width))
+    # With an even difference of the widths, and of the heights, both bars have the same size.
+    page_width, page_height = (
+        page_width + (page_width - image.width) % 2,
+        page_height + (page_height - image.height) % 2,
+    )
     colour = [min(255, max(0, round(255 * value))) for value in normalisation.mean]
-    page = paste_on_page(image, (across, down), ((across - image.width) // 2, (down - image.height) // 2), colour)
-    return page, torch.tensor([[across / image.width], [down / image.height]])
+    page = paste_on_page(
+        image, (page_width, page_height), ((page_width - image.width) // 2, (page_height - image.height) // 2), colour
+    )
+    return page, torch.tensor([[page_width / image.width], [page_height / image.height]])
 
 
 class TrainTransform:
@@ -98,7 +105,7 @@ class TrainTransform:
         self._crop = v2.RandomResizedCrop(size, augmentation.scale, augmentation.ratio)
         policy = build_rand_augment(augmentation, size, normalisation)
         self._rand_augment = None if exact_geometry else policy
-        self._located = LocatedRandAugment(policy) if exact_geometry and policy is not None else None
+        self._located_rand_augment = LocatedRandAugment(policy) if exact_geometry and policy is not None else None
         self._crops_last = exact_geometry
         self._erase = RandomErasing(augmentation.erase_prob, mode="pixel", device="cpu")
 
@@ -109,7 +116,7 @@ class TrainTransform:
         return self._erase(self.normalisation.apply(view)), theta * factors
 
     def supports(self, pixels: Pixels) -> bool:
-        """Return whether `transform_batch` applies: images have the view's size and are only shifted and mirrored."""
+        """Return whether `transform_batch` applies: the image has the view's size, and is only shifted and mirrored."""
         settings = self.augmentation
         is_plain = settings.crop == "padded" and settings.rand_augment is None and not settings.erase_prob
         return is_plain and not self._crops_last and pixels.shape == (*self.size, len(self.normalisation.mean))
@@ -143,8 +150,8 @@ class TrainTransform:
         if self._draw_flip():
             image = image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
             theta[0, 0] = -1
-        if self._located is not None:
-            image, geometry = self._located(image)
+        if self._located_rand_augment is not None:
+            image, geometry = self._located_rand_augment(image)
             theta = theta @ geometry
         view, box = self._crop_view(image)
         return view, theta[:2] @ torch.cat((box, torch.tensor([[0.0, 0.0, 1.0]])))
@@ -208,7 +215,7 @@ class EvalTransform:
         return self.normalisation.apply(view), theta * factors
 
     def supports(self, pixels: Pixels) -> bool:
-        """Return whether `transform_batch` applies: images have the view's size and are not cropped."""
+        """Return whether `transform_batch` applies: the image has the view's size, and is only normalised."""
         return self.crop_ratio == 1 and pixels.shape == (*self.size, len(self.normalisation.mean))
 
     def transform_batch(self, images: Sequence[Pixels], seeds: Iterable[int]) -> tuple[Tensor, Tensor]:
@@ -218,9 +225,9 @@ class EvalTransform:
         return self.normalisation.apply_all(np.stack(images)), geometry
 
 
-# Transforms that support batches. For a 32-pixel image, the overhead of calling the functions that crop, mirror and
-# normalise exceeds the time of the operations. If there are no other operations, and images have the size of the view,
-# transforming a batch takes a fifth of the time of single calls, with equal results.
+# Transforms that support batches. For a 32-pixel image, calling the functions that crop, mirror and normalise takes
+# longer than their operations. If there are no other operations, and every image has the height and width of the view,
+# `transform_batch` takes a fifth of the time that transforming the images one by one takes, with equal results.
 BatchTransform = TrainTransform | EvalTransform
 
 
@@ -233,7 +240,7 @@ class WholeImageTransform:
         self.interpolation: Interpolation = interpolation
 
     def __call__(self, image: Image.Image) -> tuple[Tensor, Tensor]:
-        """Return the (C, H, W) view and its (2, 3) geometry, the identity."""
+        """Return the (C, H, W) view and its (2, 3) geometry, which is the identity."""
         view = _resize(image, self.size, self.interpolation)
         return self.normalisation.apply(view), box_geometry((0, 0, *image.size), image.size)
 

@@ -11,13 +11,15 @@ from paucal.metrics.measures import MetricName, measure_of, value_of
 from paucal.types import UserError
 from paucal.wording import counted
 
-VALUES_PER_CHUNK = 1 << 22  # number of values that are checked or converted at once, to avoid a copy of all features
+# Number of values that are checked or converted at once. Features are processed in chunks to avoid a copy of all
+# features.
+VALUES_PER_CHUNK = 1 << 22
 FOLDS = 5  # number of folds of a cross-validation
 
 
 @dataclass(frozen=True)
 class LinearClassifier:
-    """The weights and biases of a linear classifier for K classes, and the outcome of its solver.
+    """The weights and biases of a linear classifier for K classes, and whether its solver converged.
 
     Attributes:
         weight: (K, D) weights.
@@ -32,7 +34,7 @@ class LinearClassifier:
     converged: bool = True
 
     def scores(self, features: Tensor) -> Tensor:
-        """Return (N, K) scores of (N, D) features, in the classifier's precision and on its device."""
+        """Return (N, K) scores of (N, D) features, in the precision and on the device of the classifier's weights."""
         # Moved before the conversion, since MPS has no float64.
         chunks = (chunk.to(self.weight.device).to(self.weight.dtype) for chunk in split_rows(features))
         return torch.cat([chunk @ self.weight.T + self.bias for chunk in chunks])
@@ -55,19 +57,20 @@ def to_double(values: Tensor) -> Tensor:
 def draw_folds(
     labels: Tensor, seed: int = 0, folds: int = FOLDS, groups: Tensor | None = None
 ) -> list[tuple[Tensor, Tensor]]:
-    """Return the rows to fit on and the rows to score on for each fold, in ascending order.
+    """Return for each fold the rows to fit on and the rows to score on, both in ascending order.
 
     Each class is spread evenly over the folds (Kohavi 1995, "A study of cross-validation and bootstrap for accuracy
     estimation and model selection").
 
     Args:
-        labels: (N,) int64 classes; or (N, K) labels of images with several classes, which are assigned to folds at
-            random.
+        labels: (N,) int64 classes; or (N, K) labels if images have several classes. Images with several classes are
+            assigned to folds at random.
         seed: Seed of the draw.
-        folds: Maximum number of folds. A set with fewer images than that has one fold per image.
-        groups: (N,) group numbers; similar images form a group, which stays in one fold. Groups are ignored unless at
-            least two classes have at least two groups (`can_fold_groups`) and each fold leaves two classes to fit on. A
-            class with a single group is missing from the fit that is scored on this group.
+        folds: Maximum number of folds. If there are fewer images than `folds`, each image is a fold.
+        groups: (N,) group numbers. Similar images form a group, and all images of a group are in the same fold. Groups
+            are ignored unless at least two classes have at least two groups (`can_fold_groups`) and each fold leaves
+            two classes to fit on. If a class has a single group, the classifier that is scored on this group is fitted
+            without the class.
     """
     if labels.ndim == 1 and int((labels.unique(return_counts=True)[1] > 1).sum()) < 2:
         raise UserError(
@@ -104,11 +107,11 @@ def can_fold_groups(labels: Tensor, groups: Tensor) -> bool:
 def balanced_fold_count(labels: Tensor, max_folds: int, groups: Tensor | None = None) -> int:
     """Return the number of folds: the median number of images per class, but at least 2 and at most `max_folds`.
 
-    If groups of images stay in one fold, the groups of a class are counted instead of its images.
+    If groups of images are kept together, the groups of a class are counted instead of the images of the class.
 
-    If there were more folds than images of a class, a classifier would be fitted to fewer images of a held-out image's
-    class than of other classes, and its biases would favour wrong classes. With two images per class, all predictions
-    could be wrong.
+    If there were more folds than images of a class, the classifier for a held-out image would be fitted to fewer images
+    of the held-out image's class than of other classes, so the biases would favour wrong classes. With two images per
+    class, all predictions could be wrong.
     """
     if groups is not None and can_fold_groups(labels, groups):
         labels = torch.stack([labels, groups]).unique(dim=1)[0]
@@ -116,7 +119,7 @@ def balanced_fold_count(labels: Tensor, max_folds: int, groups: Tensor | None = 
 
 
 def take_rows(data: tuple[Tensor, Tensor], rows: Tensor) -> tuple[Tensor, Tensor]:
-    """Return rows of a pair of features and labels, each of which may be on any device."""
+    """Return the given rows of features and labels, which may be on different devices."""
     features, labels = data
     return features[rows.to(features.device)], labels[rows.to(labels.device)]
 

@@ -1,10 +1,11 @@
 """EsViT's correspondence protocol: how well features match the patches of two views of an image.
 
-A cell is one position of a feature map, such as a patch of a ViT. Each cell of the first view is matched with the cell
-of the second view that has the highest cosine similarity. Only the most similar pairs are scored. The accuracy is the
-fraction of pairs whose matched cell is the true cell. The distance error is the distance in pixels between the centres
-of the matched cell and the true cell. The published code supports only a mirrored image and square feature maps. Here,
-the true cells are computed from the geometry of any two views, and feature maps may have any shape.
+A "cell" is one grid position of a feature map, such as a patch of a ViT. Each cell of the first view is matched with
+the cell of the second view whose feature has the highest cosine similarity. The "true cell" is the cell of the second
+view that shows the same part of the image. Only the most similar pairs are scored. The accuracy is the fraction of
+pairs whose matched cell is the true cell. The distance error is the distance in pixels between the centres of the
+matched cell and the true cell. The published code supports only a mirrored image as the second view, and square feature
+maps. Here, the true cells are computed from the geometry of any two views, and feature maps may have any shape.
 """
 
 from collections.abc import Callable, Iterable
@@ -23,7 +24,7 @@ from paucal.data.views.transforms import EvalTransform, TrainTransform, ViewTran
 from paucal.evaluation.protocols.classifier import to_double
 from paucal.types import Batch, UserError
 
-TOP = 10  # number of most similar pairs that are scored per image
+TOP = 10  # number of pairs that are scored per image; the most similar pairs are chosen
 Size = tuple[int, int]  # (height, width), or (rows, columns)
 
 
@@ -32,8 +33,8 @@ class Matches:
     """The matched cells of two views of B images and their scores.
 
     Attributes:
-        cells: (B, N) index of the most similar cell of the second view, for each of the N cells of the first view.
-            Cells are numbered row by row.
+        cells: (B, N) index of the second view's most similar cell for each of the N cells of the first view. Cells are
+            numbered row by row.
         similarity: (B, N) cosine similarities of these pairs.
         order: (B, N) indices of the first view's cells by descending similarity; cells outside the second view come
             last.
@@ -83,7 +84,8 @@ def match_cells(first: Tensor, second: Tensor, positions: Tensor, image_size: Si
         first: (B, D, h, w) features of the first view.
         second: (B, D, H, W) features of the second view.
         positions: (B, h * w, 2) positions of the first view's cells in the second view, from `true_positions`. The true
-            cell is the cell at that position. Cells whose position is outside the view are not scored.
+            cell is the second view's cell at this position. Cells whose position is outside the second view are not
+            scored.
         image_size: (height, width) of the second view in pixels.
         top: Number of pairs to score; fewer are scored if fewer cells are inside the second view.
     """

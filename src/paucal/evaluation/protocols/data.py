@@ -33,7 +33,7 @@ class EvaluationData:
         name: Name of the set.
         images: All N images of the set.
         labels: (N,) int64 labels in [0, K); or (N, K) labels 1, 0 or -1 (ignored) if images may have several classes.
-        parts: Positions of the images of "train", "val" and "test".
+        parts: Positions of the images in the image set for each split: "train", "val" and "test".
         n_classes: Number of classes K.
         metric: Reported metric.
         how: Sentence that says how the splits were made.
@@ -68,12 +68,12 @@ class EvaluationData:
 
 
 def with_parts(images: ImageSet, seed: int, val_fraction: float | None, test_fraction: float | None) -> Split:
-    """Split a set that does not belong to a run.
+    """Split an image set that does not belong to a run.
 
-    The test images must be declared by the set, or requested with `test_fraction`. They are not drawn by default, since
-    a model may have been trained on any image of a folder. Published sets that have no official splits but a published
-    number of training images per class (30 for Caltech-101) are an exception. This number is drawn from each class, and
-    all other images are test images.
+    The set must declare its test images, or they must be requested with `test_fraction`. By default, no test images are
+    drawn, since a model may have been trained on any image of a folder. The exception is published data sets without
+    official splits, but with a published number of training images per class (30 for Caltech-101). This number of
+    training images is drawn from each class, and all other images are test images.
     """
     fractions = {"val_fraction": val_fraction, "test_fraction": test_fraction}
     given_fractions = {name: value for name, value in fractions.items() if value is not None}
@@ -103,7 +103,7 @@ def _draw_train_per_class(images: ImageSet, per_class: int, seed: int, fractions
 def evaluation_data(images: ImageSet, split: Split, metric: MetricName | None = None) -> EvaluationData:
     """Return a split data set with its metric.
 
-    By default, it is the metric of EsViT's Table 9 for data sets in that table, and accuracy for other data sets.
+    By default, the metric is the metric of EsViT's Table 9 if the data set is in this table, otherwise accuracy.
     """
     parts = {part: split.indices(part) for part in PARTS}
     labels = torch.from_numpy(images.targets).long()
@@ -131,7 +131,7 @@ def evaluation_data(images: ImageSet, split: Split, metric: MetricName | None = 
 
 
 def limit(data: EvaluationData, max_images: int, seed: int) -> EvaluationData:
-    """Return the set with at most `max_images` images in each split, with class counts as equal as possible."""
+    """Limit each split to at most `max_images` images, with class counts as equal as possible."""
     if max_images < data.n_classes:
         raise UserError(
             f"--max-images is {max_images}, but {data.name} has {counted(data.n_classes, 'class', 'classes')}: give at "
@@ -144,10 +144,10 @@ def limit(data: EvaluationData, max_images: int, seed: int) -> EvaluationData:
 
 
 def balanced_sample(labels: Tensor, indices: NDArray[np.int64], max_images: int, seed: int) -> NDArray[np.int64]:
-    """Draw at most `max_images` of the positions, with class counts as equal as possible, in ascending order.
+    """Draw at most `max_images` of the positions `indices`, with class counts as equal as possible; sort the result.
 
     Args:
-        labels: (N,) labels of all images; or (N, K) labels of images with several classes, which are then ignored.
+        labels: (N,) labels of all images; or (N, K) labels if images have several classes. (N, K) labels are ignored.
         indices: (n,) positions of the images to draw from.
         max_images: Maximum number of images to draw.
         seed: Seed of the draw.
@@ -174,7 +174,8 @@ _VOC_ARCHIVES = "VOCtrainval_06-Nov-2007.tar and VOCtest_06-Nov-2007.tar"
 _VOC_PAGE = "http://host.robots.ox.ac.uk/pascal/VOC/voc2007/"
 _VOC_LISTS = Path("ImageSets") / "Main"
 _MAX_LIST_BYTES = 16 << 20
-# VOC's lists contain 1 for present, -1 for absent and 0 for difficult. VOC's evaluation ignores difficult images.
+# In VOC's list files, 1 means that an object of the class is present, -1 that no object is present, and 0 that the
+# objects are difficult to recognise. VOC's evaluation ignores difficult images.
 _VOC_LABELS = {"1": 1, "-1": 0, "0": -1}
 
 
@@ -184,7 +185,7 @@ def is_voc(folder: Path) -> bool:
 
 
 def find_voc(root: str | Path | None = None, download: bool = False) -> Path:
-    """Return the folder of VOC2007 below the data root; with `download`, a missing folder is downloaded."""
+    """Return the folder of VOC2007 below the data root; if `download` is True, a missing folder is downloaded."""
     base = data_root(root)
     folder = base / VOC_FOLDER
     if all((folder / _VOC_LISTS / f"{VOC_CLASSES[0]}_{part}.txt").is_file() for part in ("train", "test")):

@@ -1,7 +1,7 @@
 """The 18 data sets of EsViT's Table 9 (the public data sets of CLIP's linear evaluation), with their sources.
 
-The numbers of classes and images are from the paper; notes correct the paper's errors. All sets can be opened by name.
-`open_voc` opens VOC2007, whose images have several classes each; `paucal.data.named` opens the other sets.
+The numbers of classes and images are from the paper. Notes correct errors of the paper. All data sets can be opened by
+name. `open_voc` opens VOC2007, whose images have several classes each; `paucal.data.named` opens the other sets.
 """
 
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ class Table9Set:
         test: Number of test images.
         metric: Metric that the paper reports.
         source: Where the images come from.
-        note: Correction of the numbers, or a remark.
+        note: Correction of the paper's numbers, or a remark.
     """
 
     title: str

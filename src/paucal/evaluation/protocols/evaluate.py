@@ -16,8 +16,8 @@ from paucal.evaluation.protocols.classifier import FOLDS
 from paucal.evaluation.protocols.correspondence import TOP, Change, correspond, second_view
 from paucal.evaluation.protocols.data import PARTS, POOL, EvaluationData
 from paucal.evaluation.protocols.features import POOLED, Advance, Extraction, FeatureKind, extract, probe_kind
-from paucal.evaluation.protocols.few_labels import PER_CLASS, REPEATS, few_label_curve
-from paucal.evaluation.protocols.knn import HEADLINE, NEIGHBOURS, clamp_neighbours, knn_scores
+from paucal.evaluation.protocols.few_labels import LABELS_PER_CLASS, REPEATS, few_label_curve
+from paucal.evaluation.protocols.knn import NEIGHBOURS, PRINTED_K, clamp_neighbours, knn_scores
 from paucal.evaluation.protocols.linear_probe import (
     PUBLISHED,
     Batches,
@@ -28,7 +28,7 @@ from paucal.evaluation.protocols.linear_probe import (
     fit_probe_by_folds,
     limit_batch_size,
 )
-from paucal.evaluation.protocols.logistic import DEFAULT, Solver, fit_by_folds, fit_selected
+from paucal.evaluation.protocols.logistic import DEFAULT_SOLVER, Solver, fit_by_folds, fit_selected
 from paucal.metrics.measures import (
     METRIC_TITLES,
     Average,
@@ -46,10 +46,11 @@ from paucal.wording import percent
 
 Protocol = Literal["knn", "linear", "logistic", "correspondence", "few-labels"]
 PROTOCOLS: tuple[Protocol, ...] = ("knn", "linear", "logistic", "correspondence", "few-labels")
-MULTI_LABEL: frozenset[Protocol] = frozenset({"logistic", "correspondence"})  # protocols that allow several labels
-MAX_RANK, TOP_5 = 5, "top-5"  # if there are more than 5 classes, the top-5 accuracy is reported under this name
+# Protocols that support images with several labels.
+MULTI_LABEL: frozenset[Protocol] = frozenset({"logistic", "correspondence"})
+TOP_5_RANK, TOP_5 = 5, "top-5"  # rank k and name of the top-k accuracy that is reported for more than 5 classes
 Bar = Callable[[str], AbstractContextManager[Advance]]  # function that opens a progress bar with a title
-Rows = tuple[Tensor, Tensor]  # features and labels
+Rows = tuple[Tensor, Tensor]  # (N, D) features, and (N,) or (N, K) labels
 
 
 @dataclass(frozen=True)
@@ -60,7 +61,7 @@ class Line:
         protocol: Protocol of the score.
         setting: Setting of the protocol, such as "k = 20".
         score: Name of the score.
-        unit: "%" for fractions of images (higher is better), "px" for distances in pixels (lower is better).
+        unit: "%" for scores from 0 to 1 (higher is better), "px" for distances in pixels (lower is better).
         headline: Whether the row is printed; all rows are stored.
     """
 
@@ -77,7 +78,7 @@ class Outcome:
 
     Attributes:
         line: Protocol, setting and name of the score.
-        measure: Score as a function of the weights of the test images.
+        measure: Function that returns the score given the weights of the test images in a bootstrap sample.
         n_images: Number of test images.
         note: Selected hyperparameter, or standard deviation over repeats; "" if there is neither.
     """
@@ -93,14 +94,16 @@ class ProtocolOptions:
     """Options of the protocols.
 
     Attributes:
-        features: Features for k-NN, logistic regression and few labels.
-        probe_features: Features for the linear probe. If None, the published features are used (the last four blocks).
+        features: Features for the protocols k-NN, logistic regression and few labels.
+        probe_features: Features for the linear probe. If None, the published features (of the last four blocks) are
+            used.
         extraction: Batch size, precision and cache of the feature extraction.
         solver: Solver of logistic regression.
         probe: Schedule of the linear probe.
-        augment: Whether the linear probe is trained on new augmented views in every epoch, as published. If False, it
-            is trained on the unaugmented images.
-        changes: Kinds of second views for the correspondence protocol.
+        augment: Whether the linear probe is trained on new augmented views in every epoch, as published. If False, the
+            probe is trained on unaugmented images.
+        changes: How the second view of the correspondence protocol differs from the first view; the protocol is
+            evaluated for each entry.
         neighbours: Values of k for k-NN.
         seed: Seed for drawing few labels and for the second views.
     """
@@ -108,7 +111,7 @@ class ProtocolOptions:
     features: FeatureKind = POOLED
     probe_features: FeatureKind | None = None
     extraction: Extraction = field(default_factory=Extraction)
-    solver: Solver = DEFAULT
+    solver: Solver = DEFAULT_SOLVER
     probe: ProbeSettings = PUBLISHED
     augment: bool = False
     changes: Sequence[Change] = ("mirror", "crop")
@@ -162,7 +165,7 @@ def evaluate_backbone(
 
 
 def _rows_by_part(features: Tensor, data: EvaluationData) -> dict[str, Rows]:
-    """Return views of the features and labels of "train", "val", "test" and "pool" (train and val)."""
+    """Return the features and labels of "train", "val", "test" and "pool" (train and val) as tensor views."""
     labels = data.labels[torch.from_numpy(data.used)]
     return {part: (features[data.rows(part)], labels[data.rows(part)]) for part in (*PARTS, POOL)}
 
@@ -170,15 +173,15 @@ def _rows_by_part(features: Tensor, data: EvaluationData) -> dict[str, Rows]:
 def _evaluate_knn(parts: dict[str, Rows], data: EvaluationData, options: ProtocolOptions) -> list[Outcome]:
     (pool, labels), (test, truth) = parts[POOL], parts["test"]
     votes = knn_scores(pool, labels, test, data.n_classes, options.neighbours)
-    headline = min(clamp_neighbours(options.neighbours, len(pool)), key=lambda k: abs(k - HEADLINE))
-    prints_accuracy = data.metric == "accuracy"  # if the metric is another one, accuracy is stored but not printed
+    headline = min(clamp_neighbours(options.neighbours, len(pool)), key=lambda k: abs(k - PRINTED_K))
+    prints_accuracy = data.metric == "accuracy"  # with another metric, accuracy is stored but not printed
     outcomes = []
     for k, scores in votes.items():
         line = Line("knn", f"k = {k}", "top-1", headline=prints_accuracy and k == headline)
         outcomes.append(Outcome(line, Mean(hits(scores, truth)), len(truth)))
-        if data.n_classes > MAX_RANK:
+        if data.n_classes > TOP_5_RANK:
             line = Line("knn", f"k = {k}", TOP_5, headline=prints_accuracy and k == headline)
-            outcomes.append(Outcome(line, Mean(hits(scores, truth, MAX_RANK)), len(truth)))
+            outcomes.append(Outcome(line, Mean(hits(scores, truth, TOP_5_RANK)), len(truth)))
     if not prints_accuracy:
         line = Line("knn", f"k = {headline}", METRIC_TITLES[data.metric])
         outcomes.append(Outcome(line, measure_of(data.metric, votes[headline], truth), len(truth)))
@@ -232,9 +235,9 @@ def _classifier_outcomes(
     """Return the score in the data set's metric, and the top-5 accuracy if there are more than 5 classes."""
     measure = measure_of(data.metric, scores, truth)
     outcomes = [Outcome(Line(protocol, "", METRIC_TITLES[data.metric]), measure, len(truth), note)]
-    if truth.ndim == 1 and data.n_classes > MAX_RANK:
+    if truth.ndim == 1 and data.n_classes > TOP_5_RANK:
         line = Line(protocol, "", TOP_5, headline=data.metric == "accuracy")
-        outcomes.append(Outcome(line, Mean(hits(scores, truth, MAX_RANK)), len(truth), note))
+        outcomes.append(Outcome(line, Mean(hits(scores, truth, TOP_5_RANK)), len(truth), note))
     return outcomes
 
 
@@ -249,7 +252,7 @@ def _evaluate_few_labels(
     parts: dict[str, Rows], data: EvaluationData, options: ProtocolOptions, advance: Advance
 ) -> list[Outcome]:
     curve = few_label_curve(
-        parts[POOL], parts["test"], data.n_classes, PER_CLASS, REPEATS, options.seed, options.solver, advance
+        parts[POOL], parts["test"], data.n_classes, LABELS_PER_CLASS, REPEATS, options.seed, options.solver, advance
     )
     outcomes = []
     for point in curve:

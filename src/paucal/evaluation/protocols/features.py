@@ -1,4 +1,4 @@
-"""Frozen features: the layers that provide the features, extraction in one pass, and a cache on disk."""
+"""Frozen features: choice of the layers, extraction of the features in one pass, and a cache on disk."""
 
 import hashlib
 import os
@@ -28,7 +28,7 @@ from paucal.types import FeatureRequest, UserError
 from paucal.wording import counted
 
 LAST_BLOCKS = 4  # number of last blocks that the published linear probe uses
-FORMAT = "2"  # version of the cache files; increment it whenever the features of the same images change
+VERSION = "2"  # version of the cache files; increment it whenever the features of the same images change
 Advance = Callable[[int, int], None]  # progress function: (steps done, total steps)
 
 
@@ -37,11 +37,11 @@ class FeatureKind:
     """The layers that features are read from.
 
     Attributes:
-        levels: "pooled", "blocks", "stages" or "class+mean". "pooled" is the class token if the model family has one,
-            otherwise the mean over the last feature map, both after the final norm. "blocks" and "stages" are the
-            concatenated features of the last `count` blocks or stages. "class+mean" is the class token and the mean of
-            the patch tokens of each of the last `count` blocks, after the final norm. EsViT's linear probe of ViT-B
-            uses "class+mean"; DINO calls it `avgpool_patchtokens`.
+        levels: "pooled", "blocks", "stages" or "class+mean". "pooled" is the class token if the model family has a
+            class token, otherwise the mean over the last feature map, in both cases after the final norm. "blocks" and
+            "stages" are the concatenated features of the last `count` blocks or stages. "class+mean" is the class token
+            and the mean of the patch tokens of each of the last `count` blocks, after the final norm. EsViT's linear
+            probe of ViT-B uses "class+mean"; DINO calls it `avgpool_patchtokens`.
         count: Number of blocks or stages.
     """
 
@@ -90,11 +90,12 @@ def probe_kind(backbone: FeatureBackbone) -> FeatureKind:
 class FeatureReader(nn.Module):
     """Reads several kinds of features from one forward pass.
 
-    The feature of a block or stage is its class token if the model's output has a class token (ViT, DeiT), or a token
-    that the stage adds (ViL), otherwise the mean over its patches. The final norm is applied to the blocks of the last
-    stage. It is not applied to the blocks of earlier stages, which have a different width. Blocks of a hierarchical
-    model are read before the patch merging that follows them (EsViT, section 4.2). With "class+mean", the feature of a
-    block is its class token followed by the mean over its patches.
+    The feature of a block or stage is the class token if the model's output has a class token (ViT, DeiT). If the stage
+    adds a global token (ViL), the feature is this token. Otherwise, the feature is the mean over the patches. The final
+    norm is applied to the blocks of the last stage. The final norm cannot be applied to the blocks of earlier stages,
+    which have a different number of channels. Blocks of a hierarchical model are read before the patch merging that
+    follows them (EsViT, section 4.2). With "class+mean", the feature of a block is the class token concatenated with
+    the mean over the patches.
 
     Args:
         backbone: Backbone to read from. Hooks stay registered on the backbone until `close` is called.
@@ -197,12 +198,12 @@ def _normed_grid(norm: nn.Module, grid: Tensor) -> Tensor:
 
 
 def _is_2d(norm: nn.Module) -> bool:
-    """Return whether a norm expects (B, C, H, W), as group norm and timm's norms with "2d" in their names do."""
+    """Return whether a norm expects (B, C, H, W) inputs, like group norm and timm's norms with "2d" in their names."""
     return "2d" in type(norm).__name__.lower() or isinstance(norm, nn.GroupNorm)
 
 
 class FeatureCache:
-    """A folder of features with one file per key; if `folder` is None, nothing is read or stored."""
+    """A folder with one file of features per key. If `folder` is None, nothing is read or stored."""
 
     def __init__(self, folder: Path | None) -> None:
         self.folder = folder
@@ -212,11 +213,12 @@ class FeatureCache:
         return None if self.folder is None else self.folder / f"{key}.safetensors"
 
     def read(self, key: str, order: NDArray[np.int64]) -> Tensor | None:
-        """Return stored (N, D) features; None if the file is missing or damaged, or a value is not finite.
+        """Return stored (N, D) features; None if the file is missing or damaged, or if a value is not finite.
 
         Args:
             key: Key of the features.
-            order: (N,) rows of the result for the images in ascending order of their positions in the image set.
+            order: (N,) indices that sort the images by position in the image set: the i-th image in ascending order of
+                position is in row `order[i]` of the result.
         """
         path = self.path(key)
         if path is None or not path.is_file():
@@ -237,7 +239,7 @@ class FeatureCache:
             return None
 
     def write(self, key: str, features: Tensor, order: NDArray[np.int64]) -> None:
-        """Store (N, D) features; `key` and `order` are those of `read`."""
+        """Store (N, D) features; see `read` for the meaning of `key` and `order`."""
         path = self.path(key)
         if path is None:
             return
@@ -269,8 +271,8 @@ def _place_rows(stored: Any, rows: Tensor, dim: int) -> Tensor | None:
 def images_fingerprint(images: ImageSet, indices: NDArray[np.int64]) -> str:
     """Return a digest of the images at these positions, in this order.
 
-    The digest covers the pixels or encoded bytes of images that are in memory. Of files, it covers only the path, size
-    and modification time, so that they need not be read.
+    For images in memory, the digest covers the pixels or the encoded bytes. For image files, the digest covers only the
+    path, size and modification time, so that the files need not be read.
     """
     digest, store = hashlib.blake2b(digest_size=16), images.store
     for index in indices.tolist():
@@ -289,13 +291,13 @@ def images_fingerprint(images: ImageSet, indices: NDArray[np.int64]) -> str:
 
 
 def feature_key(subject: str, images: str, kind: str, dtype: torch.dtype) -> str:
-    """Return the cache key of features, a hash of the digests of the model and the images, the kind, and the dtype."""
-    return hashlib.blake2b(" ".join((FORMAT, subject, images, kind, str(dtype))).encode(), digest_size=20).hexdigest()
+    """Return the cache key of features: a hash of the model's digest, the images' digest, the kind and the dtype."""
+    return hashlib.blake2b(" ".join((VERSION, subject, images, kind, str(dtype))).encode(), digest_size=20).hexdigest()
 
 
 @dataclass(frozen=True)
 class Extraction:
-    """Settings of feature extraction: batch size, number of loader processes, precision, and cache."""
+    """Settings of feature extraction: batch size, number of image-loading processes, dtype of the features, cache."""
 
     batch_size: int = MAX_INFERENCE_BATCH
     workers: int = 0
@@ -318,7 +320,7 @@ def extract(
         images: Image set.
         indices: (N,) positions in the set.
         kinds: Kinds of features. All kinds that are missing from the cache are computed in one pass.
-        extraction: Batch size, precision and cache.
+        extraction: Batch size, number of image-loading processes, dtype and cache.
         progress: Function called with the number of images processed so far and with N.
 
     Returns:

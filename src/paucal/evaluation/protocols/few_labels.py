@@ -1,4 +1,4 @@
-"""The few-labels protocol: accuracy of features as a function of the number of labelled images per class."""
+"""The few-labels protocol: accuracy of a classifier on features, by the number of labelled images per class."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -10,12 +10,12 @@ from torch import Tensor
 
 from paucal.data.randomness import derive_seed
 from paucal.evaluation.protocols.classifier import require_finite, require_same_width, split_rows, to_double
-from paucal.evaluation.protocols.logistic import DEFAULT, Solver, fit_logistic
+from paucal.evaluation.protocols.logistic import DEFAULT_SOLVER, Solver, fit_logistic
 from paucal.metrics.measures import hits
 
-PER_CLASS = (1, 2, 5, 10, 50)  # numbers of labels per class
-REPEATS = 5
-LAMBDA = 1.0  # factor of the L2 penalty
+LABELS_PER_CLASS = (1, 2, 5, 10, 50)  # evaluated numbers of labels per class
+REPEATS = 5  # number of random draws for each number of labels
+LAMBDA = 1.0  # factor of the L2 penalty lambda / 2 * |W|^2
 
 
 @dataclass(frozen=True)
@@ -24,10 +24,10 @@ class CurvePoint:
 
     Attributes:
         per_class: Number of labels per class. If a class has fewer images, all its labels are used.
-        hits: (repeats, N) correctness of the prediction for each test image: 1 if correct, 0 if wrong, between 0 and 1
-            if the highest scores are tied.
-        margins: (repeats, N) score of the second class minus the score of the first class, if there are two classes;
-            otherwise empty.
+        hits: (repeats, N) correctness of the prediction for each test image: 1 if correct, 0 if wrong, and a value
+            between 0 and 1 if the highest scores are tied.
+        margins: If there are two classes, the (repeats, N) scores of the second class minus the scores of the first
+            class; otherwise an empty array.
     """
 
     per_class: int
@@ -54,17 +54,17 @@ def few_label_curve(
     train: tuple[Tensor, Tensor],
     test: tuple[Tensor, Tensor],
     n_classes: int,
-    per_class: Sequence[int] = PER_CLASS,
+    per_class: Sequence[int] = LABELS_PER_CLASS,
     repeats: int = REPEATS,
     seed: int = 0,
-    solver: Solver = DEFAULT,
+    solver: Solver = DEFAULT_SOLVER,
     progress: Callable[[int, int], None] | None = None,
 ) -> list[CurvePoint]:
     """Fit logistic regressions to repeated draws of a few labels, and score the test images.
 
-    No hyperparameter is selected, because with one label per class no image is left for validation. Instead, the
-    labelled features are centred and divided by their root mean square, and the penalty lambda is 1. Numbers of labels
-    above the size of the largest class are skipped.
+    No hyperparameter is selected, because with one label per class there are no images left for validation. Instead,
+    the labelled features are centred and divided by their root mean square, and the penalty lambda is 1. Numbers of
+    labels that exceed the number of images of the largest class are skipped.
 
     Args:
         train: (N, D) features and (N,) labels to draw from.
@@ -72,7 +72,7 @@ def few_label_curve(
         n_classes: Number of classes K.
         per_class: Numbers of labels per class.
         repeats: Number of draws for each number of labels.
-        seed: Seed of the draws. With the same seed, all models are fitted to the same images.
+        seed: Seed of the draws. With the same seed, the same images are drawn whatever the features.
         solver: Backend and stopping rule.
         progress: Function called with (fits done, total fits).
     """

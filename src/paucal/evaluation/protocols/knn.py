@@ -2,8 +2,8 @@
 
 Features are scaled to unit length. Each of the k most similar training images votes for its class with weight
 exp(cosine / 0.07). Neither the matrix of all similarities nor a second copy of the training features is kept in memory,
-so the method scales to a million training images. Data sets may have any size, whereas the published code needs at
-least 100 test images and 1000 classes.
+so the method scales to a million training images. The published code needs at least 100 test images and 1000 classes;
+here, data sets may have any size.
 """
 
 from collections.abc import Sequence
@@ -16,15 +16,17 @@ from paucal.evaluation.protocols.classifier import to_double
 
 TEMPERATURE = 0.07
 NEIGHBOURS = (10, 20, 100, 200)
-HEADLINE = 20  # k of the printed score, which "usually works best" (published code); not selected on test images
-CHUNK = 1 << 24  # largest number of similarities in memory at once; they take up 64 MB
-TRAIN_ROWS = 1 << 14  # training images whose similarities are computed at once
+# k of the printed score. It is the value that "usually works best" according to the published code, and is not selected
+# on test images.
+PRINTED_K = 20
+MAX_SIMILARITIES = 1 << 24  # largest number of similarities in memory at once; they take up 64 MB
+TRAIN_ROWS_PER_CHUNK = 1 << 14  # number of training images whose similarities are computed at once
 
 
 def knn_scores(
     train: Tensor, labels: Tensor, test: Tensor, n_classes: int, neighbours: Sequence[int] = NEIGHBOURS
 ) -> dict[int, Tensor]:
-    """Return the sum of the votes for each class, for several numbers of neighbours k.
+    """Return the sum of the votes for each class, for each number of neighbours k.
 
     Args:
         train: (N, D) features of any float type.
@@ -57,10 +59,10 @@ def clamp_neighbours(neighbours: Sequence[int], n_train: int) -> list[int]:
     return sorted({min(k, n_train) for k in neighbours})
 
 
-def nearest(train: Tensor, test: Tensor, k: int, chunk: int = CHUNK) -> tuple[Tensor, Tensor]:
+def nearest(train: Tensor, test: Tensor, k: int, chunk: int = MAX_SIMILARITIES) -> tuple[Tensor, Tensor]:
     """Return the k training rows with the highest cosine similarity to each test row, in descending order.
 
-    If cosines are equal, the earlier training row comes first, whatever the chunk size.
+    If cosine similarities are equal, the earlier training row comes first, whatever the value of `chunk`.
 
     Args:
         train: (N, D) features, with k <= N.
@@ -74,8 +76,8 @@ def nearest(train: Tensor, test: Tensor, k: int, chunk: int = CHUNK) -> tuple[Te
     device, queries = test.device, _normalise(test)
     best = torch.full((len(test), 0), -torch.inf, device=device)
     rows = torch.zeros(len(test), 0, dtype=torch.long, device=device)
-    for start in range(0, len(train), TRAIN_ROWS):
-        keys = _normalise(train[start : start + TRAIN_ROWS].to(device))
+    for start in range(0, len(train), TRAIN_ROWS_PER_CHUNK):
+        keys = _normalise(train[start : start + TRAIN_ROWS_PER_CHUNK].to(device))
         n_kept = min(k, best.shape[1] + len(keys))
         new_best, new_rows = best.new_empty(len(test), n_kept), rows.new_empty(len(test), n_kept)
         n_queries = max(1, chunk // len(keys))
@@ -91,7 +93,7 @@ def _normalise(features: Tensor) -> Tensor:
 
 
 def _keep_best(best: Tensor, rows: Tensor, similarity: Tensor, start: int, k: int) -> tuple[Tensor, Tensor]:
-    """Merge the best cosines so far with new cosines, whose first training row is `start`, and keep the k best."""
+    """Merge the best cosines so far with `similarity`, whose columns are training rows from `start` on; keep k."""
     values, columns = _stable_topk(similarity, min(k, similarity.shape[1]))
     if not best.shape[1]:
         return values, columns + start
@@ -101,9 +103,9 @@ def _keep_best(best: Tensor, rows: Tensor, similarity: Tensor, start: int, k: in
 
 
 def _stable_topk(similarity: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """Return the k largest values of each row and their columns; of tied values, earlier columns are kept.
+    """Return the k largest values of each row and their columns; of tied values, those in earlier columns are kept.
 
-    torch's topk does not guarantee which tied values are kept.
+    `torch.topk` does not guarantee which of several tied values are kept.
     """
     # One additional value shows whether a tie was cut off, without another pass over all similarities.
     values, columns = similarity.topk(min(k + 1, similarity.shape[1]), dim=1)

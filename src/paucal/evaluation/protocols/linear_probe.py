@@ -1,8 +1,9 @@
 """EsViT's linear probe: a linear layer trained on frozen features with SGD, for several learning rates at once.
 
-The published code trains with one learning rate per run. It uses momentum 0.9, no weight decay, 100 epochs, a cosine
-schedule to 0 that changes once per epoch, a rate proportional to batch / 256, and initial weights from N(0, 0.01). It
-reports the best epoch on the same images on which that epoch is selected.
+The published code trains with one learning rate per run. The code uses momentum 0.9, no weight decay, 100 epochs, a
+cosine schedule to 0 that changes once per epoch, a rate proportional to batch / 256, and initial weights from a normal
+distribution with standard deviation 0.01. The reported score is that of the best epoch, which is selected on the same
+images.
 
 Here, one layer per rate is trained on the same batches. The rate with the best score after the last epoch is selected
 on validation images or by cross-validation. A layer with this rate is then trained on training and validation images
@@ -37,10 +38,10 @@ from paucal.metrics.measures import MetricName, nan_argmax
 from paucal.models.frozen import FrozenBackbone
 from paucal.types import UserError
 
-# Learning rates for a batch of 256 images, which are scaled with the batch. The published runs used 0.001 (the default,
-# Swin-B), 0.003 (Swin-S) and 0.01 (ResNet-50).
-RATES = (1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 1e-1, 3e-1, 1.0, 3.0, 10.0)
-# The published augmentation: only torchvision's random crop of 8 to 100 % of the area (bilinear) and mirroring.
+# Learning rates for a batch of 256 images. The rates are scaled in proportion to the batch size. The published runs
+# used 0.001 (the default and for Swin-B), 0.003 (Swin-S) and 0.01 (ResNet-50).
+LEARNING_RATES = (1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 1e-1, 3e-1, 1.0, 3.0, 10.0)
+# The published augmentation: only torchvision's RandomResizedCrop of 8 to 100 % of the area (bilinear) and mirroring.
 PROBE_AUGMENTATION = Augmentation(rand_augment=None, erase_prob=0.0, interpolation="bilinear")
 Batches = Callable[
     [int], Iterator[tuple[Tensor, Tensor]]
@@ -60,7 +61,7 @@ class ProbeSettings:
         seed: Seed of the initial weights and of the order of the images.
     """
 
-    rates: Sequence[float] = RATES
+    rates: Sequence[float] = LEARNING_RATES
     epochs: int = 100
     batch: int = 1024
     momentum: float = 0.9
@@ -72,7 +73,7 @@ PUBLISHED = ProbeSettings()
 
 
 def limit_batch_size(settings: ProbeSettings, n_images: int) -> ProbeSettings:
-    """Return the settings with a smaller batch if an epoch would have fewer than 16 steps, but at least 32 images.
+    """Return the settings with a smaller batch (at least 32 images) if an epoch would have fewer than 16 steps.
 
     The published schedule has 125,000 steps on ImageNet. With the published batch, a set of 1,000 images would be
     trained for only 100 steps.
@@ -110,17 +111,17 @@ def epoch_seed(seed: int, epoch: int) -> int:
 
 
 def cached_batches(features: Tensor, labels: Tensor, settings: ProbeSettings, rows: Tensor | None = None) -> Batches:
-    """Return shuffled batches of extracted features; `rows` selects images, None uses all images."""
+    """Return shuffled batches of extracted features of the images in `rows`; if `rows` is None, of all images."""
     labels = labels.to(features.device)
     rows = torch.arange(len(features)) if rows is None else rows
 
-    def epoch_of(epoch: int) -> Iterator[tuple[Tensor, Tensor]]:
+    def iterate_epoch(epoch: int) -> Iterator[tuple[Tensor, Tensor]]:
         generator = torch.Generator().manual_seed(epoch_seed(settings.seed, epoch))
         for indices in torch.randperm(len(rows), generator=generator).split(settings.batch):
             batch = rows[indices].to(features.device)
             yield features[batch].float(), labels[batch]
 
-    return epoch_of
+    return iterate_epoch
 
 
 def train_probes(
@@ -140,12 +141,12 @@ def train_probes(
     """
     generator = torch.Generator().manual_seed(settings.seed)
     initial_weight = torch.randn(n_classes, dim, generator=generator) * settings.deviation
-    state: _State | None = None
+    state: _ProbeState | None = None
     for epoch in range(settings.epochs):
         rate_factor = 0.5 * (1 + math.cos(math.pi * epoch / settings.epochs)) * settings.batch / 256
         for features, labels in batches(epoch):
             if state is None:
-                state = _State(initial_weight.to(features), settings)
+                state = _ProbeState(initial_weight.to(features), settings)
             state.step(features, labels, rate_factor)
         if progress is not None:
             progress(epoch + 1, settings.epochs)
@@ -236,7 +237,7 @@ def _fit_best(
 
 
 def _progress_of_training(progress: Advance | None, number: int, n_trainings: int) -> Advance | None:
-    """Return a progress function for training `number` of `n_trainings`, which counts the epochs of all trainings."""
+    """Return a progress function for training number `number` (from 0) that counts the epochs of all trainings."""
     return progress and (lambda done, total: progress(number * total + done, n_trainings * total))
 
 
@@ -260,7 +261,7 @@ def augmented_batches(
     dataset = ViewDataset(images, [(transform, 1)], settings.seed, labels=False)
     label_of = dict(zip(indices.tolist(), labels.tolist(), strict=True))
 
-    def epoch_of(epoch: int) -> Iterator[tuple[Tensor, Tensor]]:
+    def iterate_epoch(epoch: int) -> Iterator[tuple[Tensor, Tensor]]:
         order = np.random.default_rng(derive_seed(settings.seed, epoch)).permutation(indices)
         keys = [SampleKey(epoch, int(index)) for index in order]
         batches = [keys[first : first + settings.batch] for first in range(0, len(keys), settings.batch)]
@@ -276,11 +277,11 @@ def augmented_batches(
         finally:
             reader.close()
 
-    return epoch_of
+    return iterate_epoch
 
 
-class _State:
-    """Weights, biases and momentum buffers of the layers for all rates; gradients are computed without autograd."""
+class _ProbeState:
+    """Weights, biases and momentum buffers of the linear layers, one layer per learning rate; autograd is not used."""
 
     def __init__(self, initial_weight: Tensor, settings: ProbeSettings) -> None:
         self.rates = torch.tensor(settings.rates, device=initial_weight.device, dtype=initial_weight.dtype)

@@ -6,10 +6,11 @@ reaches the same minimum. The torch solver divides the loss by the number of ima
 tolerances have the same meaning. If there are two classes, both solvers fit a single weight vector, since two vectors
 would be penalised differently.
 
-Lambda is selected by the parametric binary search of the paper. The grid has 97 points from 1e-6 to 1e6, 8 per decade.
-Seven points, two decades apart, are tried first. Then the distance is halved repeatedly, and the two points at this
-distance from the best point so far are tried, until the neighbours of the best point have been tried. The search needs
-at most 7 + 4 * 2 = 15 fits, and finds the best point of the grid if the score has a single peak.
+Lambda is selected by the parametric binary search of the paper, on a grid of 97 values from 1e-6 to 1e6 (8 values per
+decade). First, seven values that are two decades apart are tried. Then this distance is halved repeatedly, and the two
+values at this distance from the best value so far are tried. The search ends when the grid neighbours of the best value
+have been tried. It needs at most 7 + 4 * 2 = 15 fits, and finds the best value of the grid if the score has a single
+peak.
 """
 
 import warnings
@@ -38,10 +39,10 @@ from paucal.metrics.measures import MetricName
 from paucal.types import UserError
 
 HISTORY_SIZE = 10  # history size of L-BFGS, as in SciPy
-_MIN_CHANGE = 1e-16  # smaller changes of the mean loss are rounding errors
+_MIN_CHANGE = 1e-16  # changes of the mean loss below this value are rounding errors
 PER_DECADE = 8  # grid points per decade of lambda
-LOWEST, HIGHEST = -6, 6  # log10 of the smallest and largest lambda
-POINTS = (HIGHEST - LOWEST) * PER_DECADE + 1
+MIN_EXPONENT, MAX_EXPONENT = -6, 6  # log10 of the smallest and largest lambda
+N_GRID_POINTS = (MAX_EXPONENT - MIN_EXPONENT) * PER_DECADE + 1
 COARSE_STEP = 2 * PER_DECADE  # distance, in grid points, between the lambdas that are tried first
 
 Backend = Literal["sklearn", "torch"]
@@ -55,8 +56,8 @@ class Solver:
     Attributes:
         backend: "sklearn" on the CPU, or "torch" on the device of the features.
         max_iterations: Maximum number of iterations of L-BFGS.
-        tolerance: The fit stops when no entry of the gradient of the mean loss exceeds this value. The default is that
-            of scikit-learn.
+        tolerance: The fit stops when no entry of the gradient of the mean loss exceeds this value in absolute value.
+            The default value is scikit-learn's default.
     """
 
     backend: Backend = "sklearn"
@@ -64,7 +65,7 @@ class Solver:
     tolerance: float = 1e-4
 
 
-DEFAULT = Solver()
+DEFAULT_SOLVER = Solver()
 
 
 @dataclass(frozen=True)
@@ -92,9 +93,9 @@ def strength_at(position: int) -> float:
         >>> strength_at(0), strength_at(48), round(strength_at(49), 4), strength_at(96)
         (1e-06, 1.0, 1.3335, 1000000.0)
     """
-    if not 0 <= position < POINTS:
-        raise ValueError(f"expected a position in [0, {POINTS}), got {position}")
-    return 10.0 ** (LOWEST + position / PER_DECADE)
+    if not 0 <= position < N_GRID_POINTS:
+        raise ValueError(f"expected a position in [0, {N_GRID_POINTS}), got {position}")
+    return 10.0 ** (MIN_EXPONENT + position / PER_DECADE)
 
 
 def search_strength(score: Callable[[float], float]) -> SearchResult:
@@ -107,12 +108,12 @@ def search_strength(score: Callable[[float], float]) -> SearchResult:
     def try_positions(positions: list[int]) -> int:
         """Score the positions that have not been tried yet; return the best position so far."""
         for position in positions:
-            if 0 <= position < POINTS and position not in scores:
+            if 0 <= position < N_GRID_POINTS and position not in scores:
                 value = float(score(strength_at(position)))
                 scores[position] = value if value == value else float("-inf")
         return max(scores, key=lambda position: (scores[position], position))
 
-    best = try_positions(list(range(0, POINTS, COARSE_STEP)))
+    best = try_positions(list(range(0, N_GRID_POINTS, COARSE_STEP)))
     step = COARSE_STEP // 2
     while step:
         best = try_positions([best - step, best + step])
@@ -121,14 +122,14 @@ def search_strength(score: Callable[[float], float]) -> SearchResult:
 
 
 def fit_logistic(
-    features: Tensor, labels: Tensor, n_classes: int, strength: float, solver: Solver = DEFAULT
+    features: Tensor, labels: Tensor, n_classes: int, strength: float, solver: Solver = DEFAULT_SOLVER
 ) -> LinearClassifier:
     """Fit a linear classifier by logistic regression.
 
     Args:
         features: (N, D) features.
-        labels: (N,) labels in [0, K), where classes may be missing; or (N, K) labels 1, 0 or -1 (image ignored for that
-            class), for which one regression is fitted per class.
+        labels: (N,) labels in [0, K), where classes may be missing; or (N, K) labels: 1, 0 or -1 (the image is ignored
+            for the class). For (N, K) labels, one regression per class is fitted.
         n_classes: Number of classes K.
         strength: Factor lambda of the L2 penalty lambda / 2 * |W|^2.
         solver: Backend and stopping rule.
@@ -199,12 +200,12 @@ def fit_independent(features: Tensor, labels: Tensor, strength: float, solver: S
 
     Args:
         features: (N, D) features.
-        labels: (N, K) labels 1, 0 or -1 (image ignored for that class).
+        labels: (N, K) labels: 1, 0 or -1 (the image is ignored for the class).
         strength: Factor lambda of the L2 penalty lambda / 2 * |W|^2.
         solver: Stopping rule.
 
     Returns:
-        Weights, biases, number of iterations and whether the tolerance was reached, as from `fit_softmax`.
+        (K, D) weights and (K,) biases in float64, the number of iterations, and whether the tolerance was reached.
     """
     features = to_double(features)
     labels = labels.to(features.device)
@@ -217,7 +218,7 @@ def fit_independent(features: Tensor, labels: Tensor, strength: float, solver: S
 
 
 def _split_binary(fit: Fit) -> Fit:
-    """Convert the single weight vector of two classes to one vector per class; leave other fits unchanged."""
+    """Convert the single weight vector of a two-class fit to one vector per class; return other fits unchanged."""
     weight, bias, iterations, converged = fit
     if len(bias) == 1:
         weight, bias = torch.cat([-weight, weight]) / 2, torch.cat([-bias, bias]) / 2
@@ -270,7 +271,7 @@ def fit_selected(
     val: tuple[Tensor, Tensor],
     n_classes: int,
     metric: MetricName = "accuracy",
-    solver: Solver = DEFAULT,
+    solver: Solver = DEFAULT_SOLVER,
     search: Callable[[Callable[[float], float]], SearchResult] = search_strength,
     both: tuple[Tensor, Tensor] | None = None,
 ) -> SelectedClassifier:
@@ -283,8 +284,8 @@ def fit_selected(
         metric: Metric by which lambda is selected.
         solver: Backend and stopping rule.
         search: Function that searches for the lambda with the highest score.
-        both: Features and labels of the training images followed by the validation images, if they are already in one
-            tensor, which saves a copy. If None, `train` and `val` are concatenated.
+        both: Features and labels of the training images followed by the validation images. Giving `both` saves a copy
+            if they are already in one tensor. If None, `train` and `val` are concatenated.
     """
     if not len(val[0]):
         raise UserError("there are no validation images to select lambda with: give --val-fraction 0.1.")
@@ -302,7 +303,7 @@ def fit_selected(
 
 
 def fit_by_folds(
-    train: tuple[Tensor, Tensor], n_classes: int, metric: MetricName = "accuracy", solver: Solver = DEFAULT
+    train: tuple[Tensor, Tensor], n_classes: int, metric: MetricName = "accuracy", solver: Solver = DEFAULT_SOLVER
 ) -> SelectedClassifier:
     """Select lambda by cross-validation within the training images, then fit to all training images."""
     folds = draw_folds(train[1])

@@ -29,9 +29,10 @@ COLUMNS = (
 CSV_NAME, JSON_NAME = "table.csv", "results.json"
 FOLDER = "frozen-features"  # name of the results folder in a run's evaluation folder
 MAX_MODELS = 16  # largest number of models, since each model has a column in the table
-# Decimals to which scores are compared: a tenth of a percentage point, as in papers, or a hundredth of a pixel.
-_DIGITS = {"%": 3, "px": 2}
-MARKERS = "osD^v"  # matplotlib markers; when all colours are used, the next marker is combined with the same colours
+# Number of decimals to which scores are rounded before they are compared: to a tenth of a percentage point, as in
+# papers, or to a hundredth of a pixel.
+_DECIMALS = {"%": 3, "px": 2}  # scores in % are stored as fractions
+MARKERS = "osD^v"  # matplotlib markers; models beyond the number of colours use the same colours with the next marker
 
 
 @dataclass(frozen=True)
@@ -44,7 +45,7 @@ class Row:
         images: Number of test images.
         scores: Score of each model, a fraction in [0, 1] or a distance in pixels.
         notes: Note on each model's score.
-        gains: For each model but the first, the first model's score minus that model's score on the same images.
+        gains: First model's score minus the score of each other model on the same images, by the other model's name.
     """
 
     data: str
@@ -55,9 +56,9 @@ class Row:
     gains: Mapping[str, Score]
 
     def verdict(self, other: str) -> Verdict:
-        """Return the result of the first model against another, compared at the printed precision, as in papers."""
+        """Return whether the first model wins, ties or loses against another model; scores are rounded as printed."""
         first, *_ = self.scores.values()
-        digits = _DIGITS[self.line.unit]
+        digits = _DECIMALS[self.line.unit]
         gain = round(first.value, digits) - round(self.scores[other].value, digits)
         if abs(gain) < 10**-digits / 2:
             return "tie"
@@ -100,14 +101,14 @@ class Row:
 
 
 def _parse_line(content: Mapping[str, Any]) -> Line:
-    if content["protocol"] not in PROTOCOLS or content["unit"] not in _DIGITS:
+    if content["protocol"] not in PROTOCOLS or content["unit"] not in _DECIMALS:
         raise ValueError(f"unknown protocol {content['protocol']!r} or unit {content['unit']!r}")
     setting, score = str(content["setting"]), str(content["score"])
     return Line(content["protocol"], setting, score, content["unit"], bool(content["headline"]))
 
 
 def compare(data: str, outcomes: Mapping[str, Sequence[Outcome]], bootstrap: Bootstrap) -> list[Row]:
-    """Return a data set's rows from each model's outcomes; `gains` compare the first model with each other model."""
+    """Return the table rows of a data set, given the outcomes of each model."""
     first, *other_names = outcomes
     rows = []
     for first_outcome in outcomes[first]:
@@ -144,7 +145,10 @@ def tally(rows: Sequence[Row], other: str) -> dict[str, int]:
 
 
 def averages(rows: Sequence[Row], protocol: str) -> dict[str, float]:
-    """Return each model's mean over all data sets of a protocol's first printed score (EsViT's Table 10, last row)."""
+    """Return each model's mean, over all data sets, of the first printed score of a protocol.
+
+    The last row of EsViT's Table 10 shows such means.
+    """
     first_rows: dict[str, Row] = {}
     for row in rows:
         if row.line.protocol == protocol and row.line.headline:
@@ -210,15 +214,15 @@ def remarks(rows: Sequence[Row]) -> list[str]:
             lines.append(f"{protocol}, mean of {sets} data sets: {text}")
     names = list(rows[0].scores) if rows else []
     for other in names[1:]:
-        lines.append(f"{names[0]} against {other}: {_verdicts(tally(rows, other))}")
-    return lines + _selected_values(rows)
+        lines.append(f"{names[0]} against {other}: {_describe_verdicts(tally(rows, other))}")
+    return lines + _hyperparameter_notes(rows)
 
 
-def _verdicts(counts: Mapping[str, int]) -> str:
+def _describe_verdicts(counts: Mapping[str, int]) -> str:
     """Return how often the first model wins and loses, and how often the interval of the difference excludes 0.
 
     Example:
-        >>> _verdicts({"win": 3, "tie": 1, "loss": 1, "clear_wins": 2, "clear_losses": 0})
+        >>> _describe_verdicts({"win": 3, "tie": 1, "loss": 1, "clear_wins": 2, "clear_losses": 0})
         '3 wins, 1 tie, 1 loss; the interval of the difference excludes 0 in 2 of 3 wins and in 0 of 1 loss'
     """
     wins, losses = counted(counts["win"], "win", "wins"), counted(counts["loss"], "loss", "losses")
@@ -231,8 +235,8 @@ def _verdicts(counts: Mapping[str, int]) -> str:
     return f"{text}; the interval of the difference excludes 0 {' and '.join(parts)}" if parts else text
 
 
-def _selected_values(rows: Sequence[Row]) -> list[str]:
-    """Return the notes on selected hyperparameters; scores and models with the same note share a line."""
+def _hyperparameter_notes(rows: Sequence[Row]) -> list[str]:
+    """Return lines with the notes on selected hyperparameters; equal notes are combined into a single line."""
     lines_by_note: dict[tuple[str, str, str], list[str]] = {}
     for row in rows:
         if not row.line.headline or not any(row.notes.values()):

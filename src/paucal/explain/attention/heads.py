@@ -1,8 +1,9 @@
-"""The attention of single heads: the entropy of the attention, and a mask of the patches that receive most of it.
+"""The attention of single heads: entropies, and masks of the patches that receive most of the attention.
 
 As in EsViT's figures (Li et al. 2022, section 4 and appendix), the heads of the last layer are shown for one query, in
-descending order of entropy, each with a mask of the patches that receive 60 % of its attention. In the authors' code,
-row and column of the query's mark are swapped, and the entropy is NaN if a weight underflows. Both are corrected here.
+descending order of entropy, each with a mask of the patches that receive 60 % of the head's attention. Two errors of
+the authors' code are corrected here: row and column of the query's mark are swapped, and the entropy is NaN if a weight
+underflows.
 """
 
 import math
@@ -30,9 +31,9 @@ def entropy(weights: Tensor) -> Tensor:
 
 
 def mass_mask(weights: Tensor, mass: float = MASS) -> Tensor:
-    """Return a (..., K) bool mask of the largest weights, which together make up the fraction `mass` of the sum.
+    """Return a (..., K) bool mask of the largest of (..., K) weights, whose sum is the fraction `mass` of the total.
 
-    As in EsViT's code, the (..., K) weights outside the mask make up at most 1 - mass of the sum.
+    As in EsViT's code, the weights outside the mask make up at most the fraction 1 - mass of the total.
 
     Example:
         >>> mass_mask(torch.tensor([0.1, 0.5, 0.05, 0.35]))
@@ -53,8 +54,9 @@ class HeadView:
     Attributes:
         heads: (heads,) indices of the heads.
         entropy: (heads,) entropies in bits of the attention to patches.
-        maps: (heads, rows, columns) attention to the patches. A map sums to less than 1 if there are other tokens.
-        masks: (heads, rows, columns) bool masks of the patches that receive the fraction `mass` of the sum of `maps`.
+        maps: (heads, rows, columns) attention to the patches. If there are other tokens, the sum of a map is less than
+            1.
+        masks: (heads, rows, columns) bool masks of the patches that receive the fraction `mass` of each map's sum.
     """
 
     heads: Tensor
@@ -70,7 +72,7 @@ def view_heads(attention: AttentionMap, token: str | tuple[int, int], image: int
         attention: Attention of a layer.
         token: Query token: (row, column) of a patch, or the name of a token such as "class".
         image: Index of the image in the batch.
-        mass: Fraction of a head's attention to patches that the patches in its mask receive.
+        mass: Fraction of a head's attention to patches that the patches in the head's mask receive.
 
     Raises:
         UserError: the layer has no such token.
@@ -83,7 +85,7 @@ def view_heads(attention: AttentionMap, token: str | tuple[int, int], image: int
 
 
 def mean_entropy(attention: AttentionMap) -> Tensor:
-    """Return the entropy in bits of each head, averaged over all queries and images, (heads,).
+    """Return the (heads,) entropies of the heads in bits, averaged over all queries and images.
 
     All windows are included, whereas EsViT's code uses only the first window of the batch. Padded queries are ignored.
     """
@@ -98,9 +100,9 @@ def max_entropy(attention: AttentionMap) -> float:
 
 
 def entropy_over(model: nn.Module, batches: Iterable[Tensor]) -> dict[str, Tensor]:
-    """Return the mean entropies in bits of the heads of each layer over a set of images, (heads,) per layer.
+    """Return the (heads,) entropies in bits for each layer of a model, averaged over a set of images.
 
-    EsViT's figure of the heads' entropies shows these values. Each image passes through the model once.
+    EsViT's figure of the heads' entropies shows these values. The model is run once on each image.
 
     Args:
         model: A timm transformer.

@@ -65,11 +65,11 @@ class AttentionMap:
         return self._sum_by_key(self.weights[:, group, :, query], self.keys[group])
 
     def cell_map(self, token: Token) -> Tensor:
-        """Return the attention of a token to each patch of the keys, (B, heads, rows, columns)."""
+        """Return the attention of a token to each patch, (B, heads, rows, columns), on the grid of the keys."""
         return self.key_tokens.to_grid(self.row(token))
 
     def dense(self) -> Tensor:
-        """Return the weights between all tokens, (B, heads, queries, keys); 0 between tokens of different windows.
+        """Return the weights between all tokens, (B, heads, queries, keys); 0 if two tokens are in different windows.
 
         Raises:
             UserError: the matrix would be too large.
@@ -90,12 +90,13 @@ class AttentionMap:
         return all_weights
 
     def flow(self, share: Tensor) -> Tensor:
-        """Distribute the contributions `share` (B, queries) of tokens among the keys by the heads' mean attention.
+        """Distribute the (B, queries) contributions `share` of tokens among the keys in proportion to mean attention.
 
-        The (B, keys) result equals `share @ dense().mean(1)`, but is computed without a matrix between all tokens.
+        The mean is taken over heads. The (B, keys) result equals `share @ dense().mean(1)`, but is computed without the
+        attention matrix between all tokens.
         """
         weights = self.weights.mean(2)
-        padded = share.new_zeros(share.shape[0], len(self.tokens) + 1)  # index -1 (padding) reads the additional 0
+        padded = share.new_zeros(share.shape[0], len(self.tokens) + 1)  # padding (index -1) reads the additional 0
         padded[:, :-1] = share
         key_shares = torch.einsum("bgq,bgqk->bgk", padded[:, self.queries], weights)
         return self._sum_by_key(key_shares.flatten(1), self.keys.flatten())
@@ -112,7 +113,7 @@ class AttentionMap:
 
 
 def averaged(attention: AttentionMap) -> Tensor:
-    """Return the attention between all tokens, averaged over heads, (B, tokens, tokens), as in DHVT's Figure 3 (a).
+    """Return the (B, tokens, tokens) attention between all tokens, averaged over heads, as in DHVT's Figure 3 (a).
 
     Rows are queries and columns are keys. The order is class token, patches, head tokens.
     """
@@ -120,9 +121,9 @@ def averaged(attention: AttentionMap) -> Tensor:
 
 
 def head_token_maps(attention: AttentionMap) -> Tensor:
-    """Return each head token's attention to the patches in its head, (B, heads, rows, columns).
+    """Return the attention of each head's head token to the patches in that head, (B, heads, rows, columns).
 
-    As in DHVT's Figure 3 (b).
+    DHVT's Figure 3 (b) shows these maps.
 
     Raises:
         UserError: the layer has no head tokens.
@@ -139,9 +140,10 @@ def head_token_maps(attention: AttentionMap) -> Tensor:
 def fold_head_tokens(attention: AttentionMap, average: bool) -> AttentionMap:
     """Return a layer's attention without its head tokens; a layer without head tokens is returned unchanged.
 
-    As a key, a head token is the mean of all tokens, so the attention to a head token is divided among all tokens. As a
-    query, its row is added to the row of the class token. Attention is averaged over head tokens (`average`), as in the
-    layer. Relevance is summed instead, since the backward pass has already divided relevance among the head tokens.
+    A head token of DHVT, used as a key, represents the mean of all tokens. So attention to a head token is divided
+    equally among all tokens. The rows of the head tokens (as queries) are combined and added to the row of the class
+    token. For attention, use `average`: the rows are averaged, as in the layer. For relevance, the rows are summed,
+    since the backward pass has already divided relevance among the head tokens.
     """
     tokens = attention.tokens
     if not tokens.suffix:

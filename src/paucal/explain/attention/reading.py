@@ -1,8 +1,8 @@
 """Reading of the attention of any layer of a transformer, with the positions of its tokens in the image.
 
-A layer only computes (batch, heads, queries, keys) weights. The positions of the tokens are derived from the layout
-that the model's family declares (`AttentionLayout`), and from the inputs of the layer and of the block around the
-layer. In full attention, for example, the number of queries equals the number of input tokens.
+A layer only computes (batch, heads, queries, keys) weights. The positions of the tokens are derived from the
+`AttentionLayout` of the model's family, and from the inputs of the layer and of the block that contains the layer. In
+full attention, for example, the number of queries equals the number of input tokens.
 """
 
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from paucal.backbones.attention_layout import AttentionGroups, Call, Size, Tokens, prefix_names
+from paucal.backbones.attention_layout import AttentionCall, AttentionGroups, Size, Tokens, prefix_names
 from paucal.backbones.attention_maps import attention_layers, recorded_attention
 from paucal.backbones.layout import grid_sides
 from paucal.backbones.probe import model_name
@@ -64,9 +64,9 @@ class AttentionRecord(NamedTuple):
     Attributes:
         logits: (B, K) logits; features if the model has no classifier.
         maps: Attention of the layers whose token positions are known, from the first to the last.
-        raw: Attention weights of these layers as used in the forward pass, to compute gradients; `maps` has views of
-            these weights.
-        layers: Modules that computed the weights.
+        raw: Attention weights of these layers as used in the forward pass, from which gradients are computed. The
+            weights in `maps` are views of these tensors.
+        layers: Attention layers that computed the weights.
     """
 
     logits: Tensor
@@ -75,7 +75,7 @@ class AttentionRecord(NamedTuple):
     layers: list[nn.Module]
 
     def gradients(self, output_gradient: Tensor) -> list[Tensor]:
-        """Return the gradients of the weights, in the shapes of `maps`, given the (B, K) gradient of the logits."""
+        """Return the gradients of the weights in `maps`, given the (B, K) gradient of the logits."""
         gradients = torch.autograd.grad(self.logits, self.raw, output_gradient, allow_unused=True, retain_graph=True)
         return [
             torch.zeros_like(attention.weights)
@@ -86,10 +86,10 @@ class AttentionRecord(NamedTuple):
 
 
 def run_recorded(module: nn.Module, images: Tensor) -> AttentionRecord:
-    """Run a model and record its attention, with gradients if they are enabled."""
+    """Run a model and record its attention; the result can be differentiated if gradients are enabled."""
     layers = attention_layers(module)
     require_attention(module)
-    calls: dict[str, Call] = {}
+    calls: dict[str, AttentionCall] = {}
     inputs: dict[str, tuple[Any, ...]] = {}
     handles = []
     for name, layer in layers.items():
@@ -101,7 +101,7 @@ def run_recorded(module: nn.Module, images: Tensor) -> AttentionRecord:
             inputs[name] = arguments
 
         def keep_call(layer: nn.Module, arguments: tuple[Any, ...], name: str = name, modules: Any = modules) -> None:
-            calls[name] = Call(modules, arguments, inputs.get(name, ()))
+            calls[name] = AttentionCall(modules, arguments, inputs.get(name, ()))
 
         handles += [modules[1].register_forward_pre_hook(keep_inputs), layer.register_forward_pre_hook(keep_call)]
     try:
@@ -128,7 +128,7 @@ def require_attention(module: nn.Module) -> None:
         raise UserError(f"{model_name(module)} has no attention weights to read: use grad-cam or integrated-gradients.")
 
 
-def add_positions(name: str, weights: Tensor, call: Call, images: Tensor) -> AttentionMap | None:
+def add_positions(name: str, weights: Tensor, call: AttentionCall, images: Tensor) -> AttentionMap | None:
     """Return a layer's attention with the positions of its queries and keys; None if the positions are unknown."""
     size, positions = (images.shape[-2], images.shape[-1]), None
     for declared in map(layout_of, call.modules):
@@ -157,7 +157,7 @@ def _with_heads(weights: Tensor, layer: nn.Module) -> Tensor:
     return weights.unflatten(0, (-1, int(getattr(layer, "num_heads", 1)))) if weights.ndim == 3 else weights  # type: ignore[arg-type]
 
 
-def _global_groups(weights: Tensor, call: Call, images: Tensor) -> AttentionGroups | None:
+def _global_groups(weights: Tensor, call: AttentionCall, images: Tensor) -> AttentionGroups | None:
     layer, layout = call.layer, layout_of(call.layer)
     inputs, weights = call.inputs[0], _with_heads(weights, layer)
     if weights.ndim != 4 or len(weights) != len(images) or not layout.between_cells:
@@ -192,15 +192,15 @@ def _token_counts(inputs: Tensor) -> tuple[int, ...]:
 def tokens_of(
     count: int, model: nn.Module, image_size: Size, suffix: tuple[str, ...] = (), prefix: int | None = None
 ) -> Tokens | None:
-    """Return the names and the grid of `count` tokens of a model; None if the tokens do not form a grid of the image.
+    """Return the names and the grid of `count` tokens of a model; None if the patch tokens do not form a grid.
 
     Args:
         count: Number of all tokens.
         model: Model that the tokens belong to.
         image_size: (height, width) of the image in pixels.
         suffix: Names of the tokens after the patch tokens.
-        prefix: Number of tokens before the patch tokens; None to derive this number from the model or the image's
-            aspect ratio.
+        prefix: Number of tokens before the patch tokens. If None, the number is derived from the model or from the
+            aspect ratio of the image.
     """
     declared = int(getattr(model, "num_prefix_tokens", 0) or 0)
     for n_prefix in (declared, *range(MAX_PREFIX)) if prefix is None else (prefix,):

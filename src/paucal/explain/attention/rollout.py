@@ -1,13 +1,11 @@
 """Attention rollout: from which patches the information in the last tokens comes, traced back through all layers.
 
-Abnar and Zuidema 2020, "Quantifying Attention Flow in Transformers": each layer mixes tokens by its mean attention,
-the residual connection keeps half of each token, and the matrices of all layers are multiplied. Here the product is
-computed for one row only, from the last layer to the first. This needs no matrix between all tokens, and supports
-windowed attention (Swin), pooled keys and patch merging.
+Abnar and Zuidema 2020, "Quantifying Attention Flow in Transformers": each layer mixes tokens by the mean attention over
+heads, the residual connection keeps half of each token, and the matrices of all layers are multiplied. Here, only one
+row of the product is computed, from the last layer to the first. So no attention matrix between all tokens is needed,
+and windowed attention (Swin), pooled keys and patch merging are supported.
 
 For attribution, the rollout starts from the contributions of the last tokens to a class (`class_contributions`).
-
-A cell is one position of a layer's feature map, such as a patch.
 """
 
 from collections.abc import Sequence
@@ -28,7 +26,7 @@ from paucal.explain.attention.reading import AttentionRecord, read_attention, ru
 
 @dataclass(frozen=True, eq=False)
 class Flow:
-    """The contributions of a layer's tokens to the result, which are traced back through a network.
+    """The contributions of a layer's tokens to the network's result.
 
     Attributes:
         values: (B, tokens) contributions.
@@ -39,10 +37,10 @@ class Flow:
     tokens: Tokens
 
     def resample(self, tokens: Tokens) -> "Flow":
-        """Return the contributions of the tokens of an earlier stage, whose grid may be finer.
+        """Return the contributions of the tokens of an earlier stage, which may have a finer grid of patch tokens.
 
-        The contribution of a merged cell is divided among the cells from which it was merged. A prefix token keeps its
-        contribution if the earlier stage has the same prefix token; otherwise its contribution is dropped.
+        The contribution of a merged patch token is divided among the patch tokens that were merged. A prefix token
+        keeps its contribution if the earlier stage has the same prefix token; otherwise its contribution is dropped.
         """
         if tokens == self.tokens:
             return self
@@ -62,7 +60,7 @@ def follow_back(start: Flow, layers: Sequence[AttentionMap], keep: float = 1.0, 
 
     In each layer, a token keeps its contribution times `keep`, because of the residual connection, and passes on its
     contribution times `move` to the tokens that it attends to. A token that is not a query keeps its whole
-    contribution. For example, cells are not queries in a layer in which only the class token attends.
+    contribution. For example, patch tokens are not queries in a layer in which only the class token is a query.
     """
     flow = start
     for step in reversed(_group_steps(layers)):
@@ -77,7 +75,7 @@ def follow_back(start: Flow, layers: Sequence[AttentionMap], keep: float = 1.0, 
 
 
 def _group_steps(layers: Sequence[AttentionMap]) -> list[list[AttentionMap]]:
-    """Group layers into successive steps; a step of ViL has two layers, for global tokens and for cells."""
+    """Group layers into successive steps. A step of ViL has two layers: for global tokens and for patch tokens."""
     steps: list[list[AttentionMap]] = []
     for layer in layers:
         if steps and layer.layer.startswith(f"{steps[-1][0].layer}."):
@@ -91,7 +89,7 @@ def pooling_weights(model: nn.Module, tokens: Tokens, batch_size: int, like: Ten
     """Return the weights with which the classifier averages the last tokens; the weights sum to 1.
 
     The class token has weight 1. In a distilled model, the class token and the distillation token have weight 1/2 each.
-    If the classifier uses no class token, all cells have equal weights.
+    If the classifier uses no class token, all patch tokens have equal weights.
     """
     count = len(tokens)
     values = like.new_zeros(batch_size, count)
@@ -126,9 +124,9 @@ def attention_rollout(model: nn.Module, images: Tensor, residual: float = 0.5) -
 
 
 def fold_normalised(attention: AttentionMap) -> AttentionMap:
-    """Return the attention without head tokens, with rows scaled to sum to 1.
+    """Merge DHVT's head tokens into the class token (see `fold_head_tokens`), and scale all rows to sum to 1.
 
-    Without scaling, the row of the class token would sum to 2.
+    The merged row of the class token is the sum of two rows that sum to 1, so without scaling it would sum to 2.
     """
     folded = fold_head_tokens(attention, average=True)
     if folded is attention:
@@ -149,9 +147,9 @@ def class_contributions(
     """Return the contributions of the last tokens to the logit of a class; the contributions sum to 1.
 
     If the classifier uses a class token, the contribution of this token is 1. If the classifier uses the mean of the
-    cells, a cell's contribution is proportional to the positive part of its gradient times feature, or of its
-    relevance. Features and gradients are read after the final norm. Before the norm, gradient times feature would be 0,
-    since the norm's output does not depend on the length of its input.
+    patch tokens, a patch token's contribution is proportional to the positive part of the token's gradient times
+    feature, or of the token's relevance. Features and gradients are read after the final norm. Before the norm,
+    gradient times feature would be 0, since the norm's output does not depend on the length of its input.
 
     Args:
         module: Model.
@@ -177,6 +175,9 @@ def class_contributions(
 
 
 def roll_out(layers: list[AttentionMap], start: Flow) -> Tensor:
-    """Return the product `start` (1 + A_L) ... (1 + A_1) of `start` and the layers' attention, (B, rows, columns)."""
+    """Return the product start (I + A_L) ... (I + A_1) on the patches, (B, rows, columns).
+
+    A_i is the matrix of the weights in `layers[i - 1]`.
+    """
     flow = follow_back(start, [fold_head_tokens(layer, average=False) for layer in layers])
     return flow.tokens.to_grid(flow.values)

@@ -1,6 +1,6 @@
 """Attribution methods based on gradients: gradient times feature, gradient rollout, Grad-CAM, integrated gradients.
 
-Grad-CAM and integrated gradients use captum (the extra `explain`).
+Grad-CAM and integrated gradients use captum, which the extra `explain` installs.
 """
 
 from contextlib import nullcontext
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from paucal.backbones.features import FeatureBackbone
 from paucal.backbones.forward_hooks import block_names, recorded_outputs
 from paucal.backbones.layout import Hints, last_tensor, read_layout, to_grid
-from paucal.backbones.probe import Plan, model_name
+from paucal.backbones.probe import FeaturePlan, model_name
 from paucal.explain.attention.reading import require_attention
 from paucal.explain.attention.rollout import class_contributions, roll_out, run_with_blocks
 from paucal.explain.attribution.pruning import PrunedGradients
@@ -37,8 +37,8 @@ def gradient_rollout(model: nn.Module, images: Tensor, classes: Tensor, pruned: 
     attention, averaged over heads, to the residual connection. Here, a single row is traced back instead of multiplying
     whole matrices, so that windowed attention (Swin) and patch merging are supported too. In a model without a class
     token, which averages its patch tokens, the rollout starts from the positive part of gradient times feature of the
-    last patch tokens, whereas the original method would weight all patches equally. With `pruned`, the gradients are
-    those of LibraGrad.
+    last patch tokens, whereas the original method would weight all patches equally. If `pruned` is True, the gradients
+    are pruned as in LibraGrad.
     """
     with explainable(model) as module, torch.enable_grad():
         require_attention(module)
@@ -59,9 +59,10 @@ def gradient_rollout(model: nn.Module, images: Tensor, classes: Tensor, pruned: 
 def gradient_features(model: nn.Module, images: Tensor, classes: Tensor, pruned: bool = True) -> Tensor:
     """Return gradient times feature for a class, averaged over all blocks, (B, rows, columns).
 
-    Negative values are evidence against the class. With `pruned`, the gradients are those of LibraGrad with constant
-    attention weights, and each block's map sums to the logit without the contributions of biases. Maps of later stages
-    are enlarged to the finest grid, and each value is divided among the finer cells.
+    Negative values are evidence against the class. If `pruned` is True, the gradients are pruned as in LibraGrad, and
+    attention weights are treated as constants. The map of each block then sums to the logit without the contributions
+    of biases. Maps of later stages are enlarged to the finest grid, and each value is divided among the finer grid
+    positions.
     """
     size = (images.shape[-2], images.shape[-1])
     with explainable(model) as module, torch.enable_grad():
@@ -83,7 +84,7 @@ def gradient_features(model: nn.Module, images: Tensor, classes: Tensor, pruned:
 
 
 def _average_maps(maps: list[Tensor]) -> Tensor:
-    """Return the mean of (B, h, w) maps on the finest grid; values of coarser cells are divided among finer cells."""
+    """Return the mean of (B, h, w) maps on the finest grid; each value of a coarser map is divided among positions."""
     finest = max((values.shape[1:] for values in maps), key=lambda sides: sides[0] * sides[1])
     total = maps[0].new_zeros(len(maps[0]), *finest)
     for values in maps:
@@ -95,9 +96,9 @@ def _average_maps(maps: list[Tensor]) -> Tensor:
 def integrated_gradients(model: nn.Module, images: Tensor, classes: Tensor, steps: int = STEPS) -> Tensor:
     """Return integrated gradients for a class, (B, H, W), summed over channels (Sundararajan et al. 2017).
 
-    Negative values are evidence against the class. The path starts at 0, which is the mean colour of the training
-    images after normalisation. The sum over an image's map is approximately the logit of the image minus the logit of a
-    uniform image of the mean colour.
+    Negative values are evidence against the class. The integration path starts at an image of zeros, which after
+    normalisation is the mean colour of the training images. The sum over an image's map is approximately the logit of
+    the image minus the logit of this uniform image.
     """
     captum = _import_captum()
     with explainable(model) as module, torch.enable_grad():
@@ -112,8 +113,8 @@ def grad_cam(model: nn.Module, images: Tensor, classes: Tensor) -> Tensor:
     """Return Grad-CAM for a class, (B, rows, columns), >= 0.
 
     Selvaraju et al. 2017: the positive part of the sum of a feature map's channels, weighted with their mean gradients.
-    In a convolutional network or a Swin, it is the last feature map. In a model with a class token, it is the input of
-    the last block, in which the class token attends to the patches.
+    In a convolutional network or a Swin, the last feature map is used. In a model with a class token, the input of the
+    last block is used, since the class token attends to the patches in this block.
     """
     captum = _import_captum()
     size = (images.shape[-2], images.shape[-1])
@@ -131,7 +132,7 @@ def grad_cam(model: nn.Module, images: Tensor, classes: Tensor) -> Tensor:
 class _GridLayer:
     """Passes a block's output through an identity module as (B, C, rows, columns), which captum can hook."""
 
-    def __init__(self, module: nn.Module, plan: Plan, size: tuple[int, int]) -> None:
+    def __init__(self, module: nn.Module, plan: FeaturePlan, size: tuple[int, int]) -> None:
         blocks = [name for name in block_names(module) if name in plan.blocks]
         if not blocks:
             raise UserError(f"{model_name(module)} has no blocks with feature maps: use integrated-gradients.")

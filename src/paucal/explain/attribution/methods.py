@@ -35,7 +35,7 @@ class Method(NamedTuple):
 
 
 def last_attention(model: nn.Module, images: Tensor, classes: Tensor | None = None) -> Tensor:
-    """Return the last layer's attention of the class token to the patches, averaged over heads, (B, rows, columns).
+    """Return the last layer's attention from the class token to each patch, averaged over heads, (B, rows, columns).
 
     For a model that averages its patch tokens instead of using a class token, the map is the mean attention of all
     patches to each patch. The map does not depend on the class.
@@ -60,11 +60,11 @@ METHODS: Mapping[str, Method] = {
     ),
     "attention": Method("attention of the last layer", last_attention, "attention", is_class_specific=False),
 }
-RANDOM = "random"
+RANDOM = "random"  # name of random maps, which serve as a baseline
 
 
 def attribute(model: nn.Module, images: Tensor, classes: Tensor, method: str) -> Tensor:
-    """Return (B, rows, columns) maps of the evidence for a class; the resolution depends on the method.
+    """Return (B, rows, columns) maps of the evidence for a class; rows and columns depend on the method.
 
     Args:
         model: A timm model, in training or evaluation mode.
@@ -103,10 +103,10 @@ def random_maps(count: int, grid: tuple[int, int], seed: int) -> Tensor:
     return torch.rand(count, *grid, generator=torch.Generator().manual_seed(seed))
 
 
-# The best methods of each model family, best first. Methods are ranked by the mean of their ranks in two scores on 200
-# photographs: insertion minus deletion, and the fraction of a map on a pasted object. If methods are tied, the faster
-# method comes first. The first method that the model and the installation support is used. Families without scores use
-# the methods of the most similar family.
+# The best methods for each model family, best first. Methods are ranked by the mean of their ranks in two scores on 200
+# photographs: insertion minus deletion, and the fraction of a map's positive values that is on a pasted object. If
+# methods are tied, the faster method comes first. The first method that the model and the installation support is used.
+# Families that were not evaluated use the methods of the most similar family.
 BEST: Mapping[str, tuple[str, ...]] = {
     "vit": ("gradient-rollout", "libra-rollout", "libra"),
     "dhvt": ("libra", "integrated-gradients", "gradient-rollout"),

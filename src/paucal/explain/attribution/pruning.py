@@ -2,10 +2,10 @@
 
 Mehri et al. 2025, "LibraGrad: Balancing Gradient Flow for Universally Better Vision Transformer Attributions" (CVPR,
 arXiv 2411.16760). Gradient times input sums to the output only if an operation is linear in the inputs that receive a
-gradient. Therefore no gradient flows through the divisor of a norm (only through the mean), or through the gate of GELU
-and similar functions (x times a gate that depends on x). In a product of two tensors, either each factor gets half of
-its gradient, or attention weights get no gradient. The values of the forward pass do not change. The implementation
-follows the paper and does not use the authors' code.
+gradient. Therefore no gradient flows through the divisor of a norm. (Gradients flow through the mean.) GELU and similar
+functions are x times a gate that depends on x; no gradient flows through the gate. In a product of two tensors, either
+each factor gets half of its gradient, or attention weights get no gradient. The values of the forward pass do not
+change. The implementation follows the paper and does not use the authors' code.
 """
 
 from collections.abc import Callable
@@ -18,12 +18,12 @@ from torch.overrides import TorchFunctionMode
 from paucal.explain.attribution.relevance_mode import MATRIX_PRODUCTS, PRODUCTS, explicit_attention, gets_relevance
 
 Products = Literal["halved", "values"]
-_GATED = {"gelu", "silu", "hardswish", "mish"}
+_GATED = {"gelu", "silu", "hardswish", "mish"}  # torch functions that multiply x by a gate that depends on x
 NEAR_ZERO = 1e-6  # inputs of a gated function whose absolute value is below this count as 0
 
 
 class PrunedGradients(TorchFunctionMode):
-    """Mode in which torch functions return their usual values, but have LibraGrad's gradients.
+    """Mode in which torch functions return their usual values, but backward passes compute LibraGrad's gradients.
 
     Args:
         products: "halved" halves the gradients of both factors of a product; "values" stops the gradient at the

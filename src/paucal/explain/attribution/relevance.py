@@ -1,4 +1,4 @@
-"""Relevance of the patches for a class: the method of Chefer et al. for ViT, DeiT, LV-ViT and DHVT.
+"""Relevance of patches for a class by the method of Chefer et al., for ViT, DeiT, LV-ViT and DHVT.
 
 Chefer et al. 2021, "Transformer Interpretability Beyond Attention Visualization": the relevance of the class is
 propagated back to each attention matrix (`relevance_mode`) and multiplied by the gradient of the class's logit with
@@ -6,7 +6,8 @@ respect to that matrix. The matrices of all layers are then multiplied as in rol
 
 Unlike the authors' code, several images are processed at once. For models that average their patch tokens instead of
 using a class token, the rollout starts from the relevance of the patches before the mean. DHVT's head tokens are folded
-into the other tokens. As in the authors' code, LV-ViT's logit is explained without the maximum over its auxiliary head.
+into the other tokens. As in the authors' code, the logit of LV-ViT is explained without the contribution of the
+auxiliary head.
 """
 
 from collections.abc import Iterator

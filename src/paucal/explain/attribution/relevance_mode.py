@@ -1,14 +1,14 @@
-"""Propagation of relevance instead of gradients by autograd, through an unmodified model.
+"""Propagation of relevance through an unmodified model: autograd computes relevance instead of gradients.
 
-While `RelevanceMode` is active, each torch function that a model calls is replaced by the rule for the function's name.
-So models need no second version of their layers, unlike in the authors' code.
+While `RelevanceMode` is active, each torch function that a model calls is replaced by the rule for this function. So
+models need no second version of their layers, unlike in the authors' code.
 
 The rules are those of Chefer et al. 2021, "Transformer Interpretability Beyond Attention Visualization", section 3, as
 implemented in the authors' code and in LV-ViT's code (alpha = 1). Each rule is the backward pass of an autograd
-function. It computes the relevance of the inputs from the relevance of the output, and conserves the sum of relevance
-if the original rule does. Operations that only move values (views, indexing, concatenation) need no rule. If a tensor
-is used twice, its relevances are summed. Parameters get no relevance. If one of two summands or factors is a parameter,
-the other operand gets all of the relevance.
+function. This backward pass computes the relevance of the inputs from the relevance of the output, and conserves the
+sum of relevance if the published rule conserves the sum. Operations that only move values (views, indexing,
+concatenation) need no rule. If a tensor is used twice, its relevances are summed. Parameters get no relevance. If one
+of two summands or factors is a parameter, the other operand gets all of the relevance.
 """
 
 import math
@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-EPSILON = 1e-9  # added to denominators
+EPSILON = 1e-9  # value that `safe_divide` adds to denominators
 
 
 def safe_divide(numerator: Tensor, denominator: Tensor) -> Tensor:
@@ -44,7 +44,7 @@ def _positive_part(x: Tensor, weight: Tensor, relevance: Tensor, apply: Callable
 
 
 class Linear(torch.autograd.Function):
-    """The alpha-beta rule with alpha = 1 for linear layers: only positive contributions get an output's relevance."""
+    """The alpha-beta rule with alpha = 1 for linear layers: only positive contributions to an output get relevance."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -204,8 +204,8 @@ MATRIX_PRODUCTS = {"matmul", "__matmul__", "bmm"}
 class RelevanceMode(TorchFunctionMode):
     """Mode in which backward passes compute relevance by the rules of Chefer et al. 2021 instead of gradients.
 
-    Only tensors that require gradients get relevance; the parameters must be frozen. Functions without a rule keep
-    their gradient, which is correct for functions that only move values.
+    Only tensors that require gradients get relevance, so the parameters must be frozen. Functions without a rule keep
+    their usual gradient, which is correct for functions that only move values.
     """
 
     def __torch_function__(

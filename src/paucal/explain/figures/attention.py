@@ -38,10 +38,10 @@ MIN_OPACITY, MAX_OPACITY = 0.3, 0.8  # opacity of a class's colour at probabilit
 def maps_figure(
     picture: Picture, maps: Sequence[Tensor], titles: Sequence[str], label: str, smooth: bool = False
 ) -> Figure:
-    """Draw an image, and each (h, w) map over the image with its own colour scale.
+    """Draw an image; then draw each (h, w) map over a copy of the image. Each map has its own colour scale.
 
-    With `smooth`, maps are interpolated, and each colour scale begins at the map's minimum. Otherwise, cells are drawn
-    as squares, and colour scales begin at 0.
+    If `smooth` is True, maps are interpolated, and each colour scale begins at the map's minimum. Otherwise, patches
+    are drawn as squares, and colour scales begin at 0.
     """
     columns = choose_columns(len(maps) + 1)
     figure, axes = make_panels(-(-(len(maps) + 1) // columns), columns, picture.shape[:2], extra=0.35)
@@ -64,7 +64,7 @@ def matrices_figure(matrices: Sequence[Tensor], tokens: Tokens, titles: Sequence
     Lines separate class token, patches and head tokens. As in DHVT's Figures 3 (a) and 7, rows are queries and columns
     are keys.
     """
-    is_large = len(tokens) > MAX_SMALL
+    is_large = len(tokens) > MAX_TOKENS_IN_SMALL_PANEL
     columns = min(choose_columns(len(matrices), 4), 2 if is_large else 4)
     scale = LARGE_SCALE if is_large else 1.0
     figure, axes = make_panels(-(-len(matrices) // columns), columns, (1, 1), extra=0.5, scale=scale)
@@ -84,12 +84,12 @@ def matrices_figure(matrices: Sequence[Tensor], tokens: Tokens, titles: Sequence
     return figure
 
 
-HEAT_OF_MATRICES = "viridis"
-MAX_SMALL, LARGE_SCALE = 100, 1.9  # largest number of tokens in a small panel, and scale of larger panels
+HEAT_OF_MATRICES = "viridis"  # matplotlib colour map for attention matrices
+MAX_TOKENS_IN_SMALL_PANEL, LARGE_SCALE = 100, 1.9  # with more tokens, panels are larger by the factor LARGE_SCALE
 
 
 def features_figure(picture: Picture, colours: Tensor) -> Figure:
-    """Draw an image, and beside it the features of its cells as (h, w, 3) colours."""
+    """Draw an image, and beside the image the features of its patches as (h, w, 3) colours."""
     figure, axes = make_panels(1, 2, picture.shape[:2], extra=0.3)
     axes[0][0].imshow(picture)
     draw_cells(axes[0][1], picture, colours.numpy())
@@ -128,8 +128,8 @@ def queries_figure(
 ) -> Figure:
     """Draw all heads of a layer for several queries, with a row for each query and a column for each head.
 
-    Heads are sorted by their mean entropy over the queries, so a column shows the same head in all rows. (EsViT's
-    Figures 10 to 12 show one query each.)
+    Heads are sorted by the mean entropy over the queries, so a column shows the same head in all rows. (Each of EsViT's
+    Figures 10 to 12 shows one query.)
     """
     bits = torch.stack([view.entropy[view.heads.argsort()] for view in views])  # (queries, heads)
     order = bits.mean(0).argsort(descending=True, stable=True).tolist()
@@ -215,7 +215,7 @@ def _describe_token(token: Token) -> str:
 
 
 def tokens_figure(picture: Picture, maps: Sequence[tuple[str, Tensor]], classes: Sequence[str]) -> Figure:
-    """Draw an image and greyscale copies on which the colour of a cell is its class and the opacity its probability.
+    """Draw an image and greyscale copies; a patch's colour shows its likeliest class, the opacity the probability.
 
     Args:
         picture: (H, W, 3) image.

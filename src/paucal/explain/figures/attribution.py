@@ -34,7 +34,7 @@ class AttributedImage:
 
 
 def attribution_figure(explained: AttributedImage, method: str, is_class_specific: bool = True) -> Figure:
-    """Draw an image and its map for each class; a common colour scale makes the classes comparable."""
+    """Draw an image and its attribution map for each class; all maps have the same colour scale."""
     maps = explained.maps if is_class_specific else explained.maps[:1]
     figure, axes = make_panels(1, 1 + len(maps), explained.picture.shape[:2], extra=0.35)
     axes[0][0].imshow(explained.picture)
@@ -51,7 +51,7 @@ def attribution_figure(explained: AttributedImage, method: str, is_class_specifi
 
 
 def contact_sheet(explained: Sequence[AttributedImage], method: str, is_class_specific: bool = True) -> Figure:
-    """Draw many images, each beside the map for its first class, each with its own colour scale."""
+    """Draw many images, and beside each image the map for its first class. Each map has its own colour scale."""
     columns = min(MAX_PAIRS, len(explained))
     rows = -(-len(explained) // columns)
     figure, axes = make_panels(rows, 2 * columns, explained[0].picture.shape[:2], extra=0.3)
@@ -67,7 +67,7 @@ def contact_sheet(explained: Sequence[AttributedImage], method: str, is_class_sp
 
 
 def colour_limits(maps: Tensor) -> tuple[float, float]:
-    """Return the ends of the colour scale: the minimum, but at least 0, and the 99.5th percentile.
+    """Return the lower and upper end of the colour scale: the minimum (but at least 0) and the 99.5th percentile.
 
     Evidence against a class (below 0) is drawn like 0, since over a photograph it would be hard to distinguish from
     weak evidence for the class.
@@ -82,7 +82,7 @@ MISTAKES_PER_ROW = 2  # largest number of mistakes in a row, each with three pan
 
 
 def mistakes_attribution_figure(mistakes: Sequence[AttributedImage], method: str) -> Figure:
-    """Draw each image with its maps for the predicted class and for the label, with a common colour scale."""
+    """Draw each image with its maps for the predicted class and for the label; both maps have the same colour scale."""
     if not mistakes:
         raise ValueError("there are no mistakes to draw")
     columns = min(MISTAKES_PER_ROW, len(mistakes))

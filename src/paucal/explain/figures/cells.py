@@ -1,6 +1,6 @@
 """Figures of matched cells of two images, and of predicted offsets between the cells of one image.
 
-A cell is one position of a feature map, such as a patch.
+A "cell" is one grid position of a feature map, such as a patch.
 """
 
 import math
@@ -29,12 +29,14 @@ from paucal.explain.figures.pictures import (
 )
 
 TRUE_COLOUR, PREDICTED_COLOUR = "#00b4d8", "#f77f00"
-# Margin around the end of an arrow, and largest extension of a panel on each side, as fractions of the image's side.
+# Margin around the end of an arrow, and the most by which a panel is extended on each side to show the ends of arrows.
+# Both are fractions of the image's side.
 MARGIN, MAX_EXTENSION = 0.03, 0.5
 YELLOW, BLUE, RED = "#f5d400", "#1f77ff", "#e3342f"
-PANEL_SCALE = 1.4  # panels are larger than usual by this factor, to make room for the numbers
-MIN_FONT_SIZE, MAX_FONT_SIZE = 5.0, 7.0  # font size of the numbers in points; small cells get small numbers
-# Style of the marker of a nearest cell, which is large enough to surround a number.
+PANEL_SCALE = 1.4  # factor by which panels are larger than in other figures, to make room for the numbers
+MIN_FONT_SIZE, MAX_FONT_SIZE = 5.0, 7.0  # font size of the numbers, in points; small cells get small numbers
+# Style of the marker of a cell that is most similar to a global feature. The marker is large enough to surround a
+# number.
 _MARK: dict[str, Any] = {"fillstyle": "none", "markersize": 15, "markeredgewidth": 1.8, "zorder": 4}
 
 
@@ -46,7 +48,7 @@ class MatchedPair:
         pictures: The two images.
         matches: Matched cells.
         names: Titles of the images.
-        is_correct: (n,) bool, whether each match is correct; None if this is unknown.
+        is_correct: (n,) bools that say whether each match is correct; None if this is unknown.
     """
 
     pictures: tuple[Picture, Picture]
@@ -107,7 +109,7 @@ def _draw_pair(figure: Figure, axes: Sequence[Axes], pair: MatchedPair) -> None:
 
 
 def _write_numbers(figure: Figure, panel: Axes, picture: Picture, grid: tuple[int, int], cells: Tensor) -> None:
-    """Write at each matched cell the numbers of the pairs that the cell belongs to."""
+    """Write the numbers of the matched pairs at their cells; a cell may belong to several pairs."""
     numbers: dict[tuple[int, int], list[int]] = {}
     for number, cell in enumerate(cells, start=1):
         numbers.setdefault(_to_cell(cell), []).append(number)
@@ -158,7 +160,7 @@ class OffsetView:
     signed: bool
 
     def error_map(self) -> Tensor:
-        """Return each cell's mean error over the pairs in which it is the first cell, (rows, columns), in cells."""
+        """Return for each cell the mean error over all pairs whose first cell it is, (rows, columns), in cells."""
         return (self.predicted - self.true).abs().sum(2).mean(1).unflatten(0, self.grid)
 
     def mean_error(self) -> float:

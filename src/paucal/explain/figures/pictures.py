@@ -29,7 +29,7 @@ Picture = NDArray[np.float32]  # (H, W, 3) RGB image in [0, 1], the region that 
 
 
 def visible_region(image: Image.Image, geometry: Tensor, size: tuple[int, int]) -> Picture:
-    """Return the region of an image that a model sees, at a resolution suitable for figures, (H, W, 3) in [0, 1].
+    """Return the region of an image that a model sees, (H, W, 3) in [0, 1], with a longer side of 336 pixels.
 
     Args:
         image: Upright RGB image.
@@ -117,7 +117,7 @@ def draw_cells(axes: Axes, picture: Picture, values: NDArray[Any], **style: Any)
 
 
 def draw_colour_bar(figure: Figure, axes: Any, low: float, high: float, label: str = "", shrink: float = 0.75) -> None:
-    """Draw the colour bar of `draw_heat` from `low` to `high`, beside one or more panels."""
+    """Draw beside one or more panels the colour bar of a map that `draw_heat` drew, from `low` to `high`."""
     colours = ScalarMappable(Normalize(low, high), HEAT)
     figure.colorbar(colours, ax=axes, shrink=shrink, label=label).ax.tick_params(labelsize=7)
 
@@ -134,7 +134,7 @@ def cell_centre(cell: tuple[int, int], grid: tuple[int, int], shape: Sequence[in
 
 
 def figure_to_bytes(figure: Figure, kind: str) -> bytes:
-    """Return a figure as the bytes of a PNG or SVG (`kind` "png" or "svg"); equal figures give identical SVGs."""
+    """Return a figure as PNG or SVG (`kind` is "png" or "svg"); equal figures give identical SVG files."""
     buffer = io.BytesIO()
     with matplotlib.rc_context({"svg.hashsalt": "paucal", "svg.fonttype": "none"}):
         metadata = {"Date": None} if kind == "svg" else {}
@@ -151,7 +151,7 @@ def choose_columns(count: int, max_columns: int = 6) -> int:
     return count if count <= 4 else min(max_columns, math.ceil(math.sqrt(count) * 1.25))
 
 
-_SYNSET = re.compile(r"n\d{8}")  # WordNet ids, which are the names of ImageNet's class folders
+_SYNSET = re.compile(r"n\d{8}")  # WordNet id, such as the names of ImageNet's class folders
 
 
 def readable_name(name: str) -> str:

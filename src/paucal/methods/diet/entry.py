@@ -14,23 +14,23 @@ from paucal.rules.facts import DataAndMachine
 from paucal.rules.resolve import Choice, rules_by_name
 from paucal.types import Crops
 
-MAX_CLASSES = 1 << 16
+MAX_CLASSES = 1 << 16  # with more images, several images share a class
 SCRATCH_RATE = 1e-3  # learning rate for random weights
 
 
 def diet_classes(facts: DataAndMachine) -> Choice:
-    """One class for each image, up to `MAX_CLASSES`."""
+    """Choose the number of classes: the number of images, but at most `MAX_CLASSES`."""
     n_classes = max(2, min(max(facts.n_images, facts.n_train), MAX_CLASSES))
     return n_classes, f"one for each image, at most {MAX_CLASSES}"
 
 
 def local_crops(local_size: Sequence[int] | None) -> Choice:
-    """No local crops: a classifier needs no second view of an image."""
+    """Choose 0 local crops, since the classifier needs no second view of an image."""
     return [0] * len(local_size or [0]), "each view is classified separately"
 
 
 def lr(facts: DataAndMachine, effective_batch: int) -> Choice:
-    """DIET-CP's learning rate for pretrained weights, and DIET's learning rate for random weights."""
+    """Choose DIET-CP's learning rate for pretrained weights, and DIET's learning rate for random weights."""
     if continued.has_trained_weights(facts):
         return continued.continued_rate(effective_batch)
     return SCRATCH_RATE, "DIET's value"
@@ -42,6 +42,7 @@ def _build_objective(settings: Any, spec: BackboneSpec, groups: Sequence[Crops])
 
 
 DIET_RULES = rules_by_name((diet_classes, local_crops, lr))
+# Settings that are chosen by the rules of LeJEPA.
 LEJEPA_RULES = (
     "min_lr",
     "warmup_epochs",

@@ -76,7 +76,7 @@ def _settle_teacher(settings: Any, term: Distillation, run_images: RunImages) ->
     term.set_teacher_columns([card.classes.index(name) for name in images.classes])
 
 
-TERM = ExtraLoss(
+DISTILLATION_LOSS = ExtraLoss(
     name="distillation",
     summary="learn the class or the probabilities that --teacher predicts for the same view",
     settings=DistillationSettings,

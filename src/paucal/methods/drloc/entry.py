@@ -22,9 +22,9 @@ SWITCHES = {
     "drloc_extra_layer": {"linear": True, "none": False},
     "drloc_norm": {"after": True, "before": False},
 }
-# Settings whose field in `DrLocOptions` has another name than the setting without "drloc_".
-_RENAMED = {"drloc_pairs": "n_pairs", "drloc_shift": "shifted"}
-_NO_OPTIONS = ("drloc_preset", "drloc_sampling")  # settings without a field in `DrLocOptions`
+# Fields of `DrLocOptions` whose name is not the name of the setting without "drloc_".
+_FIELD_NAMES = {"drloc_pairs": "n_pairs", "drloc_shift": "shifted"}
+_WITHOUT_FIELD = ("drloc_preset", "drloc_sampling")  # settings without a field in `DrLocOptions`
 
 
 class Requirement(NamedTuple):
@@ -41,31 +41,31 @@ class Requirement(NamedTuple):
     why: str
 
 
-_OFFSETS = Requirement("drloc_mode", ("l1", "signed"), "ce and reg predict offsets as classes")
-_CLASSES = Requirement("drloc_mode", ("ce", "reg"), "l1 and signed predict offsets as numbers")
-_VARIANCE = Requirement("drloc_mode", ("reg",), "only reg has a variance term")
-_RAMP = Requirement("drloc_schedule", ("ramp",), "the weight is constant")
+_NEEDS_NUMERIC_OFFSETS = Requirement("drloc_mode", ("l1", "signed"), "ce and reg predict offsets as classes")
+_NEEDS_OFFSET_CLASSES = Requirement("drloc_mode", ("ce", "reg"), "l1 and signed predict offsets as numbers")
+_NEEDS_VARIANCE_TERM = Requirement("drloc_mode", ("reg",), "only reg has a variance term")
+_NEEDS_RAMP = Requirement("drloc_schedule", ("ramp",), "the weight is constant")
 REQUIREMENTS = {
-    "drloc_scale": _OFFSETS,
-    "drloc_coordinates": _OFFSETS,
+    "drloc_scale": _NEEDS_NUMERIC_OFFSETS,
+    "drloc_coordinates": _NEEDS_NUMERIC_OFFSETS,
     "drloc_shift": Requirement("drloc_mode", ("signed",), "only signed offsets are ever negative"),
-    "drloc_classes": _CLASSES,
-    "drloc_extra_layer": _CLASSES,
-    "drloc_log_of": _VARIANCE,
-    "drloc_alpha": _VARIANCE,
-    "drloc_warmup_epochs": _RAMP,
-    "drloc_horizon_epochs": _RAMP,
+    "drloc_classes": _NEEDS_OFFSET_CLASSES,
+    "drloc_extra_layer": _NEEDS_OFFSET_CLASSES,
+    "drloc_log_of": _NEEDS_VARIANCE_TERM,
+    "drloc_alpha": _NEEDS_VARIANCE_TERM,
+    "drloc_warmup_epochs": _NEEDS_RAMP,
+    "drloc_horizon_epochs": _NEEDS_RAMP,
     "drloc_pairs": Requirement("drloc_sampling", ("random",), "a permutation pairs every grid position once"),
 }
 
 
 def options_from_settings(settings: Any) -> dict[str, Any]:
-    """Return the fields of `DrLocOptions` that the settings of a run set, and that override those of the preset."""
+    """Return the fields of `DrLocOptions` that the settings of a run set; these fields override the preset."""
     options: dict[str, Any] = {"seed": settings.seed}
-    for name in (item.name for item in fields(DrLocSettings) if item.name not in _NO_OPTIONS):
+    for name in (item.name for item in fields(DrLocSettings) if item.name not in _WITHOUT_FIELD):
         value = getattr(settings, name, None)
         if value is not None:
-            option = _RENAMED.get(name, name.removeprefix("drloc_"))
+            option = _FIELD_NAMES.get(name, name.removeprefix("drloc_"))
             options[option] = SWITCHES[name][value] if name in SWITCHES else value
     if getattr(settings, "drloc_sampling", "random") == "permutation":
         options["n_pairs"] = None
@@ -103,32 +103,32 @@ def effective_value(settings: Any, name: str) -> Any:
 
 
 PAPER_PAIRS, PAPER_HIDDEN = 64, 512  # pairs of grid positions per image, and width of the localization MLP
-PAPER = "the paper's value"
+PAPER_REASON = "the paper's value"
 
 
 def drloc_weight(model: str | None) -> Choice:
-    """The paper's weight for the backbone's family, or its safest weight."""
+    """Choose the paper's loss weight for the backbone's family, or 0.1 for a family that is not in the paper."""
     return default_weight(model or "")
 
 
 def drloc_pairs(
     model: str | None, model_args: Sequence[str] | None, img_size: Sequence[int] | None, drloc_sampling: str
 ) -> Choice:
-    """The paper's number of pairs, fewer on a small grid; None for a permutation, which pairs all grid positions."""
+    """Choose the paper's number of pairs, or fewer on a small grid; None for a permutation of all grid positions."""
     if drloc_sampling == "permutation":
         return None, ""
     rows, columns = backbone_shape(model, model_args, img_size).grid
     n_positions = rows * columns
     if 2 * n_positions >= PAPER_PAIRS:
-        return PAPER_PAIRS, PAPER
+        return PAPER_PAIRS, PAPER_REASON
     return 2 * n_positions, f"two for each of the {n_positions} cells; the paper has {PAPER_PAIRS} for 49 cells"
 
 
 def drloc_hidden(model: str | None, model_args: Sequence[str] | None, img_size: Sequence[int] | None) -> Choice:
-    """The paper's width, narrower for a narrow backbone."""
+    """Choose the paper's width of the MLP, or twice the channels of a narrow backbone."""
     dim = backbone_shape(model, model_args, img_size).dim
     if 2 * dim >= PAPER_HIDDEN:
-        return PAPER_HIDDEN, PAPER
+        return PAPER_HIDDEN, PAPER_REASON
     return 2 * dim, f"twice the {dim} channels of the grid; the paper has {PAPER_HIDDEN} for 384 and more"
 
 
@@ -144,7 +144,7 @@ def _build_term(settings: Any, spec: BackboneSpec, backbone: FeatureBackbone) ->
     )
 
 
-TERM = ExtraLoss(
+DRLOC_LOSS = ExtraLoss(
     name="drloc",
     summary="predict the offset between two positions of the feature grid",
     settings=DrLocSettings,

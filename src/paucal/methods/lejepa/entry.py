@@ -20,10 +20,10 @@ from paucal.rules.facts import DataAndMachine
 from paucal.rules.resolve import Choice, rules_by_name
 from paucal.types import Crops
 
-AUTHORS = "the authors' value"
+AUTHORS_REASON = "the authors' value"
 # Batch size and learning rate of the authors' minimal example, a ViT-S with 8-pixel patches.
 EXAMPLE_BATCH, EXAMPLE_RATE = 256, 2e-3
-README_RATE = 5e-4  # learning rate in the authors' README, for backbones that are not small
+README_RATE = 5e-4  # learning rate in the authors' README, for backbones with at least NARROW_CHANNELS channels
 NARROW_CHANNELS = 256  # a backbone with fewer channels counts as small
 PAPER_HIDDEN = 2048  # width of the projector
 LOCAL_SIDE = 98  # side of the authors' local crops in pixels: seven patches of 14 pixels
@@ -36,7 +36,7 @@ def lr(
     img_size: Sequence[int] | None,
     effective_batch: int,
 ) -> Choice:
-    """The learning rate of the authors' minimal example for a small backbone, else the learning rate of their README.
+    """Choose the learning rate of the authors' minimal example for a small backbone, else that in the authors' README.
 
     The rate is multiplied by the square root of the batch size relative to `EXAMPLE_BATCH`. Runs that start from
     trained weights have their own learning rate, see `continued_rate`.
@@ -50,63 +50,66 @@ def lr(
 
 
 def min_lr(lr: float) -> Choice:
-    """A thousandth of the peak."""
-    return lr / 1000, AUTHORS
+    """Choose a thousandth of the peak learning rate."""
+    return lr / 1000, AUTHORS_REASON
 
 
 def warmup_epochs(epochs: int | None) -> Choice:
-    """One epoch, as in the authors' minimal example; less in a very short run."""
+    """Choose one epoch, as in the authors' minimal example, but at most a tenth of the epochs."""
     return min(1.0, 0.1 * (epochs or 1)), "one epoch, and at most a tenth of the run"
 
 
 def weight_decay(model: str | None, model_args: Sequence[str] | None, img_size: Sequence[int] | None) -> Choice:
-    """The authors' weight decay, which differs between transformers and convolutional networks."""
+    """Choose the authors' weight decay, which differs between transformers and convolutional networks."""
     if backbone_shape(model, model_args, img_size).convolutional:
-        return 5e-4, f"{AUTHORS} for a ResNet, here for a network of convolutions"
-    return 0.05, f"{AUTHORS} for a ViT"
+        return 5e-4, f"{AUTHORS_REASON} for a ResNet, here for a network of convolutions"
+    return 0.05, f"{AUTHORS_REASON} for a ViT"
 
 
 def clip() -> Choice:
-    """No gradient clipping."""
-    return 0.0, AUTHORS
+    """Choose 0, which switches gradient clipping off."""
+    return 0.0, AUTHORS_REASON
 
 
 def pipeline() -> Choice:
-    """The same augmentation for all crops, as in the authors' README."""
-    return "alike", AUTHORS
+    """Choose the same augmentation for all crops, as in the authors' README."""
+    return "alike", AUTHORS_REASON
 
 
 def local_size(
     local_crops: Sequence[int] | None, model: str | None, model_args: Sequence[str] | None,
     img_size: Sequence[int] | None,
 ) -> Choice:  # fmt: skip
-    """The authors' 98 pixels for images of 224 pixels, if the backbone takes both sizes, as with 14-pixel patches."""
+    """Choose the authors' 98 pixels for global crops of 224 pixels, if the backbone supports both sizes.
+
+    A backbone with patches of 14 pixels supports both sizes, for example.
+    """
     if set(img_size or [PAPER_SIDE]) == {PAPER_SIDE}:
         if supports_sides(model, model_args, (PAPER_SIDE, LOCAL_SIDE)):
-            return [LOCAL_SIDE] * len(local_crops or [0]), AUTHORS
+            return [LOCAL_SIDE] * len(local_crops or [0]), AUTHORS_REASON
         side, _ = crops.local_size(img_size, local_crops)
         return side, f"{model} does not take the authors' {LOCAL_SIDE} pixels beside {PAPER_SIDE}"
     return crops.local_size(img_size, local_crops)
 
 
 def local_crops(local_size: Sequence[int] | None, device: str | None) -> Choice:
-    """Six local crops, as in the authors' README; four on a CPU."""
+    """Choose six local crops, as in the authors' README; four on a CPU."""
     if local_size:
         return [6 // len(local_size)] * len(local_size), "six in all, as in the authors' README"
-    return ([4], "four on a CPU; the README has six") if device == "cpu" else ([6], AUTHORS)
+    return ([4], "four on a CPU; the README has six") if device == "cpu" else ([6], AUTHORS_REASON)
 
 
 def drop_path(model: str | None) -> Choice:
-    """The drop path rate of the authors' minimal example; 0 for models with a name that ends in "_mini"."""
+    """Choose the drop path rate of the authors' minimal example; 0 for models with a name that ends in "_mini"."""
     name = model or ""
-    return (0.0, "a small backbone") if name.endswith("_mini") else (0.1, AUTHORS)
+    return (0.0, "a small backbone") if name.endswith("_mini") else (0.1, AUTHORS_REASON)
 
 
 def projection_hidden(model: str | None, model_args: Sequence[str] | None, img_size: Sequence[int] | None) -> Choice:
-    """The authors' width, narrower for a narrow backbone."""
+    """Choose the authors' width of the projector, or four times the channels of a narrow backbone."""
     dim = backbone_shape(model, model_args, img_size).dim
     if 4 * dim >= PAPER_HIDDEN:
-        return PAPER_HIDDEN, AUTHORS
+        return PAPER_HIDDEN, AUTHORS_REASON
     return 4 * dim, f"four times the {dim} channels of the backbone"
 
 
@@ -118,7 +121,7 @@ def _build_objective(settings: Any, spec: BackboneSpec, groups: Sequence[Crops])
 def build_projected(
     kind: type[LeJepa], settings: Any, spec: BackboneSpec, groups: Sequence[Crops], own_options: tuple[float, int, int]
 ) -> Objective:
-    """Build the objective of LeJEPA or of a variant of LeJEPA; both compare projected embeddings.
+    """Build the objective of LeJEPA, or of a variant that also compares projected embeddings.
 
     `own_options` are the weight of the regulariser, its number of directions and the width of the embeddings.
     """

@@ -17,7 +17,7 @@ from paucal.types import FeatureRequest, UserError
 
 
 def guide_weight() -> Choice:
-    """The published weight."""
+    """Choose the loss weight of the published code."""
     return WEIGHT, "as in the published code"
 
 
@@ -42,9 +42,9 @@ def _settle_guide(settings: Any, term: LocalityGuidance, run_images: RunImages) 
     normalise_for_guide("guide", term, read_card(run).preprocessing, run_images)
 
 
-TERM = ExtraLoss(
+LOCALITY_LOSS = ExtraLoss(
     name="locality",
-    summary="the blocks imitate the feature maps of a small CNN, --guide",
+    summary="the outputs of the blocks imitate the feature maps of a small CNN (--guide)",
     settings=LocalitySettings,
     rules=rules_by_name((guide_weight,)),
     paths=("guide",),

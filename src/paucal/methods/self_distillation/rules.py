@@ -19,7 +19,7 @@ DROP_PATHS = {
 }
 PAPER_BATCH, PAPER_MOMENTUM, PAPER_PROTOTYPES = 512, 0.996, 65536
 NARROW_CHANNELS = 256  # a backbone with fewer channels counts as small
-LONG_RUN_EPOCHS = 100  # a run of at least this length uses the published settings
+LONG_RUN_EPOCHS = 100  # a run of at least this number of epochs uses the published settings
 MANY_IMAGES = 100_000  # with at least this many images, the published heads are used unchanged
 MIN_MOMENTUM = 0.98  # minimum momentum of the teacher; with a lower momentum, small runs collapsed
 ModelArguments = Sequence[str] | None
@@ -29,7 +29,10 @@ ImageSize = Sequence[int] | None
 def lr(
     recipe: str | None, model: str | None, model_args: ModelArguments, img_size: ImageSize, effective_batch: int
 ) -> Choice:
-    """The paper's learning rate, scaled linearly with the batch size; with its square root for small batches."""
+    """Choose the paper's learning rate, scaled with the batch size.
+
+    The scaling is linear for batches of at least `PAPER_BATCH` images; smaller batches use the square root of the size.
+    """
     published = recipe_learning_rate(RECIPES, recipe, model, effective_batch)
     if published is not None:
         return published
@@ -42,41 +45,44 @@ def lr(
 
 
 def min_lr(lr: float | None) -> Choice:
-    """The paper's lowest learning rate, but at most a hundredth of the peak."""
+    """Choose the paper's lowest learning rate, but at most a hundredth of the peak."""
     return min(1e-6, (lr or 1e-4) / 100), PAPER_REASON
 
 
 def warmup_epochs(epochs: int | None) -> Choice:
-    """The paper's 10 epochs of 300, but at most a tenth of the epochs."""
+    """Choose 10 epochs, as in the paper's runs of 300 epochs, but at most a tenth of the epochs."""
     return min(10.0, 0.1 * (epochs or 1)), "a tenth of the epochs, and at most EsViT's 10"
 
 
 def weight_decay() -> Choice:
-    """The paper's weight decay at the start of training."""
+    """Choose the paper's weight decay at the start of training."""
     return 0.04, "EsViT's at the beginning"
 
 
 def clip() -> Choice:
-    """The clipping of the authors' code, which clips the gradient of each tensor separately."""
+    """Choose the maximum gradient norm of the authors' code, which clips the gradient of each tensor separately."""
     return 3.0, "EsViT's, separately for each tensor's gradient"
 
 
 def tasks(region_after: int | None, epochs: int | None) -> Choice:
-    """The paper's two tasks for long runs; only the view task for short runs, where the region task did harm."""
+    """Choose the paper's two tasks for long runs, and only the view task for short runs.
+
+    In short runs, the region task made the features worse.
+    """
     if region_after or (epochs or 0) >= LONG_RUN_EPOCHS:
         return "view+region", PAPER_REASON
     return "view", f"the region task made features worse in runs under {LONG_RUN_EPOCHS} epochs (docs/lab/)"
 
 
 def out_dim(facts: DataAndMachine) -> Choice:
-    """The paper's number of prototypes for a million images, fewer for smaller sets."""
+    """Choose a quarter of the number of images, rounded to a power of two: at least 256, at most the paper's number."""
     n_prototypes = 2 ** round(math.log2(max(facts.n_train / 4, 1)))
     n_prototypes = max(256, min(PAPER_PROTOTYPES, n_prototypes))
     return n_prototypes, f"{facts.n_train} images: about one for 4 of them, at most EsViT's {PAPER_PROTOTYPES}"
 
 
 def hidden_dim(model: str | None, model_args: ModelArguments, img_size: ImageSize) -> Choice:
-    """The paper's width, narrower for a narrow backbone."""
+    """Choose the paper's width of the MLP, or four times the channels of a narrow backbone."""
     dim = backbone_shape(model, model_args, img_size).dim
     if 4 * dim >= 2048:
         return 2048, PAPER_REASON
@@ -84,32 +90,35 @@ def hidden_dim(model: str | None, model_args: ModelArguments, img_size: ImageSiz
 
 
 def bottleneck_dim(model: str | None, model_args: ModelArguments, img_size: ImageSize) -> Choice:
-    """The paper's width, narrower for a narrow backbone."""
+    """Choose the paper's width of the vectors, or the number of channels of a narrow backbone."""
     dim = backbone_shape(model, model_args, img_size).dim
     return min(256, dim), PAPER_REASON if dim >= 256 else f"the {dim} channels of the backbone"
 
 
 def head_norm(facts: DataAndMachine) -> Choice:
-    """No norm for many images, as in the paper; batch norm for few images, so that outputs of images stay different."""
+    """Choose no norm for many images, as in the paper, and batch norm for few images.
+
+    Without batch norm, small runs collapsed to the same output for all images.
+    """
     if facts.n_train < MANY_IMAGES:
         return "batch", "few images: without it small runs collapsed to the same output for all images"
     return "none", PAPER_REASON
 
 
 def teacher_temperature(epochs: int | None, warmup_teacher_temperature: float) -> Choice:
-    """The paper's temperature for long runs; the lower initial temperature for short runs."""
+    """Choose the paper's temperature for long runs, and the lower initial temperature for short runs."""
     if (epochs or 0) >= LONG_RUN_EPOCHS:
         return 0.07, PAPER_REASON
     return warmup_teacher_temperature, "a short run keeps the initial temperature"
 
 
 def warmup_teacher_epochs(epochs: int | None) -> Choice:
-    """The paper's 30 epochs of 300, but at most a tenth of the epochs."""
+    """Choose 30 epochs, as in the paper's runs of 300 epochs, but at most a tenth of the epochs."""
     return min(30, math.ceil(0.1 * (epochs or 1))), "a tenth of the epochs, as in EsViT's 300"
 
 
 def momentum(facts: DataAndMachine, epochs: int | None, effective_batch: int) -> Choice:
-    """The paper's momentum for batches of 512, adjusted to the batch size; a lower momentum in a short run."""
+    """Choose the paper's momentum for 512 images, adjusted to the batch size; choose less in a short run."""
     steps = (epochs or 1) * steps_per_epoch(facts.n_train, effective_batch)
     scaled = PAPER_MOMENTUM ** (effective_batch / PAPER_BATCH)
     for_short_run = max(MIN_MOMENTUM, 1 - 20 / max(steps, 20))
@@ -126,7 +135,7 @@ def momentum(facts: DataAndMachine, epochs: int | None, effective_batch: int) ->
 
 
 def drop_path(model: str | None) -> Choice:
-    """The paper's drop path rates for its backbones; 0 for other backbones."""
+    """Choose the drop path rate of the paper's backbones; 0 for backbones that are not in `DROP_PATHS`."""
     name = (model or "").removeprefix("esvit_")
     for beginning, rate in DROP_PATHS.items():
         if name.startswith(beginning):

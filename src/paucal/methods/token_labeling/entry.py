@@ -1,4 +1,4 @@
-"""Token labeling and ReLabel: training with label maps, which contain a teacher's labels for parts of images."""
+"""Token labeling and ReLabel: training with label maps, in which a teacher has labelled the parts of each image."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -30,12 +30,12 @@ def _build_objective(settings: Any, backbone: FeatureBackbone, terms: Mapping[st
 
 
 def mixup(method: str) -> Choice:
-    """No mixup: mixed images would need mixed labels of their parts."""
+    """Choose 0, which switches mixup off: a mixed image would need a mixed label map."""
     return 0.0, f"{method} uses labels for parts of images instead"
 
 
 def cutmix(method: str) -> Choice:
-    """No CutMix: mixed images would need mixed labels of their parts."""
+    """Choose 0, which switches CutMix off: a mixed image would need a mixed label map."""
     return mixup(method)
 
 

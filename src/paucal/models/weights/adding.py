@@ -1,4 +1,4 @@
-"""Adding weights to this machine: check them by loading them into their model, and store them by their SHA-256."""
+"""Adds weights to this machine: checks the weights by loading them into their model, and stores them by SHA-256."""
 
 import os
 from collections.abc import Mapping
@@ -36,7 +36,7 @@ class CheckedWeights:
         licence: Name of the licence.
         source: Origin of the weights, for messages.
         input: Preprocessing that the weights need.
-        report: Which tensors were loaded.
+        report: Report of the tensors that were loaded.
         licence_text: Text of the licence; "" if unknown.
     """
 
@@ -55,7 +55,7 @@ class CheckedWeights:
         return next((len(value) for name, value in self.state.items() if is_inside(name, names)), 0)
 
     def card(self, digest: str, size: int) -> AddedWeights:
-        """Return the card of the weights, given the SHA-256 `digest` and the `size` in bytes of the file of tensors."""
+        """Return the card of the weights, given the SHA-256 `digest` and the `size` in bytes of the tensor file."""
         fields = asdict(self.input).items()
         input_values = {key: list(value) if isinstance(value, tuple) else value for key, value in fields}
         return AddedWeights(
@@ -75,7 +75,7 @@ def check_licence(name: str, licence: str) -> str:
     if timm_licence and timm_licence.lower() != "unknown" and timm_licence.lower() != licence.lower():
         raise UserError(
             f"the licence of {name} is given as {licence!r}, but timm states {timm_licence!r}: give --licence "
-            f"{timm_licence!r}, or use an archive that states this licence."
+            f"{timm_licence!r}, or use a weights archive whose metadata state this licence."
         )
     return licence
 

@@ -20,7 +20,7 @@ from paucal.runs.weights import MAX_WEIGHTS_BYTES
 from paucal.types import UserError
 
 WEIGHTS_ENTRY, CARD_ENTRY, LICENCE_ENTRY = "weights.safetensors", "card.json", "LICENCE.txt"
-ARCHIVE_SUFFIX = ".weights.zip"
+ARCHIVE_SUFFIX = ".weights.zip"  # end of an archive's file name
 _MAX_ENTRY_BYTES = {WEIGHTS_ENTRY: MAX_WEIGHTS_BYTES, CARD_ENTRY: MAX_CARD_BYTES, LICENCE_ENTRY: MAX_LICENCE_BYTES}
 _ENTRY_DATE = (1980, 1, 1, 0, 0, 0)  # fixed, so that the same weights give the same archive
 

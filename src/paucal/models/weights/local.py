@@ -1,7 +1,7 @@
-"""Pretrained weights on this machine: added by the user, in Python packages, or in the cache of timm and the hub.
+"""Pretrained weights on this machine: added by the user, in Python packages, or in the cache of the Hugging Face hub.
 
 A file from a package is verified by its checksum. The file's tensors are in the same order as the tensors of timm's
-model, and get their names. No code of the package is imported.
+model, and are renamed to the model's names. No code of the package is imported.
 """
 
 from collections.abc import Mapping
@@ -23,7 +23,7 @@ ADDED = "file that you added"  # location of added weights in messages
 
 
 def find_added_weights(model: str) -> AddedWeights | None:
-    """Return the card of weights that the user has added for a timm model; None if there are none."""
+    """Return the card of weights that the user has added for a timm model; None if no weights were added."""
     return find_added(model) or find_added(name_with_tag(model))
 
 
@@ -52,7 +52,7 @@ def find_packaged_weights(model: str) -> PretrainedWeights | None:
 
 
 def licence_of(model: str) -> str | None:
-    """Return the licence of a timm model's added or else published weights; None if the licence is unknown."""
+    """Return the licence of the weights added for a timm model, or else of its published weights; None if unknown."""
     added_card = find_added_weights(model)
     if added_card is not None:
         return added_card.licence
@@ -64,7 +64,7 @@ def licence_of(model: str) -> str | None:
 
 
 def location_of(weights: PretrainedWeights) -> str | None:
-    """Return the location of weights on this machine, for messages; None if they would have to be downloaded."""
+    """Return the location of weights on this machine, for messages; None if the weights would have to be downloaded."""
     if find_added(weights.name) is not None:
         return ADDED
     if weights.package is not None and weights.package.path() is not None:

@@ -1,7 +1,7 @@
 """The weights that the user has added to this machine, stored in the user's cache folder.
 
-The weights of each model have a card `NAME.json`, and their tensors are in a safetensors file that is named by its
-SHA-256. Neither torch nor timm is imported here.
+The weights of each model have a card `NAME.json`, and their tensors are in a safetensors file that is named by the
+file's SHA-256. Neither torch nor timm is imported here.
 """
 
 import hashlib
@@ -18,9 +18,9 @@ from paucal.reading import parse_json, read_text
 from paucal.runs.files import write_text
 from paucal.types import UserError
 
-MAX_CARD_BYTES, MAX_LICENCE_BYTES, MAX_TEXT_LENGTH = 1 << 20, 1 << 19, 300  # the last in characters
-_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]{0,199}")
-_DIGEST = re.compile(r"[0-9a-f]{64}")
+MAX_CARD_BYTES, MAX_LICENCE_BYTES, MAX_TEXT_LENGTH = 1 << 20, 1 << 19, 300  # the last is a number of characters
+_MODEL_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]{0,199}")
+_SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,7 +35,7 @@ class AddedWeights:
         size: Size of the file of tensors in bytes.
         classes: Number of outputs of the classifier; 0 if there is no classifier.
         input: Preprocessing of images, as a dictionary of the fields of `backbones.weights.inputs.ImageInput`.
-        licence_text: Text of the licence; "" if it is unknown.
+        licence_text: Text of the licence; "" if the text is unknown.
     """
 
     name: str
@@ -54,16 +54,16 @@ class AddedWeights:
                 raise ValueError(f"{key} has the wrong type")
         require_short_text(self.licence, "licence")
         require_short_text(self.source, "source")
-        if not _NAME.fullmatch(self.name):
+        if not _MODEL_NAME.fullmatch(self.name):
             raise ValueError(f"{self.name[:80]!r} is not the name of a model")
-        if not _DIGEST.fullmatch(self.sha256) or self.size <= 0 or self.classes < 0:
+        if not _SHA256.fullmatch(self.sha256) or self.size <= 0 or self.classes < 0:
             raise ValueError("sha256, size or classes has an invalid value")
         if len(self.licence_text.encode(errors="replace")) > MAX_LICENCE_BYTES:
             raise ValueError(f"the text of the licence has more than {MAX_LICENCE_BYTES} bytes")
 
     @property
     def has_terms(self) -> bool:
-        """Whether the licence has special terms; runs use such weights only if the user names them."""
+        """Whether the licence has special terms; runs use such weights only if the user names the weights."""
         return has_terms(self.licence)
 
     @property
@@ -111,7 +111,7 @@ def list_added() -> list[AddedWeights]:
 def find_added(name: str) -> AddedWeights | None:
     """Return the card of the weights that were added under exactly this name; None if there are no such weights."""
     path = weights_folder() / f"{name}.json"
-    return _read_card(path) if _NAME.fullmatch(name) and path.is_file() else None
+    return _read_card(path) if _MODEL_NAME.fullmatch(name) and path.is_file() else None
 
 
 def parse_card(text: str) -> AddedWeights:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 APACHE = "Apache-2.0"
-# Licences, in lower case, that allow any use, at most on condition that the licence and the authors are named.
+# Licences, in lower case, that allow any use; at most, they require that the licence and the authors are named.
 FREE_LICENCES = (
     "apache-2.0",
     "mit",
@@ -74,7 +74,7 @@ class PretrainedWeights:
 
     @property
     def has_terms(self) -> bool:
-        """Whether the licence has special terms; runs use such weights only if the user names them."""
+        """Whether the licence has special terms; runs use such weights only if the user names the weights."""
         return has_terms(self.licence)
 
     def describe(self) -> str:

@@ -16,7 +16,7 @@ from paucal.runs.folder import create_next_numbered, is_nonempty, open_run
 from paucal.runs.lock import is_locked
 from paucal.types import UserError
 
-# Flags that are removed from the command on other machines, and whether a flag takes several values
+# Flags that are removed from the command on other machines, mapped to whether the flag takes several values
 _CLUSTER_FLAGS = {
     "--on": False,
     "--slurm": True,
@@ -54,7 +54,7 @@ class Command:
         return Path(self.run + LOGS_SUFFIX)
 
     def arguments(self) -> list[str]:
-        """Return the arguments for the next call, which resume the run if it has a checkpoint, and else begin it."""
+        """Return the arguments of the next call: to resume if the run has a checkpoint, otherwise to begin the run."""
         is_resumed = self.resumes or RunFolder(Path(self.run)).last.exists()
         return self.resume_words() if is_resumed else self.begin_words()
 
@@ -115,7 +115,7 @@ def _has_no_saved_state(path: Path) -> bool:
 def without_flags(argv: Sequence[str], flags: Mapping[str, bool]) -> list[str]:
     """Return command-line arguments without some flags and the values of these flags.
 
-    `flags` maps each flag to be removed to whether it takes several values.
+    `flags` maps each flag to be removed to whether the flag takes several values.
 
     Example:
         >>> without_flags(["photos", "--on", "slurm", "--slurm", "a=1", "b=2", "--epochs", "3"], _CLUSTER_FLAGS)

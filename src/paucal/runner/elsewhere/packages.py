@@ -9,7 +9,7 @@ from typing import Any
 
 from paucal.types import UserError
 
-# Package that starts the processes, by the value of --on; paucal's extra with the package has the name of that value.
+# Package that starts the processes, by the value of --on; the value is also the name of paucal's extra for the package
 PACKAGE_BY_CLUSTER = {"slurm": "submitit", "ray": "ray"}
 
 
@@ -45,7 +45,7 @@ def require_sbatch() -> None:
 
 
 def slurm_options(words: Sequence[str] | None) -> dict[str, str | int]:
-    """Parse options of the form NAME=VALUE; decimal numbers without leading zeros become integers.
+    """Parse options of the form NAME=VALUE; whole numbers without leading zeros become integers.
 
     Example:
         >>> slurm_options(["slurm_partition=gpu", "gpus_per_node=1"])
@@ -85,7 +85,7 @@ def import_ray() -> Any:
 
 
 def task_resources(cluster: Mapping[str, float], threads: int, device: str | None) -> dict[str, int]:
-    """Return the CPUs and GPUs to request for each Ray task; if `device` is None, a GPU if the cluster has any.
+    """Return the CPUs and GPUs to request for each Ray task; `device` None means a GPU if the cluster has any.
 
     Example:
         >>> task_resources({"CPU": 64.0, "GPU": 8.0}, 4, None), task_resources({"CPU": 2.0}, 4, "cpu")

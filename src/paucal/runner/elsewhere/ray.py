@@ -23,7 +23,7 @@ _FAILED_CODE = 2  # exit code if data or settings are invalid, or if another pro
 def train_on_ray(command: Command, processes: int, device: str | None, threads: int | None = None) -> bool:
     """Train on the cluster at RAY_ADDRESS, or on this machine; return whether the run has finished.
 
-    The run folder must be on a shared disk. If `device` is None, GPUs are used if the cluster has any. `threads` is the
+    The run folder must be on a shared disk. With `device` None, GPUs are used if the cluster has any. `threads` is the
     number of CPUs per process; if None, the cluster's CPUs are divided equally among the processes.
     """
     ray = import_ray()

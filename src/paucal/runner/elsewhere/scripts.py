@@ -14,12 +14,12 @@ from paucal.runs.folder import SUMMARY_FILE
 from paucal.types import UserError
 
 STOP_SIGNAL = "USR1@120"  # SIGUSR1 two minutes before the time limit, so that the run saves its state
-# submitit's names of options whose names in sbatch differ, and the names in sbatch
+# Names of options in submitit that differ from the names in sbatch, mapped to the names in sbatch
 _SBATCH_NAMES = {"timeout-min": "time", "mem-gb": "mem", "tasks-per-node": "ntasks-per-node", "name": "job-name"}
 
 _CPUS_PER_PROCESS, _POD_MEMORY = 4, "16Gi"  # requested CPUs per process and memory per pod
 _IMAGE = "rayproject/ray:latest"
-# Lines of the RayJob that the user must change, and descriptions of the value to insert
+# Lines of the RayJob that the user must change, mapped to descriptions of the value to insert
 _LINES_TO_CHANGE = {
     f"image: {_IMAGE}": "an image with Python, paucal[ray] and packages for the data",
     "claimName: shared": "a volume with the images and the runs, writable from all machines",

@@ -37,7 +37,7 @@ from paucal.runner.images import (
 from paucal.runner.job import Bars, RunSetup
 from paucal.runner.memory_check import check_memory, explain_memory_errors
 from paucal.runner.run_folder import stored_split
-from paucal.runner.starts import Start, WeightsChoice, choose_start, find_start, load_start, may_choose_start
+from paucal.runner.starts import WeightsChoice, WeightsSource, choose_start, find_start, load_start, may_choose_start
 from paucal.runner.time_budget import parse_duration
 from paucal.runner.trainer_inputs import check_rates
 from paucal.runs import RunFolder
@@ -55,15 +55,15 @@ from paucal.types import UserError
 from paucal.wording import counted
 
 PROBE_FILE = "probe.safetensors"
-NO_PROBE = "no linear probe, since the images are streamed; all steps fine-tune the pretrained weights"
-TUNING_METHOD = "supervised"
+STREAMED_REMARK = "no linear probe, since the images are streamed; all steps fine-tune the pretrained weights"
+TUNING_METHOD = "supervised"  # method of a run that chooses pretrained weights, if the user gave no method
 # Settings that apply to weights given by the user, or to random weights. If one of these settings is given, the run
 # chooses no pretrained weights.
 SETTINGS_OF_GIVEN_WEIGHTS = ("init_head", "init_network", "attention_init", "model_args")
-SEVERAL_PROCESSES = (
+PROCESSES_REMARK = (
     "no linear probe and no trials, since these need a single process; all steps fine-tune the pretrained weights"
 )
-SEVERAL_LABELS = (
+MULTI_LABEL_REMARK = (
     "several labels: trained with one sigmoid per class (binary cross-entropy), scored by mean average precision"
 )
 
@@ -101,13 +101,13 @@ def assemble(
     """
     chooses_start = run is None and _may_choose_start(settings, given)
     original_inputs = settings, given
-    start = Start() if chooses_start else find_start(settings, run)
+    start = WeightsSource() if chooses_start else find_start(settings, run)
     data = opened or _open_images(settings, bars, run)
     choice = WeightsChoice((), "")
     if chooses_start:
         settings, given, choice = _choose_start(settings, given, data)
         start = find_start(settings)
-    images, facts = data.images, replace(data.facts(), start=_start_facts(start, settings.init))
+    images, facts = data.images, replace(data.facts(), start=_initial_weights_info(start, settings.init))
     fit_memory = settings.batch_size == "auto"
     settings, reasons = resolve_training(settings, facts)
     data, skipped_images = _decode_at_size(settings, data, bars, run, opened)
@@ -139,12 +139,12 @@ def assemble(
     findings = tuple(quick_check(data)) if run is None else ()
     remarks = [
         *([choice.remark] if choice.remark else ()),
-        *([SEVERAL_PROCESSES] if choice.candidates and settings.processes > 1 else ()),
+        *([PROCESSES_REMARK] if choice.candidates and settings.processes > 1 else ()),
         *images.notes,
         *filter(None, [describe_channels(images.reading.channels)]),
-        *([SEVERAL_LABELS] if images.multi_hot is not None else ()),
+        *([MULTI_LABEL_REMARK] if images.multi_hot is not None else ()),
         *(_describe_unlabelled(settings, images, objective) if run is None else ()),
-        *([NO_PROBE] if images.stream is not None and choice.candidates else ()),
+        *([STREAMED_REMARK] if images.stream is not None and choice.candidates else ()),
         *list_warnings(findings),
         *check_plan(settings, facts.n_train),
         *(load_report.lines() if load_report else ()),
@@ -243,7 +243,10 @@ def head_file_name(image_size: Sequence[int]) -> str:
 
 
 def load_head(run: RunFolder, objective: Objective, image_size: Sequence[int] | None) -> None:
-    """Load the head for an image size, else the probe, into the deployed network; do nothing if neither is stored."""
+    """Load a stored head into the deployed network: the head for an image size, or else the probe.
+
+    Nothing is loaded if the run has stored neither.
+    """
     path = run.path / head_file_name(image_size or [])
     path = path if path.is_file() else run.path / PROBE_FILE
     classifier = linear_classifier(objective.deployable())
@@ -256,7 +259,10 @@ def load_head(run: RunFolder, objective: Objective, image_size: Sequence[int] | 
 
 
 def _may_choose_start(settings: TrainSettings, given: Mapping[str, str]) -> bool:
-    """Return whether the run chooses its pretrained weights, because the user gave no weights and no paper's recipe."""
+    """Return whether the run chooses its pretrained weights, because the user gave no weights.
+
+    A run with a recipe or with label maps follows a paper, and chooses weights only with `--init auto`.
+    """
     follows_paper = settings.recipe is not None or method_of(settings).label_maps
     return may_choose_start(settings, given, SETTINGS_OF_GIVEN_WEIGHTS) and (settings.init == AUTO or not follows_paper)
 
@@ -264,7 +270,7 @@ def _may_choose_start(settings: TrainSettings, given: Mapping[str, str]) -> bool
 def _choose_start(
     settings: TrainSettings, given: Mapping[str, str], data: SplitImages
 ) -> tuple[TrainSettings, dict[str, str], WeightsChoice]:
-    """Choose the pretrained weights and, if no method was given, the supervised method for them."""
+    """Choose the pretrained weights; also choose the supervised method, if the user gave no other method's settings."""
     settings, given, choice = choose_start(settings, given, data.facts().median_side)
     may_change_method = "method" not in given and not unused_by(replace(settings, method=TUNING_METHOD)) & set(given)
     if choice.candidates and may_change_method:
@@ -277,11 +283,11 @@ def choose_image_size(data: SplitImages) -> list[int]:
     """Return the image size that a run would choose for these images, in pixels: [side] or [height, width]."""
     settings, given = TrainSettings(), {}
     settings, given, _ = _choose_start(settings, given, data)
-    facts = replace(data.facts(), start=_start_facts(find_start(settings), settings.init))
+    facts = replace(data.facts(), start=_initial_weights_info(find_start(settings), settings.init))
     return list(resolve_training(settings, facts)[0].img_size)
 
 
-def _start_facts(start: Start, init: str | None) -> InitialWeightsInfo | None:
+def _initial_weights_info(start: WeightsSource, init: str | None) -> InitialWeightsInfo | None:
     """Return what the automatic settings need to know about the initial weights; None for random weights."""
     return None if start.facts is None else replace(start.facts, chosen=init == AUTO)
 

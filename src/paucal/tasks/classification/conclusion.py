@@ -177,7 +177,7 @@ def summary(run: RunFolder, setup: TrainingSetup, outcome: Outcome, evaluation: 
         for part in data.counts()
     }
     scored = scored_part(evaluation.report).replace("-", "_")
-    is_one_epoch, measure = bool(outcome.best) and not finish.epochs, data.primary_metric
+    keeps_one_epoch, measure = bool(outcome.best) and not finish.epochs, data.primary_metric
     return {
         **setup.summarise(outcome),
         "title": f"{card.backbone.name} on {data.images.name}",
@@ -189,7 +189,7 @@ def summary(run: RunFolder, setup: TrainingSetup, outcome: Outcome, evaluation: 
         "grid": setup.grid_text if read_card(run).backbone.image_size == setup.card.backbone.image_size else None,
         "epochs": outcome.passes(setup.settings.epochs),
         "rungs": step_rows(setup.tune_record, outcome, finish, measure),
-        "kept": None if is_one_epoch else kept_text(run, setup, outcome, finish),
+        "kept": None if keeps_one_epoch else kept_text(run, setup, outcome, finish),
         f"kept_val_{measure.score}": kept_model_score(setup.tune_record, outcome, finish, measure),
         "averaged_epochs": list(finish.epochs),
         "calibration": None if evaluation.calibrated is None else asdict(evaluation.calibrated),
@@ -233,7 +233,7 @@ def closing_lines(
 
 
 def kept_text(run: RunFolder, setup: TrainingSetup, outcome: Outcome, finish: Finish) -> str:
-    """Return a text on which model was kept and why, with the model's image size if tuning changed to another size."""
+    """Return a text on which model was kept and why; it gives the model's image size if tuning used another size."""
     text = describe_kept_model(setup.tune_record, outcome, finish, _is_selected(setup))
     height, width = read_card(run).backbone.image_size
     is_tuned_size = (height, width) == setup.card.backbone.image_size
@@ -246,7 +246,7 @@ def read_curve_sentence(run: RunFolder) -> str | None:
 
 
 def calibration_line(fit: Calibration) -> str:
-    """Return a line on the calibration error before and after temperature scaling, or on why there is no scaling."""
+    """Return a line on the calibration error before and after temperature scaling, or the reason for no scaling."""
     (before, after), images = fit.error, counted(fit.images, "validation image")
     if fit.temperature == 1.0:
         too_few = f"{'is' if fit.images == 1 else 'are'} too few to fit a temperature"
@@ -264,7 +264,7 @@ def next_steps(run: RunFolder, setup: TrainingSetup) -> list[str]:
     path = shlex.quote(str(run.path))
     steps = [f"paucal predict {path} new_images/     # classify images with this model"]
     if not _is_selected(setup) and (run.path / HELD_OUT_FILE).is_file():
-        # Do not suggest longer training, since no validation images could show whether it helps.
+        # Do not suggest longer training, since without validation images no score shows whether that helps.
         return [*steps, f"paucal next {path} more_images/     # which images to label next"]
     contrast = method_of(settings).contrast
     if contrast is not None:
@@ -280,10 +280,10 @@ def next_steps(run: RunFolder, setup: TrainingSetup) -> list[str]:
 
 
 def changed_command(setup: TrainingSetup, **changes: Any) -> str:
-    """Return the `paucal train` command of this run with some settings changed, and without its output folder."""
+    """Return the `paucal train` command of this run with changed settings and without `--output`."""
     settings = {**vars(setup.settings), **changes}
     given_names = {name for name, origin in setup.origin.items() if origin in ("flag", "config", "given")}
-    # If the method or the number of epochs changes, settings that depend on it are chosen again.
+    # Settings that depend on a changed method or on a changed number of epochs are chosen again.
     dropped = {"data", "output", "overwrite", "schedule_epochs" if "epochs" in changes else ""}
     if "method" in changes:
         dropped |= unused_by(replace(setup.settings, method=changes["method"]))

@@ -19,7 +19,7 @@ from paucal.runner.images import Advance, eval_loader
 from paucal.runner.processes import broadcast_value, wait_for_all
 from paucal.runs import RunFolder
 from paucal.tasks.classification.assembly import TrainingSetup
-from paucal.tasks.classification.auto_tune.paired_losses import LOSSES, calibrated_losses, is_better
+from paucal.tasks.classification.auto_tune.paired_losses import LOSSES_KEY, calibrated_losses, is_better
 from paucal.tasks.classification.auto_tune.record import TuneRecord
 from paucal.tasks.classification.auto_tune.refit import refit_head
 from paucal.tasks.classification.loaders import make_val_predictor, make_val_scorer
@@ -84,9 +84,9 @@ def finish_model(run: RunFolder, setup: TrainingSetup, outcome: Outcome, console
     if epoch_store is not None and outcome.rows:
         finish, tuned = _try_average(run, setup, outcome, epoch_store, watch, console)
         if tuned is not None:
-            finish = _with_refitted_head(run, setup, outcome, finish, tuned, console)
+            finish = _try_refitted_head(run, setup, outcome, finish, tuned, console)
     if setup.card.is_multi_label:
-        return _with_thresholds(run, setup, finish, console)
+        return _store_thresholds(run, setup, finish, console)
     if setup.settings.calibrate == "none":
         return finish
     model = load_trained(run, setup.settings.device)
@@ -126,7 +126,7 @@ def mirror_sentence(plain: Tensor, mirrored: Tensor, labels: Tensor) -> str:
     )
 
 
-def _with_thresholds(run: RunFolder, setup: TrainingSetup, finish: Finish, console: Console) -> Finish:
+def _store_thresholds(run: RunFolder, setup: TrainingSetup, finish: Finish, console: Console) -> Finish:
     """Choose a probability threshold for each class on the validation images; store the thresholds with the model."""
     model = load_trained(run, setup.settings.device)
     predictions = _predict_validation(model, setup, console)
@@ -145,7 +145,10 @@ def remove_epoch_weights(run: RunFolder, setup: TrainingSetup) -> None:
 
 @dataclass(frozen=True)
 class _TunedWeights:
-    """A network with the best fine-tuned weights (of one epoch, or an average), which the run does not always keep."""
+    """A network with the best fine-tuned weights: those of one epoch, or an average over several epochs.
+
+    The final model of the run may have other weights.
+    """
 
     module: nn.Module
     epochs: tuple[int, ...]
@@ -157,7 +160,7 @@ def _try_average(
 ) -> tuple[Finish, _TunedWeights | None]:
     """Average stored epochs while the validation score improves; save the average if it beats the run's model.
 
-    Returns the change of the model, and the best tuned weights, which are None if no epoch is stored.
+    Returns the change of the model, and the best tuned weights; None instead of the weights if no epoch is stored.
     """
     files = broadcast_value(epoch_store.best_files(outcome.rows))  # all processes must choose the same epochs
     if not files:
@@ -198,9 +201,9 @@ def _try_average(
 def _is_better_than_first(setup: TrainingSetup, tuned: _TunedWeights) -> bool:
     """Return whether a tuned network is better than the first model; see `is_better` for nearly equal accuracies."""
     first = None if setup.tune_record is None else setup.tune_record.first_model
-    if first is None or not first.details.get(LOSSES):
+    if first is None or not first.details.get(LOSSES_KEY):
         return False
-    return is_better(tuned.score, _validation_losses(setup, tuned.module), first.score, first.details[LOSSES])
+    return is_better(tuned.score, _validation_losses(setup, tuned.module), first.score, first.details[LOSSES_KEY])
 
 
 def _validation_losses(setup: TrainingSetup, module: nn.Module) -> list[float]:
@@ -208,7 +211,7 @@ def _validation_losses(setup: TrainingSetup, module: nn.Module) -> list[float]:
     return calibrated_losses(predict(module, torch.device(setup.settings.device)))
 
 
-def _with_refitted_head(
+def _try_refitted_head(
     run: RunFolder, setup: TrainingSetup, outcome: Outcome, finish: Finish, tuned: _TunedWeights, console: Console
 ) -> Finish:
     """Fit heads to the features of the tuned network, and keep the best head if it improves on the run's model."""
@@ -219,7 +222,7 @@ def _with_refitted_head(
     refitted = refit_head(setup, tuned.module, console, _find_unlabelled(run, setup, record, console))
     if refitted is None:
         return finish
-    score, losses = first.score, first.details.get(LOSSES, ())
+    score, losses = first.score, first.details.get(LOSSES_KEY, ())
     if outcome.best or finish.epochs:
         score, losses = tuned.score, _validation_losses(setup, tuned.module)
     better = bool(losses) and is_better(refitted.score, refitted.losses, score, losses)

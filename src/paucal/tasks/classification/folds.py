@@ -34,7 +34,7 @@ class CrossValidated:
 
     Attributes:
         folder: Folder of the runs `fold-1`, `fold-2`, ...
-        folds: Test scores of each fold, by name.
+        folds: Test scores of each fold, by name of the score.
     """
 
     folder: Path
@@ -47,7 +47,7 @@ class CrossValidated:
     def metrics(self) -> dict[str, float]:
         """The mean of each score over the folds.
 
-        Scores that some fold lacks are left out, such as ROC-AUC if all of its images have the same class.
+        Scores that are missing in a fold are left out, such as ROC-AUC if all images of the fold have the same class.
         """
         return {name: statistics.fmean(scores[name] for scores in self.folds) for name in self._common_names}
 

@@ -33,8 +33,11 @@ from paucal.tasks.classification.loaders import view_dataset
 from paucal.training import Plan
 from paucal.types import Batch, Progress, UserError
 
-MAX_MEMORY_FRACTION = 0.25  # fraction of the free memory for the activations, so that the file stays in the page cache
-LOGIT_TOLERANCE = 1e-2  # tolerated difference, relative to the logits and to their standard deviation
+# Maximum size of the activations, as a fraction of the free memory, so that the file stays in the page cache.
+MAX_MEMORY_FRACTION = 0.25
+# Relative tolerance for differences of logits. The absolute tolerance is this number times the logits' standard
+# deviation.
+LOGIT_TOLERANCE = 1e-2
 _FIRST_STEP = Progress(0, 1, 1)
 
 Advance = Callable[[int, int], None]
@@ -47,8 +50,8 @@ class FrozenViews:
     Attributes:
         stages: The frozen stages, from whose output the network can resume.
         activations: (V * N, ...) activations, ordered by view, then by image.
-        rows: (M,) index among the N training images, for each of the M images of the data set; -1 for an image outside
-            the training split.
+        rows: (M,) position of each image of the data set among the N training images; -1 for an image outside the
+            training split.
         n_views: Number of views V.
     """
 
@@ -78,12 +81,12 @@ class FrozenViews:
         The objective's forward pass then starts after the frozen stages.
         """
 
-        def begin(module: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+        def prepare_resume(module: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
             batch: Batch = inputs[0]
             return replace(batch, views=[self.stages.resume_from(batch.views[0])]), *inputs[1:]
 
         handles = (
-            objective.register_forward_pre_hook(begin),
+            objective.register_forward_pre_hook(prepare_resume),
             objective.register_forward_hook(lambda *_: self.stages.forget(), always_call=True),
         )
         try:
@@ -105,7 +108,7 @@ class _ActivationDataset(Dataset[Sample]):
 
 
 def why_unsupported(settings: TrainSettings, objective: Objective) -> str | None:
-    """Return why `--frozen-views` is not supported with these settings; None if it is supported."""
+    """Return why `--frozen-views` is not supported with these settings, or what to change; None if it is supported."""
     if settings.freeze in (None, "backbone", "weights"):
         return "give the number of frozen stages with --freeze, with trained stages after them"
     if type(objective) is not Supervised or objective.names:
@@ -136,8 +139,8 @@ def compute_views(
         preprocess: Preprocessing of the model.
         settings: Settings of the run, with a number of frozen stages.
         objective: Objective of the run, which is moved to the run's device.
-        advance: Called with the number of finished views and the number of all views of the images; None for no
-            progress bar.
+        advance: Function that is called with the number of finished activations and the number of all activations, one
+            per image and view; None if there is no progress bar.
     """
     n_views = settings.frozen_views
     rows = np.full(len(data.images), -1, dtype=np.int64)
@@ -167,7 +170,7 @@ def compute_views(
 
 
 def _compute_activations(stages: FrozenStages, objective: Objective, batch: Batch, settings: TrainSettings) -> Tensor:
-    """Return the frozen stages' activations for a batch, with the training precision and module modes of training."""
+    """Return the frozen stages' activations for a batch, in the precision and the train/eval modes of training."""
     assert isinstance(objective, Supervised)
     objective.train()
     objective.tuner.set_modes(_FIRST_STEP)  # frozen stages are always in evaluation mode
@@ -201,29 +204,32 @@ def _check_frozen_stages(
         )
 
 
-def max_views(folder: Path, images: int, n_bytes: int) -> int:
-    """Return how many views of `n_bytes` per image fit in a quarter of the free memory and in half of the free disk."""
+def max_views(folder: Path, n_images: int, n_bytes: int) -> int:
+    """Return how many views fit in a quarter of the free memory and in half of the free disk space.
+
+    A view has `n_images` images, and its activations take up `n_bytes` per image.
+    """
     free_space = min(int(MAX_MEMORY_FRACTION * read_available_memory()), free_bytes(folder))
-    return free_space // max(1, images * n_bytes)
+    return free_space // max(1, n_images * n_bytes)
 
 
 def _memory_mapped_tensor(folder: Path, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     """Return a tensor in a memory-mapped file that is removed together with the tensor."""
     row_bytes = int(np.prod(shape[1:])) * dtype.itemsize
-    size = shape[0] * row_bytes
+    n_bytes = shape[0] * row_bytes
     if not max_views(folder, shape[0], row_bytes):
         raise UserError(
-            f"--frozen-views needs {size / 1e9:.1f} GB, but may use at most a quarter of the free memory and half "
+            f"--frozen-views needs {n_bytes / 1e9:.1f} GB, but may use at most a quarter of the free memory and half "
             "of the free disk: give fewer views, or remove --frozen-views."
         )
-    handle, name = tempfile.mkstemp(prefix="activations-", suffix=".tmp", dir=folder)
+    file_descriptor, path = tempfile.mkstemp(prefix="activations-", suffix=".tmp", dir=folder)
     try:
         if hasattr(os, "posix_fallocate"):  # reserve the space now: a later write to a full disk would kill the process
-            os.posix_fallocate(handle, 0, max(1, size))
-        return torch.from_file(name, shared=True, size=int(np.prod(shape)), dtype=dtype).view(shape)
+            os.posix_fallocate(file_descriptor, 0, max(1, n_bytes))
+        return torch.from_file(path, shared=True, size=int(np.prod(shape)), dtype=dtype).view(shape)
     except OSError as problem:
-        raise UserError(f"--frozen-views needs {size / 1e9:.1f} GB on the disk of {folder}: {problem}.") from problem
+        raise UserError(f"--frozen-views needs {n_bytes / 1e9:.1f} GB on the disk of {folder}: {problem}.") from problem
     finally:
-        os.close(handle)
+        os.close(file_descriptor)
         with suppress(OSError):  # fails on Windows, where the file stays until the run folder is removed
-            os.unlink(name)  # the mapping stays until the tensor is freed
+            os.unlink(path)  # the mapping stays until the tensor is freed

@@ -16,7 +16,7 @@ from paucal.runs import RunFolder
 from paucal.types import UserError
 
 MIN_PER_CLASS = 10  # with fewer images per class, a test split is too small for a useful score
-MAX_READING_SECONDS = 5.0  # limit for comparing files by content, so that the run starts soon
+MAX_READING_SECONDS = 5.0  # maximum time for reading files to find copies, so that the run starts soon
 FINDINGS_FILE = "check.json"
 
 
@@ -39,7 +39,7 @@ def too_few_for_test(settings: TrainSettings, images: ImageSet) -> bool:
 def split_images(settings: TrainSettings, images: ImageSet, keep_test: bool = False) -> SplitImages:
     """Split the images into train, val and test; `--fraction` and `--few-labels` reduce the training images.
 
-    With `keep_test`, there is a test split even if `too_few_for_test`.
+    If `keep_test`, there is a test split even if `too_few_for_test` is true of the images.
     """
     fractions = settings.given_fractions
     if settings.split is not None:
@@ -86,7 +86,7 @@ def write_findings(run: RunFolder, findings: list[Finding] | tuple[Finding, ...]
 
 
 def _file_digests(images: ImageSet, seconds: float) -> list[bytes] | None:
-    """Return the digest of each file; None if reading them takes longer than `seconds`."""
+    """Return the digest of each file; None if reading the files takes longer than `seconds`."""
     deadline, digests = time.monotonic() + seconds, []
     for position in range(len(images)):
         if position % 64 == 0 and time.monotonic() > deadline:

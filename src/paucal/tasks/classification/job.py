@@ -81,7 +81,7 @@ class TrainingJob(Job[TrainSettings, TrainingSetup, Result]):
         return setup.tune_record is not None and not setup.tune_record.plan
 
     def plan(self, run: RunFolder, setup: TrainingSetup, console: Console) -> bool:
-        """Auto-tune the run; return False if a signal stopped it."""
+        """Auto-tune the run; return False if a signal stopped the auto-tuning."""
         with memory_advice(setup.plan):
             return auto_tune(run, setup, console)
 

@@ -33,7 +33,10 @@ PADDING_DIVISOR = 8  # the padding of a padded crop is 1/8 of the image size
 def run_preprocessing(
     settings: TrainSettings, data: SplitImages, start: ImageInput | None, run: RunFolder | None
 ) -> Preprocessing:
-    """Return the preprocessing that `run` stored, or else preprocessing for the settings and pretrained weights."""
+    """Return the preprocessing stored in `run`, or else the preprocessing for the settings.
+
+    `start` is the image input that the pretrained weights expect; None for random weights.
+    """
     stored = stored_preprocessing(run)
     if stored is not None and stored.image_size == height_and_width(settings.img_size):
         return stored  # stored preprocessing for another image size belongs to the probe
@@ -148,7 +151,7 @@ def make_val_predictor(
 
 
 def draw_eval_images(data: SplitImages, card: ModelCard, settings: TrainSettings) -> Image.Image:
-    """Draw validation images, or training images if there are none, as the deployed model sees the images."""
+    """Draw validation images as the deployed model sees them; draw training images if no images are for validation."""
     indices = data.part("val") if len(data.part("val")) else data.part("train")
     sample = indices[evenly_spaced(len(indices), MAX_IMAGES)]
     batch = next(iter(eval_loader(data, sample, card.preprocessing, replace(settings, workers=0))))

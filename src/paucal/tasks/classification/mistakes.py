@@ -17,7 +17,7 @@ from paucal.explain.figures.pictures import readable_name, visible_region
 from paucal.models.trained import TrainedModel
 from paucal.types import UserError
 
-MAX_MISTAKES = 8
+MAX_MISTAKES = 8  # maximum number of images in the figure
 FILE_NAME = "mistakes_attribution.png"
 
 

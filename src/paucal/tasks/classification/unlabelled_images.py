@@ -23,7 +23,7 @@ from paucal.settings.groups import DataSettings
 from paucal.types import UserError
 from paucal.wording import counted
 
-MAX_IMAGES = 5000  # more images take longer, and showed no further gain
+MAX_IMAGES = 5000  # maximum number of unlabelled images; more images take longer, and showed no further gain
 
 
 def open_unlabelled(settings: TrainSettings) -> ImageSet:

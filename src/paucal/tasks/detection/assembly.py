@@ -28,13 +28,13 @@ from paucal.runs import RunFolder
 from paucal.runs.folder import COCO
 from paucal.settings.options import flag
 from paucal.tasks.detection.evaluation import require_metrics
-from paucal.tasks.detection.first_record import FirstDetector, load_layers, read_first
+from paucal.tasks.detection.first_record import FirstDetector, load_layers, read_first_detector
 from paucal.tasks.detection.images import BoxedImages, open_boxed
 from paucal.tasks.detection.model import DetectorCard
 from paucal.tasks.detection.network.detector import build_detector
 from paucal.tasks.detection.network.options import HEADS
 from paucal.tasks.detection.objective import Detection
-from paucal.tasks.detection.published import adopt_published, load_published, start_of
+from paucal.tasks.detection.published import adopt_published, find_detector_start, load_published
 from paucal.tasks.detection.rules import RULES, BoxFacts
 from paucal.tasks.detection.settings import DetectSettings, detector_name, detector_options
 from paucal.training import Plan
@@ -127,7 +127,7 @@ def assemble(
         remarks = [choice.remark] if choice.remark else []
     if run is None and settings.init == COCO:
         settings, given = adopt_published(settings, given, outlined=not boxed.without_outline)
-    start = start_of(settings, run)
+    start = find_detector_start(settings, run)
     data = _split_images(settings, boxed, run)
     settings, reasons = resolve(settings, _collect_facts(boxed, data, start.facts), RULES)
     boxed = _with_chosen_masks(settings, boxed)
@@ -139,7 +139,7 @@ def assemble(
         load_report = load_published(objective.detector, settings, boxed.classes, bars)
     else:
         load_report = load_start(start, settings.model, objective, ())
-    first_detector = read_first(run)
+    first_detector = read_first_detector(run)
     if run is not None and first_detector is not None:
         load_layers(run, objective.deployable())
     remarks += [*boxed.images.notes, *(load_report.lines() if load_report else ()), *notes, *_collect_warnings(data)]
@@ -178,7 +178,7 @@ def _split_images(settings: DetectSettings, boxed: BoxedImages, run: RunFolder |
 
 
 def _require_objects(split: Split, boxed: BoxedImages) -> Split:
-    """Refuse a test split without objects, and remove a validation split without objects, as it cannot rank models."""
+    """Refuse a test split without objects; leave out a validation split without objects, which cannot rank models."""
     test, val = split.indices("test"), split.indices("val")
     if not boxed.count_boxes(test):
         raise UserError(
@@ -209,7 +209,7 @@ def _collect_facts(boxed: BoxedImages, data: SplitImages, start: InitialWeightsI
 
 
 def _with_chosen_masks(settings: DetectSettings, boxed: BoxedImages) -> BoxedImages:
-    """Return the images with masks if `--masks` is on, else without; refuse settings for which masks are missing."""
+    """Return the images, with masks only if `--masks` is on; refuse settings that need missing masks."""
     if settings.masks == "on" and boxed.without_outline:
         raise UserError(
             f"--masks on needs an outline for every box, but {boxed.without_outline} of "
@@ -229,7 +229,7 @@ def _with_chosen_masks(settings: DetectSettings, boxed: BoxedImages) -> BoxedIma
 def _decode(
     settings: DetectSettings, boxed: BoxedImages, data: SplitImages, bars: Bars, run: RunFolder | None
 ) -> tuple[BoxedImages, SplitImages]:
-    """Decode the images at the network's size, and make a new split without images that cannot be read."""
+    """Decode the images at the network's size; if some images cannot be read, split the other images again."""
     reading = reading_for([max(settings.img_size)], DEFAULT_READING)
     with bars("reading images") as advance:
         images = decode_images(boxed.images, settings, reading, advance)

@@ -20,7 +20,7 @@ from paucal.tasks.detection.masks import stack_masks
 from paucal.tasks.detection.model import DetectorCard
 from paucal.tasks.detection.views import CopyPaste, Target, View, evaluation_view
 
-EVAL_BATCH = 4  # images per batch in evaluation; smaller images are padded to the largest in the batch
+EVAL_BATCH = 4  # images per batch in evaluation; all are padded to the largest height and width in the batch
 
 
 class BoxSample(NamedTuple):
@@ -69,7 +69,7 @@ class BoxBatch:
         return len(self.ids)
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> "BoxBatch":
-        """Return the batch on another device; ids and sizes stay on the CPU, since Python code reads them."""
+        """Return the batch on another device; ids and sizes stay on the CPU, since Python code reads their values."""
         is_async = non_blocking and str(device).startswith("cuda")
         return self._map_tensors(lambda tensor: tensor.to(device, non_blocking=is_async))
 

@@ -38,9 +38,10 @@ from paucal.wording import counted
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-SCORE_COLUMN = "val_ap"
-EVALUATION_NAME = "detection"
+SCORE_COLUMN = "val_ap"  # metric that ranks the epochs
+EVALUATION_NAME = "detection"  # name of the folder in `evaluation/` with the results on the test images
 MAX_DRAWN = 9  # maximum number of images per page
+# Names of the mask scores, and their titles in the last lines that a run prints
 MASK_TITLES = ((f"{MASK_PREFIX}ap", "AP"), (f"{MASK_PREFIX}ap50", "AP50"))
 
 
@@ -53,7 +54,7 @@ class DetectResult(FinishedRun):
             detector predicts masks.
         metrics: All scores on the test images as plain numbers.
         per_class: Average precision of boxes by class name; None for classes without an object in the test images.
-        seconds: Duration of the training.
+        seconds: Duration of the training in seconds.
         mask_per_class: Average precision of masks by class name; empty if the detector predicts no masks.
     """
 
@@ -73,7 +74,7 @@ class DetectResult(FinishedRun):
         """The detections in the test images as a DataFrame with image key, class, score and corners in pixels.
 
         Raises:
-            UserError: `evaluation/test/detections.json` is missing or damaged, or pandas is not installed.
+            UserError: `evaluation/detection/detections.json` is missing or damaged, or pandas is not installed.
         """
         return to_pandas(read_detections(RunFolder(self.folder).evaluation(EVALUATION_NAME) / "detections.json"))
 

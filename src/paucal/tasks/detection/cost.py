@@ -11,7 +11,7 @@ from paucal.tasks.detection.network.options import DetectorOptions
 from paucal.tasks.detection.network.region_heads import BOX_POOL_SIZE, MASK_POOL_SIZE
 from paucal.tasks.detection.settings import DetectSettings, detector_options
 
-REGIONS = 1000  # number of proposals per image that the heads score, as in published counts
+REGIONS = 1000  # default number of proposals per image that the heads score, as in published counts
 OBJECTS = 100  # number of objects per image whose masks are predicted, as in published counts
 
 

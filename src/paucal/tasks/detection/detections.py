@@ -46,7 +46,7 @@ class Detections:
         return Detections(self.boxes[is_kept], self.scores[is_kept], self.labels[is_kept], masks)
 
     def mask(self, index: int) -> NDArray[np.bool_]:
-        """Return the (H, W) mask of the detection at a position."""
+        """Return the (H, W) mask of the detection with this index."""
         if self.masks is None:
             raise UserError("this detector predicts only boxes: train a detector with --masks on.")
         return unpack_mask(self.masks[index]).astype(bool)

@@ -1,7 +1,8 @@
 """COCO's scores of detections, with confidence intervals and precision-recall curves.
 
 torchmetrics computes the scores. The intervals and curves come from matches that are computed here once per image, so
-that bootstrap draws of images need no new matching. Without resampling, these matches give torchmetrics' scores.
+that bootstrap draws of images need no new matching. Without resampling, these matches give the same scores as
+torchmetrics.
 """
 
 import warnings
@@ -23,12 +24,13 @@ from paucal.tasks.detection.images import Boxes
 from paucal.tasks.detection.masks import BACKEND, INSTALL_COMMAND, mask_overlaps, stack_masks
 from paucal.types import UserError
 
-BOOTSTRAP_DRAWS = 300
+BOOTSTRAP_DRAWS = 300  # number of bootstrap samples of the images for the confidence intervals
 MASK_PREFIX = "mask_"  # prefix of the names of mask scores
 MAX_DETECTIONS = 100  # maximum number of detections per image and class that are evaluated
-# COCO's thresholds in double precision: torchmetrics rounds its own, and an IoU is often exactly at a threshold.
+# COCO's thresholds in double precision, because torchmetrics rounds its default thresholds, and an IoU is often
+# exactly equal to a threshold
 IOU_THRESHOLDS, RECALL_LEVELS = np.linspace(0.5, 0.95, 10), np.linspace(0, 1, 101)
-# torchmetrics' names of scores and the names in paucal
+# Names of scores in torchmetrics, mapped to their names in paucal
 SCORES = {"map": "ap", "map_50": "ap50", "map_75": "ap75", "mar_100": "recall"}
 BY_SIZE = {"map_small": "ap_small", "map_medium": "ap_medium", "map_large": "ap_large"}
 ByClass = Mapping[str, float | None]
@@ -36,13 +38,13 @@ ByClass = Mapping[str, float | None]
 
 @dataclass(frozen=True)
 class ClassMatches:
-    """The D detections of one class in I images, in descending order of their scores, and their matches.
+    """The D detections of one class in I images, in descending order of their scores, and the result of matching.
 
     Attributes:
         images: (D,) int64, position of each detection's image.
         scores: (D,) float32, class probabilities.
         hits: (T, D) bool, whether a detection is a true positive at each of T IoU thresholds.
-        ignored: (T, D) bool, whether a detection is not counted, because it overlaps only a crowd.
+        ignored: (T, D) bool, whether a detection is not counted, because it matches a crowd but no object.
         objects: (I,) int64, number of objects of the class in each image.
     """
 
@@ -68,7 +70,7 @@ class ClassMatches:
 
 
 class MeanPrecision:
-    """COCO's average precision: the mean over classes with an object, and over IoU thresholds.
+    """COCO's average precision (AP): the mean over IoU thresholds and over the classes that have objects.
 
     Args:
         matches: Matches per class.
@@ -172,8 +174,9 @@ def coco_scores(detections: Sequence[Detections], truth: Sequence[Boxes], n_clas
         - "ap": mean over IoU thresholds from 0.5 to 0.95 and over classes with an object
         - "ap50" and "ap75": AP at a single IoU threshold
         - "recall": average recall with 100 detections per image
-        - "ap_small", "ap_medium" and "ap_large": AP of objects with an area below 32 x 32, below 96 x 96, and above, in
-          pixels of the annotated image (the area of the mask if known, as in COCO); missing if no such objects exist
+        - "ap_small", "ap_medium" and "ap_large": AP of objects with an area below 32 x 32 pixels, from there to
+          96 x 96, and above, in the annotated image (the area of the mask if known, as in COCO); an entry is missing
+          if no such objects exist
         - "per_class": list of K average precisions; None for a class without an object
     """
     require_metrics()
@@ -225,7 +228,7 @@ def match_detections(
     """Match the detections of each class with the objects of that class, as COCO's evaluation does.
 
     In descending order of the score, each detection is matched with the unmatched object of highest IoU, if that IoU
-    reaches the threshold. A detection that overlaps only a crowd is ignored.
+    reaches the threshold. A detection that matches a crowd but no object is ignored.
     """
     return [_match_class(detections, truth, label, masks) for label in range(n_classes)]
 

@@ -35,12 +35,12 @@ from paucal.training import CosineWarmup, Optimization, Records, Watch, checkpoi
 from paucal.types import LossTerms, Progress
 
 FOLDER = "first_detector"  # folder in the run for the checkpoints of this stage
-TIME_SHARE = 0.2  # fraction of the time budget for this stage
+TIME_FRACTION = 0.2  # fraction of the time budget for this stage
 MAX_EPOCHS = 12  # more epochs do not help while the backbone is frozen
-MIN_STEPS = 20  # this stage is left out if fewer steps fit in its time
-WARMUP_SHARE = 0.1  # fraction of the steps with learning-rate warm-up
-LR_FACTOR = 4.0  # factor on the learning rate of the run
-MAX_MEMORY_SHARE = 0.25  # maximum fraction of the free memory for cached feature maps
+MIN_STEPS = 20  # this stage is left out if fewer steps fit in its part of the time budget
+WARMUP_FRACTION = 0.1  # fraction of the steps with learning-rate warm-up
+LR_FACTOR = 4.0  # learning rate of this stage, as a multiple of the run's learning rate
+MAX_MEMORY_FRACTION = 0.25  # maximum fraction of the free memory for cached feature maps
 TIMED_STEPS = 2  # number of timed steps after one warm-up step
 
 
@@ -55,7 +55,7 @@ class FeatureMapCache:
         """Return the feature maps of a batch, one tensor per level, without gradients for the backbone."""
         images = batch.images
         per_image = [
-            self._maps_of(key, image[:, :height, :width])
+            self._get_image_maps(key, image[:, :height, :width])
             for key, image, (height, width) in zip(batch.ids.tolist(), images, batch.image_sizes(), strict=True)
         ]
         levels = zip(*per_image, strict=True)
@@ -63,7 +63,7 @@ class FeatureMapCache:
         return self._stages.maps_of(grids, self._stages.padded_size(images.shape[-2], images.shape[-1]))
 
     @torch.no_grad()
-    def _maps_of(self, key: int, image: Tensor) -> list[Tensor]:
+    def _get_image_maps(self, key: int, image: Tensor) -> list[Tensor]:
         cached = self._cached.get(key)
         if cached is not None:
             return cached
@@ -101,7 +101,7 @@ def frozen_backbone_detection(setup: DetectionSetup) -> FrozenBackboneDetection:
     with torch.random.fork_rng(devices=[]):
         detector = setup.card.build()
     detector.load_state_dict(setup.objective.deployable().state_dict())
-    return FrozenBackboneDetection(detector, int(MAX_MEMORY_SHARE * read_available_memory()))
+    return FrozenBackboneDetection(detector, int(MAX_MEMORY_FRACTION * read_available_memory()))
 
 
 def loader(setup: DetectionSetup, steps: int, start: int = 0) -> TrainLoader:
@@ -129,7 +129,7 @@ def fit_heads_steps(setup: DetectionSetup, seconds: float) -> int:
     return steps if steps >= MIN_STEPS else 0
 
 
-def train_first(
+def train_first_detector(
     run: RunFolder, setup: DetectionSetup, watch: Watch | None, console: Console, callbacks: Sequence[Callback] = ()
 ) -> FirstDetector | None:
     """Train the first detector, evaluate it on validation images, and save it as the model of the run.
@@ -149,7 +149,7 @@ def train_first(
         save_layers(run, detector)
         save_trained(run, detector, setup.card)
 
-    schedule = CosineWarmup(LR_FACTOR * settings.lr, steps, math.ceil(WARMUP_SHARE * steps))
+    schedule = CosineWarmup(LR_FACTOR * settings.lr, steps, math.ceil(WARMUP_FRACTION * steps))
     outcome = fit(
         frozen_backbone_detection(setup),
         lambda: loader(setup, steps, start),

@@ -1,4 +1,4 @@
-"""Storage of a run's first detector: its record, and its layers after the frozen backbone."""
+"""Storage of a run's first detector: a record of its training, and its layers after the frozen backbone."""
 
 from dataclasses import asdict, dataclass
 
@@ -43,7 +43,7 @@ def _layers_after_backbone(detector: nn.Module) -> dict[str, Tensor]:
 
 
 def load_layers(run: RunFolder, detector: nn.Module) -> None:
-    """Load the layers stored by `save_layers` into a detector."""
+    """Load the layers that `save_layers` has stored into a detector."""
     layers, path = read_weights(run.path / WEIGHTS_FILE), str(run.path / WEIGHTS_FILE)
     expected = {name: value.shape for name, value in _layers_after_backbone(detector).items()}
     if {name: value.shape for name, value in layers.items()} != expected:
@@ -51,7 +51,7 @@ def load_layers(run: RunFolder, detector: nn.Module) -> None:
     detector.load_state_dict(layers, strict=False)
 
 
-def read_first(run: RunFolder | None) -> FirstDetector | None:
+def read_first_detector(run: RunFolder | None) -> FirstDetector | None:
     """Read the record of a run's first detector; None if the run has no such record yet."""
     if run is None or not (run.path / RECORD_FILE).is_file():
         return None

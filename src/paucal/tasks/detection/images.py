@@ -23,8 +23,8 @@ from paucal.tasks.detection.masks import RunLengths, masks_of_outlines
 from paucal.types import NoLabelsError, UserError
 from paucal.wording import counted, join_first_few
 
-MIN_BOX_SIDE = 1e-3  # pixels; a box with a shorter side counts as a box without an area
-SIZE_TOLERANCE = 1  # pixels; some annotation programs count pixels from 0, others from 1
+MIN_BOX_SIDE = 1e-3  # in pixels; a box with a shorter side counts as a box without an area
+SIZE_TOLERANCE = 1  # in pixels, because some annotation programs count pixels from 0 and others from 1
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Boxes:
 
     Attributes:
         corners: (N, 4) float32, left, top, right and bottom in pixels of an image of `size`.
-        labels: (N,) int64, positions in the list of the set's classes.
+        labels: (N,) int64, index of each box's class in the classes of the image set.
         crowd: (N,) bool, True for crowds and difficult objects, which are neither trained on nor counted.
         size: (height, width) in pixels.
         masks: Mask of each box in an image of `size`; None if unknown.
@@ -56,7 +56,7 @@ class BoxedImages:
     Attributes:
         images: The images; `multi_hot` has the classes of each image's boxes, so that images can be split by class.
         boxes: Boxes by image key; an image without objects has empty `Boxes`.
-        category_ids: Number of each class in the annotation files, for predictions in the same format.
+        category_ids: Category id of each class in the annotation files, for predictions in the same format.
         without_outline: Number of boxes without an outline, not counting crowds.
     """
 
@@ -101,8 +101,8 @@ def open_boxed(location: str | Path, outlines: bool = True) -> BoxedImages:
 def check_annotations(tree: Tree, annotations: AnnotationSet) -> BoxedImages:
     """Check annotations against the sizes of the images, and convert them to `BoxedImages`.
 
-    Boxes without an area are dropped, and boxes are clipped to their image; notes give the numbers of such boxes.
-    Classes without a box are left out. An image has masks if each of its boxes has an outline.
+    Boxes without an area are dropped, and boxes are clipped to their image; the notes give the numbers of dropped and
+    of clipped boxes. Classes without a box are left out. An image has masks if each of its boxes has an outline.
     """
     annotated, numbers = annotations.images, annotations.numbers
     if not annotated:
@@ -188,38 +188,38 @@ def _true_size(image: AnnotatedImage, store: EncodedStore, index: int, ambiguous
 
 
 class _Box(NamedTuple):
-    """A box clipped to its image; error messages about its outline begin with the text `where`."""
+    """A box clipped to its image; error messages about its outline begin with `error_prefix`."""
 
     corners: Corners
     name: str
     crowd: bool
     outline: Any
-    where: str
+    error_prefix: str
 
 
 def _clip_boxes(image: AnnotatedImage, size: tuple[int, int], tally: Counter[str]) -> list[_Box]:
-    """Return the boxes of an image, clipped to its edges; `tally` counts dropped, clipped and crowd boxes."""
+    """Return the boxes of an image, clipped to the image; `tally` counts dropped, clipped and crowd boxes."""
     height, width = size
     clipped_boxes: list[_Box] = []
     outlines = image.outlines or [None] * len(image.boxes)
     for box, name, crowd, outline in zip(image.boxes, image.names, image.crowd, outlines, strict=True):
         left, top, right, bottom = box
         subject = f"{image.source} gives {image.key!r} ({width}x{height} pixels)"
-        where = f"{subject} a box of {name!r}"
+        error_prefix = f"{subject} a box of {name!r}"
         corners = " ".join(f"{value:g}" for value in box)
         if not np.isfinite(box).all():
-            raise UserError(f"{where} whose corners {corners} are not finite numbers: correct the box.")
+            raise UserError(f"{error_prefix} whose corners {corners} are not finite numbers: correct the box.")
         if right < left or bottom < top:
             raise UserError(
-                f"{where} with the edges {corners}, expected left top right bottom, left <= right and top <= bottom: "
-                "correct the box."
+                f"{error_prefix} with the edges {corners}, expected left top right bottom, left <= right and "
+                "top <= bottom: correct the box."
             )
         if right - left < MIN_BOX_SIDE or bottom - top < MIN_BOX_SIDE:
             tally["empty"] += 1
             continue
         clipped_box = (max(left, 0.0), max(top, 0.0), min(right, float(width)), min(bottom, float(height)))
         if clipped_box[2] - clipped_box[0] < MIN_BOX_SIDE or clipped_box[3] - clipped_box[1] < MIN_BOX_SIDE:
-            raise UserError(f"{where} outside the image ({corners}, left top right bottom): correct the box.")
+            raise UserError(f"{error_prefix} outside the image ({corners}, left top right bottom): correct the box.")
         tally["cut"] += max(abs(a - b) for a, b in zip(box, clipped_box, strict=True)) > SIZE_TOLERANCE
         tally["crowd"] += crowd
         tally[f"marked as {image.crowd_word}: neither trained on nor counted"] += crowd
@@ -230,13 +230,13 @@ def _clip_boxes(image: AnnotatedImage, size: tuple[int, int], tally: Counter[str
 def _stack_boxes(boxes: Sequence[_Box], labels: Mapping[str, int], size: tuple[int, int], tally: Counter[str]) -> Boxes:
     class_boxes = [box for box in boxes if box.name in labels]
     corners, crowd = [box.corners for box in class_boxes], [box.crowd for box in class_boxes]
-    outlines, where = [box.outline for box in class_boxes], [box.where for box in class_boxes]
+    outlines, error_prefixes = [box.outline for box in class_boxes], [box.error_prefix for box in class_boxes]
     return Boxes(
         np.asarray(corners, dtype=np.float32).reshape(-1, 4),
         np.asarray([labels[box.name] for box in class_boxes], dtype=np.int64),
         np.asarray(crowd, dtype=np.bool_),
         size,
-        masks_of_outlines(outlines, corners, crowd, size, where, tally),
+        masks_of_outlines(outlines, corners, crowd, size, error_prefixes, tally),
     )
 
 

@@ -35,10 +35,10 @@ from paucal.tasks.detection.batches import BoxedDataset, collate_boxes, evaluati
 from paucal.tasks.detection.conclusion import SCORE_COLUMN, DetectResult, conclude
 from paucal.tasks.detection.detections import detect_all
 from paucal.tasks.detection.evaluation import MASK_PREFIX, coco_scores
-from paucal.tasks.detection.first_detector import TIME_SHARE as FIRST_SHARE
-from paucal.tasks.detection.first_detector import fit_heads_steps, train_first
+from paucal.tasks.detection.first_detector import TIME_FRACTION as FIRST_FRACTION
+from paucal.tasks.detection.first_detector import fit_heads_steps, train_first_detector
 from paucal.tasks.detection.first_record import load_layers
-from paucal.tasks.detection.pictures import batch_sheet
+from paucal.tasks.detection.pictures import draw_batch_sheet
 from paucal.tasks.detection.settings import DetectSettings
 from paucal.tasks.detection.views import CopyPaste, training_view
 from paucal.training import CosineWarmup, Optimization, Outcome, Watch
@@ -47,16 +47,16 @@ from paucal.training.schedules import WarmupThenSteps
 from paucal.types import UserError
 from paucal.wording import counted, format_duration
 
-MISSED_COLUMN = "val_missed"  # metric that decides between epochs of equal AP: the fraction of missed objects
+MISSED_COLUMN = "val_missed"  # fraction of missed objects, which ranks the epochs with equal AP
 WARMUP_START = 1e-3  # learning rate at the first step of the published warm-up, as a fraction of the peak
 TIMED_STEPS = 4  # number of timed steps after one warm-up step
 TIMED_IMAGES = 4  # number of images whose evaluation is timed
-MAX_EVALUATION_SHARE = 0.15  # maximum fraction of the time for validation
+MAX_EVALUATION_FRACTION = 0.15  # maximum fraction of the remaining time for validation
 MAX_EVALUATIONS = 12  # maximum number of validations
 MIN_STEPS = 10  # minimum number of training steps
 MAX_EPOCHS, MAX_SCRATCH_EPOCHS = 60, 300  # maximum epochs with pretrained and with random initial weights
-FINISH_SECONDS = 12.0  # duration of the final scores, intervals and plots on an idle core
-RESERVED_SHARE = 0.02  # fraction of the time kept for unforeseen work
+FINISH_SECONDS = 12.0  # time for the final scores, intervals and plots on an idle core
+RESERVED_FRACTION = 0.02  # fraction of the time kept for unforeseen work
 
 
 class DetectionWatcher(Watcher[DetectionSetup]):
@@ -123,7 +123,7 @@ class DetectionJob(TimedJob[DetectSettings, DetectionSetup, DetectResult]):
         """Draw the first training images and boxes after augmentation."""
         preprocessing = setup.card.preprocessing
         batch = next(iter(self.loader(setup, 0)))
-        return batch_sheet(batch, setup.images.classes, preprocessing.mean, preprocessing.std)
+        return draw_batch_sheet(batch, setup.images.classes, preprocessing.mean, preprocessing.std)
 
     def needs_planning(self, setup: DetectionSetup) -> bool:
         """Return whether the first detector is not trained yet, or the length of the run is not planned yet."""
@@ -135,7 +135,7 @@ class DetectionJob(TimedJob[DetectSettings, DetectionSetup, DetectResult]):
         if setup.settings.heads_steps and setup.first is None:
             console.say(f"first detector: {counted(setup.settings.heads_steps, 'step')} with a frozen backbone")
             with memory_advice(setup.plan):
-                first_detector = train_first(run, setup, self.validation(setup), console)
+                first_detector = train_first_detector(run, setup, self.validation(setup), console)
             if first_detector is None:
                 return False
             setup = replace(setup, first=first_detector)
@@ -158,7 +158,7 @@ class DetectionJob(TimedJob[DetectSettings, DetectionSetup, DetectResult]):
         if settings.init is not None and settings.processes == 1:
             console.say("timing a few steps with a frozen backbone")
             with memory_advice(setup.plan):
-                steps = fit_heads_steps(setup, FIRST_SHARE * parse_duration(settings.time, "--time"))
+                steps = fit_heads_steps(setup, FIRST_FRACTION * parse_duration(settings.time, "--time"))
             reason = f"a fifth of {settings.time}" if steps else f"a fifth of {settings.time} is too short"
         new_settings = replace(settings, heads_steps=steps)
         origin = list_origins(new_settings, setup.origin, {"heads_steps": reason})
@@ -227,7 +227,7 @@ class DetectionJob(TimedJob[DetectSettings, DetectionSetup, DetectResult]):
         return Optimization(schedule, settings.weight_decay, clip=settings.clip, average_decay=settings.average)
 
     def validation(self, setup: DetectionSetup) -> Watch | None:
-        """Return how to validate; None if there are no validation images, so that the last step is kept."""
+        """Return the validation of the run; None if there are no validation images, so that the last step is kept."""
         indices = setup.data.part("val")
 
         def evaluate(detector: nn.Module, device: torch.device) -> Mapping[str, float]:
@@ -270,7 +270,7 @@ def detect(
             DataFrame with a row for each box (the settings `image` and `label` name its columns).
         resume: Folder of a stopped run to resume, or a folder of runs, whose newest run is resumed. With `resume`,
             `data` is needed only if the images have moved.
-        callbacks: Lightning callbacks that watch the training, in addition to those of the run.
+        callbacks: Additional Lightning callbacks, which are called during training.
         **settings: Fields of `paucal.tasks.detection.settings.DetectSettings`, such as `time`, `model` or `output`;
             settings that are not given are chosen from the data and the machine.
 
@@ -302,10 +302,10 @@ def fit_steps(
         max_epochs: Maximum number of epochs.
     """
     ending_seconds, eval_seconds = pace.ending(counts), pace.evaluation(counts)
-    usable_seconds = seconds_left * (1 - RESERVED_SHARE) - ending_seconds
+    usable_seconds = seconds_left * (1 - RESERVED_FRACTION) - ending_seconds
     max_evaluations = MAX_EVALUATIONS
     if eval_seconds > 0:
-        max_evaluations = int(MAX_EVALUATION_SHARE * usable_seconds / eval_seconds)
+        max_evaluations = int(MAX_EVALUATION_FRACTION * usable_seconds / eval_seconds)
     evaluations = max(1, min(MAX_EVALUATIONS, max_evaluations))
     steps = min(int((usable_seconds - evaluations * eval_seconds) / pace.step), int(max_epochs / epochs_per_step))
     if steps < MIN_STEPS:
@@ -328,7 +328,7 @@ def make_schedule(
 def _detect(
     setup: DetectionSetup, detector: nn.Module, indices: NDArray[np.int64], device: torch.device
 ) -> Callable[[], dict[str, Any]]:
-    """Detect objects in the images at `indices`, and return a function that computes COCO's scores for them."""
+    """Detect objects in the images at `indices`, and return a function that computes COCO's scores for these images."""
     loader = evaluation_loader(setup.images, indices, setup.card, setup.settings.workers)
     detections = detect_all(detector, loader, device)
     order = [int(index) for index in indices]

@@ -23,8 +23,8 @@ from paucal.types import UserError
 from paucal.wording import counted, short_repr
 
 BACKEND, INSTALL_COMMAND = "faster_coco_eval", 'pip install "paucal[detection]"'
-MIN_POINTS, MAX_POLYGONS = 3, 10_000  # points per polygon, polygons per outline
-MAX_PERIMETER = 1_000_000  # pixels per outline; drawing an outline of this length takes some 100 MB
+MIN_POINTS, MAX_POLYGONS = 3, 10_000  # minimum points per polygon, and maximum polygons per outline
+MAX_PERIMETER = 1_000_000  # maximum length of an outline in pixels, since drawing such an outline takes about 100 MB
 MIN_MASK_PROBABILITY = 0.5  # minimum probability of a pixel that counts as part of the object
 REMEDY = "correct the outline, or ignore all outlines with paucal detect --masks off"
 
@@ -107,22 +107,22 @@ def masks_of_outlines(
         boxes: (left, top, right, bottom) of each box in pixels.
         crowd: Whether a box covers a crowd of objects.
         size: (height, width) of the image in pixels.
-        where: Beginning of error messages about each box, with the file, the image and the class.
+        where: Beginning of error messages about each box, such as "a.json gives 'a.png' an outline of 'cat'".
         tally: Counter that is updated: "bare" counts boxes without an outline, and "pixelless" counts outlines that
             cover no pixel.
     """
     masks: list[RunLengths] = []
     n_missing = 0
-    for outline, box, is_crowd, text in zip(outlines, boxes, crowd, where, strict=True):
+    for outline, box, is_crowd, error_prefix in zip(outlines, boxes, crowd, where, strict=True):
         if outline:
-            mask = mask_of_outline(outline, size, text)
+            mask = mask_of_outline(outline, size, error_prefix)
             if not int(mask_functions().area(mask)):
                 tally["pixelless"] += 1
                 mask = _mask_of_box(box, size)
             else:
                 left, top, width, height = mask_functions().toBbox(mask).tolist()
                 if left >= box[2] or top >= box[3] or left + width <= box[0] or top + height <= box[1]:
-                    raise UserError(f"{text} that is outside its box: {REMEDY}.")
+                    raise UserError(f"{error_prefix} that is outside its box: {REMEDY}.")
             masks.append(mask)
         elif is_crowd:
             masks.append(_mask_of_box(box, size))
@@ -139,7 +139,7 @@ def mask_of_outline(outline: Any, size: tuple[int, int], where: str) -> RunLengt
         outline: Polygons as x, y, x, y, ..., or {"size": [height, width], "counts": ...} with run lengths as a
             list or as COCO's compressed string.
         size: (height, width) of the image in pixels.
-        where: Beginning of error messages.
+        where: Beginning of error messages, such as "a.json gives 'a.png' an outline of 'cat'".
     """
     if isinstance(outline, dict):
         return _mask_of_runs(outline, size, where)
@@ -201,7 +201,7 @@ def _check_runs(outline: dict[str, Any], size: tuple[int, int], where: str) -> N
     """Return the run lengths of an outline; raise a UserError for invalid run lengths."""
     stated, counts = outline.get("size"), outline.get("counts")
     if not isinstance(stated, list) or [*stated] != [*size] or any(type(side) is not int for side in stated):
-        raise UserError(f"{where} for an image of height and width {short_repr(stated)}: {REMEDY}.")
+        raise UserError(f"{where} whose size is {short_repr(stated)}, expected {[*size]} (height, width): {REMEDY}.")
     try:
         lengths = _run_lengths(counts)
     except ValueError as problem:

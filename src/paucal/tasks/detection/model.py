@@ -24,8 +24,8 @@ class DetectorCard(ModelCard):
     """The model card of a detector: its architecture, classes and preprocessing.
 
     Attributes:
-        options: Structure of the detector.
-        category_ids: Number of each class in the annotation files.
+        options: Structure of the detector, and limits on its predictions.
+        category_ids: Category id of each class in the annotation files.
         resize_to: Maximum shorter and maximum longer side of an input image, in pixels.
     """
 

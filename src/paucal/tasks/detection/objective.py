@@ -20,7 +20,7 @@ class Detection(TunedObjective):
 
     Args:
         detector: Detector that is trained and deployed.
-        tuning: Which layers of the backbone are frozen, and whether its batch norms keep their statistics.
+        tuning: Fine-tuning options: frozen layers of the backbone, and whether its batch norms keep their statistics.
         backbone_lr: Factor on the learning rate of the backbone.
     """
 

@@ -19,12 +19,13 @@ from paucal.tasks.detection.images import Boxes
 from paucal.tasks.detection.masks import unpack_mask
 from paucal.wording import replace_undrawable
 
-MIN_SHOWN_SCORE = 0.5  # minimum score of detections that are drawn, or counted as mistakes
-COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8a8a8a")  # by Okabe and Ito
-TRUTH_COLOUR = "#ffffff"
+MIN_SHOWN_SCORE = 0.5  # detections with a lower score are neither drawn nor compared with the annotated boxes
+# Colours of the classes: six colours of Okabe and Ito, and grey
+COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8a8a8a")
+TRUTH_COLOUR = "#ffffff"  # colour of the annotated boxes
 TILE_WIDTH, GAP, COLUMNS = 420, 6, 3  # width of an image and distance between images in pixels; images per row
-WIDTH_PER_FONT_SIZE = TILE_WIDTH / 11
-MAX_CURVES = 20
+WIDTH_PER_FONT_SIZE = TILE_WIDTH / 11  # ratio of the width of an image to the font size of class names
+MAX_CURVES = 20  # maximum number of classes in a plot of precision over recall
 
 
 def draw_detections(
@@ -43,7 +44,7 @@ def draw_detections(
     scale = 1.0 if truth is None else picture.width / truth.size[1]
     visible = detections.above(min_score)
     for mask, label in zip(visible.masks or (), visible.labels.tolist(), strict=False):
-        tint(picture, unpack_mask(mask), COLOURS[label % len(COLOURS)])
+        blend_mask(picture, unpack_mask(mask), COLOURS[label % len(COLOURS)])
     draw = _drawing_context(picture)
     width = max(1, round(picture.width / 300))
     for corners in [] if truth is None else truth.corners:
@@ -59,13 +60,15 @@ def resize_to_width(image: Image.Image, width: int = TILE_WIDTH) -> Image.Image:
     return image.resize((width, max(1, round(image.height * width / image.width))))
 
 
-def tint(picture: Image.Image, mask: NDArray[np.uint8], colour: str) -> None:
+def blend_mask(picture: Image.Image, mask: NDArray[np.uint8], colour: str) -> None:
     """Blend the pixels under a mask with a colour at 50 % opacity; the mask is resized to the image."""
     stencil = Image.fromarray(mask * np.uint8(128)).resize(picture.size, Image.Resampling.NEAREST)
     picture.paste(colour, (0, 0), stencil)
 
 
-def batch_sheet(batch: BoxBatch, classes: Sequence[str], mean: Sequence[float], std: Sequence[float]) -> Image.Image:
+def draw_batch_sheet(
+    batch: BoxBatch, classes: Sequence[str], mean: Sequence[float], std: Sequence[float]
+) -> Image.Image:
     """Draw up to nine augmented images of a batch with their boxes and masks on one page."""
     tiles = []
     factors = torch.tensor(std)[:, None, None], torch.tensor(mean)[:, None, None]
@@ -74,7 +77,7 @@ def batch_sheet(batch: BoxBatch, classes: Sequence[str], mean: Sequence[float], 
         picture = to_pil_image((view.cpu() * factors[0] + factors[1]).clamp(0, 1))
         for mask, label in zip([] if masks is None else masks, labels.tolist(), strict=False):
             padded = F.pad(mask, (0, view.shape[-1] - mask.shape[-1], 0, view.shape[-2] - mask.shape[-2]))
-            tint(picture, padded.numpy(), COLOURS[label % len(COLOURS)])
+            blend_mask(picture, padded.numpy(), COLOURS[label % len(COLOURS)])
         zoom = TILE_WIDTH / picture.width  # resized before class names are drawn, to keep the font size
         picture = picture.resize((TILE_WIDTH, max(1, round(picture.height * zoom))))
         draw = _drawing_context(picture)

@@ -19,7 +19,7 @@ from paucal.backbones.weights.inputs import ImageInput
 from paucal.backbones.weights.load_report import LoadReport
 from paucal.rules.facts import InitialWeightsInfo
 from paucal.runner.job import Bars
-from paucal.runner.starts import Start, find_start
+from paucal.runner.starts import WeightsSource, find_start
 from paucal.runs import RunFolder
 from paucal.runs.folder import COCO
 from paucal.runs.weights import read_untrusted
@@ -29,20 +29,21 @@ from paucal.tasks.detection.settings import DetectSettings
 from paucal.types import UserError
 
 LICENCE = "BSD-3-Clause"
-TIMEOUT_SECONDS = 5.0  # for the request that checks whether the weights can be downloaded
-PREFIXES = {  # prefixes of parameter names in torchvision's state dict, and in paucal's
+TIMEOUT_SECONDS = 5.0  # timeout of the request that checks whether the weights can be downloaded
+PREFIXES = {  # prefixes of parameter names in torchvision, mapped to those in paucal
     "backbone.body.": "stages.backbone.model.",
     "backbone.fpn.": "pyramid.",
     "rpn.": "proposals.",
     "roi_heads.": "heads.",
 }
-# Layers of the heads with outputs per class, and the number of output rows per class
+# Layers of the heads with outputs per class, mapped to the number of output rows per class
 PER_CLASS = {
     "roi_heads.box_predictor.cls_score": 1,
     "roi_heads.box_predictor.bbox_pred": 4,
     "roi_heads.mask_predictor.mask_fcn_logits": 1,
 }
-CLASS_LAYER = "roi_heads.box_predictor.cls_score"
+CLASS_LAYER = "roi_heads.box_predictor.cls_score"  # layer for class scores
+# Settings of paucal with which a detector has the same layers as torchvision's detectors
 SHARED_SETTINGS = {"pyramid_channels": 256, "head_dim": 1024, "cascade": False}
 RESNET_SETTINGS = {
     **{"model": "resnet50", "finest": 4, "anchor": 8, "pyramid_norm": "batch", "proposal_layers": 2},
@@ -56,7 +57,7 @@ MOBILENET_SETTINGS = {
 
 @dataclass(frozen=True)
 class PublishedDetector:
-    """A published detector.
+    """A detector that torchvision has trained on COCO.
 
     Attributes:
         title: Name of the detector in messages.
@@ -127,12 +128,12 @@ def adopt_published(
     return replace(settings, **published.settings), {**given, **reasons}
 
 
-def start_of(settings: DetectSettings, run: RunFolder | None) -> Start:
-    """Find the initial weights of a run; those of a published detector are read later by `load_published`."""
+def find_detector_start(settings: DetectSettings, run: RunFolder | None) -> WeightsSource:
+    """Find the initial weights of a run; the weights of a published detector are read later by `load_published`."""
     if settings.init != COCO or (run is not None and run.last.exists()):
         return find_start(settings, run)
     facts = InitialWeightsInfo("torchvision's detector", settings.model, normalise="model")
-    return Start(facts, input=lambda _: ImageInput())
+    return WeightsSource(facts, input=lambda _: ImageInput())
 
 
 def load_published(detector: Detector, settings: DetectSettings, classes: Sequence[str], bars: Bars) -> LoadReport:
@@ -188,12 +189,12 @@ def _convert_names(
         layer = name.rpartition(".")[0]
         if layer in PER_CLASS:
             random_rows = own_state[renamed] if layer == CLASS_LAYER and renamed in own_state else None
-            value = _take_classes(value, PER_CLASS[layer], rows, random_rows)
+            value = _convert_class_rows(value, PER_CLASS[layer], rows, random_rows)
         state[renamed] = value.float()
     return state, [name for name, index in zip(classes, rows, strict=True) if index is not None]
 
 
-def _take_classes(value: Tensor, rows_per_class: int, rows: Sequence[int | None], fresh: Tensor | None) -> Tensor:
+def _convert_class_rows(value: Tensor, rows_per_class: int, rows: Sequence[int | None], fresh: Tensor | None) -> Tensor:
     """Return the rows of a layer with outputs per class, for the background and for the run's classes.
 
     Args:

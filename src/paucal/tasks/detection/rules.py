@@ -37,7 +37,7 @@ class BoxFacts(DataAndMachine):
 
 
 def model(facts: DataAndMachine) -> Choice:
-    """Choose the model of the initial weights; without initial weights, a small network on a CPU, else the papers'."""
+    """Choose the model of the initial weights; for training from scratch, ResNet-18 on a CPU or else Swin-T."""
     if start_model := model_of_initial_weights(facts):
         return start_model
     if facts.device == "cpu":

@@ -101,7 +101,7 @@ class FineTuningSettings:
     """Settings of fine-tuning a backbone with pretrained weights."""
 
     freeze: Literal["none", "stem", "backbone"] | int = option(
-        "frozen layers: none, stem, backbone (the whole backbone), or the number of frozen stages after the stem",
+        "frozen layers: none, stem, backbone (the whole backbone), or the number of stages frozen with the stem",
         group="fine-tuning",
         low=0,
         high=64,
@@ -158,7 +158,7 @@ class DetectSettings(
     FractionSettings,
     JobSettings,
 ):
-    """Every setting of `paucal detect`; the command line and `paucal.detect` share it."""
+    """All settings of `paucal detect`, for the command line and for `paucal.detect`."""
 
     data: str = option(
         "images with boxes: a folder, a zip or tar archive of a folder, or an annotation file (COCO, Pascal VOC, YOLO, "

@@ -18,16 +18,17 @@ Target = dict[str, Tensor]  # "boxes", "labels" and, if known, "masks" of an ima
 Viewed = tuple[Tensor, Target]  # transformed image and its target
 View = Callable[[tv_tensors.Image, Target], Viewed]
 LIGHT_SCALES = (0.8, 0.85, 0.9, 0.95, 1.0)
-# Scales are fractions of the maximum shorter side; the papers' shorter side has 800 pixels.
+# Scales are fractions of the maximum shorter side; in the papers, that maximum is 800 pixels.
 PAPER_SCALES = tuple(round(0.6 + 0.04 * index, 2) for index in range(11))  # 480, 512, ..., 800 pixels
 CROPPED_SCALES = (0.5, 0.625, 0.75)  # 400, 500 and 600 pixels
-CROPPED_SIDES = (0.48, 0.75)  # sides of crops from 384 to 600 pixels
-# Scales of large-scale jitter; the paper begins at 0.1, with thousands of images of large objects.
+CROPPED_SIDES = (0.48, 0.75)  # minimum and maximum side of a crop: 384 and 600 pixels
+# Minimum and maximum scale of large-scale jitter. The paper's minimum is 0.1, but its data set has thousands of images
+# with large objects.
 LARGE_SCALES = (0.5, 2.0)
 COLOUR_STRENGTH = 0.2  # maximum relative change of brightness, contrast and saturation
 MIN_SIDE = 2.0  # minimum side of a box after a crop, in pixels
-BOX_TOLERANCE = 1.0  # pixels; boxes have fractional coordinates, but masks consist of whole pixels
-PASTE_PROBABILITY = 0.5  # probability of each object of the other image
+BOX_TOLERANCE = 1.0  # pixels by which a box may extend beyond its mask, since masks consist of whole pixels
+PASTE_PROBABILITY = 0.5  # probability with which each object of the other image is pasted
 
 
 def evaluation_view(size: Sequence[int], mean: Sequence[float], std: Sequence[float]) -> View:
@@ -47,7 +48,9 @@ def without_boxes(size: tuple[int, int]) -> Target:
 def training_view(
     size: Sequence[int], mean: Sequence[float], std: Sequence[float], hflip: float = 0.5, jitter: Jitter = "light"
 ) -> View:
-    """Return the training transform, which drops boxes with a side below 2 pixels ("cropped": boxes without area).
+    """Return the training transform of images with boxes.
+
+    Transformed boxes with a side below 2 pixels are dropped; with "cropped", only boxes without an area are dropped.
 
     Args:
         size: Maximum shorter and longer side in pixels, as in `evaluation_view`.
@@ -56,7 +59,7 @@ def training_view(
         hflip: Probability of a horizontal flip.
         jitter: Random change of size and colour. "light": scales from 0.8 to 1, and colours changed by up to 20 %.
             "multiscale": scales from 0.6 to 1 in steps of 0.04, as published (DrLoc's supplement, section 4.1).
-            "cropped": like "multiscale", but half of the images are cropped before, as in the papers' code. "large":
+            "cropped": like "multiscale", but half of the images are cropped first, as in the papers' code. "large":
             large-scale jitter (Ghiasi et al., CVPR 2021, section 3) with scales from 0.5 to 2, then a crop or padding
             to a square; boxes are fitted to the visible parts of the masks. "none": no change.
     """
@@ -108,9 +111,9 @@ def make_crop(size: Sequence[int]) -> Callable[..., Any]:
 
 
 def _random_resize(size: Sequence[int], scales: Sequence[float]) -> v2.Transform:
-    """Return a transform to a random scale of the maximum shorter side, which keeps the aspect ratio.
+    """Return a transform that resizes the shorter side to a random fraction of its maximum, and keeps the aspect ratio.
 
-    The longer side is limited to the maximum longer side.
+    The longer side is limited to its maximum.
     """
     shorter, longer = min(size), max(size)
     return v2.RandomShortestSize([round(scale * shorter) for scale in scales], longer, antialias=True)
@@ -123,8 +126,8 @@ def _normalise(mean: Sequence[float], std: Sequence[float]) -> list[v2.Transform
 def fit_to_masks(image: Tensor, target: Target) -> Viewed:
     """Shrink boxes that extend more than a pixel beyond their masks, and drop objects without a visible pixel.
 
-    After a crop, a clamped box would be larger than the visible part of a round object. Without masks, the target is
-    returned unchanged.
+    After a crop, a clamped box would be larger than the visible part of a round object. If there are no masks, the
+    target is returned unchanged.
     """
     if "masks" not in target:
         return image, target
@@ -144,11 +147,11 @@ def fit_to_masks(image: Tensor, target: Target) -> Viewed:
 
 
 class CopyPaste:
-    """Pastes a random half of the objects of another image into an image (Ghiasi et al., CVPR 2021, section 3).
+    """Pastes objects of another image into an image (Ghiasi et al., CVPR 2021, section 3).
 
-    Both images are already augmented. Edges are not smoothed, since the paper finds no gain from smoothing. Unlike in
-    the paper, the other image is placed at a random position, since images differ in size.
-    All random numbers come from torch's global generator, which is seeded for each image.
+    Each object is pasted with probability 0.5. Both images are already augmented. Edges are not smoothed, since the
+    paper finds no gain from smoothing. Unlike in the paper, the other image is placed at a random position, since
+    images differ in size. All random numbers come from torch's global generator, which is seeded for each image.
 
     Args:
         chance: Probability of pasting into an image.

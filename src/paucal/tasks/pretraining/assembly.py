@@ -38,7 +38,7 @@ from paucal.runner.images import (
 from paucal.runner.job import Bars, RunSetup
 from paucal.runner.memory_check import check_memory, explain_memory_errors
 from paucal.runner.run_folder import stored_split
-from paucal.runner.starts import Start, find_start, load_start
+from paucal.runner.starts import WeightsSource, find_start, load_start
 from paucal.runner.trainer_inputs import check_length, check_rates, trainer_plan
 from paucal.runs import RunFolder
 from paucal.tasks.pretraining.crops import crop_groups, crop_transforms, describe_crops, relative_pixels
@@ -100,7 +100,7 @@ def assemble(
 
 
 def _open_and_resolve(
-    settings: PretrainSettings, bars: Bars, run: RunFolder | None, start: Start
+    settings: PretrainSettings, bars: Bars, run: RunFolder | None, start: WeightsSource
 ) -> tuple[SplitImages, DataAndMachine, PretrainSettings, dict[str, str]]:
     """Open the images, choose the unset settings, and decode the images at the chosen size.
 

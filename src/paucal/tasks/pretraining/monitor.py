@@ -19,17 +19,17 @@ from paucal.data.splits.split import make_split
 from paucal.distributed import rank, world_size
 from paucal.evaluation.predictions import Predictions, predict_all
 from paucal.evaluation.protocols.data import balanced_sample, evaluation_data
-from paucal.evaluation.protocols.knn import HEADLINE, knn_scores
+from paucal.evaluation.protocols.knn import PRINTED_K, knn_scores
 from paucal.metrics.measures import hits
 from paucal.models.preprocessing import Preprocessing
 from paucal.runner.images import decode_images
 from paucal.settings.groups import DataSettings
 from paucal.types import UserError
 
-# A function of the model and its device that returns scores by name.
+# A function that takes a model and the device of the model, and returns scores by name.
 Monitor = Callable[[nn.Module, torch.device], Mapping[str, float]]
 
-MAX_IMAGES = 5000
+MAX_IMAGES = 5000  # default of the maximum number of images that the monitor uses
 QUERY_EVERY = 4  # one image in four is a query; the other images are possible neighbours
 KNN_SCORE = "val_knn"  # name of the accuracy in the metrics
 
@@ -108,7 +108,7 @@ def _open_monitor_images(
     except UserError as problem:
         raise UserError(f"--monitor: {problem}") from problem
     with _explain_missing_labels():
-        # No validation images are split off, since nothing is selected on them: they serve as neighbours instead.
+        # The monitor selects nothing, so no validation images are split off; these images serve as neighbours instead.
         data = evaluation_data(images, make_split(images, seed, val_fraction=0.0))
     queries = balanced_sample(data.labels, data.parts["test"], max(1, max_images // QUERY_EVERY), seed)
     return images, balanced_sample(data.labels, data.parts["train"], max_images - len(queries), seed), queries
@@ -127,7 +127,7 @@ def _accuracy(predicted: Predictions, bank: NDArray[np.int64], queries: NDArray[
     if not torch.isfinite(features).all():
         return float("nan")
     train, test = (torch.tensor([row_of[int(index)] for index in positions]) for positions in (bank, queries))
-    votes = knn_scores(features[train], predicted.labels[train], features[test], n_classes, [HEADLINE])
+    votes = knn_scores(features[train], predicted.labels[train], features[test], n_classes, [PRINTED_K])
     scores = next(
         iter(votes.values())
     )  # votes of the 20 nearest neighbours, or of all neighbours if there are fewer than 20

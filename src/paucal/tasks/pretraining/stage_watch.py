@@ -21,15 +21,15 @@ MAX_ROLLBACKS = 2
 HEALTHY_CHECKPOINT = "healthy.ckpt"
 START_SCORE_FILE = "monitor.json"
 ROLLBACKS_KEY = "rollbacks"  # key in the run's config file
-# A run from trained weights stops if the monitor's accuracy is lower than at the start by more than MAX_ACCURACY_LOSS,
-# for MAX_WORSE_EPOCHS epochs in a row.
+# A run that starts from trained weights stops if, for MAX_WORSE_EPOCHS epochs in a row, the accuracy of the monitor is
+# more than MAX_ACCURACY_LOSS below its initial value.
 MAX_ACCURACY_LOSS, MAX_WORSE_EPOCHS = 0.01, 2
 
 
 VerdictFunction = Callable[[Sequence[Mapping[str, float]], int | None], Verdict | None]
 OnCollapse = Literal["warn", "stop", "rollback"]
 
-CONSEQUENCE = {
+REACTION_TEXTS = {
     "warn": "The run continues (--on-collapse warn).",
     "stop": "The run stops here (--on-collapse stop).",
     "rollback": "The run returns to its last healthy state (--on-collapse rollback).",
@@ -37,7 +37,7 @@ CONSEQUENCE = {
 
 
 class CollapseWatcher:
-    """Assesses every epoch of a run, prints changes of the verdict, and remembers the newest healthy epoch.
+    """Assesses the health of a run after every epoch, prints changes of the verdict, and stores the last healthy epoch.
 
     A verdict needs several epochs with the same symptom, so the epochs just before a verdict may already be unhealthy.
     An epoch counts as healthy only if it shows no symptom by itself.
@@ -104,11 +104,14 @@ class CollapseWatcher:
             return
         since = "" if self.healthy_epoch is None else f"; the last healthy epoch was {self.healthy_epoch:g}"
         self._say(f"epoch {epoch:g}: {self.verdict.sentence.rstrip('.')}{since}.")
-        self._say(f"  {self.verdict.advice} {CONSEQUENCE[self.on_collapse]}")
+        self._say(f"  {self.verdict.advice} {REACTION_TEXTS[self.on_collapse]}")
 
 
 class StageWatch(Watcher[PretrainingSetup]):
-    """Watches a stage of a run; stops at a collapse, if training makes trained weights worse, or at the last epoch."""
+    """Watches a stage of a run, and ends the stage at its last epoch.
+
+    The run is stopped earlier if the networks collapse, or if training makes trained weights worse.
+    """
 
     scores_start = True
 

@@ -23,7 +23,8 @@ from paucal.tasks.regression.model import card_of
 from paucal.wording import images_text, percent
 
 Array = NDArray[np.float64]
-UNDEFINED = "undefined"
+UNDEFINED = "undefined"  # text for a score that is NaN
+# Title and explanation of each score.
 TITLES = {
     "exact": ("grades exactly right", "fraction of images"),
     "kappa": ("quadratic weighted kappa", "agreement beyond chance, 1 at best; larger errors count more"),
@@ -58,13 +59,13 @@ def evaluate_regression(
         groups: Group of each image of the data set; None if images are independent.
     """
     card = card_of(model)
-    numbers = card.read(predict_in_order(model.module, loader, part, model.device, progress)[:, 0].double().numpy())
-    has_grades, bounds = card.grades is not None, (numbers.low, numbers.high)
+    predictions = card.read(predict_in_order(model.module, loader, part, model.device, progress)[:, 0].double().numpy())
+    has_grades, bounds = card.grades is not None, (predictions.low, predictions.high)
     part_groups = None if groups is None else groups[part]
     report = regression_report(
-        truth, numbers.predicted, bounds, card.mean, INTERVAL_LEVEL, seed, has_grades, part_groups
+        truth, predictions.predicted, bounds, card.mean, INTERVAL_LEVEL, seed, has_grades, part_groups
     )
-    return report, numbers
+    return report, predictions
 
 
 def write_scores(
@@ -76,7 +77,10 @@ def write_scores(
     truth: Array,
     numbers: IntervalPredictions,
 ) -> None:
-    """Write `metrics.json`, `predictions.csv` and the plot of predicted against true values."""
+    """Write `metrics.json`, `predictions.csv` and the plot of predicted against true values.
+
+    `numbers` has the predicted value and the prediction interval of each image of `part`.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     plots.mkdir(parents=True, exist_ok=True)
     half_width = report.half_width
@@ -117,8 +121,8 @@ def predicted_figure(truth: Array, predicted: Array, half_width: float) -> Figur
     return figure
 
 
-def format_number(score: Score, name: str) -> tuple[str, str]:
-    """Return the score called `name` and its interval as texts; the text of an unknown interval is empty."""
+def format_regression_score(score: Score, name: str) -> tuple[str, str]:
+    """Return the text of the score called `name` and the text of its interval; the latter is "" without an interval."""
     format_value = percent if name in ("coverage", "exact") else "{:.3g}".format
     if not np.isfinite(score.value):  # R² of images that all have the same target value
         return UNDEFINED, ""
@@ -133,9 +137,9 @@ def interval_words(interval: str, report: RegressionReport) -> str:
 
 
 def report_table(report: RegressionReport) -> Table:
-    """Return the scores as a table for the terminal; the MAE of always predicting the mean follows the model's."""
+    """Return the scores as a table for the terminal, with the MAE of always predicting the mean below the model's."""
     scores = report.scores.items()
-    lines = [Line(TITLES[name][0], *format_number(score, name), TITLES[name][1]) for name, score in scores]
+    lines = [Line(TITLES[name][0], *format_regression_score(score, name), TITLES[name][1]) for name, score in scores]
     baseline = f"MAE of always predicting {report.mean:.4g}"
     lines.insert(list(report.scores).index("mae") + 1, Line("always the mean", f"{report.baseline:.3g}", "", baseline))
     return lines_table(images_text(report.images, report.groups), 0.95, lines)

@@ -13,8 +13,8 @@ from paucal.models.regression import INTERVAL_LEVEL, Grades
 
 PENALTIES = (100.0, 1000.0, 10_000.0, 100_000.0)  # L2 penalties on standardised features and targets
 MAX_FOLDS = 10
-# Penalty on the squared logarithms of the slope and of the gaps between the cuts that separate grades. The penalty
-# keeps the two cuts around a grade without images apart.
+# Weight of the penalty on the squared logarithms of the slope and of the gaps between the cuts that separate grades. If
+# no image has some grade, the penalty keeps the two cuts around this grade apart.
 GRADES_PENALTY = 1e-3
 Array = NDArray[np.float64]
 
@@ -51,8 +51,8 @@ def fit_ridge(features: Array, targets: Array, seed: int = 0) -> FittedRidge:
     residuals = {}
     for strength in PENALTIES:
         errors = np.empty(len(targets))
-        for fitted, held_out in folds:
-            weight, bias = _fit_weights(features[fitted], targets[fitted], strength)
+        for fit_rows, held_out in folds:
+            weight, bias = _fit_weights(features[fit_rows], targets[fit_rows], strength)
             errors[held_out] = features[held_out] @ weight + bias - targets[held_out]
         residuals[strength] = errors
     strength = min(PENALTIES, key=lambda penalty: float((residuals[penalty] ** 2).mean()))

@@ -22,21 +22,21 @@ from paucal.runs import RunFolder
 from paucal.types import UserError
 from paucal.wording import counted, shorten, was_or_were
 
-MIN_NUMBERED = 10  # minimum number of images that have a target value
+MIN_TARGETS = 10  # minimum number of images that have a target value
 
 
 @dataclass(frozen=True, kw_only=True)
-class NumberedImages(SplitImages):
+class ImagesWithTargets(SplitImages):
     """Images with their split and (N,) float64 targets."""
 
     targets: NDArray[np.float64]
 
 
-def read_targets(images: ImageSet, column: str, fewest: int = MIN_NUMBERED) -> tuple[ImageSet, NDArray[np.float64]]:
-    """Return the images that have a number in a column of the table, and the (N,) numbers as target values.
+def read_targets(images: ImageSet, column: str, fewest: int = MIN_TARGETS) -> tuple[ImageSet, NDArray[np.float64]]:
+    """Return the images that have a target value in a column of the table, and their (N,) target values.
 
-    Raises a UserError if there is no such column, if a cell is not a number, or if fewer than `fewest` images have a
-    number.
+    Raises a UserError if there is no such column, if a table cell is not a number, or if fewer than `fewest` images
+    have a target value.
     """
     if column not in images.columns:
         column_names = ", ".join(map(repr, images.columns)) or "no further columns"
@@ -45,19 +45,19 @@ def read_targets(images: ImageSet, column: str, fewest: int = MIN_NUMBERED) -> t
             f"--target: {images.location} has no column {column!r}; the columns are {column_names}{limit_note}."
         )
     cells = images.cells(column)
-    numbered = [index for index, cell in enumerate(cells) if not is_missing(cell)]
-    numbers = [_parse_number(cells[index], column, images.keys[index]) for index in numbered]
-    if len(numbered) < fewest:
+    indices = [index for index, cell in enumerate(cells) if not is_missing(cell)]
+    targets = [_parse_number(cells[index], column, images.keys[index]) for index in indices]
+    if len(indices) < fewest:
         raise UserError(
-            f"--target: {counted(len(numbered), 'image')} with a number in {column!r}; expected at least {fewest}."
+            f"--target: {counted(len(indices), 'image')} with a number in {column!r}; expected at least {fewest}."
         )
-    n_without = len(cells) - len(numbered)
+    n_without = len(cells) - len(indices)
     note = (
         f"{counted(n_without, 'row')} without a number in {column!r} {was_or_were(n_without)} left out"
         if n_without
         else ""
     )
-    return images.select(np.asarray(numbered, dtype=np.int64), note), np.asarray(numbers, dtype=np.float64)
+    return images.select(np.asarray(indices, dtype=np.int64), note), np.asarray(targets, dtype=np.float64)
 
 
 def describe_targets(targets: NDArray[np.float64]) -> str:
@@ -94,8 +94,8 @@ def require_grades(targets: NDArray[np.float64], column: str) -> None:
         )
 
 
-def split_numbered_images(settings: TrainSettings, images: ImageSet, run: RunFolder | None) -> Split:
-    """Return the split stored in the run, else the split of `--split`, else a new split without validation images.
+def split_images_with_targets(settings: TrainSettings, images: ImageSet, run: RunFolder | None) -> Split:
+    """Return the split stored in `run`, the split of `--split`, or else a new split without validation images.
 
     Cross-validation on the training images replaces the validation images.
     """
@@ -128,5 +128,5 @@ def _parse_number(cell: str, column: str, key: str) -> float:
 class RegressionSetup(RunSetup[TrainSettings]):
     """All that a regression needs, assembled before any file is written."""
 
-    data: NumberedImages
+    data: ImagesWithTargets
     card: RegressionCard

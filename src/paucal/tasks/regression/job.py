@@ -51,20 +51,20 @@ from paucal.runs import RunFolder
 from paucal.settings.options import check_ranges, flag
 from paucal.tasks.regression.evaluation import (
     evaluate_regression,
-    format_number,
+    format_regression_score,
     interval_words,
     report_table,
     write_scores,
 )
 from paucal.tasks.regression.fitting import Array, FittedRidge, fit_grades, fit_ridge
 from paucal.tasks.regression.images import (
-    NumberedImages,
+    ImagesWithTargets,
     RegressionSetup,
     describe_targets,
     grades_note,
     read_targets,
     require_grades,
-    split_numbered_images,
+    split_images_with_targets,
 )
 from paucal.tasks.regression.model import FrozenNetwork, load_regressor
 from paucal.training import Optimization, Outcome, Plan
@@ -94,7 +94,7 @@ class RegressionResult(EvaluatedRun):
 
     @property
     def model(self) -> TrainedModel:  # type: ignore[override]
-        """The model on the CPU; its `probabilities` are (N, 1) predicted values in the unit of the target."""
+        """The model on the CPU; `model.probabilities` returns (N, 1) predicted values in the unit of the target."""
         return load_regressor(self.folder)
 
     @property
@@ -112,8 +112,8 @@ def _fit_best(
 ) -> tuple[nn.Module, FittedRidge, bool]:
     """Fit a ridge regression; return the network with the fitted weights, the fit, and whether the fit uses stage maps.
 
-    The (N, D) features begin with the inputs of the network's classifier; pooled maps of the last stages follow if the
-    network has maps. Cross-validation on the training images decides whether the maps are used.
+    The first columns of the (N, D) features are the inputs of the network's classifier. If the network has feature
+    maps, pooled maps of the last stages follow, and cross-validation decides whether the regression uses the maps.
     """
     classifier = linear_classifier(network)
     assert classifier is not None
@@ -164,7 +164,7 @@ def _next_steps(run: RunFolder) -> list[str]:
 
 
 class RegressionJob(Job[TrainSettings, RegressionSetup, RegressionResult]):
-    """The job of `paucal train --target`, which fits a regression to frozen features."""
+    """Job of `paucal train --target`: fit a regression to frozen features."""
 
     verb = "train"
     settings_type = TrainSettings
@@ -196,7 +196,7 @@ class RegressionJob(Job[TrainSettings, RegressionSetup, RegressionResult]):
             images, targets = read_targets(find_images(settings, labelled=False, advance=advance), column)
         if settings.ordinal:
             require_grades(targets, column)
-        data = NumberedImages(images, split_numbered_images(settings, images, run), targets=targets)
+        data = ImagesWithTargets(images, split_images_with_targets(settings, images, run), targets=targets)
         remarks: list[str] = []
         if run is None and may_choose_start(settings, given):
             # A regression needs pretrained weights even for tiny images, which are enlarged to the size of the weights.
@@ -220,7 +220,7 @@ class RegressionJob(Job[TrainSettings, RegressionSetup, RegressionResult]):
             images = decode_images(images, settings, reading, advance)
         if len(images) < len(targets):  # unreadable images were skipped
             images, targets = read_targets(images, column)
-            data = NumberedImages(images, split_numbered_images(settings, images, run), targets=targets)
+            data = ImagesWithTargets(images, split_images_with_targets(settings, images, run), targets=targets)
         data = replace(data, images=images)
         objective, spec, notes = _build_network(settings, images.reading.channels)
         weights_input = start.input(settings.model) if start.input is not None else None
@@ -307,8 +307,8 @@ class RegressionJob(Job[TrainSettings, RegressionSetup, RegressionResult]):
         run.write_json("summary.json", _summary(run, setup, fitted, report, seconds))
         page = write_regression_report(run.path)
         console.show(report_table(report))
-        mae, interval = format_number(report.scores["mae"], "mae")
-        gain, gain_interval = format_number(report.gain, "gain")
+        mae, interval = format_regression_score(report.scores["mae"], "mae")
+        gain, gain_interval = format_regression_score(report.gain, "gain")
         for line in (
             "",
             f"test MAE of {settings.target}: {mae} ({interval_words(interval, report)}); always predicting "

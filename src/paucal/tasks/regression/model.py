@@ -15,7 +15,7 @@ from paucal.types import Batch, LossTerms, Progress
 
 
 class FrozenNetwork(Objective):
-    """A network that is not trained; its classifier with one output gets the weights of the fitted regression."""
+    """A frozen network whose classifier, with one output, gets the weights of the fitted regression."""
 
     def __init__(self, backbone: FeatureBackbone) -> None:
         super().__init__()
@@ -35,7 +35,7 @@ class FrozenNetwork(Objective):
 
 
 def load_regressor(run: str | os.PathLike[str] | RunFolder, device: torch.device | str = "cpu") -> TrainedModel:
-    """Load the model of a run with `--target`; its `probabilities` are (N, 1) values in the unit of the target.
+    """Load the model of a run with `--target`; `probabilities` returns (N, 1) predicted values in the target's unit.
 
     Raises:
         UserError: The run does not exist, or its model is for another task.

@@ -81,7 +81,7 @@ def assemble(
 def _fill_in_length(
     settings: SegmentSettings, facts: DataAndMachine, reasons: Mapping[str, str]
 ) -> tuple[SegmentSettings, dict[str, str]]:
-    """Set the default number of epochs, unless a time is given; set the default warm-up, if the epochs are known."""
+    """Set the default number of epochs, unless `--time` is given; set the default warm-up, if the epochs are known."""
     reasons = dict(reasons)
     if settings.epochs is None and settings.time is None:
         settings, reasons["epochs"] = replace(settings, epochs=50), "the default without --epochs and --time"
@@ -94,7 +94,10 @@ def _fill_in_length(
 def _build_network(
     settings: SegmentSettings, data: SegmentationData, start_input: ImageInput | None, run: RunFolder | None
 ) -> tuple[SegmentationCard, PixelObjective, list[str]]:
-    """Return the card, the objective, and notes on the backbone; the initial weights depend only on the seed."""
+    """Return the card, the objective and notes on the backbone.
+
+    Random initial weights depend only on the seed, and not on earlier random numbers.
+    """
     with torch.random.fork_rng(devices=[]), explain_memory_errors():
         torch.manual_seed(settings.seed)
         spec, notes = backbone_spec(settings, 0)
@@ -124,7 +127,10 @@ def _build_network(
 def _preprocessing(
     settings: SegmentSettings, data: SegmentationData, start_input: ImageInput | None, run: RunFolder | None
 ) -> Preprocessing:
-    """Return the preprocessing stored by a run, else preprocessing with the mean and deviation for the weights."""
+    """Return the preprocessing stored in `run`, or else the preprocessing for the settings.
+
+    `start_input` is the image input that the pretrained weights expect; None for random weights.
+    """
     if stored := stored_card(run, SegmentationCard):
         return stored.preprocessing
     statistics = normalisation(settings, data, start_input or input_of_timm(settings.model))
@@ -174,7 +180,7 @@ def full_inference(settings: SegmentSettings) -> WindowOptions:
 
 
 def _resize_sides(settings: SegmentSettings) -> Size | None:
-    """Return the maximum shorter and longer side to which images are resized; None for no resizing."""
+    """Return the maximum shorter and longer side to which images are resized; None if images are not resized."""
     return (min(settings.resize_to), max(settings.resize_to)) if settings.resize_to else None
 
 

@@ -81,7 +81,7 @@ def conclude(run: RunFolder, setup: SegmentationSetup, outcome: Outcome, console
     write_scores(folder, report, tallies, data.images.keys)
     _draw_extremes(run, setup, tallies)
     best = outcome.best.get("epoch") if len(data.part("val")) else None
-    save_curves(run, outcome.rows, _epoch_images(setup), best=best)
+    save_curves(run, outcome.rows, _crops_per_epoch(setup), best=best)
     run.write_json("summary.json", summary(run, setup, outcome, report))
     page = write_segmentation_report(run.path)
     console.show(report_table(report))
@@ -121,7 +121,7 @@ def summary(run: RunFolder, setup: SegmentationSetup, outcome: Outcome, report: 
         "method": f"UperNet of width {card.head.width}, auxiliary weight {settings.auxiliary:g}",
         "data": f"{data.images.name}: {counted(len(data.images), 'image')} with masks, "
         f"{counted(len(card.classes), 'class', 'classes')}",
-        "epoch_images": _epoch_images(setup),
+        "epoch_images": _crops_per_epoch(setup),
         "crops": "x".join(map(str, card.preprocessing.image_size)),
         "looks": describe_scales(settings.test_scales, settings.mirror),
         "epochs": outcome.passes(settings.epochs),
@@ -134,7 +134,7 @@ def summary(run: RunFolder, setup: SegmentationSetup, outcome: Outcome, report: 
     }
 
 
-def _epoch_images(setup: SegmentationSetup) -> int:
+def _crops_per_epoch(setup: SegmentationSetup) -> int:
     return len(setup.data.part("train")) * setup.settings.crops
 
 

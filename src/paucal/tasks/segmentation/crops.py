@@ -1,4 +1,4 @@
-"""Training crops: an image and its mask are scaled, cropped and flipped together; colours change in the image."""
+"""Training crops: an image and its mask are scaled, cropped and flipped together, and the image's colours change."""
 
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -24,7 +24,7 @@ MASK = "mask"  # name of the masks among a batch's label maps
 # Constants of the photometric distortion.
 CHANGE_PROBABILITY = 0.5  # probability of each change
 MAX_BRIGHTNESS = 32.0  # maximum change of brightness, for pixel values up to 255
-CONTRAST = SATURATION = (0.5, 1.5)  # ranges of the factors
+CONTRAST = SATURATION = (0.5, 1.5)  # range of the random factors on contrast and on saturation
 HUE_STEPS, HUE_CIRCLE = 18, 180  # maximum change of hue, and the full hue circle, in steps of 2 degrees
 
 
@@ -119,7 +119,7 @@ class MaskedCrops(ViewDataset):
         super().__init__(image_set, [], seed, labels=False)
         self.masks, self.transform = masks, transform
 
-    def _sample(self, key: SampleKey) -> Sample:
+    def _make_sample(self, key: SampleKey) -> Sample:
         image, mask = self.image_set.store.read(key.index), self.masks.read(key.index)
         reseed(self.seed, *key)
         view, classes = self.transform(image, mask)
@@ -129,8 +129,9 @@ class MaskedCrops(ViewDataset):
 def distort_colours(pixels: Tensor) -> Tensor:
     """Apply the photometric distortion of the papers' code to (3, H, W) uint8 pixels.
 
-    The distortion is that of SSD (Liu et al., ECCV 2016), as implemented in code for segmentation: brightness,
-    contrast, saturation and hue change, each with probability 0.5. The contrast changes after the brightness, or last.
+    This is the distortion of SSD (Liu et al., ECCV 2016), as implemented in code for segmentation. Brightness,
+    contrast, saturation and hue change, each with probability 0.5. The contrast changes either directly after the
+    brightness, or last.
     """
     if _uniform() < CHANGE_PROBABILITY:
         pixels = _to_uint8(pixels + _uniform(-MAX_BRIGHTNESS, MAX_BRIGHTNESS))

@@ -28,7 +28,7 @@ from paucal.tasks.segmentation.settings import SegmentSettings
 from paucal.types import UserError
 from paucal.wording import counted
 
-PATHS = ("data", "images", "masks", "classes", "split")
+PATHS = ("data", "images", "masks", "classes", "split")  # names of the settings whose values are paths
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,7 +99,7 @@ def _drop_blank_validation(split: Split, masked: MaskedImages) -> Split:
 
 
 def _split_images(settings: SegmentSettings, images: ImageSet) -> Split:
-    """Split the images as `--split` says, or in proportion to the classes in the masks."""
+    """Split the images as `--split` says, or so that each split has its fraction of every class in the masks."""
     if settings.split is not None:
         if settings.given_fractions or settings.group_by is not None:
             raise UserError("--split defines all splits: remove --group-by, --val-fraction and --test-fraction.")

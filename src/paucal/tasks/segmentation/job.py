@@ -172,8 +172,8 @@ class SegmentationJob(TimedJob[SegmentSettings, SegmentationSetup, SegmentResult
         """Return the settings of AdamW and of the learning-rate schedule."""
         settings, plan = setup.settings, setup.plan
         warmup, start = round(settings.warmup_epochs * plan.steps_per_epoch), WARMUP_START * settings.lr
-        kind = LinearWarmup if settings.schedule == "linear" else CosineWarmup
-        schedule = kind(settings.lr, plan.total_steps, warmup, start, settings.min_lr)
+        schedule_type = LinearWarmup if settings.schedule == "linear" else CosineWarmup
+        schedule = schedule_type(settings.lr, plan.total_steps, warmup, start, settings.min_lr)
         return Optimization(schedule, settings.weight_decay, clip=settings.clip, average_decay=settings.average)
 
     def validation(self, setup: SegmentationSetup) -> Watch | None:

@@ -33,7 +33,7 @@ PROBABILITY_COPIES = 5  # number of (K, H, W) tensors that are in memory at the 
 
 @dataclass(frozen=True)
 class Head:
-    """The options of a segmentation head: the number of channels, and the dropout probability in training."""
+    """The options of a segmentation head: its number of channels, and its dropout probability in training."""
 
     width: int
     dropout: float
@@ -55,7 +55,8 @@ class SegmentationCard(ModelCard):
         coding: Class of each value in the training masks; predicted masks have the same values.
         overlap: Overlap of consecutive windows, as a fraction of the window size.
         whole: Whether the network gets a whole image at once instead of windows.
-        resize_to: Maximum shorter and longer side in pixels, to which images are resized; None for no resizing.
+        resize_to: Maximum shorter and longer side in pixels, to which images are resized; None if images keep
+            their size.
     """
 
     task: ClassVar[str] = SEGMENTATION
@@ -183,7 +184,7 @@ def _require_memory(classes: int, height: int, width: int, scale: float = 1.0) -
     if needed_bytes > free_bytes:
         raise UserError(
             f"an image of {height}x{width} pixels with {classes} classes needs {needed_bytes / 2**30:.3g} GiB, but "
-            f"only {free_bytes / 2**30:.3g} GiB are free: cut the image into tiles, or resize it."
+            f"only {free_bytes / 2**30:.3g} GiB are free: cut the image into tiles, or reduce its size."
         )
 
 

@@ -1,8 +1,9 @@
 """UPerNet on the feature maps of any backbone, for semantic segmentation (Xiao et al., ECCV 2018, section 3).
 
-The head pools the deepest feature map to 1x1, 2x2, 3x3 and 6x6 cells (pyramid pooling: Zhao et al., CVPR 2017), adds
-the result to a top-down feature pyramid, and fuses all levels at the resolution of the finest level. The layers are the
-same as in the Swin, LV-ViT and DrLoc papers: 512 channels, batch norm and ReLU after each convolution, dropout 0.1.
+The head pools the deepest feature map to the sizes 1x1, 2x2, 3x3 and 6x6 (pyramid pooling: Zhao et al., CVPR 2017),
+adds the result to a top-down feature pyramid, and fuses all levels at the resolution of the finest level. As in the
+Swin, LV-ViT and DrLoc papers, the head has 512 channels, a batch norm and a ReLU after each convolution, and dropout
+with probability 0.1.
 """
 
 from collections.abc import Sequence
@@ -14,8 +15,8 @@ from torch.nn import functional as F
 from paucal.backbones import BackboneSpec
 from paucal.backbones.stage_maps import StageMaps, stage_maps
 
-POOLED_SIDES = (1, 2, 3, 6)  # sides of the pooled feature maps, in cells
-CLASSIFIER_STD = 0.01  # standard deviation of the initial weights
+POOLED_SIDES = (1, 2, 3, 6)  # heights and widths of the pooled versions of the deepest feature map
+CLASSIFIER_STD = 0.01  # standard deviation of the classifier's initial weights
 AUXILIARY_STRIDE = 16  # stride of the feature map of the auxiliary head, as in the papers
 
 
@@ -27,7 +28,7 @@ class UperHead(nn.Module):
         n_classes: Number of classes.
         width: Channels within the head.
         dropout: Probability of dropping a channel before the classifier.
-        pooled: Sides to which the deepest feature map is pooled, in cells.
+        pooled: Heights and widths to which the deepest feature map is pooled.
 
     Example:
         >>> head = UperHead((8, 16, 32), n_classes=5, width=12).eval()
@@ -66,7 +67,7 @@ class UperHead(nn.Module):
 
 
 class PyramidPooling(nn.Module):
-    """Fuses the deepest feature map with the same map after average pooling to a few cells."""
+    """Fuses the deepest feature map with versions of this map that are average-pooled to smaller sizes."""
 
     def __init__(self, channels: int, width: int, pooled: Sequence[int] = POOLED_SIDES) -> None:
         super().__init__()
@@ -80,7 +81,7 @@ class PyramidPooling(nn.Module):
 
 
 class FcnHead(nn.Module):
-    """The auxiliary head of the papers: one convolution and a classifier on the feature map of stride 16."""
+    """The papers' auxiliary head: a 3x3 convolution and a classifier on the feature map of stride 16."""
 
     def __init__(self, channels: int, n_classes: int, width: int = 256, dropout: float = 0.1) -> None:
         super().__init__()

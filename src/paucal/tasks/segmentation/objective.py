@@ -21,7 +21,7 @@ class PixelObjective(TunedObjective):
     Args:
         network: Network to train.
         auxiliary: Weight of the auxiliary head's loss; 0 to train without this head.
-        tuning: Options for fine-tuning the backbone, such as frozen stages; None for the defaults.
+        tuning: Options for fine-tuning the backbone, such as frozen stages; None to use the defaults.
         backbone_lr: Factor on the backbone's learning rate.
         auxiliary_width: Channels of the auxiliary head.
         dropout: Dropout probability in the auxiliary head.

@@ -19,10 +19,10 @@ from paucal.wording import replace_undrawable, shorten
 OPACITY = 0.45  # opacity of the class colours over an image
 SHOWN_SIDE = 320  # longer side of an image in a comparison, in pixels
 GAP, LINE_HEIGHT, LEGEND_HEIGHT = 6, 14, 18  # pixels: gap between images, and heights of a line of text and of a legend
-COLUMNS = ("image", "labels", "predicted", "mistakes")
+COLUMN_TITLES = ("image", "labels", "predicted", "mistakes")
 MIN_COLUMN_WIDTH = 56  # pixels; wide enough for the title of a column
 MAX_NAMES, MAX_LETTERS = 12, 24  # maximum number of names in a legend, and of letters in a name
-MAX_CROPS = 8
+MAX_CROPS = 8  # maximum number of training crops in the figure of a batch
 IGNORED_COLOUR = (128, 128, 128)
 WRONG_COLOUR, RIGHT_COLOUR = (214, 39, 40), (44, 160, 44)
 
@@ -69,17 +69,17 @@ def voc_colour(number: int) -> tuple[int, int, int]:
 
 def draw_overlay(image: Image.Image, mask: NDArray[np.uint8], colours: NDArray[np.uint8]) -> Image.Image:
     """Draw an (H, W) mask over an image, with the (K, 3) colours of the classes; unlabelled pixels are grey."""
-    table = np.full((IGNORED + 1, 3), IGNORED_COLOUR, dtype=np.float32)
-    table[: len(colours)] = colours
+    palette = np.full((IGNORED + 1, 3), IGNORED_COLOUR, dtype=np.float32)
+    palette[: len(colours)] = colours
     pixels = np.asarray(image.convert("RGB"), dtype=np.float32)
-    return Image.fromarray(((1 - OPACITY) * pixels + OPACITY * table[mask]).round().astype(np.uint8))
+    return Image.fromarray(((1 - OPACITY) * pixels + OPACITY * palette[mask]).round().astype(np.uint8))
 
 
 def draw_mistakes(mask: NDArray[np.uint8], predicted: NDArray[np.uint8]) -> Image.Image:
     """Draw correct pixels green, wrong pixels red and unlabelled pixels grey."""
-    picture = np.asarray([WRONG_COLOUR, RIGHT_COLOUR], dtype=np.uint8)[(mask == predicted).astype(np.int64)]
-    picture[mask == IGNORED] = IGNORED_COLOUR
-    return Image.fromarray(picture)
+    pixels = np.asarray([WRONG_COLOUR, RIGHT_COLOUR], dtype=np.uint8)[(mask == predicted).astype(np.int64)]
+    pixels[mask == IGNORED] = IGNORED_COLOUR
+    return Image.fromarray(pixels)
 
 
 def draw_comparison(
@@ -95,13 +95,13 @@ def draw_comparison(
     scale = min(1.0, SHOWN_SIDE / max(image.size))
     size = (max(1, round(image.width * scale)), max(1, round(image.height * scale)))
     resized = [view.resize(size, Image.Resampling.LANCZOS if scale < 1 else Image.Resampling.NEAREST) for view in views]
-    column = max(size[0], MIN_COLUMN_WIDTH) + GAP
-    sheet = Image.new("RGB", (4 * column - GAP, size[1] + 2 * LINE_HEIGHT), "white")
+    column_width = max(size[0], MIN_COLUMN_WIDTH) + GAP
+    sheet = Image.new("RGB", (4 * column_width - GAP, size[1] + 2 * LINE_HEIGHT), "white")
     draw = ImageDraw.Draw(sheet)
     draw.text((0, 0), replace_undrawable(title), fill="black")
-    for index, (view, heading) in enumerate(zip(resized, COLUMNS, strict=True)):
-        draw.text((index * column, LINE_HEIGHT), heading, fill="black")
-        sheet.paste(view, (index * column, 2 * LINE_HEIGHT))
+    for index, (view, heading) in enumerate(zip(resized, COLUMN_TITLES, strict=True)):
+        draw.text((index * column_width, LINE_HEIGHT), heading, fill="black")
+        sheet.paste(view, (index * column_width, 2 * LINE_HEIGHT))
     return sheet
 
 

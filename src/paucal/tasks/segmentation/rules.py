@@ -13,7 +13,7 @@ FEW_IMAGES, SOME_IMAGES = 100, 500
 MIN_STEPS = 40  # minimum number of optimizer steps per epoch; each epoch ends with a validation
 MAX_CROPS = 64  # maximum number of crops per image and epoch
 AUXILIARY_WIDTH = 256  # maximum number of channels of the auxiliary head, as in the papers
-CELL_PIXELS = 32  # stride of the deepest feature map in pixels; sides of crops are multiples of this stride
+DEEPEST_STRIDE = 32  # stride of the deepest feature map in pixels; sides of crops are multiples of this stride
 
 
 def model(facts: DataAndMachine) -> Choice:
@@ -26,7 +26,7 @@ def model(facts: DataAndMachine) -> Choice:
 
 
 def img_size(facts: DataAndMachine) -> Choice:
-    """Choose the papers' crops of 512 pixels on a GPU, and 256 on a CPU; smaller for small images, see `crop_side`."""
+    """Choose the papers' crops of 512 pixels on a GPU, crops of 256 on a CPU, and smaller crops for small images."""
     side, reason = crop_side(facts.device, facts.median_side)
     return [side], reason
 
@@ -37,9 +37,9 @@ def crop_side(device: str, median_side: int) -> tuple[int, str]:
     `median_side` is the median of the images' shorter sides in pixels.
     """
     default_side, reason = (512, "the papers' crop size") if device != "cpu" else (256, "small crops for a CPU")
-    padded_side = -(-median_side // CELL_PIXELS) * CELL_PIXELS
+    padded_side = -(-median_side // DEEPEST_STRIDE) * DEEPEST_STRIDE
     if padded_side < default_side:
-        return max(CELL_PIXELS, padded_side), f"the images' shorter side is {median_side} pixels (median)"
+        return max(DEEPEST_STRIDE, padded_side), f"the images' shorter side is {median_side} pixels (median)"
     return default_side, reason
 
 
@@ -74,7 +74,7 @@ def crops(facts: DataAndMachine, batch_size: int, accumulate: int) -> Choice:
 
 
 def time(facts: DataAndMachine, recipe: str | None, epochs: int | None) -> Choice:
-    """Choose the time of the whole command; no limit if the user gave the epochs or a recipe."""
+    """Choose the time of the whole command; None (no limit) if the user gave the epochs or a recipe."""
     if epochs is not None or recipe is not None:
         return None, ""
     if facts.device == "cuda":
@@ -88,7 +88,7 @@ def lr(facts: DataAndMachine) -> Choice:
 
 
 def backbone_lr(facts: DataAndMachine) -> Choice:
-    """Choose the factor on the backbone's learning rate: a tenth for a pretrained backbone, else 1."""
+    """Choose the factor on the backbone's learning rate: 0.1 for a pretrained backbone, else 1."""
     if facts.start is None:
         return 1.0, "the backbone has random weights, like the head"
     if facts.start.undertrained:
@@ -112,7 +112,7 @@ def freeze(facts: DataAndMachine) -> Choice:
 
 
 def scale(facts: DataAndMachine) -> Choice:
-    """Choose the range of random scale factors: the papers' 0.5 to 2, and 0.7 to 1.4 for few images."""
+    """Choose the range of random scale factors: 0.5 to 2 as in the papers, or 0.7 to 1.4 for few images."""
     if facts.n_train <= FEW_IMAGES:
         images = counted(facts.n_train, "training image")
         return [0.7, 1.4], f"{images}: objects in the test images are likely to have similar sizes"

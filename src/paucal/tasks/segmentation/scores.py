@@ -55,8 +55,9 @@ class SegmentationReport:
     Attributes:
         classes: Names of the classes.
         confusion: (K, K) int64 numbers of labelled pixels in all images; rows are labels, and columns are predictions.
-        mean_iou: Mean IoU over the classes with labelled or predicted pixels, with its interval over images.
-        accuracy: Fraction of the labelled pixels that are predicted correctly, with its interval.
+        mean_iou: Mean IoU over the classes with labelled or predicted pixels, with a 95 % interval from a bootstrap
+            over images.
+        accuracy: Fraction of the labelled pixels that are predicted correctly, with a 95 % interval.
         per_class: IoU of each class; NaN for a class that has neither labelled nor predicted pixels.
         mean_accuracy: Mean recall over the classes.
         loss: Mean cross-entropy of the labelled pixels, in nats.

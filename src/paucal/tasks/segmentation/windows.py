@@ -1,7 +1,7 @@
 """Inference on images of any size: overlapping sliding windows, several scales, and mirror images.
 
-As in the papers' evaluation (DrLoc, section 4; LV-ViT, section 4.4), logits are averaged where windows overlap, and
-probabilities over scales and mirror images.
+As in the papers' evaluation (DrLoc, section 4; LV-ViT, section 4.4), logits are averaged where windows overlap.
+Probabilities are averaged over scales and mirror images.
 """
 
 from collections.abc import Sequence
@@ -26,8 +26,8 @@ class WindowOptions:
         mirror: Whether to average also over the mirror image.
         batch: Number of windows per forward pass.
         whole: Whether to run the network on the whole image at once instead of windows.
-        resize_to: Maximum shorter and longer side in pixels, to which the image is resized before `scales`; None for no
-            resizing.
+        resize_to: Maximum shorter and longer side in pixels, to which the image is resized before `scales`; None if
+            the image keeps its size.
     """
 
     size: Size
@@ -103,7 +103,7 @@ def window_starts(length: int, window: int, overlap: float) -> list[int]:
 
 
 def fitting_scale(size: Size, sides: Size | None) -> float:
-    """Return the factor that resizes an image to the largest size that fits in `sides` in pixels; 1 if these are None.
+    """Return the factor that scales an image to the largest size within `sides` (in pixels); 1 if `sides` is None.
 
     Example:
         >>> fitting_scale((256, 256), (512, 2048)), fitting_scale((200, 1000), (512, 2048)), fitting_scale((8, 9), None)

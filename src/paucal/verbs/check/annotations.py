@@ -26,7 +26,7 @@ from paucal.data.sources.opening import open_images
 from paucal.data.stores import FileStore
 from paucal.data.unreadable import verify_images
 from paucal.tasks.detection.images import MIN_BOX_SIDE, check_annotations
-from paucal.tasks.segmentation.rules import CELL_PIXELS, crop_side
+from paucal.tasks.segmentation.rules import DEEPEST_STRIDE, crop_side
 from paucal.types import UserError
 from paucal.verbs.check.settings import CheckSettings
 from paucal.wording import counted, join_first_few, percent
@@ -38,19 +38,24 @@ IMAGE_LABEL_FINDINGS = ("imbalance", "alike-with-other-labels", "small-images")
 MIN_PIXEL_SHARE = 0.001  # fraction of labelled pixels below which a class is hardly learned
 BAD_BOXES = "bad-boxes"
 MIN_BOXES = 10  # number of boxes below which a class is hardly learned and its score is mostly chance
-TINY_BOX_SIDE = 8.0  # shorter side in pixels: one or two positions of the finest feature map
+TINY_BOX_SIDE = 8.0  # shorter side in pixels, equal to one or two positions of the finest feature map
 MIN_MEDIUM_AREA, MIN_LARGE_AREA = 32.0**2, 96.0**2  # in square pixels; COCO's medium objects are between these areas
 MAX_CLASSES_NAMED = 12  # number of classes named in a finding
-# Matches an error message, and the advice after its last colon.
+# Splits an error message into the problem and the advice after the last colon.
 _WITH_ADVICE = re.compile(r"(.*): ([a-z][^:'\"{}]*)", re.DOTALL)
-MAX_EMPTY_SHARE = 0.5  # fraction of images without a box above which some were probably never annotated
-_OUTSIDE_BOXES = ("outside-boxes", "outside of their image", "correct the boxes, or check whether images were swapped")
-_TINY_BOXES = (
+MAX_EMPTY_SHARE = 0.5  # if a larger fraction of images has no box, some were probably never annotated
+# Name, description and advice of findings on boxes.
+_OUTSIDE_BOXES_FINDING = (
+    "outside-boxes",
+    "outside of their image",
+    "correct the boxes, or check whether images were swapped",
+)
+_TINY_BOXES_FINDING = (
     "tiny-boxes",
     f"under {TINY_BOX_SIDE:g} pixels",
     "on their shorter side: remove such small boxes, or cut the images into tiles and enlarge the tiles",
 )
-_REPEATED_BOXES = (
+_REPEATED_BOXES_FINDING = (
     "repeated-boxes",
     "drawn twice on one object",
     "remove one box of each pair, since the second counts as an error",
@@ -97,14 +102,14 @@ def training_command_of(opening_findings: Sequence[Finding]) -> str:
 
 
 def applicable_findings(findings: Sequence[Finding]) -> list[Finding]:
-    """Return the findings; if the images have masks or boxes, without findings on labels of whole images."""
+    """Return `findings`, without those on labels of whole images if the images have masks or boxes."""
     if not any(finding.name in (MASKS, BOXES) for finding in findings):
         return list(findings)
     return [finding for finding in findings if finding.name not in IMAGE_LABEL_FINDINGS]
 
 
 def crop_findings(opening_findings: Sequence[Finding], survey: Survey, device: str) -> list[Finding]:
-    """Return a finding on images with less than half the side of the crops that `paucal segment` would choose."""
+    """Return a finding on images whose shorter side is less than half the side of the crops of `paucal segment`."""
     shorter_sides = survey.sizes[survey.readable].min(axis=1)
     if not len(shorter_sides) or not any(finding.name == MASKS for finding in opening_findings):
         return []
@@ -112,7 +117,7 @@ def crop_findings(opening_findings: Sequence[Finding], survey: Survey, device: s
     small_images = np.flatnonzero(2 * shorter_sides < side)
     if not len(small_images):
         return []
-    fitting_side = max(CELL_PIXELS, 2 * int(shorter_sides.min()) // CELL_PIXELS * CELL_PIXELS)
+    fitting_side = max(DEEPEST_STRIDE, 2 * int(shorter_sides.min()) // DEEPEST_STRIDE * DEEPEST_STRIDE)
     text = (
         f"{counted(len(small_images), 'image fills', 'images fill')} less than half the side of the {side}-pixel crops "
         f"that paucal segment would train on (the smallest is {int(shorter_sides.min())} pixels)"
@@ -135,7 +140,7 @@ def _has_masks(root: Path) -> bool:
 
 
 def _open_without_masks(root: Path, problem: UserError) -> ImageSet:
-    """Return the images of a folder in which no masks were found, without labels; raise `problem` if there are none."""
+    """Return the images of a folder without masks, as unlabelled images; raise `problem` if there are no images."""
     keys = find_images(root) if root.is_dir() else []
     if is_archive(root) and root.exists():
         return open_images(root, labelled=False)
@@ -241,9 +246,9 @@ def box_findings(annotations: Sequence[AnnotatedImage], keys: Sequence[str]) -> 
         *_size_findings(sides),
         *_rare_class_findings(readable),
         *_marked_finding(indices, empty, "empty-boxes", "without an area", "draw them again"),
-        *_marked_finding(indices, list(map(_is_outside, readable, corners)), *_OUTSIDE_BOXES),
-        *_marked_finding(indices, tiny, *_TINY_BOXES),
-        *_marked_finding(indices, list(map(_is_repeated, readable, corners)), *_REPEATED_BOXES),
+        *_marked_finding(indices, list(map(_is_outside, readable, corners)), *_OUTSIDE_BOXES_FINDING),
+        *_marked_finding(indices, tiny, *_TINY_BOXES_FINDING),
+        *_marked_finding(indices, list(map(_is_repeated, readable, corners)), *_REPEATED_BOXES_FINDING),
         *_images_without_boxes(without_boxes, len(readable)),
     ]
 
@@ -292,7 +297,7 @@ def _rare_class_findings(annotated: Sequence[AnnotatedImage]) -> list[Finding]:
 def _marked_finding(
     indices: Sequence[int], marks: Sequence[np.ndarray], name: str, description: str, advice: str
 ) -> list[Finding]:
-    """Return a finding on the boxes selected by `marks`, a mask over each image's boxes; [] if no box is selected."""
+    """Return a finding on the boxes that `marks` selects with one mask per image; [] if no box is selected."""
     count = sum(int(mark.sum()) for mark in marks)
     if not count:
         return []
@@ -303,7 +308,10 @@ def _marked_finding(
 
 
 def _is_outside(image: AnnotatedImage, boxes: np.ndarray) -> np.ndarray:
-    """Return a mask of boxes entirely outside the image; if its size is unknown, only boxes left of or above it."""
+    """Return a mask of the boxes entirely outside the image.
+
+    If the image size is unknown, only boxes left of or above the image are found.
+    """
     height, width = image.size or (np.inf, np.inf)
     return (boxes[:, 0] >= width) | (boxes[:, 1] >= height) | (boxes[:, 2] <= 0) | (boxes[:, 3] <= 0)
 

@@ -43,9 +43,9 @@ from paucal.verbs.check.settings import CheckSettings
 
 Advance = Callable[[int, int], None]
 INPUT_SIDE = 160  # input size of networks in pixels
-SMALL_INPUT_SIDE, MAX_SMALL_SIDE = 128, 64  # input size for images whose median shorter side is at most 64, in pixels
-PIXEL_SIDE = 16  # side in pixels of the thumbnails that are the features if there is no network
-FOLDS = 5  # number of cross-validation folds
+SMALL_INPUT_SIDE, MAX_SMALL_SIDE = 128, 64  # in pixels: input size if the median shorter side is at most 64
+PIXEL_SIDE = 16  # side in pixels of the thumbnails whose pixels are the features if there is no network
+FOLDS = 5  # largest number of cross-validation folds
 
 
 @dataclass(frozen=True)
@@ -109,13 +109,13 @@ class FeatureReader:
 
 @dataclass(frozen=True)
 class ReducedInput:
-    """A view transform applied to a reduced image; a class, since spawned loader workers need a picklable object."""
+    """A view transform of reduced images. This is a class because spawned loader workers need a picklable object."""
 
     transform: ViewTransform
     side: int | None  # shorter side of the reduced image in pixels; None keeps the size
 
     def __call__(self, image: Image.Image) -> tuple[Tensor, Tensor]:
-        """Reduce an image, and return its view and geometry."""
+        """Reduce an image, and return its view and the geometry of the reduced image."""
         shorter_side = min(image.size)
         if self.side is not None and shorter_side > self.side:
             width, height = (max(1, round(length * self.side / shorter_side)) for length in image.size)
@@ -202,7 +202,9 @@ def find_suspects(
     """
     labels = images.labels[indices]
     with console.progress("fitting classifiers") as advance:
-        shares = out_of_fold(features, torch.from_numpy(labels).long(), len(images.classes), groups, seed, advance)
+        shares = predict_out_of_fold(
+            features, torch.from_numpy(labels).long(), len(images.classes), groups, seed, advance
+        )
     suspects = []
     for suspect in suspected_labels(shares, labels):
         names = images.classes[suspect.given], images.classes[suspect.suggested]
@@ -211,21 +213,23 @@ def find_suspects(
     return suspects, float((shares.argmax(1) == labels).mean())
 
 
-def out_of_fold(
+def predict_out_of_fold(
     features: Tensor, labels: Tensor, n_classes: int, groups: NDArray[np.int64], seed: int, progress: Advance
 ) -> NDArray[np.float64]:
     """Return (N, K) out-of-fold probabilities of logistic regressions on standardised features.
 
-    The penalty is that of the first model of `paucal train`. All images of a group are in one fold.
+    The L2 penalty is chosen as for the first model of `paucal train`. All images of a group are in one fold.
     """
-    strength = fit_head(features, labels, n_classes, seed).strength
+    penalty = fit_head(features, labels, n_classes, seed).strength
     probabilities = np.zeros((len(labels), n_classes))
     folds = _make_folds(labels.numpy(), groups, seed)
-    for done, (rows, held_out) in enumerate(folds):
-        train_features, held_out_features = features[rows], features[held_out]
+    for done, (train_rows, held_out_rows) in enumerate(folds):
+        train_features, held_out_features = features[train_rows], features[held_out_rows]
         mean, deviation = train_features.mean(0), train_features.std(0).clamp(min=1e-8)
-        fitted = fit_logistic((train_features - mean) / deviation, labels[rows], n_classes, strength, SOLVER)
-        probabilities[held_out] = fitted.scores((held_out_features - mean) / deviation).double().softmax(1).numpy()
+        classifier = fit_logistic((train_features - mean) / deviation, labels[train_rows], n_classes, penalty, SOLVER)
+        probabilities[held_out_rows] = (
+            classifier.scores((held_out_features - mean) / deviation).double().softmax(1).numpy()
+        )
         progress(done + 1, len(folds))
     return probabilities
 

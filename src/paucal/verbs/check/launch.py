@@ -19,7 +19,7 @@ from paucal.data.checking.findings import (
     refusal_finding,
     size_findings,
     sort_findings,
-    split_problem,
+    split_finding,
 )
 from paucal.data.checking.pictures import UNREADABLE, image_findings
 from paucal.data.checking.related import CANDIDATE_SIDE, Pair, exact_groups, merge_groups, similar_pairs
@@ -57,7 +57,7 @@ from paucal.verbs.check.result import CheckResult, describe_set, print_result, r
 from paucal.verbs.check.settings import CheckSettings
 from paucal.wording import counted, format_duration, percent, was_or_were
 
-MAX_CONFIRMED_IMAGES = 2000  # limit of images with features to confirm near duplicates: about 1 min on a laptop
+MAX_CONFIRMED_IMAGES = 2000  # limit of images whose features confirm near duplicates; takes 1 min on a laptop
 _PAIRS_PER_BATCH = 1 << 14  # number of pairs whose features are in memory at the same time
 PIXEL_FEATURES = (
     "plain pixels, since there are no trained weights on this machine; pixels are poor features of photographs "
@@ -157,7 +157,7 @@ def split_set(images: ImageSet, seed: int, verb: str = "train") -> tuple[Checked
     try:
         parts = make_split(images, seed=seed).parts
     except UserError as problem:
-        return CheckedSet(images, declared_or_train, bool(declared.any()), "not divided"), [split_problem(problem)]
+        return CheckedSet(images, declared_or_train, bool(declared.any()), "not divided"), [split_finding(problem)]
     parts = declared if has_own_split else parts
     return CheckedSet(images, parts, has_own_split, f"as paucal {verb} would divide them"), []
 
@@ -190,7 +190,7 @@ def _renumber(groups: tuple[tuple[int, ...], ...], new_positions: Mapping[int, i
 
 
 def _small_image_findings(checked_set: CheckedSet, survey: Survey) -> list[Finding]:
-    """Return findings on images far smaller than the input size of `paucal train`, unless most images are tiny."""
+    """Return findings on images far smaller than the input of `paucal train`; [] if most images are tiny."""
     readable = survey.readable
     if not len(readable) or not checked_set.images.classes or _median_short_side(survey) <= IMAGE_SIDES[0]:
         return []
@@ -207,7 +207,7 @@ def _open_set(settings: CheckSettings) -> tuple[ImageSet, list[Finding]]:
     if (annotated := open_with_masks(settings) or open_with_boxes(settings)) is not None:
         return annotated
     try:
-        # --classes is applied later, since unknown classes are a mistake in the call instead of a problem in the data.
+        # --classes is applied later, since an unknown class is a mistake of the caller and not a problem of the data.
         images = find_images(replace(settings, classes=None))
     except UserError as problem:
         images = _open_without_labels(settings, problem)
@@ -246,8 +246,8 @@ def _open_without_labels(settings: CheckSettings, problem: UserError) -> ImageSe
         paths = [Path(os.path.expanduser(root)) for root in split_location(settings.data)]
         if not all(path.exists() for path in paths):
             raise problem from None
-    nothing = np.zeros(0, dtype=np.int64)
-    return ImageSet(paths[0].name, str(paths[0].resolve()), (), [], nothing, [], FileStore(paths[0], []))
+    no_labels = np.zeros(0, dtype=np.int64)
+    return ImageSet(paths[0].name, str(paths[0].resolve()), (), [], no_labels, [], FileStore(paths[0], []))
 
 
 def with_pixel_format(images: ImageSet, channels: int | None) -> tuple[ImageSet, list[Finding]]:
@@ -289,7 +289,7 @@ def _confirm_pairs(
     console: Console,
     detail: int,
 ) -> list[Pair]:
-    """Return pairs with the cosine similarity of their features; if there are too many images, print a note instead."""
+    """Return `pairs` with the cosine similarity of their features; too many pairs are returned unchanged."""
     positions = np.asarray([(pair.first, pair.second) for pair in pairs], dtype=np.int64).reshape(-1, 2)
     paired_images, rows = np.unique(positions, return_inverse=True)
     if len(paired_images) > MAX_CONFIRMED_IMAGES:
@@ -301,10 +301,10 @@ def _confirm_pairs(
         return list(pairs)
     with console.progress("comparing similar images") as advance:
         features = reader.read(images, paired_images, settings, _progress_with_estimate(advance, console), detail)
-    unit = (features - features.mean(0)) if len(paired_images) > 100 else features
-    unit = unit / unit.norm(dim=1, keepdim=True).clamp(min=1e-8)
+    vectors = (features - features.mean(0)) if len(paired_images) > 100 else features
+    vectors = vectors / vectors.norm(dim=1, keepdim=True).clamp(min=1e-8)
     batches = torch.from_numpy(rows.reshape(-1, 2)).split(_PAIRS_PER_BATCH)
-    cosines = [(unit[batch[:, 0]] * unit[batch[:, 1]]).sum(1) for batch in batches]
+    cosines = [(vectors[batch[:, 0]] * vectors[batch[:, 1]]).sum(1) for batch in batches]
     return [replace(pair, cosine=cosine) for pair, cosine in zip(pairs, torch.cat(cosines).tolist(), strict=True)]
 
 
@@ -339,14 +339,14 @@ def _find_label_errors(
 
 def _progress_with_estimate(advance: Any, console: Console) -> Any:
     """Return a progress function that also prints the expected remaining time once, after the first images."""
-    start_time, is_printed = time.monotonic(), []
+    start_time, printed = time.monotonic(), []
 
     def step(done: int, total: int) -> None:
         advance(done, total)
-        if not is_printed and done:
-            is_printed.append(True)
-            left = (time.monotonic() - start_time) / done * (total - done)
-            if left > 20:
-                console.say(f"time: about {format_duration(left)} to extract the features of {total} images")
+        if not printed and done:
+            printed.append(True)
+            seconds_left = (time.monotonic() - start_time) / done * (total - done)
+            if seconds_left > 20:
+                console.say(f"time: about {format_duration(seconds_left)} to extract the features of {total} images")
 
     return step

@@ -24,13 +24,14 @@ from paucal.types import UserError
 from paucal.verbs.check.labels import SuspectLabel
 from paucal.wording import counted, percent
 
-MAX_CLASSES, MAX_LISTED = 20, 10  # numbers of classes and of suspected labels that are printed on the terminal
+MAX_CLASSES, MAX_LISTED = 20, 10  # largest numbers of classes and of suspected labels on the terminal
 LEVEL_MARKUP = {"misleads": "[bold red]misleads[/]", "warning": "[yellow]warning[/]", "note": "[dim]note[/]"}
-PAGE, VALUES, SHEET = "check.html", "check.json", "contact_sheet.png"  # file names
-MAX_THUMBS, MAX_GROUP = 60, 6  # numbers of thumbnails per finding and per group of images
-TILE_SIDE, MAX_COLUMNS, MAX_ROWS = 88, 10, 60  # thumbnail side in pixels; thumbnails per row of the sheet; rows
+PAGE, VALUES, SHEET = "check.html", "check.json", "contact_sheet.png"  # files of a check: page, values, sheet of images
+MAX_THUMBS, MAX_GROUP = 60, 6  # largest numbers of thumbnails: per finding, and per group of images
+# Side of a thumbnail in pixels; largest numbers of thumbnails per row, and of rows, of the contact sheet.
+TILE_SIDE, MAX_COLUMNS, MAX_ROWS = 88, 10, 60
 _GAP, _NAME_HEIGHT = 4, 16  # in pixels
-_JPEG_QUALITY = 82  # from 0 to 95
+_JPEG_QUALITY = 82  # quality of a JPEG file, from 0 to 95
 
 
 @dataclass(frozen=True)
@@ -62,7 +63,7 @@ class CheckResult:
         return has_misleading(self.findings)
 
     def of(self, name: str) -> Finding | None:
-        """Return the finding of this name, such as "duplicates-across-parts"; None if there is no such finding."""
+        """Return the finding called `name`, such as "duplicates-across-parts"; None if there is no such finding."""
         return next((finding for finding in self.findings if finding.name == name), None)
 
     def to_dict(self) -> dict[str, Any]:
@@ -215,7 +216,7 @@ def write_check(folder: Path, result: CheckResult, seed: int) -> None:
     write_check_page(
         folder / PAGE,
         title=f"Data check of {facts['name']}",
-        figures=_figures(result),
+        figures=_headline_numbers(result),
         facts=fact_rows(facts),
         per_class=facts["per_class"],
         sections=[*_finding_sections(result), *_suspect_sections(result)],
@@ -223,7 +224,7 @@ def write_check(folder: Path, result: CheckResult, seed: int) -> None:
     )
 
 
-def _figures(result: CheckResult) -> list[tuple[str, str]]:
+def _headline_numbers(result: CheckResult) -> list[tuple[str, str]]:
     facts, levels = result.facts, [finding.level for finding in result.findings]
     figures = [(f"{facts['images']:,}", "images"), (str(facts["classes"]), "classes")]
     figures.append((str(levels.count("misleads")), "findings that mislead"))
@@ -240,13 +241,13 @@ def _finding_sections(result: CheckResult) -> list[Section]:
         for group in finding.groups:
             if n_shown >= MAX_THUMBS:
                 break
-            members = group[:MAX_GROUP]
-            rows.append([_make_thumb(result, position) for position in members])
-            n_shown += len(members)
+            shown_positions = group[:MAX_GROUP]
+            rows.append([_make_thumb(result, position) for position in shown_positions])
+            n_shown += len(shown_positions)
         n_omitted = len(finding.groups) - len(rows)
-        left = f"and {n_omitted} more; {VALUES} has all of them" if n_omitted > 0 else ""
+        omitted_text = f"and {n_omitted} more; {VALUES} has all of them" if n_omitted > 0 else ""
         title = finding.name.replace("-", " ")
-        sections.append(Section(title, finding.level, finding.text, finding.advice, rows, left))
+        sections.append(Section(title, finding.level, finding.text, finding.advice, rows, omitted_text))
     return sections
 
 
@@ -307,7 +308,7 @@ def contact_sheet(images: ImageSet, seed: int = 0) -> Image.Image:
             rows.append((f"{name} ({len(members)})", sample.tolist()))
     else:
         sampled = np.sort(generator.permutation(len(images))[: 6 * MAX_COLUMNS]).tolist()
-        rows = [("", sampled[begin : begin + MAX_COLUMNS]) for begin in range(0, len(sampled), MAX_COLUMNS)]
+        rows = [("", sampled[start : start + MAX_COLUMNS]) for start in range(0, len(sampled), MAX_COLUMNS)]
     height = TILE_SIDE + _GAP + (_NAME_HEIGHT if images.classes else 0)
     page = Image.new("RGB", (MAX_COLUMNS * (TILE_SIDE + _GAP) + _GAP, len(rows) * height + _GAP), "white")
     draw = ImageDraw.Draw(page)

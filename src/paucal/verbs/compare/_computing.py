@@ -1,4 +1,4 @@
-"""Compute a cell: train its run, or resume the run where another worker stopped, and evaluate the run."""
+"""Compute a cell: train the run of the cell, or resume the run where another worker stopped; then evaluate the run."""
 
 import shutil
 import time
@@ -36,7 +36,7 @@ from paucal.verbs.eval.images import find_data
 from paucal.verbs.eval.segmentation import evaluate_segmenter
 from paucal.verbs.eval.settings import EvalSettings, OpeningSettings
 
-MULTI_SCALE = "mean_iou_scales"
+MULTI_SCALE = "mean_iou_scales"  # name of the mean IoU with averaging over image scales
 # Settings of an evaluation that do not change its scores.
 MACHINE_SETTINGS = ("data", "data_root", "device", "workers", "download")
 TEST_FRACTION = 0.2  # fraction of the images to test on, for data sets without test images
@@ -55,28 +55,31 @@ class CellConsole(SilentConsole):
         self._outer = outer
 
     def callbacks(self) -> Sequence[Callback]:
-        """Return the progress bar, which is shown on the console of the comparison."""
+        """Return the callback that shows the progress bar of training on the outer console."""
         return [TrainingBar(self._outer.bar(transient=True))]
 
 
 def train_cell(cell: Cell, threads: int, console: Console | None = None) -> bool:
-    """Train and evaluate a cell; return False if a signal stopped the training. Its type is `Compute`."""
+    """Train and evaluate a cell; return False if a signal stopped the training.
+
+    This function has the type `Compute`.
+    """
     torch.set_num_threads(threads)
-    quiet = SilentConsole() if console is None else CellConsole(console)
+    cell_console = SilentConsole() if console is None else CellConsole(console)
     if not cell.run.finished:
         if not _finish_initial_weights(cell, threads):
             return False
-        if cell.verb != EVAL and not _train(cell, quiet):
+        if cell.verb != EVAL and not _train(cell, cell_console):
             return False
     if cell.is_evaluated:
-        _evaluate(cell, quiet)
+        _evaluate(cell, cell_console)
     return True
 
 
 def _finish_initial_weights(cell: Cell, threads: int) -> bool:
     """Wait for the cell that trains the initial weights of `cell`, or compute that cell; return False after a signal.
 
-    That cell is usually finished earlier, but another call may add a seed to the grid while this worker is busy.
+    The other cell has usually finished already, but another call may add a seed to the grid while this worker is busy.
     """
     start = start_of(cell)
     while start is not None and not state_of(start).settled:
@@ -107,7 +110,7 @@ def _train(cell: Cell, console: Console) -> bool:
 def _evaluate(cell: Cell, console: Console) -> None:
     """Evaluate a cell's finished run, or its model if nothing is trained, and store the scores in the cell's folder.
 
-    `cell.settings[EVALUATION]` has settings of `paucal eval`. For frozen features, its entry "on" is the DATA to
+    `cell.settings[EVALUATION]` has settings of `paucal eval`. For frozen features, the entry "on" names the data set to
     evaluate on.
     """
     evaluation = dict(cell.settings.get(EVALUATION, {}))

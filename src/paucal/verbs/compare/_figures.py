@@ -14,11 +14,14 @@ from paucal.metrics.intervals import Score
 from paucal.verbs.compare.findings import ArmOutcome, Findings, Outcome
 
 WIDTH = 5.8  # width of a figure in inches; legible on a phone
-MAX_NAME = 44  # number of characters after which an arm's name is shortened
+_MAX_NAME = 44  # largest number of characters of an arm's name; longer names are shortened
 
 
 def differences_figure(findings: Findings) -> Figure | None:
-    """Draw every difference: a dot per seed, and intervals over seeds, images, and both. None if there are none."""
+    """Draw every difference: a dot per seed, and intervals over seeds, over images, and over both.
+
+    Return None if no arm is compared with another arm yet.
+    """
     gains = [(arm, arm.gain) for arm in findings.arms if arm.gain is not None]
     if not gains:
         return None
@@ -27,7 +30,7 @@ def differences_figure(findings: Findings) -> Figure | None:
     for index, (_, gain) in enumerate(gains):
         _draw_difference(axes, index, gain)
     axes.axvline(0, color="black", lw=1)
-    names = [f"{shorten(arm.name, MAX_NAME)}\nagainst {shorten(arm.baseline, MAX_NAME)}" for arm, _ in gains]
+    names = [f"{shorten(arm.name, _MAX_NAME)}\nagainst {shorten(arm.baseline, _MAX_NAME)}" for arm, _ in gains]
     axes.set_yticks(range(len(gains)), names, fontsize=9)
     axes.set(ylim=(len(gains) - 0.4, -0.6), xlabel="difference in test accuracy, percentage points")
     axes.grid(axis="x", alpha=0.3)
@@ -38,7 +41,10 @@ def differences_figure(findings: Findings) -> Figure | None:
 
 
 def scores_figure(findings: Findings) -> Figure | None:
-    """Draw the test accuracy of all runs, and each arm's mean with its t-interval. None if no run is finished."""
+    """Draw the test accuracy of all runs, and each arm's mean with its t-interval.
+
+    Return None if no run is finished.
+    """
     arms = [arm for arm in findings.arms if arm.outcomes]
     if not arms:
         return None
@@ -51,34 +57,39 @@ def scores_figure(findings: Findings) -> Figure | None:
         if arm.top1 is not None:
             _draw_bar(axes, index, _clip_score(arm.top1.score), colour, 2.2, None)
             axes.plot([100 * arm.top1.score.value], [index], "|", color=colour, ms=16, mew=2.4)
-    axes.set_yticks(range(len(arms)), [shorten(arm.name, MAX_NAME) for arm in arms], fontsize=9)
+    axes.set_yticks(range(len(arms)), [shorten(arm.name, _MAX_NAME) for arm in arms], fontsize=9)
     axes.set(ylim=(len(arms) - 0.4, -0.6), xlabel="test accuracy in percent: runs, mean, 95 % interval over seeds")
     axes.grid(axis="x", alpha=0.3)
     return figure
 
 
 def curves_figure(findings: Findings) -> Figure | None:
-    """Draw validation accuracy over epochs, or over time if runs differ in length. None if no run has such scores."""
+    """Draw validation accuracy over epochs, or over time if the numbers of epochs differ.
+
+    Return None if no run has validation accuracies.
+    """
     arms = [(arm, _runs_with_curve(arm)) for arm in findings.arms]
     arms = [(arm, curves) for arm, curves in arms if curves]
     if not arms:
         return None
-    lengths = {len(run.rows) for arm, _ in arms for run in arm.outcomes.values()}
-    x_column = "epoch" if len(lengths) == 1 else "seconds"
+    epoch_counts = {len(run.rows) for arm, _ in arms for run in arm.outcomes.values()}
+    x_column = "epoch" if len(epoch_counts) == 1 else "seconds"
     figure = Figure(figsize=(WIDTH, 4.4), layout="constrained")
     axes = figure.subplots()
     for number, (arm, runs) in enumerate(arms):
-        colour, tables = COLOURS[number % len(COLOURS)], []
+        colour, points = COLOURS[number % len(COLOURS)], []
         for run in runs:
             x = [row.get(x_column, index) for index, row in enumerate(run.rows, start=1)]
             y = [100 * row["val_top1"] for row in run.rows]
-            tables.append((x, y))
+            points.append((x, y))
             axes.plot(x, y, color=colour, lw=1, alpha=0.35, marker=_marker(x))
         # Curves are averaged over the range that all curves of the arm cover.
-        low, high = max(x[0] for x, _ in tables), min(x[-1] for x, _ in tables)
-        grid = np.linspace(low, high, max(2, max(len(x) for x, _ in tables)))
-        mean = np.mean([np.interp(grid, x, y) for x, y in tables], axis=0)
-        axes.plot(grid, mean, color=colour, lw=2.4, label=shorten(arm.name, MAX_NAME), marker=_marker(np.unique(grid)))
+        low, high = max(x[0] for x, _ in points), min(x[-1] for x, _ in points)
+        mean_x = np.linspace(low, high, max(2, max(len(x) for x, _ in points)))
+        mean_y = np.mean([np.interp(mean_x, x, y) for x, y in points], axis=0)
+        axes.plot(
+            mean_x, mean_y, color=colour, lw=2.4, label=shorten(arm.name, _MAX_NAME), marker=_marker(np.unique(mean_x))
+        )
     axes.set_xlabel("epoch" if x_column == "epoch" else "seconds of training")
     axes.set_ylabel("validation accuracy in percent")
     if x_column == "epoch":

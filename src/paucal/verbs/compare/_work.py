@@ -19,9 +19,10 @@ from paucal.verbs.compare.grid import FAILURE_FILE, Cell, Grid, cells_of, read_g
 from paucal.wording import one_line_message
 
 POLL_SECONDS = 2.0  # seconds between two checks of a grid while other workers are busy
-TRIES_FILE = "tries.json"  # number of workers that started a cell since its last checkpoint
+TRIES_FILE = "tries.json"  # file in a cell's folder: number of starts of the cell since its last checkpoint
 MAX_TRIES = 3  # number of crashes without a new checkpoint after which a cell is marked as failed
-# Computes a cell with the given number of threads; returns False if a signal stopped it after saving a checkpoint.
+# Function that computes a cell with a number of threads. The function returns False if a signal stopped the cell after
+# saving a checkpoint.
 Compute = Callable[[Cell, int], bool]
 
 
@@ -32,7 +33,7 @@ def work(
     pause: float = POLL_SECONDS,
     end_with_parent: bool = False,
 ) -> bool:
-    """Compute cells until every cell of the grid is done or has failed, in this worker or in another worker.
+    """Compute free cells until every cell of the grid is done or has failed.
 
     Return True if every cell is done or has failed, False if this worker was stopped. With `end_with_parent`, the
     worker stops after the current cell if its parent process has ended. `report` is called with the grid before each
@@ -93,7 +94,10 @@ def lock_cell(cell: Cell) -> Iterator[bool]:
 
 
 def _register_try(cell: Cell) -> bool:
-    """Count the starts from the latest checkpoint; after too many, mark the cell as failed and return False."""
+    """Add a start to the count since the latest checkpoint.
+
+    If the count is already `MAX_TRIES`, mark the cell as failed and return False.
+    """
     folder = RunFolder(cell.folder)
     try:
         state = str(cell.run.last.stat().st_mtime_ns)
@@ -128,5 +132,5 @@ def clear_failure(cell: Cell) -> None:
 
 
 def clear_tries(cell: Cell) -> None:
-    """Reset the count of crashes, since the worker did not crash."""
+    """Reset the count of starts, since the worker did not crash."""
     (cell.folder / TRIES_FILE).unlink(missing_ok=True)

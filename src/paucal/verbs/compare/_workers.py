@@ -44,12 +44,12 @@ class Processes:
                 worker = subprocess.Popen(command, stdout=log, stderr=log, env=environment, start_new_session=True)
             self._workers.append(worker)
 
-    def alive(self) -> int:
+    def count_unfinished(self) -> int:
         """Return the number of workers that are running."""
         return sum(worker.poll() is None for worker in self._workers)
 
     @property
-    def lost(self) -> int:
+    def n_lost(self) -> int:
         """Number of workers that were killed by a signal and should be replaced."""
         return sum((worker.poll() or 0) < 0 for worker in self._workers)
 
@@ -75,12 +75,12 @@ def _visible_gpus() -> list[str]:
 
 
 class Slurm:
-    """Workers that are SLURM jobs, submitted with the library submitit, which defines the options.
+    """Workers that are SLURM jobs, submitted with the library submitit; `options` are parameters of submitit.
 
     With the cluster "local", submitit starts processes on this machine.
     """
 
-    lost = 0  # SLURM reports crashed jobs itself
+    n_lost = 0  # SLURM reports crashed jobs itself
 
     def __init__(self, folder: Path, count: int, options: Sequence[str] | None = None, cluster: str = "slurm") -> None:
         submitit = import_package("slurm")
@@ -97,7 +97,7 @@ class Slurm:
             reason = " ".join(str(problem).split()) or type(problem).__name__
             raise UserError(f"--slurm: the jobs were refused ({reason}): correct the options.") from problem
 
-    def alive(self) -> int:
+    def count_unfinished(self) -> int:
         """Return the number of jobs that are running or queued."""
         return sum(not job.done() for job in self._jobs)
 
@@ -116,7 +116,7 @@ class Ray:
     A task requests a CPU for each of its threads and, if `device` is None, a GPU if the cluster has any.
     """
 
-    lost = 0  # Ray restarts tasks whose worker died
+    n_lost = 0  # Ray restarts tasks whose worker died
 
     def __init__(self, folder: Path, count: int, threads: int, device: str | None = None) -> None:
         self._ray = import_ray()
@@ -126,7 +126,7 @@ class Ray:
         caches = {name: value for name, value in os.environ.items() if name.startswith(("PAUCAL_", "HF_HUB_"))}
         self._tasks = [task.remote(str(folder.resolve()), caches) for _ in range(count)]
 
-    def alive(self) -> int:
+    def count_unfinished(self) -> int:
         """Return the number of tasks that are running or queued."""
         _, left = self._ray.wait(self._tasks, num_returns=len(self._tasks), timeout=0)
         if not left and self._owns_cluster:

@@ -21,7 +21,8 @@ from paucal.types import UserError
 from paucal.verbs.compare.grid import Cell, Grid, State, cells_of, compared_cells, state_of, validation_score
 from paucal.verbs.compare.settings import Arm, baseline_of, short_names
 
-MAX_BYTES = 1 << 30  # size limit of a file of predictions; enough for a million images and a hundred classes
+MAX_BYTES = 1 << 30  # size limit of a predictions file; enough for a million images and a hundred classes
+# File of the test scores below the run folder, by command.
 SCORE_FILES = {"detect": "evaluation/detection/metrics.json", "segment": "evaluation/test/segmentation.json"}
 Scores = Mapping[str, Mapping[str, float]]
 
@@ -71,7 +72,7 @@ class ArmOutcome:
         expected: Number of runs that the arm has when all seeds of the grid are finished.
         scores: Scores over seeds, by name of the score; empty if no run is finished.
         baseline: Name of the arm that this arm is compared with; "" if there is none.
-        gain: Gain in accuracy over the baseline, on the seeds that both have finished; None if there are no such seeds.
+        gain: Gain in accuracy over the baseline on their common finished seeds; None if there are no common seeds.
         rate: Chosen learning rate; None if learning rates were not searched.
     """
 
@@ -122,7 +123,7 @@ class Findings:
         return [outcome for outcome in self.arms if outcome.gain is not None]
 
     def outcome_of(self, cell: Cell) -> Outcome | None:
-        """Return the results of a cell's run; None if it is unfinished or a trial of a rate that was not chosen."""
+        """Return the results of a cell's run; None if the run is unfinished, unreadable or not compared."""
         outcomes = (outcome for arm in self.arms for outcome in arm.outcomes.values())
         return next((outcome for outcome in outcomes if outcome.cell.folder == cell.folder), None)
 
@@ -185,7 +186,7 @@ def read_outcome(cell: Cell) -> Outcome:
 
 
 def _read_correct(run: RunFolder) -> dict[str, bool]:
-    """Return whether each test image was classified correctly, by its key."""
+    """Return whether each test image was classified correctly, by the key of the image."""
     path = run.evaluation("test") / "predictions.csv"
     try:
         lines = csv.DictReader(io.StringIO(read_text(path, MAX_BYTES, errors="surrogateescape"), newline=""))
@@ -200,7 +201,7 @@ def _read_correct(run: RunFolder) -> dict[str, bool]:
 
 
 def compute_gain(first: Mapping[int, Outcome], second: Mapping[int, Outcome]) -> Difference | None:
-    """Return the gain in accuracy of the arm `first` over `second` on their common seeds; None if there are none."""
+    """Return the gain in accuracy of `first` over `second` on their common seeds; None if they have no common seed."""
     seeds = [seed for seed in first if seed in second]
     if not seeds:
         return None
@@ -221,7 +222,7 @@ def compute_gain(first: Mapping[int, Outcome], second: Mapping[int, Outcome]) ->
 
 
 def _common_groups(outcomes: Iterable[Outcome]) -> Mapping[str, str] | None:
-    """Return the group of each test image, by the image's key; None if a run has no groups or if they differ."""
+    """Return the groups of test images by image key; None if a run has no groups or the groups differ between runs."""
     groups: dict[str, str] = {}
     for outcome in outcomes:
         if outcome.groups is None:
@@ -235,8 +236,8 @@ def scores_of(cell: Cell) -> Scores:
     """Return the scores of a finished cell of a command other than `paucal train`.
 
     Returns:
-        A mapping for each score. Its entry "trained" is the score of the trained model; "low" and "high" are the ends
-        of the score's interval over test images, if there is an interval; "random" is the score of random weights, for
+        A mapping for each score, by name of the score. The entry "trained" is the score of the trained model; "low" and
+        "high" are the ends of the interval over test images, if any; "random" is the score of random weights, for
         frozen features only. The scores are those of the evaluation at the end of the run, such as "ap50" and
         "mean_iou", and those of the additional evaluation, such as "knn" and "mean_iou_scales".
     """
@@ -257,7 +258,7 @@ def scores_of(cell: Cell) -> Scores:
 
 
 def _score_numbers(score: Mapping[str, Any]) -> dict[str, float]:
-    """Return a stored score with the keys of `scores_of`: its value as "trained", and the ends of its interval.
+    """Return a stored score with the keys of `scores_of`: "trained" for its value, "low" and "high" for its interval.
 
     If either end is missing, the result has neither "low" nor "high".
     """

@@ -1,6 +1,7 @@
-"""A grid: every arm of a comparison with every seed, stored in a folder that workers share and later calls can extend.
+"""A grid of runs: every arm (training configuration) of a comparison with every seed.
 
-Each run of a grid, with its evaluation, is a cell. The name of a cell's folder contains a hash of the cell's settings,
+A grid is stored in a folder that all workers share; later calls can extend the grid. A cell is one run of the grid
+together with the evaluation of this run. The name of a cell's folder contains a hash of the cell's settings,
 and the files in the folder tell whether the cell is pending, running, done or failed.
 """
 
@@ -42,10 +43,12 @@ WITHOUT_EFFECT = ("data", "data_root", *CHANGEABLE)
 CELLS_FOLDER = "cells"
 FAILURE_FILE = "failed.json"
 EVALUATION_FOLDER = "judged"  # folder in a cell with the results of its evaluation
-STARTS = "starts"  # folder in a study with a grid for each command whose runs train initial weights for other cells
-# Keys in a cell's settings in addition to the settings of its command: EVALUATION for the settings of an additional
-# evaluation, START for the (command, name) of the arm that trains the initial weights, and MODEL for the model to
-# evaluate if nothing is trained.
+# Folder in a study that contains one grid per training command. The runs of these grids train the initial weights of
+# other runs in the study.
+STARTS = "starts"
+# Keys in a cell's settings that are not settings of the cell's command. EVALUATION holds the settings of an additional
+# evaluation, START the (command, name) of the arm that trains the initial weights, and MODEL the model to evaluate if
+# nothing is trained.
 EVALUATION, START, MODEL = "judging", "start", "subject"
 EXTRA_ENTRIES = (EVALUATION, START, MODEL)
 
@@ -60,8 +63,9 @@ class Grid:
         shared: Settings that all runs share.
         arms: Training configurations to compare.
         seeds: Seeds of every arm.
-        rates: Learning rates to try with the first seed, of which validation selects one; empty if there is no search.
-        threads: Number of threads of each worker, which is stored because results can depend on it.
+        rates: Learning rates to try with the first seed; each arm keeps the rate with the best validation accuracy.
+            Empty if learning rates are not searched.
+        threads: Number of threads of each worker; stored because the results can depend on the number of threads.
         forecast: Expected seconds of a run, by arm name.
         commands: Shell commands that created or extended the grid, in order.
         verb: Command that trains the runs, such as "train"; a key of `SETTINGS_OF_VERB`.
@@ -79,7 +83,7 @@ class Grid:
     verb: str = "train"
 
     def settings_of(self, arm: Arm) -> dict[str, Any]:
-        """Return all settings of an arm, without shared settings of methods and losses that the arm does not use."""
+        """Return the arm's own and shared settings, except shared settings of unused methods and losses."""
         values = {**self.shared, **arm.settings}
         if self.verb != "train":
             return values
@@ -219,8 +223,9 @@ class Cell:
 class State:
     """Progress of a cell.
 
-    A cell is "running" while its worker renews the lock, and "stopped" after the worker has ended or died. Another
-    worker then continues the cell. `error` is the error message of a failed cell, otherwise "".
+    A cell is "running" while its worker renews the lock of the cell, and "stopped" if the worker ended or died before
+    the cell was done. Another worker then continues the cell. `error` is the error message of a failed
+    cell, otherwise "".
     """
 
     name: Literal["pending", "running", "stopped", "done", "failed"]
@@ -255,7 +260,7 @@ def state_of(cell: Cell) -> State:
 
 
 def make_cell(grid: Grid, arm: Arm, seed: int, rate: float | None = None, is_trial: bool = False) -> Cell:
-    """Return the cell of an arm, a seed and a learning rate; cells with equal settings have the same folder."""
+    """Return the cell for an arm, a seed and a learning rate; cells with equal settings have the same folder."""
     settings = {**grid.settings_of(arm), **({} if rate is None else {"lr": rate}), "seed": seed}
     relevant = {name: value for name, value in settings.items() if name not in WITHOUT_EFFECT}
     content = {"images": grid.fingerprint, **with_earlier_names(relevant, SETTINGS_OF_VERB[grid.verb])}
@@ -291,7 +296,7 @@ def compared_cells(grid: Grid) -> list[Cell]:
 def chosen_rate(trials: list[Cell]) -> float | None:
     """Return the learning rate of the trial with the best validation accuracy; in case of a tie, of the first trial.
 
-    Return None while trials are unfinished, or if all trials failed.
+    Return None if a trial is unfinished, or if all trials failed.
     """
     states = [state_of(cell) for cell in trials]
     finished = [cell for cell, state in zip(trials, states, strict=True) if state.name == "done"]
@@ -310,7 +315,7 @@ def validation_score(run: RunFolder) -> float:
 
 
 def start_of(cell: Cell) -> Cell | None:
-    """Return the cell that trains the initial weights of `cell`; None if they are random or published weights.
+    """Return the cell that trains the initial weights of `cell`; None if the initial weights are random or published.
 
     The returned cell has the same seed, and belongs to a grid in the folder `STARTS` of the study.
     """
@@ -326,7 +331,7 @@ def start_of(cell: Cell) -> Cell | None:
 
 
 def start_settings(start: Cell | None) -> dict[str, str]:
-    """Return the setting `init` for a cell whose initial weights are trained by the cell `start`; empty for None."""
+    """Return the setting `init` for a cell whose initial weights the cell `start` trains; {} if `start` is None."""
     if start is None:
         return {}
     state = state_of(start)

@@ -24,9 +24,9 @@ from paucal.verbs.eval.images import find_data
 from paucal.verbs.eval.settings import OpeningSettings
 
 TIMED_STEPS = 2  # number of timed steps, after one warm-up step
-MAX_HASHED_IMAGES = 2000  # number of images whose bytes are hashed; for other images, only name, class, split and size
-OVERHEAD_SECONDS = 4.0  # time of a classification run outside training: open images, draw figures, write the report
-PRETRAINING_OVERHEAD_SECONDS = 20.0  # time of a pre-training run outside training; includes evaluation
+MAX_HASHED_IMAGES = 2000  # limit of images whose bytes are hashed; of others, only name, class, split and file size
+OVERHEAD_SECONDS = 4.0  # time that a classification run needs to open images, draw figures and write the report
+PRETRAINING_OVERHEAD_SECONDS = 20.0  # time that a pre-training run needs for this and for its evaluation
 
 
 def job_of(verb: str) -> AnyJob:
@@ -135,7 +135,7 @@ def assemble_run(verb: str, values: Mapping[str, Any], console: Console) -> tupl
 
 
 def seconds_of_run(job: AnyJob, setup: RunSetup[Any]) -> float:
-    """Return the expected duration of a run on this machine in seconds, from its time budget or from a few steps."""
+    """Return the expected seconds of a run on this machine: its time budget, or an estimate from a few timed steps."""
     settings = setup.settings
     if isinstance(setup, TrainingSetup):
         if settings.epochs is None:

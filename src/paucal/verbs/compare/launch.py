@@ -73,7 +73,7 @@ def compare(
 
     Args:
         data: Images, as in `paucal.train`.
-        ways: Settings of `paucal.train` for further arms, by name of the arm; `--arms` on the command line.
+        ways: Settings of `paucal.train` for further arms, by name of the arm; the same as `--arms` on the command line.
         resume: Folder of a stored comparison to resume.
         **settings: Fields of `paucal.verbs.compare.settings.GridSettings`, and settings of `paucal.train` that all
             runs share.
@@ -124,8 +124,8 @@ def compare_all(
     command: str,
     console: Console,
 ) -> Comparison:
-    """Create or extend a grid, and compute its runs; see `compare`. `named_arms` maps names to settings of arms."""
-    # A finished grid is only shown, so workers for a stored grid are checked later, if there are runs to compute.
+    """Create or extend a grid, and compute its runs; see `compare`. `named_arms` has the settings of arms by name."""
+    # All runs of a stored grid may be finished. Therefore, its workers are only checked later, when they are needed.
     is_stored = grid_settings.output is not None and is_grid_folder(expand_user_path(grid_settings.output))
     _check_workers(grid_settings, 0 if is_stored else grid_settings.jobs)
     arms = make_arms(grid_settings, named_arms)

@@ -50,7 +50,8 @@ def prepare_grid(
         shared: Settings that all runs share.
         command: Shell command to store with the grid.
         console: Console for progress.
-        images: Images of the runs, and the command that trains on them; by default as `paucal train` opens them.
+        images: Images of the runs, and the command that trains on these images; by default, the images are opened as in
+            `paucal train`.
         seconds: Function that returns the expected seconds of a run from its settings; by default a few steps of the
             run are timed.
         before: Function that is called with the new grid after all checks, before workers can see the grid.
@@ -99,7 +100,7 @@ def _default_folders() -> Iterator[Path]:
 
 
 def _create_default_folder() -> Path:
-    """Create and return the first default folder that does not exist; safe if other calls create folders meanwhile."""
+    """Create and return the first default folder that does not exist; safe if other calls create folders too."""
     for folder in _default_folders():
         with suppress(FileExistsError):
             folder.mkdir(parents=True)
@@ -108,7 +109,7 @@ def _create_default_folder() -> Path:
 
 
 def _pin_paths(verb: str, values: Mapping[str, Any], data_root: str | None = None) -> dict[str, Any]:
-    """Return the settings of an arm, or the shared settings, with absolute paths. `data_root` applies to all arms."""
+    """Return the settings `values`, of an arm or of all arms, with absolute paths. `data_root` applies to all arms."""
     to_pin = verb_settings(values)
     root = {} if data_root is None else {"data_root": data_root}
     if verb == EVAL:
@@ -126,7 +127,7 @@ def _pin_paths(verb: str, values: Mapping[str, Any], data_root: str | None = Non
 
 
 def _threads_of_worker(grid_settings: GridSettings) -> int:
-    """Return the number of threads of a worker: the cores of this machine per worker, or SLURM's cpus_per_task."""
+    """Return the threads of a worker: SLURM's cpus_per_task, or the cores of this machine divided by workers."""
     requested = slurm_options(grid_settings.slurm).get("cpus_per_task") if grid_settings.on == "slurm" else None
     if isinstance(requested, int):
         return requested

@@ -18,8 +18,8 @@ from paucal.verbs.compare.grid import EVAL, EVALUATION_FOLDER, MODEL, Cell, star
 from paucal.wording import counted, format_duration, images_text, percent
 
 PAGE = "comparison.html"
-MAX_EQUAL_TIME_RATIO = 1.05  # ratio up to which two durations count as equal
-MIN_TESTED_DIFFERENCES = 3  # number of differences from which the report warns about multiple comparisons
+MAX_EQUAL_TIME_RATIO = 1.05  # largest ratio of two durations that the report calls equal
+MIN_TESTED_DIFFERENCES = 3  # minimum number of differences for a warning about multiple comparisons
 NOTES = (
     "mean and sd: mean and standard deviation (n - 1 in the denominator) of the test accuracy over seeds.",
     "difference: in percentage points, paired by seed and by test image. There are three 95 % intervals: for other "
@@ -54,24 +54,28 @@ def write_report(findings: Findings) -> Path:
         "scores": scores_figure(findings),
         "curves": curves_figure(findings),
     }
-    drawn_figures = {name: figure for name, figure in figures.items() if figure is not None}
-    for name, figure in drawn_figures.items():
+    available_figures = {name: figure for name, figure in figures.items() if figure is not None}
+    for name, figure in available_figures.items():
         save_figure(folder / f"{name}.png", figure)
-    ways = list(dict.fromkeys(arm.arm.way for arm in arms))
-    names = " against ".join(ways) if len(ways) < 4 else f"{counted(len(ways), 'method')}"
-    left = sum(not state.settled for state in states.values())
-    missing = [f"{counted(left, 'run')} of {len(states)} not yet computed: these results will change."] if left else []
+    method_names = list(dict.fromkeys(arm.arm.way for arm in arms))
+    names = " against ".join(method_names) if len(method_names) < 4 else f"{counted(len(method_names), 'method')}"
+    n_unfinished = sum(not state.settled for state in states.values())
+    unfinished_notes = (
+        [f"{counted(n_unfinished, 'run')} of {len(states)} not yet computed: these results will change."]
+        if n_unfinished
+        else []
+    )
     page = ComparisonPage(
         title=f"{names} on {Path(str(grid.shared.get('data', 'digits'))).name}",
         verdicts=verdicts(findings),
-        warnings=[*failures(findings), *missing],
+        warnings=[*failures(findings), *unfinished_notes],
         rows=arm_rows(findings),
         bold=frozenset(number for number, arm in enumerate(arms) if arm.gain is not None and arm.gain.clear),
         fairness=fairness(findings),
         notes=(*NOTES, describe_selection(findings)),
-        pictures=[(CAPTIONS[name], figure) for name, figure in drawn_figures.items()],
+        pictures=[(CAPTIONS[name], figure) for name, figure in available_figures.items()],
         commands=grid.commands,
-        runs=_run_rows(findings),
+        runs=_run_table_rows(findings),
     )
     write_standalone(folder / PAGE, page)
     return folder / PAGE
@@ -104,10 +108,12 @@ def format_points(value: float) -> str:
     return f"{round(100 * value, 1) or 0.0:+.1f}"
 
 
-def format_interval(score: Score) -> str:
-    """Format the interval of a difference in percentage points; "-" if the difference has no interval."""
+def format_interval(difference: Score) -> str:
+    """Format the confidence interval of a difference in percentage points; "-" if the interval is unknown."""
     return (
-        "-" if score.low is None or score.high is None else f"{format_points(score.low)} to {format_points(score.high)}"
+        "-"
+        if difference.low is None or difference.high is None
+        else f"{format_points(difference.low)} to {format_points(difference.high)}"
     )
 
 
@@ -117,32 +123,34 @@ def verdicts(findings: Findings) -> list[str]:
 
 
 def _verdict(arm: ArmOutcome, gain: Difference) -> str:
-    seeds, other = len(gain.by_seed.values), arm.baseline
-    basis = f"{counted(seeds, 'seed')}, {images_text(gain.images, gain.groups, 'test image')}"
+    n_seeds, baseline_name = len(gain.by_seed.values), arm.baseline
+    basis = f"{counted(n_seeds, 'seed')}, {images_text(gain.images, gain.groups, 'test image')}"
     if gain.clear:
         adjective = "better" if gain.value > 0 else "worse"
         return (
-            f"{arm.name} is {adjective} than {other} by {abs(100 * gain.value):.1f} points (95 % interval "
+            f"{arm.name} is {adjective} than {baseline_name} by {abs(100 * gain.value):.1f} points (95 % interval "
             f"{format_interval(gain.both)}; {basis})."
         )
     interval = "" if gain.both.low is None else f"95 % interval {format_interval(gain.both)}; "
-    start = f"{arm.name} against {other}: {format_points(gain.value)} points ({interval}{basis})"
-    if seeds == 1:
-        return f"{start}. One seed cannot show how much training varies: use at least three."
+    comparison = f"{arm.name} against {baseline_name}: {format_points(gain.value)} points ({interval}{basis})"
+    if n_seeds == 1:
+        return f"{comparison}. One seed cannot show how much training varies: use at least three."
     if gain.both.low is None and gain.value == 0:
-        return f"{start}: with each seed, both are correct on the same number of test images."
+        return f"{comparison}: with each seed, both are correct on the same number of test images."
     if gain.both.low is None:
         unit = "test image" if gain.groups is None else "group"
-        return f"{start}. The same difference on every {unit} gives no interval for other {unit}s: use more {unit}s."
+        return (
+            f"{comparison}. The same difference on every {unit} gives no interval for other {unit}s: use more {unit}s."
+        )
     if gain.by_seed.score.low is None:
         return (
-            f"{start}. The interval only covers other test images: the same difference with every seed cannot show how "
-            "much training varies. Use more seeds."
+            f"{comparison}. The interval only covers other test images: the same difference with every seed cannot "
+            "show how much training varies. Use more seeds."
         )
-    return f"{start}: no significant difference. {_describe_need(gain)}"
+    return f"{comparison}: no significant difference. {_describe_required_sample(gain)}"
 
 
-def _describe_need(gain: Difference) -> str:
+def _describe_required_sample(gain: Difference) -> str:
     """Return a sentence on how many seeds and test images could detect a difference of the measured size."""
     if gain.value == 0 or gain.seeds_needed is None:
         return "No affordable number of seeds could detect a difference this small."
@@ -158,12 +166,12 @@ def _describe_need(gain: Difference) -> str:
 def fairness(findings: Findings) -> list[str]:
     """Return sentences that compare the conditions of arms and baselines: epochs, time, size and learning rate."""
     arms_by_name = {arm.name: arm for arm in findings.arms}
-    lines = [_describe_length(findings)]
+    lines = [_describe_training_lengths(findings)]
     for arm in findings.arms:
-        other = arms_by_name.get(arm.baseline)
-        if other is not None and arm.outcomes and other.outcomes:
+        baseline = arms_by_name.get(arm.baseline)
+        if baseline is not None and arm.outcomes and baseline.outcomes:
             ratios = [
-                _describe_ratio(noun, arm.mean(name), other.mean(name), tolerance)
+                _describe_ratio(noun, arm.mean(name), baseline.mean(name), tolerance)
                 for noun, name, tolerance in (
                     ("parameters", "parameters", 1.0005),
                     ("multiply-adds per image", "macs", 1.0005),
@@ -171,7 +179,7 @@ def fairness(findings: Findings) -> list[str]:
                     ("total time", "seconds", MAX_EQUAL_TIME_RATIO),
                 )
             ]
-            lines.append(f"{arm.name} compared with {other.name}: {'; '.join(ratio for ratio in ratios if ratio)}.")
+            lines.append(f"{arm.name} compared with {baseline.name}: {'; '.join(ratio for ratio in ratios if ratio)}.")
     if findings.grid.rates:
         rates = ", ".join(f"{rate:g}" for rate in findings.grid.rates)
         lines.append(
@@ -198,13 +206,13 @@ def fairness(findings: Findings) -> list[str]:
     return lines
 
 
-def _describe_length(findings: Findings) -> str:
+def _describe_training_lengths(findings: Findings) -> str:
     epochs = {outcome.epochs for arm in findings.arms for outcome in arm.outcomes.values()}
     grid = findings.grid
     if "time" in grid.shared and not any({"time", "epochs"} & arm.settings.keys() for arm in grid.arms):
-        least = f"{min(epochs)} to " if len(epochs) > 1 else ""
-        counts = f" ({least}{counted(max(epochs), 'epoch')})" if epochs else ""
-        return f"All runs had the same time, {grid.shared['time']}, and trained as many epochs as fit{counts}."
+        minimum = f"{min(epochs)} to " if len(epochs) > 1 else ""
+        epoch_range = f" ({minimum}{counted(max(epochs), 'epoch')})" if epochs else ""
+        return f"All runs had the same time, {grid.shared['time']}, and trained as many epochs as fit{epoch_range}."
     if len(epochs) == 1:
         n_epochs = counted(epochs.pop(), "epoch")
         return f"All runs trained for {n_epochs}; their training times differ (use --time for equal times)."
@@ -257,7 +265,7 @@ def arm_rows(findings: Findings) -> list[dict[str, str]]:
     return rows
 
 
-def _run_rows(findings: Findings) -> list[dict[str, str]]:
+def _run_table_rows(findings: Findings) -> list[dict[str, str]]:
     rows = []
     for cell, state in findings.states.items():
         results = dict.fromkeys(("test", "validation", "epochs", "time"), "-")
@@ -275,8 +283,8 @@ def terminal_table(findings: Findings) -> Table:
 
     The separate intervals for seeds and for images are only on the HTML page, since most terminals are too narrow.
     """
-    hidden = ("other seeds", "other images")
-    rows = [{name: value for name, value in row.items() if name not in hidden} for row in arm_rows(findings)]
+    hidden_columns = ("other seeds", "other images")
+    rows = [{name: value for name, value in row.items() if name not in hidden_columns} for row in arm_rows(findings)]
     title = f"test accuracy over {counted(len(findings.grid.seeds), 'seed')}"
     table = Table(title=title, title_justify="left", box=None, padding=(0, 2, 0, 0))
     for number, heading in enumerate(rows[0]):
@@ -288,15 +296,15 @@ def terminal_table(findings: Findings) -> Table:
 
 def write_tables(folder: Path, findings: Findings) -> None:
     """Write `runs.csv` (a row per run), `arms.csv` (a row per arm) and `differences.csv`."""
-    arms = [_arm_numbers(arm) for arm in findings.arms]
-    differences = [_difference_numbers(arm, arm.gain) for arm in findings.arms if arm.gain is not None]
-    tables = {"runs": _run_numbers(findings), "arms": arms, "differences": differences}
+    arms = [_arm_csv_row(arm) for arm in findings.arms]
+    differences = [_difference_csv_row(arm, arm.gain) for arm in findings.arms if arm.gain is not None]
+    tables = {"runs": _run_csv_rows(findings), "arms": arms, "differences": differences}
     for name, rows in tables.items():
         header = list(dict.fromkeys(key for row in rows for key in row))
         write_text(folder / f"{name}.csv", csv_text(header, *([row.get(key) for key in header] for row in rows)))
 
 
-def _run_numbers(findings: Findings) -> list[dict[str, Any]]:
+def _run_csv_rows(findings: Findings) -> list[dict[str, Any]]:
     rows = []
     for cell, state in findings.states.items():
         row: dict[str, Any] = {
@@ -316,7 +324,7 @@ def _run_numbers(findings: Findings) -> list[dict[str, Any]]:
     return rows
 
 
-def _arm_numbers(arm: ArmOutcome) -> dict[str, Any]:
+def _arm_csv_row(arm: ArmOutcome) -> dict[str, Any]:
     row: dict[str, Any] = {"arm": arm.arm.name, "seeds": len(arm.outcomes), "lr": arm.rate}
     for name, over_seeds in arm.scores.items():
         row[f"test_{name}"], row[f"test_{name}_sd"] = over_seeds.score.value, over_seeds.deviation
@@ -325,7 +333,7 @@ def _arm_numbers(arm: ArmOutcome) -> dict[str, Any]:
     return {**row, **{name: arm.mean(name) for name in means}}
 
 
-def _difference_numbers(arm: ArmOutcome, gain: Difference) -> dict[str, Any]:
+def _difference_csv_row(arm: ArmOutcome, gain: Difference) -> dict[str, Any]:
     row: dict[str, Any] = {
         "arm": arm.name,
         "against": arm.baseline,

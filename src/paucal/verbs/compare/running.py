@@ -19,9 +19,9 @@ from paucal.verbs.compare.jobs import OVERHEAD_SECONDS
 from paucal.verbs.compare.settings import GridSettings
 from paucal.wording import counted, format_duration, percent
 
-# For each command, the key in the summary of the score to print when a run ends, and the text before this score.
+# Score to print when a run ends, by command: the key of the score in the run's summary, and the text before the score.
 HEADLINES = {"train": ("test_top1", ""), "detect": ("test_ap", "AP "), "segment": ("test_mean_iou", "mean IoU ")}
-MAX_SILENCE = 600.0  # longest time between two lines of progress, in seconds
+MAX_SILENCE = 600.0  # longest time in seconds between two progress messages
 
 
 def run_workers(grid: Grid, grid_settings: GridSettings, resume_command: str, console: Console) -> bool:
@@ -37,7 +37,7 @@ def run_workers(grid: Grid, grid_settings: GridSettings, resume_command: str, co
     if all_settled or not grid_settings.jobs:
         return all_settled
     try:
-        return _run_teams(grid, grid_settings, resume_command, console)
+        return _run_until_settled(grid, grid_settings, resume_command, console)
     except KeyboardInterrupt:
         console.say(f"stopped; resume with: {resume_command}")
         raise
@@ -48,7 +48,7 @@ def is_settled(grid: Grid) -> bool:
     return all(state_of(cell).settled for cell in cells_of(grid))
 
 
-def _run_teams(grid: Grid, grid_settings: GridSettings, resume_command: str, console: Console) -> bool:
+def _run_until_settled(grid: Grid, grid_settings: GridSettings, resume_command: str, console: Console) -> bool:
     reporter = ProgressReporter(console, grid_settings.jobs)
     console.say(describe_work(reporter.report(grid), grid_settings.jobs))
     hint = f"you can stop at any time; to continue, or to add workers from another terminal: {resume_command}"
@@ -59,7 +59,7 @@ def _run_teams(grid: Grid, grid_settings: GridSettings, resume_command: str, con
         team = _start_team(grid, grid_settings)
         console.say(f"started {team.describe()}")
         try:
-            while team.alive():
+            while team.count_unfinished():
                 time.sleep(POLL_SECONDS / 2)
                 reporter.report(read_grid(grid.folder), busy=True)
         except BaseException:
@@ -68,9 +68,9 @@ def _run_teams(grid: Grid, grid_settings: GridSettings, resume_command: str, con
         reporter.report(read_grid(grid.folder))
         if is_settled(read_grid(grid.folder)):
             return True
-        if not team.lost:
+        if not team.n_lost:
             return False
-        console.say(f"note: {counted(team.lost, 'worker')} crashed; starting new workers")
+        console.say(f"note: {counted(team.n_lost, 'worker')} crashed; starting new workers")
 
 
 def _start_team(grid: Grid, grid_settings: GridSettings) -> Team:
@@ -122,11 +122,11 @@ class Progress:
 def progress_of(grid: Grid, cells: Sequence[Cell], workers: int, *, busy: bool = False) -> Progress:
     """Return the states of all cells, and the remaining time with the workers of this call and of other calls.
 
-    If not `busy`, this call has not started its workers yet, so all running cells belong to workers of other calls.
+    If `busy` is False, this call has no workers yet, so all running cells belong to workers of other calls.
     """
     states = {cell: state_of(cell) for cell in cells}
-    running = sum(state.name == "running" for state in states.values())
-    other_workers = max(0, running - workers) if busy else running
+    n_running = sum(state.name == "running" for state in states.values())
+    other_workers = max(0, n_running - workers) if busy else n_running
     if any(arm.name not in grid.forecast for arm in grid.arms):
         return Progress(states, None, other_workers)
     finished = [cell for cell, state in states.items() if state.name == "done"]
@@ -134,17 +134,17 @@ def progress_of(grid: Grid, cells: Sequence[Cell], workers: int, *, busy: bool =
     slowdown = 1.0
     if durations:
         slowdown = sum(durations.values()) / max(1e-9, sum(grid.forecast[cell.arm.name] for cell in durations))
-    left = 0.0
+    seconds_left = 0.0
     for cell, state in states.items():
         if not state.settled:
             done_fraction = _fraction_done(cell.run) if state.name in ("running", "stopped") else 0.0
-            left += (1 - done_fraction) * grid.forecast[cell.arm.name] * slowdown
+            seconds_left += (1 - done_fraction) * grid.forecast[cell.arm.name] * slowdown
     if grid.rates:  # an arm gets cells for the other seeds after its learning rate is chosen
         with_rate = {cell.arm.name for cell in cells if not cell.is_trial}
-        waiting = [arm.name for arm in grid.arms if arm.name not in with_rate]
-        left += (len(grid.seeds) - 1) * sum(grid.forecast[name] for name in waiting) * slowdown
-    todo = sum(not state.settled for state in states.values())
-    return Progress(states, left / max(1, min(workers + other_workers, todo)), other_workers)
+        without_rate = [arm.name for arm in grid.arms if arm.name not in with_rate]
+        seconds_left += (len(grid.seeds) - 1) * sum(grid.forecast[name] for name in without_rate) * slowdown
+    n_unfinished = sum(not state.settled for state in states.values())
+    return Progress(states, seconds_left / max(1, min(workers + other_workers, n_unfinished)), other_workers)
 
 
 def describe_work(progress: Progress, workers: int) -> str:
@@ -172,7 +172,7 @@ def _fraction_done(run: RunFolder) -> float:
 
 
 class ProgressReporter:
-    """Prints the progress of a grid when a run ends."""
+    """Prints the progress of a grid when a run ends, and after `MAX_SILENCE` seconds without a message."""
 
     def __init__(self, console: Console, workers: int) -> None:
         self._console, self._workers = console, max(1, workers)

@@ -30,7 +30,7 @@ UNSUPPORTED = ("fold", "folds", "time_limit", "devices", "nodes", "strategy", "s
 
 @dataclass(frozen=True)
 class GridSettings:
-    """The arms of a comparison, and the workers that compute them."""
+    """Settings of a comparison: the arms to compare, and the workers that train them."""
 
     methods: list[str] | None = option(
         "methods, with additional losses after a plus sign: supervised drloc token-labeling+drloc; the first is the "
@@ -87,7 +87,7 @@ class Arm:
 
 
 def make_arms(grid_settings: GridSettings, named: Mapping[str, Mapping[str, Any]]) -> tuple[Arm, ...]:
-    """Return an arm for every combination of a method or entry of `named`, a model and a fraction of the images.
+    """Return an arm for every combination of a method (or an entry of `named`), a model and a fraction of the images.
 
     Baselines come before the arms that are compared with them. `named` has the settings of each entry of --arms.
     """
@@ -126,7 +126,7 @@ def _settings_of_share(text: str) -> dict[str, Any]:
 
 
 def short_names(arms: Sequence[Arm]) -> list[str]:
-    """Return unique names of the arms, without the model or fraction of images if all arms have the same."""
+    """Return unique names of the arms; a model or fraction of images that all arms have in common is omitted."""
     same_model = len({arm.model for arm in arms}) == 1
     same_share = len({arm.share for arm in arms}) == 1
     return [Arm(arm.way, None if same_model else arm.model, None if same_share else arm.share, {}).name for arm in arms]
@@ -135,9 +135,9 @@ def short_names(arms: Sequence[Arm]) -> list[str]:
 def baseline_of(arm: Arm, arms: Sequence[Arm]) -> Arm | None:
     """Return the baseline that an arm is compared with; None for the first arm.
 
-    The baseline is the first arm with the same network or, if that arm has the same `way`, the first arm of all. Only
-    arms with the same fraction of the images are compared. If any arm names its baseline in `against`, arms without
-    `against` have no baseline.
+    Only arms with the same fraction of the images are compared. Of these arms, the baseline is the first with the same
+    network or, if that arm has the same `way`, the first of all. If any arm names its baseline in `against`, arms
+    without `against` have no baseline.
     """
     same_share = [other for other in arms if other.share == arm.share]
     if any(other.against for other in same_share):

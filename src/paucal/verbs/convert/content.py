@@ -76,7 +76,7 @@ class Item:
         return PurePosixPath(self.name).stem
 
     def relative_path(self, folder: str, suffix: str = "") -> str:
-        """Return the path FOLDER/SPLIT/NAME of the image; with `suffix`, of its label file."""
+        """Return the path FOLDER/SPLIT/NAME of the image, or of its label file if `suffix` is given."""
         name = f"{self.stem}{suffix}" if suffix else self.name
         return "/".join(part for part in (folder, self.part, name) if part)
 
@@ -91,7 +91,7 @@ class Content:
         items: Name, split and labels of each image to write.
         numbers: Class numbers, by class name.
         mask: Function that returns the (H, W) class numbers of the image at a position; None if there are no masks.
-        lost: Numbers of objects or labels that the target layout cannot store, by description.
+        lost: How many objects or labels of each kind the target layout cannot store, by description of the kind.
         model: Name of the model that predicted the labels; "" for human labels.
     """
 
@@ -110,19 +110,19 @@ class Content:
 
 
 def read_content(settings: ConvertSettings, kinds: Sequence[Kind], progress: ReportProgress) -> Content:
-    """Read a set with its labels of the first kind in `kinds` that it has."""
+    """Read a set with its labels, which are of the first kind in `kinds` that the set contains."""
     path = Path(settings.data).expanduser()
     has_masks = settings.images is not None or settings.masks is not None
     kinds_found = {"segment": "masks"} if has_masks else recognise(path) if path.exists() else {}
     kind, content = next((kind for kind in kinds if kind in kinds_found), None), None
-    if not kinds_found:  # a table, a published set, shards or similar; an invalid location is refused here
-        content = _read_classes(settings, path, progress)
+    if not kinds_found:  # `path` is a table, a published set, shards or similar, or is invalid
+        content = _read_classes(settings, path, progress)  # raises a UserError if `path` is invalid
         kind = "train" if "train" in kinds else None
         kinds_found = {"train": f"classes of {counted(len(content.items), 'image')}"}
     if kind is None:
         nouns = " or ".join(kind.noun for kind in KINDS if kind.verb in kinds)
-        says = f"{settings.data} has {' and '.join(kinds_found.values())}"
-        raise UserError(f"{says}, but --to {settings.to} takes {nouns}: choose another --to.")
+        contents_text = f"{settings.data} has {' and '.join(kinds_found.values())}"
+        raise UserError(f"{contents_text}, but --to {settings.to} takes {nouns}: choose another --to.")
     readers = {"detect": _read_boxes, "segment": _read_mask_set, "train": _read_classes}
     content = content or readers[kind](settings, path, progress)
     return with_file_names(replace(content, images=with_run_reading(content.images, settings)))
@@ -146,7 +146,7 @@ def _file_name_of(images: ImageSet, index: int) -> str:
 
 
 def unique_names(keys: Sequence[str]) -> list[str]:
-    """Return a file name for each image: its name, preceded by its folders if two images have equal stems.
+    """Return a file name for each image: the image's name, preceded by its folders if other images have the same stem.
 
     Example:
         >>> unique_names(["a/1.jpg", "b/1.jpg", "c/2.jpg"])
@@ -166,8 +166,8 @@ def unique_names(keys: Sequence[str]) -> list[str]:
 
 def _read_boxes(settings: ConvertSettings, path: Path, progress: ReportProgress) -> Content:
     tree, annotations = read_boxes(path)
-    plain = [replace(image, outlines=[]) for image in annotations.images]
-    boxed = check_annotations(tree, replace(annotations, images=plain))
+    without_outlines = [replace(image, outlines=[]) for image in annotations.images]
+    boxed = check_annotations(tree, replace(annotations, images=without_outlines))
     numbers = dict(zip(boxed.classes, boxed.category_ids, strict=True))
     items = []
     for index, image in enumerate(annotations.images):

@@ -27,7 +27,7 @@ class Converted:
     Attributes:
         folder: Folder of the images and their labels, for the command that trains on these labels.
         images: Number of images.
-        lost: Numbers of objects or labels that the layout cannot store, by description.
+        lost: How many objects or labels of each kind the layout cannot store, by description of the kind.
         said: Lines that the command line prints.
     """
 
@@ -95,7 +95,7 @@ def _without_unreadable(content: Content, console: Console) -> Content:
 
 
 def write_set(content: Content, layout: Layout, target: Path, console: Console) -> None:
-    """Write labels and images into a new folder, which appears when it is complete."""
+    """Write labels and images into a new folder; the folder appears only when it is complete."""
     with replace_folder(target) as folder, console.progress("copying images") as advance:
         layout.write(content, folder)
         for n_written, item in enumerate(content.items, 1):

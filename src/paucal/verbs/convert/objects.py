@@ -26,13 +26,13 @@ def save_text(path: Path, text: str) -> None:
 
 
 def count_unknown_labels(content: Content) -> None:
-    """Count the unknown labels of images as lost, since a layout that only lists classes makes them negative labels."""
+    """Count unknown labels as lost, since they become negative labels in a layout that only lists classes."""
     if content.kind == "train" and content.images.multi_hot is not None:
         content.lost[UNKNOWN_LABELS] += int((content.images.multi_hot == UNKNOWN).sum())
 
 
 def list_objects(content: Content, item: Item) -> Sequence[AnnotatedObject]:
-    """Return the objects of an image; if the labels are masks, one object per class with the class's pixels."""
+    """Return the objects of an image; if its label is a mask, one object per class with all pixels of the class."""
     return tuple(_objects_of_mask(content, item)) if content.kind == "segment" else item.objects
 
 
@@ -57,7 +57,7 @@ def without_crowds(content: Content, item: Item) -> list[AnnotatedObject]:
 
 
 def checked_outline(item: Item, obj: AnnotatedObject) -> Any:
-    """Return the outline of an object; None or empty if unknown. An invalid outline raises a UserError."""
+    """Return the outline of an object (None or empty if unknown); raise a UserError if the outline is invalid."""
     if obj.outline:
         check_outline(obj.outline, item.size, _context(item, obj))
     return obj.outline

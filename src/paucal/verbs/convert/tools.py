@@ -14,7 +14,7 @@ from paucal.verbs.convert.content import AnnotatedObject, Content, Item
 from paucal.verbs.convert.objects import count_unknown_labels, mask_of, polygon_of, save_text, without_crowds
 
 _LOCAL = "/data/local-files/?d="  # Label Studio's prefix for files in local storage
-# For each type of result in Label Studio, the tag of the control that produces it and the name of this control.
+# Label Studio controls as (tag, name), by the type of result that a control produces.
 _CONTROLS = {
     "choices": ("Choices", "choice"),
     "rectanglelabels": ("RectangleLabels", "label"),
@@ -50,7 +50,7 @@ def write_label_studio(content: Content, folder: Path) -> None:
 
 
 def _label_entry(content: Content, item: Item, results: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return the labels of a task under the key "annotations", or if a model predicted them, under "predictions"."""
+    """Return the labels of a task: under the key "predictions" if a model predicted them, else under "annotations"."""
     if not content.model:
         return {"annotations": [{"result": results}]}
     score = {} if item.score is None else {"score": item.score}
@@ -86,9 +86,11 @@ def write_cvat(content: Content, folder: Path) -> None:
         height, width = item.size if content.kind != "train" else content.images.store.size(item.index)
         shapes = []
         for obj in without_crowds(content, item):
-            tag, place = _shape_tag(item, obj)
+            tag, coordinates = _shape_tag(item, obj)
             kinds.add(tag)
-            shapes.append(f'<{tag} label={quoteattr(obj.name)} source="{source}" occluded="0" {place} z_order="0"/>')
+            shapes.append(
+                f'<{tag} label={quoteattr(obj.name)} source="{source}" occluded="0" {coordinates} z_order="0"/>'
+            )
         shapes += [f'<tag label={quoteattr(name)} source="{source}"/>' for name in item.labels]
         kinds |= {"tag"} if item.labels else set()
         subset = f" subset={quoteattr(item.part)}" if item.part else ""
@@ -119,8 +121,8 @@ def _shape_tag(item: Item, obj: AnnotatedObject) -> tuple[str, str]:
         rows, columns = np.flatnonzero(mask.any(1)), np.flatnonzero(mask.any(0))
         left, top = int(columns[0]), int(rows[0])
         cropped_mask = mask[top : rows[-1] + 1, left : columns[-1] + 1]
-        sides = f'left="{left}" top="{top}" width="{cropped_mask.shape[1]}" height="{cropped_mask.shape[0]}"'
-        return "mask", f'rle="{", ".join(map(str, _runs_by_row(cropped_mask)))}" {sides}'
+        extent = f'left="{left}" top="{top}" width="{cropped_mask.shape[1]}" height="{cropped_mask.shape[0]}"'
+        return "mask", f'rle="{", ".join(map(str, _runs_by_row(cropped_mask)))}" {extent}'
     corners = zip(("xtl", "ytl", "xbr", "ybr"), obj.box, strict=True)
     return "box", " ".join(f'{name}="{value:.2f}"' for name, value in corners)
 

@@ -63,7 +63,7 @@ def write_yolo(content: Content, folder: Path) -> None:
             lines.append(" ".join([str(names.index(obj.name)), *(f"{value:.8f}" for value in values)]) + "\n")
         save_text(folder / item.relative_path("labels", ".txt"), "".join(lines))
     parts = {part or "train": f"images/{part}".rstrip("/") for part in content.parts}
-    if content.parts == [""]:  # other programs require "val"; validation scores on the training images mean nothing
+    if content.parts == [""]:  # other programs require "val", even if its scores on training images mean nothing
         parts["val"] = parts["train"]
     # Without a key "path", other programs look for the images in the folder of this file.
     config = {**parts, "names": dict(enumerate(names))}
@@ -100,7 +100,7 @@ def write_coco(content: Content, folder: Path) -> None:
 
 
 def _object_area(obj: AnnotatedObject) -> float:
-    """Return the area of an object's outline in square pixels; without an outline, the area of its box."""
+    """Return the area of an object in square pixels: that of its outline or, if it has no outline, that of its box."""
     if isinstance(obj.outline, list):
         sides = [np.asarray(polygon, dtype=np.float64).reshape(-1, 2).T for polygon in obj.outline]
         return float(sum(abs(x @ np.roll(y, 1) - y @ np.roll(x, 1)) / 2 for x, y in sides))
@@ -153,7 +153,7 @@ def write_csv(content: Content, folder: Path) -> None:
 
 
 def _write_classes(content: Content, folder: Path, has_parts: bool) -> None:
-    """Write labels.csv with a column of classes, or if images have several classes, a column of 1 and 0 per class."""
+    """Write labels.csv with a column of classes or, if images have several classes, a column of 1 and 0 per class."""
     multi_hot = content.images.multi_hot
     names = list(content.numbers)
     rows: list[list[Any]] = [["image_path", *(["label"] if multi_hot is None else names), *["split"] * has_parts]]

@@ -69,7 +69,7 @@ def evaluate_classifier(run: str, data: Sequence[str], settings: EvalSettings, c
             for text in seen_unlabelled(folder, images, chosen.positions):
                 console.say(text)
         output = report_folder(folder, target, data, settings)
-        if own_images and settings.precision is None:  # as in training, so that the scores of the run are reproduced
+        if own_images and settings.precision is None:  # so that the scores are the same as at the end of training
             in_float32 = replace(settings, precision="32-true")
             results.append(_evaluate_set(model, selection, real_answers, output, in_float32, console))
         else:

@@ -56,9 +56,9 @@ from paucal.verbs.eval.images import open_data, seen_with_labels
 from paucal.verbs.eval.settings import EvalSettings, FrozenSettings
 
 SUITE = "table9"  # value of DATA for all data sets of `TABLE9`
-# Function that writes the report of a run, by the command of the run.
+# Function that writes the report of a run, by the command that trained the run.
 REPORTS = {"train": write_report, "pretrain": write_pretraining_report}
-MAX_COMPARED = MAX_MODELS - 2  # the other two are the evaluated model and the random model
+MAX_COMPARED = MAX_MODELS - 2  # the evaluated model and the random model are also in the table
 MATCHED_IMAGES = 2  # number of images whose matches are drawn, for each kind of second view
 CHANGE_TITLES: dict[Change, str] = {"mirror": "mirrored", "crop": "cropped"}
 
@@ -99,7 +99,7 @@ def evaluate_frozen(
     subjects = _open_subjects(names, settings, protocols, console)
     options = _protocol_options(settings, subjects[0])
     rows: list[Row] = []
-    sets: list[dict[str, Any]] = []
+    set_descriptions: list[dict[str, Any]] = []
     pictured_data: EvaluationData | None = None
     for opened_data in _open_sets(data, run, settings, console, _common_reading(subjects)):
         images = _leave_out_seen(opened_data, model, console)
@@ -112,16 +112,16 @@ def evaluate_frozen(
         }
         rows += compare(images.name, outcomes, Bootstrap(settings.seed, settings.bootstrap))
         facts = {"classes": images.n_classes, "metric": images.metric, "how": images.how}
-        sets.append({"name": images.name, **images.counts(), **facts, "seen_unlabelled": remarks_on_seen})
+        set_descriptions.append({"name": images.name, **images.counts(), **facts, "seen_unlabelled": remarks_on_seen})
         pictured_data = pictured_data or (images if "correspondence" in applied else None)
     if not rows:
         raise UserError("none of the data sets was found: put the data sets below --data-root, or give --download.")
     console.show(protocol_table(rows, Bootstrap().level))
     for text in remarks(rows):
         console.say(text)
-    about = _table_facts(subjects, sets, settings, protocols)
-    store_table(folder, rows, about)
-    _draw_scores(folder, rows, about["level"])
+    description = _describe_evaluation(subjects, set_descriptions, settings, protocols)
+    store_table(folder, rows, description)
+    _draw_scores(folder, rows, description["level"])
     if pictured_data is None:
         _remove_matches(folder)
     else:
@@ -129,7 +129,7 @@ def evaluate_frozen(
     console.say(f"the table and its figures are in {folder}")
     if run is not None and run.config.exists() and folder == run.evaluation(FOLDER):
         _update_report(run, console.say)
-    return FrozenTable(rows, about, folder)
+    return FrozenTable(rows, description, folder)
 
 
 def _check_settings(settings: FrozenSettings, n_compared: int) -> None:
@@ -209,7 +209,7 @@ def _protocol_options(settings: EvalSettings, first: FrozenBackbone) -> Protocol
 
 
 def _common_reading(subjects: Sequence[FrozenBackbone]) -> Reading:
-    """Return how images are read for all models: at the resolution of the model with the largest input.
+    """Return how to read images for all models: at the resolution of the model with the largest input.
 
     Pixel values of more than 8 bits are converted as for the first model.
     """
@@ -246,16 +246,16 @@ def _leave_out_seen(data: EvaluationData, model: str, console: Console) -> Evalu
     if run is None:
         return data
     seen_labels = seen_with_labels(readable_history(run), Identities(data.images, streamed=True))
-    test = data.parts["test"]
-    left = test[~seen_labels[test]]
-    if not len(left):
-        require_unseen(model, run, data.images, test)
-    elif len(left) < len(test):
+    test_indices = data.parts["test"]
+    unseen = test_indices[~seen_labels[test_indices]]
+    if not len(unseen):
+        require_unseen(model, run, data.images, test_indices)
+    elif len(unseen) < len(test_indices):
         console.say(
-            f"note: left out {len(test) - len(left)} of the {len(test)} test images of {data.name}, which "
-            f"{model}, or a run it started from, used for training or selection; {len(left)} remain"
+            f"note: left out {len(test_indices) - len(unseen)} of the {len(test_indices)} test images of {data.name}, "
+            f"which {model}, or a run it started from, used for training or selection; {len(unseen)} remain"
         )
-    return replace(data, parts={**data.parts, "test": left})
+    return replace(data, parts={**data.parts, "test": unseen})
 
 
 def _report_seen(data: EvaluationData, models: Sequence[str], console: Console) -> dict[str, list[str]]:
@@ -272,7 +272,7 @@ def _report_seen(data: EvaluationData, models: Sequence[str], console: Console) 
     return sentences
 
 
-def _table_facts(
+def _describe_evaluation(
     subjects: Sequence[FrozenBackbone],
     sets: list[dict[str, Any]],
     settings: EvalSettings,
@@ -337,7 +337,7 @@ def _draw_matches(
         save_figure(folder / MATCHES_PICTURE, matches_sheet(pairs))
     except Exception as problem:  # the scores are more important than the figure
         reason = str(problem).split("\n")[0].rstrip(".") or type(problem).__name__
-        say(f"note: matching patches are not drawn ({reason}).")
+        say(f"note: the matches are not drawn ({reason}).")
         _remove_matches(folder)
 
 
@@ -365,13 +365,13 @@ def scored_matches(matches: Correspondence, geometry: Sequence[Tensor]) -> tuple
     """Return the matches that the protocol scores, and a mask of the correct matches among them.
 
     The protocol scores the most confident matches whose true position is within the second view. `matches` has a match
-    for each patch of the first view, the most confident first; `geometry` has the (2, 3) geometry of each view.
+    for each grid position of the first view, the most confident first; `geometry` has the (2, 3) geometry of each view.
     """
     grid, (rows, columns) = matches.grids
     first, second = matches.first.cpu(), matches.second.cpu()
     positions = true_positions(geometry[0][None], geometry[1][None], grid)[0][first @ torch.tensor([grid[1], 1])]
-    true = ((positions.flip(1) + 1) / 2 * torch.tensor([rows, columns])).floor().long()
-    best = ((true >= 0) & (true < torch.tensor([rows, columns]))).all(1).nonzero()[:TOP, 0]
-    first, second = first[best], second[best]
-    scored = replace(matches, first=first, second=second, similarity=matches.similarity.cpu()[best])
-    return scored, (second == true[best]).all(1)
+    true_cells = ((positions.flip(1) + 1) / 2 * torch.tensor([rows, columns])).floor().long()
+    scored_rows = ((true_cells >= 0) & (true_cells < torch.tensor([rows, columns]))).all(1).nonzero()[:TOP, 0]
+    first, second = first[scored_rows], second[scored_rows]
+    scored = replace(matches, first=first, second=second, similarity=matches.similarity.cpu()[scored_rows])
+    return scored, (second == true_cells[scored_rows]).all(1)

@@ -94,7 +94,7 @@ def choose_images(run: RunFolder, images: ImageSet, part: str | None, target: st
 
 
 def splits_in_run(history: Sequence[LearnedImages], identities: Identities) -> NDArray[np.str_] | None:
-    """Return the (N,) splits of the images in a run; None unless all images are images of the run."""
+    """Return the (N,) splits that a run assigns to the images; None unless all images belong to the run."""
     if not history or not history[0].labelled or not len(identities.images):
         return None
     parts = history[0].parts_of(identities)
@@ -120,7 +120,11 @@ def is_data_of_run(run: RunFolder, target: str, settings: LabelledDataSettings) 
 
 
 def _declared_positions(images: ImageSet, part: str | None, target: str) -> NDArray[np.int64]:
-    """Return the positions of the images declared for a split, by default test; of all images without splits."""
+    """Return the positions of the images whose declared split is `part`.
+
+    If `part` is None or "test", these are the images declared as held out. If none are held out, these are all images,
+    or a UserError is raised if `part` is "test".
+    """
     declared, held_out = np.asarray(images.declared, dtype="<U6"), held_out_part(images.declared)
     declared_part = held_out if part in (None, TEST) else part
     if part is not None and not (declared == (declared_part or TEST)).any():
@@ -180,7 +184,7 @@ def open_data(
         if target is not None and (folder := _voc_folder(target, settings)) is not None:
             data = open_voc(folder)
         else:
-            column = None if run is None else run.settings.get("target")  # None if the run is no regression
+            column = None if run is None else run.settings.get("target")  # None unless the run is a regression
             if run is not None and column is not None and target is None:
                 raise UserError(
                     f"the images of {str(run.path)!r} have target values ({column!r}), but frozen features are "
@@ -203,7 +207,10 @@ def find_data(settings: OpeningSettings) -> ImageSet:
 
 
 def _voc_folder(target: str, settings: OpeningSettings) -> Path | None:
-    """Return the folder of VOC2007 if `target` is VOC2007; without a data root, an existing path takes precedence."""
+    """Return the folder of VOC2007 if `target` is its name or its folder; otherwise None.
+
+    If there is no data root, an existing path takes precedence over the name.
+    """
     path = Path(target)
     if target == VOC_NAME and (settings.data_root is not None or not path.exists()):
         return find_voc(settings.data_root, settings.download)
@@ -211,9 +218,10 @@ def _voc_folder(target: str, settings: OpeningSettings) -> Path | None:
 
 
 def _splits_of_run(run: RunFolder, images: ImageSet, target: str | None) -> Split | None:
-    """Return the splits of the images in a run; None if new splits must be drawn, as for images of other origin.
+    """Return the splits that a run assigns to the images; None if new splits must be drawn.
 
-    New splits are also drawn for a pre-training run, which has no splits and saw no labels, so nothing leaks.
+    New splits are drawn if some images do not belong to the run. They are also drawn for a pre-training run, which has
+    no splits; since it saw no labels, no label of a test image can leak.
     """
     if run.config.is_file() and run.verb == "pretrain":
         return None
@@ -226,7 +234,7 @@ def _splits_of_run(run: RunFolder, images: ImageSet, target: str | None) -> Spli
 
 
 def check_result_folders(model: str, data: Sequence[str], settings: EvalSettings, more: Sequence[str] = ()) -> None:
-    """Raise a UserError for an unusable folder for results before any computation.
+    """Raise a UserError if results cannot be written to their folders; called before any computation.
 
     `more` has the names of further result files; see `check_results`.
     """
@@ -267,7 +275,7 @@ def report_folder(run: RunFolder, target: str | None, data: Sequence[str], setti
 
 
 def _folder_name(target: str, targets: Sequence[str]) -> str:
-    """Return a folder name for the results on a set, different from the names of splits and of other sets."""
+    """Return a name for the folder of the results on `target` that no split and no other target uses."""
     path = Path(os.path.realpath(target))
     other_paths = {Path(os.path.realpath(other)) for other in targets} - {path}
     used_names = {*PARTS, *(name for other in other_paths for name in _possible_names(other))}
@@ -276,7 +284,7 @@ def _folder_name(target: str, targets: Sequence[str]) -> str:
 
 
 def _possible_names(path: Path) -> list[str]:
-    """Return possible folder names for a set, from the stem of its path to the whole path joined by hyphens."""
+    """Return possible folder names for a data set, from the stem of `path` to all parts of `path` joined by hyphens."""
     parts = ["", *path.parts[1:]]
     longer_names = ("-".join(parts[-depth:]) for depth in range(2, len(parts) + 1))
     return [path.stem, f"{path.parent.name}-{path.stem}", *longer_names]

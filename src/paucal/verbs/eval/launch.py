@@ -38,7 +38,7 @@ class Finding:
         setting: Setting of the protocol, such as "k = 20"; "" if the protocol has no settings.
         score: Name of the score.
         model: Name of the model. The scores of the evaluated model come before those of the models it is compared with.
-        value: Value of the score: a fraction in [0, 1], a distance in pixels (correspondence), a loss in nats, or an
+        value: Value of the score: a fraction from 0 to 1, a distance in pixels (correspondence), a loss in nats, or an
             error in the unit of the target (regression).
         low: Lower end of the interval; None if the score has no interval.
         high: Upper end of the interval; None if the score has no interval.
@@ -184,7 +184,7 @@ def evaluate_model(model: str, data: Sequence[str], settings: EvalSettings, cons
 
 
 def _refuse_frozen(settings: EvalSettings) -> None:
-    """Refuse settings that only the protocols on frozen features use; the seed is allowed, since others use it too."""
+    """Refuse settings that only the protocols on frozen features use; the seed is allowed, as it has other uses."""
     for item in fields(FrozenSettings):
         if item.name != "seed" and getattr(settings, item.name) != item.default:
             raise UserError(

@@ -17,7 +17,7 @@ from paucal.runs import RunFolder, open_model_folder
 from paucal.settings.groups import LabelledDataSettings
 from paucal.tasks.regression.evaluation import (
     evaluate_regression,
-    format_number,
+    format_regression_score,
     interval_words,
     report_table,
     write_scores,
@@ -77,7 +77,7 @@ def evaluate_regressor(model: str, data: Sequence[str], settings: EvalSettings, 
         folder = report_folder(run, target, data, settings)
         write_scores(folder, folder, report, images, indices, targets[indices], predicted)
         console.show(report_table(report))
-        mae, interval = format_number(report.scores["mae"], "mae")
+        mae, interval = format_regression_score(report.scores["mae"], "mae")
         console.say(
             f"{images.name}: MAE {mae} ({interval_words(interval, report)}); always "
             f"predicting the mean gives {report.baseline:.3g}; the predictions and {PLOT} are in {folder}"

@@ -18,7 +18,7 @@ class OpeningSettings(FractionSettings, LabelledDataSettings):
 
 @dataclass(frozen=True)
 class ScoringSettings:
-    """The predictions to score, and the folder for the results."""
+    """Settings of an evaluation: the images, the predictions to score, and the folder for the results."""
 
     protocol: list[Choice] | None = option(
         "any of classification, knn, linear, logistic, correspondence, few-labels (default: classification)",

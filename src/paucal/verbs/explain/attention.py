@@ -25,11 +25,11 @@ from paucal.models.trained import TrainedModel
 from paucal.runs import csv_text
 from paucal.types import UserError
 from paucal.verbs.explain.inputs import ExplainInput, stack_views, stem, view_of
-from paucal.verbs.explain.settings import CELL, ExplainSettings
+from paucal.verbs.explain.settings import PATCH_POSITION, ExplainSettings
 
-SHOWN_LAYERS = 4  # one layer for each quarter of the depth: 2, 5, 8 and 11 of 12, as in DHVT's figures 3 to 5
+SHOWN_LAYERS = 4  # one per quarter of the depth: layers 2, 5, 8 and 11 of 12, as in figures 3 to 5 of the DHVT paper
 ALL_LAYERS = "all"  # value of --layer that selects all layers
-MAX_TOKENS = 900  # number of tokens up to which an attention matrix is drawn
+MAX_TOKENS = 900  # largest number of tokens for which the whole attention matrix is drawn
 
 
 def heads_view(model: TrainedModel, image: ExplainInput, settings: ExplainSettings) -> dict[str, Figure]:
@@ -67,7 +67,7 @@ def features_figures(model: TrainedModel, batch: Sequence[ExplainInput]) -> Iter
 
 
 def head_tokens_view(model: TrainedModel, image: ExplainInput, settings: ExplainSettings) -> dict[str, Figure]:
-    """Draw DHVT's two figures: averaged attention between all tokens, and head tokens' attention to the patches."""
+    """Draw two figures of the DHVT paper: mean attention between all tokens, and head tokens' attention to patches."""
     maps = read_attention(model.module, stack_views([image], model))
     layer_indices = _layer_indices(maps, settings.layer) or _spread_layers(len(maps))
     layers = [maps[index] for index in layer_indices]
@@ -124,7 +124,7 @@ def _parse_tokens(names: list[str] | None, layer: AttentionMap) -> list[Token]:
     rows, columns = layer.tokens.grid
     if not names:
         return [layer.tokens.prefix[0] if layer.tokens.prefix else (rows // 2, columns // 2)]
-    cells = [CELL.fullmatch(name) for name in names]
+    cells = [PATCH_POSITION.fullmatch(name) for name in names]
     return [(int(cell[1]), int(cell[2])) if cell else name for cell, name in zip(cells, names, strict=True)]
 
 
@@ -133,7 +133,7 @@ class Entropies:
 
     Args:
         model: Model for which the images were preprocessed.
-        against: Names of other models, which get the same parts of the images, resized to their own input sizes.
+        against: Names of other models. Each gets the same parts of the images, resized to its own input size.
         device: Device of the other models.
 
     Attributes:
@@ -143,10 +143,10 @@ class Entropies:
     def __init__(self, model: TrainedModel, against: Sequence[str], device: str) -> None:
         self.models = {model.card.backbone.name: model}
         for name in against:
-            unique, number = name, 2
-            while unique in self.models:
-                unique, number = f"{name} ({number})", number + 1
-            self.models[unique] = open_named(name, device, setting="--against")
+            unique_name, number = name, 2
+            while unique_name in self.models:
+                unique_name, number = f"{name} ({number})", number + 1
+            self.models[unique_name] = open_named(name, device, setting="--against")
         self._first = model
         self._sums: dict[str, dict[str, Tensor]] = {name: {} for name in self.models}
         self._uniform_bits: dict[str, dict[str, float]] = {}
@@ -169,15 +169,15 @@ class Entropies:
         return {name: {layer: s / self.images for layer, s in totals.items()} for name, totals in self._sums.items()}
 
     def figures(self) -> Iterator[tuple[str, Figure]]:
-        """Yield a figure of all heads for each model and, if there are several, a figure that compares last layers."""
+        """Yield a figure of all heads for each model and, for several models, a figure of all models' last layers."""
         means = self.means()
         for name, layers in means.items():
             label = "entropy" if len(means) == 1 else f"entropy_{name}"
             yield label, entropy_figure(layers, self._uniform_bits[name], self.images)
         if len(means) > 1:
-            last = {name: list(layers.values())[-1] for name, layers in means.items()}
+            last_layers = {name: list(layers.values())[-1] for name, layers in means.items()}
             uniform_bits = {name: list(self._uniform_bits[name].values())[-1] for name in means}
-            yield "entropy_ranked", ranked_entropy_figure(last, uniform_bits, self.images)
+            yield "entropy_ranked", ranked_entropy_figure(last_layers, uniform_bits, self.images)
 
     def table(self) -> str:
         """Return the mean entropies as CSV: model, layer, head (from 1), bits, and the bits of uniform attention."""

@@ -15,7 +15,7 @@ from paucal.types import UserError
 from paucal.verbs.explain.inputs import ExplainInput, stack_views
 from paucal.wording import did_you_mean, join_first_few
 
-MAX_CELLS = 56  # longest side of a map that is drawn unchanged; larger maps are averaged over the cells of a grid
+MAX_CELLS = 56  # longest side of a map that is drawn unchanged; a larger map is averaged to a coarser grid
 
 
 def choose_method(model: TrainedModel, requested: str) -> tuple[str, str]:
@@ -35,7 +35,7 @@ def choose_method(model: TrainedModel, requested: str) -> tuple[str, str]:
     return requested, f"method: {METHODS[requested].title}"
 
 
-_NEEDS = {"attention": "attention", "rules": "a ViT, DeiT, LV-ViT or DHVT"}  # description of what a method needs
+_NEEDS = {"attention": "attention", "rules": "a ViT, DeiT, LV-ViT or DHVT"}  # requirement on the model, by method
 
 
 def class_numbers(model: TrainedModel, names: Sequence[str] | None) -> list[int] | None:
@@ -68,7 +68,7 @@ def _class_number(name: str, classes: Sequence[str], readable_names: Sequence[st
 def explain_batch(
     model: TrainedModel, batch: Sequence[ExplainInput], method: str, classes: list[int] | None, top: int
 ) -> list[AttributedImage]:
-    """Return attribution maps of images for `classes`; if None, for the `top` most probable classes of each image."""
+    """Return attribution maps for `classes`; by default, for the `top` most probable classes of each image."""
     images = stack_views(batch, model)
     with explainable(model.module) as module, torch.no_grad():
         outputs = model.card.probabilities(run(module, images.to(next(module.parameters()).dtype))).cpu()
@@ -79,7 +79,7 @@ def explain_batch(
         explained = torch.tensor(classes).expand(len(batch), -1)
     columns = explained.T if METHODS[method].is_class_specific else explained.T[:1]
     maps = [attribute(model.module, images, column, method).float().cpu() for column in columns]
-    # Maps at pixel resolution look like noise, so they are averaged over the cells of a grid.
+    # Maps at pixel resolution look like noise, so they are averaged to a coarser grid.
     maps = [resize_to_cells(values) if max(values.shape[1:]) > MAX_CELLS else values for values in maps]
     return [
         AttributedImage(

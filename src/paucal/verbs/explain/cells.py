@@ -1,7 +1,8 @@
 """Views of the patches of an image: offsets (`--show localization`), classes (`tokens`) and matches (`matches`).
 
-The model of a run lacks DrLoc's localization head; the head is read from the checkpoint of the best epoch or, without
-validation images, of the last epoch.
+A "patch" is one grid position of a feature map here, even if the network does not divide images into patches.
+The model of a run lacks DrLoc's localization head; the head is read from the checkpoint of the best epoch or, if
+the run has no validation images, of the last epoch.
 """
 
 import re
@@ -20,7 +21,7 @@ from paucal.explain.figures.cells import OffsetView, all_pairs, matches_figure, 
 from paucal.explain.prepared import explainable
 from paucal.labeling import DenseTeacher
 from paucal.losses.drloc_targets import pair_classes, pair_targets
-from paucal.methods.drloc.entry import TERM
+from paucal.methods.drloc.entry import DRLOC_LOSS
 from paucal.models.named import open_named
 from paucal.models.trained import TrainedModel
 from paucal.objectives import DrLoc
@@ -30,7 +31,7 @@ from paucal.runs.weights import load_checkpoint
 from paucal.tasks.classification.finishing import LOSS_COLUMN
 from paucal.types import UserError
 from paucal.verbs.explain.inputs import ExplainInput, stack_views, stem, view_of
-from paucal.verbs.explain.settings import CELL
+from paucal.verbs.explain.settings import PATCH_POSITION
 from paucal.wording import first_line
 
 _HEAD_KEY = re.compile(r"objective\.terms\.\d+\.(heads\..+)")
@@ -56,7 +57,7 @@ def open_localizer(name: TrainedModel | str, model: TrainedModel) -> DrLoc:
     settings: Any = SimpleNamespace(**run.settings)
     try:
         backbone = FeatureBackbone(model.module, model.card.preprocessing.image_size)
-        term = TERM.build(settings, model.card.backbone, backbone)
+        term = DRLOC_LOSS.build(settings, model.card.backbone, backbone)
         assert isinstance(term, DrLoc)
         term.load_state_dict(heads)
     except (AttributeError, RuntimeError, TypeError, ValueError) as problem:
@@ -75,42 +76,45 @@ def predict_offsets(term: DrLoc, model: TrainedModel, image: ExplainInput) -> Of
     size = (grid.shape[2], grid.shape[3])
     pairs = all_pairs(size).to(grid.device)
     head: nn.Module = term.heads[-1]
-    predicted = _offsets_in_cells(head(grid, pairs), term.options, size)
+    predicted = _offsets_in_patches(head(grid, pairs), term.options, size)
     signed = (term.options.target if term.options.mode in ("l1", "signed") else term.options.classes) != "absolute"
     truth = pair_targets(pairs, *size, target="signed" if signed else "absolute", scale="none")
-    cells = size[0] * size[1]
-    return OffsetView(predicted.cpu().view(cells, cells, 2), truth[0].cpu().view(cells, cells, 2), size, signed)
+    count = size[0] * size[1]
+    return OffsetView(predicted.cpu().view(count, count, 2), truth[0].cpu().view(count, count, 2), size, signed)
 
 
 def localization_figures(
     term: DrLoc, model: TrainedModel, image: ExplainInput, tokens: Sequence[str] | None
 ) -> Iterator[tuple[str, Figure]]:
-    """Draw the predicted offset from a patch (the first in `tokens`, or the middle) to a corner, and all errors."""
+    """Draw the predicted offset between a patch and a corner of the image, and the errors of all predicted offsets.
+
+    The patch is the first one given in `tokens`, by default the middle patch.
+    """
     view = predict_offsets(term, model, image)
     rows, columns = view.grid
-    cell = next(filter(None, map(CELL.fullmatch, tokens or ())), None)
-    second = (int(cell[1]), int(cell[2])) if cell else (rows // 2, columns // 2)
-    if second[0] >= rows or second[1] >= columns:
-        raise UserError(f"--token: the patch {second} lies outside the grid of {rows}x{columns} patches: count from 0.")
-    first = (0, 0) if second != (0, 0) else (rows - 1, columns - 1)
-    yield f"{stem(image.name)}_localization", offsets_figure(image.picture, view, first, second)
+    match = next(filter(None, map(PATCH_POSITION.fullmatch, tokens or ())), None)
+    patch = (int(match[1]), int(match[2])) if match else (rows // 2, columns // 2)
+    if patch[0] >= rows or patch[1] >= columns:
+        raise UserError(f"--token: the patch {patch} lies outside the grid of {rows}x{columns} patches: count from 0.")
+    corner = (0, 0) if patch != (0, 0) else (rows - 1, columns - 1)
+    yield f"{stem(image.name)}_localization", offsets_figure(image.picture, view, corner, patch)
 
 
-def _offsets_in_cells(outputs: tuple[Tensor, Tensor], options: DrLocOptions, size: tuple[int, int]) -> Tensor:
-    """Convert the outputs of a DrLoc head for P pairs, two tensors (1, P, C), to (P, 2) offsets in patches.
+def _offsets_in_patches(outputs: tuple[Tensor, Tensor], options: DrLocOptions, size: tuple[int, int]) -> Tensor:
+    """Convert the outputs of a DrLoc head for P pairs, two (1, P, C) tensors, to (P, 2) offsets in patches.
 
     With a classification loss, an offset is the mean of the predicted distribution; with L1, the outputs are rescaled.
     """
-    same_cell = torch.zeros(1, 1, 2, 2, dtype=torch.long)
+    same_patch = torch.zeros(1, 1, 2, 2, dtype=torch.long)
     if options.mode in ("l1", "signed"):
-        step = same_cell.clone()
-        step[0, 0, 0] = 1  # an offset of one patch down and right, on the scale of the targets
+        one_patch_step = same_patch.clone()
+        one_patch_step[0, 0, 0] = 1  # an offset of one patch down and right, on the scale of the targets
         zero, unit = (
             pair_targets(pair, *size, target=options.target, scale=options.scale)[0, 0].to(outputs[0])
-            for pair in (same_cell, step)
+            for pair in (same_patch, one_patch_step)
         )
         return (torch.cat(outputs, 2)[0] - zero) / (unit - zero)
-    centre = pair_classes(same_cell, *size, classes=options.classes)[0, 0].tolist()
+    centre = pair_classes(same_patch, *size, classes=options.classes)[0, 0].tolist()
     values = []
     for middle_index, logits in zip(centre, outputs, strict=True):
         offsets = torch.arange(logits.shape[-1], device=logits.device).float() - middle_index

@@ -21,7 +21,7 @@ from paucal.types import UserError
 
 @dataclass(frozen=True, eq=False)
 class ExplainInput:
-    """An image to explain: its name, the (H, W, 3) pixels that the model sees, and the (3, H, W) model input."""
+    """An image to explain: name, (H, W, 3) pixels of the part that the model sees, and (3, H, W) model input."""
 
     name: str
     picture: Picture
@@ -87,5 +87,5 @@ def view_of(images: Tensor, model: TrainedModel, other: TrainedModel) -> Tensor:
 
 
 def stem(name: str) -> str:
-    """Return an image's name without its suffix; the names of its figures begin with it."""
+    """Return an image's name without the suffix, with which the names of the image's figures begin."""
     return Path(name).stem or name

@@ -48,7 +48,7 @@ class ExplainSettings:
     on_bad_image: Literal["refuse", "skip"] = option("how to handle unreadable images", "refuse", group=_PICTURES)
 
 
-CELL = re.compile(r"\s*(\d{1,6})\s*,\s*(\d{1,6})\s*")  # --token as ROW,COLUMN
+PATCH_POSITION = re.compile(r"\s*(\d{1,6})\s*,\s*(\d{1,6})\s*")  # value ROW,COLUMN of --token
 
 # For each setting, its effect (a clause for messages) and the views that use the setting.
 _USED_BY: dict[str, tuple[str, tuple[str, ...]]] = {
@@ -67,5 +67,5 @@ def require_used_settings(views: Sequence[str], settings: ExplainSettings) -> No
             raise UserError(f"--{name.replace('_', '-')} {effect}: add --show {' or '.join(users)}.")
     if settings.method != "auto" and "attribution" not in views:
         raise UserError("--method chooses how the attribution is computed: add --show attribution.")
-    if settings.token and "attention" not in views and not any(map(CELL.fullmatch, settings.token)):
+    if settings.token and "attention" not in views and not any(map(PATCH_POSITION.fullmatch, settings.token)):
         raise UserError(f"--token is {settings.token[0]!r}, but the localization needs a patch: give ROW,COLUMN.")

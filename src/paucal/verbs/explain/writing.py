@@ -20,9 +20,9 @@ _INVALID_CHARACTERS = re.compile(r"[^\w.-]+")
 
 
 def choose_output_folder(output: str | None, sources: Sequence[Any], default: Path = DEFAULT) -> Path:
-    """Return the folder `output`, or the next numbered folder in `default`, after checking that it is new or empty.
+    """Return the folder `output`, or the next numbered folder in `default` if no output is given.
 
-    The folder must not be inside one of `sources`, the folders of images.
+    A folder with files is refused, and also a folder inside one of `sources`, the folders of images.
     """
     if output is None:
         numbers = [int(path.name) for path in default.glob("*") if path.name.isdigit()]

@@ -36,13 +36,13 @@ from paucal.verbs.export.students import TRAINING_TIME, Student, build_untrained
 from paucal.verbs.export.subjects import ClassifierSubject, DetectorSubject, Subject
 from paucal.wording import percent
 
-STUDENT = "student"  # folder of the smaller model's run
+STUDENT_FOLDER = "student"  # name of the folder of the smaller model's run
 TIMED_IMAGES = 12  # number of images on which the files of an untrained student are timed
 TIME_MARGIN = 0.9  # fraction of --max-ms that the file of an untrained student may take, since measured times vary
 MAX_RETIMED_EXCESS = 1.5  # multiple of --max-ms; a file that takes longer is not timed again
-MAX_EXTRA_TIMINGS = 3  # number of times that one file is timed again
-# Bytes per unit of --max-size.
-UNITS = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
+MAX_EXTRA_TIMINGS = 3  # largest number of times that one file is timed again
+# Number of bytes in each unit of --max-size.
+UNIT_BYTES = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
 
 
 @dataclass(frozen=True)
@@ -89,13 +89,13 @@ def parse_size(text: str) -> int:
         (5000000, 1572864)
     """
     match = re.fullmatch(r"(\d+(?:\.\d+)?) *([A-Za-z]+)", text.strip())
-    number = 0 if match is None else int(float(match[1]) * UNITS.get(match[2].upper(), 0))
+    number = 0 if match is None else int(float(match[1]) * UNIT_BYTES.get(match[2].upper(), 0))
     if number <= 0:
         raise UserError(f"--max-size is {text!r}, expected a size above 0 with its unit, such as 5MB or 800KB.")
     return number
 
 
-def describe(comparison: Comparison) -> str:
+def describe_file(comparison: Comparison) -> str:
     """Return the size and the time of a file as text."""
     return f"{comparison.size / 1e6:.2g} MB and {comparison.milliseconds[1]:.2g} ms per image"
 
@@ -166,7 +166,7 @@ def find_best_file(
     best = _keep_best(candidates, subject, limits, settings, console)
     if best is None and type(subject) is ClassifierSubject and not subject.card.is_multi_label:
         if has_images(subject):
-            console.say(f"no file of the run's model is within {limits}: looking for a smaller model to distil")
+            console.say(f"no file of the run's model is within {limits}: looking for a smaller model to distil it into")
             student_files = list(_measure_students(subject, formats, limits, settings, work, console))
             student = next((student for student, files in student_files if _fits_with_margin(limits, files)), None)
             if student is None:
@@ -174,7 +174,7 @@ def find_best_file(
             else:
                 title, time = str(student), settings.time or TRAINING_TIME
                 console.say(f"{title} is within the limits: distilling the run's model into this network for {time}")
-                trained_student = train_student(subject, student, time, work / STUDENT, console)
+                trained_student = train_student(subject, student, time, work / STUDENT_FOLDER, console)
                 student_candidates = _write_files(trained_student, formats, settings, work / "files", console)
                 files = [replace(candidate, model=title) for candidate in student_candidates]
                 candidates += files
@@ -199,7 +199,7 @@ def _keep_best(
         comparison = _time_again(candidate, comparison, limits, settings, console)
         if limits.excess(comparison) <= 1:
             scores = _describe_scores(comparison, subject, image_text)
-            console.say(f"kept {candidate.title}, {describe(comparison)} on one thread; {scores}")
+            console.say(f"kept {candidate.title}, {describe_file(comparison)} on one thread; {scores}")
             return candidate, comparison
         console.say(
             f"note: {candidate.title} was not kept, since it took {comparison.milliseconds[1]:.2g} ms when timed again"
@@ -290,8 +290,8 @@ def _no_file_message(candidates: Sequence[Candidate], limits: Limits) -> str:
     closest = min(candidates, key=lambda candidate: limits.excess(candidate.comparison))
     reason = "" if limits.excess(closest.comparison) > 1 else ", too close to the limit, since measured times vary"
     return (
-        f"no file is within {limits}: the closest is {closest.title} with {describe(closest.comparison)}{reason}, so "
-        "nothing was written; give a larger --max-size or --max-ms."
+        f"no file is within {limits}: the closest is {closest.title} with {describe_file(closest.comparison)}{reason}, "
+        "so nothing was written; give a larger --max-size or --max-ms."
     )
 
 
@@ -315,7 +315,8 @@ def _time_again(
 ) -> Comparison:
     """Time a file again if it is slightly too slow, and return the comparison with the shortest of the measured times.
 
-    Other programs on the machine can only slow a file down, and a trained student must not be rejected because of them.
+    Other programs on the machine can only slow a file down, and a trained student must not be rejected because of other
+    programs.
     """
     subject, with_preprocessing = candidate.subject, includes_preprocessing(candidate.format, settings)
     for _ in range(MAX_EXTRA_TIMINGS):

@@ -18,7 +18,7 @@ from paucal.data.channels.decoding import convert_image
 from paucal.data.images import evenly_spaced
 from paucal.export.browser_page import runtime_files
 from paucal.export.comparison import Comparison, compare_all
-from paucal.export.formats import GRAPHS, Source
+from paucal.export.formats import GRAPHS, ExportSource
 from paucal.reading import expand_user_path
 from paucal.runner.console import Console
 from paucal.runner.input_images import open_sources, read_all
@@ -40,9 +40,8 @@ COMPARISON_TEXTS = {
     "pixels": ("the same class for {} of the pixels", "pixel accuracy"),
     "objects": ("the same objects for {} of both models' objects", "accuracy"),
 }
-MAX_NOISE_IMAGES = (
-    16  # number of noise images on which files are compared with the model if no real images are available
-)
+# Largest number of noise images on which files are compared with the model if no real images are available.
+MAX_NOISE_IMAGES = 16
 CALIBRATION_IMAGES = 100  # number of training images from which the ranges of 8-bit activations are measured
 # Names of splits, in order of preference: files are compared on the images of the first split that is not empty.
 TEST_SPLITS, VALIDATION_SPLITS = ("test", "val", "train"), ("val", "train")
@@ -103,7 +102,7 @@ class GraphWriter:
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.subject, self.settings, self.console, self.clock = subject, settings, console, clock
-        self.sources: dict[bool, Source] = {}
+        self.sources: dict[bool, ExportSource] = {}
 
     def open(
         self, formats: Sequence[str], splits: Sequence[str] = TEST_SPLITS, images: ComparisonImages | None = None
@@ -118,7 +117,7 @@ class GraphWriter:
             runtime_files(web_folder)
         for with_preprocessing in {includes_preprocessing(name, self.settings) for name in formats}:
             graph = self.subject.graph(with_preprocessing)
-            self.sources[with_preprocessing] = Source(graph, self.subject.card, web_folder)
+            self.sources[with_preprocessing] = ExportSource(graph, self.subject.card, web_folder)
         if images is not None:
             self.images = images
             return
@@ -152,12 +151,12 @@ class GraphWriter:
             max_difference = tolerance * TOLERANCE_FACTORS.get(self.subject.unit, 1)
             if not comparison.largest <= max_difference:
                 raise UserError(
-                    f"{path.name} differs from the model: {self._difference(comparison)} on "
+                    f"{path.name} differs from the model: {self._describe_difference(comparison)} on "
                     f"{counted(comparison.images, 'image')}, expected at most {max_difference:g}, so the file was not "
                     "kept: use another --format."
                 )
             _require_agreement(path.name, comparison, MIN_AGREEMENT, "use another --format")
-        self.console.say(self._describe(path.name, comparison))
+        self.console.say(self._describe_comparison(path.name, comparison))
         return comparison
 
     def measure(self, name: str, int8: bool, folder: Path) -> Comparison:
@@ -185,12 +184,12 @@ class GraphWriter:
             )
         return replace(comparison, size=_folder_size(path.parent))
 
-    def _difference(self, comparison: Comparison) -> str:
+    def _describe_difference(self, comparison: Comparison) -> str:
         if self.subject.unit == "numbers":
             return f"a prediction differs by {comparison.largest:.2g} standard deviations of the target"
         return f"a probability differs by {comparison.largest:.2g}"
 
-    def _describe(self, name: str, comparison: Comparison) -> str:
+    def _describe_comparison(self, name: str, comparison: Comparison) -> str:
         model_ms, file_ms = comparison.milliseconds
         agreement_text, accuracy_text = COMPARISON_TEXTS[self.subject.unit]
         scores = (
@@ -200,8 +199,8 @@ class GraphWriter:
         )
         return (
             f"{name} ({comparison.size / 2**20:.1f} MiB): on {comparison.images} {self.images.description} "
-            f"{agreement_text.format(percent(comparison.agreement))}, {self._difference(comparison)} at most{scores}; "
-            f"{file_ms:.1f} ms per image, compared to {model_ms:.1f} ms for the model"
+            f"{agreement_text.format(percent(comparison.agreement))}, {self._describe_difference(comparison)} at most"
+            f"{scores}; {file_ms:.1f} ms per image, compared to {model_ms:.1f} ms for the model"
         )
 
 
@@ -220,7 +219,7 @@ def _require_agreement(name: str, comparison: Comparison, minimum: float, advice
 def open_comparison_images(
     data: str | None, max_images: int, subject: Subject, console: Console, splits: Sequence[str] = TEST_SPLITS
 ) -> ComparisonImages:
-    """Return images for comparisons: from `data` or, if it is None, from the first of `splits` that is not empty."""
+    """Return images for comparisons: from `data` or, if `data` is None, from the first non-empty split in `splits`."""
     if data is not None:
         named_images = read_all(open_sources([data], console, subject.reading), subject.reading, "refuse", console)
         data_images = [image for _, image in islice(named_images, max_images)]

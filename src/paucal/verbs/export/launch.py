@@ -35,20 +35,22 @@ from paucal.settings.options import check_ranges
 from paucal.settings.values import settings_from_keywords, with_settings_signature
 from paucal.types import UserError
 from paucal.verbs.explain.writing import choose_output_folder
-from paucal.verbs.export.fitting import STUDENT, Limits, find_best_file, formats_to_fit, parse_limits
+from paucal.verbs.export.fitting import STUDENT_FOLDER, Limits, find_best_file, formats_to_fit, parse_limits
 from paucal.verbs.export.graphs import GraphWriter, file_name, staging_folder
 from paucal.verbs.export.settings import ExportSettings
 from paucal.verbs.export.subjects import ClassifierSubject, DetectorSubject, Subject, open_subject
 
-DEFAULT = Path("exports")
+DEFAULT_FOLDER = Path("exports")
 NO_INITIAL_WEIGHTS = "none: the initial weights were random"  # shown in place of the licence of the initial weights
+# Functions that write a run's report, by the model's `unit`.
 REPORT_WRITERS = {
     "images": write_report,
     "objects": write_detection_report,
     "pixels": write_segmentation_report,
     "numbers": write_regression_report,
 }
-PACKAGES = ("paucal", "torch", "timm", "onnx", "onnxscript", "onnxruntime", "openvino", "nncf", "litert-torch")
+# Packages whose versions are stored with the comparisons.
+RECORDED_PACKAGES = ("paucal", "torch", "timm", "onnx", "onnxscript", "onnxruntime", "openvino", "nncf", "litert-torch")
 
 
 @dataclass(frozen=True)
@@ -101,19 +103,19 @@ def export_all(run: str, settings: ExportSettings, console: Console) -> Export:
     folder = open_model_folder(run)
     subject = open_subject(folder, console, settings.mirror)
     if (limits := parse_limits(settings)) is not None:
-        return _export_within(folder, subject, limits, settings, console)
+        return _export_within_limits(folder, subject, limits, settings, console)
     return _export_formats(folder, subject, settings, console)
 
 
 def _export_formats(folder: RunFolder, subject: Subject, settings: ExportSettings, console: Console) -> Export:
     formats = _choose_formats(settings, subject)
-    output = choose_output_folder(settings.output, [] if settings.data is None else [settings.data], DEFAULT)
+    output = choose_output_folder(settings.output, [] if settings.data is None else [settings.data], DEFAULT_FOLDER)
     paths: list[Path] = []
     comparisons: dict[str, Comparison] = {}
     refusals: list[str] = []
     writer = GraphWriter(subject, settings, console)
     if graphs := [name for name in formats if name in GRAPHS]:
-        writer.open(graphs)  # before anything is written, since this refuses invalid settings
+        writer.open(graphs)  # before any file is written, since this raises errors for invalid settings
     for name, int8 in [(name, int8) for name in graphs for int8 in (False, True)]:
         if int8 and not (settings.int8 and GRAPHS[name].quantise):
             continue
@@ -128,7 +130,7 @@ def _export_formats(folder: RunFolder, subject: Subject, settings: ExportSetting
         if comparison is not None:
             comparisons[file_name(name, int8)] = comparison
     if {"safetensors", "hub"} & set(formats) and isinstance(subject, ClassifierSubject):
-        paths += _write_folder(output, folder, subject, settings, "hub" in formats, console)
+        paths += _write_timm_files(output, folder, subject, settings, "hub" in formats, console)
     if comparisons:
         record = _export_record(comparisons)
         write_text(output / "export.json", json.dumps(record, indent=2) + "\n")
@@ -141,19 +143,19 @@ def _export_formats(folder: RunFolder, subject: Subject, settings: ExportSetting
     return Export(output, tuple(paths), comparisons)
 
 
-def _export_within(
+def _export_within_limits(
     folder: RunFolder, subject: Subject, limits: Limits, settings: ExportSettings, console: Console
 ) -> Export:
     """Write the best file within the limits and, if that file contains a smaller model, the smaller model's run."""
     formats = formats_to_fit(settings, subject)
-    _choose_formats(replace(settings, format=formats), subject)  # only to refuse contradictory settings
-    output = choose_output_folder(settings.output, [] if settings.data is None else [settings.data], DEFAULT)
+    _choose_formats(replace(settings, format=formats), subject)  # only to raise errors for contradictory settings
+    output = choose_output_folder(settings.output, [] if settings.data is None else [settings.data], DEFAULT_FOLDER)
     with TemporaryDirectory(prefix="paucal-export-") as work:
         best, comparison = find_best_file(subject, formats, limits, settings, Path(work), console)
         output.mkdir(parents=True, exist_ok=True)
         paths = [Path(shutil.move(path, output / path.name)) for path in sorted(best.folder.iterdir())]
         if best.model:
-            paths.append(Path(shutil.move(Path(work) / STUDENT, output / STUDENT)))
+            paths.append(Path(shutil.move(Path(work) / STUDENT_FOLDER, output / STUDENT_FOLDER)))
     record = {**_export_record({best.name: comparison}), "limits": asdict(limits), "model": best.model or "the run's"}
     write_text(output / "export.json", json.dumps(record, indent=2) + "\n")
     _add_to_report(folder, subject, {best.title: asdict(comparison)})
@@ -180,7 +182,7 @@ def _choose_formats(settings: ExportSettings, subject: Subject) -> Sequence[str]
     return formats
 
 
-def _fixed_size(formats: Sequence[str]) -> list[str]:
+def _fixed_size_formats(formats: Sequence[str]) -> list[str]:
     return [name for name in formats if name in GRAPHS and GRAPHS[name].pixels is False]
 
 
@@ -188,7 +190,7 @@ def _check_settings(formats: Sequence[str], settings: ExportSettings) -> None:
     if settings.int8 and not any(name in GRAPHS and GRAPHS[name].quantise for name in formats):
         int8_formats = [name for name, entry in GRAPHS.items() if entry.quantise]
         raise UserError(f"--int8 needs a format that supports 8-bit files: give --format {' or '.join(int8_formats)}.")
-    if settings.with_preprocessing and (fixed_size := _fixed_size(formats)):
+    if settings.with_preprocessing and (fixed_size := _fixed_size_formats(formats)):
         raise UserError(
             f"--with-preprocessing needs files for images of any size, but {fixed_size[0]} files have fixed sizes: "
             "remove --with-preprocessing, or give --format onnx."
@@ -202,7 +204,7 @@ def _check_settings(formats: Sequence[str], settings: ExportSettings) -> None:
 def _check_subject(formats: Sequence[str], settings: ExportSettings, subject: Subject) -> None:
     if isinstance(subject, DetectorSubject) and settings.int8:
         raise UserError("--int8 is for classifiers and segmenters, but this model is a detector: remove --int8.")
-    if isinstance(subject, DetectorSubject) and (fixed_size := _fixed_size(formats)):
+    if isinstance(subject, DetectorSubject) and (fixed_size := _fixed_size_formats(formats)):
         raise UserError(
             f"--format {fixed_size[0]} has fixed sizes, but a detector's number of regions depends on the image: "
             "use --format onnx."
@@ -224,7 +226,7 @@ def _check_subject(formats: Sequence[str], settings: ExportSettings, subject: Su
         )
 
 
-def _write_folder(
+def _write_timm_files(
     path: Path, run: RunFolder, subject: ClassifierSubject, settings: ExportSettings, for_hub: bool, console: Console
 ) -> list[Path]:
     path.mkdir(parents=True, exist_ok=True)
@@ -249,7 +251,7 @@ def _add_to_report(run: RunFolder, subject: Subject, comparisons: Mapping[str, A
 
 def _export_record(comparisons: Mapping[str, Comparison]) -> dict[str, Any]:
     versions = {}
-    for package in PACKAGES:
+    for package in RECORDED_PACKAGES:
         with suppress(PackageNotFoundError):
             versions[package] = version(package)
     return {"versions": versions, "comparisons": {name: asdict(entry) for name, entry in comparisons.items()}}
@@ -281,7 +283,7 @@ def _model_page(run: RunFolder, model: TrainedModel, settings: ExportSettings, f
     licence = licence_of_initial_weights(run)
     hub = None
     if for_hub:
-        data = Path(str(summary.get("data", "images"))).name  # without the folders of this machine
+        data = Path(str(summary.get("data", "images"))).name  # without the path on this machine
         summary |= {"data": data}
         hub = HubFacts(None if licence == NO_INITIAL_WEIGHTS else licence, data, settings.data_licence, report)
     return model_page(model.card, str(weights_source or "random weights"), licence, summary, report, hub)

@@ -23,7 +23,7 @@ from paucal.verbs.export.subjects import ClassifierSubject
 
 SIDES = (224, 192, 160, 128, 96, 64)  # sides in pixels of the square inputs of students
 UNTRAINED_STUDENT = "mobilenetv2_050"  # network with 0.7 M parameters that is trained from scratch
-TRAINING_TIME = "15m"
+TRAINING_TIME = "15m"  # default of --time
 # Settings of the run that determine its images; the split of the run is passed as a file.
 IMAGE_SETTINGS = (
     *("data", "data_root", "image_column", "label_column", "label_separator", "channels", "classes", "on_bad_image"),
@@ -74,7 +74,7 @@ def _megabytes(weights: AddedWeights | PretrainedWeights) -> float:
 
 
 def build_untrained(teacher: ClassifierSubject, student: Student, console: Console) -> ClassifierSubject:
-    """Return an untrained student, whose files have the same size and speed as those of the trained student."""
+    """Return an untrained student, whose files have the same size and speed as the trained student's files."""
     teacher_card, size = teacher.card, (student.side, student.side)
     spec = BackboneSpec(student.name, len(teacher_card.classes), teacher_card.backbone.in_chans, size)
     with torch.random.fork_rng(devices=[]):

@@ -32,7 +32,7 @@ from paucal.tasks.segmentation.settings import SegmentSettings
 from paucal.tasks.segmentation.windows import pixel_probabilities
 from paucal.types import UserError
 
-MAX_EQUAL_DEVIATION = 0.1  # largest difference of equal predicted values, in standard deviations of the target
+MAX_EQUAL_DEVIATION = 0.1  # predictions count as equal up to this many standard deviations of the target
 # (images, split, function from the position of an image to its label). The function is None if there are no labels.
 ExportImages = tuple[ImageSet, Split, Callable[[int], Tensor] | None]
 
@@ -113,7 +113,7 @@ class SegmenterSubject:
         self._statistics = Normalisation(model.card.preprocessing.mean, model.card.preprocessing.std)
 
     def graph(self, with_preprocessing: bool) -> Graph:
-        """Return the graph to export, from a window of an image to the logits of its pixels."""
+        """Return the graph to export, which maps a window of an image to the logits of the window's pixels."""
         if with_preprocessing:
             raise UserError(
                 "--with-preprocessing is for classifiers, but a segmenter reads windows: remove --with-preprocessing."
@@ -160,7 +160,7 @@ class DetectorSubject:
         self._view = evaluation_view(card.resize_to, card.preprocessing.mean, card.preprocessing.std)
 
     def graph(self, with_preprocessing: bool) -> Graph:
-        """Return the graph to export, from an image of any size to its objects."""
+        """Return the graph to export, which maps an image of any size to a table of the objects in the image."""
         if with_preprocessing:
             raise UserError(
                 "--with-preprocessing is for classifiers, but this model is a detector: remove --with-preprocessing."

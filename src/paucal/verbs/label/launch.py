@@ -70,7 +70,7 @@ class Labeled:
     Attributes:
         folder: Folder of the maps.
         images: Number of maps.
-        facts: Properties that all maps share, such as the teacher, the classes and the grid size.
+        facts: Properties that all maps have in common, such as the teacher, the classes and the grid size.
         check: Accuracy of the teacher on labelled images; None if the images have no labels. For published maps,
             `check.image_accuracy` is 0, since they have no prediction for the whole image.
         said: Lines that the command line prints.
@@ -145,7 +145,7 @@ def _check_settings(settings: LabelSettings) -> None:
 
 
 def _output_paths(settings: LabelSettings) -> tuple[Path, Path | None]:
-    """Return the checked paths of the folder of maps and of the PNG file that shows them, which may be None."""
+    """Return the checked paths of the folder of maps and of the PNG file that shows maps (None if not requested)."""
     if settings.output is None:
         raise UserError("--output is missing: give a folder for the maps.")
     images, root = {"DATA": settings.data}, settings.data_root
@@ -204,20 +204,20 @@ def open_teacher(name: str, image_size: Sequence[int] | None, device: str) -> Te
     """
     check_size(image_size)
     model, run_or_name = open_named(name, device, image_size, "--teacher"), find_named(name)
-    card, prepare = model.require_classifier().card, model.card.preprocessing
+    card, preprocessing = model.require_classifier().card, model.card.preprocessing
     if card.is_multi_label:
         raise UserError(
             f"--teacher: {name} predicts several labels per image, but label maps need a single label: train a teacher "
             "on images with one label each."
         )
-    if prepare.channels != RGB:
+    if preprocessing.channels != RGB:
         raise UserError(
-            f"--teacher: {name} reads {counted(prepare.channels, 'channel')}, but label maps are made from RGB images: "
-            "give another teacher."
+            f"--teacher: {name} reads {counted(preprocessing.channels, 'channel')}, but label maps are made from RGB "
+            "images: give another teacher."
         )
     run = run_or_name if isinstance(run_or_name, RunFolder) else None
-    size, normalisation = prepare.image_size, Normalisation(prepare.mean, prepare.std)
-    transform = WholeImageTransform(size, normalisation, "bicubic" if run is None else prepare.interpolation)
+    size, normalisation = preprocessing.image_size, Normalisation(preprocessing.mean, preprocessing.std)
+    transform = WholeImageTransform(size, normalisation, "bicubic" if run is None else preprocessing.interpolation)
     dense = DenseTeacher(model.module, size).to(model.device)
     return Teacher(name if run is None else str(run.path), dense, card.classes, transform, run)
 
@@ -233,7 +233,7 @@ def report_maps(facts: MapFacts, count: int, output: Path, console: Console) -> 
 def _test_teacher(
     images: ImageSet, teacher: Teacher, trained_keys: Collection[str], device: torch.device, batch_size: int
 ) -> TeacherCheck:
-    """Test a teacher on a sample of images that it was not trained on, or of all images if it was trained on all."""
+    """Test a teacher on a sample of the images that did not train it, or on a sample of all images if all did."""
     unknown = [name for name in images.classes if name not in set(teacher.classes)]
     if unknown:
         raise UserError(
@@ -253,7 +253,7 @@ def _sample_positions(count: int) -> NDArray[np.int64]:
 
 
 def require_accuracy(check: TeacherCheck, min_accuracy: float, console: Console) -> None:
-    """Refuse maps whose accuracy is below `min_accuracy`; print a note if whole images are classified far better."""
+    """Refuse maps less accurate than `min_accuracy`; print a note if whole images are classified far better."""
     if check.map_accuracy < min_accuracy:
         raise UserError(
             "the class with the highest mean in the teacher's map is correct for "
@@ -277,10 +277,10 @@ def convert_published(
 ) -> Labeled:
     """Convert published maps, one file per image in class folders, to a folder of label maps; existing maps are kept.
 
-    The maps keep their raw logits, where a missing class counts as zero, and cover the central square of each image;
-    the loss ignores the area outside this square. Only images that have a map are kept, and all training images must
-    have a map. `classes` are the names of the maps' classes in the order of their numbers, by default the classes of
-    the set.
+    The maps keep their raw logits; a class that is missing from a map has the logit zero. The maps cover the central
+    square of each image, and the loss ignores the area outside this square. Only images that have a map are kept, and
+    all training images must have a map. `classes` are the names of the maps' classes in the order of their numbers, by
+    default the classes of the set.
     """
     names = tuple(classes or images.classes)
     if not 2 <= len(names) <= MAX_CLASSES:

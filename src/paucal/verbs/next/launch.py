@@ -32,7 +32,7 @@ from paucal.verbs.convert.writing import LAYOUTS
 from paucal.verbs.next.predictions import MODELS, Predictions
 from paucal.verbs.next.selection import Choice, choose
 from paucal.verbs.next.settings import NextSettings
-from paucal.verbs.predict.writing import SHEET_FORMATS, save_sheet
+from paucal.verbs.predict.writing import SHEET_FORMATS, sheet_writer
 from paucal.wording import counted
 
 
@@ -115,7 +115,9 @@ def choose_next(source: str, settings: NextSettings, console: Console) -> NextIm
     with console.progress("reading images") as advance:
         images = load_images(settings, advance, labelled=False, reading=model.reading)
     if images.stream is not None:
-        raise UserError(f"{settings.data} consists of shards, which can only be read in order: give other images.")
+        raise UserError(
+            f"{settings.data} consists of shards, which can only be read in order: give folders, tables or Parquet."
+        )
     images = _unlabelled_images(images, source, settings, console)
     predictions = model.predict(images, console)
     choices = choose(
@@ -146,7 +148,7 @@ def choose_next(source: str, settings: NextSettings, console: Console) -> NextIm
         path = expand_user_path(settings.sheet, "--sheet")
         captions = [f"{number}. {row.reason}" for number, row in enumerate(rows, 1)]
         pictures = [images.store.read(int(index)).convert("RGB") for index in indices]
-        write_atomically(path, save_sheet(sheet(pictures, captions), path))
+        write_atomically(path, sheet_writer(sheet(pictures, captions), path))
     if settings.to is not None and settings.folder is not None:
         content = replace(content, images=without_decoded_copies(content.images))
         write_set(content, LAYOUTS[settings.to], expand_user_path(settings.folder, "--folder"), console)
@@ -180,7 +182,7 @@ def _check_outputs(settings: NextSettings) -> None:
 
 
 def _unlabelled_images(images: ImageSet, source: str, settings: NextSettings, console: Console) -> ImageSet:
-    """Return the images whose labels the run has not used; if requested, also leave out copies of other images."""
+    """Return the images whose labels the run has not used, without copies of other images unless --copies is keep."""
     run = find_run_of_init(source)
     is_seen, identities = np.zeros(len(images), dtype=bool), Identities(images)
     for learned in training_history(run):
@@ -208,7 +210,7 @@ def _unlabelled_images(images: ImageSet, source: str, settings: NextSettings, co
 
 
 def _images_of(run: RunFolder | None, unlabelled: ImageSet, console: Console) -> ImageSet | None:
-    """Return the images that a run was trained on; None if they are unknown, or if they cannot be opened."""
+    """Return the training images of a run; None if the images are unknown or cannot be opened."""
     data = None if run is None or not run.config.is_file() else run.settings.get("data")
     if run is None or data is None:
         return None

@@ -31,7 +31,7 @@ from paucal.verbs.predict.layouts import item_of_detections
 from paucal.verbs.predict.settings import PredictSettings
 from paucal.wording import percent
 
-MAX_UNCERTAIN_OBJECTS = 3  # number of an image's most uncertain objects that its uncertainty is averaged over
+MAX_UNCERTAIN_OBJECTS = 3  # an image's uncertainty is the mean over up to this many most uncertain objects
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,8 +41,8 @@ class Predictions:
     Attributes:
         unsure: (N,) uncertainty of the model about each image, from 0 to 1.
         features: (N, D) features of the images.
-        training_features: (L, D) features of the model's training images; (0, D) if they are unknown.
-        is_unfamiliar: (N,) mask of images that are unlike the training images; None if unknown.
+        training_features: (L, D) features of the model's L training images; (0, D) if these images are unknown.
+        is_unfamiliar: (N,) mask of images that differ from the training images; None if these are unknown.
         descriptions: Description of the prediction for each image, such as "cat 54 %, dog 40 %".
         likeliest: The two most probable classes of each image, with probabilities; empty unless the task is
             classification.
@@ -151,7 +151,7 @@ class Segmenter:
         self.reading = self.model.reading
 
     def predict(self, images: ImageSet, console: Console) -> Predictions:
-        """Segment N images; uncertainty is averaged over pixels, features are spatial means of the last feature map."""
+        """Segment N images; uncertainties are means over pixels, features are spatial means of the last feature map."""
         unsure, features, sizes, descriptions = [], [], [], []
         stages: nn.Module = self.model.network.maps  # type: ignore[assignment]
         with console.progress("segmenting") as advance, record_pooled_features(stages) as take_features:

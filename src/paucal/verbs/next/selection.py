@@ -21,10 +21,10 @@ from torch import Tensor
 
 from paucal.evaluation.principal_axes import principal_axes
 
-MAX_COMPARED = 8192  # limit of images that are compared, unless more are to be chosen; similarities take up 256 MiB
+MAX_COMPARED = 8192  # limit of compared images, unless more are to be chosen; similarities take up 256 MiB
 MAX_AXES = 64  # number of principal axes along which images are compared
 NEIGHBOUR_RANK = 5  # rank of the nearest neighbour at whose median distance the similarity is one half
-MIN_SQUARED_DISTANCE = 1e-6  # between unit feature vectors; smaller squared distances are rounding errors
+MIN_SQUARED_DISTANCE = 1e-6  # between vectors of length 1; smaller squared distances are rounding errors
 
 
 @dataclass(frozen=True)
@@ -58,25 +58,25 @@ def margin_uncertainty(shares: Tensor, several: bool = False) -> Tensor:
 def choose(
     unsure: Tensor, features: Tensor, labelled: Tensor, count: int, random_share: float = 0.0, seed: int = 0
 ) -> list[Choice]:
-    """Choose `count` images to label, the most useful images first; the fraction `random_share` at the end is random.
+    """Choose `count` images to label, the most useful images first; the last fraction `random_share` is random.
 
     `unsure` is the (N,) uncertainty of each image, with (N, D) features; `labelled` has the (L, D) features of labelled
     images, where L may be 0.
     """
-    draw = np.random.default_rng(seed)
+    generator = np.random.default_rng(seed)
     count = min(count, len(unsure))
-    order = draw.permutation(len(unsure))
-    random = order[: round(random_share * count)]
-    random_choices = [Choice(int(index), is_random=True) for index in random]
-    if len(random) == count:
+    order = generator.permutation(len(unsure))
+    random_indices = order[: round(random_share * count)]
+    random_choices = [Choice(int(index), is_random=True) for index in random_indices]
+    if len(random_indices) == count:
         return random_choices
-    compared = np.sort(order[len(random) : max(len(random) + MAX_COMPARED, count)])
-    rows = torch.from_numpy(compared)
-    covered_features = torch.cat([labelled, features[torch.from_numpy(random)]])
+    compared_indices = np.sort(order[len(random_indices) : max(len(random_indices) + MAX_COMPARED, count)])
+    rows = torch.from_numpy(compared_indices)
+    covered_features = torch.cat([labelled, features[torch.from_numpy(random_indices)]])
     similar, covered = similarities(*directions(features[rows], covered_features))
-    chosen, nearest = herd(unsure[rows].float(), similar, covered, count - len(random))
-    sizes = np.bincount(nearest[nearest >= 0], minlength=len(chosen))
-    choices = [Choice(int(compared[index]), int(sizes[rank])) for rank, index in enumerate(chosen)]
+    chosen, nearest = herd(unsure[rows].float(), similar, covered, count - len(random_indices))
+    n_represented = np.bincount(nearest[nearest >= 0], minlength=len(chosen))
+    choices = [Choice(int(compared_indices[index]), int(n_represented[rank])) for rank, index in enumerate(chosen)]
     return [*choices, *random_choices]
 
 
@@ -95,8 +95,8 @@ def directions(features: Tensor, labelled: Tensor) -> tuple[Tensor, Tensor]:
 def similarities(vectors: Tensor, labelled: Tensor) -> tuple[Tensor, Tensor]:
     """Return the (N, N) similarities between images, and the (N,) similarities to the nearest labelled image.
 
-    The arguments are (N, R) and (L, R) vectors of length 1. A similarity is from 0 to 1, and a Gaussian function of the
-    distance. It is one half at the median distance between an image and its neighbour of rank `NEIGHBOUR_RANK`.
+    The arguments are (N, R) and (L, R) vectors of length 1. The similarity is a Gaussian function of the distance,
+    from 0 to 1. It is one half at the median distance between an image and its neighbour of rank `NEIGHBOUR_RANK`.
     """
     distances = (2 - 2 * vectors @ vectors.T).clamp_(min=0)
     neighbour = distances.kthvalue(min(NEIGHBOUR_RANK + 1, len(vectors)), dim=1).values.median()
@@ -132,9 +132,9 @@ def herd(unsure: Tensor, similar: Tensor, covered: Tensor, count: int) -> tuple[
 
 def _added_coverage(unsure: Tensor, similarity: Tensor, covered: Tensor) -> Tensor:
     """Return the (N,) increases in covered uncertainty from choosing each image, computed in blocks of 512 rows."""
-    pieces = (unsure[:, None], similarity, covered[:, None])
-    split = zip(*(piece.split(512) for piece in pieces), strict=True)
+    tensors = (unsure[:, None], similarity, covered[:, None])
+    blocks = zip(*(piece.split(512) for piece in tensors), strict=True)
     return sum(
-        ((weight * (rows - covered_rows).clamp(min=0)).sum(0) for weight, rows, covered_rows in split),
+        ((weight * (rows - covered_rows).clamp(min=0)).sum(0) for weight, rows, covered_rows in blocks),
         torch.zeros(len(unsure)),
     )

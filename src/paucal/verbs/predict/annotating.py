@@ -16,7 +16,7 @@ from paucal.verbs.predict.writing import NO_CLASS
 from paucal.wording import counted
 
 MIN_FONT_SIZE = 12  # in pixels
-HEIGHT_PER_LINE_WIDTH = 240  # ratio of a frame's height to the line width of its boxes
+HEIGHT_PER_LINE_WIDTH = 240  # ratio of a frame's height to the line width of the boxes drawn on it
 
 
 def annotate_video(source: str, table: Path, output: Path, console: Console) -> None:

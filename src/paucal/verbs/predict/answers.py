@@ -109,8 +109,8 @@ def csv_lines(rows: Iterable[Prediction], card: ModelCard, top_k: int | None = N
     """Yield one line per image: path, class, confidence, and a probability per class.
 
     For a multi-label model, the line has all classes that reach their thresholds, separated by ";", and no confidence.
-    With `top_k`, the line has the names and probabilities of that many most probable classes instead of a probability
-    per class.
+    If `top_k` is given, the line has the names and probabilities of the `top_k` most probable classes instead of a
+    probability for every class.
     """
     yield csv_text(csv_header(card, top_k))
     for row in rows:
@@ -164,7 +164,7 @@ class Block:
     Attributes:
         names: Paths of the N images; None for an image in memory.
         stamps: Stamps of the N images, which show whether a file has changed; see `InputImages.stamp`.
-        problems: Reason why each of the N images could not be read; None for each of the M readable images.
+        problems: For each of the N images, the reason why the image could not be read; None for the M readable images.
         shares: (M, K) float32 probabilities of the readable images for K classes.
         features: (M, D) float32 inputs of the final linear classifier; None if not requested.
     """
@@ -180,7 +180,7 @@ class Block:
 
     @property
     def readable(self) -> list[bool]:
-        """For each of the N images, whether it could be read."""
+        """Whether each of the N images could be read."""
         return [problem is None for problem in self.problems]
 
     def predictions(self, card: ModelCard) -> list[Prediction]:
@@ -203,7 +203,7 @@ def predict_batches(
 ) -> Iterator[Block]:
     """Yield the outputs of a model for the images from position `start` on, batch by batch, with a progress bar.
 
-    Unreadable images do not count towards the batch size. A call that resumes after a complete batch thus gets the
+    Unreadable images do not count towards the batch size. Thus, a call that resumes after a complete batch gets the
     same batches, and the same predictions, as an uninterrupted call.
     """
     with ExitStack() as stack:

@@ -143,7 +143,7 @@ def find_objects(
 
 
 def object_cells(row: Objects) -> list[list[str]]:
-    """Return the values of the CSV row of each confident detection, without the path."""
+    """Return the CSV row of each confident detection, without the column of the path."""
     confident = row.found.above(MIN_SHOWN_SCORE)
     return [
         [row.classes[label], f"{score:.4f}", *(f"{value:.1f}" for value in box)]
@@ -152,7 +152,7 @@ def object_cells(row: Objects) -> list[list[str]]:
 
 
 def write_pictures(rows: Sequence[Objects], folder: Path) -> None:
-    """Write the images with drawn objects into a folder; a file name has the number and the stem of an image."""
+    """Write the images with drawn objects into a folder, with file names such as `07-STEM.png`."""
     folder.mkdir(parents=True, exist_ok=True)
     width = len(str(len(rows)))
     for number, row in enumerate(rows, 1):

@@ -23,7 +23,7 @@ from paucal.wording import counted
 def predict_to_files(
     source: str, paths: Sequence[str], settings: PredictSettings, outputs: OutputSettings, console: Console
 ) -> Iterator[str]:
-    """Classify images and write the requested files; for a backbone without a classifier, only features can be written.
+    """Classify images and write the requested files; a backbone without a classifier can only write features.
 
     Return the text for standard output in pieces; there are no pieces if the predictions are written to a file.
     """
@@ -101,7 +101,7 @@ def _predict_and_report(
     start: int,
     targets: Targets,
 ) -> Iterator[Block]:
-    """Yield the outputs for all images from `start` on; then print the number of images, the speed and the skips."""
+    """Yield the outputs for all images from `start` on; then print the speed and the number of skipped images."""
     start_time, n_read, n_skipped = time.monotonic(), 0, 0
     for block in predict_batches(
         model, pictures, settings, console, start=start, features=targets.features is not None

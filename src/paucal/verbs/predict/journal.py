@@ -39,7 +39,7 @@ _SCHEMA = pa.schema(
 class Journal:
     """A folder of Arrow streams, one for each call that computed some of the predictions.
 
-    A block that is incomplete because its process died is ignored. Numbers are stored without rounding, so that the
+    A block is ignored if it is incomplete because its process died. Numbers are stored without rounding, so that the
     files written from a journal do not depend on how often the work was interrupted. `about` has the values that the
     predictions depend on, by their names in messages, such as "model" and "--mirror".
     """
@@ -49,7 +49,7 @@ class Journal:
         self._about, self._stack = dict(about), list[Any]()
 
     def __enter__(self) -> "Journal":
-        created = not self.folder.exists()
+        is_new = not self.folder.exists()
         try:
             self.folder.mkdir(exist_ok=True)
         except FileExistsError:
@@ -59,7 +59,7 @@ class Journal:
         self._lock = RunLock(self.folder, LOCK_NOUN)
         self._lock.acquire()
         try:
-            if not created:
+            if not is_new:
                 self._check_journal()
         except BaseException:
             self._lock.release()
@@ -71,7 +71,7 @@ class Journal:
             with suppress(OSError):  # a full disk has already been reported
                 self._stack.pop().close()
         self._lock.release()
-        with suppress(OSError):  # a folder that still has predictions is kept
+        with suppress(OSError):  # fails, as intended, if the folder still has predictions
             self.folder.rmdir()
 
     def resume(self, pictures: InputImages) -> int:
@@ -157,7 +157,7 @@ def _record_batch(block: Block) -> pa.RecordBatch:
 
 
 def _list_array(rows: Tensor, counts: np.ndarray) -> pa.ListArray:
-    """Return an array with a list per image: the next row of `rows` if `counts` is 1, an empty list if it is 0."""
+    """Return an array with one list per image: the next row of `rows` if the image's count is 1, [] if it is 0."""
     offsets = np.concatenate([[0], np.cumsum(counts * rows.shape[1])]).astype(np.int32)
     return pa.ListArray.from_arrays(pa.array(offsets), pa.array(rows.contiguous().numpy().reshape(-1)))
 

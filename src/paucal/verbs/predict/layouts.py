@@ -87,7 +87,7 @@ def _predict_boxes(request: _PredictionInput, settings: PredictSettings, console
 
 
 def item_of_detections(index: int, size: tuple[int, int], detections: Detections, classes: tuple[str, ...]) -> Item:
-    """Return the confident detections in an image as an item of a set, with masks as compressed COCO run lengths."""
+    """Return an image with its confident detections as an item of a set; masks become compressed COCO run lengths."""
     detections = detections.above(MIN_SHOWN_SCORE)
     outlines = [
         None if mask is None else {"size": list(mask["size"]), "counts": mask["counts"].decode("ascii")}

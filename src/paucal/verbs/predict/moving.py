@@ -37,10 +37,10 @@ from paucal.wording import counted
 
 EVERY_FRAME = "frame"  # value of --every that selects each frame
 TIMED_BATCH_SIZES = (1, 4, 16, 64)  # numbers of images per forward pass among which the fastest is chosen
-MIN_RELATIVE_SPEED = 0.95  # minimum speed of the chosen batch size, in images per second, relative to the fastest
+MIN_RELATIVE_SPEED = 0.95  # minimum ratio of the chosen batch size's images per second to the highest
 Rows = Sequence[Sequence[object]]
 POLL_SECONDS = 1.0  # time between two checks of a watched folder
-MAX_UNREADABLE_SECONDS = 10.0  # time without changes after which an unreadable image file is given up
+MAX_UNREADABLE_SECONDS = 10.0  # seconds without a change of an unreadable image file after which the file is skipped
 _Stamp = tuple[int, int]  # file size in bytes, modification time in nanoseconds
 
 
@@ -65,7 +65,7 @@ class FramePredictor:
         model = model if settings.precision is None else model.at_precision(EXPLICIT_CHOICES[settings.precision].dtype)
         model = model.mirrored() if settings.mirror else model
         card, self.device, self.reading = model.card, str(model.device), model.card.preprocessing.reading
-        self.batch_size = settings.batch_size or _fastest_batch(model, console)
+        self.batch_size = settings.batch_size or _choose_batch_size(model, console)
         if isinstance(card, RegressionCard):
             self.header = [*COLUMNS[1:], *(f"p_{grade}" for grade in (card.grades.values if card.grades else ()))]
             self._predict_frames = lambda images: [
@@ -92,20 +92,20 @@ class FramePredictor:
         return rows
 
 
-def _fastest_batch(model: TrainedModel, console: Console) -> int:
+def _choose_batch_size(model: TrainedModel, console: Console) -> int:
     """Time a few batch sizes, and return the smallest whose speed is at least 95 % of the highest speed."""
     height, width = model.card.preprocessing.image_size
-    largest, speeds = inference_batch_size((height, width), model.device.type), {}
-    for size in (size for size in TIMED_BATCH_SIZES if size <= largest):
+    max_size, speeds = inference_batch_size((height, width), model.device.type), {}
+    for size in (size for size in TIMED_BATCH_SIZES if size <= max_size):
         images = [Image.new("RGB", (width, height))] * size
         model.probabilities(images)  # warm-up
         start_time = time.perf_counter()
         model.probabilities(images)
         speeds[size] = size / max(time.perf_counter() - start_time, 1e-9)
-    best = next(size for size, speed in speeds.items() if speed >= MIN_RELATIVE_SPEED * max(speeds.values()))
-    speed = f"{speeds[best]:.3g} images/s on {model.device}, measured with blank images"
-    console.say(f"batch size {best}: {speed}")
-    return best
+    chosen_size = next(size for size, speed in speeds.items() if speed >= MIN_RELATIVE_SPEED * max(speeds.values()))
+    speed = f"{speeds[chosen_size]:.3g} images/s on {model.device}, measured with blank images"
+    console.say(f"batch size {chosen_size}: {speed}")
+    return chosen_size
 
 
 def predict_moving(
@@ -117,19 +117,19 @@ def predict_moving(
     console: Console,
 ) -> None:
     """Predict frames of videos or cameras, or new images in a folder, and write the rows after each batch."""
-    for group in (settings, outputs, moving):
-        check_ranges(group)
+    for setting_group in (settings, outputs, moving):
+        check_ranges(setting_group)
     interval = 0.0 if moving.every == EVERY_FRAME else parse_duration(moving.every, "--every")
     _check_request(run, paths, settings, outputs, moving)
     predictor = FramePredictor(run, settings, outputs, console)
     if predictor.reading.channels != 3:
         count = counted(predictor.reading.channels, "channel")
         raise UserError(f"this model reads {count}, but frames have three: give another model.")
-    numbered = ["frame"] if moving.watch is None else []
+    frame_columns = ["frame"] if moving.watch is None else []
     facts = {"model": model_digest(run), "--every": moving.every, "--mirror": settings.mirror, "--top-k": outputs.top_k}
     if settings.precision is not None:
         facts["--precision"] = settings.precision
-    with PredictionTable(outputs.output, ["path", *numbered, "time", *predictor.header], facts) as table:
+    with PredictionTable(outputs.output, ["path", *frame_columns, "time", *predictor.header], facts) as table:
         if table.done:
             console.say(f"{outputs.output} has predictions already: continuing")
         try:
@@ -171,8 +171,8 @@ def _check_request(
         or settings.scales is not None
     ):
         raise UserError(
-            "the only output for videos, cameras and watched folders is a CSV table: remove --format json, --features, "
-            "--pictures, --sheet and --scales."
+            "predictions for videos, cameras and watched folders can only be written as a CSV table: remove --format "
+            "json, --features, --pictures, --sheet and --scales."
         )
     if moving.annotated is not None:
         _check_copy(moving.annotated, paths, outputs.output)
@@ -197,8 +197,8 @@ def _predict_watched(
     idle_seconds = None if moving.idle is None else parse_duration(moving.idle, "--idle")
     folder = expand_user_path(str(moving.watch), "--watch")
     console.say(f"watching {folder}; press Ctrl-C to stop; repeat the same call to continue")
-    source = watch_images(folder, set(table.done), idle_seconds, predictor.reading, console)
-    _write_predictions(source, predictor, table, console)
+    frames = watch_images(folder, set(table.done), idle_seconds, predictor.reading, console)
+    _write_predictions(frames, predictor, table, console)
 
 
 def _predict_video(
@@ -246,21 +246,21 @@ def _write_predictions(
 
 
 def _batches(frames: Iterable[Frame | None], size: int) -> Iterator[list[Frame]]:
-    waiting: list[Frame] = []
+    batch: list[Frame] = []
     for frame in frames:
         if frame is not None:
-            waiting.append(frame)
-        if waiting and (frame is None or len(waiting) == size):
-            yield waiting
-            waiting = []
-    if waiting:
-        yield waiting
+            batch.append(frame)
+        if batch and (frame is None or len(batch) == size):
+            yield batch
+            batch = []
+    if batch:
+        yield batch
 
 
 def watch_images(
     folder: Path, known_paths: set[str], max_idle: float | None, reading: Reading, console: Console
 ) -> Iterator[Frame | None]:
-    """Yield new images in a folder and its subfolders, oldest first, and None after each check of the folder.
+    """Yield new images in a folder and its subfolders, oldest first; after each check of the folder, yield None.
 
     The paths of the images are added to `known_paths`. An image file counts as complete when its size and modification
     time have not changed between two checks and the image can be decoded. If a file stays unreadable, its frame has no
@@ -307,7 +307,7 @@ def _picture_stamps(folder: Path, known_paths: set[str]) -> dict[str, _Stamp]:
 
 
 def _read_picture(path: str, reading: Reading, console: Console, given_up: bool) -> Frame | None:
-    """Return an image file as a frame; if it cannot be read, None, or a frame without an image if `given_up`."""
+    """Return an image file as a frame; if it is unreadable, return None or, if `given_up`, a frame without image."""
     picture: Image.Image | None = None
     try:
         picture = InputImages(open_sources([path], console, reading), reading).read(0)

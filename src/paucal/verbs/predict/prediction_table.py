@@ -33,7 +33,7 @@ class PredictionTable:
         self.path = None if output is None else Path(output).expanduser()
         self.folder_in_progress = None if self.path is None else self.path.with_name(self.path.name + JOURNAL_SUFFIX)
         self.done: dict[str, int] = {}  # number of the last frame with predictions, or 0 for an image, by path
-        self.rows = 0
+        self.n_rows = 0
 
     def __enter__(self) -> "PredictionTable":
         if self.path is None or self.folder_in_progress is None:
@@ -61,7 +61,7 @@ class PredictionTable:
         if self.folder_in_progress is not None:
             self._lock.check()
         self._write_rows(rows)
-        self.rows += len(rows)
+        self.n_rows += len(rows)
 
     def finish(self) -> None:
         """Mark the table as complete, so that repeating the call does not continue it."""
@@ -97,7 +97,7 @@ class PredictionTable:
             )
 
     def _recover(self) -> None:
-        """Read which frames have predictions, and remove the rows of the last frame, which may be incomplete."""
+        """Find out which frames have predictions, and remove the rows of the last frame, which may be incomplete."""
         end, last = 0, None
         for start, stop, row in _read_records(self._file):
             if not end:

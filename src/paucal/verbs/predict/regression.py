@@ -34,8 +34,8 @@ class NumberPrediction:
     Attributes:
         path: Path of the image; None for a PIL image or array.
         predicted: Predicted value, in the unit of the target.
-        low: Lower end of the 90 % interval; minus infinity if there were too few held-out images for an interval.
-        high: Upper end of the 90 % interval; infinity if there were too few held-out images.
+        low: Lower end of the 90 % interval; minus infinity if there were too few training images for an interval.
+        high: Upper end of the 90 % interval; infinity if there were too few training images.
         shares: Probability of each grade, by grade; empty if the target is not a grade.
         features: (D,) input of the regression head; None if not requested.
     """

@@ -33,7 +33,7 @@ class MaskPrediction:
 
     Attributes:
         path: Path of the image.
-        mask: Path of the mask file, whose pixel values are those of the training masks.
+        mask: Path of the mask file, which encodes classes by the same pixel values as the training masks.
         overlay: Path of the image file overlaid with the colours of the classes.
         shares: Fraction of the image's pixels in each class, by class name.
     """
@@ -109,7 +109,7 @@ def _predict_mask(
 
 
 def _mask_names(image_sets: Sequence[ImageSet | MemoryImage]) -> dict[str, str]:
-    """Return the name of each image's mask, which is the image's path relative to its source, by image path."""
+    """Return the name of each image's mask, by image path; the name is the image's path relative to its source."""
     names: dict[str, str] = {}
     paths_by_stem: dict[str, str] = {}
     for images in image_sets:

@@ -16,11 +16,12 @@ from PIL import Image
 from paucal.reading import require_regular
 from paucal.types import UserError
 
-SUFFIXES = (".mp4", ".mov", ".m4v", ".avi", ".mkv", ".webm", ".mpg", ".mpeg", ".ts", ".wmv", ".3gp")
-CAMERA, STREAMS = "camera:", ("rtsp://", "rtsps://")
-_DEVICES = {"Linux": ("/dev/video{}", "v4l2"), "Darwin": ("{}", "avfoundation"), "Windows": ("video={}", "dshow")}
+_VIDEO_SUFFIXES = (".mp4", ".mov", ".m4v", ".avi", ".mkv", ".webm", ".mpg", ".mpeg", ".ts", ".wmv", ".3gp")
+_CAMERA_PREFIX, _STREAM_PREFIXES = "camera:", ("rtsp://", "rtsps://")
+# Pattern of a camera's location and its input format in FFmpeg, by operating system.
+_CAMERA_INPUTS = {"Linux": ("/dev/video{}", "v4l2"), "Darwin": ("{}", "avfoundation"), "Windows": ("video={}", "dshow")}
 _TIME_TOLERANCE = 1e-6  # largest rounding error of a timestamp, in seconds
-MAX_MISSING_SECONDS = 1.0  # time by which a complete video may be shorter than its container states
+MAX_MISSING_SECONDS = 1.0  # a video that is shorter than its metadata state by more than this is incomplete
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,18 +59,18 @@ class VideoLedger:
 
 
 def is_moving(source: str) -> bool:
-    """Return whether the name of a source is that of a video file, a camera or a stream.
+    """Return whether `source` names a video file, a camera or a stream.
 
     Example:
         >>> is_moving("clip.MP4"), is_moving("camera:0"), is_moving("photo.jpg")
         (True, True, False)
     """
-    return source.lower().endswith(SUFFIXES) or is_live(source)
+    return source.lower().endswith(_VIDEO_SUFFIXES) or is_live(source)
 
 
 def is_live(source: str) -> bool:
     """Return whether a source is a camera or a stream, which has no end."""
-    return source.startswith((CAMERA, *STREAMS))
+    return source.startswith((_CAMERA_PREFIX, *_STREAM_PREFIXES))
 
 
 def require_av() -> Any:
@@ -84,16 +85,16 @@ def require_av() -> Any:
 def open_video(source: str) -> Iterator[Any]:
     """Open a video file, camera or stream, and yield its PyAV container, which has at least one video stream."""
     av, location, input_format = require_av(), source, None
-    if source.startswith(CAMERA):
-        pattern, input_format = _DEVICES.get(platform.system(), _DEVICES["Linux"])
-        location = pattern.format(source.removeprefix(CAMERA))
+    if source.startswith(_CAMERA_PREFIX):
+        pattern, input_format = _CAMERA_INPUTS.get(platform.system(), _CAMERA_INPUTS["Linux"])
+        location = pattern.format(source.removeprefix(_CAMERA_PREFIX))
     elif not is_live(source) and not require_regular(Path(source)).is_file():
         raise UserError(f"there is no video {source!r}: check the path.")
     try:
         container = av.open(location, format=input_format)
     except (av.error.FFmpegError, OSError, ValueError) as problem:
         reason = _failure_reason(problem)
-        text = f"{source!r} cannot be opened as a video ({reason}): check the file, or remove it."
+        text = f"{source!r} cannot be opened as a video ({reason}): check it, or remove it from the call."
         if input_format is not None:
             text = f"{source!r} cannot be opened ({location}: {reason}): connect the camera, or give another camera."
         raise UserError(text) from None
@@ -123,7 +124,7 @@ def decode_frames(container: Any, ledger: VideoLedger) -> Iterator[tuple[float, 
 
 
 def _decodable_frames(container: Any, stream: Any, ledger: VideoLedger) -> Iterator[Any]:
-    """Yield the frames that can be decoded; skip damaged packets, and record the first of them in the ledger."""
+    """Yield the frames that can be decoded; skip damaged packets, and record the first error in the ledger."""
     error = require_av().error.FFmpegError
 
     def record(problem: Exception) -> None:

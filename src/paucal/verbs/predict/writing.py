@@ -26,14 +26,15 @@ from paucal.verbs.predict.answers import Block, csv_lines, json_lines
 from paucal.verbs.predict.settings import OutputSettings
 from paucal.wording import escape_controls, percent, shorten
 
-Blocks = Callable[[], Iterator[Block]]  # each call returns a new iterator over all blocks, in memory or on disk
+# Function that returns a new iterator over all blocks, which are in memory or on disk.
+Blocks = Callable[[], Iterator[Block]]
 ROW_GROUP_SIZE = 4096  # number of rows of features that are compressed together
-# Side of a tile in pixels, number of tiles in a row, and number of rows (one row per class) of a contact sheet.
+# Side of a tile in pixels; largest numbers of tiles per row, and of rows (one per class), of a contact sheet.
 TILE_SIDE, MAX_COLUMNS, MAX_ROWS = 112, 10, 60
 SHEET_FORMATS = {".png": "PNG", ".jpg": "JPEG", ".jpeg": "JPEG"}
-NO_CLASS = "none of the classes"  # text for images that a multi-label model predicts no class for
+NO_CLASS = "none of the classes"  # heading above images for which a multi-label model predicts no class
 _GAP, _HEADING_HEIGHT, _CAPTION_HEIGHT = 6, 22, 16  # in pixels
-_JPEG_QUALITY = 88  # from 0 to 95
+_JPEG_QUALITY = 88  # quality of a JPEG file, from 0 to 95
 # Row of a contact sheet: heading, number of images of the class, and (position, probability) of each shown image.
 Row = tuple[str, int, list[tuple[int, float]]]
 
@@ -50,7 +51,7 @@ class Targets:
 
     @property
     def first(self) -> Path | None:
-        """Path of the file beside which unfinished predictions are stored; None if neither file is requested."""
+        """Path beside which unfinished predictions are stored; None without --output and --features."""
         return self.output or self.features
 
 
@@ -86,7 +87,7 @@ def write_all(blocks: Blocks, card: ModelCard, pictures: InputImages, targets: T
             console.say(f"note: the sheet shows the {MAX_ROWS} most frequent of {len(rows)} classes")
         with console.progress("drawing the sheet") as advance:
             page = draw_sheet(rows, pictures.read, advance)
-        write_atomically(targets.sheet, save_sheet(page, targets.sheet))
+        write_atomically(targets.sheet, sheet_writer(page, targets.sheet))
     if targets.features is not None:
         write_atomically(targets.features, lambda file: _write_features(file, blocks()))
     if targets.output is not None:
@@ -97,12 +98,12 @@ def write_all(blocks: Blocks, card: ModelCard, pictures: InputImages, targets: T
 
 
 def _write_features(file: object, blocks: Iterable[Block]) -> None:
-    """Write a Parquet table with the columns `path` and `features`, a list of float32, of each readable image.
+    """Write a Parquet table with one row for each readable image: its `path` and its `features` (a list of float32).
 
-    The size of its row groups does not depend on the batch size.
+    The size of the table's row groups does not depend on the batch size.
     """
     schema = pa.schema({"path": pa.string(), "features": pa.list_(pa.field("element", pa.float32()))})
-    waiting: list[pa.Table] = []
+    tables: list[pa.Table] = []
     with pq.ParquetWriter(file, schema) as writer:
         for block in blocks:
             # Parquet requires UTF-8, so invalid bytes of a name are escaped.
@@ -111,18 +112,18 @@ def _write_features(file: object, blocks: Iterable[Block]) -> None:
                 for name in compress(block.names, block.readable)
             ]
             rows = [] if block.features is None else block.features.numpy()
-            waiting.append(pa.Table.from_pydict({"path": names, "features": list(rows)}, schema=schema))
-            if sum(map(len, waiting)) >= ROW_GROUP_SIZE:
-                table = pa.concat_tables(waiting).combine_chunks()
-                full = len(table) // ROW_GROUP_SIZE * ROW_GROUP_SIZE
-                writer.write_table(table.slice(0, full), row_group_size=ROW_GROUP_SIZE)
-                waiting = [table.slice(full)]
-        if sum(map(len, waiting)):
-            writer.write_table(pa.concat_tables(waiting).combine_chunks(), row_group_size=ROW_GROUP_SIZE)
+            tables.append(pa.Table.from_pydict({"path": names, "features": list(rows)}, schema=schema))
+            if sum(map(len, tables)) >= ROW_GROUP_SIZE:
+                merged = pa.concat_tables(tables).combine_chunks()
+                n_full_rows = len(merged) // ROW_GROUP_SIZE * ROW_GROUP_SIZE
+                writer.write_table(merged.slice(0, n_full_rows), row_group_size=ROW_GROUP_SIZE)
+                tables = [merged.slice(n_full_rows)]
+        if sum(map(len, tables)):
+            writer.write_table(pa.concat_tables(tables).combine_chunks(), row_group_size=ROW_GROUP_SIZE)
 
 
 def _output_path(text: str | None, sources: Iterable[str], flag: str, endings: tuple[str, ...]) -> Path | None:
-    """Return the path of an output file; refuse a path in a folder of images, where a later call would read it."""
+    """Return the path of an output file; refuse a path in a folder of images, which a later call would read."""
     if text is None:
         return None
     path = expand_user_path(text, flag)
@@ -156,7 +157,7 @@ def sheet_rows(blocks: Iterable[Block], card: ModelCard) -> list[Row]:
 
 
 def draw_sheet(rows: list[Row], read: Callable[[int], Image.Image], advance: Callable[[int, int], None]) -> Image.Image:
-    """Draw up to `MAX_ROWS` rows of a contact sheet; an image is padded to a square, with its probability below.
+    """Draw up to `MAX_ROWS` rows of a contact sheet; below each image, padded to a square, is its probability.
 
     If an image can no longer be read, its tile is empty. `advance` is called with the number of drawn tiles and
     the total.
@@ -168,17 +169,19 @@ def draw_sheet(rows: list[Row], read: Callable[[int], Image.Image], advance: Cal
     for number, (name, count, members) in enumerate(shown_rows):
         top = _GAP + number * height
         heading = f"{shorten(escape_controls(name), 100)} ({count})"
-        draw.text((_GAP, top), heading.encode(errors="replace").decode(), fill="black", font=_font(15))
+        draw.text((_GAP, top), heading.encode(errors="replace").decode(), fill="black", font=_get_font(15))
         for column, (position, share) in enumerate(members):
             left = _GAP + column * (TILE_SIDE + _GAP)
             _paste_tile(page, read, position, (left, top + _HEADING_HEIGHT))
-            draw.text((left, top + _HEADING_HEIGHT + TILE_SIDE), percent(share, ".0f"), fill="#444444", font=_font(11))
+            draw.text(
+                (left, top + _HEADING_HEIGHT + TILE_SIDE), percent(share, ".0f"), fill="#444444", font=_get_font(11)
+            )
             n_drawn += 1
             advance(n_drawn, total)
     return page
 
 
-def save_sheet(page: Image.Image, path: Path) -> Callable[[object], None]:
+def sheet_writer(page: Image.Image, path: Path) -> Callable[[object], None]:
     """Return a function that writes a contact sheet to an open file, in the format of the suffix of `path`."""
     kind = SHEET_FORMATS[path.suffix.lower()]
     return lambda file: page.save(file, kind, **({"quality": _JPEG_QUALITY} if kind == "JPEG" else {}))  # type: ignore[arg-type]
@@ -192,8 +195,8 @@ def _rows_by_class(shares: NDArray[np.float32], card: ModelCard) -> dict[int, ND
     else:
         is_predicted = shares >= np.asarray(card.thresholds, dtype=np.float32)
     members = {int(label): np.flatnonzero(is_predicted[:, label]) for label in np.flatnonzero(is_predicted.any(0))}
-    without = np.flatnonzero(~is_predicted.any(1))
-    return members | ({-1: without} if len(without) else {})
+    unpredicted = np.flatnonzero(~is_predicted.any(1))
+    return members | ({-1: unpredicted} if len(unpredicted) else {})
 
 
 def _sheet_row(name: str, positions: NDArray[np.int64], shares: NDArray[np.float32]) -> Row:
@@ -211,6 +214,6 @@ def _paste_tile(page: Image.Image, read: Callable[[int], Image.Image], position:
     page.paste(ImageOps.pad(picture.convert("RGB"), (TILE_SIDE, TILE_SIDE), resampling, color="white"), corner)
 
 
-def _font(size: int) -> ImageFont.FreeTypeFont:
+def _get_font(size: int) -> ImageFont.FreeTypeFont:
     """Return matplotlib's default font, which has letters of most alphabets."""
     return ImageFont.truetype(str(Path(matplotlib.get_data_path()) / "fonts" / "ttf" / "DejaVuSans.ttf"), size)

@@ -24,13 +24,13 @@ from paucal.verbs.runs.settings import RunsSettings
 from paucal.wording import counted, format_duration, percent
 
 DEFAULT_COLUMNS = ("state", "method", "model", "data", "seed", "epochs", "val", "test", "time", "size", "changed")
-MAX_TABLE_WIDTH = 10_000  # in characters; wide enough to measure the full width of a table
-# Columns that are left out, in this order, if the terminal is too narrow.
+MAX_TABLE_WIDTH = 10_000  # in characters; more than any table needs, so that its full width can be measured
+# Columns that are left out one by one, in this order, while the table is too wide for the terminal.
 OPTIONAL_COLUMNS = ("changed", "size", "time", "seed", "epochs", "method", "data")
 ERROR_KEYS = {"val": "cross_validated_mae", "test": "test_mae"}  # summary keys of a regression run's errors
 NUMBER_COLUMNS = ("val", "test", "size", "seed", "epochs")  # right-aligned columns
-LONG_AGO = 30 * 86400.0  # in seconds; a run that stopped before this time will probably not be resumed
-JUST_NOW = 600.0  # in seconds; a run that changed after this time may still be running on another machine
+ABANDONED_RUN_SECONDS = 30 * 86400.0  # a run stopped for longer than this will probably not be resumed
+RECENT_CHANGE_SECONDS = 600.0  # a run changed within this time may be running on another machine
 # Settings without effect on the model.
 _NEUTRAL_SETTINGS = ("output", "overwrite", "time_limit", "hang_after", "workers", "device")
 
@@ -189,10 +189,10 @@ def _deletion_reason(run: ListedRun, newest_equal: ListedRun | None, needed_fold
     if run.state == "running" or path in needed_folders or is_comparison_run or run.problem:
         return ""
     if run.state == "begun":
-        return "nothing was saved" if now - run.changed > JUST_NOW else ""
+        return "nothing was saved" if now - run.changed > RECENT_CHANGE_SECONDS else ""
     if newest_equal is not None and newest_equal.changed > run.changed:
         return f"same settings as {newest_equal.name}, which is newer"
-    if run.state == "stopped" and now - run.changed > LONG_AGO:
+    if run.state == "stopped" and now - run.changed > ABANDONED_RUN_SECONDS:
         return f"stopped {int((now - run.changed) / 86400)} days ago"
     return ""
 

@@ -16,8 +16,8 @@ from paucal.runs.lock import is_locked
 from paucal.types import UserError
 from paucal.wording import did_you_mean
 
-# Keys in a run's summary for its validation score and its test score; the first existing key is shown. For a run of
-# `paucal pretrain`, the scores are those of classifiers on its frozen features.
+# Keys of the validation score and of the test score in a run's summary; the score of the first existing key is shown.
+# For a run of `paucal pretrain`, these are the scores of classifiers on the frozen features of the run.
 VAL_SCORE_KEYS = (
     *("kept_val_top1", "best_val_top1", "kept_val_map", "best_val_map"),
     *("best_val_mean_iou", "best_val_ap", "knn_end"),
@@ -60,7 +60,7 @@ class ListedRun:
     problem: str = ""
 
     def value(self, name: str) -> Any:
-        """Return a value of the run by its column heading, or by the name of the setting or summary entry."""
+        """Return a value of the run, where `name` is a column heading, a setting or a summary entry."""
         columns = {
             "run": self.name,
             "state": self.state,
@@ -79,7 +79,7 @@ class ListedRun:
 
 
 def list_runs(root: Path) -> list[ListedRun]:
-    """Return all runs in a folder and its subfolders, the oldest first; if the folder is a run, only this run."""
+    """Return all runs in a folder and its subfolders, the oldest first; if `root` is a run folder, only this run."""
     if not root.is_dir():
         raise UserError(f"there is no folder {str(root)!r}: give a folder that contains runs.")
     runs = [_list_run(path, root) for path in _find_run_folders(root, MAX_DEPTH)]

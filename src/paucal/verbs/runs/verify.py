@@ -1,4 +1,4 @@
-"""`paucal.verify_run`: check in a run's ledger that each epoch used each training image once, and no other images."""
+"""`paucal.verify_run`: check in a run's ledger that each pass used each training image once, and no other images."""
 
 import os
 from collections.abc import Iterator
@@ -24,8 +24,8 @@ class Verdict:
         passes: Number of complete passes over the training images.
         images: Number of training images of the run.
         left_over: Number of images that each pass leaves out, since they do not fill the last batch.
-        missing: Number of images by which batches were too small.
-        doubled: Number of times that a training image was used more often in a pass than permitted.
+        missing: Number of images that were missing from incomplete batches.
+        doubled: Number of uses of training images beyond the permitted uses per pass.
         held_out: Number of uses of validation or test images.
         unknown: Number of uses of images that are not in `split.csv`.
         repeated_steps: Number of steps that were repeated because a process was killed before saving a checkpoint.
@@ -88,7 +88,7 @@ def verify_run(run: str | os.PathLike[str]) -> Verdict:
     unsaved_steps = len({record.step for record in kept if record.step >= saved_steps})
     kept = sorted((record for record in kept if record.step < saved_steps), key=lambda record: record.step)
     repeated_steps = len({(record.start.number, record.step) for record in records}) - steps_made
-    return _verdict(folder, kept, starts, saved_steps, repeated_steps, unsaved_steps)
+    return _make_verdict(folder, kept, starts, saved_steps, repeated_steps, unsaved_steps)
 
 
 def kept_records(records: list[Record], starts: dict[int, Start]) -> Iterator[Record]:
@@ -109,7 +109,7 @@ def _saved_steps(folder: RunFolder, steps_made: int) -> int:
     return min(steps_made, checkpoint_step(folder.last)) if folder.last.exists() else 0
 
 
-def _verdict(
+def _make_verdict(
     folder: RunFolder, records: list[Record], starts: dict[int, Start], saved_steps: int, repeated: int, unsaved: int
 ) -> Verdict:
     settings = folder.read_yaml(folder.config.name).get("settings") or {}
@@ -118,30 +118,34 @@ def _verdict(
     is_train = np.asarray([row["split"] == "train" for row in rows])
     train_hashes, other_hashes = hashes[is_train], hashes[~is_train]
     first_start = next(iter(starts.values()))
-    batch, per_pass = first_start.batch, first_start.steps_per_pass
-    balanced = settings.get("sampling") == "balanced"
+    batch_size, steps_per_pass = first_start.batch, first_start.steps_per_pass
+    is_balanced = settings.get("sampling") == "balanced"
     repeats = int(settings.get("repeats") or 1)
-    max_uses = repeats * -(-batch * per_pass // (len(train_hashes) * repeats)) if len(train_hashes) < batch else repeats
+    max_uses = (
+        repeats * -(-batch_size * steps_per_pass // (len(train_hashes) * repeats))
+        if len(train_hashes) < batch_size
+        else repeats
+    )
     draws = n_surplus = n_held_out = n_unknown = 0
-    for _, group in groupby(records, key=lambda record: record.step // per_pass):
-        images = np.concatenate([record.hashes for record in group])
+    for _, pass_records in groupby(records, key=lambda record: record.step // steps_per_pass):
+        images = np.concatenate([record.hashes for record in pass_records])
         draws += len(images)
         n_held_out += int(np.isin(images, other_hashes).sum())
         n_unknown += int((~np.isin(images, hashes)).sum())
-        if not balanced:
+        if not is_balanced:
             n_surplus += int(np.maximum(np.unique(images, return_counts=True)[1] - max_uses, 0).sum())
     return Verdict(
         steps=saved_steps,
         draws=draws,
-        passes=saved_steps // per_pass,
+        passes=saved_steps // steps_per_pass,
         images=len(train_hashes),
-        left_over=max(0, len(train_hashes) - batch * per_pass // repeats),
-        missing=batch * saved_steps - draws,
+        left_over=max(0, len(train_hashes) - batch_size * steps_per_pass // repeats),
+        missing=batch_size * saved_steps - draws,
         doubled=n_surplus,
         held_out=n_held_out,
         unknown=n_unknown,
         repeated_steps=repeated,
         unsaved_steps=unsaved,
         processes=tuple(starts[number].processes for number in sorted(starts)),
-        counts_uses=not balanced,
+        counts_uses=not is_balanced,
     )

@@ -18,11 +18,12 @@ from paucal.types import UserError
 from paucal.verbs.serve.labelling import Conflict, Labelling
 from paucal.verbs.serve.picture_predictor import PicturePredictor
 
-MAX_WAITING = 16  # limit of images that are in memory at the same time, waiting for their predictions
+MAX_WAITING = 16  # largest number of images that wait in memory for their predictions
 MAX_LABEL_BYTES = 10_000  # size limit of a request from the labelling page, in bytes
 MAX_REQUEST_SECONDS = 30.0  # time limit for receiving the body of a request
 MAX_NAME_LENGTH = 200  # number of characters after which an image's name is cut off
-# Accepted content types. Pages of other sites cannot send them, since this server never grants a CORS preflight.
+# Accepted content types. Pages of other sites cannot send requests with these types, since such requests need a CORS
+# preflight, which this server never grants.
 PICTURE_TYPES, JSON_TYPES = ("image/", "application/octet-stream"), ("application/json",)
 PAGE_FILES = {"/": "page.html", "/page.css": "page.css", "/page.js": "page.js"}
 LABEL_FILES = {"/": "label.html", "/page.css": "page.css", "/label.css": "label.css", "/label.js": "label.js"}
@@ -55,8 +56,8 @@ class Guard:
     """ASGI middleware that adds security headers and refuses requests to host names other than `hosts`.
 
     If `hosts` is None, all host names are allowed. A page of another site can make its own host name resolve to this
-    machine's address (DNS rebinding). The requests of that page have its host name in their Host header, so they are
-    refused.
+    machine's address (DNS rebinding). Such requests are refused, since their Host header has the host name of the other
+    site.
     """
 
     def __init__(self, app: Any, hosts: Collection[str] | None) -> None:
@@ -81,7 +82,7 @@ class Guard:
 
 
 class RefusedRequest(Exception):
-    """A request is refused; has the HTTP status of the response and a sentence that the page shows."""
+    """A request is refused with the HTTP status `status`; the page shows the message `sentence`."""
 
     def __init__(self, status: int, sentence: str) -> None:
         super().__init__(sentence)

@@ -24,8 +24,8 @@ from paucal.verbs.serve.labelling import LabelFile, Labelling, Suggestion
 from paucal.verbs.serve.settings import ServeSettings
 from paucal.wording import counted
 
-MAX_RANKED = 200  # number of images that a model ranks; after that many labels, a retrained model should rank again
-RANDOM_EVERY = 10  # the last of this many consecutive images is drawn at random
+MAX_RANKED = 200  # number of images that a model ranks; then a model trained on the new labels should rank again
+RANDOM_EVERY = 10  # of this many consecutive images, the last is drawn at random
 
 
 def check_labelling(source: str | None, settings: ServeSettings) -> None:
@@ -53,7 +53,7 @@ def check_labelling(source: str | None, settings: ServeSettings) -> None:
 
 
 def open_labelling(source: str | None, settings: ServeSettings, saved: LabelFile, console: Console) -> Labelling:
-    """Open the images to label; if there is a model, rank the images and predict their classes."""
+    """Open the images to label; if a model is given, rank the images and predict their classes."""
     data, classes = DataSettings(data=str(settings.label), on_bad_image="skip"), settings.classes
     suggestions: Mapping[int, Suggestion] = {}
     if source is None:

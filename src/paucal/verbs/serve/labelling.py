@@ -183,7 +183,7 @@ class Labelling:
         self._initial_count = len(saved.labels)
 
     def state(self) -> dict[str, Any]:
-        """Return what the page shows in addition to the image: classes, progress and the training command."""
+        """Return what the page shows beside the image: the classes, the progress and the training command."""
         n_labelled = sum(path in self._saved.labels for path in self._paths)
         n_new = len(self._saved.labels) - self._initial_count
         return {

@@ -63,7 +63,7 @@ def serve(source: str | None, settings: ServeSettings, console: Console) -> None
 
 
 def addresses(host: str, port: int) -> str:
-    """Return the URL of the page; if other machines can connect, also their URL for it."""
+    """Return the URL of the page on this machine and, if other machines can connect, the URL for other machines."""
     if host not in ANY_ADDRESS:
         return f"http://{f'[{host}]' if ':' in host else host}:{port}/"
     address = f"http://127.0.0.1:{port}/"
@@ -73,7 +73,7 @@ def addresses(host: str, port: int) -> str:
 
 
 def find_network_address() -> str | None:
-    """Return this machine's IPv4 address in its network; None if it is not connected to a network."""
+    """Return this machine's IPv4 address in its network; None if the machine is not connected to a network."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as udp_socket:
         try:
             # Connecting a UDP socket only chooses a route. Nothing is sent to this example address.
@@ -90,7 +90,7 @@ def _page_title(source: str, model: TrainedModel) -> str:
 
 
 def _allowed_hosts(host: str) -> tuple[str, ...] | None:
-    """Return the host names that requests may use: --host, and also the names in `LOCAL` if the server is local.
+    """Return the host names that requests may use: --host and, if the server is local, the names in `LOCAL`.
 
     Return None, which allows all names, if the server listens on all addresses of this machine.
     """

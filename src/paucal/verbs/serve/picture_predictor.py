@@ -28,7 +28,7 @@ from paucal.types import UserError
 from paucal.verbs.explain.attribution import choose_method, explain_batch
 from paucal.verbs.explain.inputs import prepare_input
 
-MAX_PIXELS = 64_000_000  # limit of an image's number of pixels, which is above that of most phone photos
+MAX_PIXELS = 64_000_000  # largest number of pixels of an image; most phone photos have fewer
 MAX_CLASSES = 10  # number of classes that are shown
 EXPLAINED_CLASSES = 2  # number of classes with an explanation map
 
@@ -76,21 +76,23 @@ class PicturePredictor:
                 self._model_to_run = self._exact_model.at_precision(choice.dtype)
             outputs = self._model_to_run.probabilities([picture])[0]
             card = self.model.card
-            number = _number_fields(card, outputs) if isinstance(card, RegressionCard) else {}
-            common = {
+            number_fields = _number_fields(card, outputs) if isinstance(card, RegressionCard) else {}
+            common_fields = {
                 "unlike": self._distance_fields(picture),
                 "note": "",
-                "explanation": self._explanation(picture, name, number.get("says")) if explain else None,
+                "explanation": self._explanation(picture, name, number_fields.get("says")) if explain else None,
             }
             if has_other_depth(content, name, self._reading):
-                common["note"] = f"{describe_depth(self._reading, 'The image has')}. The prediction is unreliable."
-            if number:
-                return {"name": name, **number, **common}
+                common_fields["note"] = (
+                    f"{describe_depth(self._reading, 'The image has')}. The prediction is unreliable."
+                )
+            if number_fields:
+                return {"name": name, **number_fields, **common_fields}
             order = outputs.argsort(descending=True, stable=True).tolist()
             thresholds = card.thresholds
             is_chosen = None if thresholds is None else reach_thresholds(outputs, thresholds).tolist()
             # A class with a low threshold may be predicted without being among the most probable classes.
-            further = [] if is_chosen is None else [index for index in order[MAX_CLASSES:] if is_chosen[index]]
+            further_chosen = [] if is_chosen is None else [index for index in order[MAX_CLASSES:] if is_chosen[index]]
             return {
                 "name": name,
                 "classes": [
@@ -99,10 +101,10 @@ class PicturePredictor:
                         "probability": round(float(outputs[index]), 4),
                         "chosen": index == order[0] if is_chosen is None else bool(is_chosen[index]),
                     }
-                    for index in [*order[:MAX_CLASSES], *further]
+                    for index in [*order[:MAX_CLASSES], *further_chosen]
                 ],
                 "several": thresholds is not None,
-                **common,
+                **common_fields,
             }
 
     def _decode(self, content: bytes, name: str) -> Image.Image:
@@ -155,7 +157,7 @@ class PicturePredictor:
 
 
 def _number_fields(card: RegressionCard, output: Tensor) -> dict[str, Any]:
-    """Return a predicted target value with its 90 % interval, and if the targets are grades, their probabilities."""
+    """Return a predicted target value with its 90 % interval and, if targets are grades, the grades' probabilities."""
     values = output.double().numpy()
     interval = {name: float(value[0]) for name, value in card.read(values)._asdict().items()}
     grades = (

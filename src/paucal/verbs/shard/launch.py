@@ -28,7 +28,7 @@ from paucal.verbs.shard.settings import ShardSettings
 from paucal.wording import counted, format_duration, was_or_were
 
 MIB = 2**20
-_SIZE_SAMPLE = 64  # number of images whose size is measured to estimate the size of the set
+_SIZE_SAMPLE = 64  # number of images whose file size is read to estimate the size of the set
 _TAR_OVERHEAD = 2560  # maximum bytes of tar headers and padding for an image and its label
 
 

@@ -37,7 +37,7 @@ from paucal.types import UserError
 from paucal.verbs.weights.settings import WeightsSettings
 from paucal.wording import did_you_mean
 
-MAX_DIFFERENCE = 0.01  # limit of the outputs' relative error with 16-bit weights; if exceeded, weights keep 32 bits
+MAX_DIFFERENCE = 0.01  # largest relative error of the outputs at which weights are stored with 16 bits
 FILE_SETTINGS = ("model", "licence", "licence_text", "source", "mean", "std")  # settings that describe a weights file
 
 
@@ -82,7 +82,7 @@ def remove_weights(name: str) -> int:
     """
     card = find_added(name)
     if card is None:
-        names = [other.name for other in list_added()]
+        names = [added.name for added in list_added()]
         package = next(
             (trained.package for trained in table.CANDIDATES if trained.name == name and trained.package), None
         )
@@ -107,10 +107,10 @@ def add_weights_file(file: str, settings: WeightsSettings, console: Console) -> 
             f"run 'paucal weights remove {weights.name}' first, or give --model with another tag."
         )
     card = add_checked(weights)
-    use = f"'paucal train' may choose these weights; to require them, give --model {card.name}"
+    usage = f"'paucal train' may choose these weights; to require them, give --model {card.name}"
     if card.has_terms:
-        use = f"its licence, {card.licence}, has special terms, so the weights are only used with --model {card.name}"
-    console.say(f"added {card.describe()}: {use}")
+        usage = f"its licence, {card.licence}, has special terms, so the weights are only used with --model {card.name}"
+    console.say(f"added {card.describe()}: {usage}")
     return card
 
 
@@ -142,7 +142,7 @@ def _check_named(name: str, settings: WeightsSettings) -> CheckedWeights:
     unusable = [key for key in FILE_SETTINGS if key != "licence_text" and getattr(settings, key) is not None]
     if unusable:
         raise UserError(
-            f"--{unusable[0]} is for weights in a file, but {name!r} names stored weights: remove --{unusable[0]}."
+            f"--{unusable[0]} is for weights in a file, but {name!r} is not a file: remove --{unusable[0]}."
         )
     licence = check_licence(name, licence_of(name) or "not stated")
     text, weights = _licence_text(settings), read_timm(name, init=False)
@@ -175,7 +175,7 @@ def _check_file(path: Path, settings: WeightsSettings, console: Console) -> Chec
 
 
 def _image_input(settings: WeightsSettings, model: str) -> ImageInput | None:
-    """Return timm's preprocessing of a model with --mean and --std; None if these flags are not given."""
+    """Return timm's preprocessing of a model with the values of --mean and --std; None if neither flag is given."""
     if settings.mean is None and settings.std is None:
         return None
     if settings.mean is None or settings.std is None or len(settings.mean) != 3 or len(settings.std) != 3:
@@ -206,7 +206,7 @@ def _apache_text() -> str:
 
 
 def _halve_precision_if_accurate(weights: CheckedWeights, console: Console) -> CheckedWeights:
-    """Return 16-bit weights if they change the model's outputs by at most `MAX_DIFFERENCE`, else the weights."""
+    """Return 16-bit weights if they change the model's outputs by at most `MAX_DIFFERENCE`, else `weights`."""
     half_weights = to_half_precision(weights)
     if all(value.dtype == weights.state[name].dtype for name, value in half_weights.state.items()):
         return weights

@@ -71,7 +71,7 @@ def _permitted_use(device: str, licence: str) -> str:
 
 
 def _in_hub_cache() -> dict[str, int]:
-    """Return the sizes in bytes of timm weights in the Hugging Face cache, by name."""
+    """Return the size in bytes of each model's weights in the Hugging Face cache, by timm name."""
     hub_home = os.environ.get("HF_HOME") or os.path.join(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "huggingface")
     folder = Path(os.environ.get("HF_HUB_CACHE") or os.path.join(hub_home, "hub")).expanduser()
     weights = {}

@@ -24,7 +24,7 @@ from paucal.runner.life import Stopped, begin, resume
 from paucal.runner.time_budget import keep_one_length
 from paucal.runs import RunFolder
 from paucal.tasks.classification import finishing
-from paucal.tasks.classification.assembly import SEVERAL_PROCESSES, assemble
+from paucal.tasks.classification.assembly import PROCESSES_REMARK, assemble
 from paucal.tasks.classification.auto_tune import auto_tune as auto_tune_module
 from paucal.tasks.classification.auto_tune import first_model, refit, trials, tuning
 from paucal.tasks.classification.auto_tune.auto_tune import MAX_SCRATCH_EPOCHS
@@ -244,8 +244,8 @@ def test_processes__that_are_several_tune_at_once_and_say_so(data):
     alone, together = setup(1), setup(2)
     assert (len(alone.tune_record.candidates), together.tune_record.candidates) == (1, ())
     assert together.settings.init == alone.settings.init == "auto"
-    assert SEVERAL_PROCESSES in together.remarks
-    assert SEVERAL_PROCESSES not in alone.remarks
+    assert PROCESSES_REMARK in together.remarks
+    assert PROCESSES_REMARK not in alone.remarks
 
 
 def test_memory__that_no_way_to_tune_fits_in_keeps_the_probe(data, tmp_path, monkeypatch):
@@ -308,9 +308,9 @@ def test_race__is_won_by_the_quickest_of_nearly_equal_ones(scores, winner):
 
 def test_race__leaves_time_to_tune_the_winner():
     quick, slow = (TuneStep(name, 0.7, seconds, {"images": 300}) for name, seconds in (("quick", 6), ("slow", 9)))
-    assert find_affordable([slow, quick], seconds=600, images=20_000) == [slow, quick]  # 600 and 400 seconds
-    assert find_affordable([slow, quick], seconds=500, images=20_000) == [quick]
-    assert find_affordable([slow, quick], seconds=100, images=20_000) == [quick]
+    assert find_affordable([slow, quick], seconds=600, n_images=20_000) == [slow, quick]  # 600 and 400 seconds
+    assert find_affordable([slow, quick], seconds=500, n_images=20_000) == [quick]
+    assert find_affordable([slow, quick], seconds=100, n_images=20_000) == [quick]
 
 
 @pytest.mark.parametrize(

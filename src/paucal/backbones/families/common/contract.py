@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 Indices = int | Sequence[int] | None
-DEIT_CROP_RATIO = 224 / 256  # side of the centre crop / resized side, in DeiT's code and code based on it
+DEIT_CROP_RATIO = 224 / 256  # side of the centre crop divided by the resized side, in DeiT's code and code based on it
 IMAGENET_STATISTICS = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
 
 
@@ -58,7 +58,7 @@ def register_variants(
     Args:
         module: `__name__` of the family's module, whose `default_cfgs` are the configurations of the variants.
         model_class: Class of the models.
-        variants: Constructor arguments of each variant, by its name; the user's arguments override them.
+        variants: Constructor arguments of each variant, by name; the user's arguments take precedence.
         filter_fn: Function that converts checkpoints of the family (timm's `checkpoint_filter_fn`).
         out_indices: Indices of the levels that `features_only` returns, or n for the last n (3 in timm's ViT).
         changes: Function from the constructor arguments to changes of the configuration.
@@ -116,7 +116,7 @@ def take_indices(count: int, indices: Indices) -> list[int]:
     return [index % count for index in indices]
 
 
-class Classifying(nn.Module):
+class ModelWithClassifier(nn.Module):
     """The base class of models with a classifier: pooling, dropout (`head_drop`) and a linear layer (`head`).
 
     Attributes:
@@ -161,7 +161,7 @@ class Classifying(nn.Module):
     def prune_intermediate_layers(
         self, indices: Indices = 1, prune_norm: bool = False, prune_head: bool = True
     ) -> list[int]:
-        """Remove blocks or stages after the last requested one, and optionally the final norm and the classifier.
+        """Remove blocks or stages after the last requested level, and optionally the final norm and the classifier.
 
         Returns:
             The indices of the requested levels.

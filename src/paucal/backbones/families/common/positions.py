@@ -1,12 +1,12 @@
 """Resampling of learned position embeddings for images of other sizes.
 
-Each model family has the same bicubic filter for checkpoints, in `set_input_size`, and in forward passes with images of
-another size.
+A model family uses one bicubic filter in all cases: for checkpoints, in `set_input_size`, and in forward passes with
+images of another size.
 
 - The papers' families (`antialias_positions = False`: LV-ViT, DHVT, T2T-ViT, EsViT's transformers) do not use
   antialiasing, as in their published code.
-- timm's models, and paucal's variants of them, use antialiasing, as in timm. Antialiasing also changes timm's kernel,
-  so the results differ even if a table is enlarged.
+- timm's models, and paucal's variants of timm's models, use antialiasing, as in timm. Antialiasing also changes the
+  resampling kernel, so the results differ even if a table is enlarged.
 """
 
 import math

@@ -5,10 +5,10 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from paucal.backbones.families.common.contract import Classifying, Indices, take_indices, to_map, to_tokens
+from paucal.backbones.families.common.contract import Indices, ModelWithClassifier, take_indices, to_map, to_tokens
 
 
-class StagedBackbone(Classifying):
+class StagedBackbone(ModelWithClassifier):
     """A sequence of stages, a final norm, and a classifier of the mean of the last map or of the class token.
 
     A stage gets a map (B, C, H, W) and returns a pair: a map, and prefix tokens (B, P, C) or None. Prefix tokens are

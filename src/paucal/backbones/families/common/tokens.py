@@ -5,7 +5,7 @@ from typing import Any, Literal
 from timm.models import checkpoint
 from torch import Tensor, nn
 
-from paucal.backbones.families.common.contract import Classifying, Indices, take_indices, to_map
+from paucal.backbones.families.common.contract import Indices, ModelWithClassifier, take_indices, to_map
 
 Grid = tuple[int, int]
 
@@ -20,7 +20,7 @@ def require_valid_sizes(embed_dim: int, depth: int, num_heads: int, mlp_ratio: f
         )
 
 
-class TokenBackbone(Classifying):
+class TokenBackbone(ModelWithClassifier):
     """A backbone with `embed`, `blocks` and `norm`, and a classifier of the class token or the mean patch token.
 
     Subclasses define `embed`, and set `norm` and `blocks`, which are called with tokens and their grid. They override
@@ -62,7 +62,7 @@ class TokenBackbone(Classifying):
         raise NotImplementedError
 
     def run_block(self, block: nn.Module, x: Tensor, grid: Grid) -> Tensor:
-        """Apply a block, with gradient checkpointing if it is switched on."""
+        """Apply a block; use gradient checkpointing if `grad_checkpointing` is set."""
         if self.grad_checkpointing and self.training:
             return checkpoint(block, x, grid)
         return block(x, grid)

@@ -2,8 +2,8 @@
 
 Maps are padded on the right and bottom to a multiple of the window, then shifted cyclically. Cells that are shifted to
 the opposite border must not attend to their new neighbours, which a mask prevents. (timm shifts maps before padding
-them, which puts other cells into a window. Therefore, timm's Swin differs from the papers' in EsViT at 96 pixels and in
-detection.)
+them, which puts other cells into a window. Therefore, timm's Swin differs from EsViT's Swin at 96 pixels, and from the
+Swin authors' code for detection.)
 """
 
 from functools import lru_cache
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 Size = tuple[int, int]
-_MAX_CACHED_MASKS = 32  # a model needs up to four masks per image size, which all of its blocks share
+_MAX_CACHED_MASKS = 32  # a model needs up to four masks per image size, which its blocks share
 
 
 class Windows(NamedTuple):
@@ -83,8 +83,8 @@ def window_mask(windows: Windows, like: Tensor) -> Tensor:
     """Return the mask (windows, queries, keys), which is True where a query must not attend to a key.
 
     Cells that are neighbours only because of the cyclic shift must not attend to each other. Padding may attend to all
-    cells, since its output is not used, so that every query has a key. Masks are cached for the most recent sizes and
-    shared by all models of the process.
+    cells, so that every query has a key; the padding's output is not used. Masks are cached for the most recent sizes
+    and shared by all models of the process.
     """
     # Do not cache masks made while tracing or for another tensor type, since they cannot be used elsewhere.
     if torch.compiler.is_compiling() or type(like) is not Tensor:

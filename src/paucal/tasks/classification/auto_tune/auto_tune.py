@@ -26,11 +26,12 @@ from paucal.training import TimePlan
 from paucal.types import UserError
 from paucal.wording import counted, format_duration
 
-# A longer run continues after COSINE_EPOCHS at a constant rate, so that it begins with the epochs of a shorter run.
+# Maximum number of epochs from pretrained weights, and length of the cosine schedule in epochs. A longer run continues
+# at a constant learning rate after the cosine, so that the beginning of a long run is the same as a shorter run.
 MAX_EPOCHS, COSINE_EPOCHS = 60, 20
 CONSTANT_RATE = 0.1  # learning rate after the cosine, as a fraction of the peak rate
 WARMUP_FRACTION = 0.1  # length of the warm-up, as a fraction of COSINE_EPOCHS
-MAX_SCRATCH_EPOCHS = 300
+MAX_SCRATCH_EPOCHS = 300  # maximum number of epochs from random weights
 REPORT_SECONDS = 6.0  # time reserved for the plots and the report page at the end, on an idle core
 
 
@@ -112,7 +113,7 @@ def _tune_trained_weights(state: TuneState) -> bool:
 
 
 def _describe_shortage(state: TuneState) -> str:
-    """Return a text on why no preset fits: too little time or too little memory."""
+    """Return the reason why no preset fits: too little time or too little memory."""
     if None not in state.record.sizes.values():
         return "the remaining time is too short for tuning"
     half_batch = state.setup.settings.images_per_pass // 2
@@ -184,7 +185,7 @@ def _describe_length(epochs: int, epoch_seconds: float, seconds_left: float, max
 
 
 def long_run_schedule(epochs: int, lr: float) -> dict[str, Any]:
-    """Return the schedule settings of a run that is longer than its cosine; {} if the cosine covers all epochs."""
+    """Return the schedule settings of a run of more than `COSINE_EPOCHS` epochs; {} for a shorter run."""
     if epochs <= COSINE_EPOCHS:
         return {}
     return {

@@ -28,7 +28,7 @@ from paucal.tasks.classification.assembly import PROBE_FILE, TrainingSetup
 from paucal.tasks.classification.auto_tune.head_race import MAX_RACED, RaceResult, race_heads, store_held_out
 from paucal.tasks.classification.auto_tune.heads import HEADS
 from paucal.tasks.classification.auto_tune.learning_curve import measure_learning_curve, write_curve
-from paucal.tasks.classification.auto_tune.paired_losses import LOSSES, calibrated_losses
+from paucal.tasks.classification.auto_tune.paired_losses import LOSSES_KEY, calibrated_losses
 from paucal.tasks.classification.auto_tune.precision import choose_feature_precision
 from paucal.tasks.classification.auto_tune.probe import MAX_COMPARED, Head, fit_head, score_head, stratified_sample
 from paucal.tasks.classification.auto_tune.record import TuneStep
@@ -36,17 +36,19 @@ from paucal.tasks.classification.auto_tune.state import FittedHead, TuneState, c
 from paucal.tasks.classification.auto_tune.taught_head import learn_from_teacher
 from paucal.wording import counted, format_duration
 
-# Maximum fraction of the time budget for the features of the training images, in a run that is fine-tuned afterwards
-# and in a run that keeps the probe. With a PROBE_FRACTION of 0.2, tuning on 3,068 and 4,502 images had a third less
-# time, and the accuracy of four runs of five minutes was 0.5 points lower.
+# Maximum fraction of the time budget for computing the features of the training images, in a run that is fine-tuned
+# afterwards and in a run that keeps the probe. With a PROBE_FRACTION of 0.2, tuning on 3,068 and 4,502 images had a
+# third less time, and the accuracy of four runs of five minutes was 0.5 points lower.
 PROBE_FRACTION, PROBE_ONLY_FRACTION = 0.1, 0.5
-MIN_EPOCHS_AFTER = 3  # candidate weights must leave time for this many epochs of tuning
+MIN_EPOCHS_AFTER = 3  # number of epochs of tuning for which the chosen candidate must leave time
+# Key in the record of a run for each stored field of `PrecisionChoice`.
 PRECISION_KEYS = {
     "speed": "arithmetic_speed",
     "measured": "arithmetic_measured",
-}  # field of `PrecisionChoice`, and its key in the record
+}
 TRAINING_COST = 2.0  # cost of training on an image, in forward passes
-# Limits of the comparison of candidates: users wait for the first model, and tuning needs the time.
+# Limits of the comparison of candidates: fraction of the time budget, seconds, and number of training images. The
+# limits are low because users wait for the first model, and because tuning needs the time.
 MAX_RACE_FRACTION, MAX_RACE_SECONDS, MAX_RACE_IMAGES = 0.05, 60.0, 300
 NEXT_TIME_RATIO = 1.5  # assumed time of the next candidate, as a multiple of the last candidate's time
 
@@ -69,7 +71,8 @@ def frozen_features(
         indices: (N,) indices of images in the data set.
         preprocess: Preprocessing of the network.
         settings: Settings of the run.
-        progress: Called with the number of finished images and the number of all images; None for no progress bar.
+        progress: Function that is called with the number of finished images and the number of all images; None if there
+            is no progress bar.
         staged: Whether to append the pooled feature maps of the last stages, see `StageClassifierInputs`.
         autocast: Dtype for autocast; None to compute in float32.
     """
@@ -83,7 +86,7 @@ def frozen_features(
 
 
 def compare_candidates(state: TuneState) -> None:
-    """Compare the candidate weights by cross-validation on some training images; use the best weights in the run."""
+    """Compare the candidate weights by cross-validation on some training images; continue with the best weights."""
     setup, steps, rows = state.setup, [], state.race_rows
     if rows is None:
         other_names = ", ".join(state.record.candidates[1:])
@@ -162,13 +165,13 @@ def _count_forward_passes(state: TuneState) -> float:
     return sum(counts.values()) + MIN_EPOCHS_AFTER * TRAINING_COST * counts["train"]
 
 
-def find_affordable(race: Sequence[TuneStep], seconds: float, images: float) -> Sequence[TuneStep]:
-    """Return the candidates that can process `images` images in `seconds` seconds, or else the fastest candidate.
+def find_affordable(race: Sequence[TuneStep], seconds: float, n_images: float) -> Sequence[TuneStep]:
+    """Return the candidates that can process `n_images` images in `seconds` seconds, or else the fastest candidate.
 
     On 5,000 small images, a network that was 50 % slower and five points better left no time for tuning: its test
     accuracy was 74.9 %, against 84.2 % after tuning the faster network.
     """
-    fast_enough = [step for step in race if step.seconds / step.details["images"] * images <= seconds]
+    fast_enough = [step for step in race if step.seconds / step.details["images"] * n_images <= seconds]
     return fast_enough or [min(race, key=lambda step: step.seconds)]
 
 
@@ -187,7 +190,7 @@ def time_frozen_network(state: TuneState) -> None:
         start_time = time.perf_counter()
         frozen_features(setup.objective.deployable(), setup.data, sample, setup.card.preprocessing, setup.settings)
         state.image_seconds = (time.perf_counter() - start_time) / len(sample)
-    # A resumed run keeps its precision, since it may compute features again for heads at other image sizes.
+    # A resumed run keeps its precision, since the run may compute features again for heads at other image sizes.
     if state.record.probe is not None:
         details = state.record.probe.details  # older records lack some measurements
         measurements = {name: details[key] for name, key in PRECISION_KEYS.items() if key in details}
@@ -220,7 +223,7 @@ def time_frozen_network(state: TuneState) -> None:
 
 
 def _max_probe_seconds(state: TuneState) -> float:
-    """Return the maximum seconds for the features of the training images; 0 if the run has no time budget."""
+    """Return the maximum seconds for computing the features of the training images; 0 if there is no time budget."""
     keeps_probe = state.setup.settings.epochs == 0 or cannot_evaluate_tuning(state.setup)
     return (PROBE_ONLY_FRACTION if keeps_probe else PROBE_FRACTION) * state.record.budget
 
@@ -257,7 +260,7 @@ def fit_probe(state: TuneState) -> None:
         "head": fitted.race.name,
         "heads": dict(fitted.race.losses),
         "race_seconds": fitted.race_seconds,
-        LOSSES: fitted.losses,
+        LOSSES_KEY: fitted.losses,
         "arithmetic": state.precision.precision,
         **{key: getattr(state.precision, name) for name, key in PRECISION_KEYS.items()},
     }
@@ -341,13 +344,13 @@ def fit_probe_head(state: TuneState, setup: TrainingSetup, title: str, race: boo
 
 
 def training_groups(data: SplitImages, rows: Tensor) -> Tensor | None:
-    """Return the `--group-by` groups of the training images at some indices; None if the run has no groups."""
+    """Return the `--group-by` groups of the training images at the indices `rows`; None if the run has no groups."""
     groups = data.split.groups
     return None if groups is None else torch.from_numpy(groups[data.part("train")])[rows]
 
 
 def classifier_width(network: nn.Module) -> int | None:
-    """Return the number of input features of the network's linear classifier; None if it has no linear classifier."""
+    """Return the number of input features of the network's linear classifier; None if there is no such classifier."""
     classifier = linear_classifier(network)
     return None if classifier is None else classifier.in_features
 

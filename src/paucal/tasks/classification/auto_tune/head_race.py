@@ -51,7 +51,7 @@ class RaceResult:
         lead: Cross-entropy of `DEFAULT_HEAD` minus the cross-entropy of the best other head, in nats.
         error: Standard error of the lead, in nats.
         held_out: Cross-validated logits of the best head; None if there are too few images.
-        mixture: Weight of the logits of each head in the best head; empty for `DEFAULT_HEAD`.
+        mixture: Weight of each head's logits in the logits of the best head; empty for `DEFAULT_HEAD`.
     """
 
     name: str = DEFAULT_HEAD
@@ -68,7 +68,8 @@ class HeldOut:
     """Logits of training images in a repeated cross-validation, each from a head that was not fitted to the image.
 
     Attributes:
-        rows: (M,) indices into the images of the cross-validation; in the stored file, into all training images.
+        rows: (M,) positions of the images among the cross-validated images; in the stored file, among all training
+            images.
         logits: (R, M, K) float64 calibrated logits of R repeats.
         labels: (M,) classes.
         folds: Number of folds.

@@ -30,7 +30,7 @@ from paucal.wording import percent
 
 CURVE_FILE = "learning_curve.json"
 BOOTSTRAP_DRAWS = 1000
-SLOPE_POINTS = 3  # the slope of the forecast is fitted to this number of last points
+SLOPE_POINTS = 3  # the forecast's slope is fitted to the last SLOPE_POINTS points of the curve
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,8 @@ class LearningCurve:
         points: Points in ascending order; at the last point, heads are fitted to all images of the training folds.
         per_class: Mean number of images per class to which the model itself is fitted.
         forecast: Accuracy with twice as many images as the model has; None for a curve of fewer than three points.
-        gain: Forecast minus the model's accuracy; None if there is no forecast. Too optimistic if the curve flattens.
+        gain: Forecast minus the accuracy that the same power law gives for the model's own number of images; None if
+            there is no forecast. The gain is too optimistic if the curve flattens.
     """
 
     points: tuple[CurvePoint, ...]
@@ -149,7 +150,7 @@ def _round_counts(limit: int) -> Iterator[int]:
 
 
 def _forecast(
-    fit_sizes: NDArray[np.float64], hit_rates: NDArray[np.float64], model_size: float, count: int, seed: int
+    fit_sizes: NDArray[np.float64], correct_fractions: NDArray[np.float64], model_size: float, count: int, seed: int
 ) -> tuple[Score, float]:
     """Return the accuracy at twice the model's number of images, and the gain over the model.
 
@@ -158,15 +159,18 @@ def _forecast(
 
     Args:
         fit_sizes: (P,) number of training images per class at each point of the curve.
-        hit_rates: (P, N) fraction of the repeats in which each image was classified correctly.
+        correct_fractions: (P, N) fraction of the repeats in which each image was classified correctly.
         model_size: Number of images per class to which the model is fitted.
         count: Effective number of independent images, which is the size of a bootstrap draw, see `cross_validated`.
         seed: Seed of the bootstrap.
     """
-    n_images = hit_rates.shape[1]
+    n_images = correct_fractions.shape[1]
     samples = np.random.default_rng(seed).integers(n_images, size=(BOOTSTRAP_DRAWS, max(1, count)))
-    sizes, hit_rates = fit_sizes[-SLOPE_POINTS:], hit_rates[-SLOPE_POINTS:]
-    errors, mean_errors = np.stack([1 - rates[samples].mean(1) for rates in hit_rates]), 1 - hit_rates.mean(1)
+    sizes, correct_fractions = fit_sizes[-SLOPE_POINTS:], correct_fractions[-SLOPE_POINTS:]
+    errors, mean_errors = (
+        np.stack([1 - rates[samples].mean(1) for rates in correct_fractions]),
+        1 - correct_fractions.mean(1),
+    )
     values = [_extrapolate(sizes, mean_errors[:, None], size)[0] for size in (model_size, 2 * model_size)]
     low, high = np.quantile(_extrapolate(sizes, errors, 2 * model_size), [0.025, 0.975])
     if not mean_errors[-1]:  # without errors, the bootstrap has no variance

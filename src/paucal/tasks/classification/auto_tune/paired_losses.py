@@ -10,7 +10,7 @@ from paucal.evaluation.calibration import fit_temperature
 from paucal.evaluation.classification import multi_label_losses
 from paucal.evaluation.predictions import Predictions
 
-LOSSES = "losses"  # key of the losses on the validation images, in the details of a step
+LOSSES_KEY = "losses"  # key of the losses on the validation images, in the details of a step
 
 
 def calibrated_losses(predictions: Predictions) -> list[float]:
@@ -28,14 +28,17 @@ def calibrated_losses(predictions: Predictions) -> list[float]:
 
 
 def is_clearly_lower(losses: Sequence[float], other_losses: Sequence[float]) -> bool:
-    """Return whether the mean loss is lower than that of the paired other losses by more than a standard error."""
+    """Return whether the mean of `losses` is lower than the mean of `other_losses` by more than one standard error.
+
+    Both sequences have the losses of the same images. The standard error is computed from the differences per image.
+    """
     leads = np.subtract(other_losses, losses)
     return bool(leads.mean() > leads.std() / math.sqrt(leads.size))
 
 
-def differs(score: float, other_score: float, images: int, errors: float = 1.0) -> bool:
-    """Return whether two accuracies differ by more than `errors` standard errors, given the number of `images`."""
-    variance = sum(accuracy * (1 - accuracy) for accuracy in (score, other_score)) / max(images, 1)
+def differs(score: float, other_score: float, n_images: int, errors: float = 1.0) -> bool:
+    """Return whether two accuracies on `n_images` images differ by more than `errors` standard errors."""
+    variance = sum(accuracy * (1 - accuracy) for accuracy in (score, other_score)) / max(n_images, 1)
     return abs(score - other_score) > errors * math.sqrt(variance)
 
 

@@ -21,10 +21,9 @@ SOLVER = Solver(max_iterations=200)
 ABSENT_LOGIT = -30.0  # logit of a class without training images: below all other logits, but finite for the losses
 
 
-MIN_DEVIATION = 1e-8
-PRIOR_IMAGES = (
-    50  # weight of the median variance, towards which each feature's variance is shrunk, as a number of images
-)
+MIN_DEVIATION = 1e-8  # features with a smaller standard deviation are not scaled
+# Each feature's variance is averaged with the median variance of all features, which counts as this number of images.
+PRIOR_IMAGES = 50
 JITTER = 1e-10  # added to the diagonal, relative to the trace: keeps the Cholesky factor finite for dependent rows
 
 
@@ -60,8 +59,8 @@ def standardise(features: Tensor) -> StandardisedFeatures:
     """Standardise (N, D) features over the images, with variances shrunk towards their median."""
     values = features.double()
     mean, variance = values.mean(0), values.var(0)
-    # In few images, a feature is often nearly constant. Division by such a tiny deviation would give huge values for
-    # other images.
+    # In few images, a feature is often nearly constant. Division by its tiny deviation would give huge values for other
+    # images.
     variance = (len(values) * variance + PRIOR_IMAGES * variance.median()) / (len(values) + PRIOR_IMAGES)
     deviation = variance.sqrt()
     deviation = torch.where(deviation > MIN_DEVIATION, deviation, torch.ones_like(deviation))

@@ -16,8 +16,9 @@ class TuneStep:
 
     Attributes:
         name: "probe", or the name of the candidate or preset.
-        score: Accuracy on the validation images, or mean average precision for several labels; cross-validated on
-            training images for candidates, or without validation images.
+        score: Accuracy, or mean average precision for images with several labels. The score of a candidate is
+            cross-validated on training images, and so is every score of a run without validation images. All other
+            scores are measured on the validation images.
         seconds: Duration of the step.
         details: Settings, counts and losses of the step, as JSON values.
     """
@@ -37,12 +38,13 @@ class TuneRecord:
         budget: Seconds that the run may take; 0 for no limit.
         spent: Seconds spent so far, including earlier calls of a resumed run.
         race: One step per candidate that was evaluated on a sample of the training images.
-        probe: Linear head on frozen features; None before the head is fitted.
-        unlabelled: Head that also learned from images without labels; None if no such head was fitted (yet).
+        probe: Step that fits a linear head to frozen features; None before this step is finished.
+        unlabelled: Step that fits a head also to unlabelled images; None if the run has not finished such a step.
         sizes: Seconds per training image, by image size and frozen stages; None if a step exceeds the memory.
-        tuning: Image size, seconds per epoch and trial steps by preset; None if tuning exceeds the time or the memory.
+        tuning: Image size, seconds per epoch and number of trial steps, by name of the preset; None instead of these
+            for a preset that exceeds the time or the memory.
         trials: One step per finished trial of a preset.
-        plan: Sentence on the number of epochs, or on why the probe is kept; "" before this is decided.
+        plan: Sentence that explains the number of epochs or the decision to keep the probe; "" before the decision.
         tune: Whether the network is fine-tuned after the probe.
     """
 

@@ -1,8 +1,8 @@
-"""Fit linear heads to the features of a tuned network, with the heads that were compared for the first model.
+"""Fit the linear heads that were compared for the first model again, to the features of a tuned network.
 
 Tuning trains the network's own head for few steps only, and heads that also read the last stages are often better. The
-fits need one forward pass over the training images. Heads are compared on the validation images, because
-cross-validation on the training images would be biased: the network was tuned on all of these.
+fits need one forward pass over the training images. Heads are compared on the validation images. Cross-validation on
+the training images would be biased, since the network was tuned on these images.
 
 If unlabelled images improved the first model, heads also learn from the tuned features of these images.
 """
@@ -105,10 +105,12 @@ def refit_head(
         if unlabelled_features is None:
             return best
         values = features if staged else last
-        start = torch.zeros(n_classes, values.shape[1])
-        start[:, : best.head.weight.shape[1]] = best.head.weight
+        padded_weight = torch.zeros(n_classes, values.shape[1])
+        padded_weight[:, : best.head.weight.shape[1]] = best.head.weight
         pool = make_pool(unlabelled_features)
-        heads = fit_heads(values[:count], row_labels[:count], n_classes, pool, base=lambda *_: (start, best.head.bias))
+        heads = fit_heads(
+            values[:count], row_labels[:count], n_classes, pool, base=lambda *_: (padded_weight, best.head.bias)
+        )
         candidates += [
             evaluate(name, Head(weight.float(), bias.float(), DEFAULT_STRENGTH, None), values)
             for name, (weight, bias) in heads.items()

@@ -32,7 +32,7 @@ class FittedHead:
         image_seconds: Seconds of a forward pass of one image through the frozen network in float32.
         race: Comparison with heads that also read the last stages; `race.head` is None if no such head is better.
         race_seconds: Seconds of the comparison.
-        curve: Learning curve of the best head; None if it was not measured.
+        curve: Learning curve of the best head; None if no curve was measured.
         losses: (V,) calibrated losses of the best head on the validation images, in nats.
     """
 
@@ -74,7 +74,8 @@ class TuneState:
         precision: Precision of the frozen features.
         announced: Whether the expected duration has been printed.
         race_rows: Indices of the training images on which the candidates are compared; None to compare no candidates.
-        first: First model with its features for later steps; None if an earlier call fitted the first model.
+        first: First model with its features, kept for the step with unlabelled images; None if an earlier call fitted
+            the first model, or if the features are not needed.
     """
 
     run: RunFolder
@@ -109,7 +110,7 @@ class TuneState:
         return test + refit + evaluations * self.eval_seconds(pixel_ratio)
 
     def eval_seconds(self, pixel_ratio: float = 1.0) -> float:
-        """Return the seconds of one validation; for `pixel_ratio` see `final_eval_seconds`."""
+        """Return the seconds of one evaluation on the validation images; for `pixel_ratio` see `final_eval_seconds`."""
         return pixel_ratio * self.image_seconds * len(self.setup.data.part("val"))
 
     def seconds_left(self, pixel_ratio: float = 1.0) -> float:
@@ -122,7 +123,7 @@ class TuneState:
         self.record.write(self.run)
 
     def reassemble(self, **changes: Any) -> TrainingSetup:
-        """Return a setup with changed settings; automatic settings that may depend on the changes are chosen again."""
+        """Return a setup with changed settings; choose automatic settings that may depend on the changes again."""
         setup = self.setup
         automatic = {name for name, origin in setup.origin.items() if origin.startswith("auto: ")}
         revised = automatic - NEVER_REVISED - set(changes) - (set() if "model" in changes else {"img_size"})
@@ -132,7 +133,10 @@ class TuneState:
         return replace(new_setup, plan=replace(new_setup.plan, deadline=setup.plan.deadline))
 
     def adopt(self, setup: TrainingSetup, reasons: Mapping[str, str]) -> None:
-        """Use a setup from now on, and store its settings; `reasons` are the origins of the settings chosen here."""
+        """Use a setup from now on, and store its settings.
+
+        `reasons` has the reason for each setting that auto-tuning has chosen, by name of the setting.
+        """
         origin = {**setup.origin, **{name: f"auto: {reason}" for name, reason in reasons.items()}}
         self.setup = replace(setup, origin=origin)
         store_changes(self.run, setup.settings, origin)

@@ -13,7 +13,7 @@ from paucal.wording import counted, format_duration
 def step_rows(
     record: TuneRecord | None, outcome: Outcome, finish: Finish, measure: PrimaryMetric
 ) -> list[dict[str, Any]]:
-    """Return a row per step: its name, score and duration, and whether it is the run's final model."""
+    """Return a row per step, with the step's name, score and duration, and whether its model is the final model."""
     if record is None or record.probe is None:
         return []
     probe, images = record.probe, record.probe.details.get("images", 0)
@@ -45,10 +45,10 @@ def step_rows(
 
 
 def _describe_average(finish: Finish) -> str:
-    """Return a text on the weights that were kept: the epochs, and the head fitted afterwards."""
+    """Return a text that names the epochs whose weights were kept, and the head that was fitted afterwards."""
     epochs = ", ".join(map(str, finish.epochs))
-    weights = f"epoch {epochs}" if len(finish.epochs) == 1 else f"the mean of the weights of epochs {epochs}"
-    return f"{weights}, with a head fitted to its features ({finish.head})" if finish.head else weights
+    text = f"epoch {epochs}" if len(finish.epochs) == 1 else f"the mean of the weights of epochs {epochs}"
+    return f"{text}, with a head fitted to its features ({finish.head})" if finish.head else text
 
 
 def describe_kept_model(record: TuneRecord | None, outcome: Outcome, finish: Finish, selected: bool) -> str:

@@ -35,7 +35,7 @@ def find_soft_teacher(objective: Objective) -> Distillation | None:
 
 
 def learn_from_teacher(state: TuneState, fitted: FittedHead) -> FittedHead:
-    """Fit a head also to the teacher's probabilities; use this head in the first model unless it is less accurate."""
+    """Fit a second head to the labels and the teacher's probabilities; return it unless its accuracy is lower."""
     setup = state.setup
     term, val = find_soft_teacher(setup.objective), torch.from_numpy(setup.data.part("val"))
     if term is None or not len(val):

@@ -16,7 +16,7 @@ from paucal.evaluation.predictions import Predictions
 from paucal.runner.console import Console
 from paucal.runs import RunFolder
 from paucal.tasks.classification.assembly import TrainingSetup
-from paucal.tasks.classification.auto_tune.paired_losses import LOSSES, calibrated_losses, differs, is_clearly_lower
+from paucal.tasks.classification.auto_tune.paired_losses import LOSSES_KEY, calibrated_losses, differs, is_clearly_lower
 from paucal.tasks.classification.auto_tune.record import TuneStep
 from paucal.tasks.classification.loaders import make_val_predictor, train_loader, validation_scores
 from paucal.tasks.classification.optimization import optimization
@@ -26,7 +26,7 @@ from paucal.types import UserError
 
 TRIALS_FOLDER = "trials"
 MIN_STEPS = 8  # minimum number of steps of a useful trial
-TRAINED_SECONDS = "trained"  # key of the seconds of the steps and the validation, in the details of a trial
+TRAINED_SECONDS = "trained"  # key in the details of a trial: seconds that its steps and its validation took
 FAILED_LOSS = 1e9  # loss recorded for a trial that diverged or ran out of memory
 WARMUP_FRACTION = 0.1  # length of the warm-up, as a fraction of a trial's steps
 
@@ -80,11 +80,11 @@ WITHOUT_BATCH_NORM = (
     TuningPreset("last stages alone, rate 1e-4", {"lr": 1e-4, "crop_scale": 0.5}, 3),
     TuningPreset("all layers, rate 3e-4, layer decay 0.75", {"lr": 3e-4, "layer_decay": 0.75, "crop_scale": 0.5}),
     TuningPreset("all layers, rate 5e-5, layer decay 0.75", {"lr": 5e-5, "layer_decay": 0.75, "crop_scale": 0.35}),
-    # A step takes 0.7 of the time of a step that trains all layers. In networks with batch norms, this preset saves no
-    # time and was worse (docs/lab/2026-11-26-ways-to-tune.md).
+    # A step of this preset takes 0.7 of the time of a step that trains all layers. In networks with batch norms, this
+    # preset saves no time and was worse (docs/lab/2026-11-26-ways-to-tune.md).
     TuningPreset("norms and biases alone, rate 1e-3", {"freeze": "weights", "lr": 1e-3, "crop_scale": 0.5}),
 )
-FROZEN_FRACTION = 0.6  # fraction of the stages that are frozen if only the last stages are tuned, which halves the time
+FROZEN_FRACTION = 0.6  # fraction of the stages that "last stages alone" freezes, which halves the time of tuning
 
 
 def presets_for(model: nn.Module) -> Sequence[TuningPreset]:
@@ -121,11 +121,11 @@ def run_trial(
     (folder.path / "checkpoints").mkdir(parents=True, exist_ok=True)
     plan = replace(setup.plan, total_steps=steps, steps_per_epoch=steps, time=time_plan)
     predict = make_val_predictor(setup.data, setup.card.preprocessing, setup.settings)
-    newest: list[Predictions] = []
+    newest_predictions: list[Predictions] = []
 
     def validate(module: nn.Module, device: torch.device) -> Mapping[str, float]:
-        newest[:] = [predict(module, device)]
-        return validation_scores(newest[0])
+        newest_predictions[:] = [predict(module, device)]
+        return validation_scores(newest_predictions[0])
 
     start = checkpoint_step(folder.last) * plan.accumulate if folder.last.exists() else 0
     records = Records(folder, lambda module: None, Watch(validate))
@@ -139,10 +139,10 @@ def run_trial(
     if not outcome.finished:
         return None
     row = outcome.rows[-1]
-    if not newest:  # the trial was resumed after the last validation
+    if not newest_predictions:  # the trial was resumed after the last validation
         validate(setup.objective.deployable(), torch.device(setup.settings.device))
     details = {"loss": row["val_loss"], "steps": outcome.step, TRAINED_SECONDS: row["seconds"], **preset.settings}
-    details[LOSSES] = calibrated_losses(newest[0])
+    details[LOSSES_KEY] = calibrated_losses(newest_predictions[0])
     return TuneStep(preset.name, row[setup.data.primary_metric.column], time.monotonic() - start_time, details)
 
 
@@ -167,36 +167,36 @@ def clear_trials(run: RunFolder) -> None:
     shutil.rmtree(run.path / TRIALS_FOLDER, ignore_errors=True)
 
 
-def best_trial(trials: Sequence[TuneStep], images: int, image_sizes: Sequence[Sequence[int]]) -> int:
+def best_trial(trials: Sequence[TuneStep], n_images: int, image_sizes: Sequence[Sequence[int]]) -> int:
     """Return the index of the best trial, whose preset is then used.
 
     The default is the first trial that did not fail. The rules are:
 
-    - A trial with smaller images than the default counts only if its accuracy is higher by two standard errors of the
-      difference, because smaller images often give the higher score after few steps and the worse model in the end.
+    - A trial with smaller images than the default is eligible only if its accuracy is higher by two standard errors of
+      the difference, because smaller images often give the higher score after few steps and the worse model in the end.
       (In three comparisons on 81 images, trials of the last stages at 224 pixels classified two to seven fewer images
       correctly than trials of all layers at 128 pixels. After all epochs, the last stages at 224 pixels were better by
       two to three points; docs/lab/2026-11-26-ways-to-tune.md.)
-    - Of the counted trials, all with an accuracy within a standard error of the highest accuracy are tied.
+    - The eligible trials whose accuracy is within a standard error of the highest accuracy are tied.
     - Of the tied trials with the image size of the first tied trial, the first wins, unless the lowest mean loss on the
       validation images is lower by more than a standard error of the paired differences.
 
     Args:
         trials: Finished trials.
-        images: Number of validation images.
+        n_images: Number of validation images.
         image_sizes: Image size of each trial.
     """
     scores = [trial.score for trial in trials]
     succeeded = [index for index, trial in enumerate(trials) if trial.details["loss"] < FAILED_LOSS] or [0]
     default = succeeded[0]
-    counted = [
+    eligible = [
         index
         for index in succeeded
         if image_sizes[index][0] >= image_sizes[default][0]
-        or (scores[index] > scores[default] and differs(scores[index], scores[default], images, errors=2))
+        or (scores[index] > scores[default] and differs(scores[index], scores[default], n_images, errors=2))
     ]
-    best = max(counted, key=lambda index: (scores[index], -trials[index].details["loss"]))
-    tied = [index for index in counted if not differs(scores[index], scores[best], images)]
+    best = max(eligible, key=lambda index: (scores[index], -trials[index].details["loss"]))
+    tied = [index for index in eligible if not differs(scores[index], scores[best], n_images)]
     first = tied[0]
     same_size = [index for index in tied if image_sizes[index] == image_sizes[first]]
     lowest = min(same_size, key=lambda index: np.mean(_image_losses(trials[index])))
@@ -204,5 +204,5 @@ def best_trial(trials: Sequence[TuneStep], images: int, image_sizes: Sequence[Se
 
 
 def _image_losses(trial: TuneStep) -> Sequence[float]:
-    """Return the loss of each validation image; for a failed trial or an old record, a list of only the mean loss."""
-    return trial.details.get(LOSSES) or [trial.details["loss"]]
+    """Return the loss of each validation image; a failed trial and an old record have a list of only the mean loss."""
+    return trial.details.get(LOSSES_KEY) or [trial.details["loss"]]

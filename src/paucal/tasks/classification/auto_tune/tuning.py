@@ -64,7 +64,7 @@ class CostEstimate:
         image_size: Image size in pixels, as in the settings.
         epoch_seconds: Seconds of an epoch with its validation.
         steps: Number of steps of the trial.
-        pixel_ratio: Number of pixels of an image, divided by the number of pixels of an image of the probe.
+        pixel_ratio: Number of pixels of an image, divided by the number at the probe's image size.
     """
 
     image_size: list[int]
@@ -122,10 +122,10 @@ def choose_preset(state: TuneState) -> tuple[TuningPreset, CostEstimate] | None:
     clear_trials(state.run)
     preset, cost = costs[best]
     state.console.say(f"tuning continues with: {preset.name}")
-    details, evaluation = trials[best].details, state.eval_seconds(cost.pixel_ratio)
+    details, eval_seconds = trials[best].details, state.eval_seconds(cost.pixel_ratio)
     trial_cost = replace(cost, steps=details["steps"])
     return preset, trial_cost.corrected_by(
-        details.get(TRAINED_SECONDS, 0.0), evaluation, state.setup.plan.steps_per_epoch
+        details.get(TRAINED_SECONDS, 0.0), eval_seconds, state.setup.plan.steps_per_epoch
     )
 
 
@@ -177,17 +177,18 @@ def _skip_trials(
 
 
 def _list_presets(setup: TrainingSetup) -> Sequence[TuningPreset]:
-    """Return the distinct presets after removing the settings that the user gave.
+    """Remove the user's settings from each preset, and return the presets that still differ.
 
-    The preset that trains only norms and biases has a high learning rate. If the user gave `--freeze`, this preset
-    remains only if the user trains few parameters: norms and biases, or low-rank adapters.
+    The preset that trains only norms and biases has a higher learning rate than the presets that train more parameters.
+    If the user gave `--freeze`, this preset is therefore returned only if the user trains norms and biases, or low-rank
+    adapters.
     """
-    presets, adapted = presets_for(setup.objective.deployable()), setup.settings.lora_rank is not None
-    trains_few = adapted or setup.settings.freeze == "weights"
+    presets, has_adapters = presets_for(setup.objective.deployable()), setup.settings.lora_rank is not None
+    trains_few = has_adapters or setup.settings.freeze == "weights"
     fixed_names = {name for preset in presets for name in preset.settings if not is_free(setup, name)}
     if "freeze" in fixed_names and not trains_few:
         presets = [preset for preset in presets if preset.settings.get("freeze") != "weights"]
-    fixed_names |= {"freeze", "layer_decay"} if adapted else set()
+    fixed_names |= {"freeze", "layer_decay"} if has_adapters else set()
     distinct: list[TuningPreset] = []
     for preset in (preset.without(fixed_names) for preset in presets):
         if preset.settings not in [other.settings for other in distinct]:
@@ -237,16 +238,16 @@ def _estimate_cost(state: TuneState, preset: TuningPreset, n_trials: int) -> Cos
     """
     costs = state.record.tuning
     if preset.name not in costs:
-        choice = _choose_image_size(state, preset, 1 - (TRIALS_FRACTION if n_trials else 0.0))
-        if choice is None:
+        size_and_seconds = _choose_image_size(state, preset, 1 - (TRIALS_FRACTION if n_trials else 0.0))
+        if size_and_seconds is None:
             state.save(tuning={**costs, preset.name: None})
             return None
-        side, epoch = choice
+        side, epoch_seconds = size_and_seconds
         steps = per_epoch = max(1, state.setup.plan.steps_per_epoch)
         if is_timed(state.setup):
             seconds = TRIALS_FRACTION / max(n_trials, 1) * state.seconds_left(_pixel_ratio(state, side))
-            steps = int(seconds * per_epoch / max(epoch, 1e-9))
-        state.save(tuning={**costs, preset.name: {"side": side, "epoch": epoch, "steps": steps}})
+            steps = int(seconds * per_epoch / max(epoch_seconds, 1e-9))
+        state.save(tuning={**costs, preset.name: {"side": side, "epoch": epoch_seconds, "steps": steps}})
     cost = state.record.tuning[preset.name]
     if cost is None:
         return None
@@ -255,7 +256,7 @@ def _estimate_cost(state: TuneState, preset: TuningPreset, n_trials: int) -> Cos
 
 
 def _pixel_ratio(state: TuneState, side: Sequence[int]) -> float:
-    """Return the number of pixels of an image of this size, divided by the number for an image of the probe."""
+    """Return the number of pixels of an image of this size, divided by the number at the probe's image size."""
     return (side[0] / state.setup.settings.img_size[0]) ** 2
 
 
@@ -270,8 +271,8 @@ def _choose_image_size(state: TuneState, preset: TuningPreset, time_fraction: fl
     """
     setup, counts = state.setup, state.setup.data.counts()
     native, timed = list(setup.settings.img_size), is_timed(setup)
-    improved = state.record.first_model is not state.record.probe
-    keeps_size = improved or not timed or not is_free(setup, "img_size") or not _supports_any_size(setup)
+    uses_unlabelled = state.record.first_model is not state.record.probe
+    keeps_size = uses_unlabelled or not timed or not is_free(setup, "img_size") or not _supports_any_size(setup)
     best: tuple[list[int], float] | None = None
     min_epochs = min(MIN_EPOCHS, MIN_TUNING_STEPS / max(1, setup.plan.steps_per_epoch))
     for side in list_image_sizes(native, keeps_size):
@@ -307,14 +308,14 @@ def _image_seconds(state: TuneState, preset: TuningPreset, side: list[int]) -> f
     frozen = preset.settings.get("freeze")
     name = "x".join(map(str, side)) + ("" if frozen is None else f", frozen: {frozen}")
     if name not in state.record.sizes:
-        tuned = {} if frozen is None else {"freeze": frozen}
-        seconds = _measure_seconds(state, state.reassemble(img_size=side, **tuned), name)
+        freeze_setting = {} if frozen is None else {"freeze": frozen}
+        seconds = _measure_seconds(state, state.reassemble(img_size=side, **freeze_setting), name)
         state.save(sizes={**state.record.sizes, name: seconds})
     return state.record.sizes[name]
 
 
 def _measure_seconds(state: TuneState, trial_setup: TrainingSetup, name: str) -> float | None:
-    """Return the seconds per training image; None, with a note, if a step exceeds the memory."""
+    """Return the seconds per training image; if a step exceeds the memory, print a note and return None."""
     try:
         return seconds_per_image(trial_setup)
     except (RuntimeError, MemoryError) as problem:
@@ -329,11 +330,13 @@ def _supports_any_size(setup: TrainingSetup) -> bool:
     spec = setup.card.backbone
     side = spec.image_size[0] - 32
     try:
-        other = replace(spec, image_size=(side, side)).build().model.state_dict()
+        other_state = replace(spec, image_size=(side, side)).build().model.state_dict()
     except UserError:
         return False
     state = setup.objective.deployable().state_dict()
-    return state.keys() == other.keys() and all(value.shape == other[name].shape for name, value in state.items())
+    return state.keys() == other_state.keys() and all(
+        value.shape == other_state[name].shape for name, value in state.items()
+    )
 
 
 def _prepare_head(state: TuneState, side: list[int]) -> None:

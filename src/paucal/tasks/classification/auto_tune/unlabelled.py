@@ -1,4 +1,4 @@
-"""The step of auto-tuning after the first model: fit the head also to unlabelled images (`--unlabelled`)."""
+"""The step of auto-tuning after the first model: fit a second head that also uses the `--unlabelled` images."""
 
 import time
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ from paucal.tasks.classification.auto_tune.first_model import (
     with_head,
 )
 from paucal.tasks.classification.auto_tune.head_race import store_held_out
-from paucal.tasks.classification.auto_tune.paired_losses import LOSSES, calibrated_losses
+from paucal.tasks.classification.auto_tune.paired_losses import LOSSES_KEY, calibrated_losses
 from paucal.tasks.classification.auto_tune.probe import Head, score_head
 from paucal.tasks.classification.auto_tune.record import TuneStep
 from paucal.tasks.classification.auto_tune.state import FittedHead, TuneState, cannot_evaluate_tuning
@@ -30,23 +30,23 @@ from paucal.tasks.classification.unlabelled_images import MAX_IMAGES, as_trainin
 from paucal.types import UserError
 from paucal.wording import counted, format_duration, percent
 
-# Maximum fractions of the time budget for the features of the unlabelled images: if the network is tuned afterwards, if
-# it is tuned on fewer than FEW_LABELS labelled images, and if it is not tuned. On clothing with ten labels per class,
-# 150 unlabelled images added 0.5 points of accuracy, 600 images 2.3 points and 2,000 images 4.5 points, while tuning
-# for four minutes on one core added 0 points.
+# Maximum fractions of the time budget for computing the features of the unlabelled images: if the network is tuned
+# afterwards, if the network is tuned on fewer than FEW_LABELS labelled images, and if the network is not tuned. On the
+# clothing data set with ten labelled images per class, 150 unlabelled images added 0.5 points of accuracy, 600 images
+# 2.3 points and 2,000 images 4.5 points, while tuning for four minutes on one core added 0 points.
 TUNED_FRACTION, FEW_LABELS_FRACTION, UNTUNED_FRACTION = 0.2, 0.4, 0.7
 FEW_LABELS = 300
 # Maximum fraction of the time budget for computing the features of the unlabelled images again with the tuned network.
-# This may also take at most half of the time left.
+# A second limit is half of the time left.
 REREAD_FRACTION = 0.2
-MIN_IMAGES = 50  # with fewer unlabelled images, there is no effect
+MIN_IMAGES = 50  # minimum number of unlabelled images; fewer images have no effect on the head
 MIN_HELD_OUT = 20  # with fewer validation images, a fifth of the training images is held out to measure distances
 FEATURES_FILE = "unlabelled.safetensors"  # features, removed at the end of this step
 STEP_NAME = "images without labels"
 
 
 def learn_from_unlabelled(state: TuneState) -> None:
-    """Fit a second head also to the images of `--unlabelled`; keep this head if its cross-validated score is better."""
+    """Fit a second head that also uses the `--unlabelled` images; keep this head if its cross-validation is better."""
     settings, start_time = state.setup.settings, time.monotonic()
     if settings.unlabelled is None or state.record.unlabelled is not None:
         return
@@ -74,7 +74,7 @@ def learn_from_unlabelled(state: TuneState) -> None:
     score = 0.0
     if race.weight is not None:
         score, losses = _save_first_model(state, first, race, images)
-        details |= {"kept": True, "read_again": _count_reread(state, len(images)), LOSSES: losses}
+        details |= {"kept": True, "read_again": _count_reread(state, len(images)), LOSSES_KEY: losses}
     _save_step(state, TuneStep(STEP_NAME, score, time.monotonic() - start_time, details))
     text = f"{counted(len(images), 'image')} without labels"
     lead = f"a lead of {race.lead:.3f} ± {race.error:.3f} in cross-validated Brier score"
@@ -119,24 +119,24 @@ def _select_images(state: TuneState, first: FittedHead) -> tuple[ImageSet, Tenso
     return images.select(np.flatnonzero(is_similar.numpy())), features[is_similar]
 
 
-def _count_reread(state: TuneState, images: int) -> int:
-    """Return the number of unlabelled images whose features the tuned network computes, to refit heads."""
+def _count_reread(state: TuneState, n_images: int) -> int:
+    """Return how many of the `n_images` unlabelled images the tuned network reads again, to refit heads."""
     if state.setup.settings.epochs == 0 or cannot_evaluate_tuning(state.setup):
         return 0  # no network is tuned
     if not state.record.budget:
-        return images
+        return n_images
     seconds = min(REREAD_FRACTION * state.record.budget, state.seconds_left() / 2)
-    return min(images, max(0, int(seconds / max(state.image_seconds, 1e-9))))
+    return min(n_images, max(0, int(seconds / max(state.image_seconds, 1e-9))))
 
 
-def max_time_fraction(labelled: int, is_tuned: bool) -> float:
-    """Return the maximum fraction of the time budget for the features of the unlabelled images.
+def max_time_fraction(n_labelled: int, is_tuned: bool) -> float:
+    """Return the fraction of the time budget that may be spent on computing the features of the unlabelled images.
 
-    `labelled` is the number of training images; `is_tuned` says whether the network is tuned afterwards.
+    `n_labelled` is the number of training images; `is_tuned` says whether the network is tuned afterwards.
     """
     if not is_tuned:
         return UNTUNED_FRACTION
-    return FEW_LABELS_FRACTION if labelled < FEW_LABELS else TUNED_FRACTION
+    return FEW_LABELS_FRACTION if n_labelled < FEW_LABELS else TUNED_FRACTION
 
 
 def _load_or_compute_features(state: TuneState, first: FittedHead, images: ImageSet) -> Tensor:

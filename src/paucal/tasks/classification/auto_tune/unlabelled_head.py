@@ -39,13 +39,14 @@ LABELS_ALONE, GAUSSIAN_HEAD, MEAN_OF_HEADS = "labels alone", "Gaussian classes o
 MAX_WEIGHT = 3.0  # maximum total weight of the unlabelled images, relative to the labelled images
 SHARPENING_POWER, N_ROUNDS = 3.0, 3  # exponent of the probabilities, and number of Gaussian fits
 MAX_AXES = 512  # number of principal axes of the features that are used
-# Minimum lead in standard errors. In 112 draws of clothing and CIFAR-10, a minimum of 1 rejected ten gains of up to 5.7
-# points and one small loss; a minimum of 0 accepted a loss of 1.7 points; a minimum of 0.5 accepted no loss above 0.2
-# points (docs/lab/2026-11-26-unlabelled.md).
+# Minimum lead of the best head over the head `LABELS_ALONE` in Brier score, in standard errors of the lead. In 112
+# random draws of images from the clothing data set and CIFAR-10, a minimum of 1 rejected ten gains in accuracy of up to
+# 5.7 points and one small loss. A minimum of 0 accepted a loss of 1.7 points, and a minimum of 0.5 accepted no loss
+# above 0.2 points (docs/lab/2026-11-26-unlabelled.md).
 MIN_LEAD = 0.5
-# Up to this mean number of labelled images per class, the Gaussian head is chosen whenever it leads. With 5 and 10
-# images per class, this gained 0.2 to 1.0 points over a choice by accuracy; with 20 and 40 images per class, the worst
-# draws lost 1.5 to 3.5 points.
+# Up to this mean number of labelled images per class, the Gaussian head is chosen whenever this head leads. With 5 and
+# 10 images per class, this rule gained 0.2 to 1.0 points over a choice by accuracy. With 20 and 40 images per class,
+# the rule lost 1.5 to 3.5 points in the worst draws.
 FEW_PER_CLASS = 10
 
 # Fits a head to (N, D) raw features and (N,) labels; returns (K, D) weights and (K,) biases of calibrated logits.
@@ -220,9 +221,9 @@ def fit_heads(
 def find_divisor(logits: Tensor, confidence: float) -> float:
     """Return the divisor of (N, K) logits at which the mean confidence (largest probability) is `confidence`."""
     low, high = -8.0, 8.0  # limits of log(divisor / standard deviation of the logits)
-    start = math.log(float(logits[logits.isfinite()].std().clamp(min=1e-12)))
+    log_deviation = math.log(float(logits[logits.isfinite()].std().clamp(min=1e-12)))
     for _ in range(30):
         middle = (low + high) / 2
-        is_too_confident = float((logits / math.exp(start + middle)).softmax(1).amax(1).mean()) > confidence
+        is_too_confident = float((logits / math.exp(log_deviation + middle)).softmax(1).amax(1).mean()) > confidence
         low, high = (middle, high) if is_too_confident else (low, middle)
-    return math.exp(start + (low + high) / 2)
+    return math.exp(log_deviation + (low + high) / 2)

@@ -1,7 +1,7 @@
 """The heads of Cascade R-CNN, which torchvision does not have: three heads in sequence, with rising IoU thresholds.
 
-Cai and Vasconcelos, CVPR 2018, section 4; IoU thresholds, loss weights and weights of box targets as in the reference
-code. Each head refines the boxes for the next head, and no gradient flows between heads.
+This is the detector of Cai and Vasconcelos, CVPR 2018, section 4, with the IoU thresholds, loss weights and weights of
+box targets of the reference code. Each head refines the boxes for the next head, and no gradient flows between heads.
 
 With masks, the detector is Cascade Mask R-CNN (Cai and Vasconcelos, TPAMI 2021, section 5), in the variant with mask
 layers in each of the three heads (figure 6d), as in the published detectors with Swin Transformers. The mask layers of
@@ -19,6 +19,8 @@ from torchvision.ops import box_iou
 from paucal.tasks.detection.network.options import CascadeAverage
 from paucal.tasks.detection.network.region_heads import RegionHeads, Targets, mean_masks
 
+# Per head: minimum IoU of a positive region with its object, factors on the x, y, width and height corrections, and
+# weight of the losses
 IOU_THRESHOLDS = (0.5, 0.6, 0.7)
 BOX_TARGET_WEIGHTS = ((10.0, 10.0, 5.0, 5.0), (20.0, 20.0, 10.0, 10.0), (30.0, 30.0, 15.0, 15.0))
 LOSS_WEIGHTS = (1.0, 0.5, 0.25)
@@ -31,12 +33,12 @@ class CascadeHeads(nn.Module):
     In training, each head learns from the regions that the previous head has refined, and from the true boxes. In
     inference, the class scores are averaged over the three heads, and the boxes are those of the last head. If a head
     predicts one box per class, the next head gets the box of the true class in training; for background regions and in
-    inference, it gets the box of the most probable class.
+    inference, the next head gets the box of the most probable class.
 
     Args:
         make_head: Function that builds a head, given its IoU threshold and the weights of its box targets.
         classes: Number of classes without the background.
-        average: "probabilities" or "logits", which are averaged over the heads.
+        average: Quantity that is averaged over the heads: "probabilities" or "logits".
     """
 
     def __init__(
@@ -91,7 +93,7 @@ class CascadeHeads(nn.Module):
         return [dict(zip(fields, image_fields, strict=True)) for image_fields in zip(*fields.values(), strict=True)], {}
 
     def mean_logits(self, logits: list[Tensor]) -> Tensor:
-        """Return the (N, K + 1) mean of the heads' logits or, with "probabilities", the log of their mean softmax."""
+        """Return the (N, K + 1) mean of the heads' logits or, for "probabilities", the log of their mean softmax."""
         if self.average == "logits":
             return torch.stack(logits).mean(0)
         return torch.stack([head_logits.softmax(-1) for head_logits in logits]).mean(0).clamp_min(1e-12).log()

@@ -1,8 +1,8 @@
 """Faster R-CNN with any backbone: torchvision's heads on a feature pyramid over the backbone's feature maps.
 
-Ren et al., NeurIPS 2015, with the feature pyramid of Lin et al., CVPR 2017. Group norms (Wu and He, ECCV 2018) in the
-pyramid allow training from scratch on few images in small batches. A detector with masks is Mask R-CNN (He et al., ICCV
-2017).
+This is the detector of Ren et al., NeurIPS 2015, with the feature pyramid of Lin et al., CVPR 2017. Group norms (Wu and
+He, ECCV 2018) in the pyramid allow training from scratch on few images in small batches. A detector with masks is Mask
+R-CNN (He et al., ICCV 2017).
 """
 
 from collections import OrderedDict
@@ -32,11 +32,12 @@ from paucal.tasks.detection.network.region_heads import (
 )
 from paucal.types import UserError
 
-MAX_NORM_GROUPS = 32
-# Minimum IoU of a region with its object, maximum fraction of sampled regions with an object, IoU threshold of NMS
+MAX_NORM_GROUPS = 32  # maximum number of groups of a group norm
+# Minimum IoU of a positive region with its object, maximum fraction of positive regions among the sampled regions, and
+# IoU threshold of non-maximum suppression
 POSITIVE_IOU, POSITIVE_FRACTION, NMS_IOU = 0.5, 0.25, 0.5
 CASCADE_BETA = 1.0  # beta of smooth L1, as in the Cascade R-CNN paper
-# torchvision's names of losses, and the names in the metrics of a run
+# Names of losses in torchvision, mapped to their names in the metrics of a run
 LOSS_NAMES = {"loss_objectness": "object", "loss_rpn_box_reg": "proposal"}
 
 
@@ -73,8 +74,8 @@ class Detector(nn.Module):
 
         Returns:
             Dictionary per image with "boxes" (N, 4), corners in pixels; "scores" (N,); "labels" (N,) int64, from 0;
-            and, if the detector predicts masks, "masks" (N, 1, 28, 28), the probability that a position in the box
-            belongs to the object.
+            and, if the detector predicts masks, "masks" (N, 1, 28, 28), probabilities that the points of a 28 x 28
+            grid in the box belong to the object.
         """
         detections, _ = self._run(images, sizes, None)
         # In torchvision, class 0 is the background.
@@ -128,13 +129,14 @@ class Detector(nn.Module):
 
 
 MOBILENET_STRIDE, MOBILENET_CHANNELS = 32, (160, 960)  # stride in pixels; channels of the two feature maps
-MOBILENET_STAGES = 7
+MOBILENET_STAGES = 7  # number of stages of timm's MobileNetV3-Large
 
 
 class LastBlocks(StageMaps):
     """The feature maps of torchvision's MobileNet detectors: outputs of two late blocks, both with stride 32.
 
-    In timm's MobileNetV3-Large, these are the first block with 160 channels and the last block, which has 960 channels.
+    In timm's MobileNetV3-Large, these are the outputs of the first block with 160 channels and of the last block, which
+    has 960 channels.
     """
 
     def __init__(self, backbone: FeatureBackbone) -> None:

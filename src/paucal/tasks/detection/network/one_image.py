@@ -1,8 +1,8 @@
 """A detector for export, which takes one image of any size and returns a table with a fixed number of objects.
 
 The steps are those of torchvision's detectors for a single image, in a form that torch.export can trace: wherever the
-number of boxes depends on the image, a fixed number is kept, and unused rows have a score of 0. A region is pooled from
-the maps of all levels, and the result from the level for regions of this size is selected.
+number of boxes depends on the image, a fixed number is kept, and unused rows have a score of 0. Each region is pooled
+from the maps of all levels, and then the result from the level for the region's size is selected.
 """
 
 import copy
@@ -34,7 +34,7 @@ MIN_PROPOSAL_SIDE, MIN_BOX_SIDE = 1e-3, 1e-2  # pixels, as in torchvision
 
 
 class EveryLevelPooling(nn.Module):
-    """Pools each region from the maps of all levels, and selects the result from the level for regions of this size.
+    """Pools each region from the maps of all levels, and selects the result from the level for the region's size.
 
     Args:
         strides: Stride of each map in pixels; increasing powers of two.
@@ -178,7 +178,8 @@ class OneImageDetector(nn.Module):
 def _fix_padding(stages: StageMaps) -> None:
     """Replace TensorFlow's "same" padding, which depends on the image size, with constant padding.
 
-    The two are equal if sides are multiples of the stride, and `StageMaps` pads all images to such sides.
+    Constant padding gives the same result if the sides of an image are multiples of the stride, and `StageMaps` pads
+    all images to such sides.
     """
     for name, layer in [*stages.named_modules()]:
         if isinstance(layer, Conv2dSame) and isinstance(layer, nn.Conv2d):
@@ -228,7 +229,7 @@ def _suppress(
         fewer than `count` boxes were kept, the last positions are arbitrary.
     """
     candidates = usable.nonzero()[:, 0]
-    # Each group is shifted by another distance, so that boxes of different groups do not overlap.
+    # Each group is shifted by a different distance, so that boxes of different groups do not overlap.
     separated = boxes + (groups * (boxes.max() + 1))[:, None].to(boxes.dtype)
     # torch.export assumes that torchvision's nms keeps two boxes or more, so two boxes outside the image are added.
     far_boxes = boxes.new_tensor([[-2, -2, -1, -1], [-4, -4, -3, -3]])

@@ -23,8 +23,9 @@ AnchorSides = Literal["one", "five"]
 CascadeBoxes = Literal["shared", "per-class"]
 CascadeAverage = Literal["probabilities", "logits"]
 HEAD_CONVOLUTIONS = 4  # number of convolutions in the head "4conv1fc"
-MAX_OPTION, MAX_PROPOSAL_LAYERS = 100_000, 8  # maximum of the other numeric options; of `proposal_layers`
-# Options that every stored detector has. Options added by later versions take their default if they are missing.
+# Maximum of every numeric option except `proposal_layers`, and maximum of `proposal_layers`
+MAX_OPTION, MAX_PROPOSAL_LAYERS = 100_000, 8
+# Options that the card of every detector contains. Options that were added later get their defaults if missing.
 FIRST_OPTIONS = frozenset(
     ("channels", "head_dim", "finest", "anchor", "regions", "proposals", "cascade", "least_score", "most", "masks")
 )
@@ -87,11 +88,11 @@ class DetectorOptions:
         candidates: Number of highest-scoring regions per feature map from which non-maximum suppression chooses the
             proposals; half as many in inference. 0 means as many as `proposals`.
         matching: Boxes that are assigned to an object in addition to the boxes with enough IoU. "torchvision": the
-            anchor with the largest IoU, but assigned to the object that this anchor overlaps most. "anchors": the
-            anchor with the largest IoU, if that IoU is at least 0.3. "regions": also the proposal with the largest IoU,
-            if that IoU reaches the threshold of the head.
-        pooling: How a region is pooled from a feature map. "sampled": at 2 x 2 points per bin. "aligned": without a
-            shift of half a pixel of the map, at more points for larger regions.
+            anchor with the largest IoU, which is assigned to the object that this anchor overlaps most, even if that is
+            another object. "anchors": the anchor with the largest IoU, if that IoU is at least 0.3. "regions": also
+            the proposal with the largest IoU, if that IoU reaches the threshold of the head.
+        pooling: How a region is pooled from a feature map. "sampled": at 2 x 2 points per bin. "aligned": without the
+            misalignment by half a pixel of the map, and at more points for larger regions.
         pyramid_norm: Normalisation in the feature pyramid.
         proposal_layers: Number of convolutions of the proposal network.
         mask_norm: Normalisation in the mask head.

@@ -10,12 +10,13 @@ from torchvision.models.detection.rpn import RegionProposalNetwork, RPNHead
 from paucal.backbones.stage_maps import StageMaps
 from paucal.tasks.detection.network.options import DetectorOptions
 
-ASPECT_RATIOS = (0.5, 1.0, 2.0)
+ASPECT_RATIOS = (0.5, 1.0, 2.0)  # height / width of the anchors
 FIVE_SIDES = (32, 64, 128, 256, 512)  # sides of anchors in pixels
-# Minimum IoU of an anchor with its object, IoU below which an anchor is background, sampled anchors per image, maximum
-# fraction of sampled anchors with an object, IoU threshold of NMS
+# Minimum IoU of a positive anchor with its object, IoU below which an anchor is background, number of sampled anchors
+# per image, maximum fraction of positive anchors among these, and IoU threshold of non-maximum suppression
 POSITIVE_IOU, NEGATIVE_IOU, SAMPLED_ANCHORS, POSITIVE_FRACTION, NMS_IOU = 0.7, 0.3, 256, 0.5, 0.7
-BETAS = {"smooth-l1": 1 / 9, "l1": 0.0}  # difference of corrections at which smooth L1 becomes linear
+# Difference between predicted and true corrections at which smooth L1 becomes linear, by box loss
+BETAS = {"smooth-l1": 1 / 9, "l1": 0.0}
 
 
 class ObjectMatcher(Matcher):

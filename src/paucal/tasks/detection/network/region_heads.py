@@ -32,10 +32,10 @@ Targets = list[dict[str, Tensor]]
 
 
 class AlignedPooling(nn.Module):
-    """Pools regions without a shift of half a pixel of the map, and with more points per bin for larger regions.
+    """Pools regions without the misalignment by half a pixel of the map, and with more points for larger regions.
 
-    These are `aligned=True` and the adaptive sampling of torchvision's `roi_align`. The published code uses both, but
-    torchvision's `MultiScaleRoIAlign` does not offer them.
+    This is torchvision's `roi_align` with `aligned=True` and adaptive sampling, as in the published code. torchvision's
+    `MultiScaleRoIAlign` has no such options.
 
     Args:
         strides: Stride of each map in pixels; increasing powers of two.
@@ -78,7 +78,7 @@ class HeadOutput(NamedTuple):
     """Losses and predictions of a head in training.
 
     Attributes:
-        losses: Losses by name: "class", "box" and, with mask layers, "mask".
+        losses: Losses by name: "class", "box" and, if the head has mask layers, "mask".
         regions: (N_i, 4) corners of the sampled regions, per image.
         labels: (N,) int64 classes of the regions of all images, 0 for the background.
         logits: (N, K + 1) class logits, the background first.
@@ -101,7 +101,7 @@ class RegionHeads(RoIHeads):
         layers: Box pooling, box head and box predictor.
         hit: Minimum IoU with an object at which a region is positive.
         box_loss: Loss of the box corrections of positive regions.
-        beta: Difference of corrections at which smooth L1 becomes linear.
+        beta: Difference between predicted and true corrections at which smooth L1 becomes linear.
         matching: Rule that assigns regions to objects; see `DetectorOptions`.
         settings: Further arguments of torchvision's `RoIHeads`.
     """
@@ -155,7 +155,7 @@ class RegionHeads(RoIHeads):
     ) -> tuple[Tensor, Tensor]:
         """Return the class logits and box corrections of regions, with the shapes in `HeadOutput`.
 
-        Both are float32, since boxes in half precision are wrong by whole pixels.
+        Logits and corrections are float32, since boxes in half precision are wrong by whole pixels.
         """
         pooled = self.box_roi_pool(dict(features), regions, sizes)
         logits, deltas = self.box_predictor(self.box_head(pooled))
