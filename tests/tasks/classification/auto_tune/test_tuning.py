@@ -227,12 +227,15 @@ def of_any_size(monkeypatch, folder: Path, left: float, unlabelled: TuneStep | N
     return state
 
 
-@pytest.mark.parametrize(("is_kept", "side"), [(False, [160]), (True, [240])])
-def test_choose_side__keeps_the_size_where_images_without_labels_improved_the_first_model(
-    monkeypatch, tmp_path, is_kept, side
+@pytest.mark.parametrize(
+    ("is_kept", "labelled", "side"), [(False, 100, [160]), (True, 100, [240]), (True, 299, [240]), (True, 300, [160])]
+)
+def test_choose_side__keeps_the_size_where_images_without_labels_improved_the_first_model_of_few_labels(
+    monkeypatch, tmp_path, is_kept, labelled, side
 ):
     unlabelled = TuneStep("images without labels", 0.8, 90.0, {"kept": is_kept})
     state = of_any_size(monkeypatch, tmp_path, 35, unlabelled)  # seven epochs at 160 pixels, three at 240
+    state.setup.data.part = lambda name: range(labelled)
     chosen = tuning._choose_image_size(state, CAREFUL, 1.0) or pytest.fail("no size")
     assert chosen[0] == side
 

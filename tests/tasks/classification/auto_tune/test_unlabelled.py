@@ -272,22 +272,25 @@ def test_run__whose_images_without_labels_were_moved_meanwhile_ends_without_them
 
 
 @pytest.mark.parametrize(
-    ("budget", "left", "epochs", "too_few", "images"),
+    ("labelled", "budget", "left", "epochs", "too_few", "images"),
     [
-        (0.0, 0.0, 3, False, 500),
-        (300.0, 200.0, None, False, 300),
-        (300.0, 80.0, None, False, 200),
-        (300.0, -5.0, None, False, 0),
-        (1000.0, 900.0, None, False, 500),
-        (1000.0, 900.0, None, True, 0),
-        (0.0, 0.0, 0, False, 0),
+        (100, 0.0, 0.0, 3, False, 500),
+        (100, 300.0, 200.0, None, False, 300),
+        (100, 300.0, 80.0, None, False, 200),
+        (100, 300.0, -5.0, None, False, 0),
+        (100, 1000.0, 900.0, None, False, 500),
+        (100, 1000.0, 900.0, None, True, 0),
+        (100, 0.0, 0.0, 0, False, 0),
+        (300, 300.0, 200.0, None, False, 75),
+        (300, 0.0, 0.0, 3, False, 500),
     ],
 )
-def test_count_read_again__leaves_four_fifths_of_the_time_and_half_of_what_is_left_for_tuning(
-    monkeypatch, budget, left, epochs, too_few, images
+def test_count_reread__leaves_most_of_the_time_for_tuning_and_more_where_labels_are_not_few(
+    monkeypatch, labelled, budget, left, epochs, too_few, images
 ):
     monkeypatch.setattr(step, "cannot_evaluate_tuning", lambda _: too_few)
-    setup = SimpleNamespace(settings=SimpleNamespace(epochs=epochs))
+    data = SimpleNamespace(part={"train": range(labelled)}.__getitem__)
+    setup = SimpleNamespace(settings=SimpleNamespace(epochs=epochs), data=data)
     state = SimpleNamespace(
         record=SimpleNamespace(budget=budget), setup=setup, image_seconds=0.2, seconds_left=lambda: left
     )
@@ -392,7 +395,7 @@ def test_run__without_time_for_them_gives_that_reason(data, tmp_path, monkeypatc
 
 
 def test_time_share__is_larger_the_less_tuning_can_gain():
-    assert [step.max_time_fraction(*given) for given in ((2000, True), (100, True), (100, False))] == [0.2, 0.4, 0.7]
+    assert [step.max_time_fraction(*given) for given in ((2000, True), (100, True), (100, False))] == [0.05, 0.4, 0.7]
 
 
 def test_tuned_model__has_to_beat_the_better_of_both_first_models(data):
