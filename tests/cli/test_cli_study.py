@@ -101,7 +101,7 @@ def test_study__pretrains_and_judges_features(photos, tmp_path, capsys, monkeypa
     monkeypatch.setenv("COLUMNS", "200")
     out = tmp_path / "study"
     assert call("study", "esvit-table-5", "--data", photos, "--output", out, "--workers", "0") == 0
-    assert "1 way to pre-train" in capsys.readouterr().out
+    assert "1 pre-training run, 32 pixels, 10 epochs" in capsys.readouterr().out
     rows = {(row["row"], row["column"]): row for row in table(out / "results.csv")}
     for column, value in (("linear", "77.1"), ("k-NN", "73.7")):
         row = rows["ImageNet-1K", column]
