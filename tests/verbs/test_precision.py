@@ -91,13 +91,14 @@ def test_predict__of_few_pictures_or_on_a_processor_without_bfloat16_stays_as_it
 
 def test_eval__computes_the_images_of_the_run_as_training_does_and_others_as_measured(run, measured, tmp_path, capsys):
     paucal.evaluate(run, output=tmp_path / "own")
+    paucal.evaluate(run, "digits", output=tmp_path / "named")
     paucal.evaluate(run, output=tmp_path / "rounded", precision="bf16-mixed")
     assert measured == []
-    stored, again, rounded = (
+    stored, again, named, rounded = (
         json.loads((folder / "metrics.json").read_text())["scores"]["loss"]["value"]
-        for folder in (run / "evaluation" / "test", tmp_path / "own", tmp_path / "rounded")
+        for folder in (run / "evaluation" / "test", tmp_path / "own", tmp_path / "named", tmp_path / "rounded")
     )
-    assert again == pytest.approx(stored, abs=1e-6)
+    assert (again, named) == pytest.approx((stored, stored), abs=1e-6)
     assert abs(rounded - stored) > 1e-5
     draw = np.random.default_rng(0)
     for number in range(12):

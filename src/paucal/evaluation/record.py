@@ -57,8 +57,8 @@ def record_classification(
         images: Image set, which provides the keys of the images and the images of the figure of mistakes.
         classes: Class names in the order of the logits.
         train_labels: Labels of the training images, for the baseline of the majority class.
-        repeated: Results of a cross-validation with R repeats, of which `predictions` are the first: (R, N) booleans
-            that say whether each image was classified correctly in each repeat, and the number of folds. None if the
+        repeated: (R, N) booleans that say whether each image was classified correctly in each of the R repeats of a
+            cross-validation, and the number of folds; `predictions` are then those of the first repeat. None if the
             images are test images.
     """
     report = classification_report(predictions, classes, train_labels)

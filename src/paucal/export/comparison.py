@@ -87,7 +87,7 @@ def compare(original: Tensor, exported: Tensor, label: Tensor | None, thresholds
     Args:
         original: (K,) probabilities of an image, or (K, H, W) probabilities of its pixels.
         exported: Probabilities of the exported model, of the same shape; NaN counts as a wrong prediction.
-        label: Class in [0, K), or (H, W) classes of the pixels, of which ignored pixels are not counted. None if the
+        label: Class in [0, K), or (H, W) classes of the pixels, where ignored pixels are not counted. None if the
             label is unknown.
         thresholds: K thresholds of a multi-label model; None if the model predicts one label.
     """

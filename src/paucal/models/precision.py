@@ -92,7 +92,7 @@ def choose_precision(
 
     Args:
         run: Function from (B, C, H, W) images to (B, D) logits or features.
-        images: (N, C, H, W) inputs of the network, of which the first 8 are used.
+        images: (N, C, H, W) inputs of the network. Only the first 8 are used.
         key: Name of the architecture, under which the measured speed is cached.
         count: Total number of images to process with the chosen precision; None if unknown.
         classes: Whether the outputs are logits, so that the predicted classes must be equal; False for features.

@@ -126,7 +126,7 @@ class Sope(nn.Module):
         patch_size: Side of a patch in pixels.
         in_chans: Number of channels of the images.
         embed_dim: Number of channels of the tokens.
-        parts: Options of the variant, of which only the options for the affine layers and the norm are used.
+        parts: Options of the variant. Only those for the affine layers and the norm are used.
     """
 
     def __init__(

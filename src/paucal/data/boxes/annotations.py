@@ -130,7 +130,7 @@ def shorten_notes(notes: Sequence[str]) -> list[str]:
 
 
 def unread_shapes_notes(counts: Counter[str]) -> list[str]:
-    """Return one note on shapes that were not read, given their number by type; an empty list if there are none."""
+    """Return a list with a note on shapes that were not read, given their number by type; empty if all were read."""
     if not counts:
         return []
     kinds = ", ".join(f"{name} {count}" for name, count in counts.most_common())

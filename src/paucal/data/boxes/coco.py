@@ -1,4 +1,4 @@
-"""Reads boxes from COCO JSON files, each of which describes many images."""
+"""Reads boxes from COCO JSON files. One file describes many images."""
 
 import math
 import re

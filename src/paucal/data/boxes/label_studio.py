@@ -41,7 +41,7 @@ LABEL_ENTRIES = ("rectanglelabels", "polygonlabels", "brushlabels", "ellipselabe
 # Bits per value, and the four possible numbers of bits per count, in the packed masks that Label Studio writes.
 _VALUE_BITS, _COUNT_BITS = 8, (3, 4, 8, 16)
 CHOICE_ENTRIES = ("choice", "choices", "class", "category")  # common entries of image-level labels in the short form
-# Entries of which every export has at least one, and the entries that show that an export is in the long form.
+# Every export has at least one of the first entries. The second ones show that an export is in the long form.
 _USUAL_ENTRY = re.compile(
     rb'"(?:result|rectanglelabels|polygonlabels|brushlabels|ellipselabels|choices?|completions)"\s*:'
 )

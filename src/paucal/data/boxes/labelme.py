@@ -1,4 +1,4 @@
-"""Reads boxes and outlines from LabelMe JSON files, each of which describes one image."""
+"""Reads boxes and outlines from LabelMe JSON files. One file describes one image."""
 
 import math
 from collections import Counter

@@ -77,7 +77,7 @@ class NamedSet:
         lists: List files of an official partition; None if torchvision knows the splits, or there are no splits.
         homes: Folders in which the paths in `unpacked` and `one_of` may be, relative to the root; "" for the root
             itself.
-        one_of: Folders of which at least one must exist, in addition to all paths in `unpacked`; () for no condition.
+        one_of: At least one of these folders must exist, in addition to all paths in `unpacked`; () for no condition.
         labelled: Whether labels can be read.
     """
 

@@ -100,7 +100,7 @@ def features_of(schema: pa.Schema) -> Features:
 
 
 def class_names(features: Features, label: str) -> tuple[str, ...]:
-    """Return the class names in the description of a label column, as valid Unicode text; () if there are none."""
+    """Return the class names in the description of a label column, as valid Unicode text; () if it has no names."""
     names = features.get(label, {}).get("names", [])
     return tuple(str(name).encode(errors="replace").decode() for name in names) if isinstance(names, list) else ()
 

@@ -28,7 +28,7 @@ IMAGE_SUFFIXES = _readable_suffixes()
 
 
 def install_command(suffix: str) -> str:
-    """Return the command that installs support for a suffix that is not in `IMAGE_SUFFIXES`; "" if there is none.
+    """Return the command that installs support for a suffix that is not in `IMAGE_SUFFIXES`, if any; else "".
 
     Example:
         >>> install_command(".avif"), install_command(".txt")

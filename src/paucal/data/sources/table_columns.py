@@ -281,5 +281,5 @@ def _quote_names(names: Sequence[str]) -> str:
 
 
 def first_position(names: Sequence[str], usual_names: Sequence[str]) -> int | None:
-    """Return the position in `names` of the first of `usual_names` that `names` contains; None if there is none."""
+    """Return the position in `names` of the first of `usual_names` that `names` contains; None if it contains none."""
     return next((names.index(name) for name in usual_names if name in names), None)

@@ -117,7 +117,7 @@ def is_named_after_part(name: str, part: str) -> bool:
 
 
 def part_of_name(name: str) -> str:
-    """Return the split that a word in the name of an annotation file stands for; "" if there is none or several.
+    """Return the split that a word in the name of an annotation file stands for; "" if no or several splits are named.
 
     Example:
         >>> part_of_name("instances_train2017"), part_of_name("Valid_labels"), part_of_name("latest")
@@ -166,6 +166,6 @@ def folder_words(name: str) -> list[str]:
 
 
 def part_among_words(name: str) -> str:
-    """Return the split that a word of a folder's name stands for; "" if there is none or several."""
+    """Return the split that a word of a folder's name stands for; "" if no or several splits are named."""
     parts = {FOLDER_WORDS[word] for word in folder_words(name) if word in FOLDER_WORDS}
     return parts.pop() if len(parts) == 1 else ""

@@ -62,18 +62,17 @@ def evaluate_classifier(run: str, data: Sequence[str], settings: EvalSettings, c
     real_answers = None if settings.real_labels is None else read_real_labels(settings.real_labels, len(model.classes))
     results = []
     for target in data or [None]:
-        own_images = target is None or is_data_of_run(folder, target, settings)
-        selection = _choose_images(folder, target, settings, model, console)
+        is_own = target is None or is_data_of_run(folder, target, settings)
+        # The run's own images are computed as at the end of training, so that the scores are the same.
+        precision = "32-true" if is_own and settings.precision is None else settings.precision
+        set_settings = replace(settings, precision=precision)
+        selection = _choose_images(folder, target, is_own, set_settings, model, console)
         images, chosen, _ = selection
         if target or settings.part in (None, "test"):
             for text in seen_unlabelled(folder, images, chosen.positions):
                 console.say(text)
         output = report_folder(folder, target, data, settings)
-        if own_images and settings.precision is None:  # so that the scores are the same as at the end of training
-            in_float32 = replace(settings, precision="32-true")
-            results.append(_evaluate_set(model, selection, real_answers, output, in_float32, console))
-        else:
-            results.append(_evaluate_set(model, selection, real_answers, output, settings, console))
+        results.append(_evaluate_set(model, selection, real_answers, output, set_settings, console))
     return results
 
 
@@ -142,12 +141,15 @@ def _score_real_labels(
 
 
 def _choose_images(
-    folder: RunFolder, target: str | None, settings: EvalSettings, model: TrainedModel, console: Console
+    folder: RunFolder, target: str | None, is_own: bool, settings: EvalSettings, model: TrainedModel, console: Console
 ) -> Selection:
-    """Open a set and choose the images to evaluate on; the labels are numbered in the model's class order."""
+    """Open a set and choose the images to evaluate on; the labels are numbered in the model's class order.
+
+    `is_own` says whether the set is the one that the run was trained on.
+    """
     reading = model.card.preprocessing.reading
     with console.progress("reading images") as advance:
-        if target is None or is_data_of_run(folder, target, settings):
+        if is_own:
             images = open_again(folder, advance, settings.download, reading)
         else:
             images = load_images(replace(settings, data=target), advance, reading=reading)

@@ -82,7 +82,7 @@ def measure_learning_curve(
 
     Args:
         features: (N, D) features.
-        labels: (N,) classes in [0, K), at least two of which have two images or more.
+        labels: (N,) classes in [0, K). At least two classes have two images or more.
         n_classes: Number of classes K.
         strength: L2 penalty of a fit to all images; for fewer images, the penalty is reduced in proportion.
         seed: Seed of the folds and of the drawn images.

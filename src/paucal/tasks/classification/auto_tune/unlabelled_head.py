@@ -146,7 +146,7 @@ def race_unlabelled(
 
     Args:
         features: (N, D) raw features of the labelled images.
-        labels: (N,) classes in [0, K), at least two of which have two images or more.
+        labels: (N,) classes in [0, K). At least two classes have two images or more.
         n_classes: Number of classes K.
         unlabelled: (U, D) raw features of the unlabelled images.
         base: Function that fits the head to labelled images alone.
