@@ -32,7 +32,8 @@ RUN_FILES = {
     *("summary.json", "report.html", "model.json", "model.safetensors", "checkpoints", "plots", "evaluation"),
     *("check.json", "rungs.json", "time_plan.json", "probe.safetensors", "trials"),
     LEDGER,
-    *("unlabelled.csv", "unlabelled.safetensors", "held_out.safetensors", "learning_curve.json"),
+    *("unlabelled.csv", "unlabelled.safetensors", "unlabelled-frozen.safetensors"),
+    *("held_out.safetensors", "learning_curve.json"),
     *("loggers.json", "tensorboard", "mlflow.db", "mlartifacts", "wandb"),
 }
 # Heads that were fitted at other image sizes, such as head-96.safetensors.

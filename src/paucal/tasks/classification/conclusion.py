@@ -41,7 +41,7 @@ from paucal.tasks.classification.auto_tune.summary import (
     step_rows,
     total_seconds,
 )
-from paucal.tasks.classification.finishing import Finish, finish_model, predict_split, remove_epoch_weights
+from paucal.tasks.classification.finishing import Finish, finish_model, predict_split, remove_intermediate_files
 from paucal.tasks.classification.mistakes import draw_mistakes
 from paucal.training import Outcome
 from paucal.wording import counted, images_text, percent
@@ -106,7 +106,7 @@ def conclude(run: RunFolder, setup: TrainingSetup, outcome: Outcome, console: Co
     save_curves(run, outcome.rows, len(setup.data.part("train")), chance=chance, best=best)
     report = _write_evaluation(run, setup, predictions)
     calibrated = calibration(uncalibrated, finish.temperature, finish.images) if finish.images else None
-    remove_epoch_weights(run, setup)
+    remove_intermediate_files(run, setup)
     if not setup.card.is_multi_label:
         draw_mistakes(run.plots, predictions, setup.data.images, load_trained(run), console.say)
     return _write_and_print(run, setup, outcome, FinalEvaluation(report, finish, calibrated), console)

@@ -18,10 +18,12 @@ from paucal.runner.console import Console
 from paucal.runner.images import Advance, eval_loader
 from paucal.runner.processes import broadcast_value, wait_for_all
 from paucal.runs import RunFolder
+from paucal.runs.weights import read_weights
 from paucal.tasks.classification.assembly import TrainingSetup
 from paucal.tasks.classification.auto_tune.paired_losses import LOSSES_KEY, calibrated_losses, is_better
 from paucal.tasks.classification.auto_tune.record import TuneRecord
 from paucal.tasks.classification.auto_tune.refit import refit_head
+from paucal.tasks.classification.auto_tune.resumed_features import FROZEN_FILE, FrozenOutputs
 from paucal.tasks.classification.loaders import make_val_predictor, make_val_scorer
 from paucal.tasks.classification.unlabelled_images import read_listed_images
 from paucal.training import Outcome, Watch
@@ -137,8 +139,9 @@ def _store_thresholds(run: RunFolder, setup: TrainingSetup, finish: Finish, cons
     return replace(finish, thresholds=thresholds)
 
 
-def remove_epoch_weights(run: RunFolder, setup: TrainingSetup) -> None:
-    """Remove the stored weights of single epochs, which are not needed once the model is final."""
+def remove_intermediate_files(run: RunFolder, setup: TrainingSetup) -> None:
+    """Remove the files that are not needed once the model is final, such as the weights of single epochs."""
+    (run.path / FROZEN_FILE).unlink(missing_ok=True)
     if len(setup.data.part("val")) and (epoch_store := kept_epochs(run, make_watch(setup))) is not None:
         epoch_store.clear()
 
@@ -238,9 +241,19 @@ def _try_refitted_head(
     return replace(finish, epochs=tuned.epochs, score=refitted.score, by_loss=by_loss, head=refitted.name)
 
 
-def _find_unlabelled(run: RunFolder, setup: TrainingSetup, record: TuneRecord, console: Console) -> ImageSet | None:
-    """Return the unlabelled images whose features the tuned network computes; None if there are no such images."""
-    max_images = 0 if record.unlabelled is None else record.unlabelled.details.get("read_again", 0)
+def _find_unlabelled(
+    run: RunFolder, setup: TrainingSetup, record: TuneRecord, console: Console
+) -> ImageSet | FrozenOutputs | None:
+    """Return the unlabelled images whose features the tuned network computes; None if there are no such images.
+
+    If tuning has left the first stages frozen, the stored outputs of these stages are returned in place of the images.
+    """
+    details = {} if record.unlabelled is None else record.unlabelled.details
+    stored, first_size = run.path / FROZEN_FILE, details.get("image_size")
+    is_same_size = first_size == list(setup.card.preprocessing.image_size)
+    if stored.is_file() and setup.settings.freeze == details.get("frozen_stages") and is_same_size:
+        return FrozenOutputs.from_tensors(read_weights(stored))
+    max_images = details.get("read_again", 0)
     if not max_images:
         return None
     try:

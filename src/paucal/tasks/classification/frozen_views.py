@@ -209,8 +209,12 @@ def max_views(folder: Path, n_images: int, n_bytes: int) -> int:
 
     A view has `n_images` images, and its activations take up `n_bytes` per image.
     """
-    free_space = min(int(MAX_MEMORY_FRACTION * read_available_memory()), free_bytes(folder))
-    return free_space // max(1, n_images * n_bytes)
+    return max_activation_bytes(folder) // max(1, n_images * n_bytes)
+
+
+def max_activation_bytes(folder: Path) -> int:
+    """Return a quarter of the free memory, or half of the free disk space if this is less."""
+    return min(int(MAX_MEMORY_FRACTION * read_available_memory()), free_bytes(folder))
 
 
 def _memory_mapped_tensor(folder: Path, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:

@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from threadpoolctl import threadpool_limits
 from torch import Tensor, nn
 
@@ -21,13 +20,13 @@ from paucal.evaluation.calibration import fit_temperature
 from paucal.evaluation.predictions import Predictions
 from paucal.models.card import ModelCard
 from paucal.runner.console import Console
-from paucal.runner.images import SplitImages
 from paucal.tasks.classification.assembly import TrainingSetup
 from paucal.tasks.classification.auto_tune.first_model import classifier_width, frozen_features, with_head
 from paucal.tasks.classification.auto_tune.head_race import DEFAULT_HEAD
 from paucal.tasks.classification.auto_tune.heads import HEADS, fit_mixture
 from paucal.tasks.classification.auto_tune.paired_losses import calibrated_losses
 from paucal.tasks.classification.auto_tune.probe import DEFAULT_STRENGTH, Head, fit_head, score_head, stratified_sample
+from paucal.tasks.classification.auto_tune.resumed_features import FrozenOutputs, ResumableFeatures
 from paucal.tasks.classification.auto_tune.unlabelled_head import LABELS_ALONE, fit_heads, make_pool
 from paucal.tasks.classification.unlabelled_images import as_training_split
 
@@ -56,12 +55,13 @@ class RefittedHead:
 
 
 def refit_head(
-    setup: TrainingSetup, network: nn.Module, console: Console, unlabelled: ImageSet | None = None
+    setup: TrainingSetup, network: nn.Module, console: Console, unlabelled: ImageSet | FrozenOutputs | None = None
 ) -> RefittedHead | None:
     """Fit heads to the features of a tuned network; return the head with the lowest loss on the validation images.
 
     The heads are fitted to as many training images as the first model was, and also to the `unlabelled` images if they
-    are given. Returns None for images with several labels, and for a run without a probe.
+    are given: as images, or as outputs of the network's frozen stages. Returns None for images with several labels, and
+    for a run without a probe.
     """
     record, data, card = setup.tune_record, setup.data, setup.card
     is_multi_label = data.images.multi_hot is not None
@@ -75,15 +75,9 @@ def refit_head(
         train = train[stratified_sample(labels[train], images, seed).numpy()]
     rows = np.concatenate([train, val])
 
-    def read(source: SplitImages, source_rows: NDArray[np.int64], title: str) -> Tensor:
-        with console.progress(title) as advance:
-            return frozen_features(network, source, source_rows, card.preprocessing, setup.settings, advance, staged)
-
-    features, unlabelled_features = read(data, rows, "features of the tuned network"), None
-    if unlabelled is not None:
-        unlabelled_data = as_training_split(unlabelled)
-        title = "tuned features of images without labels"
-        unlabelled_features = read(unlabelled_data, unlabelled_data.part("train"), title)
+    with console.progress("features of the tuned network") as advance:
+        features = frozen_features(network, data, rows, card.preprocessing, setup.settings, advance, staged)
+    unlabelled_features = None if unlabelled is None else _read_again(setup, network, console, unlabelled, staged)
     row_labels, count, n_classes = labels[rows], len(train), len(card.classes)
     last = features[:, : classifier_width(network)]
     truth, groups = row_labels[count:], data.split.groups
@@ -117,6 +111,23 @@ def refit_head(
             if name != LABELS_ALONE
         ]
     return min(candidates, key=_total_loss)
+
+
+def _read_again(
+    setup: TrainingSetup, network: nn.Module, console: Console, unlabelled: ImageSet | FrozenOutputs, staged: bool
+) -> Tensor:
+    """Return the (U, D) features of the unlabelled images in a tuned network."""
+    settings, preprocess = setup.settings, setup.card.preprocessing
+    with console.progress("tuned features of images without labels") as advance:
+        if isinstance(unlabelled, ImageSet):
+            data, rows = as_training_split(unlabelled), np.arange(len(unlabelled))
+            return frozen_features(network, data, rows, preprocess, settings, advance, staged)
+        assert isinstance(settings.freeze, int)
+        resumable = ResumableFeatures(network.to(settings.device), preprocess.image_size, staged, settings.freeze)
+        try:
+            return resumable.resume_all(unlabelled, advance)
+        finally:
+            resumable.close()
 
 
 def _total_loss(head: RefittedHead) -> float:

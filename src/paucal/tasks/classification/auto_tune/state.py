@@ -74,6 +74,7 @@ class TuneState:
         precision: Precision of the frozen features.
         announced: Whether the expected duration has been printed.
         race_rows: Indices of the training images on which the candidates are compared; None to compare no candidates.
+        tuned_freeze: `--freeze` of the chosen tuning preset; None before a preset is chosen.
         first: First model with its features, kept for the step with unlabelled images; None if an earlier call fitted
             the first model, or if the features are not needed.
     """
@@ -87,6 +88,7 @@ class TuneState:
     precision: PrecisionChoice = FLOAT32
     announced: bool = False
     race_rows: Tensor | None = None
+    tuned_freeze: str | int | None = None
     first: FittedHead | None = None
 
     @property
@@ -102,12 +104,17 @@ class TuneState:
         test = pixel_ratio * self.image_seconds * len(self.setup.data.part("test"))
         mirrored, refit = 2 if self.setup.settings.hflip else 0, 0.0
         if self.record.probe is not None and len(self.setup.data.part("val")):
-            images = self.record.probe.details.get("images", 0)
-            if self.record.unlabelled is not None:
-                images += self.record.unlabelled.details.get("read_again", 0)
-            refit = pixel_ratio * self.image_seconds * images
+            refit = pixel_ratio * self.image_seconds * self.record.probe.details.get("images", 0)
+            refit += self._unlabelled_seconds(pixel_ratio)
         evaluations = 2 + mirrored + self.setup.settings.soup  # see `finish_model`
         return test + refit + evaluations * self.eval_seconds(pixel_ratio)
+
+    def _unlabelled_seconds(self, pixel_ratio: float) -> float:
+        """Return the seconds in which the tuned network computes the features of unlabelled images."""
+        details = {} if self.record.unlabelled is None else self.record.unlabelled.details
+        if details.get("resumed") and self.tuned_freeze == details["frozen_stages"] and pixel_ratio == 1.0:
+            return details["resumed"] * details["resume_seconds"]
+        return pixel_ratio * self.image_seconds * details.get("read_again", 0)
 
     def eval_seconds(self, pixel_ratio: float = 1.0) -> float:
         """Return the seconds of one evaluation on the validation images; for `pixel_ratio` see `final_eval_seconds`."""

@@ -2,16 +2,18 @@
 
 import time
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
 from threadpoolctl import threadpool_limits
 from torch import Tensor
 
-from paucal.data.images import ImageSet
+from paucal.data.images import ImageSet, evenly_spaced
 from paucal.evaluation.familiarity import fit_familiarity
-from paucal.evaluation.predictions import Predictions
+from paucal.evaluation.predictions import Predictions, predict_in_order
 from paucal.models.trained import save_trained
+from paucal.runner.images import eval_loader
 from paucal.runs.weights import read_weights, save_weights
 from paucal.tasks.classification.assembly import TrainingSetup
 from paucal.tasks.classification.auto_tune.first_model import (
@@ -25,8 +27,11 @@ from paucal.tasks.classification.auto_tune.head_race import store_held_out
 from paucal.tasks.classification.auto_tune.paired_losses import LOSSES_KEY, calibrated_losses
 from paucal.tasks.classification.auto_tune.probe import Head, score_head
 from paucal.tasks.classification.auto_tune.record import TuneStep
-from paucal.tasks.classification.auto_tune.state import FittedHead, TuneState, cannot_evaluate_tuning
+from paucal.tasks.classification.auto_tune.resumed_features import FROZEN_FILE, FrozenOutputs, ResumableFeatures
+from paucal.tasks.classification.auto_tune.state import FittedHead, TuneState, cannot_evaluate_tuning, is_free
+from paucal.tasks.classification.auto_tune.trials import presets_for
 from paucal.tasks.classification.auto_tune.unlabelled_head import UnlabelledResult, make_base_fit, race_unlabelled
+from paucal.tasks.classification.frozen_views import max_activation_bytes
 from paucal.tasks.classification.unlabelled_images import MAX_IMAGES, as_training_split, list_in_run, read_unlabelled
 from paucal.types import UserError
 from paucal.wording import counted, format_duration, percent
@@ -54,10 +59,11 @@ def learn_from_unlabelled(state: TuneState) -> None:
         return
     first = state.first or fit_probe_head(state, state.setup, "features of the first model again", race=True)
     images, features = state.setup.data.images.select(np.empty(0, dtype=np.int64)), first.features[:0]
+    frozen: FrozenOutputs | None = None
     reason = "too few labelled images to tell whether images without labels help"
     if first.race.held_out is not None:
         try:
-            images, features = _select_images(state, first)
+            images, features, frozen = _select_images(state, first)
             reason = f"{counted(len(images), 'usable image')} without labels: too few to learn from"
         except UserError as problem:  # a note is enough: the run continues with the labelled images
             reason = f"--unlabelled: {str(problem).removeprefix('--unlabelled: ')}"
@@ -77,6 +83,7 @@ def learn_from_unlabelled(state: TuneState) -> None:
     if race.weight is not None:
         score, losses = _save_first_model(state, first, race, images)
         details |= {"kept": True, "read_again": _count_reread(state, len(images)), LOSSES_KEY: losses}
+        details |= _store_frozen(state, frozen)
     _save_step(state, TuneStep(STEP_NAME, score, time.monotonic() - start_time, details))
     text = f"{counted(len(images), 'image')} without labels"
     lead = f"a lead of {race.lead:.3f} ± {race.error:.3f} in cross-validated Brier score"
@@ -86,8 +93,8 @@ def learn_from_unlabelled(state: TuneState) -> None:
     held_out = "validation images" if len(state.setup.data.part("val")) else "held-out training images"
     score_text = state.setup.data.primary_metric.format_score(score, held_out)
     state.console.say(f"{text} are kept ({lead}): {score_text}, {percent(first.score)} without these images")
-    if n_reread := details["read_again"]:
-        seconds = format_duration(state.image_seconds * n_reread)
+    if n_reread := details.get("resumed", details["read_again"]):
+        seconds = format_duration(n_reread * details.get("resume_seconds", state.image_seconds))
         state.console.say(f"after tuning, {n_reread} of these images are read again, which takes about {seconds}")
 
 
@@ -96,8 +103,11 @@ def _save_step(state: TuneState, step: TuneStep) -> None:
     (state.run.path / FEATURES_FILE).unlink(missing_ok=True)
 
 
-def _select_images(state: TuneState, first: FittedHead) -> tuple[ImageSet, Tensor]:
-    """Return the unlabelled images that are similar to the training images, and their (U, D) features."""
+def _select_images(state: TuneState, first: FittedHead) -> tuple[ImageSet, Tensor, FrozenOutputs | None]:
+    """Return the unlabelled images that are similar to the training images, their (U, D) features and frozen outputs.
+
+    The outputs of the stages that tuning will leave frozen are None if they are not needed or not stored.
+    """
     setup, console = state.setup, state.console
     max_images = MAX_IMAGES
     if state.record.budget:
@@ -109,27 +119,59 @@ def _select_images(state: TuneState, first: FittedHead) -> tuple[ImageSet, Tenso
     images = read_unlabelled(setup.settings, setup.data, max_images, console)
     seconds = state.image_seconds / state.precision.speed * len(images)
     console.say(f"{counted(len(images), 'image')} without labels: their features take about {format_duration(seconds)}")
-    features = _load_or_compute_features(state, first, images)
     if not len(images):
-        return images, features
+        return images, first.features[:0], None
+    features, frozen = _load_or_compute_features(state, first, images)
     is_similar = _resembles_training(first, features, classifier_width(setup.objective.deployable()))
     if not is_similar.all():
         n_unlike = int((~is_similar).sum())
         verb = "is" if n_unlike == 1 else "are"
         count = counted(n_unlike, "image")
         console.say(f"left out: {count} without labels that {verb} not like the training images")
-    return images.select(np.flatnonzero(is_similar.numpy())), features[is_similar]
+        frozen = None if frozen is None else frozen.select(is_similar)
+    return images.select(np.flatnonzero(is_similar.numpy())), features[is_similar], frozen
 
 
-def _count_reread(state: TuneState, n_images: int) -> int:
-    """Return how many of the `n_images` unlabelled images the tuned network reads again, to refit heads."""
-    if state.setup.settings.epochs == 0 or cannot_evaluate_tuning(state.setup):
-        return 0  # no network is tuned
+def _count_reread(state: TuneState, n_images: int, image_seconds: float | None = None) -> int:
+    """Return how many of the `n_images` unlabelled images the tuned network reads again, to refit heads.
+
+    `image_seconds` are the seconds per image; None for a forward pass of the whole network.
+    """
+    if not _is_tuned(state.setup):
+        return 0
     if not state.record.budget:
         return n_images
     fraction = FEW_LABELS_REREAD_FRACTION if has_few_labels(state.setup) else REREAD_FRACTION
     seconds = min(fraction * state.record.budget, state.seconds_left() / 2)
-    return min(n_images, max(0, int(seconds / max(state.image_seconds, 1e-9))))
+    image_seconds = state.image_seconds if image_seconds is None else image_seconds
+    return min(n_images, max(0, int(seconds / max(image_seconds, 1e-9))))
+
+
+def _store_frozen(state: TuneState, frozen: FrozenOutputs | None) -> dict[str, Any]:
+    """Store the outputs of the frozen stages for the images that the tuned network will read again; return details."""
+    n_stored = 0 if frozen is None else _count_reread(state, len(frozen.activations), frozen.seconds)
+    if frozen is None or not n_stored:
+        return {}
+    rows = torch.from_numpy(evenly_spaced(len(frozen.activations), n_stored))
+    save_weights(state.run.path / FROZEN_FILE, frozen.select(rows).to_tensors())
+    return {
+        "resumed": n_stored,
+        "resume_seconds": frozen.seconds,
+        "frozen_stages": _count_frozen_stages(state.setup),
+        "image_size": list(state.setup.card.preprocessing.image_size),
+    }
+
+
+def _is_tuned(setup: TrainingSetup) -> bool:
+    return setup.settings.epochs != 0 and not cannot_evaluate_tuning(setup)
+
+
+def _count_frozen_stages(setup: TrainingSetup) -> int:
+    """Return the number of stages that the first tuning preset leaves frozen, or the given number; 0 for none."""
+    freeze = setup.settings.freeze
+    if is_free(setup, "freeze"):
+        freeze = presets_for(setup.objective.deployable())[0].settings.get("freeze")
+    return freeze if isinstance(freeze, int) and setup.settings.lora_rank is None else 0
 
 
 def has_few_labels(setup: TrainingSetup) -> bool:
@@ -147,21 +189,48 @@ def max_time_fraction(n_labelled: int, is_tuned: bool) -> float:
     return FEW_LABELS_FRACTION if n_labelled < FEW_LABELS else TUNED_FRACTION
 
 
-def _load_or_compute_features(state: TuneState, first: FittedHead, images: ImageSet) -> Tensor:
-    """Return the (U, D) features of all unlabelled images, read from a file if a stopped run had computed them."""
+def _load_or_compute_features(
+    state: TuneState, first: FittedHead, images: ImageSet
+) -> tuple[Tensor, FrozenOutputs | None]:
+    """Return the (U, D) features of all unlabelled images and their frozen outputs, as `_select_images` does.
+
+    Both are read from a file if a stopped run had computed them.
+    """
     setup, path = state.setup, state.run.path / FEATURES_FILE
     if path.is_file():
-        cached = read_weights(path)["features"]
-        if cached.shape == (len(images), first.features.shape[1]):
-            return cached
-    if not len(images):
-        return first.features[:0]
+        cached = read_weights(path)
+        if cached["features"].shape == (len(images), first.features.shape[1]):
+            return cached["features"], FrozenOutputs.from_tensors(cached) if "activations" in cached else None
     data, rows = as_training_split(images), np.arange(len(images))
     network, preprocess, dtype = setup.objective.deployable(), setup.card.preprocessing, state.precision.dtype
+    resumable = _make_resumable(state, first.staged, len(images))
     with state.console.progress("features of images without labels") as advance:
-        features = frozen_features(network, data, rows, preprocess, setup.settings, advance, first.staged, dtype)
-    save_weights(path, {"features": features})
-    return features
+        if resumable is None:
+            features = frozen_features(network, data, rows, preprocess, setup.settings, advance, first.staged, dtype)
+            save_weights(path, {"features": features})
+            return features, None
+        try:
+            loader = eval_loader(data, rows, preprocess, setup.settings)
+            features = predict_in_order(resumable, loader, rows, setup.settings.device, advance, dtype)
+            frozen = resumable.stored(state.precision.speed)
+        finally:
+            resumable.close()
+    save_weights(path, {"features": features, **({} if frozen is None else frozen.to_tensors())})
+    return features, frozen
+
+
+def _make_resumable(state: TuneState, staged: bool, n_images: int) -> ResumableFeatures | None:
+    """Return the network as one that stores its frozen outputs; None if it cannot, or if tuning freezes no stages."""
+    setup = state.setup
+    n_frozen = _count_frozen_stages(setup) if _is_tuned(setup) and setup.settings.processes == 1 else 0
+    if not n_frozen:
+        return None
+    network = setup.objective.deployable().to(setup.settings.device)
+    max_bytes = max_activation_bytes(state.run.path) / 2  # a selection of the images is a second copy
+    try:
+        return ResumableFeatures(network, setup.card.preprocessing.image_size, staged, n_frozen, n_images, max_bytes)
+    except UserError:  # the network cannot continue after these stages
+        return None
 
 
 def _resembles_training(first: FittedHead, features: Tensor, width: int | None) -> Tensor:

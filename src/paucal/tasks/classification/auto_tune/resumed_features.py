@@ -1,0 +1,159 @@
+"""Compute features of a pretrained network, and again of the tuned network, without running frozen stages twice.
+
+Tuning often leaves the first stages frozen, which take most of the time: four fifths of a forward pass of
+EfficientNet-Lite0 on one core. Their outputs are therefore stored, and the tuned network continues from these outputs.
+"""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from paucal.backbones.forward_hooks import recorded_outputs
+from paucal.backbones.frozen_stages import FrozenStages
+from paucal.backbones.layout import Size
+from paucal.backbones.probe import probe_images, temporary_eval_mode
+from paucal.backbones.stage_classifier import StagePool, last_stage_maps
+from paucal.models.features import ClassifierInputs
+
+FROZEN_FILE = "unlabelled-frozen.safetensors"  # in the run folder, removed at the end of the run
+BATCH_SIZE = 32  # images of a batch that continues from stored outputs
+TOLERANCE = 1e-2  # tolerance for features computed from float16 outputs, relative to the features' standard deviation
+
+
+@dataclass(frozen=True)
+class FrozenOutputs:
+    """Outputs of a network's frozen stages for N images.
+
+    Attributes:
+        activations: (N, ...) float16 inputs of the first trained stage.
+        pooled: (N, 2 C) float32 means, and then standard deviations, of the C channels of the frozen stages whose
+            pooled maps belong to the features; C is 0 if there are none.
+        seconds: Mean seconds per image of the trained stages in float32.
+    """
+
+    activations: Tensor
+    pooled: Tensor
+    seconds: float
+
+    def select(self, rows: Tensor) -> "FrozenOutputs":
+        """Return the outputs for some images, given by indices or by (N,) booleans."""
+        return FrozenOutputs(self.activations[rows], self.pooled[rows], self.seconds)
+
+    def to_tensors(self) -> dict[str, Tensor]:
+        """Return the fields as tensors, for a file of weights."""
+        seconds = torch.tensor(self.seconds, dtype=torch.float64)
+        return {"activations": self.activations, "pooled": self.pooled, "seconds": seconds}
+
+    @classmethod
+    def from_tensors(cls, tensors: dict[str, Tensor]) -> "FrozenOutputs":
+        """Return the outputs that `to_tensors` has turned into tensors."""
+        return cls(tensors["activations"], tensors["pooled"], float(tensors["seconds"]))
+
+
+class ResumableFeatures(nn.Module):
+    """Outputs the (B, D) features of a network, and stores the outputs of its frozen stages.
+
+    The features are those of `ClassifierInputs`, or of `StageClassifierInputs` if `staged` is true. Nothing is stored
+    if the outputs need more than `max_bytes` in total, or if features that are computed from the outputs differ.
+
+    Args:
+        network: A timm model, on which hooks stay until `close` is called.
+        image_size: (height, width) in pixels.
+        staged: Whether the features include the pooled maps of the last stages.
+        frozen: Number of frozen stages.
+        n_images: Number of images.
+        max_bytes: Maximum size of all activations in bytes.
+
+    Raises:
+        UserError: The network cannot continue from the outputs of this number of stages.
+    """
+
+    def __init__(
+        self, network: nn.Module, image_size: Size, staged: bool, frozen: int, n_images: int = 0, max_bytes: float = 0
+    ) -> None:
+        super().__init__()
+        self._network, self._n_images, self._max_bytes = network, n_images, max_bytes
+        maps = last_stage_maps(network, image_size) if staged else ()
+        self._stages, self._inputs = FrozenStages(network, frozen), ClassifierInputs(network)
+        image = probe_images(network, image_size)
+        with temporary_eval_mode(network), recorded_outputs(network, [stage.name for stage in maps]) as outputs:
+            self._stages.activations(image)  # `FrozenStages` keeps this image, and later calls the network with it
+        self._frozen_pool = StagePool(network, [stage for stage in maps if stage.name in outputs])
+        self._trained_pool = StagePool(network, [stage for stage in maps if stage.name not in outputs])
+        self._activations, self._pooled = torch.empty(0), torch.empty(0)
+        self._is_storing, self._n_stored, self._seconds = max_bytes > 0, 0, 0.0
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Return the features of (B, C, H, W) images, and store the outputs of the frozen stages."""
+        if not self._is_storing:
+            return self._features_of(images)
+        activations = self._stages.activations(images)
+        pooled = self._frozen_pool.join(images.new_empty(len(images), 0, dtype=torch.float32))
+        start_time = time.monotonic()
+        features = self._resume(activations, pooled)
+        self._seconds += time.monotonic() - start_time
+        if not self._n_stored:
+            self._is_storing = self._can_store(images[:1], activations[:1], pooled[:1])
+            if not self._is_storing:
+                return self._features_of(images)
+            self._activations = torch.empty(self._n_images, *activations.shape[1:], dtype=torch.float16)
+            self._pooled = torch.empty(self._n_images, pooled.shape[1])
+        rows = slice(self._n_stored, self._n_stored + len(images))
+        self._activations[rows], self._pooled[rows] = activations, pooled
+        self._n_stored += len(images)
+        return features
+
+    def stored(self, speed: float) -> FrozenOutputs | None:
+        """Return the outputs of the frozen stages for all images; None if they are not stored.
+
+        `speed` is the speed of the forward passes relative to float32, in which the network continues later.
+        """
+        if not self._is_storing or not 0 < self._n_stored == self._n_images:
+            return None
+        return FrozenOutputs(self._activations, self._pooled, speed * self._seconds / self._n_images)
+
+    @torch.inference_mode()
+    def resume_all(self, outputs: FrozenOutputs, advance: Callable[[int, int], None] | None = None) -> Tensor:
+        """Return the (N, D) float32 features of the network, computed from stored outputs, on the CPU."""
+        device, features = next(self._network.parameters()).device, []
+        with temporary_eval_mode(self._network):
+            for start in range(0, len(outputs.activations), BATCH_SIZE):
+                rows = slice(start, start + BATCH_SIZE)
+                activations, pooled = outputs.activations[rows].to(device).float(), outputs.pooled[rows].to(device)
+                features.append(self._resume(activations, pooled).cpu())
+                if advance is not None:
+                    advance(start + len(activations), len(outputs.activations))
+        return torch.cat(features)
+
+    def close(self) -> None:
+        """Remove the hooks."""
+        for hooked in (self._stages, self._inputs, self._frozen_pool, self._trained_pool):
+            hooked.close()
+
+    def _features_of(self, images: Tensor) -> Tensor:
+        last = self._inputs(images)
+        return self._join(self._frozen_pool.join(last[:, :0]), self._trained_pool.join(last), last.shape[1])
+
+    def _resume(self, activations: Tensor, pooled: Tensor) -> Tensor:
+        try:
+            last = self._inputs(self._stages.resume_from(activations))
+        finally:
+            self._stages.forget()
+        return self._join(pooled, self._trained_pool.join(last), last.shape[1])
+
+    def _join(self, frozen: Tensor, trained: Tensor, n_last: int) -> Tensor:
+        """Return the features in the order of `StagePool.join`: last features, all means, all standard deviations."""
+        last, trained_maps = trained[:, :n_last], trained[:, n_last:]
+        maps = [part for pair in zip(frozen.chunk(2, 1), trained_maps.chunk(2, 1), strict=True) for part in pair]
+        return torch.cat([last, *maps], 1)
+
+    def _can_store(self, image: Tensor, activations: Tensor, pooled: Tensor) -> bool:
+        """Return whether the outputs for all images fit in `max_bytes`, and those for one image give its features."""
+        halved = activations.half()
+        if halved.nbytes * self._n_images > self._max_bytes:
+            return False
+        expected, resumed = self._features_of(image), self._resume(halved.to(activations), pooled)
+        return torch.allclose(resumed, expected, rtol=0, atol=TOLERANCE * float(expected.std()))
