@@ -104,7 +104,7 @@ def _tune_trained_weights(state: TuneState) -> bool:
     if preset_and_cost is None:
         return _keep_probe(state, f"{_describe_shortage(state)}: the probe is the final model")
     preset, cost = preset_and_cost
-    state.tuned_freeze = preset.settings.get("freeze", state.setup.settings.freeze)
+    state.consider(preset.settings)
     epochs = state.setup.settings.epochs
     if epochs is None:
         epochs = max(1, min(MAX_EPOCHS, int(state.seconds_left(cost.pixel_ratio) / cost.epoch_seconds)))

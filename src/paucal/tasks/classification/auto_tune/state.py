@@ -74,7 +74,7 @@ class TuneState:
         precision: Precision of the frozen features.
         announced: Whether the expected duration has been printed.
         race_rows: Indices of the training images on which the candidates are compared; None to compare no candidates.
-        tuned_freeze: `--freeze` of the chosen tuning preset; None before a preset is chosen.
+        preset_freeze: `--freeze` of the tuning preset that is being considered, and later of the chosen preset.
         first: First model with its features, kept for the step with unlabelled images; None if an earlier call fitted
             the first model, or if the features are not needed.
     """
@@ -88,7 +88,7 @@ class TuneState:
     precision: PrecisionChoice = FLOAT32
     announced: bool = False
     race_rows: Tensor | None = None
-    tuned_freeze: str | int | None = None
+    preset_freeze: str | int | None = None
     first: FittedHead | None = None
 
     @property
@@ -112,7 +112,7 @@ class TuneState:
     def _unlabelled_seconds(self, pixel_ratio: float) -> float:
         """Return the seconds in which the tuned network computes the features of unlabelled images."""
         details = {} if self.record.unlabelled is None else self.record.unlabelled.details
-        if details.get("resumed") and self.tuned_freeze == details["frozen_stages"] and pixel_ratio == 1.0:
+        if details.get("resumed") and self.preset_freeze == details["frozen_stages"] and pixel_ratio == 1.0:
             return details["resumed"] * details["resume_seconds"]
         return pixel_ratio * self.image_seconds * details.get("read_again", 0)
 
@@ -123,6 +123,10 @@ class TuneState:
     def seconds_left(self, pixel_ratio: float = 1.0) -> float:
         """Return the seconds left for training, after subtracting the reserved time and the final evaluations."""
         return (1 - RESERVED_FRACTION) * self.record.budget - self.spent - self.final_eval_seconds(pixel_ratio)
+
+    def consider(self, preset_settings: Mapping[str, Any]) -> None:
+        """Plan the time for tuning with a preset from now on; the preset decides which stages are frozen."""
+        self.preset_freeze = preset_settings.get("freeze", self.setup.settings.freeze)
 
     def save(self, **changes: Any) -> None:
         """Change fields of the record, and store the record in the run folder."""

@@ -147,6 +147,7 @@ def _too_short_for_trials(state: TuneState, presets: Sequence[TuningPreset]) -> 
     """
     if not is_timed(state.setup):
         return False
+    state.consider(presets[0].settings)
     image_size = list(state.setup.settings.img_size)
     image_seconds = _image_seconds(state, presets[0], image_size)
     if image_seconds is None:
@@ -238,6 +239,7 @@ def _estimate_cost(state: TuneState, preset: TuningPreset, n_trials: int) -> Cos
     `n_trials` is the number of presets to try; 0 if the preset is used without a trial.
     """
     costs = state.record.tuning
+    state.consider(preset.settings)
     if preset.name not in costs:
         size_and_seconds = _choose_image_size(state, preset, 1 - (TRIALS_FRACTION if n_trials else 0.0))
         if size_and_seconds is None:
