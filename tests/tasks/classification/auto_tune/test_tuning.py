@@ -169,6 +169,7 @@ def timed(left: float, epoch: float, tuning: dict[str, dict[str, Any]] | None = 
         ),
         eval_seconds=lambda pixel_ratio=1.0: 0.0,
         seconds_left=lambda pixel_ratio=1.0: left,
+        consider=lambda settings: None,
         epoch=epoch,
         console=SimpleNamespace(say=said.append),
         said=said,

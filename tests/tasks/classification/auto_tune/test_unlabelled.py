@@ -404,6 +404,29 @@ def test_time_share__is_larger_the_less_tuning_can_gain():
     assert [step.max_time_fraction(*given) for given in ((2000, True), (100, True), (100, False))] == [0.05, 0.4, 0.7]
 
 
+@pytest.mark.parametrize(
+    ("left", "too_few", "most"), [(900.0, False, 4000), (300.0, False, 1500), (300.0, True, 3000), (900.0, True, 7000)]
+)
+def test_read_images__leave_half_of_the_time_that_is_left_for_tuning(left, too_few, most, monkeypatch):
+    monkeypatch.setattr(step, "cannot_evaluate_tuning", lambda _: too_few)
+
+    def read(settings, data, max_images, console):
+        raise UserError(f"at most {max_images}")
+
+    monkeypatch.setattr(step, "read_unlabelled", read)
+    setup = SimpleNamespace(settings=None, data=SimpleNamespace(part={"train": range(100)}.__getitem__))
+    state = SimpleNamespace(
+        setup=setup,
+        record=SimpleNamespace(budget=1000.0),
+        seconds_left=lambda: left,
+        precision=SimpleNamespace(speed=1.0),
+        image_seconds=0.1,
+        console=None,
+    )
+    with pytest.raises(UserError, match=rf"at most {most}$"):
+        step._select_images(state, None)
+
+
 def test_tuned_model__has_to_beat_the_better_of_both_first_models(data):
     given = {**SHORT, "data": str(data)}
     setup = assemble(TrainSettings(**given), dict.fromkeys(given, "flag"), SilentConsole().progress)
