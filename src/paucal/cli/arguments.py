@@ -14,6 +14,7 @@ from paucal.reading import expand_user_path
 from paucal.settings.options import (
     earlier_names,
     flag,
+    help_heading,
     refuse_empty_text,
     rule_chosen_names,
     setting_fields,
@@ -141,7 +142,7 @@ def add_settings(parser: CommandParser, settings: type, skip: Sequence[str] = ()
         if item.name in skip:
             continue
         parser.hints[item.name] = hints[item.name]
-        heading = item.metadata["group"]
+        heading = help_heading(settings, item.name)
         if heading not in groups:
             groups[heading] = parser.add_argument_group(heading)
         action = _add_flag(groups[heading], item, hints[item.name], item.name in chosen_names)

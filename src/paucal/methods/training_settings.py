@@ -22,8 +22,9 @@ from paucal.settings.parts import (
 class MethodSettings(DrLocSettings, LocalitySettings, DistillationSettings, TokenLabelingSettings):
     """The training method, the extra losses, and the options of all methods and losses."""
 
-    method: str = option("training method", "drloc", group="method")
-    add: list[str] | None = option("extra losses in addition to the method's own", group="method")
+    help_group = "method"
+    method: str = option("training method", "drloc")
+    add: list[str] | None = option("extra losses in addition to the method's own")
 
 
 @dataclass(frozen=True)
@@ -40,29 +41,24 @@ class TrainSettings(
 ):
     """Every setting of `paucal train`, on the command line and in `paucal.train`."""
 
+    help_group = "data"
     data: str = option(
         "folder, zip or tar, CSV, list file, Parquet file or folder, hf:OWNER/NAME, a published set such as 'cifar10', "
         "or 'digits'; several places joined by ':' (';' on Windows)",
         "digits",
-        group="data",
     )
     curve: bool = option(
         "measure the accuracy of the first model against images per class, and forecast the accuracy for twice as many "
         "images; always done if there are no validation images",
         False,
-        group="data",
     )
     unlabelled: str | None = option(
         "additional images without labels to learn from: a folder to any depth, zip or tar, table, Parquet or a "
-        "published set; several places joined by ':'; only used if they improve the cross-validated score",
-        group="data",
+        "published set; several places joined by ':'; only used if they improve the cross-validated score"
     )
-    target: str | None = option(
-        "column of a table with a number for each image, which is predicted instead of a class", group="data"
-    )
+    target: str | None = option("column of a table with a number for each image, which is predicted instead of a class")
     ordinal: bool = option(
         "with --target: the values are grades, a few consecutive whole numbers; predict a grade, and a probability for "
         "each grade",
         False,
-        group="data",
     )

@@ -30,25 +30,21 @@ LABELLED_DATA_HELP = (
 class DataSettings:
     """Location of the images."""
 
+    help_group = "data"
     data: str = option(
         "folder of images, zip or tar, CSV, Parquet file or folder, folder or URL of shards, hf:OWNER/NAME, a "
         "published set, or 'digits'; join several sources by ':' (';' on Windows)",
         "digits",
-        group="data",
     )
     data_root: str | None = option(
         "folder of the published data sets, or of the images that a table or list file names; by default the folder in "
-        "the environment variable PAUCAL_DATA, or the user's cache",
-        group="data",
+        "the environment variable PAUCAL_DATA, or the user's cache"
     )
-    download: bool = option("download a published data set that is missing", False, group="data")
-    on_bad_image: Literal["refuse", "skip"] = option("treatment of unreadable images", "refuse", group="data")
-    image_column: str | None = option(
-        "column with the images, or with their paths, in a table or Parquet file", group="data"
-    )
+    download: bool = option("download a published data set that is missing", False)
+    on_bad_image: Literal["refuse", "skip"] = option("treatment of unreadable images", "refuse")
+    image_column: str | None = option("column with the images, or with their paths, in a table or Parquet file")
     channels: int | None = option(
         "channels per image; by default 3, or the number of channels in the files for arrays (.npy, TIFF)",
-        group="data",
         low=1,
         high=1024,
     )
@@ -58,13 +54,13 @@ class DataSettings:
 class LabelledDataSettings(DataSettings):
     """Location of labelled images, and the classes to use."""
 
-    label_column: str | None = option("column with the class in a table or Parquet file", group="data")
+    help_group = "data"
+    label_column: str | None = option("column with the class in a table or Parquet file")
     label_separator: str | None = option(
         "separator between the labels in a table cell, such as ';' or ' '; 'none' for one label per cell; by default "
-        "';', '|' or ',' if the content of the cells suggests a separator",
-        group="data",
+        "';', '|' or ',' if the content of the cells suggests a separator"
     )
-    classes: str | None = option("use only the classes named in this file, or in 'imagenet100'", group="data")
+    classes: str | None = option("use only the classes named in this file, or in 'imagenet100'")
 
 
 @dataclass(frozen=True)
@@ -80,12 +76,11 @@ class RecipeSettings:
 class ModelSettings:
     """The backbone and its initial weights."""
 
-    model: str = option("backbone, by the name of a timm model or of one of paucal's models", group="model")
-    model_args: list[str] | None = option(
-        "constructor arguments of the model, as NAME=VALUE", group="model", chosen=True
-    )
-    img_size: list[int] = option("image size in pixels: one side, or height and width", group="model")
-    drop_path: float = option("stochastic depth rate", group="model", low=0, high=0.95)
+    help_group = "model"
+    model: str = option("backbone, by the name of a timm model or of one of paucal's models")
+    model_args: list[str] | None = option("constructor arguments of the model, as NAME=VALUE", chosen=True)
+    img_size: list[int] = option("image size in pixels: one side, or height and width")
+    drop_path: float = option("stochastic depth rate", low=0, high=0.95)
     init: str | None = option(
         "initial weights: a run folder, a weights file (.safetensors, .pth), 'timm' (the weights that timm publishes), "
         "or 'none'; by default, 'paucal train' looks for pretrained weights on this machine and otherwise tries to "
@@ -115,11 +110,11 @@ class ScheduleSettings:
 class ViewSettings:
     """Augmentation settings that all training commands have."""
 
-    hflip: float = option("probability of a horizontal flip", group="augmentation", low=0, high=1)
+    help_group = "augmentation"
+    hflip: float = option("probability of a horizontal flip", low=0, high=1)
     normalise: Literal["computed", "imagenet", "model"] = option(
         "source of the mean and standard deviation for normalising images: the training images (computed), ImageNet, "
-        "or the model's pretrained weights (model)",
-        group="augmentation",
+        "or the model's pretrained weights (model)"
     )
 
 
@@ -127,19 +122,19 @@ class ViewSettings:
 class MachineSettings:
     """Devices, precision and processes."""
 
-    device: str = option("cpu, cuda or mps", group="run")
-    precision: Precision = option("numerical precision of training", group="run")
-    devices: int = option("devices per machine that train together", group="run", low=1, high=1024)
-    nodes: int = option("machines that train together", group="run", low=1, high=4096)
+    help_group = "run"
+    device: str = option("cpu, cuda or mps")
+    precision: Precision = option("numerical precision of training")
+    devices: int = option("devices per machine that train together", low=1, high=1024)
+    nodes: int = option("machines that train together", low=1, high=4096)
     strategy: Strategy | None = option(
         "distribution of the model over several devices: a full copy on each device (ddp or auto) or a shard (fsdp)",
-        group="run",
         chosen=True,
     )
-    workers: int = option("processes that load images", group="run", low=0, high=64)
-    compile: bool = option("compile the backbone with torch.compile", False, group="run")
+    workers: int = option("processes that load images", low=0, high=64)
+    compile: bool = option("compile the backbone with torch.compile", False)
     hang_after: str | None = option(
-        "time after which a process that does not respond counts as lost, such as 5m; by default 30m", group="run"
+        "time after which a process that does not respond counts as lost, such as 5m; by default 30m"
     )
 
 
@@ -147,12 +142,13 @@ class MachineSettings:
 class RunSettings:
     """Seed, time limit and output of a run."""
 
-    seed: int = option("seed for all random numbers", 0, group="run", low=0, high=2**62)
-    time_limit: str | None = option("save a checkpoint and stop after this time, such as 45m, 8h or 1d12h", group="run")
-    output: str | None = option("run folder; by default the next free number in runs/", group="run")
-    overwrite: bool = option("replace an existing run folder", False, group="run")
-    ledger: bool = option("record which images each step uses, for 'paucal runs verify'", False, group="run")
-    logger: list[Logger] | None = option("other programs to log to: tensorboard, mlflow, wandb", group="run")
+    help_group = "run"
+    seed: int = option("seed for all random numbers", 0, low=0, high=2**62)
+    time_limit: str | None = option("save a checkpoint and stop after this time, such as 45m, 8h or 1d12h")
+    output: str | None = option("run folder; by default the next free number in runs/")
+    overwrite: bool = option("replace an existing run folder", False)
+    ledger: bool = option("record which images each step uses, for 'paucal runs verify'", False)
+    logger: list[Logger] | None = option("other programs to log to: tensorboard, mlflow, wandb")
 
 
 @dataclass(frozen=True)

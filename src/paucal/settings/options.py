@@ -8,6 +8,7 @@ means, for instance, "no limit".
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import Field, dataclass, field, fields
+from inspect import get_annotations
 from typing import Any, get_args, get_type_hints
 
 from paucal.types import UserError
@@ -39,7 +40,7 @@ def option(  # noqa: PLR0913 (a declaration passes only a few of the arguments, 
     help: str,
     default: Any = AUTO,
     *,
-    group: str = "training",
+    group: str | None = None,
     low: float | None = None,
     high: float | None = None,
     above: float | None = None,
@@ -52,7 +53,7 @@ def option(  # noqa: PLR0913 (a declaration passes only a few of the arguments, 
     Args:
         help: Description that `--help` shows.
         default: Default value; None if a rule chooses the value.
-        group: Heading of the setting in `--help`.
+        group: Heading of the setting in `--help`; None for the heading of its class (see `help_heading`).
         low: Smallest valid number, or smallest valid entry of a list.
         high: Largest valid number, or largest valid entry of a list.
         above: Exclusive lower bound of a number; replaces `low`.
@@ -68,6 +69,16 @@ def option(  # noqa: PLR0913 (a declaration passes only a few of the arguments, 
 def setting_fields(settings: type | object) -> dict[str, Field]:
     """Return the dataclass fields of a settings object or class, by name."""
     return {item.name: item for item in fields(settings)}  # type: ignore[arg-type]
+
+
+def help_heading(settings: type, name: str) -> str:
+    """Return the heading of a setting in `--help`.
+
+    The setting's own `group` takes precedence over `help_group` of the class that declares the setting; "training" is
+    the heading if there is neither.
+    """
+    declaring_class = next(base for base in settings.__mro__ if name in get_annotations(base))
+    return setting_fields(settings)[name].metadata["group"] or vars(declaring_class).get("help_group", "training")
 
 
 def rule_chosen_names(settings: type) -> frozenset[str]:

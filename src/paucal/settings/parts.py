@@ -14,14 +14,14 @@ LOWEST_ALPHA, HIGHEST_ALPHA = 1e-3, 1e3
 class FractionSettings:
     """Fractions of images used for validation and test, for data sets that do not define these splits themselves."""
 
+    help_group = "data"
     val_fraction: float | None = option(
         "fraction of the training images used for validation; with 0, the weights of the last epoch are kept",
-        group="data",
         low=0,
         high=0.999,
     )
     test_fraction: float | None = option(
-        "fraction of the images used for testing if the data has no test split", group="data", above=0
+        "fraction of the images used for testing if the data has no test split", above=0
     )
 
     @property
@@ -35,16 +35,15 @@ class FractionSettings:
 class MaskFileSettings:
     """Folders of images and masks, and the meaning of mask values."""
 
-    images: str | None = option("folder of the images, instead of DATA; needs --masks", group="data")
-    masks: str | None = option("folder of the masks, with the same file names as the images", group="data")
+    help_group = "data"
+    images: str | None = option("folder of the images, instead of DATA; needs --masks")
+    masks: str | None = option("folder of the masks, with the same file names as the images")
     mask_values: Literal["index", "binary", "grey", "colour"] | None = option(
         "meaning of the pixel values in masks: class numbers (index), 0 and 255 (binary), or one grey level or colour "
-        "per class; by default detected from the masks",
-        group="data",
+        "per class; by default detected from the masks"
     )
     ignore: list[int] | None = option(
         "mask value of unlabelled pixels, or its red, green and blue components; by default 255 in index masks",
-        group="data",
         low=0,
         high=65535,
     )
@@ -61,18 +60,16 @@ class SyncBatchNormSettings:
 class SplitSettings(FractionSettings):
     """The training images to use, and the split into training, validation and test images."""
 
-    fraction: float | None = option(
-        "use only this fraction of the training images, stratified by class", group="data", above=0
-    )
-    few_labels: int | None = option("number of training images per class to use", group="data", low=1, high=MAX_IMAGES)
+    help_group = "data"
+    fraction: float | None = option("use only this fraction of the training images, stratified by class", above=0)
+    few_labels: int | None = option("number of training images per class to use", low=1, high=MAX_IMAGES)
     group_by: str | None = option(
         "keep the images of a group in the same split; groups are given by a column of the table, by 'duplicates', or "
-        "by the matches of a pattern in the file names, such as 'patient[0-9]+'",
-        group="data",
+        "by the matches of a pattern in the file names, such as 'patient[0-9]+'"
     )
-    split: str | None = option("use the splits in this table (split.csv of a run)", group="data")
-    folds: int | None = option("cross-validate with this number of folds", group="data", low=2, high=100)
-    fold: str | None = option("train with one fold as the test set, such as 2/5", group="data")
+    split: str | None = option("use the splits in this table (split.csv of a run)")
+    folds: int | None = option("cross-validate with this number of folds", low=2, high=100)
+    fold: str | None = option("train with one fold as the test set, such as 2/5")
 
 
 @dataclass(frozen=True)
@@ -93,6 +90,7 @@ class BalanceSettings:
 class FineTuningSettings:
     """Fine-tuning of pretrained backbones, and random initialisation."""
 
+    help_group = "fine-tuning"
     attention_init: Literal["model", "mimetic"] = option(
         "random initialisation of attention weights: the model's own, or similar to trained transformers (mimetic)",
         "model",
@@ -102,23 +100,17 @@ class FineTuningSettings:
         "whether to keep the classifier of the initial weights: auto (if the classes match), keep (always) or fresh "
         "(never)",
         "auto",
-        group="fine-tuning",
     )
     layer_decay: float | None = option(
-        "factor by which the learning rate decreases from each layer to the layer below, such as 0.75",
-        group="fine-tuning",
-        low=0.01,
-        high=1,
+        "factor by which the learning rate decreases from each layer to the layer below, such as 0.75", low=0.01, high=1
     )
     freeze: Literal["stem", "backbone", "weights"] | int | None = option(
         "part of the model that is not trained: stem, backbone (all but the classifier), weights (all but norms, "
-        "biases and the classifier), or a number of first stages",
-        group="fine-tuning",
+        "biases and the classifier), or a number of first stages"
     )
     lora_rank: int | None = option(
         "tune a transformer through low-rank adapters (LoRA) of this rank, such as 8, on its attention layers; use "
         "with at least 16 images per class; other weights are frozen, and the architecture does not change",
-        group="fine-tuning",
         low=1,
         high=1024,
     )
@@ -126,30 +118,23 @@ class FineTuningSettings:
         "augmented views per image that pass through the frozen stages once, before training; training uses the stored "
         "activations of these views in turn; 0 for new views in every epoch",
         0,
-        group="fine-tuning",
         low=0,
         high=1000,
     )
     freeze_epochs: int = option(
-        "number of epochs at the beginning in which only the classifier is trained",
-        0,
-        group="fine-tuning",
-        low=0,
-        high=MAX_EPOCHS,
+        "number of epochs at the beginning in which only the classifier is trained", 0, low=0, high=MAX_EPOCHS
     )
-    eval_mode: bool = option(
-        "keep the backbone in evaluation mode (fixed running statistics, no dropout)", False, group="fine-tuning"
-    )
+    eval_mode: bool = option("keep the backbone in evaluation mode (fixed running statistics, no dropout)", False)
 
 
 @dataclass(frozen=True)
 class AugmentationSettings(ViewSettings):
     """Augmentation of training images."""
 
+    help_group = "augmentation"
     repeats: int = option(
         "number of times that an epoch uses each image in succession, each time with a new augmentation",
         1,
-        group="augmentation",
         low=1,
         high=1000,
     )
@@ -157,24 +142,15 @@ class AugmentationSettings(ViewSettings):
         "treatment of images whose shape differs from the network's input: crop, letterbox (padding with the mean "
         "colour) or squash (stretching)",
         "crop",
-        group="augmentation",
     )
-    crop: Literal["random-resized", "padded", "none"] = option("training crop", group="augmentation")
+    crop: Literal["random-resized", "padded", "none"] = option("training crop")
     crop_scale: float | None = option(
-        "smallest fraction of the image's area that a random crop covers",
-        group="augmentation",
-        low=0.01,
-        high=1,
-        chosen=True,
+        "smallest fraction of the image's area that a random crop covers", low=0.01, high=1, chosen=True
     )
-    rand_augment: str = option("RandAugment in timm's notation, or 'none'", group="augmentation")
-    erase: float = option("probability of random erasing", group="augmentation", low=0, high=1)
-    mixup: float = option(
-        "alpha of mixup; 0 for none", group="augmentation", low=LOWEST_ALPHA, high=HIGHEST_ALPHA, or_zero=True
-    )
-    cutmix: float = option(
-        "alpha of CutMix; 0 for none", group="augmentation", low=LOWEST_ALPHA, high=HIGHEST_ALPHA, or_zero=True
-    )
+    rand_augment: str = option("RandAugment in timm's notation, or 'none'")
+    erase: float = option("probability of random erasing", low=0, high=1)
+    mixup: float = option("alpha of mixup; 0 for none", low=LOWEST_ALPHA, high=HIGHEST_ALPHA, or_zero=True)
+    cutmix: float = option("alpha of CutMix; 0 for none", low=LOWEST_ALPHA, high=HIGHEST_ALPHA, or_zero=True)
 
 
 @dataclass(frozen=True)

@@ -10,10 +10,8 @@ from paucal.settings.options import option
 class DietSettings(ContinuedSettings):
     """Options of DIET (arXiv:2302.10260) and DIET-CP (arXiv:2509.06990)."""
 
-    diet_smoothing: float = option("label smoothing of the images' own classes", 0.8, group="method", low=0, high=0.999)
+    help_group = "method"
+    diet_smoothing: float = option("label smoothing of the images' own classes", 0.8, low=0, high=0.999)
     diet_classes: int = option(
-        "maximum number of classes; if there are more images, several images share a class",
-        group="method",
-        low=2,
-        high=1 << 20,
+        "maximum number of classes; if there are more images, several images share a class", low=2, high=1 << 20
     )

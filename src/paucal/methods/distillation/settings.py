@@ -10,14 +10,11 @@ from paucal.settings.options import option
 class DistillationSettings:
     """Options of distillation (Touvron et al., ICML 2021; Hinton et al., 2015)."""
 
-    teacher: str | None = option(
-        "teacher of --add distillation: a run or a timm model with published weights", group="method"
-    )
+    help_group = "method"
+    teacher: str | None = option("teacher of --add distillation: a run or a timm model with published weights")
     distillation_weight: float | None = option(
-        "weight of the loss of --add distillation, relative to 1 for the labels", group="method", low=0
+        "weight of the loss of --add distillation, relative to 1 for the labels", low=0
     )
     distillation_targets: Literal["class", "probabilities"] = option(
-        "what --add distillation learns from the teacher: the most likely class, or the probabilities",
-        "class",
-        group="method",
+        "what --add distillation learns from the teacher: the most likely class, or the probabilities", "class"
     )

@@ -28,14 +28,9 @@ class ProjectorSettings(ContinuedSettings):
 class LeJepaSettings(ProjectorSettings):
     """Options of LeJEPA (Balestriero and LeCun 2025)."""
 
+    help_group = "method"
     sigreg_weight: float = option(
-        "weight of the term that keeps embeddings normally distributed, as a fraction of the loss",
-        0.05,
-        group="method",
-        low=0,
-        high=1,
+        "weight of the term that keeps embeddings normally distributed, as a fraction of the loss", 0.05, low=0, high=1
     )
-    sigreg_directions: int = option(
-        "random directions along which the features are tested", 256, group="method", low=1, high=1 << 16
-    )
-    projection_dim: int = option("width of the embeddings that are compared", 16, group="method", low=1, high=1 << 16)
+    sigreg_directions: int = option("random directions along which the features are tested", 256, low=1, high=1 << 16)
+    projection_dim: int = option("width of the embeddings that are compared", 16, low=1, high=1 << 16)

@@ -9,7 +9,6 @@ from paucal.settings.options import option
 class LocalitySettings:
     """Options of locality guidance (Li et al., ECCV 2022)."""
 
-    guide: str | None = option(
-        "run of a small CNN whose feature maps the blocks imitate with --add locality", group="method"
-    )
-    guide_weight: float = option("weight of the loss of --add locality", group="method", low=0)
+    help_group = "method"
+    guide: str | None = option("run of a small CNN whose feature maps the blocks imitate with --add locality")
+    guide_weight: float = option("weight of the loss of --add locality", low=0)
