@@ -156,14 +156,13 @@ def _open_path(path: str, console: Console) -> Iterator[ImageSet]:
 
 
 def _open_remote(url: str) -> ImageSet:
-    """Open shards or a Parquet file at a URL."""
     advice = f"single images must be files, but {url!r} is a URL: download the image, and give the file."
     if urlsplit(url).path.lower().endswith(IMAGE_SUFFIXES):
         raise UserError(advice)
     try:
         return open_images(url, labelled=False)
     except UserError as problem:
-        raise UserError(f"{problem} ({advice})") from problem
+        raise UserError(f"{str(problem).removesuffix('.')}; {advice}") from problem
 
 
 def _has_images(path: Path) -> bool:
