@@ -7,7 +7,7 @@ from contextvars import ContextVar
 
 from paucal.wording import format_duration
 
-MAX_TIMING_SECONDS = 3.0  # maximum duration of the measurement before a forecast
+MIN_TIMING_SECONDS = 3.0  # minimum duration of the measurement before a forecast
 MIN_FORECAST_SECONDS = 60.0  # minimum remaining time for which a forecast is printed
 _command_start: ContextVar[float | None] = ContextVar("command", default=None)
 _run_start: ContextVar[float | None] = ContextVar("start", default=None)
@@ -66,7 +66,7 @@ class WorkForecast:
         if self._timing_start is None:
             self._timing_start = (done, now)
         counted, seconds = done - self._timing_start[0], now - self._timing_start[1]
-        if self._announced or seconds < MAX_TIMING_SECONDS or counted < 1:
+        if self._announced or seconds < MIN_TIMING_SECONDS or counted < 1:
             return
         seconds_left = (total - done) * seconds / counted
         if seconds_left > MIN_FORECAST_SECONDS:

@@ -7,7 +7,7 @@ from typing import Any
 from lightning.pytorch import Callback, Trainer
 from rich.progress import Progress
 
-from paucal.runner.clock import MAX_TIMING_SECONDS, MIN_FORECAST_SECONDS, end_time_text
+from paucal.runner.clock import MIN_FORECAST_SECONDS, MIN_TIMING_SECONDS, end_time_text
 from paucal.wording import format_duration
 
 REFRESH_STEPS = 10  # number of steps between updates of the bar, since each update waits for the device
@@ -67,7 +67,7 @@ class TrainingForecast(Callback):
                 self._timing_start = (trainer.global_step, time.monotonic())
             return
         steps, seconds = trainer.global_step - self._timing_start[0], time.monotonic() - self._timing_start[1]
-        if steps < TIMED_STEPS and (steps < 1 or seconds < MAX_TIMING_SECONDS):
+        if steps < TIMED_STEPS and (steps < 1 or seconds < MIN_TIMING_SECONDS):
             return
         self._announced = True
         seconds_left = (pl_module.plan.last_step - trainer.global_step) * seconds / steps
