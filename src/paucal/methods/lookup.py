@@ -1,21 +1,11 @@
 """Lookup of methods by name, and settings of methods that a run does not use."""
 
-import difflib
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 from paucal.methods.contract import Entry
 from paucal.settings.options import flag, setting_fields
 from paucal.types import UserError
-
-
-def require_known(setting: str, value: str, table: Mapping[str, object]) -> str:
-    """Return the value of a setting if it is a key of a table; raise a UserError otherwise."""
-    if value not in table:
-        similar = difflib.get_close_matches(value, table, n=1)
-        hint = f"; did you mean {similar[0]!r}?" if similar else "."
-        raise UserError(f"--{setting}: {value!r} is unknown, expected one of {', '.join(table)}{hint}")
-    return value
 
 
 def unused_settings(used: Iterable[Entry], known: Iterable[Entry]) -> dict[str, Entry]:

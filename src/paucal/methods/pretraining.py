@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from paucal.methods.contract import PretrainingMethod
 from paucal.methods.diet import entry as diet
 from paucal.methods.lejepa import entry as lejepa
-from paucal.methods.lookup import refuse_unused, require_known
+from paucal.methods.lookup import refuse_unused
 from paucal.methods.pretraining_settings import PretrainSettings
 from paucal.methods.self_distillation import entry as self_distillation
 from paucal.methods.visreg import entry as visreg
@@ -13,6 +13,7 @@ from paucal.recipes import esvit
 from paucal.recipes.recipe import fill_in
 from paucal.rules import crops, machine, resolve
 from paucal.rules.facts import DataAndMachine
+from paucal.settings.options import require_known
 from paucal.types import UserError
 
 METHODS: dict[str, PretrainingMethod] = {

@@ -11,7 +11,7 @@ from paucal.methods.contract import Entry, ExtraLoss, RunImages, TrainingMethod
 from paucal.methods.distillation import entry as distillation
 from paucal.methods.drloc import entry as drloc
 from paucal.methods.locality import entry as locality
-from paucal.methods.lookup import refuse_unused, require_known, unused_settings
+from paucal.methods.lookup import refuse_unused, unused_settings
 from paucal.methods.supervised import entry as supervised
 from paucal.methods.token_labeling import entry as token_labeling
 from paucal.methods.training_settings import TrainSettings
@@ -22,6 +22,7 @@ from paucal.recipes.starts import imagenet_alone
 from paucal.recipes.table import RECIPES
 from paucal.rules import images, length, machine, model, resolve
 from paucal.rules.facts import DataAndMachine
+from paucal.settings.options import require_known
 from paucal.types import UserError
 
 METHODS: dict[str, TrainingMethod] = {

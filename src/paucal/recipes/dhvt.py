@@ -18,7 +18,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from paucal.recipes.recipe import Recipe
+from paucal.recipes.recipe import Recipe, without
 
 _COMMON_SETTINGS: dict[str, Any] = {
     "method": "supervised",
@@ -59,7 +59,7 @@ _IMAGENET_SETTINGS = {**_LARGE_IMAGE_SETTINGS, "model": "dhvt_tiny_imagenet_patc
 # Fine-tuning from ImageNet weights needs the ImageNet variant, whose attention heads differ from those of the DomainNet
 # variant. "normalise" is left out, since the initial weights determine the normalisation.
 _FINE_TUNING_SETTINGS = {
-    **{name: value for name, value in _IMAGENET_SETTINGS.items() if name != "normalise"},
+    **without(_IMAGENET_SETTINGS, "normalise"),
     "repeats": 1,
     "epochs": 100,
     "schedule_epochs": 100,
@@ -88,14 +88,13 @@ _FINE_TUNING_WEIGHTS = (
 # DHVT's code evaluates the central 224 of 256 pixels, as DrLoc's code does.
 _recipe = partial(Recipe, imagenet_crop=True)
 _CIFAR_RECIPE = _recipe("DHVT from scratch on CIFAR", _SOURCE, _COST_CIFAR, _SCORES_CIFAR, _CIFAR_SETTINGS, 1e-3)
-# Settings that the recipe `dhvt` leaves to be chosen from the images, since it does not reproduce a published table.
-_SETTINGS_CHOSEN_FROM_IMAGES = ("model", "img_size", "batch_size", "crop", "rand_augment", "val_fraction")
 
 RECIPES: dict[str, Recipe] = {
     "dhvt": replace(
         _CIFAR_RECIPE,
         summary="DHVT from scratch on any images: the paper's training, with the model variant for their size",
-        settings={key: value for key, value in _CIFAR_SETTINGS.items() if key not in _SETTINGS_CHOSEN_FROM_IMAGES},
+        # Settings that are left out are chosen from the images: this recipe does not reproduce a published table.
+        settings=without(_CIFAR_SETTINGS, "model", "img_size", "batch_size", "crop", "rand_augment", "val_fraction"),
     ),
     "dhvt-cifar": _CIFAR_RECIPE,
     "dhvt-cifar-reference": _recipe(

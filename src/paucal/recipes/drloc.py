@@ -7,7 +7,7 @@ code, with and without the DrLoc loss. The recipes `swin-imagenet` and `t2t-imag
 from functools import partial
 from typing import Any
 
-from paucal.recipes.recipe import Recipe
+from paucal.recipes.recipe import Recipe, without
 
 # Section 4 and appendix of the paper (arXiv:2106.03746); values that the paper does not give are from its code.
 _PAPER_SETTINGS: dict[str, Any] = {
@@ -38,7 +38,7 @@ _PAPER_SETTINGS: dict[str, Any] = {
 _REFERENCE_SETTINGS = {**_PAPER_SETTINGS, "drloc_preset": "reference", "schedule_epochs": 300}
 # DrLoc's code is based on Swin's code and has the same settings, but Swin trains for all 300 epochs of the schedule.
 _SWIN_SETTINGS: dict[str, Any] = {
-    **{name: value for name, value in _PAPER_SETTINGS.items() if name != "drloc_preset"},
+    **without(_PAPER_SETTINGS, "drloc_preset"),
     "method": "supervised",
     "epochs": 300,
     "schedule_epochs": 300,
@@ -57,6 +57,7 @@ _T2T_SETTINGS: dict[str, Any] = {
     "average": 0.99996,
     "drop_path": 0.1,
 }
+# The recipes leave out "normalise", since the initial weights of fine-tuning determine the normalisation.
 _FINE_TUNING_SETTINGS = {"init": "timm", "warmup_epochs": 10.0}
 _FINE_TUNING_WEIGHTS = (
     "ImageNet-1k weights: remove --init to use timm's weights, or give --init a run or a weights file"
@@ -68,11 +69,6 @@ _FINE_TUNING_SCORES = (
 _SWIN_SCORES = "ImageNet-1K: Swin-T 81.3 (its authors), 81.2 in DrLoc's run and 81.33 with DrLoc's loss, table 7"
 _T2T_SCORES = "ImageNet-1K: T2T-ViT-14 81.5 (its authors), 80.7 in DrLoc's run and 80.85 with DrLoc's loss, table 7"
 _COST = "100 epochs at 224 pixels; the paper used eight V100 with 128 images each (--devices 8)"
-
-
-def _without_normalisation(settings: dict[str, Any]) -> dict[str, Any]:
-    """Return the settings without the normalisation, which the initial weights of fine-tuning determine."""
-    return {name: value for name, value in settings.items() if name != "normalise"}
 
 
 _recipe = partial(Recipe, imagenet_crop=True)  # the paper's code evaluates the central 224 of 256 pixels
@@ -99,7 +95,7 @@ RECIPES: dict[str, Recipe] = {
         "arXiv:2106.03746, section 4",
         _COST,
         _FINE_TUNING_SCORES,
-        {**_without_normalisation(_PAPER_SETTINGS), **_FINE_TUNING_SETTINGS},
+        {**without(_PAPER_SETTINGS, "normalise"), **_FINE_TUNING_SETTINGS},
         2.5e-4,
         initial_weights=_FINE_TUNING_WEIGHTS,
         imagenet_alone=True,
@@ -109,7 +105,7 @@ RECIPES: dict[str, Recipe] = {
         "the paper's protocol, its code's loss",
         _COST,
         _FINE_TUNING_SCORES,
-        {**_without_normalisation(_REFERENCE_SETTINGS), **_FINE_TUNING_SETTINGS, "schedule_epochs": 100},
+        {**without(_REFERENCE_SETTINGS, "normalise"), **_FINE_TUNING_SETTINGS, "schedule_epochs": 100},
         2.5e-4,
         initial_weights=_FINE_TUNING_WEIGHTS,
         imagenet_alone=True,

@@ -1,10 +1,10 @@
 """Recipes: named sets of training settings, and functions that apply a recipe to the settings of a run."""
 
-import difflib
 from collections.abc import Container, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from paucal.settings.options import require_known
 from paucal.types import UserError
 
 if TYPE_CHECKING:
@@ -76,13 +76,9 @@ class Recipe:
         return self.lr_per_512 * batch_size / 512, reason
 
 
-def find_recipe(recipes: Mapping[str, Recipe], name: str) -> Recipe:
-    """Return a recipe by its name; raise a UserError for an unknown name."""
-    if name not in recipes:
-        similar = difflib.get_close_matches(name, recipes, n=1)
-        hint = f"; did you mean {similar[0]!r}?" if similar else "."
-        raise UserError(f"--recipe: {name!r} is unknown, expected one of {', '.join(recipes)}{hint}")
-    return recipes[name]
+def without(settings: Mapping[str, Any], *names: str) -> dict[str, Any]:
+    """Return settings by name without some of the names."""
+    return {name: value for name, value in settings.items() if name not in names}
 
 
 def recipe_learning_rate(
@@ -120,7 +116,7 @@ def fill_in(
     """
     if name is None:
         return settings, dict(given)
-    recipe = find_recipe(recipes, name)
+    recipe = recipes[require_known("recipe", name, recipes)]
     model = getattr(settings, "model", None) if "model" in given else recipe.settings.get("model")
     recipe_settings = recipe.for_model(model).settings
     values = {key: value for key, value in recipe_settings.items() if key not in given and key not in left_out}

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from paucal.recipes.recipe import Recipe, Variant
+from paucal.recipes.recipe import Recipe, Variant, without
 
 _SOURCE = "arXiv:2104.10858, supplement table 1"
 _COST = "310 epochs at 224 pixels with 1024 images per step; the paper used eight V100"
@@ -62,7 +62,7 @@ _HIGH_RESOLUTION_SETTINGS: dict[str, Any] = {
 
 def _tuning_settings(settings: dict[str, Any]) -> dict[str, Any]:
     """Return the settings for fine-tuning at 384 pixels; the initial weights determine the normalisation."""
-    return {**{name: value for name, value in settings.items() if name != "normalise"}, **_HIGH_RESOLUTION_SETTINGS}
+    return {**without(settings, "normalise"), **_HIGH_RESOLUTION_SETTINGS}
 
 
 # Settings of the larger models. The other values, from table 1, are for LV-ViT-S, and also apply to LV-ViT-T according

@@ -5,6 +5,7 @@ field (see `rules.resolve.resolve`), and the rule's reason is kept. If the type 
 means, for instance, "no limit".
 """
 
+import difflib
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import Field, dataclass, field, fields
@@ -138,6 +139,15 @@ def flag_words(name: str, value: Any) -> list[str]:
         return [flag(f"no_{name}")]
     values = value if isinstance(value, list) else [value]
     return [flag(name), *([] if value is True else map(str, values))]
+
+
+def require_known(setting: str, value: str, table: Mapping[str, object]) -> str:
+    """Return the value of a setting if it is a key of a table; raise a UserError otherwise."""
+    if value not in table:
+        similar = difflib.get_close_matches(value, table, n=1)
+        hint = f"; did you mean {similar[0]!r}?" if similar else "."
+        raise UserError(f"{flag(setting)}: {value!r} is unknown, expected one of {', '.join(table)}{hint}")
+    return value
 
 
 def check_ranges(settings: object) -> None:

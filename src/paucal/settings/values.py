@@ -196,7 +196,6 @@ def _convert_to_type(value: Any, member: Any, parse_text: bool) -> Any:
 
 
 def _parse_scalar(text: str, scalar_type: type) -> Any:
-    """Return the number or boolean that a text represents."""
     try:
         return BOOLEAN_WORDS[text.lower()] if scalar_type is bool else scalar_type(text)
     except (ValueError, KeyError):
