@@ -11,7 +11,7 @@ from paucal.backbones.features import FeatureBackbone
 from paucal.backbones.spec import BackboneSpec
 from paucal.data.images import ImageSet
 from paucal.data.views.normalisation import Normalisation
-from paucal.evaluation.collapse import Verdict
+from paucal.evaluation.collapse import PATIENCE, Verdict
 from paucal.objectives import Objective, Term
 from paucal.rules.resolve import Rule
 from paucal.types import Crops
@@ -112,6 +112,11 @@ class HealthScale:
     feature_dim: int
     batch: int | None
     grace_steps: int
+
+    def limits(self, patience: int | None) -> dict[str, Any]:
+        """Return the keyword arguments of the functions in `evaluation.collapse`; `patience` None is the default."""
+        patience = PATIENCE if patience is None else patience
+        return {"batch": self.batch, "grace_steps": self.grace_steps, "patience": patience}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,12 +5,10 @@ weights, and for weights that were trained on few images, the usual rules apply.
 """
 
 import math
-from collections.abc import Sequence
 
 from paucal.rules import crops
-from paucal.rules.backbone import backbone_shape
 from paucal.rules.facts import DataAndMachine
-from paucal.rules.resolve import Choice
+from paucal.rules.resolve import Choice, Shape
 
 PUBLISHED_RATE, PUBLISHED_BATCH = 1e-4, 32  # DIET-CP's highest learning rate (arXiv:2509.06990) and its batch size
 GPU_VIEWS, CPU_VIEWS = 100_000, 15_000  # images seen in a run (epochs times training images), on a GPU and on a CPU
@@ -39,16 +37,13 @@ def epochs(facts: DataAndMachine, device: str | None) -> Choice:
     return n_epochs, f"pretrained weights: few epochs, about {n_views:,} images seen"
 
 
-def freeze(
-    facts: DataAndMachine, model: str | None, model_args: Sequence[str] | None, img_size: Sequence[int] | None
-) -> Choice:
+def freeze(facts: DataAndMachine, shape: Shape) -> Choice:
     """Choose to freeze the first half of the stages of pretrained weights, and no stage of random weights."""
     if not has_trained_weights(facts):
         return 0, "all stages are trained"
-    stages = backbone_shape(model, model_args, img_size).stages
-    return int(
-        FROZEN_STAGES_FRACTION * stages
-    ), f"pretrained weights: the first half of the {stages} stages suits any photographs"
+    stages = shape().stages
+    reason = f"pretrained weights: the first half of the {stages} stages suits any photographs"
+    return int(FROZEN_STAGES_FRACTION * stages), reason
 
 
 RULES = (epochs, freeze)

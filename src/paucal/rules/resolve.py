@@ -1,17 +1,20 @@
 """Choose settings from the data and the machine by rules; each value is printed with the reason for the choice.
 
 A rule is a function that has the name of the setting that it chooses. Its parameters are the inputs of the choice:
-other settings, properties of the settings class such as `effective_batch`, and `facts`, which is a `DataAndMachine`. A
-rule returns a value and a reason. If the value is None, the setting is left unchanged. Rules run in order, so a rule
-sees the settings that the user gave and the settings that earlier rules chose.
+other settings, properties of the settings class such as `effective_batch`, `facts`, which is a `DataAndMachine`, and
+`shape`, a function that returns the `BackboneShape` of the settings. A rule returns a value and a reason. If the value
+is None, the setting is left unchanged. Rules run in order, so a rule sees the settings that the user gave and the
+settings that earlier rules chose.
 """
 
 import inspect
 import typing
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any, TypeVar
 
+from paucal.rules.backbone import BackboneShape, backbone_shape
 from paucal.rules.facts import DataAndMachine
 from paucal.settings.groups import JobSettings
 
@@ -21,6 +24,7 @@ EPOCH_DEPENDENT = ("schedule_epochs", "warmup_epochs", "average")
 
 Choice = tuple[Any, str]  # value of a setting (or None) and the reason for the value
 Rule = Callable[..., Choice]
+Shape = Callable[[], BackboneShape]  # input `shape` of a rule
 S = TypeVar("S", bound=JobSettings)
 
 
@@ -45,8 +49,13 @@ def resolve(settings: S, facts: DataAndMachine, rules: Mapping[str, Rule]) -> tu
     for name, rule in rules.items():
         if getattr(settings, name) not in (None, "auto"):
             continue
-        parameters = inspect.signature(rule).parameters
-        value, reason = rule(**{name: facts if name == "facts" else getattr(settings, name) for name in parameters})
+        shape = partial(backbone_shape, settings.model, settings.model_args, settings.img_size)
+        extra_inputs: dict[str, Any] = {"facts": facts, "shape": shape}
+        inputs = {
+            item: extra_inputs[item] if item in extra_inputs else getattr(settings, item)
+            for item in inspect.signature(rule).parameters
+        }
+        value, reason = rule(**inputs)
         if value is not None:
             reasons[name], settings = reason, replace(settings, **{name: value})
         elif type(None) not in typing.get_args(hints[name]) and (name not in EPOCH_DEPENDENT or settings.epochs):

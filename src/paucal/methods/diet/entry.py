@@ -42,24 +42,14 @@ def _build_objective(settings: Any, spec: BackboneSpec, groups: Sequence[Crops])
 
 
 DIET_RULES = rules_by_name((diet_classes, local_crops, lr))
-# Settings that are chosen by the rules of LeJEPA.
-LEJEPA_RULES = (
-    "min_lr",
-    "warmup_epochs",
-    "weight_decay",
-    "clip",
-    "drop_path",
-    "pipeline",
-    "local_size",
-    "epochs",
-    "freeze",
-)
+# All other settings are chosen by the rules of LeJEPA, except those of its projector.
+LEJEPA_RULES = {name: rule for name, rule in lejepa.RULES.items() if name not in (*DIET_RULES, "projection_hidden")}
 METHOD = PretrainingMethod(
     name="diet",
     summary="every image is its own class: DIET, and DIET-CP from pretrained weights",
     settings=DietSettings,
     # The rule for `lr` has to come before the rule for `min_lr`, which uses `lr`.
-    rules={**DIET_RULES, **{name: lejepa.RULES[name] for name in LEJEPA_RULES}},
+    rules={**DIET_RULES, **LEJEPA_RULES},
     title=lambda settings: "DIET: every image is its own class",
     build=_build_objective,
     judge=lejepa.judge_features,

@@ -11,8 +11,7 @@ from paucal.methods.drloc.settings import DrLocSettings
 from paucal.methods.supervised.entry import build_supervised
 from paucal.objectives import DrLoc, Term, default_weight
 from paucal.objectives.drloc_options import PRESETS
-from paucal.rules.backbone import backbone_shape
-from paucal.rules.resolve import Choice, rules_by_name
+from paucal.rules.resolve import Choice, Shape, rules_by_name
 from paucal.settings.options import flag
 from paucal.types import FeatureRequest, UserError
 
@@ -111,22 +110,20 @@ def drloc_weight(model: str | None) -> Choice:
     return default_weight(model or "")
 
 
-def drloc_pairs(
-    model: str | None, model_args: Sequence[str] | None, img_size: Sequence[int] | None, drloc_sampling: str
-) -> Choice:
+def drloc_pairs(shape: Shape, drloc_sampling: str) -> Choice:
     """Choose the paper's number of pairs, or fewer on a small grid; None for a permutation of all grid positions."""
     if drloc_sampling == "permutation":
         return None, ""
-    rows, columns = backbone_shape(model, model_args, img_size).grid
+    rows, columns = shape().grid
     n_positions = rows * columns
     if 2 * n_positions >= PAPER_PAIRS:
         return PAPER_PAIRS, PAPER_REASON
     return 2 * n_positions, f"two for each of the {n_positions} cells; the paper has {PAPER_PAIRS} for 49 cells"
 
 
-def drloc_hidden(model: str | None, model_args: Sequence[str] | None, img_size: Sequence[int] | None) -> Choice:
+def drloc_hidden(shape: Shape) -> Choice:
     """Choose the paper's width of the MLP, or twice the channels of a narrow backbone."""
-    dim = backbone_shape(model, model_args, img_size).dim
+    dim = shape().dim
     if 2 * dim >= PAPER_HIDDEN:
         return PAPER_HIDDEN, PAPER_REASON
     return 2 * dim, f"twice the {dim} channels of the grid; the paper has {PAPER_HIDDEN} for 384 and more"

@@ -7,17 +7,17 @@ from typing import Any
 from torch import nn
 
 from paucal.backbones.spec import BackboneSpec
-from paucal.evaluation.collapse import PATIENCE, Verdict, find_feature_collapse
+from paucal.evaluation.collapse import Verdict, find_feature_collapse
 from paucal.methods.contract import HealthScale, PretrainingMethod, Row
 from paucal.methods.lejepa.settings import LeJepaSettings
 from paucal.objectives.base import Objective
 from paucal.objectives.finetuning import FineTuning
 from paucal.objectives.lejepa import LeJepa, LeJepaOptions
 from paucal.rules import continued, crops
-from paucal.rules.backbone import backbone_shape, supports_sides
+from paucal.rules.backbone import supports_sides
 from paucal.rules.crops import PAPER_SIDE
 from paucal.rules.facts import DataAndMachine
-from paucal.rules.resolve import Choice, rules_by_name
+from paucal.rules.resolve import Choice, Shape, rules_by_name
 from paucal.types import Crops
 
 AUTHORS_REASON = "the authors' value"
@@ -29,13 +29,7 @@ PAPER_HIDDEN = 2048  # width of the projector
 LOCAL_SIDE = 98  # side of the authors' local crops in pixels: seven patches of 14 pixels
 
 
-def lr(
-    facts: DataAndMachine,
-    model: str | None,
-    model_args: Sequence[str] | None,
-    img_size: Sequence[int] | None,
-    effective_batch: int,
-) -> Choice:
+def lr(facts: DataAndMachine, shape: Shape, effective_batch: int) -> Choice:
     """Choose the learning rate of the authors' minimal example for a small backbone, else that in the authors' README.
 
     The rate is multiplied by the square root of the batch size relative to `EXAMPLE_BATCH`. Runs that start from
@@ -43,7 +37,7 @@ def lr(
     """
     if continued.has_trained_weights(facts):
         return continued.continued_rate(effective_batch)
-    is_narrow = backbone_shape(model, model_args, img_size).dim < NARROW_CHANNELS
+    is_narrow = shape().dim < NARROW_CHANNELS
     peak, source = (EXAMPLE_RATE, "their minimal example") if is_narrow else (README_RATE, "their README")
     rate = round(peak * math.sqrt(effective_batch / EXAMPLE_BATCH), 8)
     return rate, f"{peak:g} at batch {EXAMPLE_BATCH} ({source}), times sqrt({effective_batch}/{EXAMPLE_BATCH})"
@@ -59,9 +53,9 @@ def warmup_epochs(epochs: int | None) -> Choice:
     return min(1.0, 0.1 * (epochs or 1)), "one epoch, and at most a tenth of the run"
 
 
-def weight_decay(model: str | None, model_args: Sequence[str] | None, img_size: Sequence[int] | None) -> Choice:
+def weight_decay(shape: Shape) -> Choice:
     """Choose the authors' weight decay, which differs between transformers and convolutional networks."""
-    if backbone_shape(model, model_args, img_size).convolutional:
+    if shape().convolutional:
         return 5e-4, f"{AUTHORS_REASON} for a ResNet, here for a network of convolutions"
     return 0.05, f"{AUTHORS_REASON} for a ViT"
 
@@ -105,9 +99,9 @@ def drop_path(model: str | None) -> Choice:
     return (0.0, "a small backbone") if name.endswith("_mini") else (0.1, AUTHORS_REASON)
 
 
-def projection_hidden(model: str | None, model_args: Sequence[str] | None, img_size: Sequence[int] | None) -> Choice:
+def projection_hidden(shape: Shape) -> Choice:
     """Choose the authors' width of the projector, or four times the channels of a narrow backbone."""
-    dim = backbone_shape(model, model_args, img_size).dim
+    dim = shape().dim
     if 4 * dim >= PAPER_HIDDEN:
         return PAPER_HIDDEN, AUTHORS_REASON
     return 4 * dim, f"four times the {dim} channels of the backbone"
@@ -140,12 +134,7 @@ def frozen_stages(settings: Any) -> FineTuning:
 
 def judge_features(settings: Any, rows: Sequence[Row], scale: HealthScale, patience: int | None) -> Verdict | None:
     """Return the verdict on the health of the features; see `PretrainingMethod.judge`."""
-    limits: Any = {
-        "batch": scale.batch,
-        "grace_steps": scale.grace_steps,
-        "patience": PATIENCE if patience is None else patience,
-    }
-    return find_feature_collapse(rows, scale.feature_dim, **limits)
+    return find_feature_collapse(rows, scale.feature_dim, **scale.limits(patience))
 
 
 RULES = rules_by_name(

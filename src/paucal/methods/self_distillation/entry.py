@@ -7,7 +7,7 @@ from typing import Any
 from torch import nn
 
 from paucal.backbones.spec import BackboneSpec
-from paucal.evaluation.collapse import PATIENCE, Verdict, find_collapse
+from paucal.evaluation.collapse import Verdict, find_collapse
 from paucal.methods.contract import HealthScale, PretrainingMethod, Row
 from paucal.methods.self_distillation.rules import RULES
 from paucal.methods.self_distillation.settings import SelfDistillationSettings
@@ -37,7 +37,6 @@ def _loss_options(settings: Any) -> SelfDistillationOptions:
 
 
 def _check_tasks(settings: Any) -> None:
-    """Raise a UserError for settings of the two tasks that contradict each other."""
     if settings.mixup and settings.tasks not in ("view", None):
         raise UserError(
             "--mixup mixes crops, but a region of a mixed crop has no single match: give --tasks view, or remove "
@@ -57,12 +56,7 @@ def _check_tasks(settings: Any) -> None:
 
 
 def _judge_collapse(settings: Any, rows: Sequence[Row], scale: HealthScale, patience: int | None) -> Verdict | None:
-    limits: Any = {
-        "batch": scale.batch,
-        "grace_steps": scale.grace_steps,
-        "patience": PATIENCE if patience is None else patience,
-    }
-    return find_collapse(rows, settings.out_dim, scale.feature_dim, **limits)
+    return find_collapse(rows, settings.out_dim, scale.feature_dim, **scale.limits(patience))
 
 
 def settings_after_collapse(settings: Any, kind: str) -> dict[str, float]:

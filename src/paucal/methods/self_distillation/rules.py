@@ -1,15 +1,13 @@
 """Rules that choose the settings of self-distillation, as in EsViT (sections 4 and A) where possible."""
 
 import math
-from collections.abc import Sequence
 
 from paucal.data.sampler import steps_per_epoch
 from paucal.recipes.esvit import RECIPES
 from paucal.recipes.recipe import recipe_learning_rate
-from paucal.rules.backbone import backbone_shape
 from paucal.rules.crops import PAPER_REASON
 from paucal.rules.facts import DataAndMachine
-from paucal.rules.resolve import Choice
+from paucal.rules.resolve import Choice, Shape
 from paucal.wording import counted
 
 # The student's drop path rates in EsViT's code, by prefix of the model's name; timm's ViTs get the rate of DeiT.
@@ -22,13 +20,9 @@ NARROW_CHANNELS = 256  # a backbone with fewer channels counts as small
 LONG_RUN_EPOCHS = 100  # a run of at least this number of epochs uses the published settings
 MANY_IMAGES = 100_000  # with at least this many images, the published heads are used unchanged
 MIN_MOMENTUM = 0.98  # minimum momentum of the teacher; with a lower momentum, small runs collapsed
-ModelArguments = Sequence[str] | None
-ImageSize = Sequence[int] | None
 
 
-def lr(
-    recipe: str | None, model: str | None, model_args: ModelArguments, img_size: ImageSize, effective_batch: int
-) -> Choice:
+def lr(recipe: str | None, model: str | None, shape: Shape, effective_batch: int) -> Choice:
     """Choose the paper's learning rate, scaled with the batch size.
 
     The scaling is linear for batches of at least `PAPER_BATCH` images; smaller batches use the square root of the size.
@@ -38,7 +32,7 @@ def lr(
         return published
     if effective_batch >= PAPER_BATCH:
         return round(5e-4 * effective_batch / 256, 8), f"EsViT's 5e-4 for 256 images, here {effective_batch}"
-    is_narrow = backbone_shape(model, model_args, img_size).dim < NARROW_CHANNELS
+    is_narrow = shape().dim < NARROW_CHANNELS
     anchor, source = (64, "tried for small backbones") if is_narrow else (PAPER_BATCH, "EsViT's")
     rate = round(1e-3 * math.sqrt(effective_batch / anchor), 8)
     return rate, f"1e-3 at batch {anchor} ({source}), times sqrt({effective_batch}/{anchor})"
@@ -81,17 +75,17 @@ def out_dim(facts: DataAndMachine) -> Choice:
     return n_prototypes, f"{facts.n_train} images: about one for 4 of them, at most EsViT's {PAPER_PROTOTYPES}"
 
 
-def hidden_dim(model: str | None, model_args: ModelArguments, img_size: ImageSize) -> Choice:
+def hidden_dim(shape: Shape) -> Choice:
     """Choose the paper's width of the MLP, or four times the channels of a narrow backbone."""
-    dim = backbone_shape(model, model_args, img_size).dim
+    dim = shape().dim
     if 4 * dim >= 2048:
         return 2048, PAPER_REASON
     return 4 * dim, f"four times the {dim} channels of the backbone"
 
 
-def bottleneck_dim(model: str | None, model_args: ModelArguments, img_size: ImageSize) -> Choice:
+def bottleneck_dim(shape: Shape) -> Choice:
     """Choose the paper's width of the vectors, or the number of channels of a narrow backbone."""
-    dim = backbone_shape(model, model_args, img_size).dim
+    dim = shape().dim
     return min(256, dim), PAPER_REASON if dim >= 256 else f"the {dim} channels of the backbone"
 
 
@@ -124,9 +118,8 @@ def momentum(facts: DataAndMachine, epochs: int | None, effective_batch: int) ->
     for_short_run = max(MIN_MOMENTUM, 1 - 20 / max(steps, 20))
     if for_short_run < scaled:
         averaged = round(1 / (1 - for_short_run))
-        return round(
-            for_short_run, 6
-        ), f"a run of {counted(steps, 'step')}: the teacher averages over {averaged} of them"
+        reason = f"a run of {counted(steps, 'step')}: the teacher averages over {averaged} of them"
+        return round(for_short_run, 6), reason
     reason = (
         f"EsViT's {PAPER_MOMENTUM} at batch {PAPER_BATCH}, "
         f"adjusted so that at batch {effective_batch} the teacher averages over as many images"
