@@ -161,6 +161,15 @@ def build_settings(values: Namespace, settings_type: type[S]) -> S:
     return settings_type(**{name: getattr(values, name) for name in names})
 
 
+def parse_with_settings(
+    parser: CommandParser, settings_type: type[S], argv: Sequence[str], skip: Sequence[str] = ()
+) -> tuple[Namespace, S]:
+    """Add a flag for each setting that is not in `skip`, and parse; return all values, and the settings."""
+    add_settings(parser, settings_type, skip)
+    values, _ = parse_arguments(parser, argv)
+    return values, build_settings(values, settings_type)
+
+
 def parse_run_arguments(
     verb: str, description: str, settings: type, argv: Sequence[str]
 ) -> tuple[Namespace, dict[str, str], dict[str, Any]]:

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Sequence
 
-from paucal.cli.arguments import CommandParser, add_settings, build_settings, parse_arguments
+from paucal.cli.arguments import CommandParser, parse_with_settings
 from paucal.settings.groups import LABELLED_DATA_HELP
 from paucal.verbs.check.settings import CheckSettings
 
@@ -20,13 +20,11 @@ def run(argv: Sequence[str]) -> int:
     parser.add_argument(
         "data", nargs="?", default="digits", help=f"images: {LABELLED_DATA_HELP}; images with masks, or with boxes"
     )
-    add_settings(parser, CheckSettings, skip=["data"])
-    values, _ = parse_arguments(parser, argv)
+    _, settings = parse_with_settings(parser, CheckSettings, argv, skip=["data"])
     from paucal.runner.console import Console
     from paucal.runner.plain_console import PlainConsole
     from paucal.verbs.check.launch import check_set, show
 
-    settings = build_settings(values, CheckSettings)
     as_json = settings.format == "json"
     console = Console(PlainConsole(stderr=as_json))
     result = check_set(settings, console)

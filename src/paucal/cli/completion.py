@@ -71,7 +71,6 @@ def build_completion_parser() -> argparse.ArgumentParser:
 
 
 def _capture_parser(verb: str) -> CommandParser:
-    """Return the parser that a command builds when it is run."""
     with capturing_parsers():
         try:
             importlib.import_module(f"paucal.cli.{verb}").run([])

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from paucal.cli.arguments import CommandParser, add_settings, build_settings, parse_arguments
+from paucal.cli.arguments import CommandParser, parse_with_settings
 from paucal.settings.groups import LABELLED_DATA_HELP
 from paucal.verbs.convert.settings import ConvertSettings
 
@@ -17,10 +17,9 @@ def run(argv: Sequence[str]) -> int:
     parser = CommandParser("convert", DESCRIPTION)
     parser.add_argument("data", help=f"images: {LABELLED_DATA_HELP}; images with masks, or with boxes")
     parser.add_argument("output", help="new or empty folder for the images and their labels")
-    add_settings(parser, ConvertSettings, skip=["data", "output"])
-    values, _ = parse_arguments(parser, argv)
+    _, settings = parse_with_settings(parser, ConvertSettings, argv, skip=["data", "output"])
     from paucal.runner.console import Console
     from paucal.verbs.convert.launch import convert_set
 
-    convert_set(build_settings(values, ConvertSettings), Console())
+    convert_set(settings, Console())
     return 0

@@ -4,7 +4,6 @@ from collections.abc import Sequence
 
 from paucal.cli.arguments import parse_run_arguments
 from paucal.cli.elsewhere import run_elsewhere
-from paucal.runner.clock import command_start
 from paucal.tasks.detection.settings import DetectSettings
 
 DESCRIPTION = """Train a detector on images with boxes and evaluate it on images that it has not seen.
@@ -21,4 +20,4 @@ def run(argv: Sequence[str]) -> int:
     from paucal.cli.job import run_job
     from paucal.tasks.detection.job import DetectionJob
 
-    return run_job(DetectionJob(), DetectSettings, parsed, command_start())
+    return run_job(DetectionJob(), parsed)

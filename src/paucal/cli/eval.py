@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from paucal.cli.arguments import CommandParser, add_settings, build_settings, parse_arguments
+from paucal.cli.arguments import CommandParser, parse_with_settings
 from paucal.settings.groups import LABELLED_DATA_HELP
 from paucal.verbs.eval.settings import EvalSettings
 
@@ -19,10 +19,9 @@ def run(argv: Sequence[str]) -> int:
     parser = CommandParser("eval", DESCRIPTION)
     parser.add_argument("run", metavar="MODEL", help="run folder; with --protocol also a weights file or timm model")
     parser.add_argument("sources", nargs="*", metavar="DATA", help=f"labelled images: {LABELLED_DATA_HELP}")
-    add_settings(parser, EvalSettings, skip=["data"])
-    values, _ = parse_arguments(parser, argv)
+    values, settings = parse_with_settings(parser, EvalSettings, argv, skip=["data"])
     from paucal.runner.console import Console
     from paucal.verbs.eval.launch import evaluate_model
 
-    evaluate_model(values.run, values.sources, build_settings(values, EvalSettings), Console())
+    evaluate_model(values.run, values.sources, settings, Console())
     return 0

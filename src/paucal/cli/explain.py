@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from paucal.cli.arguments import CommandParser, add_settings, build_settings, parse_arguments
+from paucal.cli.arguments import CommandParser, parse_with_settings
 from paucal.verbs.explain.settings import ExplainSettings
 
 DESCRIPTION = """Draw the attention of a trained model, attributions of its predictions, and its features.
@@ -16,10 +16,9 @@ def run(argv: Sequence[str]) -> int:
     parser = CommandParser("explain", DESCRIPTION)
     parser.add_argument("model", help="run folder, or a timm model with published weights")
     parser.add_argument("images", nargs="+", help="images, folders or patterns")
-    add_settings(parser, ExplainSettings)
-    values, _ = parse_arguments(parser, argv)
+    values, settings = parse_with_settings(parser, ExplainSettings, argv)
     from paucal.runner.console import Console
     from paucal.verbs.explain.launch import explain_all
 
-    explain_all(values.model, values.images, build_settings(values, ExplainSettings), Console())
+    explain_all(values.model, values.images, settings, Console())
     return 0

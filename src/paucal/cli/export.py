@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from paucal.cli.arguments import CommandParser, add_settings, build_settings, parse_arguments
+from paucal.cli.arguments import CommandParser, parse_with_settings
 from paucal.verbs.export.settings import ExportSettings
 
 DESCRIPTION = """Write the model of a run for other programs: weights that timm and the Hugging Face hub read, a
@@ -14,10 +14,9 @@ def run(argv: Sequence[str]) -> int:
     """Run the command and return the exit code."""
     parser = CommandParser("export", DESCRIPTION)
     parser.add_argument("run", help="run folder")
-    add_settings(parser, ExportSettings)
-    values, _ = parse_arguments(parser, argv)
+    values, settings = parse_with_settings(parser, ExportSettings, argv)
     from paucal.runner.console import Console
     from paucal.verbs.export.launch import export_all
 
-    export_all(values.run, build_settings(values, ExportSettings), Console())
+    export_all(values.run, settings, Console())
     return 0

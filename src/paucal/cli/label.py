@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from paucal.cli.arguments import CommandParser, add_settings, build_settings, parse_arguments
+from paucal.cli.arguments import CommandParser, parse_with_settings
 from paucal.settings.groups import LABELLED_DATA_HELP
 from paucal.verbs.label.settings import LabelSettings
 
@@ -16,10 +16,9 @@ def run(argv: Sequence[str]) -> int:
     """Run the command and return the exit code."""
     parser = CommandParser("label", DESCRIPTION)
     parser.add_argument("data", help=f"images: {LABELLED_DATA_HELP}")
-    add_settings(parser, LabelSettings, skip=["data"])
-    values, _ = parse_arguments(parser, argv)
+    _, settings = parse_with_settings(parser, LabelSettings, argv, skip=["data"])
     from paucal.runner.console import Console
     from paucal.verbs.label.launch import label_set
 
-    label_set(build_settings(values, LabelSettings), Console())
+    label_set(settings, Console())
     return 0

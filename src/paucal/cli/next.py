@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from paucal.cli.arguments import CommandParser, add_settings, build_settings, parse_arguments
+from paucal.cli.arguments import CommandParser, parse_with_settings
 from paucal.verbs.next.settings import NextSettings
 
 DESCRIPTION = """Choose the unlabelled images that are worth labelling next.
@@ -17,10 +17,9 @@ def run(argv: Sequence[str]) -> int:
     parser = CommandParser("next", DESCRIPTION)
     parser.add_argument("run", help="run folder of 'paucal train', 'detect' or 'segment'")
     parser.add_argument("data", help="unlabelled images: a folder, table, archive, Parquet file, ...")
-    add_settings(parser, NextSettings, skip=["data"])
-    values, _ = parse_arguments(parser, argv)
+    values, settings = parse_with_settings(parser, NextSettings, argv, skip=["data"])
     from paucal.runner.console import Console
     from paucal.verbs.next.launch import choose_next
 
-    choose_next(values.run, build_settings(values, NextSettings), Console())
+    choose_next(values.run, settings, Console())
     return 0

@@ -19,4 +19,4 @@ def run(argv: Sequence[str]) -> int:
     from paucal.cli.job import run_job
     from paucal.tasks.pretraining.job import PretrainingJob
 
-    return run_job(PretrainingJob(), PretrainSettings, parsed)
+    return run_job(PretrainingJob(), parsed)

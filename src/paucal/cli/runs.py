@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from paucal.cli.arguments import CommandParser, add_settings, build_settings, parse_arguments
+from paucal.cli.arguments import CommandParser, parse_arguments, parse_with_settings
 from paucal.reading import expand_user_path
 from paucal.types import UserError
 from paucal.verbs.runs.settings import RunsSettings
@@ -26,18 +26,16 @@ def run(argv: Sequence[str]) -> int:
         return _fetch_run(argv[1:])
     parser = CommandParser("runs", DESCRIPTION)
     parser.add_argument("folder", nargs="?", default="runs", help="folder of the runs")
-    add_settings(parser, RunsSettings)
-    values, _ = parse_arguments(parser, _join_sort_flag(argv))
+    values, settings = parse_with_settings(parser, RunsSettings, _join_sort_flag(argv))
     from paucal.runner.console import Console
     from paucal.verbs.runs.launch import list_selected_runs, show
 
-    settings, folder = build_settings(values, RunsSettings), Path(values.folder)
+    folder = Path(values.folder)
     show(list_selected_runs(folder, settings), folder, settings, Console())
     return 0
 
 
 def _fetch_run(argv: Sequence[str]) -> int:
-    """Copy a run from a URL to a new folder, and return the exit code."""
     parser = CommandParser("runs fetch", FETCH_DESCRIPTION)
     parser.add_argument("url", help="URL of the run, as given to --output")
     parser.add_argument("folder", help="new folder")

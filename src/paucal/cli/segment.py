@@ -4,7 +4,6 @@ from collections.abc import Sequence
 
 from paucal.cli.arguments import parse_run_arguments
 from paucal.cli.elsewhere import run_elsewhere
-from paucal.runner.clock import command_start
 from paucal.tasks.segmentation.settings import SegmentSettings
 
 DESCRIPTION = """Train a network that classifies every pixel, and evaluate the network on held-out test images.
@@ -20,4 +19,4 @@ def run(argv: Sequence[str]) -> int:
     from paucal.cli.job import run_job
     from paucal.tasks.segmentation.job import SegmentationJob
 
-    return run_job(SegmentationJob(), SegmentSettings, parsed, command_start())
+    return run_job(SegmentationJob(), parsed)

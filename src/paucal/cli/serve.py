@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from paucal.cli.arguments import CommandParser, add_settings, build_settings, parse_arguments
+from paucal.cli.arguments import CommandParser, parse_with_settings
 from paucal.verbs.serve.settings import ServeSettings
 
 DESCRIPTION = """Open a page in your browser to try a model: drop an image and see its classes with calibrated
@@ -15,10 +15,9 @@ def run(argv: Sequence[str]) -> int:
     """Run the command and return the exit code."""
     parser = CommandParser("serve", DESCRIPTION)
     parser.add_argument("run", nargs="?", help="run folder, exported folder, or .onnx file; not needed with --classes")
-    add_settings(parser, ServeSettings)
-    values, _ = parse_arguments(parser, argv)
+    values, settings = parse_with_settings(parser, ServeSettings, argv)
     from paucal.runner.console import Console
     from paucal.verbs.serve.launch import serve
 
-    serve(getattr(values, "run", None), build_settings(values, ServeSettings), Console())
+    serve(getattr(values, "run", None), settings, Console())
     return 0

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from paucal.cli.arguments import CommandParser, add_settings, build_settings, parse_arguments
+from paucal.cli.arguments import CommandParser, parse_with_settings
 from paucal.settings.groups import LABELLED_DATA_HELP
 from paucal.verbs.shard.settings import ShardSettings
 
@@ -18,10 +18,9 @@ def run(argv: Sequence[str]) -> int:
     parser = CommandParser("shard", DESCRIPTION)
     parser.add_argument("data", help=f"images: {LABELLED_DATA_HELP}")
     parser.add_argument("output", help="new or empty folder for the shards, or a URL such as s3://bucket/set")
-    add_settings(parser, ShardSettings, skip=["data", "output"])
-    values, _ = parse_arguments(parser, argv)
+    _, settings = parse_with_settings(parser, ShardSettings, argv, skip=["data", "output"])
     from paucal.runner.console import Console
     from paucal.verbs.shard.launch import shard_set
 
-    shard_set(build_settings(values, ShardSettings), Console())
+    shard_set(settings, Console())
     return 0

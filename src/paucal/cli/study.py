@@ -57,7 +57,6 @@ def _list_studies(extra_word: str | None) -> int:
 
 
 def _show_study(name: str | None) -> int:
-    """Print the published numbers of a study, and return the exit code."""
     if name is None:
         raise UserError("'paucal study show' needs the NAME of a study: 'paucal study list' lists all studies.")
     from paucal.studies.listing import show

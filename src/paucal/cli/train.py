@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from paucal.cli.arguments import parse_run_arguments
 from paucal.cli.elsewhere import run_elsewhere
 from paucal.methods.training_settings import TrainSettings
-from paucal.runner.clock import command_start
 
 DESCRIPTION = """Train a classifier on a folder of images and evaluate the classifier on held-out test images.
 Settings that you do not give are chosen from the data, and printed with the reason.
@@ -28,4 +27,4 @@ def run(argv: Sequence[str]) -> int:
         result = train_folds(TrainSettings(**changes), given, Console())
         return 130 if isinstance(result, Stopped) else 0
     job = select_job(read_target(values.resume) if "resume" in given else changes.get("target"))
-    return run_job(job, TrainSettings, parsed, command_start())
+    return run_job(job, parsed)
