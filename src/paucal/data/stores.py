@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -157,27 +157,6 @@ class EncodedStore(ABC):
     def check(self, index: int) -> None:
         """Decode the image as cheaply as possible and raise if that fails."""
         check_image(self.source(index), self.name(index))
-
-
-class ReopenedStore(ABC):
-    """A store with open files; a process that unpickles the store opens the files again.
-
-    Attributes:
-        pickled_attributes: Names of the attributes that are pickled.
-    """
-
-    pickled_attributes: ClassVar[tuple[str, ...]] = ()
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {name: self.__dict__[name] for name in self.pickled_attributes}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update(state)
-        self._init_transient_state()
-
-    @abstractmethod
-    def _init_transient_state(self) -> None:
-        """Initialise the attributes that are not pickled; no file is open yet."""
 
 
 class FileStore(EncodedStore):

@@ -2,6 +2,7 @@
 
 import bisect
 import itertools
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, overload
 
@@ -14,7 +15,27 @@ _CHUNK_STRINGS = 4096  # strings that are converted to `str` at a time during it
 _ARROW_TYPE = pa.large_binary()  # bytes, because file names need not be valid UTF-8
 
 
-class StringArray(Sequence[str]):
+class _Strings(Sequence[str], ABC):
+    """Strings of which `take` returns many at once; a slice does the same."""
+
+    @abstractmethod
+    def take(self, indices: NDArray[np.int64]) -> Any:
+        """Return the strings at some positions, in the order of the positions."""
+
+    @abstractmethod
+    def _string(self, position: int) -> str: ...
+
+    @overload
+    def __getitem__(self, index: int) -> str: ...
+    @overload
+    def __getitem__(self, index: slice) -> Any: ...
+    def __getitem__(self, index: int | slice) -> Any:
+        if isinstance(index, slice):
+            return self.take(np.arange(*index.indices(len(self))))
+        return self._string(range(len(self))[index])
+
+
+class StringArray(_Strings):
     """Immutable strings in an Arrow array.
 
     Args:
@@ -64,14 +85,8 @@ class StringArray(Sequence[str]):
     def __len__(self) -> int:
         return len(self._values)
 
-    @overload
-    def __getitem__(self, index: int) -> str: ...
-    @overload
-    def __getitem__(self, index: slice) -> "StringArray": ...
-    def __getitem__(self, index: int | slice) -> "str | StringArray":
-        if isinstance(index, slice):
-            return self.take(np.arange(*index.indices(len(self))))
-        return _decode(self._values[int(index)].as_py())
+    def _string(self, position: int) -> str:
+        return _decode(self._values[position].as_py())
 
     def __iter__(self) -> Iterator[str]:
         return (_decode(value) for batch in self._batches() for value in batch)
@@ -92,7 +107,7 @@ class StringArray(Sequence[str]):
         return (self._values.slice(first, _CHUNK_STRINGS).to_pylist() for first in range(0, len(self), _CHUNK_STRINGS))
 
 
-class GroupedStrings(Sequence[str]):
+class GroupedStrings(_Strings):
     """Strings "group/name", such as "1.tar/cat.jpg" for an image in a shard; names are read when they are needed.
 
     Args:
@@ -114,14 +129,7 @@ class GroupedStrings(Sequence[str]):
     def __len__(self) -> int:
         return self._ends[-1]
 
-    @overload
-    def __getitem__(self, index: int) -> str: ...
-    @overload
-    def __getitem__(self, index: slice) -> StringArray: ...
-    def __getitem__(self, index: int | slice) -> "str | StringArray":
-        if isinstance(index, slice):
-            return self.take(np.arange(*index.indices(len(self))))
-        position = range(len(self))[index]
+    def _string(self, position: int) -> str:
         number = bisect.bisect_right(self._ends, position)
         return f"{self._groups[number]}/{self._read(number)[position - self._ends[number] + self._counts[number]]}"
 
@@ -153,7 +161,7 @@ class GroupedStrings(Sequence[str]):
         return np.concatenate([self._ends[n] - self._counts[n] + self._read(n).order() for n in nonempty])
 
 
-class RepeatedStrings(Sequence[str]):
+class RepeatedStrings(_Strings):
     """Many strings with a few different values, such as "train" or "test" for each image.
 
     Example:
@@ -186,14 +194,8 @@ class RepeatedStrings(Sequence[str]):
     def __len__(self) -> int:
         return len(self._codes)
 
-    @overload
-    def __getitem__(self, index: int) -> str: ...
-    @overload
-    def __getitem__(self, index: slice) -> "RepeatedStrings": ...
-    def __getitem__(self, index: int | slice) -> "str | RepeatedStrings":
-        if isinstance(index, slice):
-            return RepeatedStrings(self._words, self._codes[index])
-        return self._words[self._codes[index]]
+    def _string(self, position: int) -> str:
+        return self._words[self._codes[position]]
 
     def __iter__(self) -> Iterator[str]:
         return map(self._words.__getitem__, self._codes)  # without a list of all codes, which would be large
@@ -208,7 +210,7 @@ class RepeatedStrings(Sequence[str]):
 
 def take_strings(strings: Sequence[str], indices: NDArray[np.int64]) -> Sequence[str]:
     """Return the strings at some positions, in the order of the positions, as the same kind of sequence."""
-    if isinstance(strings, StringArray | GroupedStrings | RepeatedStrings):
+    if isinstance(strings, _Strings):
         return strings.take(indices)
     positions: list[int] = np.asarray(indices).tolist()
     return [strings[position] for position in positions]

@@ -20,7 +20,6 @@ from paucal.data.decode import UnreadableImage
 from paucal.data.named import layouts
 from paucal.data.named.layouts import PortionImages, images_of_array, images_of_files
 from paucal.data.named.table import Portion
-from paucal.data.stores import ReopenedStore
 
 DIGITS = "0123456789"
 BACKGROUND = "BACKGROUND_Google"  # Caltech-101's folder of unrelated images
@@ -142,7 +141,7 @@ def _open_hdf5(file: Path, name: str) -> Any:
     return array
 
 
-class Hdf5Store(ReopenedStore):
+class Hdf5Store:
     """Images in an (N, H, W, 3) uint8 array in an HDF5 file.
 
     Every process that the store is sent to opens the file again. Only one thread can read at a time.
@@ -152,17 +151,20 @@ class Hdf5Store(ReopenedStore):
         OSError: The file cannot be read.
     """
 
-    pickled_attributes = ("_file", "_name", "_shape")
-
     def __init__(self, file: Path, name: str) -> None:
         self._file, self._name = file, name
-        self._init_transient_state()
+        self._opened: Any = None
+        self._process_id = 0
+        self._lock = threading.Lock()
         self._shape = self._array().shape
         if len(self._shape) != 4 or self._shape[3] != 3 or self._array().dtype != np.uint8:
             raise ValueError(
                 f"{file.name} has values of type {self._array().dtype} and shape {self._shape}, expected uint8 and "
                 "(N, H, W, 3)"
             )
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Hdf5Store, (self._file, self._name)
 
     def __len__(self) -> int:
         return self._shape[0]
@@ -183,11 +185,6 @@ class Hdf5Store(ReopenedStore):
     def check(self, index: int) -> None:
         """Read an image; raise `UnreadableImage` if the image is damaged."""
         self.read(index)
-
-    def _init_transient_state(self) -> None:
-        self._opened: Any = None
-        self._process_id = 0
-        self._lock = threading.Lock()
 
     def _array(self) -> Any:
         # A forked worker must not use the file handle of its parent, which may be in the middle of a read.

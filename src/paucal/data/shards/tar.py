@@ -11,6 +11,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,7 +23,7 @@ from paucal.data.shards.stored_arrays import OpenFile
 from paucal.data.sources.archive import MAX_ENTRIES, MAX_IMAGE_BYTES, checked_name, require_end_of_archive
 from paucal.data.sources.folder import is_ignored
 from paucal.data.sources.suffixes import IMAGE_SUFFIXES
-from paucal.data.stores import EncodedStore, ReopenedStore, Stamp
+from paucal.data.stores import EncodedStore, Stamp
 from paucal.data.string_arrays import StringArray
 from paucal.reading import parse_json
 from paucal.types import UserError
@@ -200,21 +201,20 @@ def _number_labels(values: Sequence[str | None], names: Sequence[str]) -> tuple[
     return classes, np.asarray(labels, dtype=np.int32)
 
 
-class TarStore(ReopenedStore, EncodedStore):
+class TarStore(EncodedStore):
     """Images in tar shards.
 
-    Shards stay open for a minute, since opening a file takes as long as decoding a small image.
+    Shards stay open for a minute, since opening a file takes as long as decoding a small image. A process that
+    unpickles the store opens them again.
     """
-
-    pickled_attributes = ("_folder", "_index", "_keys")
 
     def __init__(self, folder: ShardFolder, index: ShardIndex, keys: Sequence[str]) -> None:
         self._folder, self._index, self._keys = folder, index, keys
-        self._init_transient_state()
-
-    def _init_transient_state(self) -> None:
         # Open file and time of opening of each open shard, by the number of the shard, in the order of opening.
         self._open: dict[int, tuple[OpenFile, float]] = {}
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return TarStore, (self._folder, self._index, self._keys)
 
     def __len__(self) -> int:
         return len(self._index)

@@ -16,14 +16,14 @@ from contextlib import suppress
 from dataclasses import replace
 from itertools import compress
 from pathlib import Path, PureWindowsPath
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from paucal.data.decode import UnreadableImage
 from paucal.data.images import ImageSet
 from paucal.data.sources.folder import ImageContainer, is_ignored, open_container
 from paucal.data.sources.suffixes import IMAGE_SUFFIXES
 from paucal.data.splits.part_names import PART_BY_WORD
-from paucal.data.stores import EncodedStore, ReopenedStore
+from paucal.data.stores import EncodedStore
 from paucal.reading import require_regular
 from paucal.types import UserError
 from paucal.wording import counted, was_or_were
@@ -52,14 +52,17 @@ class _Entry(NamedTuple):
     zip_name: str = ""
 
 
-class ArchiveStore(ReopenedStore, EncodedStore):
-    """Images in a zip or tar file, which are read when needed."""
-
-    pickled_attributes = ("_file", "_entries", "_zipped")
+class ArchiveStore(EncodedStore):
+    """Images in a zip or tar file, which are read when needed; a process that unpickles the store opens the file."""
 
     def __init__(self, file: Path, entries: list[_Entry]) -> None:
         self._file, self._entries, self._zipped = file, entries, file.suffix.lower() == ".zip"
-        self._init_transient_state()
+        self._archive: zipfile.ZipFile | None = None
+        self._process_id = 0
+        self._lock = threading.Lock()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return ArchiveStore, (self._file, self._entries)
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -95,11 +98,6 @@ class ArchiveStore(ReopenedStore, EncodedStore):
         with self._file.open("rb") as file:
             file.seek(entry.offset)
             return file.read(entry.size)
-
-    def _init_transient_state(self) -> None:
-        self._archive: zipfile.ZipFile | None = None
-        self._process_id = 0
-        self._lock = threading.Lock()
 
 
 def is_archive(file: Path) -> bool:

@@ -17,7 +17,7 @@ from paucal.data.shards.folders import RemoteShardFolder, ShardFolder
 from paucal.data.shards.index import DamagedShard, Shard
 from paucal.data.shards.requests import retry
 from paucal.data.shards.stream import WINDOW_BYTES, is_streamed
-from paucal.data.stores import EncodedStore, ReopenedStore, Stamp
+from paucal.data.stores import EncodedStore, Stamp
 from paucal.types import UserError
 from paucal.wording import first_line
 
@@ -123,8 +123,10 @@ def row_groups(file: pq.ParquetFile) -> list[int]:
     return [file.metadata.row_group(group).num_rows for group in range(file.metadata.num_row_groups)]
 
 
-class RowStore(ReopenedStore, EncodedStore):
+class RowStore(EncodedStore):
     """Encoded images in the rows of Parquet or Arrow files; subclasses read the files.
+
+    A process that unpickles the store opens the files again.
 
     Args:
         folder: Local or remote folder of the files.
@@ -134,13 +136,14 @@ class RowStore(ReopenedStore, EncodedStore):
         keys: Keys of the N images.
     """
 
-    pickled_attributes = ("_folder", "_files", "_column", "_rows", "_keys")
-
     def __init__(
         self, folder: ShardFolder, files: Sequence[Shard], column: str, rows: NDArray[np.int64], keys: Sequence[str]
     ) -> None:
         self._folder, self._files, self._column, self._rows, self._keys = folder, files, column, rows, keys
-        self._init_transient_state()
+        self._lock = threading.Lock()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self._folder, self._files, self._column, self._rows, self._keys)
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -173,9 +176,6 @@ class RowStore(ReopenedStore, EncodedStore):
             raise UnreadableImage(f"image {self.name(index)} has no bytes in the column '{self._column}'")
         return value
 
-    def _init_transient_state(self) -> None:
-        self._lock = threading.Lock()
-
     @abstractmethod
     def _read_block(self, file: int, row: int) -> tuple[pa.Array | pa.ChunkedArray, int]:
         """Return the images that are read together with the image in a row, and the position of this image in them."""
@@ -184,8 +184,8 @@ class RowStore(ReopenedStore, EncodedStore):
 class ArrowStore(RowStore):
     """Rows of Arrow files that are mapped into memory."""
 
-    def _init_transient_state(self) -> None:
-        super()._init_transient_state()
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
         self._tables: dict[int, pa.ChunkedArray] = {}
 
     def _read_block(self, file: int, row: int) -> tuple[pa.ChunkedArray, int]:
@@ -203,8 +203,8 @@ class ParquetStore(RowStore):
     completely when one of its images is first needed.
     """
 
-    def _init_transient_state(self) -> None:
-        super()._init_transient_state()
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
         self._groups: OrderedDict[tuple[int, int], pa.Array] = OrderedDict()
         self._readers: OrderedDict[int, pq.ParquetFile] = OrderedDict()
         self._starts: dict[int, NDArray[np.int64]] = {}
