@@ -280,7 +280,6 @@ def decoding_errors(name: str) -> Iterator[None]:
 
 @lru_cache(maxsize=1)
 def _readable_formats() -> tuple[str, ...]:
-    """Return the formats of `_FORMATS` that the installed Pillow can read."""
     Image.init()
     try:
         from pillow_heif import register_heif_opener  # type: ignore[import-not-found]

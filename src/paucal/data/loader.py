@@ -110,12 +110,9 @@ def inference_batch_size(image_size: tuple[int, int], device: str, given: int | 
     """
     if given is not None:
         return given
-    height, width = image_size
-    return (
-        MAX_INFERENCE_BATCH
-        if device != "cpu"
-        else min(MAX_INFERENCE_BATCH, max(1, MAX_CPU_BATCH_PIXELS // (height * width)))
-    )
+    if device != "cpu":
+        return MAX_INFERENCE_BATCH
+    return min(MAX_INFERENCE_BATCH, max(1, MAX_CPU_BATCH_PIXELS // (image_size[0] * image_size[1])))
 
 
 def make_eval_loader(

@@ -21,10 +21,7 @@ _MAX_NAMES_SHOWN = 3  # largest number of images that a message names
 
 
 def verify_images(
-    image_set: ImageSet,
-    on_bad: OnBad = "refuse",
-    workers: int | None = None,
-    progress: ReportProgress | None = None,
+    image_set: ImageSet, on_bad: OnBad = "refuse", workers: int | None = None, progress: ReportProgress | None = None
 ) -> tuple[ImageSet, list[str]]:
     """Decode every image once, and refuse or skip unreadable images.
 

@@ -141,7 +141,6 @@ class RemoteShardFolder:
         return target
 
     def _copy(self, name: str, max_bytes: int, target: IO[bytes]) -> bool:
-        """Write the content of a file to `target`, and return whether the file exists."""
         files, root = self._storage()
         try:
             path = f"{root.rstrip('/')}/{checked_name(self.location, name)}"

@@ -225,7 +225,9 @@ def _index_shards(
     damaged: dict[str, str] = {}
     for number, file in enumerate(files):
         try:
-            rows[file] = index_tar(_local_path(folder, file), f"{folder.location}/{file.name}", label_field)
+            rows[file] = index_tar(folder.local_path(file), f"{folder.location}/{file.name}", label_field)
+        except UnreadableImage as problem:  # the shard cannot be downloaded
+            raise UserError(str(problem)) from None
         except DamagedShard as problem:
             if not options.skip_damaged:
                 raise
@@ -237,15 +239,7 @@ def _index_shards(
     return replace(index, notes=(*index.notes, *notes))
 
 
-def _local_path(folder: ShardFolder, shard: Shard) -> Path:
-    try:
-        return folder.local_path(shard)
-    except UnreadableImage as problem:
-        raise UserError(str(problem)) from None
-
-
 def _cache_path(shard_folder: ShardFolder, label_field: str, names: list[str], single_shard: str | None) -> Path | None:
-    """Return the path of the cached index of shards; None if there is no cache folder."""
     folder = usable_folder()
     identity = "\n".join([shard_folder.location, label_field, single_shard or "", *names])
     digest = hashlib.blake2b(identity.encode(errors="surrogateescape"), digest_size=16).hexdigest()
@@ -253,7 +247,6 @@ def _cache_path(shard_folder: ShardFolder, label_field: str, names: list[str], s
 
 
 def _class_names(folder: ShardFolder) -> list[str]:
-    """Return the class names in `classes.txt` beside the shards; an empty list if there is no such file."""
     content = folder.read_small_file(CLASSES_NAME, _MAX_CLASSES_BYTES)
     if content is None:
         return []

@@ -20,7 +20,7 @@ from paucal.data.decode import UnreadableImage
 from paucal.data.shards.folders import ShardFolder
 from paucal.data.shards.index import HEADER_BYTES, DamagedShard, Shard, ShardIndex, smallest_labels, spans_of
 from paucal.data.shards.stored_arrays import OpenFile
-from paucal.data.sources.archive import MAX_ENTRIES, MAX_IMAGE_BYTES, checked_name, require_end_of_archive
+from paucal.data.sources.archive import MAX_IMAGE_BYTES, checked_name, tar_members
 from paucal.data.sources.folder import is_ignored
 from paucal.data.sources.suffixes import IMAGE_SUFFIXES
 from paucal.data.stores import EncodedStore, Stamp
@@ -60,10 +60,7 @@ def index_tar(path: Path, shown_path: str, label_field: str = JSON_FIELD) -> Tar
     labels: dict[str, str] = {}
     try:
         with tarfile.open(path, "r:") as archive:
-            for number, member in enumerate(archive):
-                if number >= MAX_ENTRIES:
-                    raise UserError(f"{shown_path} has more than {MAX_ENTRIES:,} entries (the limit): split the file.")
-                archive.members.clear()  # type: ignore[attr-defined]  # otherwise every header stays in memory
+            for member in tar_members(archive, shown_path):
                 is_link = member.islnk() or member.issym()
                 if not (member.isreg() or is_link) or member.issparse():
                     continue
@@ -81,7 +78,6 @@ def index_tar(path: Path, shown_path: str, label_field: str = JSON_FIELD) -> Tar
                     label = _parse_label(text, ending, label_field, f"{member.name} in {shown_path}")
                     if label is not None and labels.setdefault(key, label) != label:
                         raise UserError(f"{shown_path} has two labels for the key {key!r}; keep one label.")
-            require_end_of_archive(archive)
     except (tarfile.TarError, OSError, EOFError, ValueError) as problem:
         raise DamagedShard(
             f"the shard {shown_path} cannot be read as a tar file ({problem}); download or create the shard again, or "
@@ -111,7 +107,6 @@ def sample_key(name: str) -> tuple[str, str]:
 
 
 def _add_image(images: dict[str, tarfile.TarInfo], key: str, member: tarfile.TarInfo, shown_path: str) -> None:
-    """Add an image to the dictionary `images`; raise a UserError if the key is repeated or the image is too large."""
     if key in images:
         raise UserError(
             f"{shown_path} has the key {key!r} twice ({images[key].name} and {member.name}); rename one of the two "

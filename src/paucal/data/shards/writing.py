@@ -233,7 +233,6 @@ class _TarWriter:
         self._archive: tarfile.TarFile | None = None
 
     def open(self, part: str) -> None:
-        """Open a new tar file for images of a split."""
         self._path, self._part = self._folder / _shard_name(part, self.shards, ".tar"), part
         self._archive = tarfile.open(self._path, "w", format=tarfile.USTAR_FORMAT)  # noqa: SIM115 (until `close`)
 
@@ -251,7 +250,6 @@ class _TarWriter:
         return self._archive.offset
 
     def close(self) -> None:
-        """Finish the open shard."""
         assert self._archive is not None
         self._archive.close()
         status = self._path.stat()
@@ -260,7 +258,6 @@ class _TarWriter:
         self._rows, self._names = [], []
 
     def build_index(self, classes: Sequence[str]) -> ShardIndex:
-        """Return the index of the finished shards."""
         table = np.concatenate([rows for rows, _ in self._tables])
         return ShardIndex(
             files=tuple(self.shards),
@@ -304,7 +301,6 @@ class _ParquetWriter:
         self._n_pending_bytes = self._size = 0
 
     def open(self, part: str) -> None:
-        """Open a new Parquet file for images of a split."""
         self._path, self._part = self._folder / _shard_name(part, self.shards, ".parquet"), part
         # Compression is off, since encoded images are already compressed.
         self._file = pq.ParquetWriter(self._path, self._schema, compression="none", use_dictionary=False)
@@ -314,23 +310,19 @@ class _ParquetWriter:
         """Add an image and its label; return the size in bytes of all images in the shard."""
         self._images.append({"bytes": member.content, "path": member.key.encode(errors="replace").decode()})
         self._labels.append(label)
-        self._n_pending_bytes, self._size = (
-            self._n_pending_bytes + len(member.content),
-            self._size + len(member.content),
-        )
+        self._n_pending_bytes += len(member.content)
+        self._size += len(member.content)
         if len(self._labels) >= _MAX_GROUP_IMAGES or self._n_pending_bytes >= _MAX_GROUP_BYTES:
             self._flush()
         return self._size
 
     def close(self) -> None:
-        """Finish the open shard."""
         assert self._file is not None
         self._flush()
         self._file.close()
         self.shards.append(Shard(self._path.name, self._path.stat().st_size, self._part))
 
     def _flush(self) -> None:
-        """Write the pending images and labels as one row group."""
         if not self._labels:
             return
         assert self._file is not None

@@ -12,6 +12,7 @@ import threading
 import zipfile
 import zlib
 from collections import Counter
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
 from itertools import compress
@@ -197,9 +198,7 @@ def _zip_name(entry: zipfile.ZipInfo) -> str:
 def _tar_entries(file: Path, links: list[str]) -> list[_Entry]:
     entries: dict[str, _Entry] = {}
     with tarfile.open(file, "r:") as archive:
-        for number, member in enumerate(archive):
-            _refuse_too_many_entries(file, number)
-            archive.members.clear()  # type: ignore[attr-defined]  # otherwise every header stays in memory
+        for member in tar_members(archive, file):
             if member.isreg() and not member.issparse():
                 name = checked_name(file, member.name)
                 # If a name occurs several times, its last entry counts.
@@ -209,12 +208,20 @@ def _tar_entries(file: Path, links: list[str]) -> list[_Entry]:
                 entries[name] = entries[member.linkname]._replace(name=name)
             elif member.issym() or member.islnk():
                 links.append(member.name)
-        require_end_of_archive(archive)
     return list(entries.values())
 
 
-def require_end_of_archive(archive: tarfile.TarFile) -> None:
-    """Raise a `ReadError` if a tar file does not end with a block of zeros, which `tarfile` does not check."""
+def tar_members(archive: tarfile.TarFile, file: Path | str) -> Iterator[tarfile.TarInfo]:
+    """Yield the members of a tar file.
+
+    Raises:
+        UserError: There are too many members; `file` is the path for the message.
+        ReadError: The file does not end with a block of zeros, which `tarfile` does not check.
+    """
+    for number, member in enumerate(archive, start=1):
+        _refuse_too_many_entries(file, number)
+        archive.members.clear()  # type: ignore[attr-defined]  # otherwise every header stays in memory
+        yield member
     assert archive.fileobj is not None
     archive.fileobj.seek(archive.offset)
     if archive.fileobj.read(tarfile.BLOCKSIZE) != tarfile.NUL * tarfile.BLOCKSIZE:
@@ -229,7 +236,7 @@ def checked_name(file: Path | str, name: str) -> str:
     return name
 
 
-def _refuse_too_many_entries(file: Path, count: int) -> None:
+def _refuse_too_many_entries(file: Path | str, count: int) -> None:
     if count > MAX_ENTRIES:
         raise UserError(f"{file} has more entries than the limit of {MAX_ENTRIES:,}.")
 
@@ -251,7 +258,6 @@ def shared_folder(names: list[str], depth: int) -> str:
 
 
 def _list_subfolders(keys: list[str], folder: str) -> list[str]:
-    """Return the sorted names of the folders in a folder of the archive, from the paths of all images."""
     prefix = f"{folder}/" if folder else ""
     relative_keys = (key.removeprefix(prefix) for key in keys if key.startswith(prefix))
     return sorted({key.partition("/")[0] for key in relative_keys if "/" in key})

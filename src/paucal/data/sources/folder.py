@@ -164,13 +164,7 @@ def _open_parts(
 
 
 def _refuse_empty_classes(root: Path, class_folders: list[str], classes_of_images: list[str]) -> None:
-    """Raise a UserError if no image of the set has the class that a class folder is named after.
-
-    Args:
-        root: Folder of the set.
-        class_folders: Paths of the class folders, relative to the root.
-        classes_of_images: Class of each image.
-    """
+    """Raise a UserError if no image has the class that a class folder (relative to `root`) is named after."""
     empty = sorted(folder for folder in class_folders if folder.rpartition("/")[2] not in classes_of_images)
     for folder in empty:
         others = (other for other in class_folders if other != folder)

@@ -150,7 +150,7 @@ def from_names(rows: Sequence[Sequence[str]], is_multi_label: bool, source: str)
     multi_hot = np.zeros((len(rows), len(classes)), dtype=np.int8)
     for index, row in enumerate(rows):
         multi_hot[index, [number[name] for name in row]] = 1
-    return _multi_labels(classes, multi_hot, source)
+    return multi_labels(classes, multi_hot, source)
 
 
 def indicator_columns(rows: Sequence[Sequence[str]], width: int, used: Collection[int | None]) -> tuple[int, ...]:
@@ -186,21 +186,26 @@ def from_columns(classes: tuple[str, ...], rows: Sequence[Sequence[str]]) -> Lab
     source = f"{len(classes)} columns of 1 and 0 ({join_first_few(classes)})"
     if (indicators != UNKNOWN).all() and (indicators.sum(1) == 1).all():
         return Labels(classes, indicators.argmax(1).astype(np.int64), notes=(f"one label per image, from {source}",))
-    return _multi_labels(classes, indicators, f"in {source}")
+    return multi_labels(classes, indicators, f"in {source}")
 
 
-def _multi_labels(classes: tuple[str, ...], multi_hot: NDArray[np.int8], source: str) -> Labels:
-    numbers = np.full(len(multi_hot), -1, dtype=np.int64)
-    return Labels(classes, numbers, multi_hot, multi_label_notes(multi_hot, source))
-
-
-def multi_label_notes(multi_hot: NDArray[np.int8], source: str) -> tuple[str, ...]:
-    """Return notes on the labels of a multi-label set.
+def multi_labels(
+    classes: tuple[str, ...], multi_hot: NDArray[np.int8], source: str, has_labels: NDArray[np.bool_] | None = None
+) -> Labels:
+    """Return the labels of a multi-label set, with notes on the labels.
 
     Args:
+        classes: K class names.
         multi_hot: (N, K) int8 of 1, 0 and -1 (unknown).
         source: Text on where the labels are in the table, list or file.
+        has_labels: (N,) whether an image has labels and counts in the notes; None if all images have labels.
     """
+    rows = multi_hot if has_labels is None else multi_hot[has_labels]
+    notes = _multi_label_notes(rows, source) if len(rows) else ()
+    return Labels(classes, np.full(len(multi_hot), -1, dtype=np.int64), multi_hot, notes)
+
+
+def _multi_label_notes(multi_hot: NDArray[np.int8], source: str) -> tuple[str, ...]:
     label_counts = (multi_hot == 1).sum(1)
     n_unlabelled, n_unknown = int((label_counts == 0).sum()), int((multi_hot == UNKNOWN).sum())
     notes = [f"images have several labels ({source}): {label_counts.mean():.2g} on average, up to {label_counts.max()}"]

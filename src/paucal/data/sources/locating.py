@@ -282,8 +282,12 @@ class FileFinder:
         return self._folders[path]
 
     def _names(self, folder: str) -> "_Names | None":
+        """Return the names in a folder; None if there is no permission to list the folder."""
         if folder not in self._names_in:
-            self._names_in[folder] = _list_folder(self.root / folder)
+            problems: list[OSError] = []
+            _, folders, files = next(os.walk(self.root / folder, onerror=problems.append), ("", [], []))
+            is_unlisted = any(isinstance(problem, PermissionError) for problem in problems)
+            self._names_in[folder] = None if is_unlisted else _Names(files, folders)
         return self._names_in[folder]
 
 
@@ -295,12 +299,10 @@ class _Names:
 
     @cached_property
     def files_by_key(self) -> dict[str, list[str]]:
-        """Names of the files, by `comparison_key`."""
         return _group_pairs((comparison_key(name), name) for name in sorted(self.files))
 
     @cached_property
     def images_by_stem(self) -> dict[str, list[str]]:
-        """Names of the images, by the `comparison_key` of the name without its suffix."""
         images = [name for name in sorted(self.files) if os.path.splitext(name)[1].lower() in IMAGE_SUFFIXES]
         return _group_pairs((comparison_key(os.path.splitext(name)[0]), name) for name in images)
 
@@ -318,27 +320,6 @@ def unescape(name: str) -> str:
         True
     """
     return _ESCAPED_BYTE.sub(lambda match: chr(0xDC00 + int(match[1], 16)), name) if "\\" in name else name
-
-
-def _list_folder(folder: Path) -> _Names | None:
-    """Return the names in a folder; None if there is no permission to list the folder."""
-    files, folders = [], []
-    try:
-        with os.scandir(folder) as entries:
-            for entry in entries:
-                (folders if _is_folder(entry) else files).append(entry.name)
-    except PermissionError:
-        return None
-    except OSError:
-        pass
-    return _Names(files, folders)
-
-
-def _is_folder(entry: os.DirEntry[str]) -> bool:
-    try:
-        return entry.is_dir()
-    except OSError:  # a broken link
-        return False
 
 
 def _group_pairs(pairs: Iterable[tuple[str, str]]) -> dict[str, list[str]]:

@@ -116,7 +116,6 @@ def open_images(  # noqa: PLR0913 (all arguments are optional)
 def _open_first(
     location: str | Path, kind: Literal["name", "address", "file", "folder"], options: SourceOptions
 ) -> Any:
-    """Open a location with the first source of this kind that recognises it; return None if no source does."""
     for source in SOURCES:
         if source.kind == kind and (recognised := source.recognise(location, options)):
             return source.open(location, recognised, options)
@@ -201,7 +200,6 @@ def _open_image(path: Path, _: Any, options: SourceOptions) -> ImageSet:
 
 
 def _open_tables_of(path: Path, _: Any, options: SourceOptions) -> ImageSet:
-    """Open the tables of a folder if the options name columns."""
     files = sorted(file for file in path.iterdir() if file.suffix.lower() in TABLE_SUFFIXES)
     tables = tables_of_set(files[0], options) if len(files) == 1 else find_tables(path, options)
     if not tables:
@@ -272,7 +270,6 @@ SOURCES = (
 
 
 def _suggest_names(path: Path) -> str:
-    """Return the end of the message on a missing path, with similar names of files or published data sets."""
     if not path.parent.is_dir():
         return f", nor does its folder {path.parent}; check the spelling."
     names = [entry.name for entry in path.parent.iterdir()]

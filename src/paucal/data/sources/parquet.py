@@ -125,7 +125,6 @@ def open_remote_parquet(files: Sequence[RowFile], options: SourceOptions) -> Ima
 
 
 def _open_files(files: list[RowFile], name: str, location: str, options: SourceOptions) -> ImageSet:
-    """Open Parquet or Arrow files, local or remote, as one set with this name and location."""
     files, notes_on_damage = _readable_files(files, location) if options.skip_damaged else (files, [])
     files, notes = _select_files_of_parts(files)
     notes += [*notes_on_damage, *_notes_on_missing_files(files)]
@@ -187,7 +186,6 @@ def _further_columns(files: Sequence[RowFile], columns: Columns, rows: NDArray[n
 
 
 def _readable_files(files: list[RowFile], location: str) -> tuple[list[RowFile], list[str]]:
-    """Return the files whose schema can be read, and a list with a note on damaged files, if there are any."""
     damaged: dict[str, str] = {}
     for file in files:
         try:
@@ -244,13 +242,7 @@ def _read_labels(files: Sequence[RowFile], columns: Columns) -> tuple[list[list[
 
 
 def _make_stream(files: Sequence[RowFile], groups: Sequence[list[int]], positions: NDArray[np.int64]) -> Stream | None:
-    """Return the stream of the images in the order of their row groups; None if the set is decoded before a run.
-
-    Args:
-        files: Files of the set.
-        groups: Numbers of rows in the row groups of each file.
-        positions: (N, 2) number of the file of each image, and number of the image's row in this file.
-    """
+    """Return the stream of the images in the order of their row groups; None if the set is decoded before a run."""
     n_bytes = sum(file.shard.size for file in files)
     is_remote = isinstance(files[0].folder, RemoteShardFolder)
     if files[0].is_arrow or not (is_remote or is_streamed(len(positions), n_bytes)):
@@ -264,7 +256,6 @@ def _make_stream(files: Sequence[RowFile], groups: Sequence[list[int]], position
 
 
 def _parts_of_files(files: Sequence[RowFile], labelled: bool) -> tuple[list[str], list[str]]:
-    """Return the split of each file, and notes for the user."""
     parts = ["" if len(files) == 1 else _part_of_file(file.shard.name) for file in files]
     if labelled or not {"train", "val", "test"} <= set(parts) or not _are_test_labels_hidden(files, parts):
         return parts, []
@@ -335,7 +326,6 @@ def open_hub(location: str, _: Any, options: SourceOptions) -> ImageSet:
 
 
 def _hub_files(location: str, download: bool) -> tuple[Path, list[Path]]:
-    """Return the local copy of a data set on the hub: its folder, and its Parquet files."""
     owner, name, *configuration = [*location.removeprefix(HUB_PREFIX).split("/", 2), "", ""][:3]
     if not all(map(_SAFE_HUB_NAME.fullmatch, (owner, name, configuration[0] or name))):
         raise UserError(

@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from paucal.data.images import UNKNOWN
-from paucal.data.sources.labels import ONE_LABEL, Labels, from_cells, is_missing, multi_label_notes
+from paucal.data.sources.labels import ONE_LABEL, Labels, from_cells, is_missing, multi_labels
 from paucal.data.sources.source import SourceOptions
 from paucal.types import NoLabelsError, UserError
 from paucal.wording import first_line
@@ -287,7 +287,6 @@ def _number_classes(
 
 
 def _from_lists(stored: Values, columns: Columns, shown_path: str) -> Labels:
-    """Return the labels of rows that have lists of labels or of indicators."""
     assert stored.lengths is not None
     values, lengths = stored.values, stored.lengths
     rows = np.repeat(np.arange(len(lengths)), np.maximum(lengths, 0))  # row of each value
@@ -298,7 +297,8 @@ def _from_lists(stored: Values, columns: Columns, shown_path: str) -> Labels:
         return Labels(classes, numbers)
     multi_hot = np.zeros((len(lengths), len(classes)), dtype=np.int8)
     multi_hot[rows[numbers >= 0], numbers[numbers >= 0]] = 1
-    return _multi_labels(classes, multi_hot, lengths, f"lists in the column '{columns.label}'")
+    multi_hot[lengths < 0] = UNKNOWN  # rows without a list
+    return multi_labels(classes, multi_hot, f"lists in the column '{columns.label}'", lengths >= 0)
 
 
 def _are_indicator_lists(values: NDArray[Any], lengths: NDArray[np.int64], rows: NDArray[np.int64]) -> bool:
@@ -315,7 +315,6 @@ def _are_indicator_lists(values: NDArray[Any], lengths: NDArray[np.int64], rows:
 def _from_indicators(
     values: NDArray[np.int64], lengths: NDArray[np.int64], columns: Columns, shown_path: str
 ) -> Labels:
-    """Return the labels of rows whose lists have a 1 or 0 for every class."""
     n_classes = int(lengths.max())
     if columns.classes and len(columns.classes) != n_classes:
         raise UserError(
@@ -326,12 +325,4 @@ def _from_indicators(
     multi_hot[lengths >= 0] = values.reshape(-1, n_classes)
     classes = columns.classes or tuple(str(index) for index in range(n_classes))
     source = f"lists of a 1 or 0 for every class in the column '{columns.label}'"
-    return _multi_labels(classes, multi_hot, lengths, source)
-
-
-def _multi_labels(
-    classes: tuple[str, ...], multi_hot: NDArray[np.int8], lengths: NDArray[np.int64], source: str
-) -> Labels:
-    multi_hot[lengths < 0] = UNKNOWN  # rows without a list
-    notes = multi_label_notes(multi_hot[lengths >= 0], source) if (lengths >= 0).any() else ()
-    return Labels(classes, np.full(len(lengths), -1, dtype=np.int64), multi_hot, notes)
+    return multi_labels(classes, multi_hot, source, lengths >= 0)

@@ -15,7 +15,6 @@ _HEIF = (".heic", ".heif", ".hif")  # suffixes that need the package pillow-heif
 
 
 def _readable_suffixes() -> tuple[str, ...]:
-    """Return the suffixes of the image files that the installed packages can read."""
     supported = {**features.modules, **features.codecs}
     in_pillow = [
         suffix for suffix, feature in _PILLOW_FEATURES.items() if feature in supported and features.check(feature)

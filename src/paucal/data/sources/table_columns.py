@@ -270,7 +270,6 @@ def _find_name_column(plain_names: Sequence[str], cells: Sequence[Sequence[str]]
 
 
 def _column_position(file: Path, names: Sequence[str], column: str, flag: str) -> int:
-    """Return the position of the column that the user chose with a flag; raise a UserError if the column is missing."""
     if column not in names:
         raise UserError(f"{flag}: {file} has no column {column!r}; its columns are {_quote_names(names)}.")
     return list(names).index(column)

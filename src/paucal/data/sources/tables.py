@@ -350,7 +350,6 @@ def _locate_rows(rows: Sequence[ListedImage], root: Path | None, boxes: str = ""
 
 
 def _conflict_error(key: str, first: ListedImage, second: ListedImage, boxes: str) -> UserError:
-    """Return the error for two rows of one image that have different labels or splits."""
     if boxes:
         return UserError(
             f"{second.file} has several rows for {key[:_MAX_SHOWN]!r}, and has columns of boxes ({boxes}): use paucal "
@@ -369,7 +368,6 @@ def _lines_text(first: ListedImage, second: ListedImage) -> str:
 
 
 def _image_set(files: Mapping[str, Path], located: _LocatedRows, labels: Labels, notes: Sequence[str]) -> ImageSet:
-    """Return the set of the images of all rows."""
     file = next(iter(files.values()))
     in_folders = len({path.parent for path in files.values()}) > 1  # each split has its own folder with a table
     name = part_name(file)

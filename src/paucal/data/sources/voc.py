@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from paucal.data.images import UNKNOWN, ImageSet
-from paucal.data.sources.labels import multi_label_notes
+from paucal.data.sources.labels import Labels, from_names, multi_labels
 from paucal.data.sources.locating import FileFinder, leads_out, plain_path
 from paucal.data.sources.suffixes import IMAGE_SUFFIXES
 from paucal.data.splits.part_names import PART_BY_WORD, TRAINVAL
@@ -64,26 +64,24 @@ def open_voc(root: Path, labelled: bool = True) -> ImageSet:
         problem = f"lack {missing[0]!r}, which is in the lists" if missing else "have no class in the lists"
         raise UserError(f"the images in {root / IMAGES} {problem}; restore the original files.")
     classes = tuple(sorted({name for image in kept_images for name in classes_of[image]})) if labelled else ()
-    number = {name: index for index, name in enumerate(classes)}
     keys = [f"{IMAGES}/{files[image]}" for image in kept_images]
-    rows = np.asarray(
-        [[_MULTI_HOT_OF_MARK[marks[image].get(name, -1)] for name in classes] for image in kept_images], dtype=np.int8
-    )
+    labels = Labels.none(len(kept_images))
     if is_multi_label:
-        numbers = [-1] * len(kept_images)
-        notes += multi_label_notes(rows, f"such as {max(kept_images, key=lambda image: len(classes_of[image]))!r}")
-    else:
-        numbers = [number[min(classes_of[image])] if labelled else -1 for image in kept_images]
+        example = max(kept_images, key=lambda image: len(classes_of[image]))
+        rows = [[_MULTI_HOT_OF_MARK[marks[image].get(name, -1)] for name in classes] for image in kept_images]
+        labels = multi_labels(classes, np.asarray(rows, dtype=np.int8), f"such as {example!r}")
+    elif labelled:
+        labels = from_names([sorted(classes_of[image]) for image in kept_images], False, "")
     return ImageSet(
         name=root.resolve().name,
         location=str(root.resolve()),
-        classes=classes,
+        classes=labels.classes,
         keys=keys,
-        labels=np.asarray(numbers, dtype=np.int64),
+        labels=labels.numbers,
         declared=[parts[image] for image in kept_images],
         store=FileStore(root.resolve(), keys),
-        notes=(f"read from the lists in {LISTS}", *notes),
-        multi_hot=rows if is_multi_label else None,
+        notes=(f"read from the lists in {LISTS}", *notes, *labels.notes),
+        multi_hot=labels.multi_hot,
     )
 
 
