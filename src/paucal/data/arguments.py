@@ -37,12 +37,7 @@ def list_sources(images: Any) -> list[str | ImageInMemory]:
 
 
 def path_text(path: Any, what: str) -> str:
-    """Return a path as text.
-
-    Args:
-        path: Path, or an object that converts to one, such as the result of `paucal.train`.
-        what: Subject of the error message, such as "the run".
-    """
+    """Return a path, or an object that converts to one, as text; `what` is the subject of the error message."""
     try:
         return os.fsdecode(path)
     except TypeError:

@@ -162,11 +162,7 @@ def are_measurements(names: Sequence[str], rare: float) -> bool:
     """Return whether class names look like measurements, as for regression.
 
     Names look like measurements if there are at least 8 names, all names are numbers, and either some numbers are not
-    integers or most classes have too few images.
-
-    Args:
-        names: Names of the classes.
-        rare: Fraction of the classes that have too few images to learn from, in [0, 1].
+    integers or most classes have too few images to learn from; `rare` is the fraction of these classes, in [0, 1].
     """
     are_numbers = len(names) >= _MIN_MEASUREMENTS and all(map(_NUMBER.fullmatch, names))
     return are_numbers and (rare > 0.5 or not all(map(_INTEGER.fullmatch, names)))
@@ -255,12 +251,7 @@ def _suggest_classes(name: str, classes: tuple[str, ...]) -> str:
 
 
 def numbered_names(lines: Sequence[str], place: str) -> list[str]:
-    """Return class names from lines in the order of the class numbers; refuse an empty line between names.
-
-    Args:
-        lines: Lines of the file, one class each; the first line is class 0.
-        place: Name of the file, for the error message.
-    """
+    """Return class names from lines, the first of class 0; refuse an empty line between names of the file `place`."""
     names = [line.strip() for line in lines]
     while names and not names[-1]:
         names.pop()

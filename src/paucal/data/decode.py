@@ -311,12 +311,7 @@ def exif_orientation(image: Image.Image) -> int:
 
 
 def ambiguity_note(names: Sequence[str], annotations: str) -> str:
-    """Return a note on images whose EXIF rotation may or may not apply to their annotations.
-
-    Args:
-        names: Names of the images whose `Orientation.is_ambiguous` is True.
-        annotations: Name of the annotations in the note, "masks" or "boxes".
-    """
+    """Return a note on images with an ambiguous `Orientation`; `annotations` is "masks" or "boxes"."""
     subject = counted(len(names), "image is rotated by its EXIF tag", "images are rotated by their EXIF tags")
     return (
         f"{subject} ({join_first_few(names)}), and the size does not show whether the {annotations} were drawn before "

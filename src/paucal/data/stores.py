@@ -112,13 +112,7 @@ class JoinedStore(NestedStore):
 
 
 class Stamp(NamedTuple):
-    """Identity of an image file, obtained without reading the content of the file.
-
-    Attributes:
-        name: Path of the file.
-        size: Size in bytes.
-        modified_ns: Time of the last modification in nanoseconds.
-    """
+    """Path, size in bytes and modification time of an image file, read without the content of the file."""
 
     name: str
     size: int

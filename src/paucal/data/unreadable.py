@@ -72,12 +72,9 @@ def _run_chunk(positions: range, work: Callable[[int], None]) -> dict[int, str]:
 
 
 def drop_unreadable(image_set: ImageSet, bad: dict[int, str], on_bad: OnBad) -> tuple[ImageSet, list[str]]:
-    """Return the set without its unreadable images, and the keys of these images.
+    """Return the set without its unreadable images (messages by position in `bad`), and the keys of these images.
 
-    Args:
-        image_set: Images to select from.
-        bad: Message for each unreadable image, by position.
-        on_bad: "refuse" raises a UserError if an image is unreadable, "skip" leaves unreadable images out.
+    If `on_bad` is "refuse", a UserError is raised instead.
     """
     if not bad:
         return image_set, []

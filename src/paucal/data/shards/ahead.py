@@ -32,9 +32,7 @@ class ShardsAhead:
     def request_shards(self, order: StreamOrder, index: int) -> None:
         """Request the shards that an epoch needs for the current window and for the next window.
 
-        Args:
-            order: Order of the images in this epoch; the same object must be given for all steps of an epoch.
-            index: Position in the order at which the next step begins.
+        The next step begins at the position `index` of `order`, which must be one object for all steps of an epoch.
         """
         begin = index // order.window * order.window
         if order is not self._order:

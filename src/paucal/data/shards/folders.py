@@ -2,7 +2,6 @@
 
 import glob
 import hashlib
-import io
 import os
 import shutil
 import stat
@@ -21,7 +20,7 @@ from paucal.data.shards.index import Shard
 from paucal.data.shards.requests import DISK_FULL, retry, send_hedged
 from paucal.data.sources.archive import checked_name
 from paucal.data.sources.folder import require_readable
-from paucal.reading import read_bytes, require_regular
+from paucal.reading import require_regular
 from paucal.types import UserError
 from paucal.wording import first_line
 
@@ -51,11 +50,6 @@ class LocalShardFolder:
         require_readable(self.root)
         files = sorted(file for pattern in ("*", "*/*") for file in self.root.glob(pattern) if file.is_file())
         return [stamp_file(file, file.relative_to(self.root).as_posix()) for file in files]
-
-    def read_small_file(self, name: str, max_bytes: int) -> bytes | None:
-        """Return the content of a file; None if the file does not exist."""
-        path = self.root / checked_name(self.location, name)
-        return read_bytes(path, max_bytes) if path.exists() else None
 
     def local_copy(self, name: str, max_bytes: int) -> Path | None:
         """Return the path of a file; None if the file does not exist."""
@@ -115,11 +109,6 @@ class RemoteShardFolder:
             name = path.rstrip("/").removeprefix(root.rstrip("/")).lstrip("/")
             shards.append(Shard(checked_name(self.location, name), int(entry["size"]), changed=_version_of(entry)))
         return sorted(shards, key=lambda shard: shard.name)
-
-    def read_small_file(self, name: str, max_bytes: int) -> bytes | None:
-        """Return the content of a file; None if the file does not exist."""
-        content = io.BytesIO()
-        return content.getvalue() if self._copy(name, max_bytes, content) else None
 
     def local_copy(self, name: str, max_bytes: int) -> Path | None:
         """Download a file and return the path of the copy; None if the file does not exist."""

@@ -140,11 +140,9 @@ class ShardIndex:
         return self.rows(shard).names
 
     def without(self, damaged: Mapping[int, str], shown_path: str) -> "ShardIndex":
-        """Return the index without the images of damaged shards, with a note; `files` still lists these shards.
+        """Return the index without the images of `damaged` shards (reasons by position in `files`), with a note.
 
-        Args:
-            damaged: Reason why each damaged shard cannot be read, by the position of the shard in `files`.
-            shown_path: Location of the shards, for messages.
+        `files` still lists these shards.
 
         Raises:
             UserError: All shards are damaged.
@@ -196,14 +194,7 @@ def smallest_labels(labels: NDArray[np.integer], n_classes: int) -> NDArray[np.i
 
 
 def damage_notes(damaged: Mapping[str, str], total: int, shown_path: str) -> list[str]:
-    """Return a list with a note on shards that were left out because they cannot be read.
-
-    The list is empty if no shard is damaged.
-
-    Args:
-        damaged: Reason why each damaged shard cannot be read, by the name of the shard.
-        total: Number of all shards.
-        shown_path: Location of the shards, for messages.
+    """Return a list with a note on the `damaged` shards (reasons by name) among `total` shards; empty without any.
 
     Raises:
         UserError: All shards are damaged.

@@ -43,7 +43,7 @@ from paucal.data.sources.source import SourceOptions
 from paucal.data.sources.suffixes import IMAGE_SUFFIXES
 from paucal.data.splits.part_names import PART_BY_WORD
 from paucal.data.string_arrays import GroupedStrings, RepeatedStrings
-from paucal.reading import decode_text
+from paucal.reading import decode_text, read_bytes
 from paucal.types import NoLabelsError, UserError
 from paucal.wording import counted, was_or_were
 
@@ -247,11 +247,11 @@ def _cache_path(shard_folder: ShardFolder, label_field: str, names: list[str], s
 
 
 def _class_names(folder: ShardFolder) -> list[str]:
-    content = folder.read_small_file(CLASSES_NAME, _MAX_CLASSES_BYTES)
-    if content is None:
+    path = folder.local_copy(CLASSES_NAME, _MAX_CLASSES_BYTES)
+    if path is None:
         return []
     shown_path = f"{folder.location}/{CLASSES_NAME}"
-    names = numbered_names(decode_text(content, shown_path).text.splitlines(), shown_path)
+    names = numbered_names(decode_text(read_bytes(path, _MAX_CLASSES_BYTES), shown_path).text.splitlines(), shown_path)
     if len(set(names)) != len(names):
         raise UserError(f"{shown_path} contains a class name twice; give each class one line, in label order.")
     return names

@@ -51,13 +51,10 @@ def retry(work: Callable[[], T]) -> T:
 
 
 def send_hedged(work: Callable[[int], T], patience: float, discard: Callable[[T], None]) -> T:
-    """Return the result of a request; if it takes long, send it a second time and return the first response.
+    """Return the result of a request; after `patience` seconds, send it again and return the first response.
 
-    Args:
-        work: Function that sends the request; its argument is 0 for the first request and 1 for the second.
-        patience: Seconds after which the second request is sent.
-        discard: Function called with each response that is not returned, because the response came second or because
-            this function was interrupted.
+    `work` is called with 0 for the first request and 1 for the second. `discard` is called with each response that is
+    not returned, because the response came second or because this function was interrupted.
 
     Raises:
         Exception: The first request failed before the second was sent, or both requests failed.

@@ -179,11 +179,9 @@ def window_for(mean_bytes: float) -> int:
 
 
 def concatenate_streams(streams: list["Stream | None"], counts: list[int]) -> "Stream | None":
-    """Return the stream of several joined sets; None if no set is streamed.
+    """Return the stream of joined sets of `counts` images; None if no set is streamed.
 
-    Args:
-        streams: Stream of each set; None for a set that is not streamed. The images of such a set count as one shard.
-        counts: Number of images in each set.
+    The images of a set that is not streamed count as one shard.
     """
     if not any(stream is not None for stream in streams):
         return None

@@ -49,13 +49,7 @@ class TarContents:
 
 
 def index_tar(path: Path, shown_path: str, label_field: str = JSON_FIELD) -> TarContents:
-    """Return the images in one tar file.
-
-    Args:
-        path: Tar file.
-        shown_path: Path or URL of the file, for messages.
-        label_field: Field of JSON members that contains the label.
-    """
+    """Return the images in one tar file; `label_field` is the field of JSON members that contains the label."""
     images: dict[str, tarfile.TarInfo] = {}
     labels: dict[str, str] = {}
     try:
@@ -135,13 +129,7 @@ def _parse_label(content: bytes, ending: str, label_field: str, shown_path: str)
 
 
 def build_index(files: Sequence[Shard], contents: Sequence[TarContents], names: Sequence[str] = ()) -> ShardIndex:
-    """Return the index of all shards.
-
-    Args:
-        files: Shards.
-        contents: Images of each shard.
-        names: Class names in label order, from `classes.txt`; empty if there is no such file.
-    """
+    """Return the index of all shards; `names` are the class names in `classes.txt`, empty without such a file."""
     counts = [len(shard.offsets) for shard in contents]
     if not sum(counts):
         raise UserError(

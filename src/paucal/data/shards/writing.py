@@ -105,10 +105,7 @@ def write_shards(
 
 
 def _require_writable_labels(images: ImageSet, form: Form) -> None:
-    """Raise a UserError for labels that the format cannot store.
-
-    Tar files cannot store several labels per image, and neither format can store unknown labels.
-    """
+    """Raise a UserError for labels that the format cannot store."""
     if images.multi_hot is None:
         return
     if form == "tar":
@@ -131,14 +128,7 @@ def _label_of(images: ImageSet, position: int) -> Label:
 
 @dataclass(frozen=True)
 class Member:
-    """An image to write into a shard.
-
-    Attributes:
-        position: Position of the image in its set.
-        content: Encoded bytes of the image.
-        suffix: Suffix for the file name, such as ".jpg".
-        key: Key of the image in its set.
-    """
+    """An image to write into a shard: its position and key in its set, encoded bytes, and suffix such as ".jpg"."""
 
     position: int
     content: bytes
@@ -173,14 +163,8 @@ def read_members(
 ) -> Iterator[Member]:
     """Yield the readable images at the positions `order` with their encoded bytes.
 
-    Images from arrays are encoded as PNG.
-
-    Args:
-        images: Set of images.
-        order: Positions of the images to read.
-        problems: Dictionary to which the error message for each unreadable image is added, by position.
-        n_done: Number of images read before this call, for `progress`.
-        progress: Function called with (images done, total images).
+    Images from arrays are encoded as PNG. The error message for each unreadable image is added to `problems`, by
+    position. `progress` is called with (images done, total images); `n_done` images were done before this call.
     """
     with ThreadPoolExecutor(min(_MAX_THREADS, count_usable_cores())) as pool:
         for first in range(0, len(order), _CHUNK_IMAGES):
@@ -223,6 +207,8 @@ def encode_image(images: ImageSet, position: int) -> tuple[bytes, str] | str:
 class _TarWriter:
     """Writes tar files, and records the position of every image for the index."""
 
+    _archive: tarfile.TarFile  # the open shard
+
     def __init__(self, folder: Path, labelled: bool) -> None:
         self.shards: list[Shard] = []
         self._folder, self._labelled, self._next_image_number = folder, labelled, 0
@@ -230,7 +216,6 @@ class _TarWriter:
         self._rows: list[tuple[int, int, int, int]] = []
         self._names: list[str] = []
         self._tables: list[tuple[NDArray[np.int64], StringArray]] = []  # rows and names of finished shards
-        self._archive: tarfile.TarFile | None = None
 
     def open(self, part: str) -> None:
         self._path, self._part = self._folder / _shard_name(part, self.shards, ".tar"), part
@@ -238,7 +223,6 @@ class _TarWriter:
 
     def add(self, member: Member, label: Label) -> int:
         """Add an image and its label; return the size of the shard in bytes."""
-        assert self._archive is not None
         assert isinstance(label, int)
         stem = member.stem(self._next_image_number)
         self._next_image_number += 1
@@ -250,7 +234,6 @@ class _TarWriter:
         return self._archive.offset
 
     def close(self) -> None:
-        assert self._archive is not None
         self._archive.close()
         status = self._path.stat()
         self.shards.append(Shard(self._path.name, status.st_size, self._part, status.st_mtime_ns))
@@ -284,6 +267,8 @@ def _shard_name(part: str, shards: Sequence[Shard], suffix: str) -> str:
 class _ParquetWriter:
     """Writes Parquet files in the layout of Hugging Face data sets."""
 
+    _file: pq.ParquetWriter  # the open shard
+
     def __init__(self, folder: Path, classes: Sequence[str], multi_label: bool) -> None:
         self.shards: list[Shard] = []
         self._folder, self._labelled = folder, bool(classes)
@@ -295,7 +280,6 @@ class _ParquetWriter:
             features["label"] = {"feature": label, "_type": "Sequence"} if multi_label else label
         metadata = json.dumps({"info": {"features": features}})
         self._schema = pa.schema(fields, metadata={"huggingface": metadata.encode(errors="replace").decode()})
-        self._file: pq.ParquetWriter | None = None
         self._images: list[dict[str, object]] = []
         self._labels: list[Label] = []
         self._n_pending_bytes = self._size = 0
@@ -317,7 +301,6 @@ class _ParquetWriter:
         return self._size
 
     def close(self) -> None:
-        assert self._file is not None
         self._flush()
         self._file.close()
         self.shards.append(Shard(self._path.name, self._path.stat().st_size, self._part))
@@ -325,7 +308,6 @@ class _ParquetWriter:
     def _flush(self) -> None:
         if not self._labels:
             return
-        assert self._file is not None
         columns = [pa.array(self._images, self._schema.field("image").type)]
         if self._labelled:
             columns.append(pa.array(self._labels, self._schema.field("label").type))

@@ -131,7 +131,7 @@ def open_archive(file: Path, labelled: bool = True) -> ImageSet:
         make_store=lambda keys: ArchiveStore(file.resolve(), [entries_by_key[key] for key in keys]),
         list_subfolders=lambda folder: _list_subfolders(list(entries_by_key), folder),
     )
-    image_set = open_container(container, list(entries_by_key), other_suffixes, labelled)
+    image_set = open_container(container, list(entries_by_key), other_suffixes, labelled, file.resolve())
     return replace(image_set, notes=(*image_set.notes, *notes))
 
 

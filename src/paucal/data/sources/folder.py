@@ -67,7 +67,7 @@ def open_folder(root: Path, labelled: bool = True) -> ImageSet:
         make_store=lambda keys: FileStore(real_root, keys),
         list_subfolders=lambda subfolder: subfolders_of(root / subfolder),
     )
-    images = open_container(container, keys, other_suffixes, labelled, shown_root=root)
+    images = open_container(container, keys, other_suffixes, labelled, root)
     notes = (f"the folders {link} and {folder} are the same, and were read once" for link, folder in links.items())
     return replace(images, notes=(*images.notes, *sorted(notes)))
 
@@ -78,11 +78,7 @@ def subfolders_of(folder: Path) -> list[str]:
 
 
 def open_container(
-    container: ImageContainer,
-    keys: list[str],
-    other_suffixes: Counter[str],
-    labelled: bool = True,
-    shown_root: Path | None = None,
+    container: ImageContainer, keys: list[str], other_suffixes: Counter[str], labelled: bool, root: Path
 ) -> ImageSet:
     """Open the images of a folder or archive, as `open_folder` describes.
 
@@ -91,9 +87,8 @@ def open_container(
         keys: Sorted paths of all images, relative to the root.
         other_suffixes: Number of files that are not images, by suffix.
         labelled: Whether folders are classes.
-        shown_root: Path of the root in messages; None to show the location of the container.
+        root: Path of the folder or archive, for messages.
     """
-    root = Path(container.location) if shown_root is None else shown_root
     notes = _note_on_other_files(other_suffixes)
     if not keys:
         other_files = f"; {notes[0]}" if notes else ""
@@ -223,13 +218,9 @@ def find_images(
 ) -> list[str]:
     """Return the sorted paths of all images below `root`, relative to `root` and with forward slashes.
 
-    Hidden files and folders are left out. Links to folders are followed, but each folder is read only once.
-
-    Args:
-        root: Folder to search.
-        other_suffixes: Counter to which files that are not images are added, by lower-case suffix.
-        links: Dictionary to which folders that are reached a second time are added: the second path is the key, and the
-            first path is the value.
+    Hidden files and folders are left out. Links to folders are followed, but each folder is read only once. Files that
+    are not images are counted in `other_suffixes`, by lower-case suffix. Folders that are reached a second time are
+    added to `links`, with the second path as the key and the first path as the value.
     """
     images: list[str] = []
     for path in find_files(root, links):

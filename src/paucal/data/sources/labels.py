@@ -136,12 +136,9 @@ def describe_separator(cells: Sequence[str], separator: str) -> str:
 
 
 def from_names(rows: Sequence[Sequence[str]], is_multi_label: bool, source: str) -> Labels:
-    """Return the labels of images from the class names of each image.
+    """Return the labels of images from the class names of each image; exactly one name unless `is_multi_label`.
 
-    Args:
-        rows: Class names of each image; exactly one name, unless `is_multi_label`.
-        is_multi_label: Whether an image may have any number of labels.
-        source: Text for the notes on where the labels of a multi-label set are in the table.
+    `source` is a text for the notes on where the labels of a multi-label set are in the table.
     """
     classes = tuple(sorted({name for row in rows for name in row}))
     number = {name: index for index, name in enumerate(classes)}
@@ -156,10 +153,7 @@ def from_names(rows: Sequence[Sequence[str]], is_multi_label: bool, source: str)
 def indicator_columns(rows: Sequence[Sequence[str]], width: int, used: Collection[int | None]) -> tuple[int, ...]:
     """Return the positions of the columns of 1 and 0, one for each class; empty if there are fewer than two columns.
 
-    Args:
-        rows: Cells of each row.
-        width: Number of columns.
-        used: Positions of columns with another meaning.
+    Of the `width` columns, those at the positions `used` have another meaning.
     """
     columns = tuple(
         index
@@ -192,13 +186,9 @@ def from_columns(classes: tuple[str, ...], rows: Sequence[Sequence[str]]) -> Lab
 def multi_labels(
     classes: tuple[str, ...], multi_hot: NDArray[np.int8], source: str, has_labels: NDArray[np.bool_] | None = None
 ) -> Labels:
-    """Return the labels of a multi-label set, with notes on the labels.
+    """Return the labels of a multi-label set from its (N, K) int8 of 1, 0 and -1 (unknown), with notes on them.
 
-    Args:
-        classes: K class names.
-        multi_hot: (N, K) int8 of 1, 0 and -1 (unknown).
-        source: Text on where the labels are in the table, list or file.
-        has_labels: (N,) whether an image has labels and counts in the notes; None if all images have labels.
+    `source` is a text on where the labels are. Only images with labels count in the notes; None if all have labels.
     """
     rows = multi_hot if has_labels is None else multi_hot[has_labels]
     notes = _multi_label_notes(rows, source) if len(rows) else ()

@@ -136,10 +136,7 @@ def _candidates(file: Path, part: str, root: Path | None, finders: dict[Path, "F
 def _likely_subfolders(
     folder: Path, file: Path, part: str, finders: dict[Path, "FileFinder"], depth: int = 2
 ) -> list[Path]:
-    """Return the subfolders, down to `depth` levels, that are named after images, the split or the table.
-
-    If a folder has only one subfolder, this subfolder is included whatever its name.
-    """
+    """Return the subfolders, to `depth` levels, that are alone or named after images, the split or the table."""
     names = finders.setdefault(folder, FileFinder(folder)).subfolders()
     usual_names = (*IMAGE_FOLDERS, file.stem.lower(), *(("train",) if part == "" else ()))
     folders = [folder / name for name in names if name.lower() in usual_names or is_named_after_part(name, part)]

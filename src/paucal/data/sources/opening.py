@@ -144,11 +144,7 @@ def _open_single(location: str | Path, options: SourceOptions) -> ImageSet:
 
 
 def _with_annotated_classes(location: str, images: ImageSet) -> ImageSet:
-    """Return the images of a location, labelled by its annotation files if its folders are not classes.
-
-    Raises:
-        UserError: The folders are not classes, and no annotation file labels the images.
-    """
+    """Return the images of a location, labelled by its annotation files if its folders are not classes."""
     path, names = Path(location).expanduser(), images.classes
     if len(names) < 2 or {name.lower() for name in names} & set(STRUCTURE_FOLDERS) or are_parts(names):
         images = _open_tagged_or_refuse(path) or images
@@ -157,11 +153,7 @@ def _with_annotated_classes(location: str, images: ImageSet) -> ImageSet:
 
 
 def _open_tagged_or_refuse(path: Path) -> ImageSet | None:
-    """Open a location whose annotation files label whole images; return None if there is no such annotation file.
-
-    Raises:
-        UserError: The location has only annotations of boxes or masks.
-    """
+    """Open a location whose annotation files label whole images, else None; refuse annotations of boxes or masks."""
     if (images := open_tagged_images(path)) is None:
         refuse_other_kinds(path, "train")
     return images
@@ -279,10 +271,7 @@ def _suggest_names(path: Path) -> str:
 
 
 def _suggest_subfolder(path: Path) -> str:
-    """Return an ending for a message that suggests the only subfolder of a path, if the subfolder contains folders.
-
-    The folders in the subfolder may be the classes.
-    """
+    """Return the end of a message that suggests the only subfolder of a path, if its folders may be the classes."""
     subfolders = [entry for entry in path.iterdir() if entry.is_dir()] if path.is_dir() else []
     if len(subfolders) == 1 and sum(entry.is_dir() for entry in subfolders[0].iterdir()) > 1:
         return f"; did you mean {subfolders[0]}?"

@@ -211,10 +211,7 @@ def _notes_on_missing_files(files: Sequence[RowFile]) -> list[str]:
 
 
 def _read_labels(files: Sequence[RowFile], columns: Columns) -> tuple[list[list[int]], list[Values]]:
-    """Return the row counts of the row groups of each file, and the labels of each file.
-
-    The list of labels is empty if there is no label column.
-    """
+    """Return the row counts of the row groups of each file, and the labels of each file, if there is a label column."""
     groups: list[list[int]] = []
     labels: list[Values] = []
     for file in files:
@@ -290,10 +287,7 @@ def _part_of_folder(name: str) -> str:
 
 
 def _select_files_of_parts(files: list[RowFile]) -> tuple[list[RowFile], list[str]]:
-    """Return the files that belong to a split, and a note on other files (`unsupervised-...` beside `train-...`).
-
-    If no file belongs to a split, all files are returned.
-    """
+    """Return all files if none belongs to a split; else leave out files such as `unsupervised-...`, with a note."""
     files_with_part = [file for file in files if _part_of_file(file.shard.name)]
     if not files_with_part or len(files_with_part) == len(files):
         return files, []

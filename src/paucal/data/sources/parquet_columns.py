@@ -236,13 +236,8 @@ def _are_equally_long(lengths: NDArray[np.int64]) -> bool:
 def encode_labels(stored: Sequence[Values], columns: Columns, shown_path: str, separator: str | None = None) -> Labels:
     """Return the classes and class numbers of all rows of several files.
 
-    A row without a label has the class number -1, or -1 for every class in a multi-label set.
-
-    Args:
-        stored: Labels of each file.
-        columns: Columns of the files.
-        shown_path: Path of the files for messages.
-        separator: Separator between several labels in one text; None or "none" if each text is one label.
+    A row without a label has the class number -1, or -1 for every class in a multi-label set. `separator` separates
+    several labels in one text; None or "none" if each text is one label. `shown_path` is for messages.
     """
     kinds = sorted({values.kind for values in stored if len(values)})
     if len(kinds) > 1:

@@ -233,28 +233,22 @@ def _part_columns(
 ) -> tuple[int | None, tuple[tuple[int, str], ...], list[str]]:
     """Return the column of splits, or else the flag columns (see `Columns.flags`), and notes for the user."""
     split = first_position(plain_names, SPLIT_COLUMNS)
-    flags = [
-        (index, FLAG_COLUMNS[name])
-        for index, name in enumerate(plain_names)
-        if name in FLAG_COLUMNS and all(len(row) <= index or row[index].lower() in FLAGS for row in cells)
-    ]
-    flags = flags if split is None else []
-    flag_positions = [index for index, _ in flags]
-    notes = [f"the split is in the column {names[index]!r}" for index in flag_positions]
-    unread = [
-        names[index] for index, name in enumerate(plain_names) if name in FLAG_COLUMNS and index not in flag_positions
-    ]
-    reason = "expected only true and false, and no other column with the split"
-    notes += [f"the column {name!r} is not read: {reason}" for name in unread]
+    flags, notes = [], []
+    for index, name in enumerate(plain_names):
+        if name not in FLAG_COLUMNS:
+            continue
+        if split is None and all(len(row) <= index or row[index].lower() in FLAGS for row in cells):
+            flags.append((index, FLAG_COLUMNS[name]))
+            notes.append(f"the split is in the column {names[index]!r}")
+        else:
+            reason = "expected only true and false, and no other column with the split"
+            notes.append(f"the column {names[index]!r} is not read: {reason}")
     folds = [names[index] for index, name in enumerate(plain_names) if name in FOLD_COLUMNS]
     return split, tuple(flags), [*notes, *(f"the column {name!r} is not read: use --folds" for name in folds)]
 
 
 def _find_name_column(plain_names: Sequence[str], cells: Sequence[Sequence[str]], label: int) -> int:
-    """Return the column with the names of the classes whose numbers are in the column `label`.
-
-    If there is no such column, or if `label` has names, `label` itself is returned.
-    """
+    """Return the column with the names of the classes whose numbers are in `label`; without one, `label` itself."""
     numbers = [row[label] for row in cells if len(row) > label]
     if not all(re.fullmatch(r"\d*(\.0)?", number) for number in numbers):
         return label

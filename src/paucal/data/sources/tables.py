@@ -52,14 +52,9 @@ class _Tables(NamedTuple):
 
 
 class _LocatedRows(NamedTuple):
-    """The rows of a set after their image files were located.
+    """One row for each image, with its key relative to `folder`, and notes for the user.
 
-    Attributes:
-        rows: One row for each image, with the image's key.
-        folder: Folder that the keys are relative to.
-        notes: Sentences for the user on how files were located.
-        conflicts: Two rows of one image that have different cells in a further column, by the table and the position of
-            this column among the further columns.
+    `conflicts` has two rows of one image that differ in a further column, by the table and the position of this column.
     """
 
     rows: list[ListedImage]
@@ -75,9 +70,7 @@ def open_tables(files: dict[str, Path], options: SourceOptions) -> ImageSet:
     numbered in lexicographic order over all tables. The `split.csv` of a run is also a supported table. If a cell has
     several class names (`cat;dog`), or each class has a column of 1 and 0 (`labels.py`), the set is multi-label.
 
-    Args:
-        files: Table of each split, as returned by `find_tables`; the key is "" for a single table.
-        options: Options for opening the tables.
+    `files` has the table of each split, as returned by `find_tables`; the key is "" for a single table.
     """
     tables, is_multi_label, label_source = _name_classes(_read_tables(files, options), options)
     if not tables.rows:
@@ -99,10 +92,7 @@ def open_tables(files: dict[str, Path], options: SourceOptions) -> ImageSet:
 
 
 def _with_further_columns(images: ImageSet, located: _LocatedRows, columns: Mapping[Path, Columns]) -> ImageSet:
-    """Return the set with the further columns of its tables.
-
-    If a table lacks a column of another table, the column is empty for its images.
-    """
+    """Return the set with the further columns of its tables, which are empty for images of tables without them."""
     names_of = {file: [columns.names[index] for index in columns.further_columns] for file, columns in columns.items()}
     positions = {file: {name: n for n, name in enumerate(names)} for file, names in names_of.items()}
     problems = {
@@ -193,9 +183,7 @@ def _listed_image(
 def _name_classes(tables: _Tables, options: SourceOptions) -> tuple[_Tables, bool, str]:
     """Split the label cells into class names, and leave out rows without a label.
 
-    Returns:
-        The tables with class names in their rows, whether the set is multi-label, and a text for a note on how labels
-        are separated.
+    Return also whether the set is multi-label, and a text on how labels are separated.
     """
     if not options.labelled or tables.columns[0].indicators:
         return tables, True, ""
@@ -219,11 +207,7 @@ def _name_classes(tables: _Tables, options: SourceOptions) -> tuple[_Tables, boo
 
 
 def _with_parts_of_folders(rows: list[ListedImage]) -> tuple[list[ListedImage], list[str]]:
-    """Return rows with the splits that the folders of the images are named after, and a note.
-
-    If rows already have splits, or the folders are not named after splits, the rows are returned unchanged, without a
-    note.
-    """
+    """Return rows with the splits that the folders of the images are named after, and a note on them, if any."""
     keys = [row.key for row in rows]
     folders = parts_of(keys)
     if any(row.part for row in rows) or not all(folders) or not {"train"} < set(folders):
@@ -301,11 +285,7 @@ def hold_out_listed(images: ImageSet, folder: Path, root: Path | None = None) ->
     If there is a val list but no test list beside a train list, the val list is used as test list, as in `make_split`.
     If the folder has several train lists with test lists, all test lists are used, since a later run may be trained on
     any of the train lists.
-
-    Args:
-        images: Unlabelled images of the folder.
-        folder: Folder that may have list files.
-        root: Folder that the paths in the lists are relative to; None to find this folder.
+    `root` is the folder that the paths in the lists are relative to; None to find this folder.
     """
     lists = [file for file in sorted(folder.glob(f"[!.]*{LIST_SUFFIX}")) if _is_list(file, root, False)]
     names = {file: part_name(file) for file in lists}
