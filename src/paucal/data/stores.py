@@ -120,18 +120,21 @@ class Stamp(NamedTuple):
 
 
 class EncodedStore(ABC):
-    """A store of encoded images; subclasses provide the bytes and the names of the images."""
+    """A store of encoded images, whose bytes subclasses provide; `keys` are their names as shown in messages."""
 
-    @abstractmethod
-    def __len__(self) -> int: ...
+    def __init__(self, keys: Sequence[str]) -> None:
+        self._keys = keys
+
+    def __len__(self) -> int:
+        return len(self._keys)
+
+    def name(self, index: int) -> str:
+        """Return the name of an image as shown in messages."""
+        return self._keys[index]
 
     @abstractmethod
     def source(self, index: int) -> ImageSource:
         """Return the encoded bytes of an image, or the path of its file."""
-
-    @abstractmethod
-    def name(self, index: int) -> str:
-        """Return the name of an image as shown in messages."""
 
     def stamp(self, index: int) -> Stamp | None:
         """Return the name, size and modification time of an image's file; None if the image has no file."""
@@ -157,18 +160,12 @@ class FileStore(EncodedStore):
     """Image files below one folder, named by their paths relative to that folder."""
 
     def __init__(self, root: Path, keys: list[str]) -> None:
-        self._root, self._keys = root, keys
-
-    def __len__(self) -> int:
-        return len(self._keys)
+        super().__init__(keys)
+        self._root = root
 
     def source(self, index: int) -> Path:
         """Return the path of the file."""
         return self._root / self._keys[index]
-
-    def name(self, index: int) -> str:
-        """Return the relative path."""
-        return self._keys[index]
 
     def stamp(self, index: int) -> Stamp | None:
         """Return the path, size and modification time of the file; None if the file cannot be accessed."""

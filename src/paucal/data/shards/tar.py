@@ -192,19 +192,13 @@ class TarStore(EncodedStore):
     """
 
     def __init__(self, folder: ShardFolder, index: ShardIndex, keys: Sequence[str]) -> None:
-        self._folder, self._index, self._keys = folder, index, keys
+        super().__init__(keys)
+        self._folder, self._index = folder, index
         # Open file and time of opening of each open shard, by the number of the shard, in the order of opening.
         self._open: dict[int, tuple[OpenFile, float]] = {}
 
     def __reduce__(self) -> tuple[Any, ...]:
         return TarStore, (self._folder, self._index, self._keys)
-
-    def __len__(self) -> int:
-        return len(self._index)
-
-    def name(self, index: int) -> str:
-        """Return the key of an image."""
-        return self._keys[index]
 
     def stamp(self, index: int) -> Stamp:
         """Return a stamp with the key and the size of an image, and the modification time of its shard."""

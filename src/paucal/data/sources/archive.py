@@ -57,6 +57,7 @@ class ArchiveStore(EncodedStore):
     """Images in a zip or tar file, which are read when needed; a process that unpickles the store opens the file."""
 
     def __init__(self, file: Path, entries: list[_Entry]) -> None:
+        super().__init__([entry.name for entry in entries])
         self._file, self._entries, self._zipped = file, entries, file.suffix.lower() == ".zip"
         self._archive: zipfile.ZipFile | None = None
         self._process_id = 0
@@ -64,13 +65,6 @@ class ArchiveStore(EncodedStore):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return ArchiveStore, (self._file, self._entries)
-
-    def __len__(self) -> int:
-        return len(self._entries)
-
-    def name(self, index: int) -> str:
-        """Return the path of an image within the archive."""
-        return self._entries[index].name
 
     def source(self, index: int) -> bytes:
         """Return the encoded bytes of an image."""

@@ -139,18 +139,12 @@ class RowStore(EncodedStore):
     def __init__(
         self, folder: ShardFolder, files: Sequence[Shard], column: str, rows: NDArray[np.int64], keys: Sequence[str]
     ) -> None:
-        self._folder, self._files, self._column, self._rows, self._keys = folder, files, column, rows, keys
+        super().__init__(keys)
+        self._folder, self._files, self._column, self._rows = folder, files, column, rows
         self._lock = threading.Lock()
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self._folder, self._files, self._column, self._rows, self._keys)
-
-    def __len__(self) -> int:
-        return len(self._rows)
-
-    def name(self, index: int) -> str:
-        """Return the key of an image."""
-        return self._keys[index]
 
     def stamp(self, index: int) -> Stamp:
         """Return a stamp with the file and row of an image, and the size and modification time of the file."""
