@@ -39,13 +39,10 @@ class ReportedScores:
     """The scores of a detector on its test images as text; the defaults mean that the detector was not evaluated.
 
     Attributes:
-        images: Number of test images.
         ap: Average precision, averaged over IoU thresholds from 0.5 to 0.95, and its confidence interval.
-        ap50: Average precision at an IoU threshold of 0.5, and its confidence interval.
         classes: Scores of each class, in ascending order of the average precision.
         unseen: Names of classes without objects in the test images.
         mask_ap: Same as `ap` for masks instead of boxes; two empty strings if the detector predicts no masks.
-        mask_ap50: Same as `ap50` for masks instead of boxes; two empty strings if the detector predicts no masks.
     """
 
     images: int = 0

@@ -147,12 +147,9 @@ def _join_first_names(names: Sequence[str]) -> str:
 
 def _warn_validation_gap(score: Score, files: RunFiles) -> list[str]:
     validation = find_kept_validation_score(files)
-    if (
-        validation is None
-        or score.high is None
-        or validation - score.value <= MAX_SCORE_GAP
-        or validation <= score.high
-    ):
+    if validation is None or score.high is None:
+        return []
+    if validation - score.value <= MAX_SCORE_GAP or validation <= score.high:
         return []
     return [
         f"The score on validation images ({percent(validation)}) is much higher than on test images "

@@ -24,13 +24,7 @@ MAX_TEXT = 500  # largest number of characters of each text on the page
 
 @dataclass(frozen=True)
 class FrozenLine:
-    """One row of the table of scores as text.
-
-    Attributes:
-        title: Name of the score.
-        scores: Value of the score for each model.
-        gains: Difference between the first model's score and the score of each other model.
-    """
+    """One row of the table of scores as text: a score for each model, and the first model's gain over each other."""
 
     title: str
     scores: Sequence[str]
@@ -42,12 +36,8 @@ class FrozenFeatures:
     """The content of the section on frozen features.
 
     Attributes:
-        data: Description of each data set.
-        models: Names of the models, with the run's model first.
-        lines: Rows of the table of scores.
         remarks: Sentences on averages, wins and selected hyperparameters.
         warnings: Sentences on test images that were used without labels in training.
-        level: Confidence level of the intervals, such as 0.95.
     """
 
     data: Sequence[str]
@@ -80,9 +70,8 @@ def read_frozen(run: RunFolder) -> FrozenFeatures | None:
             level,
         )
     except (KeyError, TypeError, ValueError, AttributeError, UserError) as problem:
-        raise UserError(
-            f"{str(path)!r} is damaged ({problem}): remove the file, or evaluate the features again."
-        ) from problem
+        text = f"{str(path)!r} is damaged ({problem})"
+        raise UserError(f"{text}: remove the file, or evaluate the features again.") from problem
 
 
 def find_frozen_pictures(run: RunFolder) -> dict[str, Path]:

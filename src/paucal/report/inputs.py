@@ -77,8 +77,6 @@ class ExportedFile:
     """One exported file and its comparison with the original model, as text.
 
     Attributes:
-        name: File name.
-        size: File size with unit.
         images: Number of images on which the file and the model were compared.
         agreement: Percentage of equal predictions of the file and the model (for images, pixels or objects).
         largest: Largest difference between a probability from the file and the model's probability.
@@ -104,7 +102,6 @@ class Summary:
         parts: Splits of the data. The file stores splits as {"train": 120, ...}, or as
             {"train": {"cat": 70, "dog": 50}, ...} with the number of images of each split in "part_images".
         grid: Rows and columns of tokens, such as "8 x 8".
-        seconds: Training time in seconds.
         peak_memory: Peak memory in bytes; GPU memory if a GPU was used, else main memory.
         selected: Whether the kept epoch was selected on validation images; otherwise the last epoch was kept.
         steps: Steps of auto-tuning, called "rungs" in the file.

@@ -1,4 +1,4 @@
-"""The report about a run, which is a self-contained HTML page."""
+"""HTML pages that are single files with embedded images and no scripts, such as the report about a run."""
 
 import shlex
 from collections.abc import Sequence
@@ -6,7 +6,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, PackageLoader, StrictUndefined, Template
+from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from paucal.evaluation.record import NO_INTERVAL, score_lines
 from paucal.evaluation.results import MultiLabelReport, scored_part
@@ -51,7 +51,10 @@ def write_report(run_dir: Path) -> Path:
 
 def write_run_page(files: RunFiles, name: str, **content: Any) -> Path:
     """Render the template `name` for a run, write it as `report.html` into the run folder, and return the path."""
-    page = load_template(name).render(
+    path = files.run.path / REPORT_FILE
+    write_page(
+        path,
+        name,
         title=files.summary.title or f"Run {files.run.path.resolve().name}",
         files=files,
         summary=files.summary,
@@ -61,19 +64,16 @@ def write_run_page(files: RunFiles, name: str, **content: Any) -> Path:
         shell_run=shlex.quote(str(files.run.path)),
         **content,
     )
-    path = files.run.path / REPORT_FILE
-    write_text(path, page)
     return path
 
 
-def load_template(name: str) -> Template:
-    """Return a jinja2 template from the folder of this module."""
-    return _environment().get_template(name)
+def write_page(path: Path, name: str, **content: Any) -> None:
+    """Render the jinja2 template `name` in the folder of this module, and write the page."""
+    write_text(path, _environment().get_template(name).render(**content))
 
 
-@cache
+@cache  # once per process, since the environment caches compiled templates
 def _environment() -> Environment:
-    """Return the jinja2 environment; there is one per process, since the environment caches compiled templates."""
     environment = Environment(
         loader=PackageLoader("paucal", "report"),
         autoescape=True,

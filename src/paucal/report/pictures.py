@@ -4,6 +4,7 @@ import base64
 import io
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -72,9 +73,6 @@ class Picture:
     """One figure or sheet of images on the page.
 
     Attributes:
-        name: Name of the image file, without suffix.
-        caption: Text above the image.
-        uri: Data URI of the image.
         narrow: Data URI of a version for small screens; None if there is no such version.
         sheet: Whether this is a sheet of many small images, which must not be scaled down on a small screen.
     """
@@ -104,27 +102,24 @@ def embed_pictures(files: RunFiles) -> dict[str, Picture]:
             f"the images in {str(files.run.plots)!r} take up {total} bytes, but a page can contain at most "
             f"{MAX_PAGE_BYTES}: remove some of the images."
         )
-    ordered = sorted(content, key=lambda name: (name not in CAPTIONS, name))
     captions = CAPTIONS | (MULTI_LABEL_CAPTIONS if isinstance(files.evaluation, MultiLabelReport) else {})
-    return {
-        name: Picture(
-            name, captions.get(name, ""), _data_uri(content[name]), narrow_versions.get(name), name in IMAGE_SHEETS
-        )
-        for name in ordered
-    }
+    pictures = {}
+    for name in sorted(content, key=lambda name: (name not in CAPTIONS, name)):
+        is_sheet, narrow = name in IMAGE_SHEETS, narrow_versions.get(name)
+        pictures[name] = Picture(name, captions.get(name, ""), _data_uri(content[name]), narrow, is_sheet)
+    return pictures
 
 
 def _drawable_figures(files: RunFiles) -> Mapping[str, Callable[[], Figure]]:
     draw: dict[str, Callable[[], Figure]] = {}
     if drawn_columns(files.rows):
-        draw["curves"] = lambda: _draw_curves(files)
+        draw["curves"] = partial(_draw_curves, files)
     report = files.evaluation
     if isinstance(report, MultiLabelReport):
-        multi_label = report
-        draw["per_class"] = lambda: class_precision_figure(multi_label)
+        draw["per_class"] = partial(class_precision_figure, report)
     elif report is not None:
-        draw["confusion"] = lambda: confusion_figure(report.confusion, report.classes)
-        draw["per_class"] = lambda: per_class_figure(report)
+        draw["confusion"] = partial(confusion_figure, report.confusion, report.classes)
+        draw["per_class"] = partial(per_class_figure, report)
     return draw
 
 

@@ -12,8 +12,6 @@ from paucal.report.page import write_run_page
 from paucal.report.stored_scores import read_stored
 from paucal.wording import percent
 
-KNN_COLUMN = "val_knn"
-SUMMARY_FILE = "summary.json"
 MAX_TEXT = 2000  # largest number of characters of each text
 
 
@@ -22,15 +20,12 @@ class PretrainingSummary:
     """Entries of `summary.json` that are only written by pre-training runs; each entry may be missing.
 
     Attributes:
-        crops: Description of the crops.
         out_dim: Number of prototypes of a head.
         monitor: Source of the labelled images on which the features were evaluated during training.
         knn_start: Nearest-neighbour accuracy with the initial weights, before training.
         verdict: "kind", "sentence" and "advice" of a collapse at the end of training; None if there was no collapse.
         verdicts: "epoch", "kind" and "sentence" of each change of the verdict during training.
         rollbacks: Number of times that the run was reset to an earlier state after a collapse.
-        start: Description of the initial weights.
-        remarks: Further sentences about the run.
     """
 
     crops: str | None = None
@@ -51,7 +46,7 @@ def write_pretraining_report(run: Path) -> Path:
     `metrics.csv`, and the figures health.png, curves.png and train_batch.png of `plots/`.
     """
     files = read_run(run)
-    summary = read_stored(files, SUMMARY_FILE, _parse_summary, PretrainingSummary(), "pre-train")
+    summary = read_stored(files, "summary.json", _parse_summary, PretrainingSummary(), "pre-train")
     return write_run_page(
         files,
         "pretraining.html",
@@ -84,7 +79,7 @@ def _parse_summary(content: Mapping[str, Any]) -> PretrainingSummary:
 def knn_scores(files: RunFiles) -> list[tuple[float, float]]:
     """Return (epoch, nearest-neighbour accuracy) for each epoch in which the accuracy was measured."""
     rows = enumerate(files.rows, start=1)
-    scores = [(row.get("epoch", float(number)), row.get(KNN_COLUMN, math.nan)) for number, row in rows]
+    scores = [(row.get("epoch", float(number)), row.get("val_knn", math.nan)) for number, row in rows]
     return [(epoch, accuracy) for epoch, accuracy in scores if math.isfinite(accuracy)]
 
 

@@ -35,9 +35,6 @@ class SegmentationScores:
     """The scores of a segmentation model on its test images as text; the defaults mean that there was no evaluation.
 
     Attributes:
-        images: Number of test images.
-        mean_iou: Mean IoU over the classes, and its confidence interval.
-        accuracy: Pixel accuracy, and its confidence interval.
         classes: Scores of each class, in ascending order of IoU.
         unseen: Names of classes that do not occur in the test masks.
         groups: Number of groups of similar images; None if images are not grouped.

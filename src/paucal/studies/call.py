@@ -49,15 +49,7 @@ class DataLocations:
 class Call:
     """One call of `paucal study NAME`.
 
-    Attributes:
-        study: Study to run.
-        runs: Requested runs.
-        small: Smaller scale, with stand-ins for models and images; None at full scale.
-        settings: Settings of the call.
-        locations: Locations of the images.
-        folder: Output folder of the study.
-        command: Command line that repeats the call.
-        console: Console for messages.
+    `small` is the smaller scale, with stand-ins for models and images; None at full scale. `command` repeats the call.
     """
 
     study: Study
@@ -102,9 +94,8 @@ def require_runnable(study: Study, settings: StudySettings) -> None:
         raise UserError(f"{study.name} cannot be run, only reproduced by hand: {study.see}; {advice}.")
     only_full = [name for name in ("recipe", "init", "labels") if getattr(settings, name) is not None]
     if only_full and settings.scale != "full":
-        raise UserError(
-            f"--{only_full[0]} needs --scale full, but --scale is {settings.scale}: remove --{only_full[0]}."
-        )
+        flag = f"--{only_full[0]}"
+        raise UserError(f"{flag} needs --scale full, but --scale is {settings.scale}: remove {flag}.")
     if settings.init is not None and len(settings.init) > 1 and not study.starts:
         raise UserError(
             f"--init has several values, but all runs of {study.name} have the same initial weights: give one value."
@@ -134,14 +125,11 @@ def study_folder(study: Study, settings: StudySettings, locations: Mapping[str, 
         return folder
     expected = (PAGE_FILE, RESULTS_FILE, FIGURE_FILE, *RESERVED, *locations)
     names = [path.name for path in folder.iterdir() if not is_grid_folder(path)]
-    foreign = [name for name in names if name not in expected and not name.startswith(UNFINISHED)]
-    if foreign:
-        raise UserError(
-            f"--output: {str(folder)!r} contains {foreign[0]!r}, which is not part of a study: choose another folder."
-        )
-    grids = [
-        path.parent.name for path in folder.glob(f"*/{GRID_FILE}") if path.parent.name not in (*RESERVED, *locations)
-    ]
+    if foreign := [name for name in names if name not in expected and not name.startswith(UNFINISHED)]:
+        text = f"--output: {str(folder)!r} contains {foreign[0]!r}, which is not part of a study"
+        raise UserError(f"{text}: choose another folder.")
+    names = [path.parent.name for path in folder.glob(f"*/{GRID_FILE}")]
+    grids = [name for name in names if name not in (*RESERVED, *locations)]
     if grids and settings.scale != "full":  # the page shows the numbers of one data set
         raise UserError(
             f"--output: {str(folder)!r} contains the study on {grids[0]!r}, but the requested images are "
@@ -180,9 +168,9 @@ def find_locations(
 ) -> DataLocations:
     """Return the locations of the images of all runs, from `--data` or, by default, from the data sets' names."""
     needed_data = list(dict.fromkeys(name for run in runs for name in (run.data, run.evaluated)))
-    shared = {name: getattr(settings, name) for name in ("data_root", "device", "workers")}
-    shared = {name: value for name, value in shared.items() if value is not None}
-    shared |= {"download": True} if settings.download else {}
+    values = {name: getattr(settings, name) for name in ("data_root", "device", "workers")}
+    values["download"] = settings.download or None
+    shared = {name: value for name, value in values.items() if value is not None}
     arguments = settings.data or []
     if settings.scale != "full":
         if len(arguments) > 1 or any("=" in argument for argument in arguments):

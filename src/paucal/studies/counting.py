@@ -23,14 +23,10 @@ from paucal.tasks.segmentation.cost import segmenter_cost
 
 @dataclass(frozen=True)
 class ModelCost:
-    """The number of parameters of a model and the multiply-adds of its forward pass for one image.
+    """The parameters of a model in millions, including frozen ones, and its multiply-adds for one image in billions.
 
-    Attributes:
-        params: Parameters in millions, including frozen parameters.
-        gmacs: Multiply-adds in billions without the two matrix products of attention, as fvcore counts them; None if
-            the multiply-adds cannot be counted.
-        gmacs_all: Multiply-adds in billions including the matrix products of attention; None if the multiply-adds
-            cannot be counted.
+    `gmacs` leaves out the two matrix products of attention, as fvcore does, and `gmacs_all` includes them. They are
+    None if they cannot be counted.
     """
 
     params: float
@@ -81,9 +77,7 @@ def _count_operations(model: Any, side: int) -> int | None:
     counter = FlopCounterMode(display=False)
     with warnings.catch_warnings(), torch.random.fork_rng(devices=[]):
         warnings.simplefilter("ignore")
-        images = probe_images(
-            model, (side, side)
-        ).requires_grad_()  # without a gradient, the counter fails on some models
+        images = probe_images(model, (side, side)).requires_grad_()  # else the counter fails on some models
         try:
             with counter:
                 model(images)
@@ -99,7 +93,6 @@ def count_network(
     """Count the parameters and multiply-adds of a mask detector (with 1,000 proposals) or of a segmenter.
 
     `network` is "detector", "cascade" (both are mask detectors) or "upernet" (a segmenter).
-
     `name` and `model_args` describe the backbone. `shape` is the image size, (height, width) in pixels. `width` is the
     number of channels of the segmenter's head; the auxiliary head is counted too. If `classes` is None, it is the
     number of classes of COCO (80) or ADE20K (150).

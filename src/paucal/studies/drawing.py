@@ -19,7 +19,6 @@ class Point:
     """A row of the study, which the figure shows as a circle.
 
     Attributes:
-        name: Name of the row.
         values: Accuracy in percent, images per second, and parameters in millions, by the names in `FIGURE_AXES`;
             unknown values are None.
         quoted: Names of the values that were taken from the paper instead of being measured here.
@@ -88,15 +87,10 @@ def describe_sources(study: Study, points: Sequence[Point], folders: Mapping[str
     timed = [point.name for point in points if "throughput" not in point.quoted]
     measured_names = [point.name for point in points if "accuracy" not in point.quoted]
     folder = folders[accuracy_column.study]
+    published = f"published values of {accuracy_column.study}"
+    text = f"All accuracies are {published}, since {folder} has no measured accuracies."
     if measured_names:
-        text = (
-            f"Accuracies with a star were measured in {folder}: {', '.join(measured_names)}; all other accuracies are "
-            f"published values of {accuracy_column.study}."
-        )
-    else:
-        text = (
-            f"All accuracies are published values of {accuracy_column.study}, since {folder} has no measured "
-            "accuracies."
-        )
+        measured = f"Accuracies with a star were measured in {folder}: {', '.join(measured_names)}"
+        text = f"{measured}; all other accuracies are {published}."
     times = f"Filled circles on the left were timed here: {', '.join(timed) or 'none'}; all other times are published."
     return [text, times]

@@ -59,12 +59,10 @@ def prepare_grids(call: Call) -> list[Grid]:
         if small is not None and kind == "train" and any(row.maps for row in study.rows_at(small)):
             # All rows use the split of the teacher that made the label maps, even if only some rows are requested.
             arms = _add_label_maps(call, arms, [run.row.maps for run in runs], small, shared)
-        feature_timer = (
-            _make_feature_timer(call, runs, len(images)) if kind == "frozen" and images is not None else None
-        )
-        grid_settings = call.grid_settings(call.folder / data)
+        is_frozen = kind == "frozen" and images is not None
+        feature_timer = _make_feature_timer(call, runs, len(images)) if is_frozen else None
         timing = (images, feature_timer, prepare_first)
-        grids.append(prepare_grid(grid_settings, arms, shared, call.command, console, *timing))
+        grids.append(prepare_grid(call.grid_settings(call.folder / data), arms, shared, call.command, console, *timing))
     return grids
 
 
@@ -115,10 +113,9 @@ def _transfer_settings(call: Call, run: PlannedRun, images: GridImages) -> dict[
     if any(column.metric == "mean_iou_scales" for column in call.study.trained_columns):
         scales = {"scales": list(SCALES), "mirror": True} if small is None else {"scales": list(SMALL_SCALES)}
         evaluation = {EVALUATION: scales}
-    settings = (
-        run.settings if small is None else {**_limit_epochs(run, small, images.training), **_start_setting(call, run)}
-    )
-    return {**settings, **evaluation}
+    if small is None:
+        return {**run.settings, **evaluation}
+    return {**_limit_epochs(run, small, images.training), **_start_setting(call, run), **evaluation}
 
 
 def _feature_settings(call: Call, run: PlannedRun) -> dict[str, Any]:

@@ -6,11 +6,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from matplotlib.figure import Figure
-
 from paucal.cores import threads_restored
 from paucal.evaluation.plots import save_figure
-from paucal.report.standalone import StudyPage, write_standalone
+from paucal.report.page import write_page
+from paucal.report.pictures import data_uri
 from paucal.runner.clock import end_time_text
 from paucal.runner.console import Console, SilentConsole
 from paucal.runs.grid_files import is_grid_folder
@@ -163,18 +162,17 @@ def _write_results(call: Call, starts: Sequence[Grid], grids: Sequence[Grid], al
     # At a smaller scale, the heading says that the numbers are not those of the published models.
     heading = "measured" if small is None else f"stand-ins on {grids[0].folder.name}"
     seeds = max(len(grid.seeds) for grid in grids)
-    page = StudyPage(
-        title=f"{study.paper}: {study.title}",
-        source=f"{study.source}, {study.where}",
-        scale=describe_scale(study, small, runs, seeds),
-        warnings=warnings,
-        rows=shown_rows(lines, heading),
-        caveats=caveats(study, small, seeds),
-        settings=shown_settings(runs, starts, grids),
-        comparisons=[(words, os.path.relpath(path, folder)) for words, path in pages],
-        command=call.command,
-    )
-    _write_and_print(study, page, lines, folder, call.console)
+    content = {
+        "scale": describe_scale(study, small, runs, seeds),
+        "warnings": warnings,
+        "rows": shown_rows(lines, heading),
+        "caveats": caveats(study, small, seeds),
+        "settings": shown_settings(runs, starts, grids),
+        "comparisons": [(words, os.path.relpath(path, folder)) for words, path in pages],
+        "command": call.command,
+        "pictures": (),
+    }
+    _write_and_print(study, content, lines, folder, call.console)
     return StudyResult(folder, lines, all_settled, failed)
 
 
@@ -192,33 +190,32 @@ def _count_or_time(study: Study, settings: StudySettings, command: str, console:
             "nothing is trained"
         )
     lines, _ = find_lines(study, (), (), timed=timed, other_studies=measured_in_other_studies(study, folder))
-    pictures: list[tuple[str, Figure]] = []
+    pictures: list[tuple[str, str]] = []
     if study.draws:
         points = points_of(study, lines)
         folders = {column.study: str(full_folder(column.study, folder)) for column in study.columns if column.study}
-        figure = efficiency_figure(points)
-        save_figure(folder / FIGURE_FILE, figure)
-        pictures = [(" ".join(describe_sources(study, points, folders)), figure)]
-    page = StudyPage(
-        title=f"{study.paper}: {study.title}",
-        source=f"{study.source}, {study.where}",
-        scale="Counted, not trained." if timed is None else timed.words,
-        warnings=(),
-        rows=shown_rows(lines),
-        caveats=[*(caption for caption, _ in pictures), *caveats(study, None)],
-        settings=(),
-        comparisons=(),
-        command=command,
-        pictures=pictures,
-    )
-    _write_and_print(study, page, lines, folder, console)
+        save_figure(folder / FIGURE_FILE, efficiency_figure(points))
+        uri = data_uri((folder / FIGURE_FILE).read_bytes())
+        pictures = [(" ".join(describe_sources(study, points, folders)), uri)]
+    content = {
+        "scale": "Counted, not trained." if timed is None else timed.words,
+        "rows": shown_rows(lines),
+        "caveats": [*(caption for caption, _ in pictures), *caveats(study, None)],
+        "command": command,
+        "pictures": pictures,
+        **dict.fromkeys(("warnings", "settings", "comparisons"), ()),
+    }
+    _write_and_print(study, content, lines, folder, console)
     return StudyResult(folder, lines, True, {})
 
 
-def _write_and_print(study: Study, page: StudyPage, lines: Sequence[Line], folder: Path, console: Console) -> None:
+def _write_and_print(
+    study: Study, content: Mapping[str, Any], lines: Sequence[Line], folder: Path, console: Console
+) -> None:
     write_results(folder, lines)
-    write_standalone(folder / PAGE_FILE, page)
-    console.show(terminal_table(study, page.rows))
-    for line in (*page.warnings, *page.caveats):
+    title, source = f"{study.paper}: {study.title}", f"{study.source}, {study.where}"
+    write_page(folder / PAGE_FILE, "studying.html", title=title, source=source, **content)
+    console.show(terminal_table(study, content["rows"]))
+    for line in (*content["warnings"], *content["caveats"]):
         console.say(line)
     console.say(f"results are in {folder}: {PAGE_FILE} (open it in a browser), {RESULTS_FILE}, and the runs")

@@ -113,10 +113,9 @@ def missing_sets(study: Study, data_sets: Mapping[str, DataSet]) -> list[str]:
 def how_to_get(study: Study, data_sets: Mapping[str, DataSet]) -> list[str]:
     """Return lines on how to get the data sets, initial weights and label maps that a study needs at full scale."""
     lines = [f"{data_sets[name].title} ({name}): {data_sets[name].how}" for name in missing_sets(study, data_sets)]
-    lines += [
-        f"{name}: initial weights are {start.words}: {'automatic, or ' if start.init else ''}--init {name}=RUN"
-        for name, start in study.starts.items()
-    ]
+    for name, start in study.starts.items():
+        automatic = "automatic, or " if start.init else ""
+        lines.append(f"{name}: initial weights are {start.words}: {automatic}--init {name}=RUN")
     if any(row.maps for row in study.trained_rows):
         lines.append("label maps of the training images: 'paucal label DATA --teacher ...', then --labels FOLDER")
     return lines

@@ -36,8 +36,7 @@ class Measurement:
         random: Score of the same backbone with random weights; None if the study does not evaluate frozen features.
         low: Lower end of the interval over test images if there is a single run, or the lower quartile of times;
             otherwise None.
-        high: Upper end of the interval over test images if there is a single run, or the upper quartile of times;
-            otherwise None.
+        high: Upper end, as `low`.
     """
 
     value: float
@@ -70,10 +69,8 @@ def measure_arm(column: Column, arm: ArmOutcome, baseline: ArmOutcome | None) ->
             return rows[-1]["seconds"] / rows[-1]["step"]
         return 100 * rows[max(1, round(column.at * len(rows))) - 1]["val_top1"]
 
-    values, base = (
-        {} if part is None else {seed: read(outcome) for seed, outcome in part.outcomes.items()}
-        for part in (arm, baseline)
-    )
+    values = {seed: read(outcome) for seed, outcome in arm.outcomes.items()}
+    base = {seed: read(outcome) for seed, outcome in baseline.outcomes.items()} if baseline else {}
     return mean_over_seeds(values, base)
 
 
@@ -164,7 +161,6 @@ def _read_numbers(path: Path) -> Numbers:
                 value, seeds = float(line["measured"]), int(line["seeds"])
                 numbers[line["row"], line["column"]] = Measurement(value, deviation, seeds, low=low, high=high)
     except (OSError, ValueError, KeyError, TypeError) as problem:
-        raise UserError(
-            f"{str(path)!r} is not a table of study results ({problem}): move the file to another folder."
-        ) from problem
+        text = f"{str(path)!r} is not a table of study results ({problem})"
+        raise UserError(f"{text}: move the file to another folder.") from problem
     return numbers

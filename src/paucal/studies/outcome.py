@@ -29,12 +29,8 @@ class Line:
     """One number of a study's table: the published value and the value measured here.
 
     Attributes:
-        row: Row of the study.
-        column: Column of the study.
-        published: Published value.
         deviation: Published standard deviation; None if no standard deviation is published.
         gain: Published gain over the row's baseline; None if the row has no baseline.
-        measured: Measured value; None if nothing was measured.
         why: Reason why nothing was measured; "" if there is a measured value.
     """
 
@@ -52,12 +48,10 @@ class RunResults:
     """The stored results of a study's runs.
 
     Attributes:
-        requested: Runs that the user requested.
         all_runs: All runs of the scale, whether requested or not.
         trained: Results of runs that are trained with labels, by (data set name, run name).
         scored: Scores of all other runs for each seed, by (data set name, run name).
         failed: (data set name, run name) of each run that failed with every seed.
-        timed: Speed of the models on this device; None if no column is a time.
         other_studies: Full-scale numbers of other studies, by study name.
     """
 

@@ -21,12 +21,10 @@ class PlannedRun:
     """One run of a study, which is repeated with each seed.
 
     Attributes:
-        row: Row of the run.
         columns: Columns whose numbers this run measures.
         name: Name of the run, which is unique among the runs on the same images.
         data: Name of the data set to train on, or of the images that replace it at a smaller scale.
         evaluated: Name of the data set to evaluate frozen features on, or of its replacement at a smaller scale.
-        epochs: Number of training epochs.
         settings: Settings of the command that computes the run, without images and seed.
         against: Name of the baseline run; "" if there is no baseline.
     """
@@ -182,9 +180,8 @@ def _standin_settings(study: Study, row: Row, column: Column, small: Scale, full
     init = {"init": "none"} if study.kind == "train" and not row.start else {}
     epochs = max(1, round(small.epochs * full_epochs / study.epochs))
     specific = {**row.set, **column.set, **row.standin, **column.standin}
-    specific |= {
-        name: max(1, round(epochs / full_epochs * specific[name])) for name in EPOCH_SETTINGS if name in specific
-    }
+    for name in set(EPOCH_SETTINGS) & specific.keys():
+        specific[name] = max(1, round(epochs / full_epochs * specific[name]))
     size = {"img_size": [small.side], "epochs": epochs}
     return _without_unused({**init, **small.set, **size, **_model_settings(standin, row), **specific})
 
@@ -206,10 +203,8 @@ def _name_runs(runs: Sequence[PlannedRun]) -> list[PlannedRun]:
     counts = Counter((run.row.name, run.data) for run in runs)
     named_runs = []
     for run in runs:
-        is_one_of_several = counts[run.row.name, run.data] > 1
-        named_runs.append(
-            replace(run, name=f"{run.row.name}, {_common_name(run.columns)}" if is_one_of_several else run.row.name)
-        )
+        suffix = f", {_common_name(run.columns)}" if counts[run.row.name, run.data] > 1 else ""
+        named_runs.append(replace(run, name=run.row.name + suffix))
     return [replace(run, against=_baseline_name(run, named_runs)) for run in named_runs]
 
 

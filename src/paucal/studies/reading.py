@@ -44,8 +44,7 @@ SHARED_BY_KIND = ("telling", "scales")
 # images at a smaller image size.
 TUNING_KIND = "tune"
 ENLARGING_KIND = "enlarge"
-# Kinds of studies in which every trained row needs initial weights.
-KINDS_WITH_STARTS = ("detect", "segment", "frozen")
+KINDS_WITH_STARTS = ("detect", "segment", "frozen")  # every trained row needs initial weights
 T = TypeVar("T")
 
 
@@ -67,17 +66,15 @@ def find_study(name: str) -> Study:
     """Return a study by its name."""
     names = studies()
     if name not in names:
-        raise UserError(
-            f"there is no study {name!r}{did_you_mean(name, names)}: 'paucal study list' shows all studies."
-        )
+        text = f"there is no study {name!r}{did_you_mean(name, names)}"
+        raise UserError(f"{text}: 'paucal study list' shows all studies.")
     return names[name]
 
 
 def read_data_sets(path: Path) -> dict[str, DataSet]:
     """Read a YAML file of data sets; return the data sets by name."""
-    sets = {
-        name: _make_dataclass(DataSet, entry, f"{path.name}: {name}") for name, entry in _read_mapping(path).items()
-    }
+    entries = _read_mapping(path)
+    sets = {name: _make_dataclass(DataSet, entry, f"{path.name}: {name}") for name, entry in entries.items()}
     for name, data_set in sets.items():
         if not data_set.named and not data_set.how:
             raise UserError(f"{path.name}: {name} has neither 'named' nor 'how': add one of these entries.")
@@ -162,14 +159,9 @@ def _rows_of_other(
 def _make_study(name: str, entry: Mapping[str, Any], models: Mapping[str, Model], location: str) -> Study:
     parts = {}
     for part, kind in (("columns", Column), ("rows", Row)):
-        entries = _require_list(entry.get(part, []), f"{location}: {part}")
-        parts[part] = [
-            _make_dataclass(kind, item, f"{location}: {part[:-1]} {number}") for number, item in enumerate(entries, 1)
-        ]
-    starts = {
-        key: _make_dataclass(Start, item, f"{location}: the start {key!r}")
-        for key, item in entry.get("starts", {}).items()
-    }
+        items = enumerate(_require_list(entry.get(part, []), f"{location}: {part}"), 1)
+        parts[part] = [_make_dataclass(kind, item, f"{location}: {part[:-1]} {number}") for number, item in items]
+    starts = {k: _make_dataclass(Start, v, f"{location}: the start {k!r}") for k, v in entry.get("starts", {}).items()}
     return _make_dataclass(Study, {**entry, **parts, "starts": starts, "name": name, "models": models}, location)
 
 
@@ -197,16 +189,15 @@ def _make_scales(shared: Mapping[str, Any], entry: Mapping[str, Any], location: 
 def _make_model(entry: Any, location: str) -> Model:
     if not isinstance(entry, dict):
         raise UserError(f"{location} is not a model: give 'name' and 'gmacs'.")
-    values = {name: value for name, value in entry.items() if name not in ("name", "args")}
-    full = {name: value for name, value in entry.items() if name in ("name", "args")}
+    values = dict(entry)
+    full = {name: values.pop(name) for name in ("name", "args") if name in values}
     if values.get("standin") is not None:
         values["standin"] = _make_dataclass(Architecture, values["standin"], f"{location}: the stand-in")
     model = _make_dataclass(Model, {**values, "full": _make_dataclass(Architecture, full, location)}, location)
     _require_name(model.network, NETWORKS, f"{location}: the network")
     if model.network and len(model.shape) != 2:
-        raise UserError(
-            f"{location}: 'shape' must be [height, width] for a model with a network, got {list(model.shape)}."
-        )
+        text = "'shape' must be [height, width] for a model with a network"
+        raise UserError(f"{location}: {text}, got {list(model.shape)}.")
     return model
 
 
@@ -226,9 +217,8 @@ def _make_dataclass(kind: type[T], entry: Any, location: str) -> T:
     return kind(**values)
 
 
-_type_hints = cache(
-    typing.get_type_hints
-)  # cached, since the YAML files define about a thousand objects of a few dataclasses
+# Cached, since the YAML files define about a thousand objects of a few dataclasses.
+_type_hints = cache(typing.get_type_hints)
 
 
 def _convert(value: Any, hint: Any, location: str) -> Any:

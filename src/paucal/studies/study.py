@@ -40,10 +40,7 @@ class DataSet:
     """A data set of a paper.
 
     Attributes:
-        title: Name for display.
-        train: Number of training images.
         test: Number of test images that the paper uses.
-        classes: Number of classes.
         named: Name by which paucal can open the data set; "" if paucal cannot open it by name.
         how: How to get the files if paucal does not download them.
         settings: Settings of a run on this data set, such as `classes`.
@@ -71,7 +68,6 @@ class Model:
     """A published model that rows refer to, with its stand-in at the smaller scales.
 
     Attributes:
-        full: Published model.
         gmacs: Multiply-adds of a forward pass for one image, in billions, including attention; used to estimate the
             cost.
         side: Side of the images in pixels.
@@ -104,7 +100,6 @@ class StartTraining:
     """How initial weights (in code called "starts") are trained at a smaller scale.
 
     Attributes:
-        epochs: Number of epochs of each training.
         side: Side of the images in pixels.
         data: Name of the labelled images; "" to use the images of the rows, with the split of the teacher that makes
             the rows' label maps.
@@ -127,12 +122,9 @@ class Scale:
 
     Attributes:
         data: Name of the images that replace all published data sets.
-        images: Maximum number of training images.
         epochs: Number of epochs of a run that has `Study.epochs` epochs at full scale; other runs are scaled in
             proportion.
-        seeds: Seeds of every row.
         side: Side of the images in pixels.
-        set: Settings of all runs.
         rows: Names of the rows that are run; () to run all trained rows.
         teacher: Teacher of label maps; None if no row needs label maps.
         start_training: Training of the initial weights; None if the rows start from random weights.
@@ -154,7 +146,6 @@ class Part:
     """The entries that rows and columns have in common; they describe runs.
 
     Attributes:
-        name: Published name.
         set: Settings at every scale.
         full: Settings at full scale.
         standin: Settings at the smaller scales.
@@ -203,7 +194,6 @@ class Row(Part):
         quoted: Whether the paper copied the row's numbers from another paper.
         maps: Whether the row is trained with label maps of a teacher.
         start: Key of the row's initial weights in the study's `starts`; "" to start from random weights.
-        note: Remark to print below the table.
     """
 
     values: tuple[Value, ...] = ()
@@ -222,11 +212,9 @@ class Start:
 
     Attributes:
         words: Description of the weights at full scale, for messages.
-        model: Name of the model in the study.
         init: Value of `--init` at full scale; "" if the user must give a run.
         tag: Tag of timm's weights if `init` is "timm"; "" for timm's default tag.
         verb: Command that trains the stand-in at a smaller scale, "train" or "pretrain".
-        set: Settings for training the stand-in.
     """
 
     words: str
@@ -242,21 +230,14 @@ class Study:
     """A table or figure of a paper.
 
     Attributes:
-        name: Name on the command line.
-        title: Subject of the table or figure.
         paper: Short name of the paper.
         source: Where the paper is published, such as "arXiv:2106.03746".
         where: Where the table or figure is in the paper, such as "table 1".
         kind: How the table or figure is reproduced, one of `KINDS`: the command that computes the runs, or another
             method.
-        columns: Columns in the published order.
-        rows: Rows in the published order.
-        models: Models by the names that rows use.
         recipe: Recipe of every run at full scale; "" if the runs use no recipe.
         epochs: Published number of epochs of a run.
         full: Settings of every run at full scale that the recipe does not contain, such as optimizer settings.
-        seeds: Seeds at full scale.
-        scales: Smaller scales by name.
         misprints: Misprints of the paper, and other remarks on its numbers.
         telling: Sentences on what the smaller scales can and cannot show.
         without: Reason why the study has no smaller scales; "" if it has smaller scales.

@@ -3,7 +3,7 @@
 import os
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -44,22 +44,9 @@ MAX_CLASSES_NAMED = 12  # number of classes named in a finding
 # Splits an error message into the problem and the advice after the last colon.
 _WITH_ADVICE = re.compile(r"(.*): ([a-z][^:'\"{}]*)", re.DOTALL)
 MAX_EMPTY_SHARE = 0.5  # if a larger fraction of images has no box, some were probably never annotated
-# Name, description and advice of findings on boxes.
-_OUTSIDE_BOXES_FINDING = (
-    "outside-boxes",
-    "outside of their image",
-    "correct the boxes, or check whether images were swapped",
-)
-_TINY_BOXES_FINDING = (
-    "tiny-boxes",
-    f"under {TINY_BOX_SIDE:g} pixels",
-    "on their shorter side: remove such small boxes, or cut the images into tiles and enlarge the tiles",
-)
-_REPEATED_BOXES_FINDING = (
-    "repeated-boxes",
-    "drawn twice on one object",
-    "remove one box of each pair, since the second counts as an error",
-)
+SWAPPED_ADVICE = "correct the boxes, or check whether images were swapped"
+TINY_ADVICE = "on their shorter side: remove such small boxes, or cut the images into tiles and enlarge the tiles"
+REPEATED_ADVICE = "remove one box of each pair, since the second counts as an error"
 
 
 def open_with_masks(settings: CheckSettings) -> tuple[ImageSet, list[Finding]] | None:
@@ -122,11 +109,8 @@ def crop_findings(opening_findings: Sequence[Finding], survey: Survey, device: s
         f"{counted(len(small_images), 'image fills', 'images fill')} less than half the side of the {side}-pixel crops "
         f"that paucal segment would train on (the smallest is {int(shorter_sides.min())} pixels)"
     )
-    advice = (
-        f"train with smaller crops: --img-size {fitting_side}"
-        if fitting_side < side
-        else "use larger copies of the images"
-    )
+    smaller_crops = f"train with smaller crops: --img-size {fitting_side}"
+    advice = smaller_crops if fitting_side < side else "use larger copies of the images"
     groups = tuple((int(survey.readable[index]),) for index in small_images)
     level = "warning" if len(small_images) < len(shorter_sides) / 2 else "note"
     return [Finding(SMALL_CROPS, level, text, advice, groups)]
@@ -151,8 +135,7 @@ def _open_without_masks(root: Path, problem: UserError) -> ImageSet:
 
 
 def _masks_finding(pairs: Pairs) -> Finding:
-    text = f"{counted(len(pairs.pairs), 'image')} with masks: this is data for paucal segment"
-    return Finding(MASKS, "note", text)
+    return Finding(MASKS, "note", f"{counted(len(pairs.pairs), 'image')} with masks: this is data for paucal segment")
 
 
 def _describe_masks(masked: MaskedImages, pairs: Pairs) -> tuple[ImageSet, list[Finding]]:
@@ -162,15 +145,11 @@ def _describe_masks(masked: MaskedImages, pairs: Pairs) -> tuple[ImageSet, list[
     listed_shares = ", ".join(f"{name} {percent(share)}" for name, share in list(shares.items())[:12])
     pixels = Finding("pixels", "note", f"percentage of the labelled pixels: {listed_shares}")
     findings = [_masks_finding(pairs), pixels, *masked.findings]
-    scarce = [name for name, share in shares.items() if share < MIN_PIXEL_SHARE]
-    if scarce:
-        names = join_first_few(scarce, 8)
-        text = (
-            f"{counted(len(scarce), 'class', 'classes')} with under {percent(MIN_PIXEL_SHARE)} of the pixels: {names}"
-        )
+    if scarce := [name for name, share in shares.items() if share < MIN_PIXEL_SHARE]:
+        count, share_text = counted(len(scarce), "class", "classes"), percent(MIN_PIXEL_SHARE)
+        text = f"{count} with under {share_text} of the pixels: {join_first_few(scarce, 8)}"
         findings.append(Finding("scarce-classes", "warning", text, "label more of these classes, or merge classes"))
-    empty = int((masked.pixels.sum(1) == 0).sum())
-    if empty:
+    if empty := int((masked.pixels.sum(1) == 0).sum()):
         text = f"{counted(empty, 'mask')} without a labelled pixel"
         findings.append(Finding("empty-masks", "warning", text, "label these masks, or remove the images"))
     # Classes without pixels are left out, since there is nothing to report about these classes.
@@ -216,20 +195,17 @@ def open_with_boxes(settings: CheckSettings) -> tuple[ImageSet, list[Finding]] |
 def other_label_findings(path: Path, verb: str) -> list[Finding]:
     """Return a note on each kind of labels in the set that is ignored because the set is checked for `verb`."""
     return [
-        Finding(
-            f"also-{LABEL_NOUNS[other]}", "note", f"there are also {contents_text}: check these with --verb {other}"
-        )
-        for other, contents_text in recognise(path).items()
+        Finding(f"also-{LABEL_NOUNS[other]}", "note", f"there are also {text}: check these with --verb {other}")
+        for other, text in recognise(path).items()
         if other != verb
     ]
 
 
 def _has_classes(data: str) -> bool:
     try:
-        classes = open_images(data).classes
+        return len(open_images(data).classes) > 1
     except UserError:
         return False
-    return len(classes) > 1
 
 
 def box_findings(annotations: Sequence[AnnotatedImage], keys: Sequence[str]) -> list[Finding]:
@@ -241,14 +217,16 @@ def box_findings(annotations: Sequence[AnnotatedImage], keys: Sequence[str]) -> 
     indices = [index_of[annotated.key] for annotated in readable]
     empty = [np.asarray((side < MIN_BOX_SIDE).any(axis=1)) for side in sides]
     tiny = [np.asarray((side < TINY_BOX_SIDE).any(axis=1) & (side >= MIN_BOX_SIDE).all(axis=1)) for side in sides]
+    outside, repeated = (list(map(mark, readable, corners)) for mark in (_is_outside, _is_repeated))
     without_boxes = [index for index, boxes in zip(indices, corners, strict=True) if not len(boxes)]
+    under_side = f"under {TINY_BOX_SIDE:g} pixels"
     return [
         *_size_findings(sides),
         *_rare_class_findings(readable),
         *_marked_finding(indices, empty, "empty-boxes", "without an area", "draw them again"),
-        *_marked_finding(indices, list(map(_is_outside, readable, corners)), *_OUTSIDE_BOXES_FINDING),
-        *_marked_finding(indices, tiny, *_TINY_BOXES_FINDING),
-        *_marked_finding(indices, list(map(_is_repeated, readable, corners)), *_REPEATED_BOXES_FINDING),
+        *_marked_finding(indices, outside, "outside-boxes", "outside of their image", SWAPPED_ADVICE),
+        *_marked_finding(indices, tiny, "tiny-boxes", under_side, TINY_ADVICE),
+        *_marked_finding(indices, repeated, "repeated-boxes", "drawn twice on one object", REPEATED_ADVICE),
         *_images_without_boxes(without_boxes, len(readable)),
     ]
 
@@ -273,12 +251,9 @@ def _size_findings(sides: Sequence[np.ndarray]) -> list[Finding]:
     areas = np.concatenate([side.prod(1) for side in sides]) if sides else np.zeros(0)
     if not len(areas):
         return []
-    shares = [
-        (areas < MIN_MEDIUM_AREA).mean(),
-        ((areas >= MIN_MEDIUM_AREA) & (areas < MIN_LARGE_AREA)).mean(),
-        (areas >= MIN_LARGE_AREA).mean(),
-    ]
-    small, medium, large = (percent(float(share), ".0f") for share in shares)
+    is_small, is_large = areas < MIN_MEDIUM_AREA, areas >= MIN_LARGE_AREA
+    is_medium = (areas >= MIN_MEDIUM_AREA) & (areas < MIN_LARGE_AREA)
+    small, medium, large = (percent(float(mask.mean()), ".0f") for mask in (is_small, is_medium, is_large))
     text = f"{small} of the boxes are small (under 32x32 pixels), {medium} medium, {large} large (from 96x96 up); "
     half_text = f"half of the boxes have a side under {np.median(np.sqrt(areas.clip(0))):.0f} pixels"
     return [Finding("box-sizes", "note", text + half_text)]
@@ -286,10 +261,10 @@ def _size_findings(sides: Sequence[np.ndarray]) -> list[Finding]:
 
 def _rare_class_findings(annotated: Sequence[AnnotatedImage]) -> list[Finding]:
     counts = _count_training_boxes(annotated)
-    rare_classes: Mapping[str, int] = {name: count for name, count in counts.items() if count < MIN_BOXES}
+    rare_classes = [f"{name} {count}" for name, count in counts.items() if count < MIN_BOXES]
     if not rare_classes:
         return []
-    names = ", ".join(f"{name} {count}" for name, count in list(rare_classes.items())[:MAX_CLASSES_NAMED])
+    names = ", ".join(rare_classes[:MAX_CLASSES_NAMED])
     text = f"{counted(len(rare_classes), 'class', 'classes')} with fewer than {MIN_BOXES} boxes: {names}"
     return [Finding("scarce-classes", "warning", text, "label more of these classes, or merge classes")]
 

@@ -56,8 +56,6 @@ class FeatureReader:
         name: Name of the model for messages; "" for plain pixels.
         module: Network with (B, D) features as output; None for plain pixels.
         preprocess: Preprocessing of images for the network; None for plain pixels.
-        device: Device of the network.
-        architecture: Name of the network's architecture.
     """
 
     name: str
@@ -168,9 +166,6 @@ class SuspectLabel:
     """An image whose label is probably wrong.
 
     Attributes:
-        position: Position in the set.
-        given: Class name of the given label.
-        suggested: Name of the probable class.
         confidence: Probability of the class `given`, predicted by a classifier that was not fitted on this image.
         suggested_confidence: Probability of the class `suggested`, predicted by the same classifier.
     """
@@ -202,9 +197,8 @@ def find_suspects(
     """
     labels = images.labels[indices]
     with console.progress("fitting classifiers") as advance:
-        shares = predict_out_of_fold(
-            features, torch.from_numpy(labels).long(), len(images.classes), groups, seed, advance
-        )
+        given = torch.from_numpy(labels).long()
+        shares = predict_out_of_fold(features, given, len(images.classes), groups, seed, advance)
     suspects = []
     for suspect in suspected_labels(shares, labels):
         names = images.classes[suspect.given], images.classes[suspect.suggested]
@@ -227,9 +221,8 @@ def predict_out_of_fold(
         train_features, held_out_features = features[train_rows], features[held_out_rows]
         mean, deviation = train_features.mean(0), train_features.std(0).clamp(min=1e-8)
         classifier = fit_logistic((train_features - mean) / deviation, labels[train_rows], n_classes, penalty, SOLVER)
-        probabilities[held_out_rows] = (
-            classifier.scores((held_out_features - mean) / deviation).double().softmax(1).numpy()
-        )
+        scores = classifier.scores((held_out_features - mean) / deviation)
+        probabilities[held_out_rows] = scores.double().softmax(1).numpy()
         progress(done + 1, len(folds))
     return probabilities
 

@@ -89,10 +89,8 @@ def check(data: Data = "digits", **settings: Any) -> CheckResult:
         (True, ['3 images are the same as another image, and would be in several splits: ...'])
     """
     console = RecordingConsole()
-    result = check_set(
-        settings_from_keywords(CheckSettings, {**settings, "data": data}, "paucal.check", "check"), console
-    )
-    return replace(result, said=tuple(console.said))
+    typed_settings = settings_from_keywords(CheckSettings, {**settings, "data": data}, "paucal.check", "check")
+    return replace(check_set(typed_settings, console), said=tuple(console.said))
 
 
 def check_set(settings: CheckSettings, console: Console) -> CheckResult:
@@ -125,14 +123,8 @@ def check_set(settings: CheckSettings, console: Console) -> CheckResult:
     suspects, judged_by = None, ""
     if settings.labels and reader is not None:
         suspects, judged_by = _find_label_errors(images, survey, pairs, reader, settings, console)
-    result = CheckResult(
-        checked_set,
-        describe_set(checked_set, survey),
-        sort_findings(applicable_findings(findings)),
-        suspects,
-        judged_by,
-        folder,
-    )
+    facts, sorted_findings = describe_set(checked_set, survey), sort_findings(applicable_findings(findings))
+    result = CheckResult(checked_set, facts, sorted_findings, suspects, judged_by, folder)
     console.note(f"checked in {format_duration(time.monotonic() - start_time)}")
     if folder is not None:
         write_check(folder, result, settings.seed)
@@ -151,13 +143,14 @@ def show(result: CheckResult, console: Console) -> None:
 def split_set(images: ImageSet, seed: int, verb: str = "train") -> tuple[CheckedSet, list[Finding]]:
     """Split a set into train, val and test images as the command `verb` would, and return findings on the split."""
     declared = np.asarray(images.declared, dtype="<U6")
-    has_own_split, declared_or_train = len(set(images.declared)) > 1, np.where(declared == "", "train", declared)
+    has_own_split = len(set(images.declared)) > 1
+    undivided = CheckedSet(images, np.where(declared == "", "train", declared), bool(declared.any()), "not divided")
     if not images.labelled and images.multi_hot is None:
-        return CheckedSet(images, declared_or_train, bool(declared.any()), "not divided"), []
+        return undivided, []
     try:
         parts = make_split(images, seed=seed).parts
     except UserError as problem:
-        return CheckedSet(images, declared_or_train, bool(declared.any()), "not divided"), [split_finding(problem)]
+        return undivided, [split_finding(problem)]
     parts = declared if has_own_split else parts
     return CheckedSet(images, parts, has_own_split, f"as paucal {verb} would divide them"), []
 
@@ -175,10 +168,8 @@ def without_unreadable(
     new_positions = {old: new for new, old in enumerate(readable.tolist())}
     findings = [replace(finding, groups=_renumber(finding.groups, new_positions)) for finding in opening]
     unreadable = sorted(survey.unreadable)
-    text = (
-        f"{counted(len(unreadable), 'image')} of {len(images)} cannot be read and "
-        f"{was_or_were(len(unreadable))} left out "
-    )
+    count, verb = counted(len(unreadable), "image"), was_or_were(len(unreadable))
+    text = f"{count} of {len(images)} cannot be read and {verb} left out "
     text += f"(the first: {survey.unreadable[unreadable[0]]})"
     findings.append(Finding(UNREADABLE, "warning", text, "repair or remove these images"))
     return images.select(readable), survey.select(readable), findings
@@ -317,9 +308,8 @@ def _find_label_errors(
     console: Console,
 ) -> tuple[list[SuspectLabel] | None, str]:
     if images.multi_hot is not None:
-        console.say(
-            "note: --labels needs one label per image (confident learning), but these images have several labels"
-        )
+        text = "--labels needs one label per image (confident learning), but these images have several labels"
+        console.say(f"note: {text}")
         return None, ""
     indices = survey.readable[images.labels[survey.readable] >= 0]
     if not images.labelled or len(np.unique(images.labels[indices])) < 2:

@@ -9,15 +9,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from PIL import Image, ImageDraw, ImageOps
+from PIL import Image
 from rich.table import Table
 
 from paucal.data.checking.findings import CheckedSet, Finding, classes_table, has_misleading
 from paucal.data.checking.survey import Survey
-from paucal.data.decode import UnreadableImage
 from paucal.data.images import ImageSet
-from paucal.data.stores import Store
-from paucal.report.standalone import Section, Thumbnail, write_check_page
+from paucal.report.page import write_page
+from paucal.report.pictures import data_uri
+from paucal.report.sheets import MAX_COLUMNS, MAX_ROWS, SheetStyle, draw_sheet, read_tile
 from paucal.runner.console import Console
 from paucal.runs import write_atomically, write_text
 from paucal.types import UserError
@@ -28,10 +28,20 @@ MAX_CLASSES, MAX_LISTED = 20, 10  # largest numbers of classes and of suspected 
 LEVEL_MARKUP = {"misleads": "[bold red]misleads[/]", "warning": "[yellow]warning[/]", "note": "[dim]note[/]"}
 PAGE, VALUES, SHEET = "check.html", "check.json", "contact_sheet.png"  # files of a check: page, values, sheet of images
 MAX_THUMBS, MAX_GROUP = 60, 6  # largest numbers of thumbnails: per finding, and per group of images
-# Side of a thumbnail in pixels; largest numbers of thumbnails per row, and of rows, of the contact sheet.
-TILE_SIDE, MAX_COLUMNS, MAX_ROWS = 88, 10, 60
-_GAP, _NAME_HEIGHT = 4, 16  # in pixels
+TILE_SIDE = 88  # side of a thumbnail in pixels
 _JPEG_QUALITY = 82  # quality of a JPEG file, from 0 to 95
+
+
+@dataclass(frozen=True)
+class Section:
+    """The section of the page about one finding; images that belong together share a row of thumbnails."""
+
+    title: str
+    level: str
+    text: str
+    advice: str
+    rows: Sequence[Sequence[dict[str, str | None]]]
+    more: str  # sentence about images that are not shown
 
 
 @dataclass(frozen=True)
@@ -69,13 +79,12 @@ class CheckResult:
     def to_dict(self) -> dict[str, Any]:
         """Return the result as JSON values."""
         images = self.checked.images
+        suspects = None if self.suspects is None else [suspect.to_dict(images) for suspect in self.suspects]
         return {
             "misleads": self.misleads,
             **self.facts,
             "findings": [finding.to_dict(images.keys) for finding in self.findings],
-            "suspected_labels": None
-            if self.suspects is None
-            else [suspect.to_dict(images) for suspect in self.suspects],
+            "suspected_labels": suspects,
             "judged_by": self.judged_by,
         }
 
@@ -213,14 +222,18 @@ def write_check(folder: Path, result: CheckResult, seed: int) -> None:
     sheet = contact_sheet(result.checked.images, seed)
     write_atomically(folder / SHEET, lambda file: sheet.save(file, "PNG"))
     facts = result.facts
-    write_check_page(
+    per_class = facts["per_class"]
+    names = next(iter(per_class.values()), {})
+    write_page(
         folder / PAGE,
+        "checking.html",
         title=f"Data check of {facts['name']}",
         figures=_headline_numbers(result),
         facts=fact_rows(facts),
-        per_class=facts["per_class"],
+        parts=list(per_class),
+        counts={name: [counts[name] for counts in per_class.values()] for name in names},
         sections=[*_finding_sections(result), *_suspect_sections(result)],
-        sheet=as_jpeg(sheet),
+        sheet=data_uri(as_jpeg(sheet), "jpeg"),
     )
 
 
@@ -260,34 +273,20 @@ def _suspect_sections(result: CheckResult) -> list[Section]:
         caption += f"({percent(suspect.suggested_confidence, '.0f')})"
         rows.append([_make_thumb(result, suspect.position, caption)])
     n_omitted = len(result.suspects) - len(rows)
-    return [
-        Section(
-            "labels that are probably wrong",
-            "warning" if rows else "note",
-            f"{counted(len(result.suspects), 'label')}, the most suspect first. Checked with {result.judged_by}.",
-            "Look at each image: correct wrong labels, and keep unusual images with the right label.",
-            rows,
-            f"and {n_omitted} more; {VALUES} has all of them" if n_omitted > 0 else "",
-        )
-    ]
+    text = f"{counted(len(result.suspects), 'label')}, the most suspect first. Checked with {result.judged_by}."
+    advice = "Look at each image: correct wrong labels, and keep unusual images with the right label."
+    more = f"and {n_omitted} more; {VALUES} has all of them" if n_omitted > 0 else ""
+    return [Section("labels that are probably wrong", "warning" if rows else "note", text, advice, rows, more)]
 
 
-def _make_thumb(result: CheckResult, position: int, caption: str | None = None) -> Thumbnail:
+def _make_thumb(result: CheckResult, position: int, caption: str | None = None) -> dict[str, str | None]:
+    """Return an image for the page: its key, the text below it, and its data URI (None if it cannot be read)."""
     images = result.checked.images
     name = ", ".join(images.classes_of(position))
     label = caption or ", ".join(part for part in (name, str(result.checked.parts[position])) if part)
-    picture = thumbnail(images.store, position)
-    return Thumbnail(images.keys[position], label, None if picture is None else as_jpeg(picture))
-
-
-def thumbnail(store: Store, position: int) -> Image.Image | None:
-    """Return an image, resized and padded with white to a square of `TILE_SIDE` pixels; None if it cannot be read."""
-    try:
-        picture = store.read(position)
-    except UnreadableImage:
-        return None
-    resampling = Image.Resampling.NEAREST if max(picture.size) < TILE_SIDE else Image.Resampling.LANCZOS
-    return ImageOps.pad(picture, (TILE_SIDE, TILE_SIDE), resampling, color="white")
+    picture = read_tile(images.store.read, position, TILE_SIDE)
+    uri = None if picture is None else data_uri(as_jpeg(picture), "jpeg")
+    return {"key": images.keys[position], "words": label, "uri": uri}
 
 
 def as_jpeg(picture: Image.Image) -> bytes:
@@ -309,16 +308,8 @@ def contact_sheet(images: ImageSet, seed: int = 0) -> Image.Image:
     else:
         sampled = np.sort(generator.permutation(len(images))[: 6 * MAX_COLUMNS]).tolist()
         rows = [("", sampled[start : start + MAX_COLUMNS]) for start in range(0, len(sampled), MAX_COLUMNS)]
-    height = TILE_SIDE + _GAP + (_NAME_HEIGHT if images.classes else 0)
-    page = Image.new("RGB", (MAX_COLUMNS * (TILE_SIDE + _GAP) + _GAP, len(rows) * height + _GAP), "white")
-    draw = ImageDraw.Draw(page)
-    for number, (name, members) in enumerate(rows):
-        top = _GAP + number * height
-        if images.classes:
-            draw.text((_GAP, top), name.encode("ascii", "replace").decode()[:120], fill="black")
-            top += _NAME_HEIGHT
-        for column, position in enumerate(members):
-            tile = thumbnail(images.store, position)
-            if tile is not None:
-                page.paste(tile, (_GAP + column * (TILE_SIDE + _GAP), top))
-    return page
+    headed = [
+        (name.encode("ascii", "replace").decode()[:120], [(position, "") for position in members])
+        for name, members in rows
+    ]
+    return draw_sheet(headed, images.store.read, SheetStyle(TILE_SIDE, 4, 16 if images.classes else 0))

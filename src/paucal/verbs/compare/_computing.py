@@ -36,7 +36,6 @@ from paucal.verbs.eval.images import find_data
 from paucal.verbs.eval.segmentation import evaluate_segmenter
 from paucal.verbs.eval.settings import EvalSettings, OpeningSettings
 
-MULTI_SCALE = "mean_iou_scales"  # name of the mean IoU with averaging over image scales
 # Settings of an evaluation that do not change its scores.
 MACHINE_SETTINGS = ("data", "data_root", "device", "workers", "download")
 TEST_FRACTION = 0.2  # fraction of the images to test on, for data sets without test images
@@ -115,16 +114,13 @@ def _evaluate(cell: Cell, console: Console) -> None:
     """
     evaluation = dict(cell.settings.get(EVALUATION, {}))
     if cell.verb == "segment":
-        settings = EvalSettings(
-            **{**_machine_settings(cell), **evaluation, "output": str(cell.folder / EVALUATION_FOLDER)}
-        )
+        output = {"output": str(cell.folder / EVALUATION_FOLDER)}
+        settings = EvalSettings(**{**_machine_settings(cell), **evaluation, **output})
         (result,) = evaluate_segmenter(str(cell.run.path), [], settings, console)
-        scores = {MULTI_SCALE: {"trained": result.metrics["mean_iou"]}}
+        scores = {"mean_iou_scales": {"trained": result.metrics["mean_iou"]}}
     elif cell.verb == EVAL:
         model = start_settings(start_of(cell)).get("init") or str(cell.settings[MODEL])
-        evaluation = {
-            name: value for name, value in verb_settings(cell.settings).items() if name not in MACHINE_SETTINGS
-        }
+        evaluation = {n: value for n, value in verb_settings(cell.settings).items() if n not in MACHINE_SETTINGS}
         scores = _feature_scores(cell, model, evaluation, console)
     else:
         scores = _feature_scores(cell, str(cell.run.path), {"protocol": ["knn", "linear"], **evaluation}, console)
@@ -132,7 +128,6 @@ def _evaluate(cell: Cell, console: Console) -> None:
 
 
 def _machine_settings(cell: Cell) -> dict[str, Any]:
-    """Return the evaluation settings `device` (by default the best device of this machine) and `workers`."""
     workers = {"workers": cell.settings["workers"]} if "workers" in cell.settings else {}
     return {"device": cell.settings.get("device") or best_device()[0], **workers}
 

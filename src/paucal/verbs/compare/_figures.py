@@ -11,7 +11,7 @@ from paucal.evaluation.comparison import Difference
 from paucal.evaluation.curves import COLOURS
 from paucal.evaluation.plots import GREY, shorten
 from paucal.metrics.intervals import Score
-from paucal.verbs.compare.findings import ArmOutcome, Findings, Outcome
+from paucal.verbs.compare.findings import Findings
 
 WIDTH = 5.8  # width of a figure in inches; legible on a phone
 _MAX_NAME = 44  # largest number of characters of an arm's name; longer names are shortened
@@ -68,8 +68,11 @@ def curves_figure(findings: Findings) -> Figure | None:
 
     Return None if no run has validation accuracies.
     """
-    arms = [(arm, _runs_with_curve(arm)) for arm in findings.arms]
-    arms = [(arm, curves) for arm, curves in arms if curves]
+    arms = [
+        (arm, runs)
+        for arm in findings.arms
+        if (runs := [run for run in arm.outcomes.values() if run.rows and all("val_top1" in row for row in run.rows)])
+    ]
     if not arms:
         return None
     epoch_counts = {len(run.rows) for arm, _ in arms for run in arm.outcomes.values()}
@@ -87,9 +90,8 @@ def curves_figure(findings: Findings) -> Figure | None:
         low, high = max(x[0] for x, _ in points), min(x[-1] for x, _ in points)
         mean_x = np.linspace(low, high, max(2, max(len(x) for x, _ in points)))
         mean_y = np.mean([np.interp(mean_x, x, y) for x, y in points], axis=0)
-        axes.plot(
-            mean_x, mean_y, color=colour, lw=2.4, label=shorten(arm.name, _MAX_NAME), marker=_marker(np.unique(mean_x))
-        )
+        label = shorten(arm.name, _MAX_NAME)
+        axes.plot(mean_x, mean_y, color=colour, lw=2.4, label=label, marker=_marker(np.unique(mean_x)))
     axes.set_xlabel("epoch" if x_column == "epoch" else "seconds of training")
     axes.set_ylabel("validation accuracy in percent")
     if x_column == "epoch":
@@ -109,10 +111,6 @@ def _clip_score(score: Score) -> Score:
     if score.low is None or score.high is None:
         return score
     return Score(score.value, max(0.0, score.low), min(1.0, score.high))
-
-
-def _runs_with_curve(arm: ArmOutcome) -> list[Outcome]:
-    return [run for run in arm.outcomes.values() if run.rows and all("val_top1" in row for row in run.rows)]
 
 
 def _draw_difference(axes: Axes, index: int, gain: Difference) -> None:

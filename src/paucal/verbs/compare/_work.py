@@ -9,7 +9,7 @@ import os
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from paucal.runs import RunFolder
@@ -103,10 +103,9 @@ def _register_try(cell: Cell) -> bool:
         state = str(cell.run.last.stat().st_mtime_ns)
     except FileNotFoundError:
         state = "none"
-    try:
+    record: dict[str, object] = {}
+    with suppress(UserError):  # if the file is missing or damaged, the count starts at zero
         record = folder.read_json(TRIES_FILE)
-    except UserError:  # the file is missing or damaged, so the count starts at zero
-        record = {}
     tries = record.get("tries") if record.get("state") == state else 0
     tries = tries if isinstance(tries, int) else 0
     if tries >= MAX_TRIES:

@@ -63,8 +63,7 @@ class Processes:
 
     def describe(self) -> str:
         """Describe the workers that were started."""
-        count = counted(len(self._workers), "worker process", "worker processes")
-        return f"{count}; their logs are in {self._logs}"
+        return f"{counted(len(self._workers), 'worker process', 'worker processes')}; their logs are in {self._logs}"
 
 
 def _visible_gpus() -> list[str]:

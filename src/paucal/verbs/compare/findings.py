@@ -32,15 +32,11 @@ class Outcome:
     """Results of a finished run.
 
     Attributes:
-        cell: Cell of the run.
         scores: Test scores by name, such as "top1".
         validation: Validation accuracy; None if there are no validation images.
         hits: Whether each test image was classified correctly, by the image's key.
         groups: Group of each test image (`--group-by`), by the image's key; None if the run has stored no groups.
         rows: Metrics of each epoch.
-        seconds: Duration of the run in seconds.
-        epochs: Number of epochs.
-        parameters: Number of parameters of the model.
         macs: Multiply-adds for one image, without the matrix products in attention; None if they cannot be counted.
     """
 
@@ -66,11 +62,9 @@ class ArmOutcome:
     """Results of an arm's finished runs.
 
     Attributes:
-        arm: Training configuration.
         name: Short unique name of the arm.
         outcomes: Results of the finished runs, by seed.
         expected: Number of runs that the arm has when all seeds of the grid are finished.
-        scores: Scores over seeds, by name of the score; empty if no run is finished.
         baseline: Name of the arm that this arm is compared with; "" if there is none.
         gain: Gain in accuracy over the baseline on their common finished seeds; None if there are no common seeds.
         rate: Chosen learning rate; None if learning rates were not searched.
@@ -100,11 +94,7 @@ class ArmOutcome:
 class Findings:
     """The results of a grid so far.
 
-    Attributes:
-        grid: Stored grid.
-        arms: Results of the arms, in the order of the grid.
-        states: States of all cells.
-        unreadable: Error message for each finished run whose results cannot be read, by the name of the run.
+    `unreadable` has the error message for each finished run whose results cannot be read, by the name of the run.
     """
 
     grid: Grid
@@ -171,18 +161,9 @@ def read_outcome(cell: Cell) -> Outcome:
     hits, groups = _read_correct(run), None
     if cell.settings.get("group_by") or cell.settings.get("split"):
         groups = {row["key"]: row["group"] for row in read_rows(run.split) if "group" in row and row["key"] in hits}
-    return Outcome(
-        cell,
-        report.values,
-        validation,
-        hits,
-        groups if groups and len(groups) == len(hits) else None,
-        rows,
-        float(summary["seconds"]),
-        len(rows),
-        int(summary["parameters"]),
-        None if cost is None else cost.macs,
-    )
+    groups = groups if groups and len(groups) == len(hits) else None
+    seconds, parameters, macs = float(summary["seconds"]), int(summary["parameters"]), cost.macs if cost else None
+    return Outcome(cell, report.values, validation, hits, groups, rows, seconds, len(rows), parameters, macs)
 
 
 def _read_correct(run: RunFolder) -> dict[str, bool]:
@@ -192,9 +173,8 @@ def _read_correct(run: RunFolder) -> dict[str, bool]:
         lines = csv.DictReader(io.StringIO(read_text(path, MAX_BYTES, errors="surrogateescape"), newline=""))
         hits = {row["key"]: row["label"] == row["predicted"] for row in lines}
     except (OSError, KeyError, csv.Error) as problem:
-        raise UserError(
-            f"{str(path)!r} is missing or damaged ({problem}): remove the run folder and compare again."
-        ) from problem
+        text = f"{str(path)!r} is missing or damaged ({problem})"
+        raise UserError(f"{text}: remove the run folder and compare again.") from problem
     if not hits:
         raise UserError(f"{str(path)!r} contains no image: remove the run folder and compare again.")
     return hits
@@ -225,9 +205,8 @@ def _common_groups(outcomes: Iterable[Outcome]) -> Mapping[str, str] | None:
     """Return the groups of test images by image key; None if a run has no groups or the groups differ between runs."""
     groups: dict[str, str] = {}
     for outcome in outcomes:
-        if outcome.groups is None:
-            return None
-        if any(groups.setdefault(key, group) != group for key, group in outcome.groups.items()):
+        stored = outcome.groups
+        if stored is None or any(groups.setdefault(key, group) != group for key, group in stored.items()):
             return None
     return groups
 
@@ -251,18 +230,14 @@ def scores_of(cell: Cell) -> Scores:
         values = {**values, **intervals} if isinstance(values, dict) and isinstance(intervals, dict) else None
     if not isinstance(values, dict):
         raise UserError(f"{str(cell.run.path / name)!r} is damaged: remove the run folder and run again.")
-    scores = {
-        key: _score_numbers(value if isinstance(value, dict) else {"value": value}) for key, value in values.items()
-    }
+    scores = {key: _score_numbers(value) for key, value in values.items()}
     return {**{key: score for key, score in scores.items() if "trained" in score}, **evaluation}
 
 
-def _score_numbers(score: Mapping[str, Any]) -> dict[str, float]:
-    """Return a stored score with the keys of `scores_of`: "trained" for its value, "low" and "high" for its interval.
-
-    If either end is missing, the result has neither "low" nor "high".
-    """
+def _score_numbers(score: Any) -> dict[str, float]:
+    """Return a stored score, or a stored number, with the keys of `scores_of`; `low` and `high` only if both exist."""
     names = {"value": "trained", "low": "low", "high": "high"}
+    score = score if isinstance(score, dict) else {"value": score}
     values = {names[key]: value for key, value in score.items() if key in names}
     numbers = {key: float(v) for key, v in values.items() if isinstance(v, int | float) and not isinstance(v, bool)}
     return numbers if {"low", "high"} <= set(numbers) else {k: v for k, v in numbers.items() if k == "trained"}

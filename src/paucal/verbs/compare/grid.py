@@ -58,11 +58,8 @@ class Grid:
     """All arms with all seeds.
 
     Attributes:
-        folder: Folder of the comparison.
         fingerprint: Digest of the images and their labels.
         shared: Settings that all runs share.
-        arms: Training configurations to compare.
-        seeds: Seeds of every arm.
         rates: Learning rates to try with the first seed; each arm keeps the rate with the best validation accuracy.
             Empty if learning rates are not searched.
         threads: Number of threads of each worker; stored because the results can depend on the number of threads.
@@ -186,12 +183,9 @@ class Cell:
 
     Attributes:
         folder: Folder of the cell, which contains the run.
-        arm: Training configuration.
-        seed: Seed for all random numbers.
         rate: Learning rate, if the grid searches for learning rates; otherwise None.
         settings: Settings of the command, and entries with the keys of `EXTRA_ENTRIES`.
         is_trial: Whether the run is a trial for choosing a learning rate.
-        verb: Command that trains the run, such as "train".
     """
 
     folder: Path
@@ -249,11 +243,10 @@ def state_of(cell: Cell) -> State:
         return State("done")
     if (cell.folder / FAILURE_FILE).is_file():
         try:
-            return State(
-                "failed", str(RunFolder(cell.folder).read_json(FAILURE_FILE).get("error", "no reason was recorded"))
-            )
+            record = RunFolder(cell.folder).read_json(FAILURE_FILE)
         except UserError as problem:
             return State("failed", str(problem))
+        return State("failed", str(record.get("error", "no reason was recorded")))
     if is_locked(cell.folder):
         return State("running")
     return State("stopped" if cell.run.config.is_file() else "pending")
@@ -337,7 +330,6 @@ def start_settings(start: Cell | None) -> dict[str, str]:
     state = state_of(start)
     if state.name != "done":
         reason = f"has failed ({state.error})" if state.name == "failed" else f"is {state.name}"
-        raise UserError(
-            f"this run starts from the run of {start.name}, which {reason}: use --retry when that run is done."
-        )
+        text = f"this run starts from the run of {start.name}, which {reason}"
+        raise UserError(f"{text}: use --retry when that run is done.")
     return {"init": str(start.run.path.resolve())}

@@ -9,7 +9,8 @@ from rich.table import Table
 from paucal.evaluation.comparison import Difference
 from paucal.evaluation.plots import save_figure
 from paucal.metrics.intervals import Score
-from paucal.report.standalone import ComparisonPage, write_standalone
+from paucal.report.page import write_page
+from paucal.report.pictures import data_uri
 from paucal.runs import csv_text, write_text
 from paucal.settings.options import flag_words
 from paucal.verbs.compare._figures import curves_figure, differences_figure, scores_figure
@@ -35,11 +36,13 @@ LAST_EPOCHS = "No run had validation images, so each kept its last epoch. Test i
 SOME_EPOCHS_BY_VALIDATION = (
     "Runs with validation images chose their epoch on them; other runs kept the last epoch. Test images were used once."
 )
-CAPTIONS = {
-    "differences": "Differences between arms; a difference is significant if its thickest bar excludes 0.",
-    "scores": "Test accuracy of every run.",
-    "curves": "Validation accuracy: thin lines are runs, thick lines are the means of arms.",
-}
+DIFFERENCES_CAPTION = "Differences between arms; a difference is significant if its thickest bar excludes 0."
+CURVES_CAPTION = "Validation accuracy: thin lines are runs, thick lines are the means of arms."
+FIGURES = (
+    (differences_figure, "differences.png", DIFFERENCES_CAPTION),
+    (scores_figure, "scores.png", "Test accuracy of every run."),
+    (curves_figure, "curves.png", CURVES_CAPTION),
+)
 
 
 def write_report(findings: Findings) -> Path:
@@ -49,35 +52,30 @@ def write_report(findings: Findings) -> Path:
     write_tables(folder, findings)
     commands = ["# the comparison", *grid.commands, "", "# its runs, one by one", *map(command_of, states)]
     write_text(folder / "commands.txt", "".join(f"{line}\n" for line in commands))
-    figures = {
-        "differences": differences_figure(findings),
-        "scores": scores_figure(findings),
-        "curves": curves_figure(findings),
-    }
-    available_figures = {name: figure for name, figure in figures.items() if figure is not None}
-    for name, figure in available_figures.items():
-        save_figure(folder / f"{name}.png", figure)
+    pictures = []
+    for draw, name, caption in FIGURES:
+        if (figure := draw(findings)) is not None:
+            save_figure(folder / name, figure)
+            pictures.append((caption, data_uri((folder / name).read_bytes())))
     method_names = list(dict.fromkeys(arm.arm.way for arm in arms))
     names = " against ".join(method_names) if len(method_names) < 4 else f"{counted(len(method_names), 'method')}"
-    n_unfinished = sum(not state.settled for state in states.values())
-    unfinished_notes = (
-        [f"{counted(n_unfinished, 'run')} of {len(states)} not yet computed: these results will change."]
-        if n_unfinished
-        else []
-    )
-    page = ComparisonPage(
+    warnings = failures(findings)
+    if n_unfinished := sum(not state.settled for state in states.values()):
+        warnings.append(f"{counted(n_unfinished, 'run')} of {len(states)} not yet computed: these results will change.")
+    write_page(
+        folder / PAGE,
+        "comparing.html",
         title=f"{names} on {Path(str(grid.shared.get('data', 'digits'))).name}",
         verdicts=verdicts(findings),
-        warnings=[*failures(findings), *unfinished_notes],
+        warnings=warnings,
         rows=arm_rows(findings),
         bold=frozenset(number for number, arm in enumerate(arms) if arm.gain is not None and arm.gain.clear),
         fairness=fairness(findings),
         notes=(*NOTES, describe_selection(findings)),
-        pictures=[(CAPTIONS[name], figure) for name, figure in available_figures.items()],
+        pictures=pictures,
         commands=grid.commands,
         runs=_run_table_rows(findings),
     )
-    write_standalone(folder / PAGE, page)
     return folder / PAGE
 
 
@@ -110,11 +108,9 @@ def format_points(value: float) -> str:
 
 def format_interval(difference: Score) -> str:
     """Format the confidence interval of a difference in percentage points; "-" if the interval is unknown."""
-    return (
-        "-"
-        if difference.low is None or difference.high is None
-        else f"{format_points(difference.low)} to {format_points(difference.high)}"
-    )
+    if difference.low is None or difference.high is None:
+        return "-"
+    return f"{format_points(difference.low)} to {format_points(difference.high)}"
 
 
 def verdicts(findings: Findings) -> list[str]:
@@ -139,9 +135,8 @@ def _verdict(arm: ArmOutcome, gain: Difference) -> str:
         return f"{comparison}: with each seed, both are correct on the same number of test images."
     if gain.both.low is None:
         unit = "test image" if gain.groups is None else "group"
-        return (
-            f"{comparison}. The same difference on every {unit} gives no interval for other {unit}s: use more {unit}s."
-        )
+        reason = f"The same difference on every {unit} gives no interval for other {unit}s"
+        return f"{comparison}. {reason}: use more {unit}s."
     if gain.by_seed.score.low is None:
         return (
             f"{comparison}. The interval only covers other test images: the same difference with every seed cannot "

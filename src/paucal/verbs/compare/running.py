@@ -96,12 +96,9 @@ def require_workers(on: str, slurm: Sequence[str] | None = None, count: int = 1)
 
 @dataclass(frozen=True)
 class Progress:
-    """Progress of a grid.
+    """Progress of a grid, with the workers that other calls have started.
 
-    Attributes:
-        states: States of the cells.
-        left: Expected seconds until every cell is done or has failed, with the current workers; None if unknown.
-        other_workers: Number of workers that were started by other calls.
+    `left` is the expected time in seconds until every cell is done or has failed; None if unknown.
     """
 
     states: Mapping[Cell, State]
@@ -185,11 +182,12 @@ class ProgressReporter:
         previous, self._states = self._states, dict(progress.states)
         n_settled = sum(state.settled for state in progress.states.values())
         position = f"{n_settled} of {len(progress.states)}"
-        if previous is not None:
-            for cell, state in progress.states.items():
-                if state.settled and not previous.get(cell, State("pending")).settled:
-                    self._say_with_progress(f"{position}: {_end_message(cell, state)}", progress)
-        if previous is not None and time.monotonic() - self._last_message > MAX_SILENCE:
+        if previous is None:
+            return progress
+        for cell, state in progress.states.items():
+            if state.settled and not previous.get(cell, State("pending")).settled:
+                self._say_with_progress(f"{position}: {_end_message(cell, state)}", progress)
+        if time.monotonic() - self._last_message > MAX_SILENCE:
             self._say_with_progress(f"{position} ended, {progress.count('running')} running", progress)
         return progress
 

@@ -34,8 +34,7 @@ class GridSettings:
 
     methods: list[str] | None = option(
         "methods, with additional losses after a plus sign: supervised drloc token-labeling+drloc; the first is the "
-        "baseline "
-        "(default: supervised drloc)",
+        "baseline (default: supervised drloc)",
         group=_GRID,
     )
     models: list[str] | None = option("backbones (default: one backbone, chosen from the data)", group=_GRID)

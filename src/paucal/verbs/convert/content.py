@@ -34,7 +34,6 @@ class AnnotatedObject:
     """An object in an image.
 
     Attributes:
-        name: Class name.
         box: (left, top, right, bottom) in pixels.
         crowd: Whether the object is marked as a crowd or as difficult.
         outline: Outline as in the field "segmentation" of COCO: polygons or run lengths; None if unknown.
@@ -87,8 +86,6 @@ class Content:
 
     Attributes:
         kind: Command that trains on the labels: "detect" for boxes, "segment" for masks, "train" for classes.
-        images: Set with the pixels of the images.
-        items: Name, split and labels of each image to write.
         numbers: Class numbers, by class name.
         mask: Function that returns the (H, W) class numbers of the image at a position; None if there are no masks.
         lost: How many objects or labels of each kind the target layout cannot store, by description of the kind.

@@ -57,9 +57,8 @@ def convert(data: Data, **settings: Any) -> Converted:
         >>> paucal.convert("cells/", to="coco", output="cells_coco/")  # doctest: +SKIP
     """
     console = RecordingConsole()
-    result = convert_set(
-        settings_from_keywords(ConvertSettings, {**settings, "data": data}, "paucal.convert", "convert"), console
-    )
+    values = {**settings, "data": data}
+    result = convert_set(settings_from_keywords(ConvertSettings, values, "paucal.convert", "convert"), console)
     return replace(result, said=tuple(console.said))
 
 

@@ -88,27 +88,19 @@ def write_cvat(content: Content, folder: Path) -> None:
         for obj in without_crowds(content, item):
             tag, coordinates = _shape_tag(item, obj)
             kinds.add(tag)
-            shapes.append(
-                f'<{tag} label={quoteattr(obj.name)} source="{source}" occluded="0" {coordinates} z_order="0"/>'
-            )
+            attributes = f'label={quoteattr(obj.name)} source="{source}" occluded="0" {coordinates} z_order="0"'
+            shapes.append(f"<{tag} {attributes}/>")
         shapes += [f'<tag label={quoteattr(name)} source="{source}"/>' for name in item.labels]
         kinds |= {"tag"} if item.labels else set()
         subset = f" subset={quoteattr(item.part)}" if item.part else ""
-        rows.append(
-            f'<image id="{number}" name={quoteattr(item.relative_path(""))}{subset} width="{width}" height="{height}">'
-            f"{''.join(shapes)}</image>"
-        )
+        attributes = f'id="{number}" name={quoteattr(item.relative_path(""))}{subset} width="{width}" height="{height}"'
+        rows.append(f"<image {attributes}>{''.join(shapes)}</image>")
     (shape,) = kinds if len(kinds) == 1 else ("any",)
     shape = "rectangle" if shape == "box" else shape
     names = "".join(f"<label><name>{escape(name)}</name><type>{shape}</type></label>" for name in content.numbers)
     task = f"<task><size>{len(rows)}</size><mode>annotation</mode><labels>{names}</labels></task>"
-    lines = [
-        '<?xml version="1.0" encoding="utf-8"?>',
-        "<annotations>",
-        "<version>1.1</version>",
-        f"<meta>{task}</meta>",
-    ]
-    save_text(folder / "annotations.xml", "\n".join([*lines, *rows, "</annotations>"]) + "\n")
+    header = f'<?xml version="1.0" encoding="utf-8"?>\n<annotations>\n<version>1.1</version>\n<meta>{task}</meta>'
+    save_text(folder / "annotations.xml", "\n".join([header, *rows, "</annotations>"]) + "\n")
 
 
 def _shape_tag(item: Item, obj: AnnotatedObject) -> tuple[str, str]:

@@ -121,17 +121,14 @@ def write_voc(content: Content, folder: Path) -> None:
             content.lost[OUTLINES] += obj.outline is not None
             tags = zip(("xmin", "ymin", "xmax", "ymax"), obj.box, strict=True)
             box = "".join(f"<{tag}>{value:.10g}</{tag}>" for tag, value in tags)
-            objects += (
-                f"<object><name>{escape(obj.name)}</name><difficult>{int(obj.crowd)}</difficult>"
-                f"<bndbox>{box}</bndbox></object>"
-            )
+            name = f"<name>{escape(obj.name)}</name><difficult>{int(obj.crowd)}</difficult>"
+            objects += f"<object>{name}<bndbox>{box}</bndbox></object>"
         size = f"<size><width>{width}</width><height>{height}</height><depth>3</depth></size>"
         text = f"<annotation><filename>{escape(item.name)}</filename>{size}{objects}</annotation>\n"
         save_text(folder / f"Annotations/{item.stem}.xml", text)
-    for part in content.parts:
-        if part:
-            lines = "".join(f"{item.stem}\n" for item in content.items if item.part == part)
-            save_text(folder / f"ImageSets/Main/{part}.txt", lines)
+    for part in filter(None, content.parts):
+        lines = "".join(f"{item.stem}\n" for item in content.items if item.part == part)
+        save_text(folder / f"ImageSets/Main/{part}.txt", lines)
 
 
 def write_csv(content: Content, folder: Path) -> None:
@@ -168,9 +165,8 @@ def _write_classes(content: Content, folder: Path, has_parts: bool) -> None:
 def write_masks(content: Content, folder: Path) -> None:
     """Write masks/*.png, whose pixel values are class numbers, and classes.csv with the class names."""
     from_boxes = content.kind == "detect"
-    names = (
-        [BACKGROUND, *(name for name in content.numbers if name != BACKGROUND)] if from_boxes else [*content.numbers]
-    )
+    names = [name for name in content.numbers if name != BACKGROUND or not from_boxes]
+    names = [BACKGROUND, *names] if from_boxes else names
     if len(names) > MAX_CLASSES:
         raise UserError(
             f"the objects have {len(names) - 1} classes, but masks can have at most {MAX_CLASSES - 1} in addition to "

@@ -97,23 +97,17 @@ def _evaluate_set(
     console.say(f"{images.name}: {metric.title} {percent(value)}; tables and figures are in {output}")
     if due_note := usual_metric_line(report, images.name):
         console.say(due_note)
-    if real_answers is None:
-        return ClassifiedSet(images.name, report, output)
-    return ClassifiedSet(
-        images.name, report, output, _score_real_labels(predictions, real_answers, images, output, console)
-    )
+    real = None if real_answers is None else _score_real_labels(predictions, real_answers, images, output, console)
+    return ClassifiedSet(images.name, report, output, real)
 
 
 def _predict(model: TrainedModel, selection: Selection, settings: EvalSettings, console: Console) -> Predictions:
     images, chosen, _ = selection
-    indices = chosen.positions
-    preprocessing = model.card.preprocessing
+    indices, preprocessing = chosen.positions, model.card.preprocessing
     batch_size = inference_batch_size(preprocessing.image_size, model.device.type, settings.batch_size)
     check_batch_memory(min(batch_size, len(indices)), preprocessing.image_size)
-    on_gpu = model.device.type == "cuda"
-    loader = make_eval_loader(
-        images, indices, preprocessing.transform(), batch_size, settings.workers, pin_memory=on_gpu
-    )
+    loading = (preprocessing.transform(), batch_size, settings.workers)
+    loader = make_eval_loader(images, indices, *loading, pin_memory=model.device.type == "cuda")
     if settings.precision is None:
         sample = [images.store.read(int(index)) for index in indices[:MEASURED_IMAGES]] if bfloat16_flags() else []
         choice = choose_on_sample(model, sample, len(indices), console)
@@ -143,10 +137,7 @@ def _score_real_labels(
 def _choose_images(
     folder: RunFolder, target: str | None, is_own: bool, settings: EvalSettings, model: TrainedModel, console: Console
 ) -> Selection:
-    """Open a set and choose the images to evaluate on; the labels are numbered in the model's class order.
-
-    `is_own` says whether the set is the one that the run was trained on.
-    """
+    """Open a set and choose the images to evaluate on; the labels are numbered in the model's class order."""
     reading = model.card.preprocessing.reading
     with console.progress("reading images") as advance:
         if is_own:
@@ -174,8 +165,7 @@ def _choose_images(
 
 def match_classes(images: ImageSet, classes: Sequence[str]) -> ImageSet:
     """Return a set whose labels are renumbered in the order of the model's classes, matched by class name."""
-    unknown = [name for name in images.classes if name not in classes]
-    if unknown:
+    if unknown := [name for name in images.classes if name not in classes]:
         raise UserError(
             f"{images.location} has {counted(len(unknown), 'class', 'classes')} that the model does not know "
             f"({', '.join(unknown[:3])}); the model knows {join_first_few(classes, 8)}: rename or remove unknown "

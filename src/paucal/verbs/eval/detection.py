@@ -92,8 +92,7 @@ def _open_images(
 
 def with_classes(boxed: BoxedImages, classes: Sequence[str]) -> BoxedImages:
     """Return the images with the labels of their boxes renumbered in the order of `classes`, matched by class name."""
-    unknown = [name for name in boxed.classes if name not in classes]
-    if unknown:
+    if unknown := [name for name in boxed.classes if name not in classes]:
         raise UserError(
             f"{boxed.images.location!r} has boxes of {unknown[0]!r}, which the detector does not know: its classes are "
             f"{join_first_few(classes, 8)}."
@@ -133,15 +132,8 @@ def _evaluate_set(
     worst = ", ".join(f"{name} {value:.3f}" for value, name in class_scores[:MAX_WORST_CLASSES])
     titles = {name: title for name, title in SCORE_TITLES.items() if name in evaluation.scores}
     scores = ", ".join(f"{title} {format_score(evaluation.scores[name])}" for name, title in titles.items())
-    count = counted(len(indices), "image")
-    console.say(f"{boxed.images.name}: {scores} on {count}; tables and figures are in {folder}")
+    name, count = boxed.images.name, len(indices)
+    console.say(f"{name}: {scores} on {counted(count, 'image')}; tables and figures are in {folder}")
     console.say(f"AP by class, lowest first: {worst}")
-    return DetectedSet(
-        boxed.images.name,
-        len(indices),
-        evaluation.scores,
-        evaluation.metrics,
-        evaluation.per_class,
-        folder,
-        evaluation.mask_per_class,
-    )
+    per_class, mask_per_class = evaluation.per_class, evaluation.mask_per_class
+    return DetectedSet(name, count, evaluation.scores, evaluation.metrics, per_class, folder, mask_per_class)

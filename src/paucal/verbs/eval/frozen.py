@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from itertools import chain, count
+from itertools import chain, count, product
 from pathlib import Path
 from typing import Any
 
@@ -107,9 +107,8 @@ def evaluate_frozen(
         # Some sets of the suite have several classes per image, which some protocols do not support.
         supported: list[Protocol] = [name for name in protocols if images.labels.ndim == 1 or name in MULTI_LABEL]
         applied: Sequence[Protocol] = supported if SUITE in data else protocols
-        outcomes = {
-            subject.name: evaluate_backbone(subject, images, applied, options, console.progress) for subject in subjects
-        }
+        scores = [evaluate_backbone(subject, images, applied, options, console.progress) for subject in subjects]
+        outcomes = {subject.name: found for subject, found in zip(subjects, scores, strict=True)}
         rows += compare(images.name, outcomes, Bootstrap(settings.seed, settings.bootstrap))
         facts = {"classes": images.n_classes, "metric": images.metric, "how": images.how}
         set_descriptions.append({"name": images.name, **images.counts(), **facts, "seen_unlabelled": remarks_on_seen})
@@ -121,7 +120,10 @@ def evaluate_frozen(
         console.say(text)
     description = _describe_evaluation(subjects, set_descriptions, settings, protocols)
     store_table(folder, rows, description)
-    _draw_scores(folder, rows, description["level"])
+    if drawable := shown_rows(rows):
+        save_figure(folder / SCORES_PICTURE, protocols_figure(drawable, description["level"]))
+    else:  # the figure of an earlier evaluation would be mistaken for these scores
+        (folder / SCORES_PICTURE).unlink(missing_ok=True)
     if pictured_data is None:
         _remove_matches(folder)
     else:
@@ -148,22 +150,14 @@ def _open_subjects(
 
     A UserError is raised if a model does not have the requested features.
     """
-    runs = [find_run(name) is not None for name in names]
-
-    def open_one(name: str, is_run: bool) -> FrozenBackbone:
+    is_run = {name: find_run(name) is not None for name in names}
+    options = {name: getattr(settings, name) for name in ("model", "network", "pretrained", "seed")}
+    subjects = []
+    for name in names:
         # A run that is compared with a timm model keeps its input size; --img-size is refused if all models are runs.
-        keeps_size = is_run and not all(runs)
-        return open_frozen(
-            name,
-            settings.device,
-            model=settings.model,
-            network=settings.network,
-            pretrained=settings.pretrained,
-            image_size=None if keeps_size else settings.img_size,
-            seed=settings.seed,
-        )
-
-    subjects = _with_unique_names([open_one(*pair) for pair in zip(names, runs, strict=True)])
+        image_size = None if is_run[name] and not all(is_run.values()) else settings.img_size
+        subjects.append(open_frozen(name, settings.device, image_size=image_size, **options))
+    subjects = _with_unique_names(subjects)
     if not settings.no_floor and not subjects[0].random:
         subjects.append(random_baseline(subjects[0], settings.seed))
     for subject in subjects:
@@ -177,7 +171,6 @@ def _open_subjects(
 
 
 def _with_unique_names(subjects: Sequence[FrozenBackbone]) -> list[FrozenBackbone]:
-    """Return the models with unique names, which become the columns of the table."""
     used_names, renamed = {RANDOM_NAME}, []
     for subject in subjects:
         numbered_names = (f"{subject.name} ({number})" for number in count(2))
@@ -273,10 +266,7 @@ def _report_seen(data: EvaluationData, models: Sequence[str], console: Console) 
 
 
 def _describe_evaluation(
-    subjects: Sequence[FrozenBackbone],
-    sets: list[dict[str, Any]],
-    settings: EvalSettings,
-    protocols: Sequence[Protocol],
+    subjects: Sequence[FrozenBackbone], sets: list[dict[str, Any]], settings: EvalSettings, protocols: Sequence[str]
 ) -> dict[str, Any]:
     return {
         "models": [
@@ -311,15 +301,6 @@ def _update_report(run: RunFolder, say: Callable[[str], None]) -> None:
         say(f"note: the report of the run could not be updated ({problem})")
 
 
-def _draw_scores(folder: Path, rows: Sequence[Row], level: float) -> None:
-    """Draw the scores into the folder of the table, or remove an old figure if there is no score to draw."""
-    drawable = shown_rows(rows)
-    if drawable:
-        save_figure(folder / SCORES_PICTURE, protocols_figure(drawable, level))
-    else:
-        (folder / SCORES_PICTURE).unlink(missing_ok=True)
-
-
 def _draw_matches(
     folder: Path, subject: FrozenBackbone, data: EvaluationData, options: ProtocolOptions, say: Callable[[str], None]
 ) -> None:
@@ -329,11 +310,8 @@ def _draw_matches(
     """
     try:
         sample = balanced_sample(data.labels, data.parts["test"], MATCHED_IMAGES, options.seed)
-        pairs = [
-            _matched_pair(subject, data, int(index), change, options.seed)
-            for index in sample
-            for change in options.changes
-        ]
+        views = product(sample, options.changes)
+        pairs = [_matched_pair(subject, data, int(index), change, options.seed) for index, change in views]
         save_figure(folder / MATCHES_PICTURE, matches_sheet(pairs))
     except Exception as problem:  # the scores are more important than the figure
         reason = str(problem).split("\n")[0].rstrip(".") or type(problem).__name__

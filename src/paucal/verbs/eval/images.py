@@ -49,7 +49,6 @@ class ChosenImages:
 
     Attributes:
         positions: Positions of the images in the set, in ascending order.
-        notes: Sentences that say which images were left out, and why.
         groups: Group number of each image of the set; None if the images are independent of each other.
     """
 
@@ -84,10 +83,9 @@ def choose_images(run: RunFolder, images: ImageSet, part: str | None, target: st
         return replace(chosen, notes=(f"{text}: evaluated on the {part or TEST} images",))
     candidates = _declared_positions(images, part, target)
     is_seen = seen_with_labels(history, identities)
+    notes = tuple(_seen_notes(run, history, identities, candidates, is_seen))
     return _require_images(
-        ChosenImages(
-            candidates[~is_seen[candidates]], tuple(_seen_notes(run, history, identities, candidates, is_seen))
-        ),
+        ChosenImages(candidates[~is_seen[candidates]], notes),
         f"all {len(candidates)} images of {target} are training or validation images of {run.path}: give images that "
         "the run has not seen, or remove DATA to use the run's own test images.",
     )
@@ -148,10 +146,8 @@ def _seen_notes(
             f"left out {count} of the {len(candidates)} images, which {run.path}, or a run that it started from, used "
             f"for training or selection; {len(candidates) - count} remain"
         )
-    same_key = this_run.labelled * int(
-        (this_run.same_keys(identities) & (this_run.parts_of(identities) == "") & ~is_seen)[candidates].sum()
-    )
-    if same_key:
+    has_same_key = this_run.same_keys(identities) & (this_run.parts_of(identities) == "") & ~is_seen
+    if same_key := this_run.labelled * int(has_same_key[candidates].sum()):
         same_name = counted(same_key, "image has the name", "images have the names")
         explanation = (
             "and the run stored no digests to compare: if these are the same images, the score is too optimistic"

@@ -100,10 +100,8 @@ class Evaluation:
     @property
     def metrics(self) -> dict[str, float]:
         """Scores on the first data set, by the names that the training command uses; empty for frozen features."""
-        if self.detection:
-            return dict(self.detection[0].metrics)
-        for scored in (*self.segmentation, *self.regression):
-            return scored.metrics
+        for scored in (*self.detection, *self.segmentation, *self.regression):
+            return dict(scored.metrics)
         return self.classification[0].report.values if self.classification else {}
 
     def _all_scores(self) -> Iterator[tuple[str, tuple[str, str, str], str, Score]]:
@@ -116,12 +114,11 @@ class Evaluation:
         for row in [row for row in self.frozen.rows if row.line.headline] if self.frozen else []:
             for model, score in row.scores.items():
                 yield row.data, (row.line.protocol, row.line.setting, row.line.score), model, score
-        for protocol, sets in (("detection", self.detection), ("regression", self.regression)):
-            for data, scores in ((evaluated.data, evaluated.scores) for evaluated in sets):
-                yield from ((data, (protocol, "", name), self.model, score) for name, score in scores.items())
-        for evaluated in self.segmentation:
-            yield evaluated.data, ("segmentation", "", "mean_iou"), self.model, evaluated.report.mean_iou
-            yield evaluated.data, ("segmentation", "", "pixel_accuracy"), self.model, evaluated.report.accuracy
+        task_sets = {"detection": self.detection, "regression": self.regression, "segmentation": self.segmentation}
+        for task, sets in task_sets.items():
+            for evaluated in sets:
+                for name, score in evaluated.scores.items():
+                    yield evaluated.data, (task, "", name), self.model, score
 
 
 @with_settings_signature(EvalSettings)

@@ -71,9 +71,8 @@ def evaluate_regressor(model: str, data: Sequence[str], settings: EvalSettings, 
         batch_size = inference_batch_size(preprocess.image_size, settings.device, settings.batch_size)
         loader = make_eval_loader(images, indices, preprocess.transform(), batch_size, settings.workers)
         with console.progress("evaluating") as advance:
-            report, predicted = evaluate_regression(
-                regressor, loader, targets[indices], indices, settings.seed, advance, selection.groups
-            )
+            test = (loader, targets[indices], indices)
+            report, predicted = evaluate_regression(regressor, *test, settings.seed, advance, selection.groups)
         folder = report_folder(run, target, data, settings)
         write_scores(folder, folder, report, images, indices, targets[indices], predicted)
         console.show(report_table(report))

@@ -11,6 +11,7 @@ from paucal.data.masks.masked_images import images_of_pairs, read_masks
 from paucal.data.masks.pairs import find_pairs
 from paucal.data.recognition import other_kinds_named
 from paucal.data.splits.split import Split
+from paucal.metrics.intervals import Score
 from paucal.runner.console import Console
 from paucal.runner.images import decode_images
 from paucal.runner.run_folder import typed_settings
@@ -46,6 +47,11 @@ class SegmentedSet:
     data: str
     report: SegmentationReport
     folder: Path
+
+    @property
+    def scores(self) -> dict[str, Score]:
+        """The mean IoU and the pixel accuracy with their intervals, by name."""
+        return {"mean_iou": self.report.mean_iou, "pixel_accuracy": self.report.accuracy}
 
     @property
     def metrics(self) -> dict[str, float]:
@@ -84,9 +90,8 @@ def _stored_settings(run: RunFolder) -> SegmentSettings:
     try:
         return typed_settings(run.settings, SegmentSettings)
     except TypeError as problem:
-        raise UserError(
-            f"the settings of {str(run.path)!r} are invalid for a run of paucal segment ({problem}): check the path."
-        ) from problem
+        text = f"the settings of {str(run.path)!r} are invalid for a run of paucal segment ({problem})"
+        raise UserError(f"{text}: check the path.") from problem
 
 
 def _open_masked(

@@ -16,7 +16,6 @@ from paucal.verbs.predict.writing import NO_CLASS
 from paucal.wording import counted
 
 MIN_FONT_SIZE = 12  # in pixels
-HEIGHT_PER_LINE_WIDTH = 240  # ratio of a frame's height to the line width of the boxes drawn on it
 
 
 def annotate_video(source: str, table: Path, output: Path, console: Console) -> None:
@@ -61,7 +60,6 @@ def _frame_rows(source: str, table: Path) -> Iterator[tuple[int, list[dict[str, 
 
 
 def _describe_prediction(row: dict[str, str]) -> str:
-    """Return the text to draw: the class and its confidence, the labels, or the target value and its interval."""
     if "labels" in row:
         return row["labels"] or NO_CLASS
     if "low" in row:
@@ -72,7 +70,7 @@ def _describe_prediction(row: dict[str, str]) -> str:
 
 def _draw_rows(picture: Image.Image, rows: Sequence[dict[str, str]]) -> Image.Image:
     draw, size = ImageDraw.Draw(picture), max(MIN_FONT_SIZE, picture.height // 20)
-    line_width = max(1, picture.height // HEIGHT_PER_LINE_WIDTH)
+    line_width = max(1, picture.height // 240)
     for row in rows:
         if row.get("class"):
             left, top, right, bottom = (float(row[name]) for name in EDGES)

@@ -7,7 +7,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import compress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import pyarrow as pa
 import torch
@@ -27,6 +27,8 @@ from paucal.verbs.predict.settings import PredictSettings
 
 if TYPE_CHECKING:
     from pandas import DataFrame
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,8 +79,24 @@ class Prediction:
         return [(self.classes[index], float(self.shares[index])) for index in order]
 
 
-class Predictions(list[Prediction]):
+class TableList(list[T]):
     """The predictions of one call, as a list that can be converted to tables."""
+
+    def to_arrow(self) -> pa.Table:
+        """Return the predictions as an Arrow table."""
+        raise NotImplementedError
+
+    def to_pandas(self) -> "DataFrame":
+        """Return the table of `to_arrow` as a pandas DataFrame.
+
+        Raises:
+            UserError: pandas is not installed.
+        """
+        return to_pandas(self.to_arrow())
+
+
+class Predictions(TableList[Prediction]):
+    """The predictions of a classifier."""
 
     def to_arrow(self) -> pa.Table:
         """Return a table with the columns of `paucal predict --output answers.csv` and unrounded numbers.
@@ -95,14 +113,6 @@ class Predictions(list[Prediction]):
         for index, name in enumerate(self[0].classes if self else ()):
             columns[f"p_{name}"] = pa.array([float(row.shares[index]) for row in self], pa.float32())
         return pa.table(columns)
-
-    def to_pandas(self) -> "DataFrame":
-        """Return the table of `to_arrow` as a pandas DataFrame.
-
-        Raises:
-            UserError: pandas is not installed.
-        """
-        return to_pandas(self.to_arrow())
 
 
 def csv_lines(rows: Iterable[Prediction], card: ModelCard, top_k: int | None = None) -> Iterator[str]:
@@ -128,16 +138,11 @@ def csv_header(card: ModelCard, top_k: int | None = None) -> list[str]:
 
 def csv_cells(row: Prediction, top_k: int | None = None) -> list[str | None]:
     """Return the values of one line of `csv_lines`."""
-    first_cells = (
-        [row.predicted, _format_probability(row.confidence)] if row.thresholds is None else [";".join(row.labels)]
-    )
+    first_cells = [row.path, *([row.predicted] if row.thresholds is None else [";".join(row.labels)])]
+    first_cells += [f"{row.confidence:.6g}"] if row.thresholds is None else []
     if top_k is None:
-        return [row.path, *first_cells, *map(_format_probability, row.shares.tolist())]
-    return [
-        row.path,
-        *first_cells,
-        *(word for name, share in row.top(top_k) for word in (name, _format_probability(share))),
-    ]
+        return [*first_cells, *(f"{share:.6g}" for share in row.shares.tolist())]
+    return [*first_cells, *(cell for name, share in row.top(top_k) for cell in (name, f"{share:.6g}"))]
 
 
 def json_lines(rows: Iterable[Prediction], top_k: int | None = None) -> Iterator[str]:
@@ -151,10 +156,6 @@ def json_lines(rows: Iterable[Prediction], top_k: int | None = None) -> Iterator
         yield f"{'[' if is_empty else ','}\n{entry}"
         is_empty = False
     yield "[]\n" if is_empty else "\n]\n"
-
-
-def _format_probability(share: float) -> str:
-    return f"{share:.6g}"
 
 
 @dataclass(frozen=True, eq=False)

@@ -4,7 +4,6 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
@@ -15,7 +14,7 @@ from torchvision import tv_tensors
 from paucal.data.arguments import ImageInMemory, list_sources
 from paucal.models.saved import read_card
 from paucal.runner.console import Console, LoggedConsole
-from paucal.runner.frames import Frame, images_of_frame, is_frame, to_pandas
+from paucal.runner.frames import Frame, images_of_frame, is_frame
 from paucal.runner.input_images import open_sources, read_all
 from paucal.runner.outputs import check_new_folder, refuse_inside_images
 from paucal.runs import RunFolder, csv_text, open_model_folder, write_atomically
@@ -27,10 +26,8 @@ from paucal.tasks.detection.network.detector import Detector
 from paucal.tasks.detection.pictures import MIN_SHOWN_SCORE, TILE_WIDTH, draw_detections, resize_to_width
 from paucal.tasks.detection.views import evaluation_view, without_boxes
 from paucal.types import UserError
+from paucal.verbs.predict.answers import TableList
 from paucal.verbs.predict.settings import OutputSettings, PredictSettings
-
-if TYPE_CHECKING:
-    from pandas import DataFrame
 
 HEADER = ("path", "class", "score", *EDGES)  # columns of the table
 Source = str | os.PathLike[str] | ImageInMemory
@@ -56,7 +53,7 @@ class Objects:
     picture: Image.Image | None = None
 
 
-class FoundObjects(list[Objects]):
+class FoundObjects(TableList[Objects]):
     """The objects in the images of one call, as a list that can be converted to tables."""
 
     def to_arrow(self) -> pa.Table:
@@ -70,14 +67,6 @@ class FoundObjects(list[Objects]):
                 **dict(zip(EDGES, edges, strict=True)),
             }
         )
-
-    def to_pandas(self) -> "DataFrame":
-        """Return the table of `to_arrow` as a pandas DataFrame.
-
-        Raises:
-            UserError: pandas is not installed.
-        """
-        return to_pandas(self.to_arrow())
 
 
 def detect_objects(
@@ -190,8 +179,6 @@ def enlarge(image: Image.Image) -> Image.Image:
 
 def refuse_classifier_settings(settings: PredictSettings) -> None:
     """Refuse settings that detectors do not support."""
-    if settings.mirror or settings.scales is not None:
-        flag = "--mirror" if settings.mirror else "--scales"
-        raise UserError(f"{flag} is not supported for detectors: remove {flag}.")
-    if settings.precision is not None:
-        raise UserError("--precision is not supported for detectors: remove --precision.")
+    for name in ("mirror", "scales", "precision"):
+        if getattr(settings, name) not in (False, None):
+            raise UserError(f"--{name} is not supported for detectors: remove --{name}.")

@@ -103,9 +103,8 @@ def _predict_and_report(
 ) -> Iterator[Block]:
     """Yield the outputs for all images from `start` on; then print the speed and the number of skipped images."""
     start_time, n_read, n_skipped = time.monotonic(), 0, 0
-    for block in predict_batches(
-        model, pictures, settings, console, start=start, features=targets.features is not None
-    ):
+    with_features = targets.features is not None
+    for block in predict_batches(model, pictures, settings, console, start=start, features=with_features):
         n_read += len(block.shares)
         n_skipped += len(block) - len(block.shares)
         yield block

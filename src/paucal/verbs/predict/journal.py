@@ -24,7 +24,6 @@ LOCK_NOUN = "the folder of unfinished predictions"
 _METADATA_KEY = b"paucal"
 _FILE_PATTERN = "[0-9][0-9][0-9][0-9].arrow"
 PRECISION = "--precision"  # key of a stored setting
-OLD_PRECISION = "32-true"  # precision of predictions by older versions, which did not store this setting
 _SCHEMA = pa.schema(
     {
         "name": pa.binary(),  # file names on Linux may be any bytes
@@ -190,9 +189,8 @@ def _to_tensor(column: pa.ListArray, count: int) -> Tensor:
     values = torch.from_numpy(column.flatten().to_numpy(zero_copy_only=False).copy())
     width = len(values) // max(count, 1)
     if len(values) != width * count:
-        raise UserError(
-            "a file of unfinished predictions is damaged: remove the folder that ends in .part to start again."
-        )
+        text = "a file of unfinished predictions is damaged"
+        raise UserError(f"{text}: remove the folder that ends in .part to start again.")
     return values.reshape(count, width)
 
 
@@ -202,7 +200,8 @@ def _read_facts(path: Path) -> dict[str, Any] | None:
             facts = json.loads((reader.schema.metadata or {}).get(_METADATA_KEY, b"{}"))
     except (pa.ArrowException, OSError, EOFError, ValueError):
         return None
-    return {PRECISION: OLD_PRECISION, **facts} if isinstance(facts, dict) else {}
+    # Older versions did not store the precision, which was 32-true.
+    return {PRECISION: "32-true", **facts} if isinstance(facts, dict) else {}
 
 
 def stored_precision(folder: Path) -> str | None:

@@ -63,9 +63,8 @@ def predict_as_labels(
     target = check_new_folder(outputs.output, {})
     for path in paths:
         refuse_inside_images(target, {"PATHS": path})
-    sets = [
-        images for images in open_sources(paths, NullConsole(), DEFAULT_READING) if not isinstance(images, MemoryImage)
-    ]
+    opened = open_sources(paths, NullConsole(), DEFAULT_READING)
+    sets = [images for images in opened if not isinstance(images, MemoryImage)]
     names = [path_of_image(images, key) for images in sets for key in images.keys]
     images = sets[0] if len(sets) == 1 else join_sets(sets, "+".join(paths))
     images = replace(images, classes=(), labels=np.full(len(images), -1), multi_hot=None, declared=[""] * len(images))

@@ -165,11 +165,8 @@ def _check_request(
         )
     if task_of(run) == DETECTION:
         refuse_classifier_settings(settings)
-    if (
-        outputs.format == "json"
-        or any((outputs.features, outputs.pictures, outputs.sheet))
-        or settings.scales is not None
-    ):
+    other_files = (outputs.features, outputs.pictures, outputs.sheet)
+    if outputs.format == "json" or any(other_files) or settings.scales is not None:
         raise UserError(
             "predictions for videos, cameras and watched folders can only be written as a CSV table: remove --format "
             "json, --features, --pictures, --sheet and --scales."
@@ -273,10 +270,8 @@ def watch_images(
         stamps = _picture_stamps(folder, known_paths)
         complete = [path for path, stamp in stamps.items() if previous_stamps.get(path) == stamp]
         for path in sorted(complete, key=lambda path: (stamps[path][1], path)):
-            frame = _read_picture(
-                path, reading, console, given_up=time.time() - stamps[path][1] / 1e9 > MAX_UNREADABLE_SECONDS
-            )
-            if frame is not None:
+            given_up = time.time() - stamps[path][1] / 1e9 > MAX_UNREADABLE_SECONDS
+            if (frame := _read_picture(path, reading, console, given_up)) is not None:
                 known_paths.add(path)
                 last_time = time.monotonic()
                 yield frame

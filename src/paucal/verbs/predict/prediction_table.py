@@ -102,9 +102,8 @@ class PredictionTable:
         for start, stop, row in _read_records(self._file):
             if not end:
                 if row != self.header:
-                    raise UserError(
-                        f"{str(self.path)!r} has other columns than these predictions: give another --output."
-                    )
+                    text = f"{str(self.path)!r} has other columns than these predictions"
+                    raise UserError(f"{text}: give another --output.")
                 end = stop
                 continue
             key = (row[0], row[1])

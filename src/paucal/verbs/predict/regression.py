@@ -5,7 +5,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import compress
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -14,15 +14,11 @@ from torch import Tensor
 from paucal.models.regression import RegressionCard
 from paucal.models.trained import TrainedModel
 from paucal.runner.console import Console
-from paucal.runner.frames import to_pandas
 from paucal.runner.input_images import InputImages
 from paucal.runs import csv_text
 from paucal.tasks.regression.model import card_of
-from paucal.verbs.predict.answers import predict_batches
+from paucal.verbs.predict.answers import TableList, predict_batches
 from paucal.verbs.predict.settings import PredictSettings
-
-if TYPE_CHECKING:
-    from pandas import DataFrame
 
 COLUMNS = ("path", "predicted", "low", "high")
 
@@ -54,8 +50,8 @@ class NumberPrediction:
         return {**{name: getattr(self, name) for name in COLUMNS}, **shares}
 
 
-class NumberPredictions(list[NumberPrediction]):
-    """The predictions of one call, as a list that can be converted to tables."""
+class NumberPredictions(TableList[NumberPrediction]):
+    """The target values of one call, as a list that can be converted to tables."""
 
     def to_arrow(self) -> pa.Table:
         """Return a table with the columns path, predicted, low and high, and for grades also p_1, p_2, ..."""
@@ -66,10 +62,6 @@ class NumberPredictions(list[NumberPrediction]):
                 for name in names
             }
         )
-
-    def to_pandas(self) -> "DataFrame":
-        """Return the table of `to_arrow` as a pandas DataFrame."""
-        return to_pandas(self.to_arrow())
 
 
 def predict_target_values(

@@ -43,19 +43,12 @@ class Frame:
 
 @dataclass
 class VideoLedger:
-    """Record of the frames read from a video.
+    """Record of the frames read from a video."""
 
-    Attributes:
-        frames: Number of decoded frames.
-        sampled: Number of frames selected by --every, including frames that an earlier call predicted.
-        seconds: Seconds from the first frame to the last.
-        problem: Reason why frames are missing, as a clause; "" if the video is complete.
-    """
-
-    frames: int = 0
-    sampled: int = 0
-    seconds: float = 0.0
-    problem: str = ""
+    frames: int = 0  # decoded frames
+    sampled: int = 0  # frames selected by --every, including frames that an earlier call predicted
+    seconds: float = 0.0  # from the first frame to the last
+    problem: str = ""  # reason why frames are missing, as a clause
 
 
 def is_moving(source: str) -> bool:
@@ -116,10 +109,8 @@ def decode_frames(container: Any, ledger: VideoLedger) -> Iterator[tuple[float, 
         first, number = (frame_time if first is None else first), number + 1
         ledger.frames, ledger.seconds = number, frame_time - first
         yield frame_time - first, frame
-    stated_seconds = (container.duration or 0) / 1e6
-    if not ledger.problem and stated_seconds - ledger.seconds > MAX_MISSING_SECONDS + 1 / float(
-        stream.average_rate or 1
-    ):
+    stated_seconds, frame_seconds = (container.duration or 0) / 1e6, 1 / float(stream.average_rate or 1)
+    if not ledger.problem and stated_seconds - ledger.seconds > MAX_MISSING_SECONDS + frame_seconds:
         ledger.problem = f"it ends after {ledger.seconds:.1f} of {stated_seconds:.1f} s"
 
 

@@ -11,11 +11,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
-from PIL import Image, ImageDraw, ImageFont, ImageOps
+from PIL import Image, ImageFont
 
-from paucal.data.decode import UnreadableImage
 from paucal.models.card import ModelCard
 from paucal.reading import expand_user_path
+from paucal.report.sheets import MAX_COLUMNS, MAX_ROWS, SheetStyle, draw_sheet
 from paucal.runner.console import Console
 from paucal.runner.input_images import InputImages
 from paucal.runner.outputs import check_new_file
@@ -29,11 +29,9 @@ from paucal.wording import escape_controls, percent, shorten
 # Function that returns a new iterator over all blocks, which are in memory or on disk.
 Blocks = Callable[[], Iterator[Block]]
 ROW_GROUP_SIZE = 4096  # number of rows of features that are compressed together
-# Side of a tile in pixels; largest numbers of tiles per row, and of rows (one per class), of a contact sheet.
-TILE_SIDE, MAX_COLUMNS, MAX_ROWS = 112, 10, 60
+TILE_SIDE = 112  # side of a tile of the contact sheet in pixels
 SHEET_FORMATS = {".png": "PNG", ".jpg": "JPEG", ".jpeg": "JPEG"}
 NO_CLASS = "none of the classes"  # heading above images for which a multi-label model predicts no class
-_GAP, _HEADING_HEIGHT, _CAPTION_HEIGHT = 6, 22, 16  # in pixels
 _JPEG_QUALITY = 88  # quality of a JPEG file, from 0 to 95
 # Row of a contact sheet: heading, number of images of the class, and (position, probability) of each shown image.
 Row = tuple[str, int, list[tuple[int, float]]]
@@ -57,20 +55,15 @@ class Targets:
 
 def check_targets(outputs: OutputSettings, sources: Iterable[str]) -> Targets:
     """Return the paths of the output files, after checking that they can be written."""
-    output, table_format = (
-        (None, outputs.format) if outputs.output is None else resolve_table(outputs.output, outputs.format)
-    )
-    targets = Targets(
-        table_format or "csv",
-        outputs.top_k,
-        output,
-        _output_path(outputs.features, sources, "--features", (".parquet",)),
-        _output_path(outputs.sheet, sources, "--sheet", tuple(SHEET_FORMATS)),
-    )
-    paths = [os.path.realpath(path) for path in (targets.output, targets.features, targets.sheet) if path is not None]
+    output, form = None, outputs.format
+    if outputs.output is not None:
+        output, form = resolve_table(outputs.output, form)
+    features = _output_path(outputs.features, sources, "--features", (".parquet",))
+    sheet = _output_path(outputs.sheet, sources, "--sheet", tuple(SHEET_FORMATS))
+    paths = [os.path.realpath(path) for path in (output, features, sheet) if path is not None]
     if len(set(paths)) < len(paths):
         raise UserError("--output, --features and --sheet must be different files: change one of the names.")
-    return targets
+    return Targets(form or "csv", outputs.top_k, output, features, sheet)
 
 
 def format_predictions(blocks: Iterable[Block], card: ModelCard, targets: Targets) -> Iterator[str]:
@@ -86,7 +79,7 @@ def write_all(blocks: Blocks, card: ModelCard, pictures: InputImages, targets: T
         if len(rows) > MAX_ROWS:
             console.say(f"note: the sheet shows the {MAX_ROWS} most frequent of {len(rows)} classes")
         with console.progress("drawing the sheet") as advance:
-            page = draw_sheet(rows, pictures.read, advance)
+            page = _draw_sheet(rows, pictures, advance)
         write_atomically(targets.sheet, sheet_writer(page, targets.sheet))
     if targets.features is not None:
         write_atomically(targets.features, lambda file: _write_features(file, blocks()))
@@ -107,10 +100,8 @@ def _write_features(file: object, blocks: Iterable[Block]) -> None:
     with pq.ParquetWriter(file, schema) as writer:
         for block in blocks:
             # Parquet requires UTF-8, so invalid bytes of a name are escaped.
-            names = [
-                None if name is None else os.fsencode(name).decode(errors="backslashreplace")
-                for name in compress(block.names, block.readable)
-            ]
+            readable = compress(block.names, block.readable)
+            names = [name and os.fsencode(name).decode(errors="backslashreplace") for name in readable]
             rows = [] if block.features is None else block.features.numpy()
             tables.append(pa.Table.from_pydict({"path": names, "features": list(rows)}, schema=schema))
             if sum(map(len, tables)) >= ROW_GROUP_SIZE:
@@ -156,29 +147,19 @@ def sheet_rows(blocks: Iterable[Block], card: ModelCard) -> list[Row]:
     return [_sheet_row(NO_CLASS if label < 0 else card.classes[label], *rows[label]) for label in order]
 
 
-def draw_sheet(rows: list[Row], read: Callable[[int], Image.Image], advance: Callable[[int, int], None]) -> Image.Image:
-    """Draw up to `MAX_ROWS` rows of a contact sheet; below each image, padded to a square, is its probability.
-
-    If an image can no longer be read, its tile is empty. `advance` is called with the number of drawn tiles and
-    the total.
-    """
-    shown_rows, total = rows[:MAX_ROWS], sum(len(row[2]) for row in rows[:MAX_ROWS])
-    height = _HEADING_HEIGHT + TILE_SIDE + _CAPTION_HEIGHT + _GAP
-    page = Image.new("RGB", (MAX_COLUMNS * (TILE_SIDE + _GAP) + _GAP, len(shown_rows) * height + _GAP), "white")
-    draw, n_drawn = ImageDraw.Draw(page), 0
-    for number, (name, count, members) in enumerate(shown_rows):
-        top = _GAP + number * height
-        heading = f"{shorten(escape_controls(name), 100)} ({count})"
-        draw.text((_GAP, top), heading.encode(errors="replace").decode(), fill="black", font=_get_font(15))
-        for column, (position, share) in enumerate(members):
-            left = _GAP + column * (TILE_SIDE + _GAP)
-            _paste_tile(page, read, position, (left, top + _HEADING_HEIGHT))
-            draw.text(
-                (left, top + _HEADING_HEIGHT + TILE_SIDE), percent(share, ".0f"), fill="#444444", font=_get_font(11)
-            )
-            n_drawn += 1
-            advance(n_drawn, total)
-    return page
+def _draw_sheet(rows: list[Row], pictures: InputImages, advance: Callable[[int, int], None]) -> Image.Image:
+    """Draw the first rows of a contact sheet; below each image is its probability."""
+    headed = [
+        (
+            f"{shorten(escape_controls(name), 100)} ({count})".encode(errors="replace").decode(),
+            [(position, percent(share, ".0f")) for position, share in members],
+        )
+        for name, count, members in rows[:MAX_ROWS]
+    ]
+    # matplotlib's default font has letters of most alphabets.
+    font = str(Path(matplotlib.get_data_path()) / "fonts" / "ttf" / "DejaVuSans.ttf")
+    fonts = ImageFont.truetype(font, 15), ImageFont.truetype(font, 11)
+    return draw_sheet(headed, pictures.read, SheetStyle(TILE_SIDE, 6, 22, 16, fonts), advance)
 
 
 def sheet_writer(page: Image.Image, path: Path) -> Callable[[object], None]:
@@ -203,17 +184,3 @@ def _sheet_row(name: str, positions: NDArray[np.int64], shares: NDArray[np.float
     order = np.argsort(-shares, kind="stable")
     spaced = order[np.linspace(0, len(order) - 1, min(MAX_COLUMNS, len(order))).round().astype(int)]
     return name, len(order), [(int(positions[index]), float(shares[index])) for index in spaced]
-
-
-def _paste_tile(page: Image.Image, read: Callable[[int], Image.Image], position: int, corner: tuple[int, int]) -> None:
-    try:
-        picture = read(position)
-    except UnreadableImage:
-        return
-    resampling = Image.Resampling.NEAREST if max(picture.size) < TILE_SIDE else Image.Resampling.LANCZOS
-    page.paste(ImageOps.pad(picture.convert("RGB"), (TILE_SIDE, TILE_SIDE), resampling, color="white"), corner)
-
-
-def _get_font(size: int) -> ImageFont.FreeTypeFont:
-    """Return matplotlib's default font, which has letters of most alphabets."""
-    return ImageFont.truetype(str(Path(matplotlib.get_data_path()) / "fonts" / "ttf" / "DejaVuSans.ttf"), size)
