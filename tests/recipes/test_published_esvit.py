@@ -12,7 +12,7 @@ from paucal.recipes.esvit import RECIPES
 from paucal.rules.facts import DataAndMachine
 from paucal.settings.options import check_ranges
 from paucal.studies.plan import plan
-from paucal.studies.reading import data_sets, studies
+from paucal.studies.reading import studies
 
 TABLES = [f"esvit-table-{number}" for number in (1, 2, 3, 5, 8)]
 STEP = {"batch_size", "accumulate", "devices", "nodes", "strategy", "workers"}  # how a step's images come together
@@ -37,7 +37,7 @@ def published() -> list[tuple[tuple[float, float], str, dict]]:
     rows = []
     for name in TABLES:
         study = studies()[name]
-        for run in plan(study, "full", data_sets()):
+        for run in plan(study, "full"):
             values = dict(zip((column.name for column in study.columns), run.row.values, strict=True))
             scores = tuple(values[column.name] for column in run.columns)
             settings = whole(PretrainSettings(**run.settings), dict.fromkeys(run.settings, "given"))

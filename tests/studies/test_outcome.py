@@ -10,7 +10,7 @@ from paucal.runs import RunFolder
 from paucal.studies.grids import shown_settings
 from paucal.studies.outcome import find_lines
 from paucal.studies.plan import plan, plan_all_runs
-from paucal.studies.reading import data_sets, studies
+from paucal.studies.reading import studies
 from paucal.studies.tables import shown_rows
 from paucal.studies.words import format_published
 from paucal.types import UserError
@@ -51,7 +51,7 @@ def fail(cell: Cell) -> None:
 
 def test_lines__of_features_are_means_over_seeds_and_paired_gains(tmp_path):
     study = studies()["esvit-table-2"]
-    runs = plan(study, "tiny", data_sets(), rows=["Swin-T, W=7"])
+    runs = plan(study, "tiny", rows=["Swin-T, W=7"])
     grid = grid_of(tmp_path / "digits", runs)
     scores = {("Swin-T, W=7, L_V", 0): (0.5, 0.6), ("Swin-T, W=7, L_V", 1): (0.7, 0.8)}
     scores |= {("Swin-T, W=7, L_V+L_R", 1): (0.6, 0.9)}  # one seed of it is missing
@@ -83,7 +83,7 @@ def test_lines__of_an_average_are_of_all_sets_and_wins_of_what_is_printed(tmp_pa
     wins = replace(study.columns[-1], name="wins", metric="wins")
     rows = tuple(replace(row, values=(*row.values, None)) for row in study.rows)
     study = replace(study, columns=(*study.columns, wins), rows=rows)
-    runs = plan(study, "full", data_sets())
+    runs = plan(study, "full")
     ours = {"Sup. RN50": 0, "Sup. Swin-T": 0, "EsViT Swin-T": 0}
     grids = []
     for place, column in enumerate(study.trained_columns):
@@ -110,7 +110,7 @@ def test_lines__of_an_average_are_of_all_sets_and_wins_of_what_is_printed(tmp_pa
     assert found["CLIP RN50", "Average"].why == "quoted"
     fewer = {(line.row.name, line.column.name): line.why for line in find_lines(study, runs, grids[1:])[0]}
     assert fewer["EsViT Swin-T", "Average"] == "needs all data sets"
-    tiny, _ = find_lines(study, plan(study, "tiny", data_sets()), [])
+    tiny, _ = find_lines(study, plan(study, "tiny"), [])
     assert {line.why for line in tiny if line.column.metric == "average"} == {"quoted", "not run at this scale"}
     shown = {(row["row"], row["column"]) for row in shown_rows(tiny)}
     assert ("EsViT Swin-T", "Average") in shown
@@ -119,9 +119,9 @@ def test_lines__of_an_average_are_of_all_sets_and_wins_of_what_is_printed(tmp_pa
 
 def test_lines__say_what_was_left_out_by_whom_and_keep_what_earlier_calls_have_measured(tmp_path):
     study = studies()["esvit-table-2"]
-    whole = plan_all_runs(study, "tiny", data_sets())
-    earlier = plan(study, "tiny", data_sets(), rows=["Swin-T, W=14"])
-    asked = plan(study, "tiny", data_sets(), rows=["Swin-T, W=7"], columns=["L_V linear"])
+    whole = plan_all_runs(study, "tiny")
+    earlier = plan(study, "tiny", rows=["Swin-T, W=14"])
+    asked = plan(study, "tiny", rows=["Swin-T, W=7"], columns=["L_V linear"])
     assert [run.name for run in asked] == ["Swin-T, W=7, L_V"]  # as among all others
     assert [column.name for column in asked[0].columns] == ["L_V linear"]
     grid = grid_of(tmp_path / "digits", [*earlier, *asked])
@@ -148,14 +148,14 @@ def test_lines__say_what_was_left_out_by_whom_and_keep_what_earlier_calls_have_m
 
 def test_plan__names_a_run_the_same_whatever_else_is_wanted():
     study = studies()["drloc-table-2b"]
-    every = {run.name: run.settings for run in plan(study, "full", data_sets())}
-    (one,) = plan(study, "full", data_sets(), rows=["Swin-T"], columns=["λ=0.5"])
+    every = {run.name: run.settings for run in plan(study, "full")}
+    (one,) = plan(study, "full", rows=["Swin-T"], columns=["λ=0.5"])
     assert one.settings == every[one.name]
     assert one.against == "Swin-T, λ=0.0"  # so that a gain is found once that is there
 
 
 def test_cells__without_labels_are_done_once_they_are_judged(tmp_path):
-    runs = plan(studies()["esvit-table-5"], "tiny", data_sets())
+    runs = plan(studies()["esvit-table-5"], "tiny")
     cell = cells_of(grid_of(tmp_path / "digits", runs))[0]
     cell.run.path.mkdir(parents=True)
     cell.run.write_json("summary.json", {"seconds": 1.0})
@@ -165,7 +165,7 @@ def test_cells__without_labels_are_done_once_they_are_judged(tmp_path):
 
 
 def test_compare__does_not_resume_comparison_with_runs_without_labels(tmp_path):
-    grid = grid_of(tmp_path / "digits", plan(studies()["esvit-table-5"], "tiny", data_sets()), commands=("paucal it",))
+    grid = grid_of(tmp_path / "digits", plan(studies()["esvit-table-5"], "tiny"), commands=("paucal it",))
     with pytest.raises(UserError, match="belongs to a study: use its own command, paucal it"):
         resume_comparison(grid.folder, GridSettings(jobs=0), SilentConsole())
 
@@ -201,7 +201,7 @@ def test_published__as_text():
 
 
 def test_settings__of_a_page_are_told_once_where_all_runs_share_them(tmp_path):
-    runs = plan(studies()["drloc-table-9"], "tiny", data_sets())
+    runs = plan(studies()["drloc-table-9"], "tiny")
     arms = [Arm(run.name, None, None, {**run.settings, START: ["train", "plain"]}) for run in runs]
     grid = Grid(tmp_path / runs[0].data, "images", {}, tuple(arms), (0,))
     first, *others = shown_settings(runs, (), (grid,))

@@ -16,7 +16,7 @@ from paucal.rules.backbone import backbone_spec, model_arguments
 from paucal.rules.facts import DataAndMachine, InitialWeightsInfo
 from paucal.studies.counting import count_model, count_network, counted_value
 from paucal.studies.plan import plan, start_settings
-from paucal.studies.reading import data_sets, studies
+from paucal.studies.reading import studies
 from paucal.tasks.detection.assembly import detector_backbone
 from paucal.tasks.detection.network.detector import build_detector
 from paucal.tasks.detection.settings import detector_options
@@ -164,7 +164,7 @@ def test_settings__of_tuned_models_at_the_smaller_scales_are_of_other_classes_th
             before, after = ({*read_class_list(one["classes"])} for one in (training.set, small.set))
             assert len(before) == len(after) == 5
             assert not before & after
-            runs = plan(study, scale, data_sets())
+            runs = plan(study, scale)
             assert all("init" not in run.settings for run in runs)  # the cell has it from its start
             rates = {run.settings["lr"] for run in runs}
             assert rates == {start_settings(study, study.starts[runs[0].row.start], small)["lr"] / 2}
@@ -183,7 +183,7 @@ def test_starts__at_the_smaller_scales_are_what_tells_the_rows_apart():
     assert {one.model for one in found["lvvit-segmentation"].values()} == {"lvvit_s", "lvvit_m", "lvvit_l"}
     assert {one.method for name in TUNED for one in found[name].values()} == {"supervised"}  # the loss comes later
     for name in TUNED:
-        for run in plan(studies()[name], "tiny", data_sets()):
+        for run in plan(studies()[name], "tiny"):
             start = found[name][run.row.start]
             assert (run.settings["model"], run.settings["model_args"]) == (start.model, start.model_args)
 
@@ -192,11 +192,11 @@ def test_starts__of_larger_pixels_learn_the_images_of_their_rows_at_fewer():
     """The sides are published; a stand-in has them in about the same proportion, and the same cells of four pixels."""
     for name in ENLARGED:
         study, starts = studies()[name], start_settings_of(name)
-        full = {run.name: run.settings for run in plan(study, "full", data_sets())}
+        full = {run.name: run.settings for run in plan(study, "full")}
         for scale, small in study.scales.items():
             assert small.start_training is not None
             assert not small.start_training.data  # those of the rows
-            for run in plan(study, scale, data_sets()):
+            for run in plan(study, scale):
                 (side,), (published,) = run.settings["img_size"], full[run.name].get("img_size", [384])
                 assert side / small.start_training.side == pytest.approx(published / 224, rel=0.03)
                 start = starts[run.row.start]
@@ -243,7 +243,7 @@ def trained(paper: str) -> list[tuple[str, str, Any, bool]]:
         study = studies()[name]
         if not name.startswith(paper):
             continue
-        gmacs = {run.name: study.models[run.row.model].gmacs for run in plan(study, scale, data_sets())}
+        gmacs = {run.name: study.models[run.row.model].gmacs for run in plan(study, scale)}
         runs = [(run, settings, gmacs[run]) for run, settings in checked(name, scale)]
         parts = [(study.kind, f"{name}, {scale}: {run}", *rest) for run, *rest in runs]
         if scale == "tiny" and study.starts:
@@ -314,5 +314,5 @@ def test_models__take_the_multiply_adds_of_the_estimate(paper):
 
 def test_settings__with_images_of_their_own_are_left_to_the_user():
     study = studies()["drloc-table-3"]
-    assert {run.settings["classes"] for run in plan(study, "full", data_sets())} == {"imagenet100"}
-    assert "classes" not in plan(replace(study), "tiny", data_sets())[0].settings
+    assert {run.settings["classes"] for run in plan(study, "full")} == {"imagenet100"}
+    assert "classes" not in plan(replace(study), "tiny")[0].settings

@@ -15,7 +15,7 @@ from paucal.runs import RunFolder
 from paucal.studies.call import study_folder
 from paucal.studies.outcome import find_lines
 from paucal.studies.plan import plan
-from paucal.studies.reading import data_sets, studies
+from paucal.studies.reading import studies
 from paucal.studies.scenes import SCENES, START_DIGITS, UNFINISHED, draw_data_sets, draw_scene, split_digits
 from paucal.studies.settings import StudySettings
 from paucal.studies.tables import shown_rows
@@ -56,7 +56,7 @@ def finish(cell: Cell, file: str, content: dict) -> None:
 
 def test_lines__of_detectors_are_means_over_seeds_and_paired_gains(tmp_path):
     study = studies()["drloc-table-11"]
-    runs = plan(study, "tiny", data_sets())
+    runs = plan(study, "tiny")
     grid = stored(tmp_path / "scenes", "detect", [Arm(run.name, None, None, {}, run.against) for run in runs])
     found = {("Mask R-CNN, Swin-T", 0): 0.5, ("Mask R-CNN, Swin-T", 1): 0.6, ("Mask R-CNN, Swin-T + L_drloc", 1): 0.9}
     for cell in cells_of(grid):
@@ -99,7 +99,7 @@ def test_scores__of_segmenters_are_those_of_the_run_and_of_its_judge(tmp_path):
 
 def test_lines__of_a_curve_are_the_monitor_s_at_a_share_of_the_epochs(tmp_path):
     study = studies()["esvit-figure-4"]
-    runs = plan(study, "tiny", data_sets())
+    runs = plan(study, "tiny")
     grid = stored(
         tmp_path / runs[0].data,
         "pretrain",
@@ -132,7 +132,7 @@ def test_cells__that_train_nothing_are_done_once_they_are_judged(tmp_path):
 
 def test_lines__of_distances_are_in_pixels(tmp_path):
     study = studies()["esvit-figure-8"]
-    runs = plan(study, "tiny", data_sets())
+    runs = plan(study, "tiny")
     arms = [Arm(run.name, None, None, {MODEL: "vit_mini"}, run.against) for run in runs]
     grid = stored(tmp_path / runs[0].data, "eval", arms, (0,))
     for cell in cells_of(grid):

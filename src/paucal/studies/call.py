@@ -16,9 +16,10 @@ from paucal.runs.grid_files import GRID_FILE, is_grid_folder
 from paucal.studies.drawing import FIGURE_FILE
 from paucal.studies.numbers import RESULTS_FILE
 from paucal.studies.plan import PlannedRun
+from paucal.studies.reading import data_sets
 from paucal.studies.scenes import UNFINISHED
 from paucal.studies.settings import StudySettings
-from paucal.studies.study import DataSet, Scale, Study
+from paucal.studies.study import Scale, Study
 from paucal.types import UserError
 from paucal.verbs.compare.settings import GridSettings
 from paucal.wording import did_you_mean
@@ -163,9 +164,7 @@ def folder_name(data: str) -> str:
     return name if name and name not in RESERVED else f"images-{name}".rstrip("-")
 
 
-def find_locations(
-    settings: StudySettings, runs: Sequence[PlannedRun], data_sets: Mapping[str, DataSet]
-) -> DataLocations:
+def find_locations(settings: StudySettings, runs: Sequence[PlannedRun]) -> DataLocations:
     """Return the locations of the images of all runs, from `--data` or, by default, from the data sets' names."""
     needed_data = list(dict.fromkeys(name for run in runs for name in (run.data, run.evaluated)))
     values = {name: getattr(settings, name) for name in ("data_root", "device", "workers")}
@@ -191,6 +190,6 @@ def find_locations(
             )
         location_of[name] = location
     for name in needed_data:
-        if name not in location_of and not (data_set := data_sets[name]).named:
+        if name not in location_of and not (data_set := data_sets()[name]).named:
             raise UserError(f"{data_set.title} cannot be opened by name: {data_set.how}, with --data {name}=DATA.")
-    return DataLocations({name: location_of.get(name) or data_sets[name].named for name in needed_data}, shared)
+    return DataLocations({name: location_of.get(name) or data_sets()[name].named for name in needed_data}, shared)

@@ -29,7 +29,7 @@ from paucal.studies.grids import prepare_grids, shown_settings
 from paucal.studies.numbers import RESULTS_FILE, full_folder, measured_in_other_studies
 from paucal.studies.outcome import Line, find_lines
 from paucal.studies.plan import find_scale, plan, plan_all_runs
-from paucal.studies.reading import data_sets, find_study
+from paucal.studies.reading import find_study
 from paucal.studies.settings import StudySettings
 from paucal.studies.starts import read_starts, with_start_images
 from paucal.studies.study import Study
@@ -100,13 +100,13 @@ def run_study(name: str, settings: StudySettings, command: str, console: Console
         return _count_or_time(study, settings, command, console)
     require_runnable(study, settings)
     small = find_scale(study, settings.scale)
-    runs = with_given_images(plan(study, settings.scale, data_sets(), settings.rows, settings.columns), settings)
-    locations = find_locations(settings, runs, data_sets())
+    runs = with_given_images(plan(study, settings.scale, settings.rows, settings.columns), settings)
+    locations = find_locations(settings, runs)
     folder = study_folder(study, settings, locations.by_name)
     require_workers(settings.on, settings.slurm, 0 if folder.exists() else settings.jobs)
     call = Call(study, runs, small, settings, locations, folder, command, console)
     console.say(describe_scale(study, small, runs, len(call.seeds)))
-    console.say(describe_cost(study, runs, len(call.seeds), data_sets()) if small is None else study.telling)
+    console.say(describe_cost(study, runs, len(call.seeds)) if small is None else study.telling)
     if study.starts and small is not None:
         call = replace(call, locations=with_start_images(locations, small, settings, folder))
     grids = prepare_grids(call)
@@ -140,7 +140,7 @@ def _compute_grids(call: Call, grids: Sequence[Grid]) -> bool:
 
 def _write_results(call: Call, starts: Sequence[Grid], grids: Sequence[Grid], all_settled: bool) -> StudyResult:
     study, runs, small, folder = call.study, call.runs, call.small, call.folder
-    all_runs = plan_all_runs(study, call.settings.scale, data_sets(), call.settings.columns)
+    all_runs = plan_all_runs(study, call.settings.scale, call.settings.columns)
     all_runs = with_given_images(all_runs, call.settings)
     # Earlier calls may have stored grids of runs on other data sets.
     other_data = dict.fromkeys(run.data for run in all_runs if run.data not in {grid.folder.name for grid in grids})

@@ -1,14 +1,12 @@
 """`paucal study list` and `paucal study show`: all studies with their requirements."""
 
-from collections.abc import Mapping
-
 from rich.table import Table
 
 from paucal.recipes import detection, esvit, segmentation
 from paucal.recipes.table import RECIPES
 from paucal.studies.plan import plan
 from paucal.studies.reading import data_sets, find_study, studies
-from paucal.studies.study import TIMED_METRICS, DataSet, Study
+from paucal.studies.study import TIMED_METRICS, Study
 from paucal.studies.words import (
     FORMULA,
     caveats,
@@ -30,8 +28,8 @@ def list_studies() -> tuple[Table, list[str]]:
     all_studies, sets = studies(), data_sets()
     for study in all_studies.values():
         scales = ", ".join(study.scales) or "-"
-        table.add_row(study.name, study.title, describe_status(study, sets), describe_hours(study, sets), scales)
-    missing = dict.fromkeys(name for study in all_studies.values() for name in missing_sets(study, sets))
+        table.add_row(study.name, study.title, describe_status(study), describe_hours(study), scales)
+    missing = dict.fromkeys(name for study in all_studies.values() for name in missing_sets(study))
     sentences = [FORMULA[0].upper() + FORMULA[1:] + "."]
     sentences += [f"{name}: {sets[name].title}. {sets[name].how}." for name in missing]
     sentences.append("The smaller scales need no downloads by hand, since stand-ins replace models and images.")
@@ -44,15 +42,15 @@ def show(name: str) -> tuple[Table | None, list[str]]:
 
     The table is None if the study has no published numbers.
     """
-    study, sets = find_study(name), data_sets()
+    study = find_study(name)
     sentences = [f"{study.title}: {study.paper}, {study.where} ({study.source})"]
-    sentences.append(f"as published: {describe_status(study, sets)}")
-    sentences += [f"  {text}" for text in how_to_get(study, sets)]
+    sentences.append(f"as published: {describe_status(study)}")
+    sentences += [f"  {text}" for text in how_to_get(study)]
     if study.trains:
-        sentences.append(f"cost at full scale: about {describe_hours(study, sets)} GPU hours (estimated)")
+        sentences.append(f"cost at full scale: about {describe_hours(study)} GPU hours (estimated)")
         sentences.append(f"smaller scales: {', '.join(study.scales) or f'none, since {study.without}'}")
         recipes = {**RECIPES, **esvit.RECIPES, **detection.RECIPES, **segmentation.RECIPES}
-        runs = plan(study, "full", sets)
+        runs = plan(study, "full")
         names = dict.fromkeys(str(run.settings["recipe"]) for run in runs if run.settings.get("recipe"))
         sentences += [f"recipe {name}: {recipes[name].source}" for name in names]
         sentences.append("settings at full scale:")
@@ -82,12 +80,12 @@ def _published_table(study: Study) -> Table | None:
     return table
 
 
-def describe_status(study: Study, data_sets: Mapping[str, DataSet]) -> str:
+def describe_status(study: Study) -> str:
     """Return a short text that says whether a study can be run as published, and what the user must provide.
 
     Example:
-        >>> from paucal.studies.reading import data_sets, find_study
-        >>> [describe_status(find_study(name), data_sets()) for name in ("drloc-table-2a", "drloc-table-12")]
+        >>> from paucal.studies.reading import find_study
+        >>> [describe_status(find_study(name)) for name in ("drloc-table-2a", "drloc-table-12")]
         ['runnable', 'needs data: ade20k; trained weights']
     """
     if any(column.metric in TIMED_METRICS for column in study.columns):
@@ -98,21 +96,22 @@ def describe_status(study: Study, data_sets: Mapping[str, DataSet]) -> str:
         return "reference table; nothing to run"
     if study.kind in ("pictures", "command"):
         return "by hand"
-    missing = missing_sets(study, data_sets)
+    missing = missing_sets(study)
     requirements = [f"data: {', '.join(missing)}"] if missing else []
     requirements += ["trained weights"] if any(not start.init for start in study.starts.values()) else []
     requirements += ["label maps"] if any(row.maps for row in study.trained_rows) else []
     return f"needs {'; '.join(requirements)}" if requirements else "runnable"
 
 
-def missing_sets(study: Study, data_sets: Mapping[str, DataSet]) -> list[str]:
+def missing_sets(study: Study) -> list[str]:
     """Return the names of the data sets that a study needs at full scale and that must be downloaded by hand."""
-    return [name for name in study.data_sets if data_sets[name].how]
+    return [name for name in study.data_sets if data_sets()[name].how]
 
 
-def how_to_get(study: Study, data_sets: Mapping[str, DataSet]) -> list[str]:
+def how_to_get(study: Study) -> list[str]:
     """Return lines on how to get the data sets, initial weights and label maps that a study needs at full scale."""
-    lines = [f"{data_sets[name].title} ({name}): {data_sets[name].how}" for name in missing_sets(study, data_sets)]
+    sets = data_sets()
+    lines = [f"{sets[name].title} ({name}): {sets[name].how}" for name in missing_sets(study)]
     for name, start in study.starts.items():
         automatic = "automatic, or " if start.init else ""
         lines.append(f"{name}: initial weights are {start.words}: {automatic}--init {name}=RUN")
@@ -121,8 +120,8 @@ def how_to_get(study: Study, data_sets: Mapping[str, DataSet]) -> list[str]:
     return lines
 
 
-def describe_hours(study: Study, data_sets: Mapping[str, DataSet]) -> str:
+def describe_hours(study: Study) -> str:
     """Return the GPU hours of a study at full scale as text; "-" if the study has no runs."""
     if not study.trains:
         return "-"
-    return format_hours(gpu_hours(study, plan(study, "full", data_sets), len(study.seeds), data_sets))
+    return format_hours(gpu_hours(study, plan(study, "full"), len(study.seeds)))

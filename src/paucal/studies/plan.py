@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
-from paucal.studies.study import SCALES, Architecture, Column, DataSet, Part, Row, Scale, Start, Study
+from paucal.studies.reading import data_sets
+from paucal.studies.study import SCALES, Architecture, Column, Part, Row, Scale, Start, Study
 from paucal.types import UserError
 from paucal.wording import did_you_mean
 
@@ -40,11 +41,7 @@ class PlannedRun:
 
 
 def plan(
-    study: Study,
-    scale: str,
-    data_sets: Mapping[str, DataSet],
-    rows: Sequence[str] | None = None,
-    columns: Sequence[str] | None = None,
+    study: Study, scale: str, rows: Sequence[str] | None = None, columns: Sequence[str] | None = None
 ) -> list[PlannedRun]:
     """Return the runs for the named rows and columns of a study, without duplicates.
 
@@ -56,7 +53,7 @@ def plan(
     wanted_rows = _select_named(study.rows_at(find_scale(study, scale)), study.rows, rows, "--rows", study)
     wanted_columns = _select_named(study.trained_columns, study.columns, columns, "--columns", study)
     runs = []
-    for run in plan_all_runs(study, scale, data_sets, columns):
+    for run in plan_all_runs(study, scale, columns):
         requested = tuple(column for column in run.columns if column in wanted_columns)
         if requested and run.row in wanted_rows:
             runs.append(replace(run, columns=requested))
@@ -65,9 +62,7 @@ def plan(
     return runs
 
 
-def plan_all_runs(
-    study: Study, scale: str, data_sets: Mapping[str, DataSet], columns: Sequence[str] | None = None
-) -> list[PlannedRun]:
+def plan_all_runs(study: Study, scale: str, columns: Sequence[str] | None = None) -> list[PlannedRun]:
     """Return the runs for all rows of a scale, whether requested or not; see `plan`.
 
     At a smaller scale, only the columns on one data set are run: the data set of the first of `columns`.
@@ -81,7 +76,7 @@ def plan_all_runs(
     runs: dict[str, PlannedRun] = {}
     for row in rows:
         for column in trained_columns:
-            run = _plan_run(study, row, column, small, data_sets)
+            run = _plan_run(study, row, column, small)
             # Columns with equal settings share a run.
             key = json.dumps([row.name, run.data, run.evaluated, dict(run.settings)], sort_keys=True)
             runs[key] = replace(runs[key], columns=(*runs[key].columns, column)) if key in runs else run
@@ -135,16 +130,14 @@ def find_scale(study: Study, scale: str) -> Scale | None:
     return study.scales[scale]
 
 
-def _plan_run(
-    study: Study, row: Row, column: Column, small: Scale | None, data_sets: Mapping[str, DataSet]
-) -> PlannedRun:
+def _plan_run(study: Study, row: Row, column: Column, small: Scale | None) -> PlannedRun:
     data = row.data or column.data
     if study.kind == "frozen":
         images = (data, column.data) if small is None else (small.data, small.data)
         return PlannedRun(row, (column,), "", *images, 1, _feature_settings(study, row, column, small))
     epochs = row.epochs or column.epochs or study.epochs
     if small is None:
-        settings = {**data_sets[data].settings, **_full_settings(study, row, column)}
+        settings = {**data_sets()[data].settings, **_full_settings(study, row, column)}
         return PlannedRun(row, (column,), "", data, column.data, epochs, settings)
     settings = _standin_settings(study, row, column, small, epochs)
     return PlannedRun(row, (column,), "", small.data, small.data, settings["epochs"], settings)

@@ -14,7 +14,8 @@ from typing import Any
 
 from paucal.settings.options import flag_words
 from paucal.studies.plan import PlannedRun
-from paucal.studies.study import COUNTED_METRICS, DataSet, Scale, Study, Value
+from paucal.studies.reading import data_sets
+from paucal.studies.study import COUNTED_METRICS, Scale, Study, Value
 from paucal.wording import counted
 
 GPU_RATE = 50e12  # assumed number of operations per second that one GPU reaches with these models in bfloat16
@@ -45,15 +46,15 @@ def without_jobs_0(command: str) -> str:
     return re.sub(r" --jobs[ =]0(?= |$)", "", command)
 
 
-def describe_cost(study: Study, runs: Sequence[PlannedRun], seeds: int, data_sets: Mapping[str, DataSet]) -> str:
+def describe_cost(study: Study, runs: Sequence[PlannedRun], seeds: int) -> str:
     """Return a sentence on the cost of runs at full scale."""
-    return f"these runs take about {format_hours(gpu_hours(study, runs, seeds, data_sets))} GPU hours (estimated)"
+    return f"these runs take about {format_hours(gpu_hours(study, runs, seeds))} GPU hours (estimated)"
 
 
-def gpu_hours(study: Study, runs: Sequence[PlannedRun], seeds: int, data_sets: Mapping[str, DataSet]) -> float:
+def gpu_hours(study: Study, runs: Sequence[PlannedRun], seeds: int) -> float:
     """Return the hours that runs take on one GPU at full scale, with `seeds` seeds each, according to `FORMULA`."""
     passes = seeds * sum(
-        run.epochs * data_sets[run.data].train * FORWARD_PASSES[study.kind] * study.models[run.row.model].gmacs
+        run.epochs * data_sets()[run.data].train * FORWARD_PASSES[study.kind] * study.models[run.row.model].gmacs
         for run in runs
     )
     return 2e9 * passes / GPU_RATE / 3600
