@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any
 
 from paucal.report.explanations import cost_rows, drop_unknown
-from paucal.report.inputs import RunFiles, read_run
+from paucal.report.inputs import read_run
 from paucal.report.page import write_run_page
-from paucal.report.stored_scores import MAX_CLASSES, MAX_TEXT, read_stored, score_and_interval, warn_few_images
-from paucal.wording import counted, join_first_few, percent
+from paucal.report.stored_scores import MAX_CLASSES, MAX_TEXT, read_stored, score_and_interval, warning_sentences
+from paucal.wording import counted, percent
 
 METRICS_FILE = "evaluation/detection/metrics.json"
 CAPTIONS = {
@@ -58,14 +58,16 @@ def write_detection_report(run: Path) -> Path:
     """Write `report.html` into the run folder of a detector, and return the path of the page."""
     files = read_run(run)
     scores = read_stored(files, METRICS_FILE, _parse_scores, ReportedScores())
+    pairs = [(scores.ap, "AP"), (scores.ap50, "AP50"), (scores.mask_ap, "mask AP"), (scores.mask_ap50, "mask AP50")]
+    consequence = "how well the detector finds these objects"
     return write_run_page(
         files,
         "detection.html",
         scores=scores,
-        figures=headline_numbers(scores),
-        headline=headline_sentences(scores),
-        warnings=warning_sentences(scores),
-        table=table_rows(files),
+        figures=[(score, name) for (score, _), name in pairs if score],
+        headline=_headline_sentences(scores),
+        warnings=warning_sentences(scores.images, scores.unseen, "image", consequence),
+        table=drop_unknown({"model": files.summary.model, **cost_rows(files), "images": files.summary.images_text}),
         captions=CAPTIONS,
     )
 
@@ -87,14 +89,7 @@ def _parse_scores(content: Mapping[str, Any]) -> ReportedScores:
     )
 
 
-def headline_numbers(scores: ReportedScores) -> list[tuple[str, str]]:
-    """Return the numbers at the top of the page as (number, name) pairs."""
-    pairs = [(scores.ap, "AP"), (scores.ap50, "AP50"), (scores.mask_ap, "mask AP"), (scores.mask_ap50, "mask AP50")]
-    return [(score, name) for (score, _), name in pairs if score]
-
-
-def headline_sentences(scores: ReportedScores) -> list[str]:
-    """Return the result in a few sentences."""
+def _headline_sentences(scores: ReportedScores) -> list[str]:
     if not scores.images:
         return ["The detector has not been evaluated on test images yet."]
     sentences = [
@@ -109,21 +104,6 @@ def headline_sentences(scores: ReportedScores) -> list[str]:
         )
     if scores.mask_ap[0]:
         likely_range = f", most likely between {scores.mask_ap[1]} % on further images" if scores.mask_ap[1] else ""
-        sentences.append(
-            f"For masks instead of boxes, AP50 is {scores.mask_ap50[0]} and AP {scores.mask_ap[0]}{likely_range}."
-        )
+        ap, ap50 = scores.mask_ap[0], scores.mask_ap50[0]
+        sentences.append(f"For masks instead of boxes, AP50 is {ap50} and AP {ap}{likely_range}.")
     return sentences
-
-
-def warning_sentences(scores: ReportedScores) -> list[str]:
-    """Return warnings about the reliability of the scores."""
-    sentences = warn_few_images(scores.images)
-    if scores.unseen:
-        names = join_first_few(scores.unseen, 8)
-        sentences.append(f"No test image shows {names}: how well the detector finds these objects is unknown.")
-    return sentences
-
-
-def table_rows(files: RunFiles) -> Mapping[str, str]:
-    """Return the model, cost and number of images of the training as texts by name; unknown values are left out."""
-    return drop_unknown({"model": files.summary.model, **cost_rows(files), "images": files.summary.images_text})

@@ -224,7 +224,6 @@ def _parse_exported_file(name: str, comparison: Mapping[str, Any], is_classifier
 
 
 def _format_accuracy(share: float, images: int) -> str:
-    """Return an accuracy as text with its 95 % interval; without an interval if `images` is 0."""
     if not images:
         return percent(share)
     low, high = (percent(end).removesuffix(" %") for end in wilson_share(share, images).ends)

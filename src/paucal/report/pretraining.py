@@ -47,15 +47,27 @@ def write_pretraining_report(run: Path) -> Path:
     """
     files = read_run(run)
     summary = read_stored(files, "summary.json", _parse_summary, PretrainingSummary(), "pre-train")
+    figures = [(percent(score), f"nearest neighbours, epoch {epoch:g}") for epoch, score in _knn_scores(files)[-1:]]
+    if figures and summary.knn_start is not None:
+        figures.append((percent(summary.knn_start), "before training"))
     return write_run_page(
         files,
         "pretraining.html",
         pretraining=summary,
         remarks=summary.remarks,
-        headline=headline_sentences(files, summary),
-        warnings=warning_sentences(files, summary),
-        figures=headline_numbers(files, summary),
-        table=table_rows(files, summary),
+        headline=_headline_sentences(files, summary),
+        warnings=_warning_sentences(files, summary),
+        figures=figures,
+        table=drop_unknown(
+            {
+                **model_rows(files.summary),
+                "crops of an image": summary.crops,
+                "prototypes of a head": None if summary.out_dim is None else f"{summary.out_dim:,}",
+                "initial weights": summary.start,
+                "epochs": None if files.summary.epochs is None else f"{files.summary.epochs:g}",
+                **cost_rows(files),
+            }
+        ),
     )
 
 
@@ -76,18 +88,17 @@ def _parse_summary(content: Mapping[str, Any]) -> PretrainingSummary:
     )
 
 
-def knn_scores(files: RunFiles) -> list[tuple[float, float]]:
+def _knn_scores(files: RunFiles) -> list[tuple[float, float]]:
     """Return (epoch, nearest-neighbour accuracy) for each epoch in which the accuracy was measured."""
     rows = enumerate(files.rows, start=1)
     scores = [(row.get("epoch", float(number)), row.get("val_knn", math.nan)) for number, row in rows]
     return [(epoch, accuracy) for epoch, accuracy in scores if math.isfinite(accuracy)]
 
 
-def headline_sentences(files: RunFiles, summary: PretrainingSummary) -> list[str]:
-    """Return the result in a few sentences: signs of collapse, and the quality of the features."""
+def _headline_sentences(files: RunFiles, summary: PretrainingSummary) -> list[str]:
     no_collapse = "The networks show no sign of collapse: their outputs still differ between images."
     sentences = [no_collapse] if summary.verdict is None else []
-    scores = knn_scores(files)
+    scores = _knn_scores(files)
     if not scores:
         return [
             *sentences,
@@ -109,13 +120,12 @@ def headline_sentences(files: RunFiles, summary: PretrainingSummary) -> list[str
     return sentences
 
 
-def warning_sentences(files: RunFiles, summary: PretrainingSummary) -> list[str]:
-    """Return warnings about the quality of the backbone; the list may be empty."""
+def _warning_sentences(files: RunFiles, summary: PretrainingSummary) -> list[str]:
     sentences = []
     if summary.verdict is not None:
         sentence = summary.verdict["sentence"]
         sentences.append(f"{sentence[:1].upper()}{sentence[1:]} {summary.verdict['advice']}")
-    scores = knn_scores(files)
+    scores = _knn_scores(files)
     if scores and summary.knn_start is not None and scores[-1][1] <= summary.knn_start:
         sentences.append(
             "Nearest neighbours are no better than with the initial weights, so training has not improved the "
@@ -127,28 +137,6 @@ def warning_sentences(files: RunFiles, summary: PretrainingSummary) -> list[str]
             f"The run was reset {times} to its state before a collapse, and continued with changed settings."
         )
     return sentences
-
-
-def headline_numbers(files: RunFiles, summary: PretrainingSummary) -> list[tuple[str, str]]:
-    """Return the numbers at the top of the page as (number, name) pairs."""
-    numbers = [(percent(score), f"nearest neighbours, epoch {epoch:g}") for epoch, score in knn_scores(files)[-1:]]
-    if numbers and summary.knn_start is not None:
-        numbers.append((percent(summary.knn_start), "before training"))
-    return numbers
-
-
-def table_rows(files: RunFiles, summary: PretrainingSummary) -> Mapping[str, str]:
-    """Return the properties of the trained model as texts by name; unknown values are left out."""
-    return drop_unknown(
-        {
-            **model_rows(files.summary),
-            "crops of an image": summary.crops,
-            "prototypes of a head": None if summary.out_dim is None else f"{summary.out_dim:,}",
-            "initial weights": summary.start,
-            "epochs": None if files.summary.epochs is None else f"{files.summary.epochs:g}",
-            **cost_rows(files),
-        }
-    )
 
 
 def _parse_change(entry: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Any
 
 from paucal.evaluation.results import stored_groups
-from paucal.report.explanations import cost_rows, drop_unknown
+from paucal.report.explanations import cost_rows, drop_unknown, model_rows
 from paucal.report.inputs import RunFiles, read_run
 from paucal.report.page import write_run_page
-from paucal.report.stored_scores import MAX_CLASSES, MAX_TEXT, read_stored, score_and_interval, warn_few_images
-from paucal.wording import images_text, join_first_few
+from paucal.report.stored_scores import MAX_CLASSES, MAX_TEXT, read_stored, score_and_interval, warning_sentences
+from paucal.wording import images_text
 
 METRICS_FILE = "evaluation/test/segmentation.json"
 CAPTIONS = {
@@ -51,15 +51,25 @@ class SegmentationScores:
 def write_segmentation_report(run: Path) -> Path:
     """Write `report.html` into the run folder of a segmentation model, and return the path of the page."""
     files = read_run(run)
-    scores = read_scores(files)
+    scores, summary = read_scores(files), files.summary
     return write_run_page(
         files,
         "segmentation.html",
         scores=scores,
         figures=[(scores.mean_iou[0], "mean IoU"), (scores.accuracy[0], "pixel accuracy")] if scores.images else [],
-        headline=headline_sentences(files, scores),
-        warnings=warning_sentences(scores),
-        table=table_rows(files),
+        headline=_headline_sentences(files, scores),
+        warnings=warning_sentences(scores.images, scores.unseen, "mask", "how well the model finds these areas"),
+        table=drop_unknown(
+            {
+                "model": summary.model,
+                "parameters": model_rows(summary)["parameters"],
+                "head": summary.method,
+                "epochs": None if summary.epochs is None else f"{summary.epochs:g}",
+                "best epoch": None if summary.best_epoch is None or not summary.selected else f"{summary.best_epoch:g}",
+                **cost_rows(files),
+                "images": summary.images_text,
+            }
+        ),
         captions=CAPTIONS,
     )
 
@@ -83,8 +93,7 @@ def _parse_scores(content: Mapping[str, Any]) -> SegmentationScores:
     )
 
 
-def headline_sentences(files: RunFiles, scores: SegmentationScores) -> list[str]:
-    """Return the result in a few sentences."""
+def _headline_sentences(files: RunFiles, scores: SegmentationScores) -> list[str]:
     if not scores.images:
         return ["The model has not been evaluated on test images yet."]
     sentences = [
@@ -100,28 +109,3 @@ def headline_sentences(files: RunFiles, scores: SegmentationScores) -> list[str]
     if not files.summary.selected:
         sentences.append("No images were kept for validation, so the model of the last epoch was kept.")
     return sentences
-
-
-def warning_sentences(scores: SegmentationScores) -> list[str]:
-    """Return warnings about the reliability of the scores."""
-    sentences = warn_few_images(scores.images)
-    if scores.unseen:
-        names = join_first_few(scores.unseen, 8)
-        sentences.append(f"No test mask shows {names}: how well the model finds these areas is unknown.")
-    return sentences
-
-
-def table_rows(files: RunFiles) -> Mapping[str, str]:
-    """Return the properties of the trained model as texts by name; unknown values are left out."""
-    summary = files.summary
-    return drop_unknown(
-        {
-            "model": summary.model,
-            "parameters": None if summary.parameters is None else f"{summary.parameters:,}",
-            "head": summary.method,
-            "epochs": None if summary.epochs is None else f"{summary.epochs:g}",
-            "best epoch": None if summary.best_epoch is None or not summary.selected else f"{summary.best_epoch:g}",
-            **cost_rows(files),
-            "images": summary.images_text,
-        }
-    )

@@ -1,11 +1,11 @@
 """Read stored scores, which are untrusted, and format scores as text, for the reports of all tasks."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from paucal.report.inputs import RunFiles
 from paucal.types import UserError
-from paucal.wording import counted, percent
+from paucal.wording import counted, join_first_few, percent
 
 T = TypeVar("T")
 MAX_CLASSES, MAX_TEXT = 300, 300  # largest number of rows in a table of classes, and of characters of a text
@@ -41,8 +41,14 @@ def score_and_interval(value: Mapping[str, Any]) -> tuple[str, str]:
     return percent(estimate), "" if low is None or high is None else f"{100 * low:.1f} and {100 * high:.1f}"
 
 
-def warn_few_images(images: int) -> list[str]:
-    """Return a warning if there are few test images; no warning for 0 images, which means not evaluated yet."""
-    if not 0 < images < FEW_IMAGES:
-        return []
-    return [f"With only {counted(images, 'test image')}, the score and its interval are both unreliable."]
+def warning_sentences(images: int, unseen: Sequence[str], noun: str, consequence: str) -> list[str]:
+    """Return warnings about the reliability of scores; 0 images means not evaluated yet.
+
+    `unseen` are the names of the classes that no test `noun` ("image" or "mask") shows.
+    """
+    sentences = []
+    if 0 < images < FEW_IMAGES:
+        sentences.append(f"With only {counted(images, 'test image')}, the score and its interval are both unreliable.")
+    if unseen:
+        sentences.append(f"No test {noun} shows {join_first_few(unseen, 8)}: {consequence} is unknown.")
+    return sentences

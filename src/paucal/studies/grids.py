@@ -119,7 +119,6 @@ def _transfer_settings(call: Call, run: PlannedRun, images: GridImages) -> dict[
 
 
 def _feature_settings(call: Call, run: PlannedRun) -> dict[str, Any]:
-    """Return the settings of `paucal eval`, including the model to evaluate."""
     if call.small is not None:
         return {**run.settings, "max_images": MAX_EVALUATED_IMAGES, "no_cache": True, **_start_setting(call, run)}
     settings = {name: value for name, value in run.settings.items() if name != "init"}

@@ -144,7 +144,6 @@ def _plan_run(study: Study, row: Row, column: Column, small: Scale | None) -> Pl
 
 
 def _feature_settings(study: Study, row: Row, column: Column, small: Scale | None) -> dict[str, Any]:
-    """Return the settings of `paucal eval` for a column of frozen features."""
     model = study.models[row.model]
     name = (model.full if small is None or model.standin is None else model.standin).name
     init = study.starts[row.start].init if small is None else ""

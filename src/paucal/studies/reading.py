@@ -123,7 +123,6 @@ def read_studies(
 
 
 def _expand_columns(entries: Any, groups: Mapping[str, Any], location: str) -> list[Any]:
-    """Return the columns of a study. The name of a group of columns is replaced by the columns of the group."""
     columns = []
     for entry in _require_list(entries, f"{location}: columns"):
         if isinstance(entry, str):
@@ -263,7 +262,6 @@ def _require_name(word: str, names: Iterable[str], where: str) -> None:
 
 
 def _check_study(study: Study, data_sets: Mapping[str, DataSet], where: str) -> None:
-    """Raise a UserError if a name in a study does not exist, or if rows, columns and scales do not match."""
     _require_name(study.kind, KINDS, f"{where}: the kind")
     for column in study.columns:
         _require_name(column.metric, METRICS, f"{where}: the metric of {column.name!r}")

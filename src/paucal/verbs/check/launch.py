@@ -3,7 +3,7 @@
 import os
 import shlex
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -166,18 +166,16 @@ def without_unreadable(
     if len(readable) in (0, len(images)):
         return images, survey, list(opening)
     new_positions = {old: new for new, old in enumerate(readable.tolist())}
-    findings = [replace(finding, groups=_renumber(finding.groups, new_positions)) for finding in opening]
+    findings = []
+    for finding in opening:
+        groups = (tuple(new_positions[old] for old in group if old in new_positions) for group in finding.groups)
+        findings.append(replace(finding, groups=tuple(filter(None, groups))))
     unreadable = sorted(survey.unreadable)
     count, verb = counted(len(unreadable), "image"), was_or_were(len(unreadable))
     text = f"{count} of {len(images)} cannot be read and {verb} left out "
     text += f"(the first: {survey.unreadable[unreadable[0]]})"
     findings.append(Finding(UNREADABLE, "warning", text, "repair or remove these images"))
     return images.select(readable), survey.select(readable), findings
-
-
-def _renumber(groups: tuple[tuple[int, ...], ...], new_positions: Mapping[int, int]) -> tuple[tuple[int, ...], ...]:
-    renumbered = (tuple(new_positions[old] for old in group if old in new_positions) for group in groups)
-    return tuple(group for group in renumbered if group)
 
 
 def _small_image_findings(checked_set: CheckedSet, survey: Survey) -> list[Finding]:
@@ -202,7 +200,9 @@ def _open_set(settings: CheckSettings) -> tuple[ImageSet, list[Finding]]:
         images = find_images(replace(settings, classes=None))
     except UserError as problem:
         images = _open_without_labels(settings, problem)
-        if isinstance(problem, NoLabelsError) or _has_only_paths(images, settings):
+        is_table = settings.data.lower().endswith(TABLE_SUFFIXES)
+        has_only_paths = is_table and len(images) and not images.columns and settings.label_column is None
+        if isinstance(problem, NoLabelsError) or has_only_paths:
             advice = "paucal pretrain and paucal predict take images without labels"
             return images, [Finding("unlabelled", "warning", f"there are no labels to train with: {problem}", advice)]
         return images, [refusal_finding("refused", problem, "paucal train would refuse these images: ")]
@@ -212,16 +212,10 @@ def _open_set(settings: CheckSettings) -> tuple[ImageSet, list[Finding]]:
 
 
 def _open_with_target(settings: CheckSettings, column: str) -> tuple[ImageSet, list[Finding]]:
-    """Open a table as `paucal train --target COLUMN` does, with findings that describe the target values."""
     location = {"image_column": settings.image_column, "root": settings.data_root, "download": settings.download}
     images, targets = read_targets(open_images(settings.data, labelled=False, **location), column)
     summary = f"{column!r} has {describe_targets(targets)}, which paucal train --target {shlex.quote(column)} predicts"
     return images, [Finding("numbers", "note", text) for text in (summary, *grades_note(targets, column))]
-
-
-def _has_only_paths(images: ImageSet, settings: CheckSettings) -> bool:
-    is_table = settings.data.lower().endswith(TABLE_SUFFIXES)
-    return is_table and bool(len(images)) and not images.columns and settings.label_column is None
 
 
 def _open_without_labels(settings: CheckSettings, problem: UserError) -> ImageSet:
@@ -329,12 +323,13 @@ def _find_label_errors(
 
 def _progress_with_estimate(advance: Any, console: Console) -> Any:
     """Return a progress function that also prints the expected remaining time once, after the first images."""
-    start_time, printed = time.monotonic(), []
+    start_time, is_first = time.monotonic(), True
 
     def step(done: int, total: int) -> None:
+        nonlocal is_first
         advance(done, total)
-        if not printed and done:
-            printed.append(True)
+        if is_first and done:
+            is_first = False
             seconds_left = (time.monotonic() - start_time) / done * (total - done)
             if seconds_left > 20:
                 console.say(f"time: about {format_duration(seconds_left)} to extract the features of {total} images")

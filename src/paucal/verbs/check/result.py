@@ -239,29 +239,27 @@ def write_check(folder: Path, result: CheckResult, seed: int) -> None:
 
 def _headline_numbers(result: CheckResult) -> list[tuple[str, str]]:
     facts, levels = result.facts, [finding.level for finding in result.findings]
+    misleading, warnings = levels.count("misleads"), levels.count("warning")
     figures = [(f"{facts['images']:,}", "images"), (str(facts["classes"]), "classes")]
-    figures.append((str(levels.count("misleads")), "findings that mislead"))
-    figures.append((str(levels.count("warning")), "warnings" if levels.count("warning") != 1 else "warning"))
-    if result.suspects is not None:
-        figures.append((str(len(result.suspects)), "labels probably wrong"))
-    return figures
+    figures += [(str(misleading), "findings that mislead"), (str(warnings), "warning" if warnings == 1 else "warnings")]
+    return figures if result.suspects is None else [*figures, (str(len(result.suspects)), "labels probably wrong")]
 
 
 def _finding_sections(result: CheckResult) -> list[Section]:
     sections = []
     for finding in result.findings:
-        rows, n_shown = [], 0
+        rows: list[list[dict[str, str | None]]] = []
         for group in finding.groups:
-            if n_shown >= MAX_THUMBS:
+            if sum(map(len, rows)) >= MAX_THUMBS:
                 break
-            shown_positions = group[:MAX_GROUP]
-            rows.append([_make_thumb(result, position) for position in shown_positions])
-            n_shown += len(shown_positions)
-        n_omitted = len(finding.groups) - len(rows)
-        omitted_text = f"and {n_omitted} more; {VALUES} has all of them" if n_omitted > 0 else ""
-        title = finding.name.replace("-", " ")
-        sections.append(Section(title, finding.level, finding.text, finding.advice, rows, omitted_text))
+            rows.append([_make_thumb(result, position) for position in group[:MAX_GROUP]])
+        more, title = _describe_omitted(len(finding.groups) - len(rows)), finding.name.replace("-", " ")
+        sections.append(Section(title, finding.level, finding.text, finding.advice, rows, more))
     return sections
+
+
+def _describe_omitted(count: int) -> str:
+    return f"and {count} more; {VALUES} has all of them" if count > 0 else ""
 
 
 def _suspect_sections(result: CheckResult) -> list[Section]:
@@ -272,10 +270,9 @@ def _suspect_sections(result: CheckResult) -> list[Section]:
         caption = f"labelled {suspect.given} ({percent(suspect.confidence, '.0f')}), probably {suspect.suggested} "
         caption += f"({percent(suspect.suggested_confidence, '.0f')})"
         rows.append([_make_thumb(result, suspect.position, caption)])
-    n_omitted = len(result.suspects) - len(rows)
     text = f"{counted(len(result.suspects), 'label')}, the most suspect first. Checked with {result.judged_by}."
     advice = "Look at each image: correct wrong labels, and keep unusual images with the right label."
-    more = f"and {n_omitted} more; {VALUES} has all of them" if n_omitted > 0 else ""
+    more = _describe_omitted(len(result.suspects) - len(rows))
     return [Section("labels that are probably wrong", "warning" if rows else "note", text, advice, rows, more)]
 
 

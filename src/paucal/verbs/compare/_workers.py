@@ -67,7 +67,6 @@ class Processes:
 
 
 def _visible_gpus() -> list[str]:
-    """Return the names of the GPUs that this process may use, from CUDA_VISIBLE_DEVICES if it is set."""
     allotted = [name.strip() for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name.strip()]
     count = torch.cuda.device_count()
     return allotted[:count] if allotted else [str(number) for number in range(count)]

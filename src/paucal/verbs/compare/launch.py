@@ -179,6 +179,5 @@ def _run_and_report(grid: Grid, grid_settings: GridSettings, console: Console) -
 
 
 def _train_values(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings of `paucal.train` in `values`, converted to their types."""
     settings = settings_from_keywords(TrainSettings, values, "paucal.compare", "compare")
     return {name: getattr(settings, name) for name in given_names(values)}

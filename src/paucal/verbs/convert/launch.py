@@ -83,7 +83,6 @@ def convert_set(settings: ConvertSettings, console: Console) -> Converted:
 
 
 def _without_unreadable(content: Content, console: Console) -> Content:
-    """Leave out the images that cannot be decoded, with a note."""
     items, images = content.items, content.images
     with console.progress("checking images") as advance:
         problems = for_each(len(items), lambda row: images.store.check(items[row].index), None, advance)

@@ -50,7 +50,6 @@ def write_label_studio(content: Content, folder: Path) -> None:
 
 
 def _label_entry(content: Content, item: Item, results: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return the labels of a task: under the key "predictions" if a model predicted them, else under "annotations"."""
     if not content.model:
         return {"annotations": [{"result": results}]}
     score = {} if item.score is None else {"score": item.score}
@@ -104,7 +103,6 @@ def write_cvat(content: Content, folder: Path) -> None:
 
 
 def _shape_tag(item: Item, obj: AnnotatedObject) -> tuple[str, str]:
-    """Return the XML tag for an object ("polygon", "mask" or "box"), and the attributes with its coordinates."""
     polygon = polygon_of(item, obj)
     if polygon is not None:
         pairs = zip(polygon[::2], polygon[1::2], strict=True)

@@ -70,7 +70,6 @@ def evaluate_detector(model: str, data: Sequence[str], settings: EvalSettings, c
 def _open_images(
     run: RunFolder, target: str | None, settings: EvalSettings, card: DetectorCard, console: Console
 ) -> tuple[BoxedImages, NDArray[np.int64]]:
-    """Return images with the detector's labels, and the positions of the images to evaluate on."""
     location = target if target is not None else run.settings.get("data")
     if not isinstance(location, str):
         raise UserError(f"{str(run.path)!r} does not name its training images: give DATA.")

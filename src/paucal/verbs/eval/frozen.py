@@ -234,7 +234,6 @@ def _open_sets(
 
 
 def _leave_out_seen(data: EvaluationData, model: str, console: Console) -> EvaluationData:
-    """Leave out the test images whose labels the model has seen, and print a note."""
     run = find_run(model) or find_run_of_init(model)
     if run is None:
         return data

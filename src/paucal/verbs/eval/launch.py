@@ -191,7 +191,6 @@ def _refuse_frozen(settings: EvalSettings) -> None:
 
 
 def _evaluate_task(model: str, data: Sequence[str], task: str, settings: EvalSettings, console: Console) -> Evaluation:
-    """Evaluate a detector on boxes, a segmentation network on masks, or a regression model on target values."""
     if settings.protocol is not None:
         raise UserError(
             f"--protocol is for classifiers and frozen features, but {model} is for {task}: remove --protocol, or "

@@ -52,7 +52,6 @@ def annotate_video(source: str, table: Path, output: Path, console: Console) -> 
 
 
 def _frame_rows(source: str, table: Path) -> Iterator[tuple[int, list[dict[str, str]]]]:
-    """Yield the number of each frame with a prediction, and the frame's table rows."""
     with table.open(encoding="utf-8", errors="surrogateescape", newline="") as file:
         rows = (row for row in csv.DictReader(file) if row["path"] == source)
         for number, group in groupby(rows, key=lambda row: int(row["frame"])):

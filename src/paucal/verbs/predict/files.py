@@ -101,7 +101,6 @@ def _predict_and_report(
     start: int,
     targets: Targets,
 ) -> Iterator[Block]:
-    """Yield the outputs for all images from `start` on; then print the speed and the number of skipped images."""
     start_time, n_read, n_skipped = time.monotonic(), 0, 0
     with_features = targets.features is not None
     for block in predict_batches(model, pictures, settings, console, start=start, features=with_features):

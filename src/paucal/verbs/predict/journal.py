@@ -90,7 +90,11 @@ class Journal:
         """Append a block to the Arrow file of this call."""
         self._lock.check()
         if not self._stack:
-            self._open_part()
+            self._file = (self.folder / f"{len(self._part_files()):04d}.arrow").open("xb")
+            self._stack.append(self._file)
+            schema = _SCHEMA.with_metadata({_METADATA_KEY: json.dumps(self._about, sort_keys=True).encode()})
+            self._writer = pa.ipc.new_stream(self._file, schema)
+            self._stack.append(self._writer)
         self._writer.write_batch(_record_batch(block))
         self._file.flush()
         self.done += len(block)
@@ -113,16 +117,7 @@ class Journal:
     def _part_files(self) -> list[Path]:
         return [require_regular(path) for path in sorted(self.folder.glob(_FILE_PATTERN))]
 
-    def _open_part(self) -> None:
-        path = self.folder / f"{len(self._part_files()):04d}.arrow"
-        self._file = path.open("xb")
-        self._stack.append(self._file)
-        schema = _SCHEMA.with_metadata({_METADATA_KEY: json.dumps(self._about, sort_keys=True).encode()})
-        self._writer = pa.ipc.new_stream(self._file, schema)
-        self._stack.append(self._writer)
-
     def _check_journal(self) -> None:
-        """Refuse a folder with unknown files, or with predictions from another model or with other settings."""
         parts = self._part_files()
         names = {path.name for path in self.folder.iterdir()} - {LOCK_FILE, *(path.name for path in parts)}
         if other_files := sorted(name for name in names if not name.startswith(f".{LOCK_FILE}")):

@@ -190,7 +190,6 @@ def _check_copy(text: str, paths: Sequence[str], table: str | None) -> None:
 def _predict_watched(
     moving: MovingSettings, predictor: FramePredictor, table: PredictionTable, console: Console
 ) -> None:
-    """Classify new images in the watched folder, until there was no new image for the time --idle."""
     idle_seconds = None if moving.idle is None else parse_duration(moving.idle, "--idle")
     folder = expand_user_path(str(moving.watch), "--watch")
     console.say(f"watching {folder}; press Ctrl-C to stop; repeat the same call to continue")

@@ -148,7 +148,6 @@ def sheet_rows(blocks: Iterable[Block], card: ModelCard) -> list[Row]:
 
 
 def _draw_sheet(rows: list[Row], pictures: InputImages, advance: Callable[[int, int], None]) -> Image.Image:
-    """Draw the first rows of a contact sheet; below each image is its probability."""
     headed = [
         (
             f"{shorten(escape_controls(name), 100)} ({count})".encode(errors="replace").decode(),
