@@ -4,6 +4,7 @@ import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import takewhile
 from typing import Any, TypeVar
 
 from paucal.studies.reading import data_sets
@@ -52,11 +53,11 @@ def plan(
     """
     wanted_rows = _select_named(study.rows_at(find_scale(study, scale)), study.rows, rows, "--rows", study)
     wanted_columns = _select_named(study.trained_columns, study.columns, columns, "--columns", study)
-    runs = []
-    for run in plan_all_runs(study, scale, columns):
-        requested = tuple(column for column in run.columns if column in wanted_columns)
-        if requested and run.row in wanted_rows:
-            runs.append(replace(run, columns=requested))
+    runs = [
+        replace(run, columns=requested)
+        for run in plan_all_runs(study, scale, columns)
+        if (requested := tuple(column for column in run.columns if column in wanted_columns)) and run.row in wanted_rows
+    ]
     if not runs:
         raise UserError(f"no run of {study.name} has these --rows and --columns: remove these options or change them.")
     return runs
@@ -202,11 +203,8 @@ def _name_runs(runs: Sequence[PlannedRun]) -> list[PlannedRun]:
 
 def _common_name(columns: Sequence[Column]) -> str:
     """Return the first words that the names of all columns share, or the first name if they share no first word."""
-    common = []
-    for position_words in zip(*(column.name.split() for column in columns), strict=False):
-        if len(set(position_words)) > 1:
-            break
-        common.append(position_words[0])
+    by_position = zip(*(column.name.split() for column in columns), strict=False)
+    common = [words[0] for words in takewhile(lambda words: len(set(words)) == 1, by_position)]
     return " ".join(common) or columns[0].name
 
 

@@ -100,18 +100,15 @@ def prepare_starts(call: Call, rows: Grid) -> None:
     """
     study, small, console = call.study, call.small, call.console
     if small is None or (start_training := small.start_training) is None:
-        raise UserError(
-            f"{study.name} has no images for training initial weights at --scale {call.settings.scale}: use --scale "
-            "full."
-        )
+        text = f"{study.name} has no images for training initial weights at --scale {call.settings.scale}"
+        raise UserError(f"{text}: use --scale full.")
     shared = {**call.locations.shared, "data": call.locations.start_images or rows.shared["data"]}
     for verb in START_COMMANDS:
         settings = {}
         for arm in rows.arms:
             start_verb, name = arm.settings[START]
             if start_verb == verb and name not in settings:
-                # Initial weights that are trained on the images of the rows use the split and the label maps of the
-                # rows.
+                # If they are trained on the images of the rows, they use the split and the label maps of the rows.
                 like_rows = () if start_training.data else ("split", "labels")
                 parts = {name: value for name, value in arm.settings.items() if name in like_rows}
                 settings[name] = {**start_settings(study, study.starts[name], small), **parts}

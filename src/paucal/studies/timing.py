@@ -92,11 +92,10 @@ def time_models(study: Study, settings: StudySettings, console: Console) -> Mode
     for row in rows:
         try:
             speeds[row.name] = speed = bench.speed(row)
+            console.say(f"{row.name}: {speed.rate.median:.2f} images per second")
         except (UserError, torch.OutOfMemoryError) as problem:
             speeds[row.name] = None
             console.say(f"{row.name} is not timed: {first_line(problem)}")
-            continue
-        console.say(f"{row.name}: {speed.rate.median:.2f} images per second")
     return ModelSpeeds(speeds, sentence)
 
 
@@ -189,16 +188,13 @@ class _ModelTimer:
         base = _base_row(self._study, row)
         key = (self._model_key(row), self._model_key(base))
         if key not in self._measured:
-            self._measured[key] = self._measure_speed(row, base, key[0] == key[1])
+            base_step, is_base = self._base_step(base), key[0] == key[1]
+            step = base_step if is_base else self._make_step(row)
+            seconds = time_alternately(step, base_step, self._effort.pairs)
+            rate = spread([self._effort.images / row_seconds for row_seconds, _ in seconds])
+            ratios = [base_seconds / row_seconds for row_seconds, base_seconds in seconds]
+            self._measured[key] = ModelSpeed(rate, None if is_base else spread(ratios))
         return self._measured[key]
-
-    def _measure_speed(self, row: Row, base: Row, is_base: bool) -> ModelSpeed:
-        base_step = self._base_step(base)
-        step = base_step if is_base else self._make_step(row)
-        seconds = time_alternately(step, base_step, self._effort.pairs)
-        rate = spread([self._effort.images / row_seconds for row_seconds, _ in seconds])
-        ratios = [base_seconds / row_seconds for row_seconds, base_seconds in seconds]
-        return ModelSpeed(rate, None if is_base else spread(ratios))
 
     def _base_step(self, base: Row) -> Step:
         key = self._model_key(base)
@@ -211,10 +207,9 @@ class _ModelTimer:
 
     def _make_step(self, row: Row) -> Step:
         model = self._study.models[row.model]
-        size = (model.side, model.side)
-        model_args = [*model.full.args, *row.args]
+        size, arguments = (model.side, model.side), model_arguments([*model.full.args, *row.args])
         with torch.random.fork_rng(devices=[]):
-            spec = BackboneSpec(model.full.name, 0, image_size=size, arguments=model_arguments(model_args))
+            spec = BackboneSpec(model.full.name, 0, image_size=size, arguments=arguments)
             network = spec.build().model.eval().to(self._device)
             images = torch.randn(self._effort.images, 3, *size).to(self._device)
 

@@ -110,8 +110,7 @@ def fingerprint(images: ImageSet) -> str:
 
     Copies of a data set in different folders have the same digest.
     """
-    digest = hashlib.blake2b(digest_size=12)
-    digest.update(repr(images.classes).encode())
+    digest = hashlib.blake2b(repr(images.classes).encode(), digest_size=12)
     for key, label, part in zip(images.keys, images.labels.tolist(), images.declared, strict=True):
         digest.update(f"{key!r} {label} {part}\n".encode())
     for index in range(len(images)):

@@ -156,13 +156,11 @@ def _check_request(
     if moving.idle is not None and moving.watch is None:
         raise UserError("--idle is only for --watch: remove --idle, or give --watch.")
     if images := [path for path in paths if not is_moving(path)]:
-        raise UserError(
-            f"videos and images need different tables: remove {images[0]!r}, or predict it in another call."
-        )
+        advice = f"remove {images[0]!r}, or predict it in another call"
+        raise UserError(f"videos and images need different tables: {advice}.")
     if task_of(run) == SEGMENTATION:
-        raise UserError(
-            "segmentation of videos, cameras and watched folders is not supported: give images, or another model."
-        )
+        text = "segmentation of videos, cameras and watched folders is not supported"
+        raise UserError(f"{text}: give images, or another model.")
     if task_of(run) == DETECTION:
         refuse_classifier_settings(settings)
     other_files = (outputs.features, outputs.pictures, outputs.sheet)
@@ -210,15 +208,11 @@ def _predict_video(
         return
     ledger = VideoLedger()
     _write_predictions(read_frames(source, interval, ledger, table.done.get(source, -1)), predictor, table, console)
-    console.say(
-        f"{source}: {counted(ledger.frames, 'frame')} in {ledger.seconds:.1f} s, {ledger.sampled} of them with "
-        "predictions"
-    )
+    count, sampled = counted(ledger.frames, "frame"), ledger.sampled
+    console.say(f"{source}: {count} in {ledger.seconds:.1f} s, {sampled} of them with predictions")
     if ledger.problem and settings.on_bad_image == "refuse":
-        raise UserError(
-            f"{source!r} is incomplete: {ledger.problem}; repeat the call with --on-bad-image skip to use the frames "
-            "that can be read."
-        )
+        advice = "repeat the call with --on-bad-image skip to use the frames that can be read"
+        raise UserError(f"{source!r} is incomplete: {ledger.problem}; {advice}.")
     if ledger.problem:
         console.say(f"note: {source} is incomplete: {ledger.problem}")
 
