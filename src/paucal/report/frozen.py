@@ -5,16 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from paucal.evaluation.protocols.table import (
-    FOLDER,
-    JSON_NAME,
-    MATCHES_PICTURE,
-    MAX_MODELS,
-    SCORES_PICTURE,
-    Row,
-    format_score,
-    remarks,
-)
+from paucal.evaluation.protocols import table
+from paucal.metrics.intervals import Score
 from paucal.runs import RunFolder
 from paucal.types import UserError
 
@@ -50,12 +42,12 @@ class FrozenFeatures:
 
 def read_frozen(run: RunFolder) -> FrozenFeatures | None:
     """Return the stored results of a run's frozen features; None if frozen features were not evaluated."""
-    path = run.evaluation(FOLDER) / JSON_NAME
+    path = run.evaluation(table.FOLDER) / table.JSON_NAME
     if not path.is_file():
         return None
     content = run.read_json(str(path.relative_to(run.path)))
     try:
-        rows = [Row.from_dict(row) for row in content["rows"][:MAX_ROWS]]
+        rows = [table.Row.from_dict(row) for row in content["rows"][:MAX_ROWS]]
         sets = content["data"][:MAX_ROWS]
         seen_notes = [text for data in sets for texts in (data.get("seen_unlabelled") or {}).values() for text in texts]
         level = float(content["level"])
@@ -65,7 +57,7 @@ def read_frozen(run: RunFolder) -> FrozenFeatures | None:
             [_describe_data(data) for data in sets],
             [name[:MAX_TEXT] for name in _model_names(rows)],
             list(_table_lines(rows, has_several=len(sets) > 1)),
-            [text[:MAX_TEXT] for text in remarks(rows)],
+            [text[:MAX_TEXT] for text in table.remarks(rows)],
             list(dict.fromkeys(str(text)[:MAX_TEXT] for text in seen_notes)),
             level,
         )
@@ -76,26 +68,27 @@ def read_frozen(run: RunFolder) -> FrozenFeatures | None:
 
 def find_frozen_pictures(run: RunFolder) -> dict[str, Path]:
     """Return the paths of the existing figures of frozen features, by name."""
-    paths = [run.evaluation(FOLDER) / name for name in (SCORES_PICTURE, MATCHES_PICTURE)]
+    paths = [run.evaluation(table.FOLDER) / name for name in (table.SCORES_PICTURE, table.MATCHES_PICTURE)]
     return {path.stem: path for path in paths if path.is_file()}
 
 
-def _model_names(rows: Sequence[Row]) -> list[str]:
-    return list(rows[0].scores)[:MAX_MODELS] if rows else []
+def _model_names(rows: Sequence[table.Row]) -> list[str]:
+    return list(rows[0].scores)[: table.MAX_MODELS] if rows else []
 
 
-def _table_lines(rows: Sequence[Row], has_several: bool) -> Iterator[FrozenLine]:
+def _table_lines(rows: Sequence[table.Row], has_several: bool) -> Iterator[FrozenLine]:
     names = _model_names(rows)
-    for row in rows:
-        line = row.line
-        if not line.headline:
-            continue
+    for line, row in ((row.line, row) for row in rows if row.line.headline):
         parts = [*([f"{row.data}:"] if has_several else []), line.protocol, line.setting, f"{line.score},", line.unit]
         yield FrozenLine(
             " ".join(part for part in parts if part)[:MAX_TEXT],
-            [format_score(row.scores[name], line.unit) if name in row.scores else "-" for name in names],
-            [format_score(row.gains[name], line.unit, sign=True) if name in row.gains else "-" for name in names[1:]],
+            [_format(row.scores, name, line.unit) for name in names],
+            [_format(row.gains, name, line.unit, sign=True) for name in names[1:]],
         )
+
+
+def _format(scores: Mapping[str, Score], name: str, unit: str, sign: bool = False) -> str:
+    return table.format_score(scores[name], unit, sign=sign) if name in scores else "-"
 
 
 def _describe_data(data: Mapping[str, Any]) -> str:

@@ -2,7 +2,7 @@
 
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -66,11 +66,6 @@ class Call:
     def seeds(self) -> list[int]:
         """The seeds with which every run is trained: `--seeds`, or by default the seeds of the scale or the paper."""
         return list(self.settings.seeds or (self.study.seeds if self.small is None else self.small.seeds))
-
-    def by_images(self) -> Iterator[tuple[str, list[PlannedRun]]]:
-        """Yield the name of each data set and the runs that are trained on this data set."""
-        for data in dict.fromkeys(run.data for run in self.runs):
-            yield data, [run for run in self.runs if run.data == data]
 
     def grid_settings(self, output: Path, seeds: Sequence[int] | None = None) -> GridSettings:
         """Return the settings of the grid (the runs for all rows and seeds) in the folder `output`.

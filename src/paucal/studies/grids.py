@@ -51,7 +51,8 @@ def prepare_grids(call: Call) -> list[Grid]:
     study, small, kind, console = call.study, call.small, call.study.kind, call.console
     prepare_first = partial(prepare_starts, call) if study.starts and small is not None else None
     grids = []
-    for data, runs in call.by_images():
+    for data in dict.fromkeys(run.data for run in call.runs):
+        runs = [run for run in call.runs if run.data == data]
         shared = {**call.locations.shared, "data": call.locations.by_name[data]}
         images = None if kind == "train" else open_images(EVAL if kind == "frozen" else kind, shared, console)
         settings = [_arm_settings(call, run, shared, images) for run in runs]

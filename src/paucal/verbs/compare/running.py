@@ -105,10 +105,6 @@ class Progress:
     left: float | None
     other_workers: int = 0
 
-    def count(self, name: str) -> int:
-        """Return the number of cells in the state `name`."""
-        return sum(state.name == name for state in self.states.values())
-
     def time_left(self) -> str:
         """Return the remaining time as a clause, such as "about 5 min left, until 14:05"; "" if unknown or zero."""
         if self.left is None or self.left < 1:
@@ -188,7 +184,8 @@ class ProgressReporter:
             if state.settled and not previous.get(cell, State("pending")).settled:
                 self._say_with_progress(f"{position}: {_end_message(cell, state)}", progress)
         if time.monotonic() - self._last_message > MAX_SILENCE:
-            self._say_with_progress(f"{position} ended, {progress.count('running')} running", progress)
+            n_running = sum(state.name == "running" for state in progress.states.values())
+            self._say_with_progress(f"{position} ended, {n_running} running", progress)
         return progress
 
     def _say_with_progress(self, text: str, progress: Progress) -> None:

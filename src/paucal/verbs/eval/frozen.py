@@ -16,6 +16,7 @@ from paucal.data.decode import Reading
 from paucal.data.decoded.cache_folder import features_folder
 from paucal.data.loader import inference_batch_size
 from paucal.evaluation.plots import save_figure
+from paucal.evaluation.protocols import table
 from paucal.evaluation.protocols.correspondence import TOP, Change, second_view, true_positions
 from paucal.evaluation.protocols.data import EvaluationData, balanced_sample
 from paucal.evaluation.protocols.datasets import TABLE9
@@ -23,19 +24,6 @@ from paucal.evaluation.protocols.evaluate import MULTI_LABEL, Protocol, Protocol
 from paucal.evaluation.protocols.features import POOLED, Extraction, FeatureCache, FeatureReader, parse_kind
 from paucal.evaluation.protocols.linear_probe import ProbeSettings
 from paucal.evaluation.protocols.logistic import Solver
-from paucal.evaluation.protocols.table import (
-    FOLDER,
-    MATCHES_PICTURE,
-    MAX_MODELS,
-    SCORES_PICTURE,
-    Row,
-    compare,
-    protocol_table,
-    protocols_figure,
-    remarks,
-    shown_rows,
-    store_table,
-)
 from paucal.evaluation.seen_images import Identities, readable_history, require_unseen, seen_unlabelled
 from paucal.explain.features import Correspondence, match_images
 from paucal.explain.figures.cells import MatchedPair, matches_sheet
@@ -58,7 +46,7 @@ from paucal.verbs.eval.settings import EvalSettings, FrozenSettings
 SUITE = "table9"  # value of DATA for all data sets of `TABLE9`
 # Function that writes the report of a run, by the command that trained the run.
 REPORTS = {"train": write_report, "pretrain": write_pretraining_report}
-MAX_COMPARED = MAX_MODELS - 2  # the evaluated model and the random model are also in the table
+MAX_COMPARED = table.MAX_MODELS - 2  # the evaluated model and the random model are also in the table
 MATCHED_IMAGES = 2  # number of images whose matches are drawn, for each kind of second view
 CHANGE_TITLES: dict[Change, str] = {"mirror": "mirrored", "crop": "cropped"}
 
@@ -74,7 +62,7 @@ class FrozenTable:
         folder: Folder of the table.
     """
 
-    rows: Sequence[Row]
+    rows: Sequence[table.Row]
     about: Mapping[str, Any]
     folder: Path
 
@@ -98,7 +86,7 @@ def evaluate_frozen(
         raise UserError(f"give DATA to evaluate {model!r} on, before the flags: only a run has its own images.")
     subjects = _open_subjects(names, settings, protocols, console)
     options = _protocol_options(settings, subjects[0])
-    rows: list[Row] = []
+    rows: list[table.Row] = []
     set_descriptions: list[dict[str, Any]] = []
     pictured_data: EvaluationData | None = None
     for opened_data in _open_sets(data, run, settings, console, _common_reading(subjects)):
@@ -109,27 +97,27 @@ def evaluate_frozen(
         applied: Sequence[Protocol] = supported if SUITE in data else protocols
         scores = [evaluate_backbone(subject, images, applied, options, console.progress) for subject in subjects]
         outcomes = {subject.name: found for subject, found in zip(subjects, scores, strict=True)}
-        rows += compare(images.name, outcomes, Bootstrap(settings.seed, settings.bootstrap))
+        rows += table.compare(images.name, outcomes, Bootstrap(settings.seed, settings.bootstrap))
         facts = {"classes": images.n_classes, "metric": images.metric, "how": images.how}
         set_descriptions.append({"name": images.name, **images.counts(), **facts, "seen_unlabelled": remarks_on_seen})
         pictured_data = pictured_data or (images if "correspondence" in applied else None)
     if not rows:
         raise UserError("none of the data sets was found: put the data sets below --data-root, or give --download.")
-    console.show(protocol_table(rows, Bootstrap().level))
-    for text in remarks(rows):
+    console.show(table.protocol_table(rows, Bootstrap().level))
+    for text in table.remarks(rows):
         console.say(text)
     description = _describe_evaluation(subjects, set_descriptions, settings, protocols)
-    store_table(folder, rows, description)
-    if drawable := shown_rows(rows):
-        save_figure(folder / SCORES_PICTURE, protocols_figure(drawable, description["level"]))
+    table.store_table(folder, rows, description)
+    if drawable := table.shown_rows(rows):
+        save_figure(folder / table.SCORES_PICTURE, table.protocols_figure(drawable, description["level"]))
     else:  # the figure of an earlier evaluation would be mistaken for these scores
-        (folder / SCORES_PICTURE).unlink(missing_ok=True)
+        (folder / table.SCORES_PICTURE).unlink(missing_ok=True)
     if pictured_data is None:
         _remove_matches(folder)
     else:
         _draw_matches(folder, subjects[0], pictured_data, options, console.say)
     console.say(f"the table and its figures are in {folder}")
-    if run is not None and run.config.exists() and folder == run.evaluation(FOLDER):
+    if run is not None and run.config.exists() and folder == run.evaluation(table.FOLDER):
         _update_report(run, console.say)
     return FrozenTable(rows, description, folder)
 
@@ -311,7 +299,7 @@ def _draw_matches(
         sample = balanced_sample(data.labels, data.parts["test"], MATCHED_IMAGES, options.seed)
         views = product(sample, options.changes)
         pairs = [_matched_pair(subject, data, int(index), change, options.seed) for index, change in views]
-        save_figure(folder / MATCHES_PICTURE, matches_sheet(pairs))
+        save_figure(folder / table.MATCHES_PICTURE, matches_sheet(pairs))
     except Exception as problem:  # the scores are more important than the figure
         reason = str(problem).split("\n")[0].rstrip(".") or type(problem).__name__
         say(f"note: the matches are not drawn ({reason}).")
@@ -321,7 +309,7 @@ def _draw_matches(
 def _remove_matches(folder: Path) -> None:
     """Remove the figure of matches from an earlier evaluation, which would be mistaken for matches of this model."""
     with suppress(OSError):
-        (folder / MATCHES_PICTURE).unlink(missing_ok=True)
+        (folder / table.MATCHES_PICTURE).unlink(missing_ok=True)
 
 
 def _matched_pair(subject: FrozenBackbone, data: EvaluationData, index: int, change: Change, seed: int) -> MatchedPair:
