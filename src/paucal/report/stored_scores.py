@@ -15,14 +15,10 @@ FEW_IMAGES = 20  # number of test images below which there is a warning
 def read_stored(
     files: RunFiles, name: str, read: Callable[[Any], T], missing: T | None = None, repeat: str = "train"
 ) -> T:
-    """Read a JSON file of a run and convert its content.
+    """Read the JSON file `name` of a run, and convert its content with `read`.
 
-    Args:
-        files: Files of the run.
-        name: Path of the JSON file in the run folder.
-        read: Function that converts the content.
-        missing: Value to return if the file is missing; None to raise a UserError.
-        repeat: Verb that tells the user what to do again if the file is damaged, such as "train".
+    Return `missing` if the file is missing; raise a UserError if `missing` is None. `repeat` is the verb that tells the
+    user what to do again if the file is damaged.
     """
     path = files.run.path / name
     if missing is not None and not path.is_file():

@@ -68,10 +68,7 @@ class Call:
         return list(self.settings.seeds or (self.study.seeds if self.small is None else self.small.seeds))
 
     def grid_settings(self, output: Path, seeds: Sequence[int] | None = None) -> GridSettings:
-        """Return the settings of the grid (the runs for all rows and seeds) in the folder `output`.
-
-        `seeds` are by default the seeds of the call.
-        """
+        """Return the settings of the grid in the folder `output`, by default with the seeds of the call."""
         seeds = self.seeds if seeds is None else list(seeds)
         return replace(worker_settings(self.settings), seeds=seeds, output=str(output))
 

@@ -38,10 +38,7 @@ def list_studies() -> tuple[Table, list[str]]:
 
 
 def show(name: str) -> tuple[Table | None, list[str]]:
-    """Return a table of a study's published numbers, and sentences about the study, which begin with its title.
-
-    The table is None if the study has no published numbers.
-    """
+    """Return a table of a study's published numbers (None if it has none), and sentences about the study."""
     study = find_study(name)
     sentences = [f"{study.title}: {study.paper}, {study.where} ({study.source})"]
     sentences.append(f"as published: {describe_status(study)}")

@@ -79,8 +79,7 @@ def measure_scores(
 ) -> tuple[Measurement | None, str]:
     """Return the measurement for a column and a row, given the stored scores of the row's and the baseline's runs.
 
-    If there are no scores, the measurement is None, and the second value is the reason. Otherwise, the second value is
-    "".
+    If there are no scores, the measurement is None, and the second value is the reason.
     """
     scores, base = (
         {run["seed"]: score for run in part if (score := score_of(column, run)) is not None}
@@ -97,10 +96,7 @@ def measure_scores(
 
 
 def score_of(column: Column, run: Mapping[str, Any]) -> dict[str, float] | None:
-    """Return a run's score in the unit of a column, with the keys "trained", "random", "low" and "high".
-
-    Keys other than "trained" may be missing. The result is None if the run has no score.
-    """
+    """Return a run's score in the unit of a column, or None: "trained" and, if stored, "random", "low" and "high"."""
     if column.metric == "knn_curve":
         curve = [row["val_knn"] for row in run["rows"] if np.isfinite(row.get("val_knn", np.nan))]
         return {"trained": 100 * curve[max(1, round(column.at * len(curve))) - 1]} if curve else None

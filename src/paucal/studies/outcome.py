@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import product
 from typing import Any
 
 from paucal.studies.counting import counted_value
@@ -78,13 +79,8 @@ def find_lines(
 ) -> tuple[list[Line], list[Findings]]:
     """Return a line for every number of the table, and the results of the grids whose runs are trained with labels.
 
-    Args:
-        study: Study of any kind.
-        runs: Requested runs; empty if the study has no runs.
-        grids: Stored grids of runs, including those of earlier calls.
-        all_runs: All runs of the scale; by default the requested runs.
-        timed: Speed of the models on this device, for a study with columns of times.
-        other_studies: Full-scale numbers of the studies that columns refer to, by study name.
+    `grids` include those of earlier calls. `all_runs` are all runs of the scale, by default the requested `runs`.
+    `timed` is for columns of times; `other_studies` has the full-scale numbers of the studies that columns refer to.
     """
     findings = [read_findings(grid) for grid in grids if grid.verb == "train"]
     trained = {(result.grid.folder.name, arm.arm.way): arm for result in findings for arm in result.arms}
@@ -102,10 +98,9 @@ def find_lines(
     lines = []
     for row in study.rows:
         for index, column in enumerate(study.columns):
-            measured, reason = _measured_number(study, row, column, run_results)
-            deviation = row.deviations[index] if row.deviations else None
-            gain = _published_gain(study, row, index)
-            lines.append(Line(row, column, row.values[index], deviation, gain, measured, reason))
+            deviation, gain = row.deviations[index] if row.deviations else None, _published_gain(study, row, index)
+            measurement = _measured_number(study, row, column, run_results)
+            lines.append(Line(row, column, row.values[index], deviation, gain, *measurement))
     return lines, findings
 
 
@@ -172,12 +167,8 @@ def _derived_number(study: Study, row: Row, column: Column, run_results: RunResu
     if None in sets:
         return None, NOT_RUN
     row_scores = [scores or {} for scores in sets]
-    base_scores = [
-        _scores_by_seed(other, trained_column, run_results) or {}
-        for other in study.rows
-        if other.name == row.against
-        for trained_column in study.trained_columns
-    ]
+    baselines = product((other for other in study.rows if other.name == row.against), study.trained_columns)
+    base_scores = [_scores_by_seed(other, trained, run_results) or {} for other, trained in baselines]
     if column.metric == "average":
         values = mean_over_data_sets(row_scores)
         base = mean_over_data_sets(base_scores) if base_scores else {}

@@ -125,10 +125,7 @@ def prepare_starts(call: Call, rows: Grid) -> None:
 
 
 def open_labelled(shared: Mapping[str, Any], classes: str | None, console: Console) -> GridImages:
-    """Open labelled images of the classes that `classes` selects, as `paucal train --classes` does.
-
-    If `classes` is None, the images of all classes are opened.
-    """
+    """Open labelled images of the classes that `classes` selects, as `paucal train --classes` does; all by default."""
     location = {name: shared[name] for name in ("data", "data_root", "download") if name in shared}
     return open_images("train", {**location, "classes": classes}, console)
 

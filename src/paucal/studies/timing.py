@@ -50,10 +50,7 @@ class Spread:
 
 @dataclass(frozen=True)
 class ModelSpeed:
-    """Images per second of a model, and the ratio to the images per second of the reference model.
-
-    The ratio is None if the model is a reference model.
-    """
+    """Images per second of a model, and the ratio to those of the reference model; None for the reference model."""
 
     rate: Spread
     ratio: Spread | None
@@ -100,10 +97,7 @@ def time_models(study: Study, settings: StudySettings, console: Console) -> Mode
 
 
 def timed_rows(study: Study, names: Sequence[str] | None) -> list[Row]:
-    """Return the rows that have a model; if names are given, only the rows with these names.
-
-    Raise a UserError if a name is unknown.
-    """
+    """Return the rows that have a model; if names are given, only the rows with these names."""
     rows = {row.name: row for row in study.rows if row.model}
     for name in names or ():
         if name not in rows:

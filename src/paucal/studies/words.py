@@ -91,10 +91,7 @@ def _format_range(numbers: Iterable[int]) -> str:
 
 
 def caveats(study: Study, small: Scale | None, seeds: int = 1) -> list[str]:
-    """Return sentences on what the numbers of a study do not show.
-
-    `small` is the smaller scale (None at full scale), and `seeds` is the number of seeds of each run.
-    """
+    """Return sentences on what the numbers of a study, with `seeds` seeds of each run, do not show."""
     lines = []
     if small is not None:
         lines.append(study.telling)

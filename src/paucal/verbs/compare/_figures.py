@@ -18,10 +18,7 @@ _MAX_NAME = 44  # largest number of characters of an arm's name; longer names ar
 
 
 def differences_figure(findings: Findings) -> Figure | None:
-    """Draw every difference: a dot per seed, and intervals over seeds, over images, and over both.
-
-    Return None if no arm is compared with another arm yet.
-    """
+    """Draw every difference: a dot per seed, and intervals over seeds, over images, and over both; None without one."""
     gains = [(arm, arm.gain) for arm in findings.arms if arm.gain is not None]
     if not gains:
         return None
@@ -41,10 +38,7 @@ def differences_figure(findings: Findings) -> Figure | None:
 
 
 def scores_figure(findings: Findings) -> Figure | None:
-    """Draw the test accuracy of all runs, and each arm's mean with its t-interval.
-
-    Return None if no run is finished.
-    """
+    """Draw the test accuracy of all runs, and each arm's mean with its t-interval; None if no run is finished."""
     arms = [arm for arm in findings.arms if arm.outcomes]
     if not arms:
         return None
@@ -64,10 +58,7 @@ def scores_figure(findings: Findings) -> Figure | None:
 
 
 def curves_figure(findings: Findings) -> Figure | None:
-    """Draw validation accuracy over epochs, or over time if the numbers of epochs differ.
-
-    Return None if no run has validation accuracies.
-    """
+    """Draw validation accuracy over epochs, or over time if the numbers of epochs differ; None without runs."""
     arms = [
         (arm, runs)
         for arm in findings.arms

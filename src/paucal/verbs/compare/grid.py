@@ -287,10 +287,7 @@ def compared_cells(grid: Grid) -> list[Cell]:
 
 
 def chosen_rate(trials: list[Cell]) -> float | None:
-    """Return the learning rate of the trial with the best validation accuracy; in case of a tie, of the first trial.
-
-    Return None if a trial is unfinished, or if all trials failed.
-    """
+    """Return the rate of the first trial with the best validation accuracy; None until all end, or if all failed."""
     states = [state_of(cell) for cell in trials]
     finished = [cell for cell, state in zip(trials, states, strict=True) if state.name == "done"]
     if not finished or not all(state.settled for state in states):

@@ -44,17 +44,10 @@ def prepare_grid(
 ) -> Grid:
     """Check every arm, measure how long its runs take, and store the grid or extend the stored grid.
 
-    Args:
-        grid_settings: Settings of the grid.
-        arms: Training configurations to compare.
-        shared: Settings that all runs share.
-        command: Shell command to store with the grid.
-        console: Console for progress.
-        images: Images of the runs, and the command that trains on these images; by default, the images are opened as in
-            `paucal train`.
-        seconds: Function that returns the expected seconds of a run from its settings; by default a few steps of the
-            run are timed.
-        before: Function that is called with the new grid after all checks, before workers can see the grid.
+    `command` is the shell command to store with the grid. By default, the images of `paucal train` are opened, and a
+    few steps of each run are timed; `images` has other images with the command that trains on them, and `seconds`
+    returns the expected seconds of a run from its settings. `before` is called with the new grid after all checks,
+    before workers can see the grid.
     """
     folder, verb = _comparison_folder(grid_settings, shared), "train" if images is None else images.verb
     stored_grid = read_grid(folder) if is_grid_folder(folder) else None

@@ -274,11 +274,8 @@ def _run_table_rows(findings: Findings) -> list[dict[str, str]]:
 
 
 def terminal_table(findings: Findings) -> Table:
-    """Return a table of the arms, with significant differences in bold.
-
-    The separate intervals for seeds and for images are only on the HTML page, since most terminals are too narrow.
-    """
-    hidden_columns = ("other seeds", "other images")
+    """Return a table of the arms, with significant differences in bold."""
+    hidden_columns = ("other seeds", "other images")  # only on the HTML page, since most terminals are too narrow
     rows = [{name: value for name, value in row.items() if name not in hidden_columns} for row in arm_rows(findings)]
     title = f"test accuracy over {counted(len(findings.grid.seeds), 'seed')}"
     table = Table(title=title, title_justify="left", box=None, padding=(0, 2, 0, 0))

@@ -202,10 +202,7 @@ def _class_folder(item: Item) -> str:
 
 
 def write_folders(content: Content, folder: Path) -> None:
-    """Check that folders can represent the labels; there are no label files to write.
-
-    Each image must have exactly one class, and no two class names may result in the same folder name.
-    """
+    """Check that folders can represent the labels (there are no label files): one class per image, distinct names."""
     unsupported = next((item for item in content.items if len(item.labels) != 1), None)
     if unsupported is not None:
         raise UserError(

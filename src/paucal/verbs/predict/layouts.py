@@ -36,8 +36,6 @@ KIND_NOUNS: dict[Kind, str] = {"detect": "boxes", "segment": "masks", "train": "
 
 
 class _PredictionInput(NamedTuple):
-    """A model and the images to predict."""
-
     source: str  # run folder or exported file
     paths: Sequence[str]  # files, folders and patterns as given
     images: ImageSet  # the images of all paths
