@@ -17,7 +17,7 @@ from cli.calls import call, failure, table
 from paucal.data.sources.opening import open_images
 from paucal.models import precision
 from paucal.models.trained import TrainedModel, load_trained, save_trained
-from paucal.report.sheets import MAX_COLUMNS
+from paucal.runner.sheets import MAX_COLUMNS
 from paucal.runs import RunFolder
 from paucal.verbs.predict import files, launch
 from paucal.verbs.predict.writing import TILE_SIDE

@@ -17,8 +17,8 @@ from paucal.data.checking.survey import Survey
 from paucal.data.images import ImageSet
 from paucal.report.page import write_page
 from paucal.report.pictures import data_uri
-from paucal.report.sheets import MAX_COLUMNS, MAX_ROWS, SheetStyle, draw_sheet, read_tile
 from paucal.runner.console import Console
+from paucal.runner.sheets import MAX_COLUMNS, MAX_ROWS, SheetStyle, draw_sheet, read_tile
 from paucal.runs import write_atomically, write_text
 from paucal.types import UserError
 from paucal.verbs.check.labels import SuspectLabel

@@ -15,10 +15,10 @@ from PIL import Image, ImageFont
 
 from paucal.models.card import ModelCard
 from paucal.reading import expand_user_path
-from paucal.report.sheets import MAX_COLUMNS, MAX_ROWS, SheetStyle, draw_sheet
 from paucal.runner.console import Console
 from paucal.runner.input_images import InputImages
 from paucal.runner.outputs import check_new_file
+from paucal.runner.sheets import MAX_COLUMNS, MAX_ROWS, SheetStyle, draw_sheet
 from paucal.runner.tables import TableFormat, resolve_table
 from paucal.runs.files import check_file_writable, write_atomically
 from paucal.types import UserError
