@@ -132,7 +132,7 @@ def test_forecast__is_in_proportion_to_multiply_adds_and_passes(monkeypatch):
 
 def test_throughput__of_esvit_is_timed_on_the_scale_of_deit():
     study = studies()["esvit-table-7"]
-    assert describe_status(study, {}) == "runnable (timed on this device, nothing is trained)"
+    assert describe_status(study) == "runnable (timed on this device, nothing is trained)"
     assert {row.against for row in study.rows} == {"", "DeiT-S/16"}
     assert [row.name for row in study.rows if not row.model] == []
     speeds = {row.name: ModelSpeed(Spread(1.0, 1.0, 1.0), Spread(0.5, 0.5, 0.5)) for row in study.rows}
