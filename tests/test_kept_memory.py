@@ -1,47 +1,48 @@
 """Memory that is freed is kept for what is needed next, and given back at the end."""
 
-import subprocess
-import sys
+from pathlib import Path
 
 import pytest
-
-from paucal.memory import _glibc_function
-
-PROGRAM = """
-import resource
 import torch
-from paucal.memory import keep_freed_memory
 
-def faults(times=10):
+from paucal.memory import _glibc_function, keep_freed_memory
+from processes import exit_codes
+
+
+def faults(times: int = 10) -> int:
+    import resource
+
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
     for _ in range(times):
         torch.ones(16 << 20)  # 64 MiB, 16,384 pages
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
 
-def held():
-    with open("/proc/self/statm") as file:
-        return int(file.read().split()[1]) * 4096
 
-faults(1)
-plain, before = faults(), held()
-with keep_freed_memory():
-    first = faults(1)
+def held() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
+
+
+def measure(number: int, path: Path) -> None:
+    faults(1)
+    plain, before = faults(), held()
     with keep_freed_memory():
-        pass
-    kept = faults()
-print(plain, first, kept, held() - before, faults())
-"""
+        first = faults(1)
+        with keep_freed_memory():
+            pass
+        kept = faults()
+    path.write_text(f"{plain} {first} {kept} {held() - before} {faults()}")
 
 
 @pytest.mark.skipif(_glibc_function("mallopt") is None, reason="this is no glibc")
 @pytest.mark.parametrize("asked", [None, "MALLOC_TRIM_THRESHOLD_"])
-def test_kept_memory__is_taken_once_and_given_back(asked, monkeypatch):
+def test_kept_memory__is_taken_once_and_given_back(asked, monkeypatch, tmp_path):
     for name in ("MALLOC_MMAP_MAX_", "MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "GLIBC_TUNABLES"):
         monkeypatch.delenv(name, raising=False)
     if asked:  # who has set it himself shall have what he set
         monkeypatch.setenv(asked, "131072")
-    words = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True).stdout.split()
-    plain, first, kept, more, after = map(int, words)
+    # In a process of its own, in which no other thread needs memory.
+    assert exit_codes(measure, tmp_path / "found") == [0]
+    plain, first, kept, more, after = map(int, (tmp_path / "found").read_text().split())
     # With pages of 2 MiB there are 32 faults in place of 16,384.
     assert plain > 10 * 30
     assert after > 10 * 30

@@ -2,8 +2,6 @@
 
 import json
 import os
-import subprocess
-import sys
 import tracemalloc
 from pathlib import Path
 
@@ -19,6 +17,7 @@ from paucal.data.shards.opening import open_shards
 from paucal.data.sources.source import SourceOptions
 from paucal.data.splits.split import make_split
 from paucal.data.string_arrays import StringArray
+from processes import exit_codes
 
 EACH, LENGTH = 1000, 1024
 
@@ -71,13 +70,12 @@ def kept_bytes(folder: Path) -> list[int]:
     return kept[1:]
 
 
+def measure(number: int, folder: Path) -> None:
+    (folder / "kept.json").write_text(json.dumps(kept_bytes(folder)))
+
+
 def test_memory__of_100_000_images_is_a_few_bytes_each(tmp_path):
     # In a process of its own, since threads of other tests allocate memory too.
-    done = subprocess.run([sys.executable, __file__, tmp_path], capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
-    few, many = json.loads(done.stdout)
+    assert exit_codes(measure, tmp_path) == [0]
+    few, many = json.loads((tmp_path / "kept.json").read_text())
     assert (many - few) / (100 * EACH) < 12  # 8 of them are the positions of the training images
-
-
-if __name__ == "__main__":
-    print(json.dumps(kept_bytes(Path(sys.argv[1]))))

@@ -1,10 +1,12 @@
 """Labels that people give: what comes next, what is saved, and that nothing is lost."""
 
 import csv
-import subprocess
-import sys
+import multiprocessing
 import threading
+import time
+import warnings
 from concurrent.futures import ThreadPoolExecutor
+from multiprocessing.synchronize import Event
 from pathlib import Path
 
 import numpy as np
@@ -25,6 +27,7 @@ from paucal.verbs.serve.labelling import (
     Suggestion,
     check_label_file,
 )
+from processes import METHOD
 
 HOSTILE = "<script>alert(1)</script>"
 CLASSES = ("cat", "dog, brown", HOSTILE)
@@ -143,27 +146,25 @@ def test_half_a_line__is_cut_off_and_the_rest_goes_on(images: Path, tmp_path: Pa
     assert rows(path)[-1] == ["c.png", "dog, brown"]
 
 
-HOLDER = """
-import sys
-sys.argv[0] = "paucal"  # as in the command, so that importing paucal does not load timm
-from pathlib import Path
-from paucal.verbs.serve.labelling import LabelFile
-with LabelFile(Path(sys.argv[1])):
-    print("held", flush=True)
-    sys.stdin.read()
-"""
+def hold(path: Path, held: Event) -> None:
+    with LabelFile(path):
+        held.set()
+        time.sleep(60)
 
 
 def test_file__is_written_by_one_page_and_no_other_table_is_touched(tmp_path: Path) -> None:
     path = tmp_path / "labels.csv"
-    pipe = subprocess.PIPE
-    other = subprocess.Popen([sys.executable, "-c", HOLDER, str(path)], stdin=pipe, stdout=pipe, text=True)
-    assert other.stdout is not None
-    assert other.stdout.readline() == "held\n"
+    processes = multiprocessing.get_context(METHOD)
+    held = processes.Event()
+    other = processes.Process(target=hold, args=(path, held), daemon=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12 warns of forks where there are threads
+        other.start()
+    assert held.wait(60)
     with pytest.raises(UserError, match="another process of paucal serve is writing"), LabelFile(path):
         pass
     other.kill()  # a killed page does not keep the file locked
-    other.communicate()
+    other.join()
     with LabelFile(path) as saved:
         assert saved.labels == {}
     assert list(tmp_path.iterdir()) == []  # nothing is left where no label was given
