@@ -1,8 +1,7 @@
 """DataFrames of boxes and of paths of masks as DATA of detect, segment, check and convert."""
 
 import csv
-import importlib
-import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -20,21 +19,15 @@ from paucal.tasks.detection.images import open_boxed
 from paucal.types import UserError
 from tasks.detection.made import pictures
 
-LIBRARIES = {"arrow": pa.table}
-for name in ("pandas", "polars"):
-    try:
-        LIBRARIES[name] = importlib.import_module(name).DataFrame
-    except ImportError:
-        LIBRARIES[name] = None
 SMALL = {"model": "test_resnet", "init": "none", "workers": 0, "device": "cpu"}
 
 
-@pytest.fixture(params=LIBRARIES)
+@pytest.fixture(params=["arrow", "pandas", "polars"])
 def table(request):
     """Make a table of a library for data frames from columns."""
-    if LIBRARIES[request.param] is None:
-        pytest.skip(f"{request.param} is not installed")
-    return LIBRARIES[request.param]
+    if request.param == "arrow":
+        return pa.table
+    return pytest.importorskip(request.param, reason=f"{request.param} is not installed").DataFrame
 
 
 def write_pictures(root: Path, count: int = 6) -> dict[str, list]:
@@ -157,7 +150,7 @@ def test_detector__is_trained_on_a_table_and_answers_with_one(tmp_path: Path) ->
     assert found["path"].to_pylist() == [row.path for row in answers for _ in range(len(row.found))]
     corners = np.stack([found[name].to_numpy() for name in ("left", "top", "right", "bottom")], 1)
     assert np.allclose(corners, np.concatenate([row.found.boxes for row in answers]))
-    if "pandas" in sys.modules:
+    if find_spec("pandas") is not None:
         assert set(run.predictions["class"]) <= {"red", "blue"}
 
 
