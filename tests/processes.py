@@ -22,6 +22,15 @@ def run_together(function: Callable[..., None], *arguments: Any, launched: bool 
     assert exit_codes(function, *arguments, count=2, launched=launched) == [0, 0]
 
 
+def start(function: Callable[..., object], *arguments: Any) -> Any:
+    """Start a process that calls a function of a module, and that does not outlive this one."""
+    process = multiprocessing.get_context(METHOD).Process(target=function, args=arguments, daemon=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12 warns of forks where there are threads
+        process.start()
+    return process
+
+
 def exit_codes(
     function: Callable[..., None], *arguments: Any, count: int = 1, launched: bool = False
 ) -> list[int | None]:

@@ -5,9 +5,11 @@ import os
 import shutil
 import signal
 import socket
-import subprocess
 import sys
+import time
 import urllib.request
+import warnings
+from pathlib import Path
 
 import pytest
 import torch
@@ -15,10 +17,12 @@ from safetensors.torch import load_file
 
 import paucal
 from cli.calls import QUICK, call, failure, make_photos
+from paucal.cli.main import main
 from paucal.runner import familiar
 from paucal.runner.console import LoggedConsole
 from paucal.runner.familiar import FILE_NAME, load_familiarity
 from paucal.runs import RunFolder
+from processes import start
 
 
 @pytest.fixture(scope="module")
@@ -34,43 +38,38 @@ def free_port() -> int:
         return taken.getsockname()[1]
 
 
-def test_serve__answers_until_it_is_interrupted(run):
-    port = free_port()
-    command = [
-        sys.executable,
-        "-c",
-        "from paucal.cli.main import main; raise SystemExit(main())",
-        "serve",
-        str(run),
-        "--port",
-        str(port),
-        *("--precision", "32-true"),  # by default the server takes bfloat16 where it measures that as faster
-    ]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
-    with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment
-    ) as served:
-        assert served.stdout is not None
-        said = ""
-        while "press Ctrl-C to stop" not in said:
-            line = served.stdout.readline()
-            assert line, said
-            said += line
-        assert f"http://127.0.0.1:{port}/" in said
-        content = (run.parent / "photos" / "class0" / "0.png").read_bytes()
-        request = urllib.request.Request(
-            f"http://127.0.0.1:{port}/api/classify", content, {"Content-Type": "image/png"}
-        )
-        with urllib.request.urlopen(request, timeout=30) as answer:
-            found = json.load(answer)
-        served.send_signal(signal.SIGINT)
-        rest = served.communicate(timeout=30)[0]
+def serve(said: Path, *words: str) -> None:
+    """Serve as the command does, with what it says in a file."""
+    file = os.open(said, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    for number in (1, 2):
+        os.dup2(file, number)
+    sys.stdout, sys.stderr = (os.fdopen(number, "w", 1, closefd=False) for number in (1, 2))
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(1)
+    sys.exit(main(["serve", *words]))
+
+
+def test_serve__answers_until_it_is_interrupted(run, tmp_path):
+    port, output = free_port(), tmp_path / "said.txt"
+    output.touch()
+    # By default the server takes bfloat16 where it measures that as faster.
+    served = start(serve, output, str(run), "--port", str(port), "--precision", "32-true")
+    while "press Ctrl-C to stop" not in (said := output.read_text()):
+        assert served.is_alive(), said
+        time.sleep(0.02)
+    assert f"http://127.0.0.1:{port}/" in said
+    content = (run.parent / "photos" / "class0" / "0.png").read_bytes()
+    request = urllib.request.Request(f"http://127.0.0.1:{port}/api/classify", content, {"Content-Type": "image/png"})
+    with urllib.request.urlopen(request, timeout=30) as answer:
+        found = json.load(answer)
+    os.kill(served.pid, signal.SIGINT)
+    served.join(30)
     assert found["unlike"]["known"] is True
     wanted = paucal.predict(str(run), str(run.parent / "photos" / "class0" / "0.png"))[0]
     assert found["classes"][0]["name"] == wanted.predicted
     assert found["classes"][0]["probability"] == pytest.approx(wanted.confidence, abs=1e-4)
-    assert "Traceback" not in said + rest
-    assert served.returncode in (0, 130)
+    assert "Traceback" not in output.read_text()
+    assert served.exitcode in (0, 130)
 
 
 def test_serve__of_a_port_in_use_says_so(run, capsys):

@@ -4,7 +4,6 @@ import csv
 import multiprocessing
 import threading
 import time
-import warnings
 from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.synchronize import Event
 from pathlib import Path
@@ -27,7 +26,7 @@ from paucal.verbs.serve.labelling import (
     Suggestion,
     check_label_file,
 )
-from processes import METHOD
+from processes import METHOD, start
 
 HOSTILE = "<script>alert(1)</script>"
 CLASSES = ("cat", "dog, brown", HOSTILE)
@@ -154,12 +153,8 @@ def hold(path: Path, held: Event) -> None:
 
 def test_file__is_written_by_one_page_and_no_other_table_is_touched(tmp_path: Path) -> None:
     path = tmp_path / "labels.csv"
-    processes = multiprocessing.get_context(METHOD)
-    held = processes.Event()
-    other = processes.Process(target=hold, args=(path, held), daemon=True)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12 warns of forks where there are threads
-        other.start()
+    held = multiprocessing.get_context(METHOD).Event()
+    other = start(hold, path, held)
     assert held.wait(60)
     with pytest.raises(UserError, match="another process of paucal serve is writing"), LabelFile(path):
         pass
