@@ -193,6 +193,9 @@ def quantise(content: bytes, name: str, images: Iterable[NDArray[Any]]) -> bytes
                 activation_type=quantization.QuantType.QUInt8,
                 weight_type=quantization.QuantType.QInt8,
                 per_channel=True,
+                # Weights of 7 bits. On processors without VNNI instructions, sums of 8-bit products saturate: on such a
+                # processor, a file agreed with its model for 42 % of the images instead of 93 %.
+                reduce_range=True,
                 extra_options={"ActivationSymmetric": False, "WeightSymmetric": True},
             )
         except Exception as problem:  # onnxruntime's exceptions have no other common base class
