@@ -58,6 +58,16 @@ def was_or_were(count: int) -> str:
     return "was" if count == 1 else "were"
 
 
+def left_out_notes(count: int, one: str, many: str = "") -> list[str]:
+    """Return a list with a note on how many things were left out; the list is empty if `count` is 0.
+
+    Example:
+        >>> left_out_notes(2, "image without a mask", "images without masks"), left_out_notes(0, "image")
+        (['2 images without masks were left out'], [])
+    """
+    return [f"{counted(count, one, many)} {was_or_were(count)} left out"] if count else []
+
+
 def join_first_few(names: Sequence[str], count: int = 5) -> str:
     """Return the first `count` names, separated by commas and followed by "..." if there are more names.
 

@@ -96,11 +96,7 @@ def read(tree: Tree, files: Sequence[str]) -> AnnotationSet:
 
 
 LAYOUT = Layout(
-    name="Label Studio JSON",
-    expected="Label Studio JSON of all images",
-    suffixes=(".json",),
-    find=find,
-    read=read,
+    name="Label Studio JSON", expected="Label Studio JSON of all images", suffixes=(".json",), find=find, read=read
 )
 
 

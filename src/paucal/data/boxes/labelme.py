@@ -68,11 +68,7 @@ def read(tree: Tree, files: Sequence[str]) -> AnnotationSet:
 
 
 LAYOUT = Layout(
-    name="LabelMe JSON",
-    expected="LabelMe JSON of each image",
-    suffixes=(JSON_SUFFIX,),
-    find=find,
-    read=read,
+    name="LabelMe JSON", expected="LabelMe JSON of each image", suffixes=(JSON_SUFFIX,), find=find, read=read
 )
 
 

@@ -22,7 +22,7 @@ from paucal.data.sources.folder import IMAGE_FOLDERS
 from paucal.data.sources.labels import from_names
 from paucal.data.splits.part_names import part_of_folders
 from paucal.types import NoLabelsError, UserError
-from paucal.wording import counted, was_or_were
+from paucal.wording import counted, left_out_notes, was_or_were
 
 # In order of preference if a data set has the same boxes in several layouts.
 LAYOUTS: tuple[Layout, ...] = (
@@ -188,12 +188,7 @@ def open_tagged_images(path: Path) -> ImageSet | None:
     rows = [index for index, names in enumerate(tags) if names or is_multi_label]
     labels = from_names([tags[index] for index in rows], is_multi_label, f"from {files.name}")
     images = without_labels(tree, annotations).select(np.asarray(rows, dtype=np.int64))
-    n_unlabelled = len(tags) - len(rows)
-    notes = (
-        [f"{counted(n_unlabelled, 'image')} without a label {was_or_were(n_unlabelled)} left out"]
-        if n_unlabelled
-        else []
-    )
+    notes = left_out_notes(len(tags) - len(rows), "image without a label", "images without a label")
     return replace(
         images,
         classes=labels.classes,

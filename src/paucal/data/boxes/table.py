@@ -3,31 +3,24 @@
 A box is given by its edges (left, top, right, bottom), or by its top left corner, width and height.
 """
 
-import csv
-import io
 import math
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import cache
 from itertools import islice
 from pathlib import Path, PurePath
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from paucal.data.boxes.annotations import (
-    AnnotatedImage,
-    AnnotationSet,
-    Corners,
-    Layout,
-    add_image,
-    parse_number,
-)
+from paucal.data.boxes.annotations import AnnotatedImage, AnnotationSet, Corners, Layout, add_image, parse_number
 from paucal.data.boxes.naming import ImageNames, MissingImage
 from paucal.data.boxes.tree import Tree, folder_tree
 from paucal.data.classes import plain_name
 from paucal.data.sources.suffixes import IMAGE_SUFFIXES
 from paucal.data.sources.table_columns import refuse_repeated_columns
+from paucal.data.sources.table_rows import csv_rows
 from paucal.data.splits.part_names import PART_BY_WORD, part_of_file
 from paucal.reading import decode_text, read_decoded
 from paucal.types import NoLabelsError, UserError
@@ -39,7 +32,6 @@ HEAD_BYTES = 1 << 14  # bytes at the start of a file that are read to recognise 
 HEAD_ROWS = 20  # rows at the start of a table without column names that are read to recognise the columns
 MAX_EDGE = 1.02  # largest right or bottom edge of a box relative to the image's side; 2 % tolerance for rounding
 DEFAULT_CLASS = "object"  # class of all boxes in a table without classes
-DELIMITERS = ",;\t|"
 # Common names of each column, in lower case and without "_", "-", "." and spaces.
 COLUMNS = {
     "image": ("filename", "file", "imageid", "image", "imagepath", "imagename", "path", "filepath", "img", "imgpath"),
@@ -111,9 +103,9 @@ def find(tree: Tree, files: Sequence[str]) -> list[str]:
         end -= end % 2 if b"\0" in head else 0  # in UTF-16, each character begins at an even byte
         try:
             text = decode_text(head[:end] if end > 0 else head, file).text
-            rows = list(islice(_csv_reader(text, file), HEAD_ROWS))
-        except (UserError, csv.Error):
+        except UserError:
             continue
+        rows = _first_rows(text, file)
         if rows and (columns_of(rows[0]) or _columns_of_unnamed(rows)):
             tables.append(file)
     return tables
@@ -156,6 +148,14 @@ def read(tree: Tree, files: Sequence[str]) -> AnnotationSet:
     return AnnotationSet.with_numbered_classes(images.values(), tree.shown, notes)
 
 
+def _first_rows(text: str, file: str) -> list[list[str]]:
+    """Return the first rows in the beginning of a table; only one row if a quote is not closed in this text."""
+    for part in (text, text.partition("\n")[0]):
+        with suppress(UserError):
+            return [row.cells for row in islice(csv_rows(Path(file), part), HEAD_ROWS)]
+    return []
+
+
 def tree_of_paths(file: Path) -> Tree | None:
     """Return a tree of the images that a table names, if it names all images by absolute paths; else None.
 
@@ -163,14 +163,13 @@ def tree_of_paths(file: Path) -> Tree | None:
         MissingImage: Some of the images are missing.
     """
     try:
-        text = read_decoded(file, MAX_BYTES).text
-        cells = list(_csv_reader(text, file.name))
-    except (UserError, csv.Error):  # reported when the table is read
+        cells = [row.cells for row in csv_rows(file, read_decoded(file, MAX_BYTES).text)]
+    except UserError:  # reported when the table is read
         return None
     columns = columns_of(cells[0]) if cells else None
     if columns is None:
         return None
-    paths = {row[columns["image"]].strip() for row in cells[1:] if len(row) > columns["image"]} - {""}
+    paths = {row[columns["image"]] for row in cells[1:] if len(row) > columns["image"]} - {""}
     images = [path for path in paths if os.path.isabs(path) and path.lower().endswith(IMAGE_SUFFIXES)]
     existing = [path for path in images if ".." not in PurePath(path).parts and os.path.isfile(path)]
     if not existing or len(images) < len(paths):
@@ -231,7 +230,6 @@ def _columns_of_unnamed(rows: Sequence[Sequence[str]]) -> Columns | None:
 
 def _letter_of_cell(cell: str) -> str:
     """Return the letter that stands for the content of a cell in the keys of `UNNAMED_COLUMNS`."""
-    cell = cell.strip()
     if not cell:
         return "-"
     if cell.lower().endswith(IMAGE_SUFFIXES):
@@ -241,42 +239,30 @@ def _letter_of_cell(cell: str) -> str:
     return "p" if cell.lower() in PART_BY_WORD or cell.lower() == "unassigned" else "w"
 
 
-def _csv_reader(text: str, file: str) -> Any:  # csv's reader has no public type
-    first_line = text.partition("\n")[0]
-    delimiter = "\t" if file.lower().endswith(".tsv") else max(DELIMITERS, key=first_line.count)
-    return csv.reader(io.StringIO(text, newline=""), delimiter=delimiter)
-
-
 def _read_rows(tree: Tree, file: str) -> tuple[list[_Row], tuple[str, ...], list[str]]:
     """Return the rows of a table, the form of its boxes (one of `FORMS`), and notes."""
     text, notes = tree.text(file, MAX_BYTES)
     shown_path = tree.shown_path(file)
-    part = part_of_file(file)
-    rows: list[_Row] = []
-    first_rows = list(islice(_csv_reader(text, file), HEAD_ROWS))
-    named_columns = columns_of(first_rows[0]) if first_rows else None
-    columns = named_columns or _columns_of_unnamed(first_rows)
+    rows = list(csv_rows(Path(shown_path), text))
+    named_columns = columns_of(rows[0].cells) if rows else None
+    columns = named_columns or _columns_of_unnamed([row.cells for row in rows[:HEAD_ROWS]])
     if columns is None:
         raise NoLabelsError(
             f"{shown_path!r} has no columns of an image, a class and the edges of a box: add these columns."
         )
     if named_columns:
-        refuse_repeated_columns(shown_path, _plain_names(first_rows[0]), named_columns.values())
+        refuse_repeated_columns(shown_path, _plain_names(rows[0].cells), named_columns.values())
     form = next(form for form in FORMS if set(form) <= columns.keys())
     if "name" not in columns:
         notes.append(f"{file} has no column of classes, so all boxes have the class {DEFAULT_CLASS!r}")
-    cells = _csv_reader(text, file)
-    try:
-        for row in islice(cells, 1 if named_columns else 0, None):
-            if any(cell.strip() for cell in row):
-                if len(row) <= max(columns.values()):
-                    count = counted(len(row), "cell")
-                    raise UserError(f"line {cells.line_num} of {shown_path!r} has {count}, too few: correct the line.")
-                cells_by_column = {key: row[column].strip() for key, column in columns.items()}
-                rows.append(_parse_row(cells_by_column, form, cells.line_num, shown_path, part))
-    except csv.Error as problem:
-        raise UserError(f"{shown_path!r} cannot be read as a table ({problem}): save it as CSV again.") from None
-    return rows, form, notes
+    part, box_rows = part_of_file(file), []
+    for line, cells in rows[bool(named_columns) :]:
+        if len(cells) <= max(columns.values()):
+            count = counted(len(cells), "cell")
+            raise UserError(f"line {line} of {shown_path!r} has {count}, too few: correct the line.")
+        cells_by_column = {key: cells[column] for key, column in columns.items()}
+        box_rows.append(_parse_row(cells_by_column, form, line, shown_path, part))
+    return box_rows, form, notes
 
 
 def _parse_row(cells: Mapping[str, str], form: Sequence[str], line: int, shown_path: str, part: str) -> _Row:

@@ -16,7 +16,7 @@ from paucal.data.sources.table_columns import (
 from paucal.data.sources.table_rows import TABLE_SUFFIXES, read_table
 from paucal.data.splits.part_names import PART_BY_WORD
 from paucal.types import UserError
-from paucal.wording import counted, was_or_were
+from paucal.wording import counted, left_out_notes
 
 MASK_COLUMNS = ("mask", "mask_path", "mask_file", "mask_name", "segmentation", "segmentation_path", "annotation_path")
 
@@ -83,13 +83,8 @@ def read_mask_table(file: Path) -> MaskTable:
         raise UserError(f"{file} contains no masks: fill in the column {header.cells[mask_column]!r}.")
     root = Path(os.path.commonpath([os.path.dirname(image) for image in masks_of]))
     keys = {image: Path(image).relative_to(root).as_posix() for image in masks_of}
-    notes = (
-        [f"{counted(n_without_mask, 'image')} without a mask {was_or_were(n_without_mask)} left out"]
-        if n_without_mask
-        else []
-    )
-    if n_repeated:
-        notes.append(f"{counted(n_repeated, 'repeated row')} of {file.name} {was_or_were(n_repeated)} left out")
+    notes = left_out_notes(n_without_mask, "image without a mask", "images without a mask")
+    notes += left_out_notes(n_repeated, f"repeated row of {file.name}", f"repeated rows of {file.name}")
     return MaskTable(root, [(keys[i], tuple(masks), part) for i, (masks, part) in masks_of.items()], tuple(notes))
 
 

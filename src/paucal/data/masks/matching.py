@@ -19,7 +19,7 @@ from paucal.data.masks.naming import (
 )
 from paucal.data.splits.part_names import PART_BY_WORD
 from paucal.types import UserError
-from paucal.wording import counted, join_first_few, was_or_were
+from paucal.wording import counted, join_first_few, left_out_notes
 
 MAX_NAMES_SHOWN = 5  # maximum number of class names in a message
 FOLDER = "folder"  # `MaskName.kind` of masks in a folder that belongs to one image
@@ -337,8 +337,4 @@ class _Index:
 
 def describe_left_out(names: Sequence[str], one: str, many: str) -> list[str]:
     """Return a list with a sentence on the files that are left out; the list is empty if `names` is empty."""
-    return (
-        [f"{counted(len(names), one, many)} {was_or_were(len(names))} left out: {join_first_few(names)}"]
-        if names
-        else []
-    )
+    return [f"{note}: {join_first_few(names)}" for note in left_out_notes(len(names), one, many)]

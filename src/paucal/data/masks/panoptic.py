@@ -26,7 +26,7 @@ from paucal.data.masks.coding import IGNORED
 from paucal.data.masks.mask_files import read_mask
 from paucal.data.splits.part_names import part_of_file
 from paucal.types import UserError
-from paucal.wording import counted, was_or_were
+from paucal.wording import left_out_notes
 
 NAME = "COCO's panoptic JSON"
 MAX_BYTES = 1 << 29  # maximum size of a JSON file; panoptic_train2017.json is 360 MB large
@@ -70,11 +70,7 @@ def draw_panoptic(root: Path) -> tuple[DrawnMasks, list[str]]:
         len({repr(row["id"]) for row in content["images"]} - {repr(row["image_id"]) for row in content["annotations"]})
         for content in contents.values()
     )
-    notes = (
-        [f"{counted(n_without_mask, 'image')} without a mask {was_or_were(n_without_mask)} left out"]
-        if n_without_mask
-        else []
-    )
+    notes = left_out_notes(n_without_mask, "image without a mask", "images without a mask")
     mask_rows = [(key, folder / "masks" / f"{index}.png", part) for index, (key, _, _, part) in enumerate(entries)]
     return mask_rows, notes
 

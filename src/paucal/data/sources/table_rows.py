@@ -53,7 +53,7 @@ def read_table(file: Path, max_rows: int | None = None, exact: bool = False) -> 
         OSError: The file does not exist, or cannot be read.
     """
     text, _, note = read_decoded(file, MAX_BYTES)
-    rows = _json_rows(file, text) if file.suffix.lower() in JSON_LINES else _csv_rows(file, text, exact)
+    rows = _json_rows(file, text) if file.suffix.lower() in JSON_LINES else csv_rows(file, text, exact)
     return TableRows(list(islice(rows, max_rows)), note)
 
 
@@ -79,8 +79,12 @@ def read_list(file: Path, labelled: bool, max_rows: int | None = None) -> TableR
     return TableRows(rows, note)
 
 
-def _csv_rows(file: Path, text: str, exact: bool) -> Iterator[TableRow]:
-    """Yield the rows of a CSV file; raise a UserError for an unclosed quote, which would join lines in one cell."""
+def csv_rows(file: Path, text: str, exact: bool = False) -> Iterator[TableRow]:
+    """Yield the non-empty rows in the text of a CSV file; refuse an unclosed quote, which would join lines in one cell.
+
+    Raises:
+        UserError: A quote is not closed, or a line cannot be read.
+    """
     first_line, _, later_lines = text.partition("\n")
     first_line = first_line.strip().lower()
     if first_line.startswith("sep=") and len(first_line) == 5:  # a line that Excel recognises
