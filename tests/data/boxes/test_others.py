@@ -327,3 +327,14 @@ def test_tables__refuse_lists_that_are_no_boxes(tmp_path: Path, cell: str):
     (root / "boxes.csv").write_text(f'image_id,bbox,class\n0,"[1, 2, 30, 40]",a\n1,"{cell}",a\n')
     with pytest.raises(UserError, match=r"line 3 of .* expected names and four numbers"):
         read_boxes(root)
+
+
+def test_tables__a_quote_that_is_not_closed_is_refused_with_its_line(tmp_path: Path):
+    root = write_labelme(tmp_path / "set")
+    for file in root.glob("*.json"):
+        file.unlink()
+    rows = ["image,label,xmin,ymin,xmax,ymax", "0.png,a,1,2,30,40", '1.png,"b,1,2,30,40', "2.png,a,1,2,30,40"]
+    (root / "boxes.csv").write_text("\n".join(rows) + "\n")
+    for path in (root, root / "boxes.csv"):
+        with pytest.raises(UserError, match=r"line 3 of .*boxes\.csv has a quote \(\"\) that is not closed"):
+            read_boxes(path)

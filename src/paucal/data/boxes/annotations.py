@@ -150,6 +150,16 @@ def unique_class_names(names: Mapping[int, str]) -> dict[int, str]:
     return unique
 
 
+def positive_size(height: object, width: object) -> tuple[int, int] | None:
+    """Return the (height, width) that a file states for an image; None unless both are positive integers."""
+    return (height, width) if type(height) is int and type(width) is int and min(height, width) > 0 else None
+
+
+def are_numbers(values: Any, count: int) -> bool:
+    """Return whether a value from a JSON file is a list of `count` numbers."""
+    return isinstance(values, list) and len(values) == count and all(type(value) in (int, float) for value in values)
+
+
 def parse_number(text: str) -> float | None:
     """Return a text as a number; None if the text is not a number."""
     try:

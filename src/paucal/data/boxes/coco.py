@@ -14,16 +14,19 @@ from paucal.data.boxes.annotations import (
     Corners,
     Layout,
     add_image,
+    are_numbers,
     box_of_points,
     box_of_runs,
+    positive_size,
     unique_class_names,
 )
-from paucal.data.boxes.naming import ImageNames, MissingImage, explain_foreign_path
+from paucal.data.boxes.naming import ImageNames, MissingImage, explain_foreign_path, missing_image
 from paucal.data.boxes.tree import PEEK_BYTES, Tree, mentions
 from paucal.data.splits.part_names import part_of_file
 from paucal.types import NoLabelsError, UserError
 from paucal.wording import counted, short_repr, was_or_were
 
+GIVE_COCO = "give a COCO annotation file"
 _COCO_NAME = re.compile(r".*\.coco\.json|instances_.*\.json")
 MAX_BYTES = 1 << 29  # size of the largest file that is read; instances_train2017.json is 449 MB large
 MAX_EDGE = 1.02  # largest right or bottom edge of a box relative to the image's side; 2 % tolerance for rounding
@@ -66,26 +69,16 @@ def read(tree: Tree, files: Sequence[str]) -> AnnotationSet:
     return AnnotationSet(list(images.values()), numbers, (*file_notes, *notes))
 
 
-LAYOUT = Layout(
-    name="COCO JSON",
-    expected="COCO JSON beside or above the images or in annotations/, one file for each split if there are splits",
-    suffixes=(".json",),
-    find=find,
-    read=read,
-)
+_FILES = "COCO JSON beside or above the images or in annotations/, one file for each split if there are splits"
+LAYOUT = Layout("COCO JSON", _FILES, (".json",), find, read)
 
 
 def _name_starts_with(file: str, *words: str) -> bool:
-    """Return whether the name of a file starts with any of the words."""
     return PurePosixPath(file).name.lower().startswith(words)
 
 
 def _remove_repetitions(contents: Sequence[AnnotationSet]) -> tuple[list[AnnotationSet], list[str]]:
-    """Leave out files that repeat smaller files, such as a file for all images beside one file for each split.
-
-    Returns:
-        The contents of the other files, and a note on each file that was left out.
-    """
+    """Leave out files that repeat smaller files, such as a file for all images; return the others, and notes."""
     images: dict[str, AnnotatedImage] = {}
     repeated: list[AnnotationSet] = []
     for content in sorted(contents, key=lambda content: len(content.images)):
@@ -108,11 +101,9 @@ class _FileReader:
 
     def read(self) -> AnnotationSet:
         """Return the images, boxes and classes in the file."""
-        content, notes = self._tree.json(self._file, MAX_BYTES, "give a COCO annotation file")
+        content, notes = self._tree.json(self._file, MAX_BYTES, GIVE_COCO)
         if not isinstance(content, dict) or not set(ENTRIES) <= set(content):
-            raise NoLabelsError(
-                f"{self._shown_path!r} lacks 'images', 'annotations' or 'categories': give a COCO annotation file."
-            )
+            raise NoLabelsError(f"{self._shown_path!r} lacks 'images', 'annotations' or 'categories': {GIVE_COCO}.")
         categories, numbers = self._read_categories(content)
         images = self._read_images(content)
         boxes = self._entry_rows(content, "annotations")
@@ -122,6 +113,9 @@ class _FileReader:
             self._add_box(row, images, categories)
         self._refuse_right_and_bottom(images.values())
         return AnnotationSet(list(images.values()), numbers, tuple(notes))
+
+    def _error(self, problem: str) -> UserError:
+        return UserError(f"{self._shown_path!r} has {problem}.")
 
     def _refuse_right_and_bottom(self, images: Iterable[AnnotatedImage]) -> None:
         """Refuse a file whose boxes seem to be left, top, right, bottom instead of left, top, width, height.
@@ -141,33 +135,27 @@ class _FileReader:
             )
         ):
             left, top, right, bottom = outside[0]
-            raise UserError(
-                f"{self._shown_path!r} has {counted(len(outside), 'box', 'boxes')} that would end outside of their "
-                f"image, such as {left:g} {top:g} {right - left:g} {bottom - top:g}, but all boxes would be inside as "
-                "left, top, right and bottom: give left, top, width and height, as in COCO JSON."
+            raise self._error(
+                f"{counted(len(outside), 'box', 'boxes')} that would end outside of their image, such as {left:g} "
+                f"{top:g} {right - left:g} {bottom - top:g}, but all boxes would be inside as left, top, right and "
+                "bottom: give left, top, width and height, as in COCO JSON"
             )
 
     def _entry_rows(self, content: Mapping[str, Any], name: str) -> list[dict[str, Any]]:
         rows = content[name]
         if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
-            raise UserError(
-                f"{self._shown_path!r} has {name!r} that are not a list of entries: give a COCO annotation file."
-            )
+            raise self._error(f"{name!r} that are not a list of entries: {GIVE_COCO}")
         return rows
 
     def _read_categories(self, content: Mapping[str, Any]) -> tuple[dict[Any, str], dict[str, int]]:
-        """Return the names of the categories by id, and the class numbers by class name."""
         rows = self._entry_rows(content, "categories")
         if len(rows) > MAX_CLASSES:
-            raise UserError(f"{self._shown_path!r} lists {len(rows):,} categories; at most {MAX_CLASSES:,} are read.")
+            raise self._error(f"{len(rows):,} categories; at most {MAX_CLASSES:,} are read")
         categories: dict[Any, str] = {}
         for row in rows:
             number, name = _normalise_id(row.get("id")), row.get("name")
             if number is None or not isinstance(name, str) or not name.strip() or number in categories:
-                raise UserError(
-                    f"{self._shown_path!r} has a category without a name or a unique id: {short_repr(row)}; correct "
-                    "the entry."
-                )
+                raise self._error(f"a category without a name or a unique id: {short_repr(row)}; correct the entry")
             categories[number] = unicodedata.normalize("NFC", name)
         names = unique_class_names(categories)
         are_integers = all(isinstance(number, int) for number in names)
@@ -180,25 +168,20 @@ class _FileReader:
         for row in rows:
             name, number = row.get("file_name"), _normalise_id(row.get("id"))
             if not isinstance(name, str) or not name or number is None:
-                raise UserError(
-                    f"{self._shown_path!r} has an image without an id or a file_name: {short_repr(row)}; correct the "
-                    "entry."
-                )
+                raise self._error(f"an image without an id or a file_name: {short_repr(row)}; correct the entry")
             if number in images:
-                raise UserError(
-                    f"{self._shown_path!r} has two images with the id {number!r}: give each image a different id."
-                )
-            images[number] = AnnotatedImage("", size=_stated_size(row), declared=self._part, source=self._file)
+                raise self._error(f"two images with the id {number!r}: give each image a different id")
+            # Some programs write 0 for an unknown size.
+            sides = (_finite_number(row.get(name)) for name in ("height", "width"))
+            size = positive_size(*(None if side is None else int(side) for side in sides))
+            images[number] = AnnotatedImage("", size=size, declared=self._part, source=self._file)
         keys = self._finder.find_images([row["file_name"] for row in rows], self._file, self._part)
         for row, key, image in zip(rows, keys, images.values(), strict=True):
             if key is None:
                 name = row["file_name"]
                 if problem := explain_foreign_path(name):
                     raise MissingImage(f"{self._shown_path!r} names the image {name[:120]!r}, {problem}.")
-                raise MissingImage(
-                    f"{self._file} describes {name[:120]!r}, but there is no such image in {self._tree.shown!r}: add "
-                    "the image, or give the folder above both as DATA."
-                )
+                raise missing_image(self._tree, self._file, name)
             image.key = key
         return images
 
@@ -208,14 +191,12 @@ class _FileReader:
         """Add the box of an entry in "annotations" to its image."""
         image, category = _normalise_id(row.get("image_id")), _normalise_id(row.get("category_id"))
         if image not in images:
-            raise UserError(
-                f"{self._shown_path!r} has a box of the image {row.get('image_id')!r}, which is not in 'images': add "
-                "the image there."
-            )
+            raise self._error(f"a box of the image {row.get('image_id')!r}, which is not in 'images': add the image")
         if category not in categories:
-            raise UserError(
-                f"{self._shown_path!r} has a box of the category {row.get('category_id')!r}, expected one of "
-                f"{', '.join(map(str, list(categories)[:8]))}: add the category, or correct the box."
+            expected = ", ".join(map(str, list(categories)[:8]))
+            raise self._error(
+                f"a box of the category {row.get('category_id')!r}, expected one of {expected}: add the category, or "
+                "correct the box"
             )
         outline = row.get("segmentation")
         crowd = bool(_finite_number(row.get("iscrowd")) or 0)
@@ -225,11 +206,8 @@ class _FileReader:
         """Return a "bbox" as left, top, right, bottom; without a "bbox", return the box around the outline."""
         if not box and outline and (outline_box := _box_of_outline(outline)) is not None:
             return outline_box
-        if not isinstance(box, list) or len(box) != 4 or not all(type(n) in (int, float) for n in box):
-            raise UserError(
-                f"{self._shown_path!r} has a 'bbox' {short_repr(box)}, expected left, top, width and height: "
-                "correct the box."
-            )
+        if not are_numbers(box, 4):
+            raise self._error(f"a 'bbox' {short_repr(box)}, expected left, top, width and height: correct the box")
         left, top, width, height = (float(n) for n in box)
         return left, top, left + width, top + height
 
@@ -251,13 +229,6 @@ def _finite_number(value: Any) -> float | None:
     except (ValueError, OverflowError):
         return None
     return number if math.isfinite(number) else None
-
-
-def _stated_size(row: Mapping[str, Any]) -> tuple[int, int] | None:
-    """Return the (height, width) of an entry in "images"; None if either is missing or 0, which some programs write."""
-    sides = _finite_number(row.get("height")), _finite_number(row.get("width"))
-    height, width = (0 if side is None else int(side) for side in sides)
-    return (height, width) if min(height, width) > 0 else None
 
 
 def _box_of_outline(outline: Any) -> Corners | None:

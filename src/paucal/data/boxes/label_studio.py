@@ -21,12 +21,14 @@ from paucal.data.boxes.annotations import (
     Corners,
     Layout,
     add_image,
+    are_numbers,
     box_of_runs,
     polygon_of_points,
+    positive_size,
     run_lengths_of,
     unread_shapes_notes,
 )
-from paucal.data.boxes.naming import ImageNames, MissingImage
+from paucal.data.boxes.naming import ImageNames, missing_image
 from paucal.data.boxes.tree import PEEK_BYTES, Tree, ascii_bytes
 from paucal.data.classes import plain_name
 from paucal.data.sources.suffixes import IMAGE_SUFFIXES
@@ -50,17 +52,11 @@ _LOCAL_FILE_URL = re.compile(r".*/local-files/\?d=")
 
 
 class _Task(NamedTuple):
-    """An annotated image in a file; Label Studio calls it a task.
+    """An annotated image in a file; Label Studio calls it a task."""
 
-    Attributes:
-        image: Path or URL of the image.
-        values: JSON objects of the regions and labels; an object may also state the size of the image.
-        uploaded: Name of the uploaded file; "" if the task does not state the name.
-    """
-
-    image: str
-    values: list[Mapping[str, Any]]
-    uploaded: str = ""
+    image: str  # path or URL
+    values: list[Mapping[str, Any]]  # regions and labels, which may also state the size of the image
+    uploaded: str = ""  # name of the uploaded file, if it is stated
 
 
 def find(tree: Tree, files: Sequence[str]) -> list[str]:
@@ -86,8 +82,9 @@ def read(tree: Tree, files: Sequence[str]) -> AnnotationSet:
         keys = _find_images(tasks, finder, tree, file)
         store = tree.store(keys)
         for number, (task, key) in enumerate(zip(tasks, keys, strict=True)):
-            sizes = [size for value in task.values if (size := _stated_size(value))]
-            image = AnnotatedImage(key, size=sizes[0] if sizes else None, source=file, declared=part_of_file(file))
+            sizes = (positive_size(value.get("original_height"), value.get("original_width")) for value in task.values)
+            size = next(filter(None, sizes), None)
+            image = AnnotatedImage(key, size=size, source=file, declared=part_of_file(file))
             for value in task.values:
                 _add_region(image, value, _Context(shown_path, key, image.size or store.size(number)), unread)
             add_image(images, image, tree.shown)
@@ -95,13 +92,10 @@ def read(tree: Tree, files: Sequence[str]) -> AnnotationSet:
     return AnnotationSet.with_numbered_classes(images.values(), tree.shown, [*notes, *unread_shapes_notes(unread)])
 
 
-LAYOUT = Layout(
-    name="Label Studio JSON", expected="Label Studio JSON of all images", suffixes=(".json",), find=find, read=read
-)
+LAYOUT = Layout("Label Studio JSON", "Label Studio JSON of all images", (".json",), find, read)
 
 
 def _is_export(tree: Tree, file: str) -> bool:
-    """Return whether a JSON file seems to be a Label Studio export."""
     content = ascii_bytes(tree.peek(file, PEEK_BYTES)).lstrip()
     if not content.startswith(b"[") or not _USUAL_ENTRY.search(content):
         return False
@@ -135,10 +129,7 @@ def _image_of(data: Mapping[str, Any], shown_path: str) -> str:
 
 
 def _annotation_values(task: Mapping[str, Any], special_cases: Counter[str]) -> list[Mapping[str, Any]] | None:
-    """Return the regions and labels in the annotation marked as ground truth, or else in the last annotation.
-
-    The result is None if the task has no annotation.
-    """
+    """Return what the annotation marked as ground truth, or else the last one, has; None without an annotation."""
     rows = task.get("annotations", task.get("completions"))
     rows = [row for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []
     rows = [row for row in rows if not row.get("was_cancelled") and isinstance(row.get("result"), list)]
@@ -179,27 +170,13 @@ def _find_images(tasks: Sequence[_Task], finder: ImageNames, tree: Tree, file: s
     for task, key in zip(tasks, finder.find_images(decoded, file, part), strict=True):
         image = key or next(iter(finder.find_images([task.uploaded], file, part)), None)
         if image is None:
-            raise MissingImage(
-                f"{tree.shown_path(file)!r} describes {task.image[:120]!r}, but there is no such image in "
-                f"{tree.shown!r}: add the image, or give the folder above both as DATA."
-            )
+            raise missing_image(tree, file, task.image)
         keys.append(image)
     return keys
 
 
-def _stated_size(value: Mapping[str, Any]) -> tuple[int, int] | None:
-    height, width = value.get("original_height"), value.get("original_width")
-    return (height, width) if type(height) is int and type(width) is int and min(height, width) > 0 else None
-
-
 class _Context(NamedTuple):
-    """The file and the image that contain a region, for messages.
-
-    Attributes:
-        shown_path: Path of the JSON file, for messages.
-        key: Key of the image.
-        size: (height, width) of the image in pixels.
-    """
+    """The file and the image that contain a region, for messages; the size is (height, width) in pixels."""
 
     shown_path: str
     key: str
@@ -223,12 +200,8 @@ def _add_region(image: AnnotatedImage, value: Mapping[str, Any], context: _Conte
         return
     for entry in ("rotation", "image_rotation"):
         if value.get(entry) and "rle" not in value and (entry == "image_rotation" or "points" not in value):
-            problem = (
-                "that is rotated, and rotated boxes are not read"
-                if entry == "rotation"
-                else "of a rotated image, and such boxes are not read"
-            )
-            raise context.error(kind, f"{problem}: draw an upright box, or a polygon")
+            problem = "that is rotated, and rotated" if entry == "rotation" else "of a rotated image, and such"
+            raise context.error(kind, f"{problem} boxes are not read: draw an upright box, or a polygon")
     for label in labels:
         if not (name := plain_name(str(label))):
             raise context.error(kind, "without a label: add the label")
@@ -248,24 +221,20 @@ def _read_region(value: Mapping[str, Any], context: _Context, kind: str) -> tupl
         return None if box is None else (box, runs)
     if isinstance(value.get("points"), list):
         points = value["points"]
-        if len(points) < 3 or not all(isinstance(point, list) and _are_numbers(point, 2) for point in points):
+        if len(points) < 3 or not all(are_numbers(point, 2) for point in points):
             raise invalid_numbers
         return polygon_of_points([(x * width / 100, y * height / 100) for x, y in points])
     sides = ("radiusX", "radiusY") if "radiusX" in value else ("width", "height")
     if not {"x", "y", *sides} <= value.keys():
         return None
     numbers = [value[name] for name in ("x", "y", *sides)]
-    if not _are_numbers(numbers, 4):
+    if not are_numbers(numbers, 4):
         raise invalid_numbers
     x, y, horizontal, vertical = numbers  # width and height, or the radii of an ellipse with the centre x, y
     left, top, right, bottom = (x, y, x + horizontal, y + vertical)
     if sides[0] == "radiusX":
         left, top = x - horizontal, y - vertical
     return (left * width / 100, top * height / 100, right * width / 100, bottom * height / 100), None
-
-
-def _are_numbers(values: Sequence[Any], count: int) -> bool:
-    return len(values) == count and all(type(value) in (int, float) for value in values)
 
 
 def decode_brush(values: Sequence[Any], size: tuple[int, int]) -> NDArray[np.bool_]:
@@ -297,9 +266,8 @@ def decode_brush(values: Sequence[Any], size: tuple[int, int]) -> NDArray[np.boo
         end = index + 1 + bits.read(count_bits[bits.read(2)])
         if end > total:
             raise ValueError("it has more values than pixels")
-        are_set[index:end] = (
-            bits.read(value_bits) if is_repeated else [bits.read(value_bits) for _ in range(end - index)]
-        )
+        n_values = 1 if is_repeated else end - index
+        are_set[index:end] = [bits.read(value_bits) for _ in range(n_values)]
         index = end
     return are_set.reshape(*size, 4)[..., 3].copy()
 

@@ -10,8 +10,10 @@ from paucal.data.boxes.annotations import (
     AnnotationSet,
     Corners,
     Layout,
+    are_numbers,
     box_of_points,
     polygon_of_points,
+    positive_size,
     shorten_notes,
     unread_shapes_notes,
 )
@@ -57,8 +59,7 @@ def read(tree: Tree, files: Sequence[str]) -> AnnotationSet:
             raise UserError(f"{shown_path!r} has no list of 'shapes': give a LabelMe JSON file.")
         path = content.get("imagePath")
         stated_names[file] = [path if isinstance(path, str) else ""]
-        height, width = (content.get(name) for name in ("imageHeight", "imageWidth"))
-        size = (height, width) if type(height) is int and type(width) is int and min(height, width) > 0 else None
+        size = positive_size(content.get("imageHeight"), content.get("imageWidth"))
         image = AnnotatedImage("", size=size, source=file)
         for name, box, outline in _read_objects(shapes, shown_path, unread):
             image.add(name, box, outline)
@@ -67,9 +68,7 @@ def read(tree: Tree, files: Sequence[str]) -> AnnotationSet:
     return AnnotationSet.with_numbered_classes(images, tree.shown, notes)
 
 
-LAYOUT = Layout(
-    name="LabelMe JSON", expected="LabelMe JSON of each image", suffixes=(JSON_SUFFIX,), find=find, read=read
-)
+LAYOUT = Layout("LabelMe JSON", "LabelMe JSON of each image", (JSON_SUFFIX,), find, read)
 
 
 def _read_objects(shapes: Sequence[Mapping[str, Any]], shown_path: str, unread: Counter[str]) -> list[_Object]:
@@ -97,23 +96,19 @@ def _read_object(shape: Mapping[str, Any], kind: str, shown_path: str) -> _Objec
     name, points = shape.get("label"), shape.get("points")
     if not isinstance(name, str | int) or not str(name).strip():
         raise UserError(f"{shown_path!r} has a {kind} without a label: add the label.")
-    if not isinstance(points, list) or len(points) < 2 or not all(map(_is_point, points)):
+    if not isinstance(points, list) or len(points) < 2 or not all(are_numbers(point, 2) for point in points):
         raise UserError(
             f"{shown_path!r} has a {kind} of {str(name)!r} with the points {repr(points)[:80]}, expected at least "
             "two pairs of x and y: correct the points."
         )
     box, outline = polygon_of_points([(float(x), float(y)) for x, y in points])
     if kind == "circle":
-        (x, y), edge = points[0], points[1]
-        radius = math.dist(points[0], edge)
+        x, y = points[0]
+        radius = math.dist(points[0], points[1])
         box = (x - radius, y - radius, x + radius, y + radius)
     if kind == "mask":  # the points are the first and the last pixel inside the box
         box = (box[0], box[1], box[2] + 1, box[3] + 1)
     return plain_name(str(name)), box, outline if kind == "polygon" else None
-
-
-def _is_point(point: Any) -> bool:
-    return isinstance(point, list) and len(point) == 2 and all(type(value) in (int, float) for value in point)
 
 
 def _join_objects(first: _Object, second: _Object) -> _Object:

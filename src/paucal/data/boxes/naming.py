@@ -30,13 +30,16 @@ class MissingImage(UserError):
     """Error for an image that an annotation file names but that does not exist."""
 
 
-class Match(NamedTuple):
-    """A file that a name in an annotation file may refer to.
+def missing_image(tree: Tree, file: str, name: str) -> MissingImage:
+    """Return the error for an image that the annotation file `file` describes, but that does not exist."""
+    return MissingImage(
+        f"{tree.shown_path(file)!r} describes {name[:120]!r}, but there is no such image in {tree.shown!r}: add the "
+        "image, or give the folder above both as DATA."
+    )
 
-    Attributes:
-        path: Path of the file.
-        base: Folder that the name is relative to if it refers to this file.
-    """
+
+class Match(NamedTuple):
+    """A file that a name in an annotation file may refer to, and the folder that the name is then relative to."""
 
     path: str
     base: str
@@ -216,10 +219,9 @@ class ImageNames:
             self._folders_by_suffix[suffix] = {folder for other in files for folder in other.split("/")[:-1]}
         image_folders = set(plain_folders(path.rpartition("/")[0]))
         file_folders = set(plain_folders(file.rpartition("/")[0]))
-        return bool(
-            (file_folders - image_folders) & self._image_folders
-            or (image_folders - file_folders) & self._folders_by_suffix[suffix]
-        )
+        if (file_folders - image_folders) & self._image_folders:
+            return True
+        return bool((image_folders - file_folders) & self._folders_by_suffix[suffix])
 
 
 def _folder_rank(path: str, file: str) -> int:
@@ -260,10 +262,8 @@ def assign_images(tree: Tree, stated_names: Mapping[str, Sequence[str]]) -> tupl
         stated_names: Names of the described image in each annotation file, the most likely first.
     """
     finder = ImageNames(tree.images, tree)
-    described_images = (
-        (file, finder.find_described_image(file, image_names)) for file, image_names in stated_names.items()
-    )
-    keys = {file: key for file, key in described_images if key is not None}
+    found_images = {file: finder.find_described_image(file, names) for file, names in stated_names.items()}
+    keys = {file: key for file, key in found_images.items() if key is not None}
     files_by_image: dict[str, list[str]] = {}
     for file, key in keys.items():
         files_by_image.setdefault(key, []).append(file)
@@ -276,9 +276,7 @@ def assign_images(tree: Tree, stated_names: Mapping[str, Sequence[str]]) -> tupl
     images: dict[str, AnnotatedImage] = {}
     for file, key in keys.items():
         add_image(images, AnnotatedImage(key, source=file), tree.shown)
-    respelt = [
-        file for file, key in keys.items() if file not in corrected and _has_other_suffix(stated_names[file], key)
-    ]
+    respelt = [file for file in keys if file not in corrected and _has_other_suffix(stated_names[file], keys[file])]
     notes = []
     for files, problem, image in (
         (corrected, "the image of another file", "the image with the name of the annotation file"),

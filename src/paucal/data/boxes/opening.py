@@ -98,10 +98,8 @@ class AnnotationFiles:
     def are_among_classes(self) -> bool:
         """Whether all files are in folders whose names may be names of classes."""
         folders = [file.rpartition("/")[0] for file in self.files]
-        structural = [
-            part_of_folders(f"{path}/") or {*path.lower().split("/")} & set(STRUCTURE_FOLDERS) for path in folders
-        ]
-        return all(folders) and not any(structural)
+        names = {name for folder in folders for name in folder.lower().split("/")}
+        return all(folders) and names.isdisjoint(STRUCTURE_FOLDERS) and not any(map(part_of_folders, self.files))
 
 
 def find_boxes(path: Path) -> AnnotationFiles | None:
@@ -149,8 +147,8 @@ def read_boxes(path: Path) -> tuple[Tree, AnnotationSet]:
         return _read_single_file(path)
     tree = open_tree(path)
     groups = find_annotation_files(tree)
-    root_groups = [replace(group, files=[file for file in group.files if not root_of_set(file)]) for group in groups]
-    root_groups = [group for group in root_groups if group.files]
+    files_by_group = [[file for file in group.files if not root_of_set(file)] for group in groups]
+    root_groups = [replace(group, files=files) for group, files in zip(groups, files_by_group, strict=True) if files]
     if not root_groups:
         _refuse_without_boxes(tree, groups)
     annotations = _read_preferred_layout(root_groups, tree)
@@ -189,28 +187,15 @@ def open_tagged_images(path: Path) -> ImageSet | None:
     labels = from_names([tags[index] for index in rows], is_multi_label, f"from {files.name}")
     images = without_labels(tree, annotations).select(np.asarray(rows, dtype=np.int64))
     notes = left_out_notes(len(tags) - len(rows), "image without a label", "images without a label")
-    return replace(
-        images,
-        classes=labels.classes,
-        labels=labels.numbers,
-        multi_hot=labels.multi_hot,
-        notes=(f"read from {files.shown}", *images.notes, *notes, *labels.notes),
-    )
+    all_notes = (f"read from {files.shown}", *images.notes, *notes, *labels.notes)
+    return replace(images, classes=labels.classes, labels=labels.numbers, multi_hot=labels.multi_hot, notes=all_notes)
 
 
 def without_labels(tree: Tree, annotations: AnnotationSet) -> ImageSet:
     """Return the images that annotation files describe as an unlabelled set, without boxes."""
-    keys = [image.key for image in annotations.images]
-    return ImageSet(
-        name=tree.name,
-        location=tree.location,
-        classes=(),
-        keys=keys,
-        labels=np.full(len(keys), -1, dtype=np.int64),
-        declared=[image.declared for image in annotations.images],
-        store=tree.store(keys),
-        notes=annotations.notes,
-    )
+    keys, declared = [image.key for image in annotations.images], [image.declared for image in annotations.images]
+    labels = np.full(len(keys), -1, dtype=np.int64)
+    return ImageSet(tree.name, tree.location, (), keys, labels, declared, tree.store(keys), notes=annotations.notes)
 
 
 def root_of_set(file: str) -> str:
@@ -265,9 +250,8 @@ def _read_single_file(file: Path) -> tuple[Tree, AnnotationSet]:
     layouts = [layout for layout in LAYOUTS if file.suffix.lower() in layout.suffixes]
     _refuse_unsupported(folder_tree(file.parent, [file.name]))
     if not layouts:
-        raise NoLabelsError(
-            f"{str(file)!r} is not a folder, an archive or a file with boxes: expected {EXPECTED_TEXT}."
-        )
+        problem_text = "is not a folder, an archive or a file with boxes"
+        raise NoLabelsError(f"{str(file)!r} {problem_text}: expected {EXPECTED_TEXT}.")
     # A damaged file matches no layout; the first layout then reports the damage.
     tree_of_parent = folder_tree(file.parent)
     layout = next((layout for layout in layouts if layout.find(tree_of_parent, [file.name])), layouts[0])

@@ -31,7 +31,10 @@ def with_parts(annotations: AnnotationSet, tree: Tree) -> AnnotationSet:
     images, notes = annotations.images, list(annotations.notes)
     if not any(image.declared for image in images):
         parts, list_notes = _parts_of_lists(images, tree)
-        parts = parts or _parts_of_folders(images)
+        if not parts:
+            parts = {image.key: part_of_folders(image.key) for image in images}
+            # The folder of one split beside other images does not declare a split.
+            parts = {} if len(set(parts.values()) - {""}) < 2 and "" in parts.values() else parts
         images = [replace(image, declared=parts.get(image.key, "")) for image in images]
         notes += list_notes
     in_parts = [image for image in images if image.declared]
@@ -43,15 +46,6 @@ def with_parts(annotations: AnnotationSet, tree: Tree) -> AnnotationSet:
         f"{counted(n_left_out, 'image')} with annotations that {belongs} to no split {was_or_were(n_left_out)} left out"
     )
     return replace(annotations, images=in_parts, notes=tuple(notes))
-
-
-def _parts_of_folders(images: Sequence[AnnotatedImage]) -> dict[str, str]:
-    """Return the split of each image by its folder.
-
-    The result is empty if some images are not in the folder of a split and all other images are in the same split.
-    """
-    parts = {image.key: part_of_folders(image.key) for image in images}
-    return {} if len(set(parts.values()) - {""}) < 2 and "" in parts.values() else parts
 
 
 def _parts_of_lists(images: Sequence[AnnotatedImage], tree: Tree) -> tuple[dict[str, str], list[str]]:

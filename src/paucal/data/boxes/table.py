@@ -14,8 +14,16 @@ from itertools import islice
 from pathlib import Path, PurePath
 from typing import NamedTuple
 
-from paucal.data.boxes.annotations import AnnotatedImage, AnnotationSet, Corners, Layout, add_image, parse_number
-from paucal.data.boxes.naming import ImageNames, MissingImage
+from paucal.data.boxes.annotations import (
+    AnnotatedImage,
+    AnnotationSet,
+    Corners,
+    Layout,
+    add_image,
+    parse_number,
+    positive_size,
+)
+from paucal.data.boxes.naming import ImageNames, MissingImage, missing_image
 from paucal.data.boxes.tree import Tree, folder_tree
 from paucal.data.classes import plain_name
 from paucal.data.sources.suffixes import IMAGE_SUFFIXES
@@ -31,6 +39,7 @@ MAX_BYTES = 1 << 30  # size of the largest table that is read
 HEAD_BYTES = 1 << 14  # bytes at the start of a file that are read to recognise a table of boxes
 HEAD_ROWS = 20  # rows at the start of a table without column names that are read to recognise the columns
 MAX_EDGE = 1.02  # largest right or bottom edge of a box relative to the image's side; 2 % tolerance for rounding
+EMPTY_CELLS = ("", "none", "null", "na", "n/a", "<na>")  # cells of an image without objects, in lower case
 DEFAULT_CLASS = "object"  # class of all boxes in a table without classes
 # Common names of each column, in lower case and without "_", "-", "." and spaces.
 COLUMNS = {
@@ -50,11 +59,8 @@ COLUMNS = {
 }
 # Columns that define a box, for each form of boxes; the most reliable form comes first. A list has all four numbers in
 # one cell.
-EDGES, CORNER_AND_SIZE, LIST_CELL = (
-    ("left", "top", "right", "bottom"),
-    ("left", "top", "box_width", "box_height"),
-    ("bbox",),
-)
+EDGES, LIST_CELL = ("left", "top", "right", "bottom"), ("bbox",)
+CORNER_AND_SIZE = ("left", "top", "box_width", "box_height")
 FORMS = (EDGES, CORNER_AND_SIZE, LIST_CELL)
 # Columns of tables without column names. A key is a regular expression for a row with one letter per cell: i for an
 # image, n for a number, p for a split, w for another word, - for an empty cell.
@@ -71,25 +77,15 @@ _SizeOf = Callable[[str], tuple[int, int]]  # returns the (height, width) of the
 
 
 class _Row(NamedTuple):
-    """A row of a table.
-
-    Attributes:
-        line: Line number in the file.
-        image: Name of the image.
-        name: Class of the box.
-        box: The four numbers of the box as in the table; None if the row is for an image without objects.
-        size: Stated (height, width) of the image in pixels; None if the row does not state the size.
-        part: Split of the image: "train", "val", "test", or "" if it has no split.
-        crowd: Whether the box covers many objects or is difficult.
-    """
+    """A row of a table."""
 
     line: int
     image: str
-    name: str
-    box: Corners | None
-    size: tuple[int, int] | None
-    part: str
-    crowd: bool
+    name: str  # class of the box
+    box: Corners | None  # the four numbers as in the table; None if the image has no objects
+    size: tuple[int, int] | None  # (height, width) of the image in pixels, if it is stated
+    part: str  # "train", "val", "test", or "" if the image has no split
+    crowd: bool  # whether the box covers many objects or is difficult
 
 
 def find(tree: Tree, files: Sequence[str]) -> list[str]:
@@ -183,14 +179,8 @@ def tree_of_paths(file: Path) -> Tree | None:
     return replace(tree, is_inside=lambda path: True)
 
 
-LAYOUT = Layout(
-    name="a CSV of boxes",
-    expected="a CSV with a row for each box (filename, class, xmin, ymin, xmax, ymax; or x, y, w, h; or bbox)",
-    suffixes=BOX_TABLE_SUFFIXES,
-    find=find,
-    read=read,
-    tree=tree_of_paths,
-)
+_FILES = "a CSV with a row for each box (filename, class, xmin, ymin, xmax, ymax; or x, y, w, h; or bbox)"
+LAYOUT = Layout("a CSV of boxes", _FILES, BOX_TABLE_SUFFIXES, find, read, tree=tree_of_paths)
 
 
 def columns_of(cells: Sequence[str]) -> Columns | None:
@@ -216,10 +206,7 @@ def _plain_names(cells: Sequence[str]) -> list[str]:
 
 
 def _columns_of_unnamed(rows: Sequence[Sequence[str]]) -> Columns | None:
-    """Return the columns of a table without column names, from the first row that `UNNAMED_COLUMNS` matches.
-
-    The result is None if no row matches.
-    """
+    """Return the columns of a table without names, from the first row that `UNNAMED_COLUMNS` matches, if any."""
     for row in rows:
         letters = "".join(map(_letter_of_cell, row))
         for pattern, columns in UNNAMED_COLUMNS.items():
@@ -229,7 +216,6 @@ def _columns_of_unnamed(rows: Sequence[Sequence[str]]) -> Columns | None:
 
 
 def _letter_of_cell(cell: str) -> str:
-    """Return the letter that stands for the content of a cell in the keys of `UNNAMED_COLUMNS`."""
     if not cell:
         return "-"
     if cell.lower().endswith(IMAGE_SUFFIXES):
@@ -274,8 +260,9 @@ def _parse_row(cells: Mapping[str, str], form: Sequence[str], line: int, shown_p
         edges = list(match.groups()) if match else [edges[0]] * 4
     name = cells.get("name", DEFAULT_CLASS)
     numbers = [parse_number(edge) for edge in edges]
-    is_empty = all(number is None or math.isnan(number) for number in numbers) and not any(
-        map(_is_unexpected_text, edges)
+    is_empty = all(
+        edge.lower() in EMPTY_CELLS if number is None else math.isnan(number)
+        for edge, number in zip(edges, numbers, strict=True)
     )
     if not cells["image"] or (not is_empty and (None in numbers or not name)):
         raise UserError(
@@ -293,7 +280,7 @@ def _parse_row(cells: Mapping[str, str], form: Sequence[str], line: int, shown_p
         cells["image"],
         plain_name(name),
         None if is_empty else (left, top, right, bottom),
-        (height, width) if min(height, width) > 0 else None,
+        positive_size(height, width),
         PART_BY_WORD.get(part_name, part),
         cells.get("crowd", "").lower() in ("1", "true"),
     )
@@ -335,7 +322,11 @@ def _refuse_centres(boxes: Sequence[_BoxAndKey], size_of: _SizeOf, shown_path: s
     are_fractions = all(max(box) <= 1 for box, _ in boxes)
 
     def ends_inside(box: Corners, key: str) -> bool:
-        return _is_inside_image(_to_edges(box), (1, 1) if are_fractions else size_of(key))
+        left, top, right, bottom = _to_edges(box)
+        height, width = (1, 1) if are_fractions else size_of(key)
+        x_margin, y_margin = (MAX_EDGE - 1) * width, (MAX_EDGE - 1) * height
+        is_inside = left >= -x_margin and top >= -y_margin
+        return is_inside and right <= width + x_margin and bottom <= height + y_margin
 
     # If x and y are corners, this check usually fails after a few boxes, so only a few image headers are read.
     if not all(ends_inside((box[0] - box[2] / 2, box[1] - box[3] / 2, *box[2:]), key) for box, key in boxes):
@@ -348,14 +339,6 @@ def _refuse_centres(boxes: Sequence[_BoxAndKey], size_of: _SizeOf, shown_path: s
         )
 
 
-def _is_inside_image(box: Corners, size: tuple[int, int]) -> bool:
-    """Return whether a box lies within an image of (height, width), up to rounding."""
-    (left, top, right, bottom), (height, width) = box, size
-    margins = (MAX_EDGE - 1) * width, (MAX_EDGE - 1) * height
-    is_inside = left >= -margins[0] and top >= -margins[1]
-    return is_inside and right <= width + margins[0] and bottom <= height + margins[1]
-
-
 def _are_valid_edges(box: Corners, size: tuple[int, int]) -> bool:
     """Return whether edges are in order (left before right) and within an image of (height, width), up to rounding."""
     left, top, right, bottom = box
@@ -363,21 +346,12 @@ def _are_valid_edges(box: Corners, size: tuple[int, int]) -> bool:
     return left <= right <= MAX_EDGE * width and top <= bottom <= MAX_EDGE * height
 
 
-def _is_unexpected_text(edge: str) -> bool:
-    """Return whether the content of a cell is neither a number nor empty or a word for "empty"."""
-    return parse_number(edge) is None and edge.lower() not in ("", "none", "null", "na", "n/a", "<na>")
-
-
 def _row_keys(tree: Tree, finder: ImageNames, file: str, rows: Sequence[_Row]) -> list[str]:
-    """Return the key of the image of each row; the name in the row may lack a suffix."""
     unique = list(dict.fromkeys(row.image for row in rows))
     keys = dict(zip(unique, finder.find_images(unique, file, part_of_file(file)), strict=True))
     for row in rows:
         if keys[row.image] is None:
-            raise MissingImage(
-                f"{tree.shown_path(file)!r} describes {row.image[:120]!r}, but there is no such image in "
-                f"{tree.shown!r}: add the image, or give the folder above both as DATA."
-            )
+            raise missing_image(tree, file, row.image)
     return [key for row in rows if (key := keys[row.image]) is not None]
 
 

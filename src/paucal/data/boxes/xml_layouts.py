@@ -17,11 +17,12 @@ from paucal.data.boxes.annotations import (
     add_image,
     parse_number,
     polygon_of_points,
+    positive_size,
     run_lengths_of,
     shorten_notes,
     unread_shapes_notes,
 )
-from paucal.data.boxes.naming import ImageNames, MissingImage, assign_keys
+from paucal.data.boxes.naming import ImageNames, assign_keys, missing_image
 from paucal.data.boxes.tree import Tree, ascii_bytes
 from paucal.data.classes import plain_name
 from paucal.data.splits.part_names import part_of_file, part_of_name
@@ -85,20 +86,9 @@ def read_cvat(tree: Tree, files: Sequence[str]) -> AnnotationSet:
     return AnnotationSet.with_numbered_classes(images.values(), tree.shown, [*notes, *unread_shapes_notes(unread)])
 
 
-VOC = Layout(
-    name="Pascal VOC XML",
-    expected="Pascal VOC's Annotations/*.xml and JPEGImages/, or the XML files beside the images",
-    suffixes=(XML_SUFFIX,),
-    find=find_voc,
-    read=read_voc,
-)
-CVAT = Layout(
-    name="CVAT XML for images",
-    expected="CVAT's annotations.xml for images",
-    suffixes=(XML_SUFFIX,),
-    find=find_cvat,
-    read=read_cvat,
-)
+_VOC_FILES = "Pascal VOC's Annotations/*.xml and JPEGImages/, or the XML files beside the images"
+VOC = Layout("Pascal VOC XML", _VOC_FILES, (XML_SUFFIX,), find_voc, read_voc)
+CVAT = Layout("CVAT XML for images", "CVAT's annotations.xml for images", (XML_SUFFIX,), find_cvat, read_cvat)
 
 
 def _root_name(tree: Tree, file: str) -> str:
@@ -156,7 +146,6 @@ def _voc_image(content: ElementTree.Element, file: str, shown_path: str) -> Anno
 
 
 def _points_of_labelme(corners: Sequence[ElementTree.Element], shown_path: str) -> list[tuple[float, float]]:
-    """Return the points of a polygon in LabelMe XML."""
     points = [tuple(parse_number(corner.findtext(side) or "") for side in ("x", "y")) for corner in corners]
     if any(None in point for point in points):
         raise UserError(
@@ -193,7 +182,7 @@ def _voc_size(content: ElementTree.Element, shown_path: str) -> tuple[int, int] 
             f"{shown_path!r} states an image width of {width!r} and a height of {height!r}, expected numbers: correct "
             "the size."
         ) from None
-    return size if min(size) > 0 else None  # some programs write 0 for an unknown size
+    return positive_size(*size)  # some programs write 0 for an unknown size
 
 
 def _cvat_images(
@@ -219,10 +208,7 @@ def _cvat_images(
     images = []
     for item, key in zip(items, keys, strict=True):
         if key is None:
-            raise MissingImage(
-                f"{shown_path!r} describes {item.get('name', '')!r}, but there is no such image in {tree.shown!r}: "
-                "add the image."
-            )
+            raise missing_image(tree, file, item.get("name", ""))
         size = _cvat_size(item, key, shown_path)
         image = AnnotatedImage(key, size=size, declared=part_of_name(item.get("subset") or "") or part, source=file)
         for shape in item:
@@ -235,7 +221,6 @@ def _cvat_images(
 
 
 def _cvat_size(item: ElementTree.Element, key: str, shown_path: str) -> tuple[int, int] | None:
-    """Return the stated (height, width) of an image; None if the file does not state the size."""
     height, width = (item.get("height") or "").lstrip("0"), (item.get("width") or "").lstrip("0")
     if not height.isdecimal() or not width.isdecimal():
         return None
@@ -302,9 +287,7 @@ def _cvat_outline(shape: ElementTree.Element, size: tuple[int, int] | None) -> t
         return None, None
     left, top, width, height = (int(shape.get(name) or "") for name in ("left", "top", "width", "height"))
     lengths = np.asarray([int(text) for text in (shape.get("rle") or "").split(",")], dtype=np.int64)
-    is_inside = (
-        left >= 0 and top >= 0 and width > 0 and height > 0 and left + width <= size[1] and top + height <= size[0]
-    )
+    is_inside = 0 <= left < left + width <= size[1] and 0 <= top < top + height <= size[0]
     if not is_inside or lengths.min() < 0 or lengths.max() > width * height or lengths.sum() != width * height:
         raise ValueError("it does not fit the image")
     is_object = np.repeat(np.arange(len(lengths)) % 2 == 1, lengths)  # one value per pixel of the box, row by row

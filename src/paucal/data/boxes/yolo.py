@@ -115,18 +115,11 @@ def roots_of_config(file: Path) -> list[Path]:
     return [root for root in (*stated_roots, file.parent, file.parent.parent) if root.is_dir()]
 
 
-LAYOUT = Layout(
-    name="YOLO text files",
-    expected="YOLO labels/*.txt beside images/, with data.yaml or classes.txt",
-    suffixes=YAML_SUFFIXES,
-    find=find,
-    read=read,
-    roots=roots_of_config,
-)
+_FILES = "YOLO labels/*.txt beside images/, with data.yaml or classes.txt"
+LAYOUT = Layout("YOLO text files", _FILES, YAML_SUFFIXES, find, read, roots=roots_of_config)
 
 
 def _is_config(tree: Tree, file: str) -> bool:
-    """Return whether a YAML file has an entry `names` and an entry for a split."""
     lines = ascii_bytes(tree.peek(file, MAX_CONFIG_BYTES)).splitlines()
     keys = {line.partition(b":")[0].strip(b"\"' ").lower() for line in lines if b":" in line}
     return b"names" in keys and bool(keys & {name.encode() for name in PART_BY_WORD})
@@ -215,7 +208,6 @@ def _listed_names(tree: Tree, file: str) -> tuple[str, ...]:
 
 
 def _check_names(names: Mapping[int, str], shown_path: str) -> dict[int, str]:
-    """Return unique class names by number; refuse more than `MAX_CLASSES` names."""
     if len(names) > MAX_CLASSES:
         raise UserError(f"{shown_path!r} names {len(names):,} classes; at most {MAX_CLASSES:,} are read.")
     return unique_class_names(names)
@@ -258,13 +250,7 @@ def _images_at(
 ) -> set[str] | None:
     """Return the keys of the images of an entry in the YAML file; None if the entry leads to no image.
 
-    Args:
-        value: Path of a folder of images or of a list file.
-        config: Contents of the YAML file.
-        tree: Files of the data set.
-        finder: Finder of images by name.
-        part: Split that the entry is for.
-        notes: List of notes, to which a note on missing images is appended.
+    `value` is the path of a folder of images or of a list file. A note on missing images is appended to `notes`.
     """
     folders = {normalise_name(path): path for image in tree.images for path in map(str, PurePosixPath(image).parents)}
     files = {normalise_name(file): file for file in tree.files_ending(TEXT_SUFFIX)}
@@ -306,15 +292,12 @@ def _unmatched_label_notes(tree: Tree, keys: Mapping[str, str]) -> list[str]:
 
     Text files that are not empty and do not begin with an object are not counted as label files.
     """
-    unassigned = [
-        file
-        for file in tree.files_ending(TEXT_SUFFIX)
-        if file not in keys and PurePosixPath(file).stem.lower() not in PART_BY_WORD
-    ]
     labels = [
         file
-        for file in unassigned
-        if _begins_with_object(tree, file) or not ascii_bytes(tree.peek(file, HEAD_BYTES)).strip()
+        for file in tree.files_ending(TEXT_SUFFIX)
+        if file not in keys
+        and PurePosixPath(file).stem.lower() not in PART_BY_WORD
+        and (_begins_with_object(tree, file) or not ascii_bytes(tree.peek(file, HEAD_BYTES)).strip())
     ]
     text = f"{counted(len(labels), 'label file')} without an image {was_or_were(len(labels))} left out, such as "
     return [text + labels[0]] if labels else []
@@ -331,15 +314,7 @@ def _begins_with_object(tree: Tree, file: str) -> bool:
 
 
 def _add_object(image: AnnotatedImage, line: str, context: str, size: tuple[int, int], config: Config) -> None:
-    """Add the object in a line of a label file to an image.
-
-    Args:
-        image: Image that the label file describes.
-        line: Line of the file.
-        context: Line number and file, for messages.
-        size: (height, width) of the image in pixels.
-        config: Classes of the data set.
-    """
+    """Add the object in a line of a label file to its image of `size` (height, width); `context` names the line."""
     name, values = _parse_line(line, context, config)
     if min(values) < -MAX_OUTSIDE or max(values) > 1 + MAX_OUTSIDE:
         raise UserError(
