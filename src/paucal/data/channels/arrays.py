@@ -15,6 +15,7 @@ from numpy.lib import format as npy
 from numpy.typing import NDArray
 from PIL import Image
 
+from paucal.data.channels.pixels import open_tiff
 from paucal.data.decode import ImageSource, check_shape
 
 NPY_SUFFIXES, TIFF_SUFFIXES = (".npy",), (".tif", ".tiff")
@@ -76,7 +77,7 @@ def read_tiff(source: ImageSource, channels: int | None = None) -> NDArray[np.ge
     Raises:
         ValueError: Tifffile is not installed, or the array in the file is not a valid image.
     """
-    with _tifffile(source) as file:
+    with open_tiff(source, "several channels") as file:
         series = file.series[0]
         shape = _tiff_shape(series, channels)
         values = series.asarray()
@@ -87,7 +88,7 @@ def read_tiff(source: ImageSource, channels: int | None = None) -> NDArray[np.ge
 
 def tiff_shape(source: ImageSource) -> ArrayShape:
     """Return the shape of a TIFF from its header."""
-    with _tifffile(source) as file:
+    with open_tiff(source, "several channels") as file:
         return _tiff_shape(file.series[0], None)
 
 
@@ -108,10 +109,8 @@ def _npy_header(file: BinaryIO, channels: int | None) -> ArrayShape:
 
 
 def _tiff_shape(series: Any, channels: int | None) -> ArrayShape:
-    named_sides = [
-        (side, axis) for side, axis in zip(series.shape, series.axes, strict=True) if side > 1 or axis in "YX"
-    ]
-    shape, axes = [side for side, _ in named_sides], "".join(axis for _, axis in named_sides)
+    sides = [(side, axis) for side, axis in zip(series.shape, series.axes, strict=True) if side > 1 or axis in "YX"]
+    shape, axes = [side for side, _ in sides], "".join(axis for _, axis in sides)
     # For other axes, it is unknown which axis the channels are.
     channels_first = not axes.startswith("YX") if axes in ("YXS", "SYX", "CYX", "YXC") else None
     return _array_shape(shape, np.dtype(series.dtype), channels, channels_first)
@@ -120,13 +119,7 @@ def _tiff_shape(series: Any, channels: int | None) -> ArrayShape:
 def _array_shape(
     shape: Sequence[int], dtype: np.dtype, channels: int | None, channels_first: bool | None = None
 ) -> ArrayShape:
-    """Return the shape of an image.
-
-    Args:
-        shape: Shape of the array.
-        dtype: Type of the values.
-        channels: Expected number of channels; None if unknown.
-        channels_first: Whether the channels are the first axis; None if unknown.
+    """Return the shape of an image; `channels` and `channels_first` are None if unknown.
 
     Raises:
         ValueError: The array is not a valid image.
@@ -174,11 +167,3 @@ def _first_bytes(source: ImageSource) -> bytes:
 
 def _open_source(source: ImageSource) -> AbstractContextManager[BinaryIO]:
     return nullcontext(io.BytesIO(source)) if isinstance(source, bytes) else source.open("rb")
-
-
-def _tifffile(source: ImageSource):
-    try:
-        import tifffile
-    except ImportError:
-        raise ValueError("it is a TIFF of several channels, which needs: pip install 'paucal[tiff]'") from None
-    return tifffile.TiffFile(io.BytesIO(source) if isinstance(source, bytes) else source)

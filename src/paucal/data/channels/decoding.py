@@ -94,12 +94,15 @@ def channel_values(source: ImageSource, name: str, channels: int) -> NDArray[np.
         values = read_npy(source, channels) if is_npy(source) else _pillow_values(source, name, channels)
         if values is None and not is_tiff(source):
             raise ValueError(f"Pillow cannot read it with {channels} channels, {_expected_channels(channels)}")
-        values = read_tiff(source, channels) if values is None else values
-        if values.shape[2] == GREY and channels == RGB:
-            return np.repeat(values, RGB, axis=2)
-        if values.shape[2] != channels:
-            raise ValueError(f"it has {values.shape[2]} channels, {_expected_channels(channels)}")
-        return values
+        return _with_channels(read_tiff(source, channels) if values is None else values, channels)
+
+
+def _with_channels(values: NDArray[np.generic], channels: int) -> NDArray[np.generic]:
+    if values.shape[2] == GREY and channels == RGB:
+        return np.repeat(values, RGB, axis=2)
+    if values.shape[2] != channels:
+        raise ValueError(f"it has {values.shape[2]} channels, {_expected_channels(channels)}")
+    return values
 
 
 def deep_channel_values(source: ImageSource, name: str, channels: int = RGB) -> NDArray[np.generic] | None:
@@ -132,11 +135,7 @@ def convert_image(image: Image.Image | NDArray[np.generic], reading: Reading) ->
         values = image[..., None] if image.ndim == 2 else image
         if values.ndim != 3:
             raise ValueError(f"an array has {image.ndim} axes, expected (H, W) or (H, W, C)")
-        if values.shape[2] == GREY and reading.channels == RGB:
-            values = np.repeat(values, RGB, axis=2)
-        if values.shape[2] != reading.channels:
-            raise ValueError(f"it has {values.shape[2]} channels, {_expected_channels(reading.channels)}")
-        return image_from_values(values, reading)
+        return image_from_values(_with_channels(values, reading.channels), reading)
     if isinstance(image, Planes):
         if len(image.planes) != reading.channels:
             raise ValueError(f"it has {len(image.planes)} channels, {_expected_channels(reading.channels)}")

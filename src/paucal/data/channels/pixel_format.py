@@ -41,11 +41,8 @@ def count_channels(images: ImageSet) -> int:
     first: tuple[int, str] | None = None
     for index in images.sample(_MAX_HEADERS):
         store, position = locate(images.store, int(index))
-        if not isinstance(store, EncodedStore) or not store.name(position).lower().endswith(
-            (*NPY_SUFFIXES, *TIFF_SUFFIXES)
-        ):
-            channels = RGB
-        else:
+        channels = RGB
+        if isinstance(store, EncodedStore) and store.name(position).lower().endswith((*NPY_SUFFIXES, *TIFF_SUFFIXES)):
             try:
                 shape = array_shape(store.source(position), store.name(position))
             except UnreadableImage:  # reported when all images are read
@@ -79,10 +76,9 @@ def has_other_depth(source: ImageSource, name: str, reading: Reading) -> bool:
         reading: How the model's training images were decoded.
     """
     try:
-        values = deep_channel_values(source, name, reading.channels)
+        return (deep_channel_values(source, name, reading.channels) is not None) != _is_deep(reading)
     except UnreadableImage:
         return False
-    return (values is not None) != _is_deep(reading)
 
 
 def depth_notes(images: ImageSet, reading: Reading) -> list[str]:
@@ -92,11 +88,8 @@ def depth_notes(images: ImageSet, reading: Reading) -> list[str]:
         store, position = locate_original(images.store, int(index))
         if isinstance(store, EncodedStore):
             n_other += has_other_depth(store.source(position), store.name(position), reading)
-    return (
-        [f"{describe_depth(reading)} ({n_other} of {len(sample)} sampled images): predictions are unreliable"]
-        if n_other
-        else []
-    )
+    note = f"{describe_depth(reading)} ({n_other} of {len(sample)} sampled images): predictions are unreliable"
+    return [note] if n_other else []
 
 
 def describe_depth(reading: Reading, subject: str = "images have") -> str:
@@ -140,9 +133,8 @@ def with_value_ranges(reading: Reading, images: ImageSet) -> tuple[Reading, list
         return replace(reading, value_range=range_of(values, _OUTSIDE_FRACTION) if len(values) else None), notes
     ranges, notes = [], []
     for channel in range(reading.channels):
-        values, channel_notes = measured_values(
-            [replace(image, values=image.values[:, channel]) for image in sampled], _OUTSIDE_FRACTION
-        )
+        channel_values = [replace(image, values=image.values[:, channel]) for image in sampled]
+        values, channel_notes = measured_values(channel_values, _OUTSIDE_FRACTION)
         ranges.append(range_of(values, _OUTSIDE_FRACTION))
         notes += [f"channel {channel + 1}: {note}" for note in channel_notes]
     return replace(reading, channel_ranges=tuple(ranges)), notes
@@ -189,9 +181,8 @@ def measured_values(sampled: Sequence[SampledValues], outside: float) -> tuple[N
     least `outside`, and is farther from the other values than the width of their range.
     """
     values = np.concatenate([image.values for image in sampled])
-    declared = np.concatenate(
-        [np.full(len(image.values), np.nan if image.no_data is None else image.no_data) for image in sampled]
-    )
+    no_data = [np.nan if image.no_data is None else image.no_data for image in sampled]
+    declared = np.repeat(no_data, [len(image.values) for image in sampled])
     finite, notes = np.isfinite(values), []
     if not finite.all():
         n_images = sum(not np.isfinite(image.values).all() for image in sampled)
@@ -200,10 +191,8 @@ def measured_values(sampled: Sequence[SampledValues], outside: float) -> tuple[N
     is_valid = finite & (values != declared)
     if (is_beyond := is_valid & (np.abs(values) >= _MIN_NO_DATA_MAGNITUDE)).any():
         is_valid &= ~is_beyond
-        notes.append(
-            f"{_format_fraction(is_beyond)} of the values are beyond ±{_MIN_NO_DATA_MAGNITUDE:g}, "
-            "and are treated as no data"
-        )
+        limit = f"±{_MIN_NO_DATA_MAGNITUDE:g}"
+        notes.append(f"{_format_fraction(is_beyond)} of the values are beyond {limit}, and are treated as no data")
     for number in _far_values(values[is_valid], outside):
         message = f"{number:g} ({_format_fraction(values == number)} of the values) lies far from all others"
         if re.fullmatch(_NO_DATA_PATTERN, f"{number:.1f}"):

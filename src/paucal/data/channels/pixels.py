@@ -10,6 +10,7 @@ and tifffile (extra `tiff`) reads 16-bit colour TIFF files.
 
 import io
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -80,19 +81,16 @@ class Planes(Image.Image):
 
     def rotate(self, angle: float, *arguments: Any, fillcolor: Any = None, **options: Any) -> "Planes":
         """Return the rotated image; `fillcolor` has a value for each channel."""
-        return self._apply_with_fill(
-            fillcolor, lambda plane, fill: plane.rotate(angle, *arguments, fillcolor=fill, **options)
-        )
+        planes = zip(self.planes, self._fill_values(fillcolor), strict=True)
+        return Planes([plane.rotate(angle, *arguments, fillcolor=fill, **options) for plane, fill in planes])
 
     def transform(self, size: Any, method: Any, *arguments: Any, fillcolor: Any = None, **options: Any) -> "Planes":
         """Return the image after a Pillow transform; `fillcolor` has a value for each channel."""
-        return self._apply_with_fill(
-            fillcolor, lambda plane, fill: plane.transform(size, method, *arguments, fillcolor=fill, **options)
-        )
+        planes = zip(self.planes, self._fill_values(fillcolor), strict=True)
+        return Planes([plane.transform(size, method, *arguments, fillcolor=fill, **options) for plane, fill in planes])
 
-    def _apply_with_fill(self, fill: Any, change: Callable[[Image.Image, Any], Image.Image]) -> "Planes":
-        values = fill if isinstance(fill, Sequence) else [fill] * len(self.planes)
-        return Planes([change(plane, value) for plane, value in zip(self.planes, values, strict=True)])
+    def _fill_values(self, fill: Any) -> Sequence[Any]:
+        return fill if isinstance(fill, Sequence) else [fill] * len(self.planes)
 
 
 def image_from_pixels(pixels: NDArray[np.uint8]) -> Image.Image:
@@ -185,19 +183,24 @@ def to_8_bits(values: NDArray[np.generic], value_range: tuple[float, float] | No
             f"its pixels have the type {values.dtype} and the shape {values.shape}, expected numbers with 2 or 3 axes"
         )
     if value_range is None:
-        return Image.fromarray(_scale_to_8_bits(values))
+        if values.dtype.kind == "f":
+            raise ValueError("its pixels are floats of unknown range (save the image with 8 or 16 bits)")
+        integers = values.astype(np.int64)
+        if integers.min() < 0 or integers.max() > _MAX_VALUE:
+            raise ValueError("its pixels are integers beyond 16 bits (save the image with 8 or 16 bits)")
+        return Image.fromarray(((integers * 255 + _MAX_VALUE // 2) // _MAX_VALUE).astype(np.uint8))
     low, high = value_range
     scaled = (values.astype(np.float64) - low) * (255 / (high - low))
     return Image.fromarray(np.nan_to_num(scaled, nan=0.0).clip(0, 255).round().astype(np.uint8))
 
 
-def _scale_to_8_bits(values: NDArray[np.generic]) -> NDArray[np.uint8]:
-    if values.dtype.kind == "f":
-        raise ValueError("its pixels are floats of unknown range (save the image with 8 or 16 bits)")
-    integers = values.astype(np.int64)
-    if integers.min() < 0 or integers.max() > _MAX_VALUE:
-        raise ValueError("its pixels are integers beyond 16 bits (save the image with 8 or 16 bits)")
-    return ((integers * 255 + _MAX_VALUE // 2) // _MAX_VALUE).astype(np.uint8)
+def open_tiff(source: bytes | Path, content: str) -> Any:
+    """Open a TIFF with tifffile; raise a ValueError that names its content if tifffile is not installed."""
+    try:
+        import tifffile
+    except ImportError:
+        raise ValueError(f"it is a TIFF of {content}, which needs: pip install 'paucal[tiff]'") from None
+    return tifffile.TiffFile(io.BytesIO(source) if isinstance(source, bytes) else source)
 
 
 def _has_deep_colours(image: Image.Image) -> bool:
@@ -229,11 +232,7 @@ def _decode_png(encoded: bytes) -> NDArray[np.generic]:
 
 
 def _decode_tiff(encoded: bytes) -> NDArray[np.generic]:
-    try:
-        import tifffile
-    except ImportError:
-        raise ValueError("it is a TIFF of 16-bit colours, which needs: pip install 'paucal[tiff]'") from None
-    with tifffile.TiffFile(io.BytesIO(encoded)) as file:
+    with open_tiff(encoded, "16-bit colours") as file:
         page = file.pages[0]
         values = page.asarray()
         is_planar = values.ndim == 3 and values.shape[0] in (3, 4) and page.axes.startswith("S")

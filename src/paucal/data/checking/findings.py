@@ -1,6 +1,6 @@
 """`Finding`, one result of a check, and the findings made without decoding images: on labels, splits and names."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -71,6 +71,11 @@ class CheckedSet:
         return {tuple(self.images.classes_of(position)) for position in group} - {()}
 
 
+def as_groups(positions: Iterable[int] | NDArray[np.int64]) -> tuple[tuple[int, ...], ...]:
+    """Return positions as `Finding.groups` of one image each."""
+    return tuple((int(position),) for position in positions)
+
+
 def refusal_finding(name: str, problem: UserError, prefix: str = "") -> Finding:
     """Return the finding that a run would refuse the set with this error; `prefix` precedes the error message."""
     return Finding(name, "misleads", f"{prefix}{str(problem).rstrip('.')}")
@@ -114,15 +119,15 @@ def size_findings(sizes: np.ndarray, img_size: int, positions: np.ndarray) -> li
     small_images = np.flatnonzero(shorter_sides * _MAX_ENLARGEMENT < img_size)
     if not len(small_images):
         return []
-    total = len(shorter_sides)
+    total = len(sizes)
     text = (
         f"{counted(len(small_images), f'image of {total} is', f'images of {total} are')} less than half as large as "
         f"--img-size {img_size}, which paucal train would choose (the smallest is {int(shorter_sides.min())} "
         "pixels): they are enlarged, and have less detail than the network could use"
     )
-    level = "warning" if len(small_images) < 0.5 * len(shorter_sides) else "note"
-    groups = tuple((int(positions[index]),) for index in small_images)
-    return [Finding("small-images", level, text, "use larger copies if there are any", groups)]
+    level = "warning" if len(small_images) < 0.5 * total else "note"
+    advice = "use larger copies if there are any"
+    return [Finding("small-images", level, text, advice, as_groups(positions[small_images]))]
 
 
 def _class_name_findings(images: ImageSet) -> Iterator[Finding]:
@@ -146,7 +151,7 @@ def _class_count_findings(checked: CheckedSet) -> Iterator[Finding]:
     counts = {part: images.class_counts(np.flatnonzero(checked.parts == part)) for part in _PARTS}
     parts = [part for part in _PARTS if (checked.parts == part).any()]
     train_counts = counts["train"]
-    unseen = [name for name, count in zip(images.classes, train_counts, strict=True) if not count]
+    unseen = [images.classes[label] for label in np.flatnonzero(train_counts == 0)]
     if unseen and "train" in parts:
         text = (
             f"{counted(len(unseen), 'class is', 'classes are')} in other splits and not in train "
@@ -162,11 +167,8 @@ def _class_count_findings(checked: CheckedSet) -> Iterator[Finding]:
             )
             advice = f"add images of these classes to {part}, or let paucal divide the images (one folder per class)"
             yield Finding("unjudged-classes", "warning", text, advice)
-    if rare := [
-        f"{name}: {count}"
-        for name, count in zip(images.classes, train_counts, strict=True)
-        if 0 < count < MIN_CLASS_IMAGES
-    ]:
+    counts_by_class = dict(zip(images.classes, train_counts.tolist(), strict=True))
+    if rare := [f"{name}: {count}" for name, count in counts_by_class.items() if 0 < count < MIN_CLASS_IMAGES]:
         text = (
             f"{counted(len(rare), 'class has', 'classes have')} fewer than {MIN_CLASS_IMAGES} images to train on "
             f"({join_first_few(rare)}): {'its score is' if len(rare) == 1 else 'their scores are'} unreliable"

@@ -9,7 +9,7 @@ from pathlib import PurePosixPath
 import numpy as np
 from numpy.typing import NDArray
 
-from paucal.data.checking.findings import CheckedSet, Finding, refusal_finding
+from paucal.data.checking.findings import CheckedSet, Finding, as_groups, refusal_finding
 from paucal.data.checking.related import MIN_CONTRAST, Pair, exact_groups, merge_groups
 from paucal.data.checking.survey import Survey
 from paucal.data.sources.suffixes import IMAGE_SUFFIXES
@@ -59,9 +59,8 @@ def exact_findings(checked: CheckedSet, groups: Sequence[Sequence[int]]) -> list
         findings.append(Finding("duplicates-across-parts", "misleads", text, _copy_advice(checked), across))
     if conflicts:
         text = f"{_describe_copies(conflicts)} with a different label: one of the labels is wrong"
-        findings.append(
-            Finding("conflicting-labels", "misleads", text, "keep the copy with the right label", conflicts)
-        )
+        advice = "keep the copy with the right label"
+        findings.append(Finding("conflicting-labels", "misleads", text, advice, conflicts))
     if copies:
         text = f"{_describe_copies(copies)} in the same split and class, so that images count more than once"
         findings.append(Finding("duplicates", "warning", text, "remove the copies", copies))
@@ -94,9 +93,8 @@ def _near_findings(checked: CheckedSet, pairs: Sequence[Pair], exact: Sequence[S
         verb = "would be" if not checked.declared else "is" if len(across) == 1 else "are"
         leak_text = f" ({percent(fraction)} of the test images have a near duplicate in train)" if fraction else ""
         level = "misleads" if fraction >= MISLEADING_FRACTION else "warning"
-        text = (
-            f"{counted(len(across), 'group')} of images that look alike{confirmed} {verb} in several splits{leak_text}"
-        )
+        groups_text = f"{counted(len(across), 'group')} of images that look alike{confirmed}"
+        text = f"{groups_text} {verb} in several splits{leak_text}"
         advice = f"look at the images on the page (--output); {_copy_advice(checked)}"
         yield Finding("near-duplicates-across-parts", level, text, advice, across)
     if differing:
@@ -107,21 +105,15 @@ def _near_findings(checked: CheckedSet, pairs: Sequence[Pair], exact: Sequence[S
     if plain:
         verb = "looks" if len(plain) == 1 else "look"
         text = f"{counted(len(plain), 'group')} of images of one split and class {verb} alike{confirmed}"
-        yield Finding(
-            "near-duplicates",
-            "note",
-            text,
-            "look at the images on the page (--output); copies add no information",
-            plain,
-        )
+        advice = "look at the images on the page (--output); copies add no information"
+        yield Finding("near-duplicates", "note", text, advice, plain)
 
 
 def _unreadable_findings(survey: Survey, checked: CheckedSet) -> list[Finding]:
     try:
         drop_unreadable(checked.images, survey.unreadable, "refuse")
     except UserError as problem:
-        groups = tuple((position,) for position in sorted(survey.unreadable))
-        return [replace(refusal_finding(UNREADABLE, problem), groups=groups)]
+        return [replace(refusal_finding(UNREADABLE, problem), groups=as_groups(sorted(survey.unreadable)))]
     return []
 
 
@@ -133,7 +125,7 @@ def _blank_findings(survey: Survey) -> list[Finding]:
         return []
     text = f"{counted(len(blank), 'image is', 'images are')} blank (one colour, nearly black or nearly white)"
     advice = "look at the images on the page (--output), and remove images without content"
-    return [Finding("blank", "warning", text, advice, tuple((int(position),) for position in blank))]
+    return [Finding("blank", "warning", text, advice, as_groups(blank))]
 
 
 def _mode_findings(survey: Survey) -> Iterator[Finding]:
@@ -141,7 +133,7 @@ def _mode_findings(survey: Survey) -> Iterator[Finding]:
     counts = Counter(mode for mode in survey.modes if mode)
     if len(counts) > 1:
         usual = counts.most_common(1)[0][0]
-        unusual = tuple((i,) for i, mode in enumerate(survey.modes) if mode and mode != usual)
+        unusual = as_groups(i for i, mode in enumerate(survey.modes) if mode and mode != usual)
         mode_counts = ", ".join(f"{mode}: {count}" for mode, count in counts.most_common())
         text = f"the files have pixels in {len(counts)} modes ({mode_counts}); all are read as RGB"
         yield Finding("modes", "note", text, "make sure that no mode occurs in one class only", unusual)
@@ -178,10 +170,8 @@ def giveaway_findings(checked: CheckedSet, survey: Survey) -> list[Finding]:
             clues.append(f"the {property_name} of the files ({join_first_few(examples, _MAX_EXAMPLES)})")
     if not clues:
         return []
-    predicted_from = " and from ".join(clues)
-    text = (
-        f"classes can be predicted from {predicted_from}: a model may learn this instead of the content of the images"
-    )
+    effect = "a model may learn this instead of the content of the images"
+    text = f"classes can be predicted from {' and from '.join(clues)}: {effect}"
     advice = "save the images of all classes in the same way, or make sure that new images differ in the same way"
     return [Finding("giveaway", "note", text, advice)]
 

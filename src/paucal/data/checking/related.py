@@ -81,12 +81,8 @@ def similar_pairs(survey: Survey, store: Store) -> list[Pair]:
     positions = np.asarray(usable, dtype=np.int64)
     candidates = positions[near_pairs(survey.hashes[positions])]
     correlations = _compute_correlations(candidates, store)
-    return [
-        Pair(int(left), int(right), float(similarity))
-        for (left, right), similarity in zip(
-            candidates[correlations >= MIN_CORRELATION], correlations[correlations >= MIN_CORRELATION], strict=True
-        )
-    ]
+    rows = zip(candidates.tolist(), correlations.tolist(), correlations >= MIN_CORRELATION, strict=True)
+    return [Pair(*pair, correlation) for pair, correlation, is_similar in rows if is_similar]
 
 
 def merge_groups(groups: Iterable[Sequence[int]]) -> list[list[int]]:
@@ -169,9 +165,7 @@ def group_name(key: str, pattern: str = GROUP_PATTERN) -> str | None:
         ('patient12', None)
     """
     match = re.search(pattern, key)
-    if match is None:
-        return None
-    return match[1] if match.re.groups else match[0]
+    return match and (match[1] if match.re.groups else match[0])
 
 
 def suggested_groups(images: ImageSet) -> NameGroups | None:
@@ -188,9 +182,7 @@ def suggested_groups(images: ImageSet) -> NameGroups | None:
     pattern, across = _group_patterns(images)
     names = [group_name(key, pattern) for key in images.keys]
     across_names = [group_name(key, across) for key in images.keys]
-    folder_names = {
-        name: short_name for name, short_name in zip(names, across_names, strict=True) if name and short_name
-    }
+    folder_names = {name: short for name, short in zip(names, across_names, strict=True) if name and short}
     shared_names = [name for name, count in Counter(folder_names.values()).items() if count > 1]
     if not shared_names:
         pattern, names = across, across_names
@@ -199,13 +191,11 @@ def suggested_groups(images: ImageSet) -> NameGroups | None:
         return None
     counts = Counter(group_names)
     n_grouped = sum(count for count in counts.values() if count > 1)
-    if (
-        len(group_names) / len(counts) < MIN_GROUP_MEAN
-        or n_grouped < MIN_MATCHED_FRACTION * len(names)
-        or len(counts) < 2
-    ):
+    if n_grouped < MIN_MATCHED_FRACTION * len(names) or len(counts) < 2:
         return None
-    if not (_has_several_groups_per_class(names, images) and _has_several_groups_per_class(across_names, images)):
+    if len(group_names) < MIN_GROUP_MEAN * len(counts):
+        return None
+    if not all(_has_several_groups_per_class(used, images) for used in (names, across_names)):
         return None
     largest, size = counts.most_common(1)[0]
     examples = [key.rsplit("/", 1)[-1] for key, name in zip(images.keys, names, strict=True) if name == largest]

@@ -74,7 +74,7 @@ class Survey:
     @property
     def readable(self) -> NDArray[np.int64]:
         """Positions of the images that can be read."""
-        return np.asarray([i for i in range(len(self)) if i not in self.unreadable], dtype=np.int64)
+        return np.setdiff1d(np.arange(len(self)), list(self.unreadable))
 
 
 def survey_images(images: ImageSet, workers: int | None = None, progress: ReportProgress | None = None) -> Survey:
@@ -165,13 +165,7 @@ def reduce_to_grey(image: Image.Image) -> NDArray[np.float64]:
 def compute_hash(grey: NDArray[np.float64]) -> int:
     """Return the perceptual hash of (32, 32) grey pixels from `reduce_to_grey`, as a 64-bit integer."""
     frequencies = (_COSINES @ grey @ _COSINES.T).reshape(-1)
-    ordered = np.sort(frequencies)
-    bits = (
-        frequencies
-        > (ordered[KEPT_FREQUENCIES * KEPT_FREQUENCIES // 2 - 1] + ordered[KEPT_FREQUENCIES * KEPT_FREQUENCIES // 2])
-        / 2
-    )
-    return int(np.packbits(bits).view(">u8")[0])
+    return int(np.packbits(frequencies > np.median(frequencies)).view(">u8")[0])
 
 
 def hamming(first: NDArray[np.uint64], second: NDArray[np.uint64]) -> NDArray[np.int64]:
@@ -219,11 +213,7 @@ def _candidate_pairs(quarter: NDArray[np.int64]) -> Iterator[tuple[NDArray[np.in
 
 
 def _position_chunks(counts: NDArray[np.int64]) -> Iterator[NDArray[np.int64]]:
-    """Yield consecutive positions in chunks with a bounded number of pairs; a chunk has at least one position.
-
-    Args:
-        counts: (N,) number of pairs that each position has.
-    """
+    """Yield consecutive positions in chunks of at least one, with a bounded sum of `counts` (pairs per position)."""
     begin = 0
     while begin < len(counts):
         pair_counts = np.cumsum(counts[begin : begin + _CHUNK_HASHES])

@@ -108,10 +108,9 @@ def cache_images(
     except FullError:  # the estimate was too low
         return verify_images(image_set, on_bad, workers, progress)
     readable_set, names = drop_unreadable(image_set, problems, on_bad)
-    readable = np.asarray([i for i in range(len(image_set)) if i not in problems], dtype=np.int64)
-    offsets, shapes = (
-        torch.from_numpy(table[readable]).share_memory_() for table in (block_filler.offsets, block_filler.shapes)
-    )
+    readable = np.setdiff1d(np.arange(len(image_set)), list(problems))
+    tables = (block_filler.offsets[readable], block_filler.shapes[readable])
+    offsets, shapes = (torch.from_numpy(table).share_memory_() for table in tables)
     store = CachedStore(pixels, offsets, shapes, readable_set.store, image_set.reading.channels)
     return replace(readable_set, store=store), names
 

@@ -125,8 +125,7 @@ class MappedStore(DecodedCopies):
 
     def read(self, index: int) -> Image.Image:
         """Return a copy of the image."""
-        view = self.entry.view(index)
-        if view is not None:
+        if (view := self.entry.view(index)) is not None:
             return image_from_pixels(view)
         assert self.original is not None
         return self.original.read(index)

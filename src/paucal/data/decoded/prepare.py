@@ -127,11 +127,9 @@ class _PreparationPass:
         return readable_set, names
 
     def _store_images(self) -> None:
-        other_entries = _OtherEntries(self.folder, self.format_key)
-        with EntryWriter(
-            self.folder, len(self.locations), self.max_bytes, self.converted_set.reading.channels
-        ) as writer:
-            store_image = partial(self._store_image, writer=writer, other_entries=other_entries)
+        stored_images, channels = _find_stored_images(self.folder, self.format_key), self.converted_set.reading.channels
+        with EntryWriter(self.folder, len(self.locations), self.max_bytes, channels) as writer:
+            store_image = partial(self._store_image, writer=writer, stored_images=stored_images)
             self._for_each(np.flatnonzero(~self.is_known), store_image)
             readable = self._readable_positions()
             # An entry already exists if the set is a copy, or if all new images are unreadable.
@@ -144,30 +142,28 @@ class _PreparationPass:
         self.stored_digests.remember([self.stamps[index] for index in readable], self.digests[readable])
         free_space(self.folder, spare=self.folder / f"{self._entry_key()}{PIXELS_SUFFIX}")
 
-    def _store_image(self, index: int, writer: EntryWriter, other_entries: "_OtherEntries") -> None:
+    def _store_image(self, index: int, writer: EntryWriter, stored_images: dict[bytes, tuple[Entry, int]]) -> None:
         """Add an image to the entry: copied from another entry if possible, else decoded."""
         store, position = self.locations[index]
         assert isinstance(store, EncodedStore)
-        if self.is_known[index] and other_entries.copy_to(writer, index, self.digests[index].tobytes()):
-            return
-        source = _read_content(store, position)
+        source = None
         if not self.is_known[index]:
-            digest = source_digest(source)
-            self.digests[index] = np.frombuffer(digest, dtype=np.uint8)
-            if other_entries.copy_to(writer, index, digest):
-                return
+            source = _read_content(store, position)
+            self.digests[index] = np.frombuffer(source_digest(source), dtype=np.uint8)
+        location = stored_images.get(self.digests[index].tobytes())
+        if location is not None and writer.copy(index, *location):
+            return
+        source = _read_content(store, position) if source is None else source
         image = decode_image(source, store.name(position), self.converted_set.reading)
         # If the shorter side is not the reduced side, the image has its original size, and its header need not be read.
         may_be_reduced = min(image.size) == self.converted_set.reading.side
         writer.add(index, image, store.size(position) if may_be_reduced else (image.height, image.width))
 
     def _for_each(self, indices: NDArray[np.int64], work: Callable[[int], None]) -> None:
-        problems = for_each(
-            len(indices),
-            lambda row: work(int(indices[row])),
-            self.workers,
-            lambda done, total: self._report(self.n_done + done),
-        )
+        def report(done: int, _: int) -> None:
+            self._report(self.n_done + done)
+
+        problems = for_each(len(indices), lambda row: work(int(indices[row])), self.workers, report)
         self.error_by_index.update({int(indices[row]): problem for row, problem in problems.items()})
         self.n_done += len(indices)
 
@@ -176,9 +172,7 @@ class _PreparationPass:
             self.progress(done, len(self.locations))
 
     def _readable_positions(self) -> NDArray[np.int64]:
-        return np.asarray(
-            [index for index in range(len(self.locations)) if index not in self.error_by_index], dtype=np.int64
-        )
+        return np.setdiff1d(np.arange(len(self.locations)), list(self.error_by_index))
 
     def _find_entry(self) -> Entry | None:
         return find_entry(self.folder, self._entry_key())
@@ -189,24 +183,16 @@ class _PreparationPass:
         return digest.hexdigest()
 
 
-class _OtherEntries:
-    """The images of all cache entries that were decoded to the same format, by the digests of the original images."""
-
-    def __init__(self, folder: Path, format_key: str) -> None:
-        self._locations: dict[bytes, tuple[Entry, int]] = {}
-        for index in folder.glob(f"*{INDEX_SUFFIX}"):
-            stored = None if index.name.endswith(f"{DIGESTS_SUFFIX}{INDEX_SUFFIX}") else read_table(index)
-            if stored is None or stored[1] != format_key:
-                continue
-            if (entry := find_entry(folder, index.name.removesuffix(INDEX_SUFFIX))) is not None:
-                self._locations.update(
-                    {digest.tobytes(): (entry, row) for row, digest in enumerate(entry.table.digests)}
-                )
-
-    def copy_to(self, writer: EntryWriter, index: int, digest: bytes) -> bool:
-        """Copy the image with this digest into row `index` of a new entry; return whether there was such an image."""
-        location = self._locations.get(digest)
-        return location is not None and writer.copy(index, *location)
+def _find_stored_images(folder: Path, format_key: str) -> dict[bytes, tuple[Entry, int]]:
+    """Return entry and row of all stored images in this format, by the digest of the original image."""
+    locations: dict[bytes, tuple[Entry, int]] = {}
+    for index in folder.glob(f"*{INDEX_SUFFIX}"):
+        stored = None if index.name.endswith(f"{DIGESTS_SUFFIX}{INDEX_SUFFIX}") else read_table(index)
+        if stored is None or stored[1] != format_key:
+            continue
+        if (entry := find_entry(folder, index.name.removesuffix(INDEX_SUFFIX))) is not None:
+            locations |= {digest.tobytes(): (entry, row) for row, digest in enumerate(entry.table.digests)}
+    return locations
 
 
 def _read_content(store: EncodedStore, index: int) -> bytes | Path:

@@ -65,9 +65,8 @@ class StoredDigests:
 
     def remember(self, stamps: Sequence[Stamp | None], digests: NDArray[np.uint8]) -> None:
         """Store digests, and remove older digests of the same paths."""
-        new_digests = {
-            _stamp_key(stamp): digests[row].tobytes() for row, stamp in enumerate(stamps) if stamp is not None
-        }
+        rows = enumerate(stamps)
+        new_digests = {_stamp_key(stamp): digests[row].tobytes() for row, stamp in rows if stamp is not None}
         paths = {key[0] for key in new_digests}
         self._digests = {**{key: value for key, value in self._digests.items() if key[0] not in paths}, **new_digests}
         temporary = self.file.with_name(f".{self.file.name}.{os.getpid()}{UNFINISHED_SUFFIX}")

@@ -35,14 +35,9 @@ class LabelMaps:
         index = read_index(folder)
         self.folder = folder
         try:
-            self.facts = MapFacts(
-                index["teacher"],
-                tuple(index["classes"]),
-                tuple(index["grid"]),
-                index["top"],
-                tuple(index["trained_on"]),
-                index.get("covered", "image"),
-            )
+            classes, grid, trained_on = (tuple(index[name]) for name in ("classes", "grid", "trained_on"))
+            covered = index.get("covered", "image")
+            self.facts = MapFacts(index["teacher"], classes, grid, index["top"], trained_on, covered)
             if self.facts.covered not in get_args(Covered):
                 raise KeyError(f"covered {self.facts.covered!r}")
             for name in ("classes", "keys", "hashes", "trained_on"):
@@ -74,8 +69,13 @@ class LabelMaps:
         """Return a reader of the maps of the images at `positions`, after checking that these images are unchanged."""
         order = _class_order(self.facts, images)
         has_other_classes = len(order) > len(images.classes)
+        keys = [images.keys[int(position)] for position in positions]
+        if (missing := next((key for key in keys if key not in self._row), None)) is not None:
+            raise UserError(
+                f"--labels: {str(self.folder)!r} has no map of {missing!r}: the maps were made from other images."
+            )
         rows = np.full(len(images), -1)
-        rows[positions] = [self._row_of(images.keys[int(position)]) for position in positions]
+        rows[positions] = [self._row[key] for key in keys]
         hashes = content_hashes(images, positions, advance)
         for position, current_hash in zip(positions.tolist(), hashes, strict=True):
             if current_hash != self._hashes[rows[position]]:
@@ -86,13 +86,6 @@ class LabelMaps:
         self._check_classes(rows[positions])
         covered = _square_fractions(images, positions) if self.facts.covered == "square" else None
         return MapReader(self.folder, rows, order, covered, has_other_classes)
-
-    def _row_of(self, key: str) -> int:
-        if key not in self._row:
-            raise UserError(
-                f"--labels: {str(self.folder)!r} has no map of {key!r}: the maps were made from other images."
-            )
-        return self._row[key]
 
     def _check_classes(self, rows: NDArray[np.int64]) -> None:
         for begin in range(0, len(rows), 1024):
@@ -126,13 +119,8 @@ class MapReader:
         covered: NDArray[np.float32] | None = None,
         has_other_classes: bool = False,
     ) -> None:
-        self.folder, self.rows, self.order, self.covered, self.has_other_classes = (
-            folder,
-            rows,
-            order,
-            covered,
-            has_other_classes,
-        )
+        self.folder, self.rows, self.order = folder, rows, order
+        self.covered, self.has_other_classes = covered, has_other_classes
         self._arrays: tuple[NDArray, NDArray] | None = None
 
     def __call__(self, position: int) -> dict[str, Tensor]:
@@ -146,10 +134,8 @@ class MapReader:
             self._arrays = open_array(self.folder / VALUES, "r"), open_array(self.folder / CLASSES, "r")
         values, indices = self._arrays
         row = self.rows[position]
-        tensors = {
-            "values": torch.from_numpy(np.array(values[row])),
-            "indices": torch.from_numpy(self.order[indices[row]]),
-        }
+        tensors = {"values": torch.from_numpy(np.array(values[row]))}
+        tensors["indices"] = torch.from_numpy(self.order[indices[row]])
         if self.covered is not None:
             tensors["covered"] = torch.from_numpy(self.covered[position])
         if self.has_other_classes:
@@ -206,7 +192,5 @@ def _class_order(facts: MapFacts, images: ImageSet) -> NDArray[np.int64]:
             "distinct names."
         )
     new_numbers = count(len(number_by_name))
-    return np.array(
-        [number_by_name[name] if name in number_by_name else next(new_numbers) for name in facts.classes],
-        dtype=np.int64,
-    )
+    numbers = [number_by_name[name] if name in number_by_name else next(new_numbers) for name in facts.classes]
+    return np.array(numbers, dtype=np.int64)

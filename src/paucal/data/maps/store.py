@@ -174,10 +174,11 @@ def content_hashes(
     its path, size or modification time has changed.
     """
     stamps = [_stamp(images, int(position)) for position in positions]
-    stored_hashes = _stored_hashes(images)
-    digests = np.zeros((len(stamps), DIGEST_BYTES), dtype=np.uint8)
-    is_stored = np.zeros(len(stamps), dtype=bool)
-    if stored_hashes is not None:
+    digests, is_stored = np.zeros((len(stamps), DIGEST_BYTES), dtype=np.uint8), np.zeros(len(stamps), dtype=bool)
+    stored_hashes, folder = None, usable_folder()
+    if folder is not None:
+        full_reading = replace(images.reading, side=None)
+        stored_hashes = StoredDigests(folder, f"{images.location}\ncontents {PIL.__version__} {full_reading}")
         digests, is_stored = stored_hashes.look_up(stamps)
     missing_rows = np.flatnonzero(~is_stored)
     for done, row in enumerate(missing_rows.tolist()):
@@ -190,15 +191,6 @@ def content_hashes(
     if stored_hashes is not None and any(stamps[row] is not None for row in missing_rows):
         stored_hashes.remember([stamps[row] for row in missing_rows], digests[missing_rows])
     return [digest.tobytes().hex() for digest in digests]
-
-
-def _stored_hashes(images: ImageSet) -> StoredDigests | None:
-    """Return the hashes stored for the set's `Reading` and this Pillow version; None if there is no cache folder."""
-    folder = usable_folder()
-    if folder is None:
-        return None
-    full_reading = replace(images.reading, side=None)
-    return StoredDigests(folder, f"{images.location}\ncontents {PIL.__version__} {full_reading}")
 
 
 def _stamp(images: ImageSet, position: int) -> Stamp | None:

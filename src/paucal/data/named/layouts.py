@@ -59,13 +59,10 @@ def images_of_files(
     keys = [Path(path).relative_to(root).as_posix() for path in paths]
     # Sorted, since torchvision lists the files of some data sets in the order of the file system.
     rows = sorted((key, int(label)) for key, label in zip(keys, labels, strict=True))
-    for key, _ in rows:
-        if ".." in key.split("/"):
-            raise ValueError(f"{key} leads out of the folder")
-    keys = [key for key, _ in rows]
-    return PortionImages(
-        FileStore(root, keys), keys, np.asarray([label for _, label in rows], dtype=np.int64), tuple(classes)
-    )
+    keys, numbers = [key for key, _ in rows], np.asarray([label for _, label in rows], dtype=np.int64)
+    if outside := next((key for key in keys if ".." in key.split("/")), None):
+        raise ValueError(f"{outside} leads out of the folder")
+    return PortionImages(FileStore(root, keys), keys, numbers, tuple(classes))
 
 
 def read_faces(root: Path, key: str, usage: str) -> PortionImages:
@@ -84,9 +81,8 @@ def read_middle_frames(root: Path, _: str, split: str) -> PortionImages:
     # The test list has no class numbers, so the class is taken from the folder in both lists.
     videos = [line.split()[0] for line in _read_lines(lists / f"{split}list01.txt")]
     labels = [classes.index(video.split("/")[0]) for video in videos]
-    return images_of_files(
-        root, [folder / "UCF-101" / video.replace(".avi", ".jpg") for video in videos], labels, classes
-    )
+    frames = [folder / "UCF-101" / video.replace(".avi", ".jpg") for video in videos]
+    return images_of_files(root, frames, labels, classes)
 
 
 def read_memes(root: Path, _: str, file: str) -> PortionImages:
@@ -137,9 +133,8 @@ def _read_paths(file: Path, labelled: bool, n_classes: int) -> list[tuple[str, i
                 "list paths relative to that folder."
             )
         if int(cell) >= n_classes:
-            raise UserError(
-                f"line {number} of {file} has the class {cell}; expected a class from 0 to {n_classes - 1}."
-            )
+            expected = f"expected a class from 0 to {n_classes - 1}"
+            raise UserError(f"line {number} of {file} has the class {cell}; {expected}.")
         rows.append((path, int(cell)))
     return rows
 

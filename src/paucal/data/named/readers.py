@@ -74,10 +74,8 @@ def _open_cifar(data: datasets.CIFAR10, root: Path, key: str) -> PortionImages:
 def _open_pcam(data: datasets.PCAM, root: Path, key: str) -> PortionImages:
     files = data._FILES[data._split]
     images, targets = (root / "pcam" / files[content][0] for content in ("images", "targets"))
-    store, labels = Hdf5Store(images, "x"), _open_hdf5(targets, "y")[:].reshape(-1)
-    return PortionImages(
-        store, [f"{key}#{row}" for row in range(len(store))], labels.astype(np.int64), ("normal", "tumor")
-    )
+    store, labels = Hdf5Store(images, "x"), _open_hdf5(targets, "y")[:].reshape(-1).astype(np.int64)
+    return PortionImages(store, [f"{key}#{row}" for row in range(len(store))], labels, ("normal", "tumor"))
 
 
 def _channels_last(data: Any) -> NDArray[np.uint8]:

@@ -80,7 +80,6 @@ def _download_set(name: str, root: Path) -> None:
 
 
 def _failure_reason(problem: Exception) -> str:
-    """Return the text of an exception for a message."""
     if isinstance(problem, RuntimeError) and "download=True" in str(problem):
         return "files are missing or differ from the official files"
     return " ".join(str(problem).split()).rstrip(".") or type(problem).__name__
@@ -131,10 +130,8 @@ def _restrict_to_lists(entry: NamedSet, images: ImageSet, root: Path) -> ImageSe
     lists = entry.lists
     if lists is None:
         return images
-    files = {
-        part: next((file for folder in lists.folders if (file := root / folder / name).exists()), None)
-        for part, name in lists.files.items()
-    }
+    candidates = {part: [root / folder / name for folder in lists.folders] for part, name in lists.files.items()}
+    files = {part: next((file for file in paths if file.exists()), None) for part, paths in candidates.items()}
     missing = [lists.files[part] for part, file in files.items() if file is None]
     if len(missing) == len(files):
         advice = _placement_advice(lists, root)

@@ -105,9 +105,8 @@ def cut_groups(
     total = _class_counts(images, pool, n_classes)
     remaining_counts = total.copy()
     for n_later, (part, fraction) in zip(reversed(range(len(cut_parts))), cut_parts.items(), strict=True):
-        moved_groups = _choose_groups(
-            total * fraction, remaining_counts, counts, [group for group in order if group in counts]
-        )
+        candidates = [group for group in order if group in counts]
+        moved_groups = _choose_groups(total * fraction, remaining_counts, counts, candidates)
         while len(moved_groups) > 1 and not _leaves_enough_groups(remaining_counts, counts, moved_groups, n_later):
             moved_groups.pop()
         for group in moved_groups:
@@ -138,16 +137,10 @@ def _choose_groups(
     counts: Mapping[int, NDArray[np.int64]],
     order: list[int],
 ) -> list[int]:
-    """Return groups whose (K,) number of images per class is together close to `target_counts`.
+    """Return groups of `order`, tried in that order, whose number of images per class is close to `target_counts`.
 
     If no group brings the number closer, the smallest group that can move is returned. A group can move if every class
-    keeps a training image.
-
-    Args:
-        target_counts: (K,) intended number of images per class.
-        remaining_counts: (K,) number of remaining training images per class.
-        counts: (K,) number of images per class of each group.
-        order: Groups to choose from, in the order in which they are tried.
+    keeps a training image. All counts are (K,) images per class, and `counts` has those of each group.
     """
     moved_groups, reached_counts = [], np.zeros(len(target_counts))
     for group in order:

@@ -123,8 +123,7 @@ def make_split(
         return _declared_split(image_set, val_fraction, groups)
     parts, cut, description = _plan_cut(image_set, seed, val_fraction, test_fraction)
     if groups is not None:
-        text = description.replace("cut per class", "cut by class")
-        text = f"{text}, in {describe_groups(group_by or '', groups)}"
+        text = f"{description.replace('cut per class', 'cut by class')}, in {describe_groups(group_by or '', groups)}"
         return Split(cut_groups(image_set, parts, cut, seed, groups), text, groups)
     return Split(_cut_parts(image_set, parts, cut, seed), _adapt_description(description, image_set))
 
@@ -141,7 +140,6 @@ def keep_all(image_set: ImageSet) -> Split:
 
 
 def _declared_split(image_set: ImageSet, val_fraction: float, groups: NDArray[np.int64] | None) -> Split:
-    """Return the split of a set that declares train, val and test images."""
     declared = np.asarray(image_set.declared)
     parts = np.where((declared == "val") & (val_fraction == 0), "train", declared).astype("<U6")
     if groups is not None:
@@ -227,9 +225,8 @@ def take_few(split: Split, labels: Targets, per_class: int, seed: int) -> Split:
     if n_short:
         have = "one class that has" if n_short == 1 else f"{n_short} classes that have"
         text += f", all of them for the {have} fewer"
-    return _keep_counts_per_class(
-        split, labels, {label: min(per_class, count) for label, count in counts.items()}, seed, text
-    )
+    kept_counts = {label: min(per_class, count) for label, count in counts.items()}
+    return _keep_counts_per_class(split, labels, kept_counts, seed, text)
 
 
 def limit_val(split: Split, labels: Targets, seed: int) -> Split:
@@ -284,9 +281,8 @@ def _cut_parts(image_set: ImageSet, parts: NDArray[np.str_], cut: Mapping[str, f
     min_images, is_single_label = len({"train", *cut}), image_set.multi_hot is None
     pool, parts = parts == "train", parts.copy()
     if pool.sum() < min_images and not (image_set.classes and is_single_label):
-        raise UserError(
-            f"{image_set.location} has {counted(int(pool.sum()), 'image')}; expected at least {min_images}."
-        )
+        count = counted(int(pool.sum()), "image")
+        raise UserError(f"{image_set.location} has {count}; expected at least {min_images}.")
     if image_set.classes:
         _refuse_small_classes(image_set, pool, min_images if is_single_label else 1)
     sorted_rows = sorted_positions(image_set.keys)

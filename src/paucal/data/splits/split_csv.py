@@ -130,12 +130,10 @@ def read_rows(path: Path) -> list[dict[str, str]]:
         raise UserError(f"{path} cannot be read as a split ({error}); give the split.csv of a run.") from None
     columns = [name.strip() for name in lines[0].cells] if lines else []
     if columns not in _HEADERS:
-        column_names, n_more = (
-            [name[:MAX_NAME_LENGTH] for name in columns[: len(_COLUMNS)]],
-            len(columns) - len(_COLUMNS),
-        )
-        more_text = f" and {n_more} more" if n_more > 0 else ""
-        raise UserError(f"{path} has the columns {column_names}{more_text}; expected {_COLUMNS}, as a run writes them.")
+        names = str([name[:MAX_NAME_LENGTH] for name in columns[: len(_COLUMNS)]])
+        n_more = len(columns) - len(_COLUMNS)
+        names += f" and {n_more} more" if n_more > 0 else ""
+        raise UserError(f"{path} has the columns {names}; expected {_COLUMNS}, as a run writes them.")
     rows = [dict.fromkeys(_COLUMNS, str(None)) | dict(zip(columns, row.cells, strict=False)) for row in lines[1:]]
     for row in rows:
         if row["split"] not in PARTS:

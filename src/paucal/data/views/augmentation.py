@@ -190,7 +190,6 @@ class LocatedRandAugment:
     def _record_and_call(
         self, name: str, function: Callable[..., Image.Image], image: Image.Image, level: float, **settings: Any
     ) -> Image.Image:
-        """Record the affine map of a timm operation, and apply the operation."""
         self._theta = self._theta @ normalise_map(_OPERATION_MAPS[name](level, *image.size), image.size)
         return function(image, level, **settings)
 

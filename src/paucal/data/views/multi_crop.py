@@ -187,17 +187,15 @@ def crop_views(
             views.append((TrainTransform(size, augmentation, normalisation), crops.count))
             continue
         if pipeline == "alike":
-            scale, probs_and_counts = (
-                (ALIKE_LOCAL_SCALE if number else ALIKE_GLOBAL_SCALE),
-                [(ALIKE_PROBS, crops.count)],
-            )
+            scale = ALIKE_LOCAL_SCALE if number else ALIKE_GLOBAL_SCALE
+            probs_and_counts = [(ALIKE_PROBS, crops.count)]
         elif number == 0:
             scale, probs_and_counts = GLOBAL_SCALE, [(FIRST_PROBS, 1), (OTHER_PROBS, crops.count - 1)]
         else:
             scale, probs_and_counts = LOCAL_SCALE, [(LOCAL_PROBS, crops.count)]
-        scale = crops.scale or scale
         for probs, count in probs_and_counts:
-            views.append((DinoCrop(size, scale, normalisation, *probs, blur, hflip, jitter_prob), count))
+            crop = DinoCrop(size, crops.scale or scale, normalisation, *probs, blur, hflip, jitter_prob)
+            views.append((crop, count))
     nonempty = [(transform, count) for transform, count in views if count]
     if resize == "crop":
         return nonempty

@@ -58,14 +58,11 @@ def fit_shape(
     if page_width == image.width:
         page_height = max(image.height, round(image.width * height / width))
     # With an even difference of the widths, and of the heights, both bars have the same size.
-    page_width, page_height = (
-        page_width + (page_width - image.width) % 2,
-        page_height + (page_height - image.height) % 2,
-    )
+    page_width += (page_width - image.width) % 2
+    page_height += (page_height - image.height) % 2
     colour = [min(255, max(0, round(255 * value))) for value in normalisation.mean]
-    page = paste_on_page(
-        image, (page_width, page_height), ((page_width - image.width) // 2, (page_height - image.height) // 2), colour
-    )
+    corner = ((page_width - image.width) // 2, (page_height - image.height) // 2)
+    page = paste_on_page(image, (page_width, page_height), corner, colour)
     return page, torch.tensor([[page_width / image.width], [page_height / image.height]])
 
 
@@ -320,11 +317,7 @@ def _check_size(size: Size) -> None:
 def _box_geometries(corners: NDArray[np.float64], mirrored: NDArray[np.float64], height: int, width: int) -> Tensor:
     """Return the (N, 2, 3) geometry of N crops of the image's size.
 
-    Args:
-        corners: (N, 2) left and top edges of the crops in pixels.
-        mirrored: (N,) -1 for mirrored crops, else 1.
-        height: Height of the image in pixels.
-        width: Width of the image in pixels.
+    `corners` are the (N, 2) left and top edges of the crops in pixels; `mirrored` is -1 for mirrored crops, else 1.
     """
     geometry = np.zeros((len(corners), 2, 3))
     geometry[:, 0, 0], geometry[:, 1, 1] = mirrored, 1
