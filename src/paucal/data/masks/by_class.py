@@ -5,7 +5,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from pathlib import PurePosixPath
 
-from paucal.data.masks.matching import File, Matches
+from paucal.data.masks.matching import File, Folders, Matches
 from paucal.data.masks.naming import MASK_WORDS, fold_name, is_decoy_folder, is_decoy_name
 
 MAX_CLASSES = 64  # maximum number of names that can be classes
@@ -25,12 +25,10 @@ def match_classes(images: Sequence[File], masks: Sequence[File]) -> tuple[Matche
         if matched_masks is None or not _are_classes(matched_masks.values()):
             continue
         masks_by_image: dict[str, list[str]] = defaultdict(list)
-        classes = {key: name for key, (_, name) in matched_masks.items()}
-        for key, (image, _) in matched_masks.items():
+        for key, (image, _) in sorted(matched_masks.items(), key=lambda item: item[1][1]):
             masks_by_image[image].append(key)
-        ordered = {image: sorted(keys, key=lambda key: classes[key]) for image, keys in masks_by_image.items()}
         unmatched_images = [image.key for image in images if image.key not in masks_by_image]
-        return Matches(ordered, unmatched_images), classes
+        return Matches(dict(masks_by_image), unmatched_images), {key: name for key, (_, name) in matched_masks.items()}
     return None
 
 
@@ -45,8 +43,12 @@ def _are_classes(pairs: Iterable[ImageAndClass]) -> bool:
     return 2 <= len(images_of) <= MAX_CLASSES and is_once_per_image and not has_duplicates and not decoys
 
 
+def _keys_by_name(images: Sequence[File]) -> dict[tuple[Folders, str], str]:
+    return {(image.folders, fold_name(image.stem)): image.key for image in images}
+
+
 def _match_by_folder(images: Sequence[File], masks: Sequence[File]) -> dict[str, ImageAndClass] | None:
-    image_keys = {(image.folders, fold_name(image.stem)): image.key for image in images}
+    image_keys = _keys_by_name(images)
     matches_by_mask: dict[str, ImageAndClass] = {}
     for mask in masks:
         folder_splits = [(mask.folders[:n] + mask.folders[n + 1 :], mask.folders[n]) for n in range(len(mask.folders))]
@@ -61,15 +63,12 @@ def _match_by_folder(images: Sequence[File], masks: Sequence[File]) -> dict[str,
 
 
 def _match_by_ending(images: Sequence[File], masks: Sequence[File]) -> dict[str, ImageAndClass] | None:
-    image_keys = {(image.folders, fold_name(image.stem)): image.key for image in images}
+    image_keys = _keys_by_name(images)
     matches_by_mask: dict[str, ImageAndClass] = {}
     for mask in masks:
-        gaps = reversed([*_SEPARATORS.finditer(mask.stem)])
-        pairs = (
-            (image_keys.get((mask.folders, fold_name(mask.stem[: gap.start()]))), mask.stem[gap.end() :])
-            for gap in gaps
-        )
-        image, ending = next(((image, ending) for image, ending in pairs if image), ("", ""))
+        splits = [(mask.stem[: gap.start()], mask.stem[gap.end() :]) for gap in _SEPARATORS.finditer(mask.stem)]
+        pairs = ((image_keys.get((mask.folders, fold_name(base))), ending) for base, ending in reversed(splits))
+        image, ending = next((pair for pair in pairs if pair[0]), ("", ""))
         name = _class_name(ending)
         if not image or not name:
             return None
@@ -93,6 +92,5 @@ def _match_by_name(images: Sequence[File], masks: Sequence[File]) -> dict[str, I
 
 def _class_name(text: str) -> str:
     """Return a file name, or the end of a file name, without the words that mean "mask"."""
-    return " ".join(
-        word for word in _SEPARATORS.split(text) if word and not re.fullmatch(MASK_WORDS, word, re.IGNORECASE)
-    )
+    words = filter(None, _SEPARATORS.split(text))
+    return " ".join(word for word in words if not re.fullmatch(MASK_WORDS, word, re.IGNORECASE))

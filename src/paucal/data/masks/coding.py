@@ -145,7 +145,7 @@ def read_class_names(path: Path) -> NamedClasses:
     except csv.Error as problem:
         raise UserError(f"--classes: {str(path)!r} cannot be read ({problem}); give one name per line.") from None
     rows = [row for row in rows if any(row)]
-    if rows and rows[0] and len(rows) > 1 and {cell.lower() for cell in rows[0]} <= HEADER_WORDS:
+    if len(rows) > 1 and {cell.lower() for cell in rows[0]} <= HEADER_WORDS:
         rows = rows[1:]
     if not rows:
         raise UserError(f"--classes: {str(path)!r} contains no class name; expected one name per line.")
@@ -278,7 +278,6 @@ def _ignored_value(ignore: Sequence[int] | None, in_colour: bool) -> int | None:
 
 
 def _infer_kind(facts: MaskFacts, values: list[int], in_colour: bool) -> CodingKind:
-    """Infer `MaskCoding.kind` from the sorted values of the masks."""
     if in_colour:
         if len(values) <= MAX_CLASSES:
             consistency.refuse_blurred_colours(facts)

@@ -52,9 +52,8 @@ def _refuse_beside_colours(colour: list[FileFacts], palette: list[FileFacts], gr
     if palette:
         raise _storage_error(colour, "in colour", palette, "with a palette", "the palettes' colours are the classes")
     three_channels = [*colour, *(file for file in grey if file.bits == 24)]
-    grey_levels = {
-        value >> 16 for file in three_channels for value in file.as_colours().values if value % 0x010101 == 0
-    }
+    colours = {value for file in three_channels for value in file.as_colours().values}
+    grey_levels = {value >> 16 for value in colours if value % 0x010101 == 0}
     numbers = [file for file in grey if file.bits in (8, 16) and not file.values <= grey_levels | {0, WHITE}]
     if numbers:
         raise _storage_error(colour, "in colour", numbers, "with numbers or grey levels", "each level is a colour")
@@ -135,9 +134,9 @@ def _is_one_white(facts: MaskFacts) -> bool:
 
 def is_black_and_white(facts: MaskFacts, values: Sequence[int]) -> bool:
     """Return whether masks are black and white; in 1-bit files, white is the value 1."""
-    return set(values) <= {0, WHITE} or (
-        _is_one_white(facts) and not facts.has_palette and set(values) <= {0, 1, WHITE}
-    )
+    if set(values) <= {0, WHITE}:
+        return True
+    return _is_one_white(facts) and not facts.has_palette and set(values) <= {0, 1, WHITE}
 
 
 def refuse_specks(facts: MaskFacts, void: int | None) -> None:
@@ -147,13 +146,12 @@ def refuse_specks(facts: MaskFacts, void: int | None) -> None:
     """
     pixels = {value: count for value, count in facts.pixels.items() if value != void}
     small_values = {value: count for value, count in pixels.items() if 0 < value < MIN_HIGH}
-    if (
-        small_values
-        and set(pixels) - set(small_values) == {0, VOID}
-        and sum(small_values.values()) * MIN_SPECK_RATIO < min(pixels[0], pixels[VOID])
-    ):
+    if not small_values or set(pixels) - set(small_values) != {0, VOID}:
+        return
+    n_small = sum(small_values.values())
+    if n_small * MIN_SPECK_RATIO < min(pixels[0], pixels[VOID]):
         raise UserError(
-            f"the masks have the values 0 and 255, and {counted(sum(small_values.values()), 'pixel')} with the value "
+            f"the masks have the values 0 and 255, and {counted(n_small, 'pixel')} with the value "
             f"{_list_values(small_values)} ({list_files(facts.with_value(min(small_values)))}): give {BINARY_FLAG} or "
             "--ignore 255 (pixels of value 255 are not labelled), or correct the masks."
         )

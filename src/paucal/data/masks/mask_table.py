@@ -89,10 +89,7 @@ def read_mask_table(file: Path) -> MaskTable:
 
 
 def _column_positions(cells: Sequence[str]) -> tuple[int, int, int | None] | None:
-    """Return the positions of the columns of images, masks and splits; None if images or masks are missing.
-
-    The position of the column of splits is None if the table has no such column.
-    """
+    """Return the positions of the columns of images, masks and splits (or None); None without images or masks."""
     plain = list(map(normalise_column_name, cells))
     image, mask, part = (first_position(plain, names) for names in (IMAGE_COLUMNS, MASK_COLUMNS, SPLIT_COLUMNS))
     return None if image is None or mask is None else (image, mask, part)

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from paucal.data.checking.findings import Finding
+from paucal.data.checking.findings import Finding, as_groups
 from paucal.data.decode import Orientation, UnreadableImage, ambiguity_note, read_orientation
 from paucal.data.images import ImageSet
 from paucal.data.masks.coding import IGNORED, CodingKind, MaskCoding, NamedClasses
@@ -65,9 +65,7 @@ class MaskStore:
 
     def read(self, index: int) -> NDArray[np.uint8]:
         """Return the (H, W) class numbers of an image; `IGNORED` for unlabelled pixels."""
-        if self._kept is not None:
-            return self._kept[index]
-        return self.read_files(index)[0]
+        return self.read_files(index)[0] if self._kept is None else self._kept[index]
 
     def read_files(self, index: int) -> tuple[NDArray[np.uint8], bool]:
         """Read the masks of an image; return the (H, W) class numbers, and whether masks of two classes overlap."""
@@ -116,17 +114,9 @@ class MaskedImages:
 
 def images_of_pairs(pairs: Pairs, location: str) -> ImageSet:
     """Return the images of `pairs` as an unlabelled set, without reading the images."""
-    keys = [pair.key for pair in pairs.pairs]
-    return ImageSet(
-        name=pairs.root.resolve().name,
-        location=location,
-        classes=(),
-        keys=keys,
-        labels=np.full(len(keys), -1, dtype=np.int64),
-        declared=[pair.part for pair in pairs.pairs],
-        store=FileStore(pairs.root.resolve(), keys),
-        notes=pairs.notes,
-    )
+    root, keys, declared = pairs.root.resolve(), [pair.key for pair in pairs.pairs], [pair.part for pair in pairs.pairs]
+    labels = np.full(len(keys), -1, dtype=np.int64)
+    return ImageSet(root.name, location, (), keys, labels, declared, FileStore(root, keys), notes=pairs.notes)
 
 
 def read_masks(
@@ -160,9 +150,8 @@ def read_masks(
     facts, smaller, ambiguous = _measure_files(files, orientations, lambda done: report(done, 2 * total))
     mask_classes = [pairs_by_key[key].classes for key in images.keys]
     uncoded_masks = UncodedMasks(facts, pairs, requested, ignore, named, coding)
-    meaning = (
-        classes_from_files(uncoded_masks, mask_classes) if any(mask_classes) else classes_from_values(uncoded_masks)
-    )
+    is_by_class = any(mask_classes)
+    meaning = classes_from_files(uncoded_masks, mask_classes) if is_by_class else classes_from_values(uncoded_masks)
     coding, named, mask_notes = meaning.coding, meaning.named, meaning.notes
     if meaning.numbers is None:
         _require_joinable(files, coding)
@@ -170,9 +159,8 @@ def read_masks(
     masks, pixels, overlaps = _decode_all(store, sizes, coding.count, lambda done: report(total + done, 2 * total))
     if overlaps:
         text = counted(len(overlaps), "image has pixels", "images have pixels")
-        mask_notes.append(
-            f"{text} marked by several classes, such as {images.keys[overlaps[0]]}: the last class is used"
-        )
+        example = images.keys[overlaps[0]]
+        mask_notes.append(f"{text} marked by several classes, such as {example}: the last class is used")
     notes = [*images.notes, f"masks: {coding.describe()}", *mask_notes]
     if smaller:
         text = counted(len(smaller), "mask is smaller than its image", "masks are smaller than their images")
@@ -268,7 +256,6 @@ def is_smaller_than_image(
 
 
 def _require_joinable(files: Sequence[tuple[Path, ...]], coding: MaskCoding) -> None:
-    """Raise a UserError if an image has several masks, unless masks have only background and foreground."""
     paths = next((paths for paths in files if len(paths) > 1), None)
     if paths and (coding.count != 2 or coding.values[0] != 0):
         raise UserError(
@@ -356,11 +343,8 @@ def find_stray_values(facts: MaskFacts, coding: MaskCoding) -> list[Finding]:
         return []
     text = counted(len(strays), "stray value counts as a class", "stray values count as classes")
     examples = join_first_few(strays)
-    return [
-        Finding(
-            STRAY_VALUES, "misleads", f"{text}: {examples}", "correct the masks, or name the classes with --classes"
-        )
-    ]
+    advice = "correct the masks, or name the classes with --classes"
+    return [Finding(STRAY_VALUES, "misleads", f"{text}: {examples}", advice)]
 
 
 def find_interpolated_masks(facts: MaskFacts, coding: MaskCoding) -> list[Finding]:
@@ -401,11 +385,7 @@ def find_inverted_masks(pixels: NDArray[np.int64]) -> list[Finding]:
         f"{100 * cover[is_large].mean():.0f} % of {counted(int(is_large.sum()), 'image')}, with no image in between: "
         "some masks may be inverted"
     )
-    return [
-        Finding(
-            INVERTED, "warning", text, "look at some masks of both groups", tuple((int(index),) for index in minority)
-        )
-    ]
+    return [Finding(INVERTED, "warning", text, "look at some masks of both groups", as_groups(minority))]
 
 
 def find_turned_images(ambiguous: Sequence[int], images: ImageSet) -> list[Finding]:
@@ -413,4 +393,4 @@ def find_turned_images(ambiguous: Sequence[int], images: ImageSet) -> list[Findi
     if not ambiguous:
         return []
     text, _, advice = ambiguity_note([images.keys[index] for index in ambiguous], "masks").rpartition("; ")
-    return [Finding(TURNED_IMAGES, "warning", text, advice, tuple((index,) for index in ambiguous))]
+    return [Finding(TURNED_IMAGES, "warning", text, advice, as_groups(ambiguous))]

@@ -73,11 +73,9 @@ class Matches:
         ]
         with_several = [key for key, masks in self.masks.items() if len(masks) > 1]
         if with_several and not by_class:
-            text = counted(len(with_several), "image has", "images have")
+            text = f"{counted(len(with_several), 'image has', 'images have')} several masks, which are joined"
             examples = f"{join_first_few(self.masks[with_several[0]])} of {with_several[0]}"
-            notes.append(
-                f"{text} several masks, which are joined: a pixel is foreground if any mask marks it ({examples})"
-            )
+            notes.append(f"{text}: a pixel is foreground if any mask marks it ({examples})")
         return notes
 
 
@@ -104,21 +102,18 @@ class _Matching:
 
     def run(self) -> Matches:
         name_rules = (self._find_exact, self._find_without_words, self._find_numbered, self._find_counted)
-        remaining = self.search((*name_rules, self._find_in_folder))
-        remaining = self._search_other_folders(remaining)
+        remaining = self._search_other_folders(self.search((*name_rules, self._find_in_folder)))
         self._refuse_classes()
         decoys = [mask for mask in remaining if self._is_decoy(mask)]
         unmatched = [mask for mask in remaining if not self._is_decoy(mask)]
         for mask in unmatched:
             self._refuse_second_mask(mask)
         self._refuse_unseparated_counts(unmatched)
-        masks_by_image = {
-            image.key: self._sort_masks(image, decoys) for image in self._images if image.key in self._assigned
-        }
+        matched = [image for image in self._images if image.key in self._assigned]
+        masks_by_image = {image.key: self._sort_masks(image, decoys) for image in matched}
         unmatched_images = [image.key for image in self._images if image.key not in self._assigned]
-        return Matches(
-            masks_by_image, unmatched_images, [mask.key for mask in unmatched], sorted(mask.key for mask in decoys)
-        )
+        decoy_keys = sorted(mask.key for mask in decoys)  # after `_sort_masks`, which adds some
+        return Matches(masks_by_image, unmatched_images, [mask.key for mask in unmatched], decoy_keys)
 
     def search(self, finders: Iterable[Callable[[File], ImageAndName | None]]) -> list[File]:
         """Assign masks to images by applying each finder in turn; return the masks that remain without an image."""
@@ -148,10 +143,8 @@ class _Matching:
         Raises:
             UserError: Both images exist.
         """
-        candidates = [
-            candidate for name in parse_numbered_name(mask.stem) if (candidate := self._find_first(mask, [name]))
-        ]
-        candidates = [(image, name) for image, name in candidates if name.number or image.key not in self._assigned]
+        found = [self._find_first(mask, [name]) for name in parse_numbered_name(mask.stem)]
+        candidates = [pair for pair in found if pair and (pair[1].number or pair[0].key not in self._assigned)]
         if len({image.key for image, _ in candidates}) > 1:
             raise UserError(
                 f"the mask {mask.key!r} may belong to {candidates[0][0].key!r} or to {candidates[-1][0].key!r}: rename "
@@ -171,9 +164,8 @@ class _Matching:
         """
         if not mask.folders or mask.folders[-1] in PART_BY_WORD or self._is_decoy(mask):
             return None
-        image = self._index.find_only_image(mask.folders) or self._index.find_exact(
-            mask.folders[:-1], mask.folders[-1], mask
-        )
+        image = self._index.find_only_image(mask.folders)
+        image = image or self._index.find_exact(mask.folders[:-1], mask.folders[-1], mask)
         if image is None or any(not name.number for _, name in self._assigned.get(image.key, ())):
             return None
         return image, MaskName(image.stem, FOLDER, fold_name(mask.stem))
@@ -201,10 +193,8 @@ class _Matching:
         """Return the image and the parsed name, for the first of a mask's parsed names to which an image belongs."""
         for name in names:
             for base in dict.fromkeys((name.base, without_suffix(name.base))):
-                image = self._index.find_exact(mask.folders, base, mask) or self._index.find_stripped(
-                    mask.folders, base, mask
-                )
-                if image is not None:
+                exact = self._index.find_exact(mask.folders, base, mask)
+                if image := exact or self._index.find_stripped(mask.folders, base, mask):
                     return image, name
         return None
 
@@ -214,9 +204,8 @@ class _Matching:
     def _refuse_second_mask(self, mask: File) -> None:
         """Raise a UserError if an unmatched mask's name begins with the name of an image that has another mask."""
         for base in shorter_names(mask.stem):
-            image = self._index.find_exact(mask.folders, base, mask) or self._index_without_folders.find_unique(
-                (), base
-            )
+            image = self._index.find_exact(mask.folders, base, mask)
+            image = image or self._index_without_folders.find_unique((), base)
             if image is not None and image.key in self._assigned:
                 first = self._assigned[image.key][0][0]
                 raise UserError(
@@ -230,9 +219,7 @@ class _Matching:
 
         The same number must be appended to the names of more than half of the images.
         """
-        images = {
-            (image.folders, fold_name(image.stem)): image for image in self._images if image.key in self._assigned
-        }
+        images = {(file.folders, fold_name(file.stem)): file for file in self._images if file.key in self._assigned}
         pairs_by_count: dict[str, list[tuple[File, File]]] = defaultdict(list)
         for mask in unmatched:
             for cut in range(1, len(mask.stem)):

@@ -72,12 +72,7 @@ def classes_from_values(masks: UncodedMasks) -> MaskMeaning:
 
 
 def classes_from_files(masks: UncodedMasks, marked: Sequence[tuple[str, ...]]) -> MaskMeaning:
-    """Return the classes of masks with separate files for each class.
-
-    Args:
-        masks: Masks whose coding is not chosen yet.
-        marked: For each image, the class that each mask file marks.
-    """
+    """Return the classes of masks with separate files for each class; `marked`: class of each file of each image."""
     names = sorted({name for classes in marked for name in classes})
     classes = ("background", *names) if masks.named is None else masks.named.names
     if masks.coding is None and classes[0].lower() != "background":
@@ -116,16 +111,12 @@ def _find_class_names(masks: UncodedMasks) -> tuple[NamedClasses | None, list[st
 
 def _find_class_tables(pairs: Pairs) -> list[Path]:
     """Return the tables of classes in the folders of the first image and the first mask, and in folders above these."""
-    if not pairs.pairs:
-        return []
-    first = pairs.pairs[0]
-    files = [pairs.root / first.key, first.masks[0]]
-    folders = [folder for file in files for folder in _folders_above(file, pairs.root)]
-    children = {folder: {child.name.lower(): child for child in folder.iterdir()} for folder in dict.fromkeys(folders)}
-    tables = [
-        files_by_name[name] for files_by_name in children.values() for name in CLASS_TABLES if name in files_by_name
-    ]
-    return [table for table in tables if is_regular(table)]
+    files = [file for pair in pairs.pairs[:1] for file in (pairs.root / pair.key, pair.masks[0])]
+    tables: list[Path] = []
+    for folder in dict.fromkeys(folder for file in files for folder in _folders_above(file, pairs.root)):
+        children = {child.name.lower(): child for child in folder.iterdir()}
+        tables += [children[name] for name in CLASS_TABLES if name in children and is_regular(children[name])]
+    return tables
 
 
 def _folders_above(file: Path, root: Path) -> list[Path]:

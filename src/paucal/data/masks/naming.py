@@ -143,19 +143,17 @@ class MaskName:
     number: str = ""
 
 
-# Patterns of file names that end in a word for masks, or in such a word and a number; both by the argument `strict`.
-_MASK_WORD_AT_END = {
-    strict: re.compile(rf"(.+?){_GAP}({tokens})", re.IGNORECASE) for strict, tokens in _MASK_WORDS_BY_STRICT
-}
-_NUMBERED_MASK_WORD_AT_END = {
-    strict: re.compile(rf"(.+?)({_GAP})({tokens}){_COUNT}", re.IGNORECASE) for strict, tokens in _MASK_WORDS_BY_STRICT
-}
-# Patterns of names that consist of a word for masks (`mask.png`), or of such a word and a number (`mask_1.png`), by the
-# argument `strict`. Masks have such names in a folder with an `image.png`.
-_MASK_WORD = {strict: re.compile(tokens, re.IGNORECASE) for strict, tokens in _MASK_WORDS_BY_STRICT}
-_NUMBERED_MASK_WORD = {
-    strict: re.compile(rf"({tokens}){_COUNT}", re.IGNORECASE) for strict, tokens in _MASK_WORDS_BY_STRICT
-}
+def _patterns_by_strict(begin: str, end: str) -> dict[bool, re.Pattern[str]]:
+    """Return patterns of names with a word for masks between `begin` and `end`, by the argument `strict`."""
+    return {strict: re.compile(f"{begin}({words}){end}", re.IGNORECASE) for strict, words in _MASK_WORDS_BY_STRICT}
+
+
+# File names that end in a word for masks, or in such a word and a number.
+_MASK_WORD_AT_END = _patterns_by_strict(f"(.+?){_GAP}", "")
+_NUMBERED_MASK_WORD_AT_END = _patterns_by_strict(f"(.+?)({_GAP})", _COUNT)
+# Names that consist of a word for masks (`mask.png`), or of such a word and a number (`mask_1.png`). Masks have such
+# names in a folder with an `image.png`.
+_MASK_WORD, _NUMBERED_MASK_WORD = _patterns_by_strict("", ""), _patterns_by_strict("", _COUNT)
 _MASK_WORD_AT_BEGINNING = re.compile(rf"({MASK_WORDS})(?:{_GAP}(.+)|(\d.*))", re.IGNORECASE)
 
 

@@ -74,11 +74,8 @@ class Pairs:
 class ImageAndMaskFiles:
     """The image files and the mask files of a set, separated by their names.
 
-    Attributes:
-        images: Image files.
-        masks: Mask files.
-        others: Keys of labels of another kind, such as files in VOC's `SegmentationObject` and COCO's
-            `panoptic_train2017`.
+    `others` are keys of labels of another kind, such as files in VOC's `SegmentationObject` and COCO's
+    `panoptic_train2017`.
     """
 
     images: tuple[File, ...]
@@ -139,39 +136,34 @@ def separate_images_and_masks(keys: Sequence[str]) -> ImageAndMaskFiles:
     """Separate image files from mask files by the names of their folders, or else by file names."""
     keys_by_content: dict[str, list[str]] = {"image": [], "mask": [], "other": [], "": []}
     for key in keys:
-        keys_by_content[_content_of_folders(key)].append(key)
-    if not keys_by_content["mask"]:
-        keys_by_content["mask"] = [
-            key for key in keys_by_content[""] if any(map(ends_in_mask_words, PurePosixPath(key).parts[:-1]))
-        ]
-        keys_by_content[""] = sorted(set(keys_by_content[""]) - set(keys_by_content["mask"]))
-    if keys_by_content["mask"] or keys_by_content["other"]:
-        by_folder = bool(keys_by_content["image"])
-        images = tuple(
-            _to_file(key, single_word=not by_folder) for key in keys_by_content["image"] or keys_by_content[""]
-        )
-        return ImageAndMaskFiles(images, tuple(map(_to_file, keys_by_content["mask"])), tuple(keys_by_content["other"]))
-    return _separate_by_file_names(keys)
+        contents = (folder_role(name).content for name in reversed(PurePosixPath(key).parts[:-1]))
+        keys_by_content[next(filter(None, contents), "")].append(key)  # of the innermost folder that tells the content
+    images, masks, others, unknown = (keys_by_content[content] for content in ("image", "mask", "other", ""))
+    if not masks:
+        masks = [key for key in unknown if any(map(ends_in_mask_words, PurePosixPath(key).parts[:-1]))]
+        unknown = sorted(set(unknown) - set(masks))
+    if not masks and not others:
+        return _separate_by_file_names(keys)
+    image_files = tuple(_to_file(key, single_word=not images) for key in images or unknown)
+    return ImageAndMaskFiles(image_files, tuple(map(_to_file, masks)), tuple(others))
 
 
 def _files_of_two_folders(images: Path, masks: Path) -> ImageAndMaskFiles:
     """Return the images and masks of two folders; the folders may be equal, or one may be inside the other."""
     if images.resolve() == masks.resolve():
         return _separate_by_file_names(find_images(images))
-    image_keys, mask_keys = (
-        [key for key in find_images(folder) if not _is_inside(folder / key, other, folder)]
-        for folder, other in ((images, masks), (masks, images))
-    )
-    return ImageAndMaskFiles(tuple(map(_to_file, image_keys)), tuple(map(_to_file, mask_keys)))
+    return ImageAndMaskFiles(_files_outside(images, masks), _files_outside(masks, images))
 
 
-def _is_inside(path: Path, other: Path, searched_folder: Path) -> bool:
-    """Return whether the folder `other` is inside `searched_folder` and contains the file `path`."""
-    return other.resolve().is_relative_to(searched_folder.resolve()) and path.resolve().is_relative_to(other.resolve())
+def _files_outside(folder: Path, other: Path) -> tuple[File, ...]:
+    """Return the files of a folder, without the files of the other folder if it is inside."""
+    keys, inner = find_images(folder), other.resolve()
+    if inner.is_relative_to(folder.resolve()):
+        keys = [key for key in keys if not (folder / key).resolve().is_relative_to(inner)]
+    return tuple(map(_to_file, keys))
 
 
 def _separate_by_file_names(keys: Sequence[str]) -> ImageAndMaskFiles:
-    """Separate image files from mask files in the same folders by file names."""
     files = [_to_file(key, all_folders=True) for key in keys]
     bases = {(file.folders, fold_name(name)): file for file in files for name in (*image_bases(file.stem), file.stem)}
     masks = []
@@ -230,10 +222,8 @@ def find_folders_by_colours(keys: Sequence[str], store: Store) -> tuple[str, str
 def _to_file(key: str, single_word: bool = False, all_folders: bool = False) -> File:
     """Return the `File` of a key.
 
-    Args:
-        key: Path of the file.
-        single_word: Whether one word of a folder's name, such as "train", is enough to declare the split.
-        all_folders: Whether `File.folders` includes folders named after images or masks.
+    With `single_word`, one word of a folder's name, such as "train", is enough to declare the split. With
+    `all_folders`, `File.folders` includes folders named after images or masks.
     """
     path = PurePosixPath(key)
     roles = [(name, folder_role(name)) for name in path.parts[:-1]]
@@ -245,13 +235,6 @@ def _to_file(key: str, single_word: bool = False, all_folders: bool = False) -> 
     return File(key, path.parts[:-1] if all_folders else tuple(name for name in folders if name), stem, part)
 
 
-def _content_of_folders(key: str) -> str:
-    """Return the content (`FolderRole`) of the innermost folder whose name tells the content; "" if no name does."""
-    return next(
-        (content for name in reversed(PurePosixPath(key).parts[:-1]) if (content := folder_role(name).content)), ""
-    )
-
-
 def _match_and_split(root: Path, mask_root: Path, files: ImageAndMaskFiles, bases: Iterable[Path]) -> Pairs:
     """Match images to masks, and read the split of each image from folder names or from lists.
 
@@ -260,11 +243,10 @@ def _match_and_split(root: Path, mask_root: Path, files: ImageAndMaskFiles, base
     """
     matches, classes = _match_masks(files)
     if not matches.masks:
+        image, mask = (found[0].key if found else "missing" for found in (files.images, files.masks))
         raise UserError(
             f"none of the {counted(len(files.images), 'image')} has a mask with its name. The first image is "
-            f"{files.images[0].key if files.images else 'missing'!r}, and the first mask is "
-            f"{files.masks[0].key if files.masks else 'missing'!r}: give each mask the name of its image, except for "
-            "the suffix."
+            f"{image!r}, and the first mask is {mask!r}: give each mask the name of its image, except for the suffix."
         )
     image_folders = {_folders_above(file.key) for file in files.images} - {""}
     mask_folders = {_folders_above(file.key, below=1) for file in files.masks} - {""}

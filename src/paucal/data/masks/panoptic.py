@@ -7,11 +7,10 @@ green + 65,536 blue; 0 is an unlabelled pixel. The JSON gives the category of ea
 import csv
 import hashlib
 import os
-import shutil
-import tempfile
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePosixPath
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -30,6 +29,11 @@ from paucal.wording import left_out_notes
 
 NAME = "COCO's panoptic JSON"
 MAX_BYTES = 1 << 29  # maximum size of a JSON file; panoptic_train2017.json is 360 MB large
+_KEYS = {
+    "images": {"id", "file_name"},
+    "annotations": {"image_id", "file_name", SEGMENTS},
+    "categories": {"id", "name"},
+}
 DrawnMasks = list[tuple[str, Path, str]]  # key of the image, mask file, split
 
 
@@ -77,8 +81,8 @@ def draw_panoptic(root: Path) -> tuple[DrawnMasks, list[str]]:
 
 def _read_entries(tree: Tree, file: str) -> dict[str, list[dict[str, Any]]]:
     content, _ = tree.json(file, MAX_BYTES, f"give {NAME}")
-    rows: dict[str, Any] = {name: content.get(name) if isinstance(content, dict) else None for name in _REQUIRED_KEYS}
-    for name, keys in _REQUIRED_KEYS.items():
+    rows: dict[str, Any] = {name: content.get(name) if isinstance(content, dict) else None for name in _KEYS}
+    for name, keys in _KEYS.items():
         if not isinstance(rows[name], list) or not all(
             isinstance(row, dict) and keys <= row.keys() for row in rows[name]
         ):
@@ -87,13 +91,6 @@ def _read_entries(tree: Tree, file: str) -> dict[str, list[dict[str, Any]]]:
                 f"give {NAME}."
             )
     return rows
-
-
-_REQUIRED_KEYS = {
-    "images": {"id", "file_name"},
-    "annotations": {"image_id", "file_name", SEGMENTS},
-    "categories": {"id", "name"},
-}
 
 
 def _category_names(place: str, rows: Sequence[Mapping[str, Any]]) -> dict[Any, str]:
@@ -142,21 +139,18 @@ def _draw_masks(
 ) -> None:
     classes = {category: index for index, category in enumerate(categories)}
     folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    target = Path(tempfile.mkdtemp(dir=folder.parent, prefix="unfinished-"))
-    try:
-        (target / "masks").mkdir()
+    with TemporaryDirectory(dir=folder.parent, prefix="unfinished-", ignore_cleanup_errors=True) as target:
+        Path(target, "masks").mkdir()
         for index, (_, png, segments, _) in enumerate(entries):
             mask = _draw_mask(Path(tree.location, png), png, segments, classes)
-            Image.fromarray(mask).save(target / "masks" / f"{index}.png")
-        with (target / "classes.csv").open("w", encoding="utf-8", newline="") as file:
+            Image.fromarray(mask).save(Path(target, "masks", f"{index}.png"))
+        with Path(target, "classes.csv").open("w", encoding="utf-8", newline="") as file:
             csv.writer(file).writerows([("name", "value"), *zip(categories.values(), classes.values(), strict=True)])
         try:
             os.replace(target, folder)
         except OSError:
             if not folder.is_dir():  # if the folder exists, another process has written the masks
                 raise
-    finally:
-        shutil.rmtree(target, ignore_errors=True)
 
 
 def _draw_mask(path: Path, name: str, segments: Any, classes: Mapping[Any, int]) -> NDArray[np.uint8]:

@@ -20,9 +20,8 @@ _LIST_NAME = re.compile(rf"(?P<both>train[-_ ]?val(?:id(?:ation)?)?)|(?P<part>{'
 # VOC's lists for a class have 1, 0 or -1 after each image; Oxford Pets' lists have three numbers after each image.
 _BEFORE_NUMBERS = (re.compile(r"(.*\S)\s+(?:-1|0|1)"), re.compile(r"(.*\S)(?:\s+\d+){3}"))
 _SUFFIXES = "|".join(re.escape(suffix) for suffix in IMAGE_SUFFIXES)
-_BEFORE_PATH = re.compile(
-    rf"(.+?(?:{_SUFFIXES}))[\s,;]+\S.*", re.IGNORECASE
-)  # path of an image, then the path of a mask or a class
+# Path of an image, then the path of a mask or a class.
+_BEFORE_PATH = re.compile(rf"(.+?(?:{_SUFFIXES}))[\s,;]+\S.*", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -65,9 +64,8 @@ def read_part_lists(bases: Iterable[Path], keys: Sequence[str]) -> ListedParts:
         missing += [f"{line!r} in {files[part].name}" for part, (_, lines) in lists.items() for line in lines]
         notes += [f"parts are from the lists in {folder.name}: {file_names}"] if files else []
     if missing:
-        notes.append(
-            f"{counted(len(missing), 'line')} of the lists without a matching image: {join_first_few(missing)}"
-        )
+        count = counted(len(missing), "line")
+        notes.append(f"{count} of the lists without a matching image: {join_first_few(missing)}")
     return ListedParts(parts, tuple(missing), tuple(notes))
 
 
@@ -83,7 +81,6 @@ def _find_lists(base: Path) -> tuple[Path, dict[str, Path]]:
 
 
 def _find_lists_in_folder(folder: Path) -> dict[str, Path]:
-    """Return the list file of each split in a folder."""
     lists: dict[str, Path] = {}
     for file in _list_children(folder):
         match = _LIST_NAME.fullmatch(file.stem.strip())
@@ -105,17 +102,11 @@ def _read_list(file: Path, names: "_ImageIndex") -> tuple[list[str], list[str]]:
     keys, missing = [], []
     for line in read_decoded(file, MAX_BYTES).text.splitlines():
         if line.strip():
-            key = next((key for entry in _listed_names(line.strip()) if (key := names.find(entry))), None)
+            matches = (pattern.fullmatch(line.strip()) for pattern in (_BEFORE_PATH, *_BEFORE_NUMBERS))
+            entries = (line.strip(), *(match[1] for match in matches if match))
+            key = next((key for entry in entries if (key := names.find(entry))), None)
             keys.append(key) if key is not None else missing.append(line.strip()[:80])
     return keys, missing
-
-
-def _listed_names(line: str) -> Iterator[str]:
-    """Yield the possible names of an image in a line: the full line, or the text before numbers or a second path."""
-    yield line
-    for pattern in (_BEFORE_PATH, *_BEFORE_NUMBERS):
-        if match := pattern.fullmatch(line):
-            yield match[1]
 
 
 class _ImageIndex:

@@ -51,30 +51,24 @@ def find_masks_among(keys: Sequence[str], store: Store) -> MasksInSet | None:
     masks are counted as well. For two folders with other names, but equal file names, only the colours are used.
     """
     if not _may_have_masks(keys):
-        return _find_masks_by_colours(keys, store)
+        if (folders := find_folders_by_colours(keys, store)) is None:
+            return None
+        images, masks = (sorted(key for key in keys if key.startswith(f"{folder}/")) for folder in folders)
+        return MasksInSet(frozenset(masks), (images[0], masks[0]))
     files = separate_images_and_masks(keys)
-    masks = frozenset((*(file.key for file in files.masks), *files.others))
-    if not files.images or len(masks) < max(1, MIN_NAMED_FRACTION * len(keys)):
+    mask_keys = frozenset((*(file.key for file in files.masks), *files.others))
+    if not files.images or len(mask_keys) < max(1, MIN_NAMED_FRACTION * len(keys)):
         return None
-    are_folders_enough = all(
-        _has_content(key, "mask" if key in masks else "image") for key in set(keys) - set(files.others)
-    )
+    named_keys = set(keys) - set(files.others)
+    are_folders_enough = all(_has_content(key, "mask" if key in mask_keys else "image") for key in named_keys)
     try:
         masks_of = match(files.images, files.masks).masks
-        are_matched = 2 * sum(map(len, masks_of.values())) >= len(masks)
+        are_matched = 2 * sum(map(len, masks_of.values())) >= len(mask_keys)
     except UserError:  # `paucal segment` would refuse these masks
         masks_of, are_matched = {}, True
-    if not are_folders_enough and not (are_matched and _have_few_colours(keys, masks, store)):
+    if not are_folders_enough and not (are_matched and _have_few_colours(keys, mask_keys, store)):
         return None
-    return MasksInSet(masks, next(((image, image_masks[0]) for image, image_masks in masks_of.items()), ("", "")))
-
-
-def _find_masks_by_colours(keys: Sequence[str], store: Store) -> MasksInSet | None:
-    folders = find_folders_by_colours(keys, store)
-    if folders is None:
-        return None
-    images, masks = (sorted(key for key in keys if key.startswith(f"{folder}/")) for folder in folders)
-    return MasksInSet(frozenset(masks), (images[0], masks[0]))
+    return MasksInSet(mask_keys, next(((image, image_masks[0]) for image, image_masks in masks_of.items()), ("", "")))
 
 
 def exclude_masks(images: ImageSet) -> ImageSet:

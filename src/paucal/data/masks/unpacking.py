@@ -3,10 +3,10 @@
 import hashlib
 import os
 import shutil
-import tempfile
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from paucal.data.decoded.cache_folder import free_bytes, unpacked_folder
 from paucal.data.sources.archive import COMPRESSED, ArchiveStore, archive_entries, shared_folder
@@ -47,23 +47,20 @@ def unpack(archive: Path) -> tuple[Path, tuple[str, ...]]:
             "folder."
         )
     store = ArchiveStore(archive.resolve(), list(entries.values()))
-    target = Path(tempfile.mkdtemp(dir=folder.parent, prefix="unfinished-"))
-    try:
+    with TemporaryDirectory(dir=folder.parent, prefix="unfinished-", ignore_cleanup_errors=True) as target:
         for index, name in enumerate(entries):
-            path = target / name.removeprefix(base)
+            path = Path(target, name.removeprefix(base))
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(store.source(index))
         if not _is_complete(folder, sizes):  # if complete, another process has unpacked the archive
             shutil.rmtree(folder, ignore_errors=True)
             with suppress(OSError):  # another process may have finished in between
                 os.replace(target, folder)
-        if not _is_complete(folder, sizes):
-            raise UserError(
-                f"{str(archive)!r} cannot be unpacked into {folder}: unpack the archive into another folder yourself, "
-                "and give that folder."
-            )
-    finally:
-        shutil.rmtree(target, ignore_errors=True)
+    if not _is_complete(folder, sizes):
+        raise UserError(
+            f"{str(archive)!r} cannot be unpacked into {folder}: unpack the archive into another folder yourself, and "
+            "give that folder."
+        )
     return folder, notes
 
 
