@@ -78,5 +78,5 @@ def test_try_file__refuses_what_exists(tmp_path):
     (tmp_path / "there").write_text("x")
     (tmp_path / "dangling").symlink_to("nowhere")
     for name in ("there", "dangling", "."):
-        with pytest.raises(UserError, match="exists already"):
+        with pytest.raises(UserError, match="exists already: choose another name, or remove it"):
             check_file_writable(tmp_path / name)

@@ -170,7 +170,7 @@ def check_file_writable(path: Path, flag: str = "--output") -> None:
     except (OSError, ValueError) as problem:  # the name is too long
         raise UserError(_format_write_error(path, flag, problem)) from problem
     if is_taken:
-        raise UserError(f"{flag}: {str(path)!r} exists already: choose another name, or remove the file.")
+        raise UserError(f"{flag}: {str(path)!r} exists already: choose another name, or remove it.")
     temporary = f".{path.name}.{os.getpid()}.tmp"  # the name of the temporary file in `write_atomically`
     _try_to_write(path.parent, temporary, path, flag)
 
