@@ -143,10 +143,10 @@ def test_eval__refuses_features_that_one_of_the_models_lacks_before_any_work(tra
     monkeypatch.setattr("paucal.verbs.eval.frozen.evaluate_backbone", lambda *_: pytest.fail("a model was judged"))
     words = ["vit_mini", trained / "photos", "--img-size", "16", "--features", "class+mean", "--protocol", "linear"]
     sentence = failure(capsys, "eval", *words, "--compare", "vit_mini", "resnet18")
-    assert "class+mean needs a class token, but vit_mini does not use one" in sentence
+    assert "classifies by its class token, but vit_mini does not" in sentence
     words[0] = "deit_tiny_patch16_224"
     sentence = failure(capsys, "eval", *words, "--compare", "deit_tiny_patch16_224", "resnet18")
-    assert "class+mean needs a class token, but resnet18 does not use one" in sentence
+    assert "classifies by its class token, but resnet18 does not" in sentence
 
 
 def test_eval__of_the_sets_of_table_9_has_their_published_parts(capsys, tmp_path):

@@ -100,10 +100,13 @@ def test_class_and_mean__where_the_class_token_comes_after_the_blocks():
 
 @pytest.mark.parametrize(
     ("name", "arguments"),
-    [("resnet18", {}), ("swin_tiny_patch4_window7_224", ESVIT_SWIN), ("esvit_vil_tiny", {})],
+    [
+        *(("resnet18", {}), ("swin_tiny_patch4_window7_224", ESVIT_SWIN), ("esvit_vil_tiny", {})),
+        ("deit_tiny_patch16_224", {"img_size": 64, "global_pool": "avg"}),  # averages its patches
+    ],
 )
 def test_class_and_mean__is_refused_without_a_class_token(name, arguments):
-    with pytest.raises(UserError, match=f"class\\+mean needs a class token, but {name} does not use one"):
+    with pytest.raises(UserError, match=f"classifies by its class token, but {name} does not: use pooled"):
         FeatureReader(build(name, **arguments), [FeatureKind("class+mean")])
 
 

@@ -145,8 +145,9 @@ class FeatureReader(nn.Module):
     def _reads_blocks(self, kind: FeatureKind) -> bool:
         if kind.levels == "class+mean" and not self.backbone.plan.class_token:
             raise UserError(
-                f"--features class+mean needs a class token, but {model_name(self.backbone.model)} does not use one: "
-                "use pooled, blocks:4 or stages:2."
+                "--features class+mean needs a model that classifies by its class token, but "
+                f"{model_name(self.backbone.model)} does not: use pooled (the mean over its patches), blocks:4 or "
+                "stages:2."
             )
         return kind.levels == "blocks" or (kind.levels == "class+mean" and kind.count > 1)
 
