@@ -1,5 +1,6 @@
 """Publishing on the Hugging Face Hub: the header of a model page, and the upload of an exported folder."""
 
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -80,12 +81,18 @@ def push_folder(folder: Path, files: Sequence[Path], repository: str) -> str:
     Returns:
         Address of the repository.
     """
+    upload_again = f"'{shlex.join(['hf', 'upload', repository, str(folder), '--private'])}'"
     try:
         from huggingface_hub import HfApi, get_token
     except ImportError:
-        raise UserError("--push needs huggingface_hub: run pip install huggingface_hub.") from None
+        raise UserError(
+            f"--push needs huggingface_hub: run pip install huggingface_hub; then upload the files with {upload_again}."
+        ) from None
     if get_token() is None:
-        raise UserError("--push needs a Hugging Face token: run 'hf auth login' or set HF_TOKEN, then export again.")
+        raise UserError(
+            "--push needs a Hugging Face token: run 'hf auth login' or set HF_TOKEN; then upload the files with "
+            f"{upload_again}."
+        )
     try:
         api = HfApi()
         address = api.create_repo(repository, private=True, exist_ok=True)
@@ -94,6 +101,7 @@ def push_folder(folder: Path, files: Sequence[Path], repository: str) -> str:
     except Exception as problem:  # the client raises many types of network and validation errors
         reason = (str(problem).split("\n")[0] or type(problem).__name__).rstrip(".")
         raise UserError(
-            f"--push: the upload to {repository!r} failed ({reason}); the files are in {folder}: export again."
+            f"--push: the upload to {repository!r} failed ({reason}); the files are in {folder}: upload them with "
+            f"{upload_again}."
         ) from problem
     return str(address)

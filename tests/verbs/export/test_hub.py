@@ -99,8 +99,9 @@ def test_push__uploads_these_files_into_a_private_repository(run, tmp_path, monk
     words = ["export", str(run), "--format", "hub", "--push", "me/model", "--output"]
     monkeypatch.setattr(huggingface_hub, "get_token", lambda: None)
     assert main([*words, str(tmp_path / "first")]) == 2
-    assert "--push needs a Hugging Face token" in capsys.readouterr().err
+    assert f"set HF_TOKEN; then upload the files with 'hf upload me/model {tmp_path}" in capsys.readouterr().err
     assert FakeApi.calls == []
+    assert sorted(path.name for path in (tmp_path / "first").iterdir())[-1] == "model.safetensors"
     monkeypatch.setattr(huggingface_hub, "get_token", lambda: "a token")
     assert main([*words, str(tmp_path / "second")]) == 0
     assert "uploaded to https://hub.example/me/model" in capsys.readouterr().out
@@ -108,6 +109,20 @@ def test_push__uploads_these_files_into_a_private_repository(run, tmp_path, monk
     assert made == ("me/model", {"private": True, "exist_ok": True})
     assert upload["folder_path"] == tmp_path / "second"
     assert sorted(upload["allow_patterns"]) == ["README.md", "config.json", "model.json", "model.safetensors"]
+
+
+def test_push__that_fails_says_how_to_upload_the_files_that_are_written(run, tmp_path, monkeypatch, capsys):
+    def refuse(self, repository, **options):
+        raise ConnectionError("no network")
+
+    monkeypatch.setattr(huggingface_hub, "HfApi", FakeApi)
+    monkeypatch.setattr(FakeApi, "create_repo", refuse)
+    monkeypatch.setattr(huggingface_hub, "get_token", lambda: "a token")
+    folder = tmp_path / "out"
+    assert main(["export", str(run), "--format", "hub", "--push", "me/model", "--output", str(folder)]) == 2
+    message = capsys.readouterr().err
+    assert f"(no network); the files are in {folder}: upload them with 'hf upload me/model {folder}" in message
+    assert (folder / "model.safetensors").is_file()
 
 
 def test_push__without_the_format_is_refused(run, capsys):
