@@ -66,6 +66,16 @@ def test_add__checks_a_file_and_uses_it(file):
     assert torch.allclose(opened.probabilities([photo]), own, atol=1e-6)
 
 
+def test_add__says_with_which_values_it_normalises_where_nothing_states_them(file, capsys):
+    path, _ = file
+    words = ["weights", "add", str(path), "--licence", "MIT"]
+    assert main([*words, "--model", "test_resnet"]) == 0
+    assert "note: images are normalised with --mean 0.5 0.5 0.5 --std 0.5 0.5 0.5; give both" in capsys.readouterr().out
+    paucal.remove_weights("test_resnet")
+    paucal.add_weights(path, model="test_resnet", licence="MIT", mean=[0.1] * 3, std=[0.2] * 3)
+    assert "normalised" not in capsys.readouterr().out
+
+
 def test_archive__is_carried_and_raced(file, tmp_path, monkeypatch):
     path, _ = file
     archive = paucal.pack_weights(path, model=NAME, licence="Apache-2.0", output=tmp_path / "carried.weights.zip")

@@ -20,10 +20,12 @@ class WeightsSettings:
         "who trained the weights and on which images (default: the name of the file)", group=_FILE
     )
     mean: list[float] | None = option(
-        "mean of each channel in the preprocessing, for pixels from 0 to 1 (default: timm's values)", group=_FILE
+        "mean of each channel, subtracted from pixels from 0 to 1; give it with --std if the weights were not trained "
+        "with timm's values, which are the default",
+        group=_FILE,
     )
     std: list[float] | None = option(
-        "standard deviation of each channel in the preprocessing (default: timm's values)", group=_FILE, above=0
+        "standard deviation of each channel, by which pixels are divided; see --mean", group=_FILE, above=0
     )
     output: str | None = option(
         "path of the archive that 'paucal weights pack' writes (default: NAME.weights.zip)", group=_PACK
