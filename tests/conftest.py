@@ -97,11 +97,11 @@ def unflushed_files():
 @pytest.fixture(autouse=True, scope="session")
 def kept_operators():
     """Let torch collect the operators of ONNX, a third of the time of an export, once and not for each export."""
-    from paucal.export import onnx_model
+    import torch
 
-    export = onnx_model._export_quietly
+    export = torch.onnx.export
 
-    def export_with_kept_operators(program, graph):
+    def export_with_kept_operators(*arguments, **options):
         with suppress(ImportError, AttributeError):  # of another version of torch
             from torch.onnx._internal.exporter._registration import ONNXRegistry
 
@@ -109,10 +109,10 @@ def kept_operators():
             if isinstance(collect, classmethod):
                 operators = functools.cache(collect.__get__(None, ONNXRegistry))
                 patch.setattr(ONNXRegistry, "from_torchlib", staticmethod(operators))
-        return export(program, graph)
+        return export(*arguments, **options)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(onnx_model, "_export_quietly", export_with_kept_operators)
+        patch.setattr(torch.onnx, "export", export_with_kept_operators)
         yield
 
 

@@ -37,14 +37,7 @@ def runtime_files(folder: Path | None) -> Sequence[Path]:
 
 
 def write(onnx: bytes, card: ModelCard, path: Path, runtime: Sequence[Path]) -> None:
-    """Write the page to `path`.
-
-    Args:
-        onnx: Content of the ONNX file, which includes the preprocessing.
-        card: Card of the model.
-        path: Path of the page.
-        runtime: Paths from `runtime_files`.
-    """
+    """Write the page to `path`; `onnx` is an ONNX file with preprocessing, and `runtime` comes from `runtime_files`."""
     script, loader, binary = (file.read_bytes() for file in runtime)
     template = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined).from_string(
         TEMPLATE.read_text(encoding="utf-8")

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from paucal.export.program import Graph
-from paucal.export.quiet import discard_output, first_line
+from paucal.export.quiet import converting
 from paucal.models.card import ModelCard
 from paucal.types import UserError
 
@@ -27,21 +27,16 @@ DECOMPOSITIONS: dict[Any, Any] = {
 def write(graph: Graph, card: ModelCard, path: Path) -> None:
     """Write a graph with a batch size of 1 in float16 as a folder `path` with the suffix `.mlpackage`."""
     example = graph.example[:1]
-    try:
-        with discard_output(), torch.no_grad():
-            import coremltools  # type: ignore[import-not-found]
+    with converting("this network cannot be exported to Core ML", "use --format onnx"), torch.no_grad():
+        import coremltools  # type: ignore[import-not-found]
 
-            expected_shapes = {graph.input: [*example.shape], graph.output: [*graph.module(example).shape]}
-            model: Any = coremltools.convert(
-                torch.export.export(graph.module, (example,), strict=False).run_decompositions(DECOMPOSITIONS),
-                inputs=[coremltools.TensorType(name=graph.input, shape=tuple(example.shape))],
-                outputs=[coremltools.TensorType(name=graph.output)],
-                convert_to="mlprogram",
-            )
-    except Exception as problem:  # the converter raises many kinds of exceptions, depending on the network
-        raise UserError(
-            f"this network cannot be exported to Core ML ({first_line(problem)}): use --format onnx."
-        ) from problem
+        expected_shapes = {graph.input: [*example.shape], graph.output: [*graph.module(example).shape]}
+        model: Any = coremltools.convert(
+            torch.export.export(graph.module, (example,), strict=False).run_decompositions(DECOMPOSITIONS),
+            inputs=[coremltools.TensorType(name=graph.input, shape=tuple(example.shape))],
+            outputs=[coremltools.TensorType(name=graph.output)],
+            convert_to="mlprogram",
+        )
     description = model.get_spec().description
     shapes = {
         feature.name: [*feature.type.multiArrayType.shape] for feature in (*description.input, *description.output)

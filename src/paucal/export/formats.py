@@ -40,33 +40,21 @@ class ExportSource:
 
 @dataclass(frozen=True)
 class Format:
-    """One format of exported graphs.
+    """One format of exported graphs."""
 
-    Attributes:
-        suffix: Suffix of the file name.
-        write: Function that writes a graph to a path.
-        run: Function that loads a file as a module, which runs in the format's runtime.
-        extra: Extra of the paucal package that installs `packages`; "" if no packages are required.
-        packages: Names of the required Python modules.
-        tolerance: Largest accepted difference between the exported model's and the original model's probability of a
-            class.
-        pixels: Whether the input is pixels, because files always include the preprocessing (True); or normalised
-            images, because files never include the preprocessing (False). None if the user chooses.
-        platform: Value of `sys.platform` on the only platform that can run the files; "" if all platforms can run the
-            files.
-        quantise: Function that writes a graph quantised to 8 bits to a path. The function's third argument is (1, C, H,
-            W) inputs for calibration. None if the format does not support 8 bits.
-    """
-
-    suffix: str
-    write: Callable[[ExportSource, Path], None]
-    run: Callable[[Path], nn.Module]
-    extra: str = ""
-    packages: tuple[str, ...] = ()
-    tolerance: float = 1e-3
+    suffix: str  # of the file name
+    write: Callable[[ExportSource, Path], object]  # writes a graph to a path
+    run: Callable[[Path], nn.Module]  # loads a file as a module, which runs in the format's runtime
+    extra: str = ""  # extra of the paucal package that installs `packages`; "" if no packages are required
+    packages: tuple[str, ...] = ()  # names of the required Python modules
+    tolerance: float = 1e-3  # largest accepted difference between the file's and the model's probability of a class
+    # Whether the input is pixels, because files always include the preprocessing (True); or normalised images, because
+    # files never include the preprocessing (False). None if the user chooses.
     pixels: bool | None = None
-    platform: str = ""
-    quantise: Callable[[ExportSource, Path, Iterable[NDArray[Any]]], None] | None = None
+    platform: str = ""  # `sys.platform` on the only platform that can run the files; "" if all platforms can
+    # Writes a graph quantised to 8 bits to a path. The third argument is (1, C, H, W) inputs for calibration. None if
+    # the format does not support 8 bits.
+    quantise: Callable[[ExportSource, Path, Iterable[NDArray[Any]]], object] | None = None
 
     @property
     def runs_here(self) -> bool:
@@ -90,16 +78,16 @@ class Format:
 GRAPHS: dict[str, Format] = {
     "pt2": Format(
         ".pt2",
-        lambda source, path: _write_content(path, pack_program(source.program, source.card)),
+        lambda source, path: path.write_bytes(pack_program(source.program, source.card)),
         lambda path: unpack_program(path.read_bytes()),
     ),
     "onnx": Format(
         ".onnx",
-        lambda source, path: _write_content(path, source.onnx),
+        lambda source, path: path.write_bytes(source.onnx),
         lambda path: OnnxNetwork(path.read_bytes()),
         extra="onnx",
         packages=ONNX_PACKAGES,
-        quantise=lambda source, path, inputs: _write_content(path, quantise(source.onnx, source.graph.input, inputs)),
+        quantise=lambda source, path, inputs: path.write_bytes(quantise(source.onnx, source.graph.input, inputs)),
     ),
     "openvino": Format(
         ".xml",
@@ -140,7 +128,3 @@ GRAPHS: dict[str, Format] = {
         pixels=True,
     ),
 }
-
-
-def _write_content(path: Path, content: bytes) -> None:
-    path.write_bytes(content)

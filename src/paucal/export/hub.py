@@ -20,20 +20,14 @@ HUB_TAGS = ["image-classification", "timm", "paucal"]
 
 @dataclass(frozen=True)
 class HubFacts:
-    """Information for a model page on the Hugging Face Hub.
+    """Information for a model page on the Hugging Face Hub."""
 
-    Attributes:
-        licence: Licence of the initial weights, which also applies to the model; None if the initial weights are random
-            or their licence is unknown.
-        data: Name of the training set.
-        data_licence: Licence of the training images, as stated by the user; None if the user states no licence.
-        report: Report on the test images; None if the model was not evaluated.
-    """
-
+    # Licence of the initial weights, which also applies to the model; None if the initial weights are random or their
+    # licence is unknown.
     licence: str | None
-    data: str
-    data_licence: str | None
-    report: Report | None
+    data: str  # name of the training set
+    data_licence: str | None  # licence of the training images, as stated by the user; None if the user states none
+    report: Report | None  # report on the test images; None if the model was not evaluated
 
 
 def hub_header(card: ModelCard, facts: HubFacts) -> list[str]:
@@ -76,11 +70,7 @@ def licence_lines(facts: HubFacts) -> list[str]:
 
 
 def push_folder(folder: Path, files: Sequence[Path], repository: str) -> str:
-    """Upload the files of an exported model; if the repository does not exist, create a private repository.
-
-    Returns:
-        Address of the repository.
-    """
+    """Upload the files of an exported model, and return the address of the repository; a new repository is private."""
     upload_again = f"'{shlex.join(['hf', 'upload', repository, str(folder), '--private'])}'"
     try:
         from huggingface_hub import HfApi, get_token

@@ -14,9 +14,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from paucal.export.program import Graph
-from paucal.export.quiet import discard_output, first_line
+from paucal.export.quiet import converting
 from paucal.models.card import ModelCard
-from paucal.types import UserError
 
 SIGNATURE = "serving_default"  # name that litert-torch gives to a model's signature (its inputs and outputs)
 
@@ -24,27 +23,18 @@ SIGNATURE = "serving_default"  # name that litert-torch gives to a model's signa
 def write(graph: Graph, card: ModelCard, path: Path, calibration: Iterable[NDArray[Any]] | None = None) -> None:
     """Write a LiteRT model with a batch size of 1, and write the model's card as `model.json` into the same folder.
 
-    Args:
-        graph: Graph of a model.
-        card: Card of the model.
-        path: Path with the suffix `.tflite`.
-        calibration: (1, C, H, W) inputs for measuring the ranges of activations, to write an 8-bit model; None to write
-            a float32 model.
+    `path` has the suffix `.tflite`. The model is in float32, or in 8 bits if `calibration` has (1, C, H, W) inputs for
+    measuring the ranges of activations.
     """
     inputs = None if calibration is None else [*calibration]
-    try:
-        with discard_output():
-            import litert_torch  # type: ignore[import-not-found]
+    with converting("this network cannot be exported to LiteRT", "use --format onnx"):
+        import litert_torch  # type: ignore[import-not-found]
 
-            model = litert_torch.convert(graph.module, (graph.example[:1],))
-            if inputs is None:
-                model.export(str(path))
-            else:
-                _quantise(model, path, inputs)
-    except Exception as problem:  # the converter raises many kinds of exceptions, depending on the network
-        raise UserError(
-            f"this network cannot be exported to LiteRT ({first_line(problem)}): use --format onnx."
-        ) from problem
+        model = litert_torch.convert(graph.module, (graph.example[:1],))
+        if inputs is None:
+            model.export(str(path))
+        else:
+            _quantise(model, path, inputs)
     (path.parent / "model.json").write_text(json.dumps(card.to_dict(), indent=2, ensure_ascii=False) + "\n")
 
 

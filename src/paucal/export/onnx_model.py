@@ -1,9 +1,7 @@
 """ONNX models: writing a network as an ONNX file, and loading the file as a classifier."""
 
 import json
-import logging
 import tempfile
-import warnings
 from collections.abc import Iterable, Mapping
 from importlib import import_module
 from pathlib import Path
@@ -17,7 +15,7 @@ from torch import Tensor, nn
 from torch.export import ExportedProgram
 
 from paucal.export.program import Graph
-from paucal.export.quiet import discard_output, first_line
+from paucal.export.quiet import converting, first_line
 from paucal.models.card import ModelCard
 from paucal.models.saved import card_from_dict
 from paucal.models.trained import TrainedModel
@@ -33,14 +31,13 @@ def to_onnx(program: ExportedProgram, graph: Graph, card: ModelCard) -> bytes:
     """Return the content of an ONNX file, with the model's card in its metadata."""
     onnx = _import_optional("onnx", "--format onnx")
     _import_optional("onnxscript", "--format onnx")
-    try:
-        with torch.no_grad(), warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # torch warns about its own deprecated functions
-            onnx_graph = _export_quietly(program, graph)
-    except Exception as problem:  # torch raises dozens of exception types, depending on the network
-        raise UserError(
-            f"this network cannot be exported to ONNX ({first_line(problem)}): use --format pt2 or safetensors."
-        ) from problem
+    with converting("this network cannot be exported to ONNX", "use --format pt2 or safetensors"), torch.no_grad():
+        onnx_program = torch.onnx.export(
+            program, dynamo=True, input_names=[graph.input], output_names=[graph.output], verbose=False
+        )
+        if onnx_program is None:
+            raise ValueError("torch returned no model")
+    onnx_graph: Any = onnx_program.model_proto
     # Torch gives dynamic dimensions names such as s77, which are replaced by readable names.
     input_dims = onnx_graph.graph.input[0].type.tensor_type.shape.dim
     names = {
@@ -57,20 +54,6 @@ def to_onnx(program: ExportedProgram, graph: Graph, card: ModelCard) -> bytes:
             f"an ONNX file can be at most 2 GiB large, but this network is {size / 2**30:.1f} GiB: use --format pt2."
         )
     return onnx_graph.SerializeToString()
-
-
-def _export_quietly(program: ExportedProgram, graph: Graph) -> Any:
-    log = logging.getLogger("torch.onnx")
-    level, log.level = log.level, logging.ERROR
-    try:
-        onnx_program = torch.onnx.export(
-            program, dynamo=True, input_names=[graph.input], output_names=[graph.output], verbose=False
-        )
-    finally:
-        log.level = level
-    if onnx_program is None:
-        raise ValueError("torch returned no model")
-    return onnx_program.model_proto
 
 
 class OnnxNetwork(nn.Module):
@@ -152,15 +135,9 @@ def _import_optional(name: str, purpose: str) -> ModuleType:
 
 
 def quantise(content: bytes, name: str, images: Iterable[NDArray[Any]]) -> bytes:
-    """Quantise an ONNX model statically to 8 bits; each output channel of the weights has its own scale.
+    """Quantise the content of an ONNX file statically to 8 bits; each output channel of the weights has its own scale.
 
-    Args:
-        content: Content of the ONNX file.
-        name: Name of the model's input.
-        images: (1, C, H, W) float32 inputs for measuring the ranges of activations.
-
-    Returns:
-        Content of the 8-bit ONNX file.
+    `name` is the model's input, and `images` are (1, C, H, W) float32 inputs for measuring the ranges of activations.
     """
     try:
         from onnxruntime import quantization
@@ -179,11 +156,11 @@ def quantise(content: bytes, name: str, images: Iterable[NDArray[Any]]) -> bytes
             image = next(remaining_images, None)
             return None if image is None else {name: image}  # type: ignore[return-value]
 
-    with tempfile.TemporaryDirectory(prefix="paucal-int8-") as folder, discard_output():
+    with tempfile.TemporaryDirectory(prefix="paucal-int8-") as folder:
         stages = ("float", "prepared", "int8")
         float_file, prepared_file, int8_file = (Path(folder) / f"{stage}.onnx" for stage in stages)
         float_file.write_bytes(content)
-        try:
+        with converting("onnxruntime cannot quantise this network to 8 bits", "remove --int8"):
             quant_pre_process(float_file, prepared_file, skip_symbolic_shape=True)
             quantization.quantize_static(
                 prepared_file,
@@ -198,8 +175,4 @@ def quantise(content: bytes, name: str, images: Iterable[NDArray[Any]]) -> bytes
                 reduce_range=True,
                 extra_options={"ActivationSymmetric": False, "WeightSymmetric": True},
             )
-        except Exception as problem:  # onnxruntime's exceptions have no other common base class
-            raise UserError(
-                f"onnxruntime cannot quantise this network to 8 bits ({first_line(problem)}): remove --int8."
-            ) from problem
         return int8_file.read_bytes()

@@ -19,14 +19,10 @@ ATTENTION = ("Softmax", "ScaledDotProductAttention")  # a network with one of th
 
 
 def write(onnx: bytes, card: ModelCard, path: Path, calibration: Iterable[NDArray[Any]] | None = None) -> None:
-    """Write an OpenVINO model: the graph to the XML file `path`, and the weights to a `.bin` file of the same name.
+    """Write an OpenVINO model: graph and card to the XML file `path`, and weights to a `.bin` file of the same name.
 
-    Args:
-        onnx: Content of an ONNX file.
-        card: Card of the model, which is stored in the XML file.
-        path: Path with the suffix `.xml`.
-        calibration: (1, C, H, W) inputs for measuring the ranges of activations, to write an 8-bit model; None to write
-            float16 weights.
+    `onnx` is the content of an ONNX file. Weights are float16, or 8 bits if `calibration` has (1, C, H, W) inputs for
+    measuring the ranges of activations.
     """
     import openvino  # type: ignore[import-not-found]
 

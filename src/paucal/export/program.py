@@ -11,10 +11,9 @@ from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
 from paucal.export.preprocessing import PixelInput
-from paucal.export.quiet import first_line
+from paucal.export.quiet import converting
 from paucal.models.card import ModelCard
 from paucal.models.trained import TrainedModel
-from paucal.types import UserError
 
 CARD = "model.json"  # name of the model's card among the extra files of a .pt2 file
 BATCH_SIZE = 2  # batch size of the example input; torch.export would treat a batch size of 1 as a constant
@@ -41,21 +40,13 @@ class FromPixels(nn.Module):
 
 @dataclass(frozen=True)
 class Graph:
-    """A module with the information that is needed to export it.
+    """A module with the information that is needed to export it."""
 
-    Attributes:
-        module: Module in evaluation mode, on the CPU.
-        example: Input with which the module is traced.
-        dynamic: Names of the input's dimensions that may have any size, by the dimension's index.
-        input: Name of the input: "images" for normalised float images, "pixels" for uint8 pixels.
-        output: Name of the output: "logits" or "probabilities".
-    """
-
-    module: nn.Module
-    example: Tensor
-    dynamic: dict[int, str]
-    input: str
-    output: str
+    module: nn.Module  # in evaluation mode, on the CPU
+    example: Tensor  # input with which the module is traced
+    dynamic: dict[int, str]  # names of the input's dimensions that may have any size, by the dimension's index
+    input: str  # name of the input: "images" for normalised float images, "pixels" for uint8 pixels
+    output: str  # name of the output: "logits" or "probabilities"
 
 
 def graph_of(model: TrainedModel, preprocessing: bool) -> Graph:
@@ -75,35 +66,22 @@ def trace_program(graph: Graph) -> ExportedProgram:
     shape = [*graph.example.shape]
     for number, name in graph.dynamic.items():
         shape[number] += 1 if name == "batch" else ADDED_PIXELS
-    try:
-        with torch.no_grad(), warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # torch warns about its own deprecated functions
-            program = torch.export.export(graph.module, (graph.example,), dynamic_shapes=dynamic_shapes, strict=False)
-            program.module()(graph.example.new_zeros(shape))  # fails if a dynamic dimension became constant
-            return program
-    except Exception as problem:  # torch raises dozens of exception types, depending on the network
-        raise UserError(
-            f"torch.export cannot export this network with dynamic {' and '.join(graph.dynamic.values())} "
-            f"({first_line(problem)}): use the weights in the run's model.safetensors."
-        ) from problem
+    failure = f"torch.export cannot export this network with dynamic {' and '.join(graph.dynamic.values())}"
+    with converting(failure, "use the weights in the run's model.safetensors"), torch.no_grad():
+        program = torch.export.export(graph.module, (graph.example,), dynamic_shapes=dynamic_shapes, strict=False)
+        program.module()(graph.example.new_zeros(shape))  # fails if a dynamic dimension became constant
+        return program
 
 
 def pack_program(program: ExportedProgram, card: ModelCard) -> bytes:
     """Return the content of a .pt2 file, which includes the model's card."""
     content = io.BytesIO()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch warns about its own deprecated functions
-        try:
-            torch.export.save(program, content, extra_files={CARD: json.dumps(card.to_dict(), ensure_ascii=False)})
-        except Exception as problem:  # torch raises many exception types; the first line names the operation
-            raise UserError(
-                f"torch cannot store this network as a .pt2 file ({first_line(problem)}): use --format onnx."
-            ) from problem
+    with converting("torch cannot store this network as a .pt2 file", "use --format onnx"):
+        torch.export.save(program, content, extra_files={CARD: json.dumps(card.to_dict(), ensure_ascii=False)})
     return content.getvalue()
 
 
 def unpack_program(content: bytes) -> nn.Module:
     """Return the network of a .pt2 file that this process has written; an untrusted file could execute any code."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+    with warnings.catch_warnings(action="ignore"):
         return torch.export.load(io.BytesIO(content)).module()

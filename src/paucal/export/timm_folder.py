@@ -1,7 +1,6 @@
 """Export to a folder that timm and the Hugging Face Hub can read: weights, architecture, and a model page."""
 
 import inspect
-import json
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from pathlib import Path
@@ -13,30 +12,26 @@ from torch import nn
 from paucal.evaluation.results import MultiLabelReport, MultiLabelRow, Report
 from paucal.export.hub import HubFacts, hub_header, licence_lines
 from paucal.models.card import ModelCard
-from paucal.runs import write_text
-from paucal.runs.weights import save_weights
+from paucal.models.trained import save_trained
+from paucal.runs import RunFolder, write_text
 from paucal.wording import counted, escape_controls, percent
 
 WEIGHTS, CARD, CONFIG, PAGE = "model.safetensors", "model.json", "config.json", "README.md"
 
 
 def write_timm_folder(folder: Path, module: nn.Module, card: ModelCard, page: str) -> list[Path]:
-    """Write weights and JSON files for `paucal.load(folder)` and `timm.create_model("local-dir:folder")`.
+    """Write files for `paucal.load(folder)` and `timm.create_model("local-dir:folder")`, and return their paths.
 
     timm can create paucal's own backbones only after paucal is imported. timm has no classifier that reads the features
     of several stages. So a model with such a classifier gets no `config.json` and can only be loaded with
     `paucal.load`.
-
-    Returns:
-        Paths of the written files.
     """
-    save_weights(folder / WEIGHTS, module.state_dict())
-    write_text(folder / CARD, json.dumps(card.to_dict(), indent=2, ensure_ascii=False) + "\n")
+    save_trained(RunFolder(folder), module, card)
     names = [WEIGHTS, CARD, PAGE]
     if card.reads_stages:
         (folder / CONFIG).unlink(missing_ok=True)  # the file may be left over from an earlier export
     else:
-        _write_config(folder / CONFIG, module, card)
+        RunFolder(folder).write_json(CONFIG, _timm_config(module, card))
         names.insert(2, CONFIG)
     write_text(folder / PAGE, page)
     return [folder / name for name in names]
@@ -65,7 +60,7 @@ def with_temperature_in_weights(module: nn.Module, card: ModelCard) -> tuple[nn.
     return (scaled, card.at_temperature(1.0)) if are_equal else (module, card)
 
 
-def _write_config(path: Path, module: nn.Module, card: ModelCard) -> None:
+def _timm_config(module: nn.Module, card: ModelCard) -> dict[str, Any]:
     preprocess, height, width = card.preprocessing, *card.preprocessing.image_size
     pretrained_config = {
         "input_size": [card.backbone.in_chans, height, width],
@@ -79,7 +74,7 @@ def _write_config(path: Path, module: nn.Module, card: ModelCard) -> None:
     arguments = {**card.backbone.arguments, "in_chans": card.backbone.in_chans}
     if "img_size" in inspect.signature(type(module).__init__).parameters:
         arguments.setdefault("img_size", [height, width])
-    config = {
+    return {
         "architecture": card.backbone.name.split(".")[0],  # the part after the dot names the weights
         "num_classes": len(card.classes),
         "num_features": getattr(module, "num_features", None),
@@ -87,7 +82,6 @@ def _write_config(path: Path, module: nn.Module, card: ModelCard) -> None:
         "pretrained_cfg": pretrained_config,
         "model_args": arguments,
     }
-    write_text(path, json.dumps(config, indent=2, ensure_ascii=False) + "\n")
 
 
 MAX_CLASSES = 20  # largest number of classes in the table of a model page
