@@ -149,10 +149,10 @@ def pointing_hits(maps: Tensor, boxes: Tensor, size: tuple[int, int]) -> tuple[T
         boxes: (B, 4) top, left, bottom and right of the boxes in pixels.
         size: (height, width) of the images in pixels.
     """
-    fraction_inside = torch.stack(
-        [_fraction_inside(box, (maps.shape[1], maps.shape[2]), size) for box in boxes.tolist()]
-    )
-    fraction_inside = fraction_inside.to(maps.device)
+    top, left, bottom, right = boxes.cpu().float().unbind(1)
+    row_fractions = _overlap_fractions(top, bottom, maps.shape[1], size[0])
+    column_fractions = _overlap_fractions(left, right, maps.shape[2], size[1])
+    fraction_inside = (row_fractions[:, :, None] * column_fractions[:, None]).to(maps.device)
     best = maps.flatten(1).argmax(1, keepdim=True)
     hit = fraction_inside.flatten(1).gather(1, best)[:, 0] > 0.5
     positive = maps.clamp(min=0).flatten(1)
@@ -161,18 +161,10 @@ def pointing_hits(maps: Tensor, boxes: Tensor, size: tuple[int, int]) -> tuple[T
     return hit.float(), torch.where(total > 0, mass, fraction_inside.mean((1, 2)))
 
 
-def _fraction_inside(box: list[int], grid: tuple[int, int], size: tuple[int, int]) -> Tensor:
-    """Return the fraction of each cell's area that is inside a box (top, left, bottom, right) in pixels."""
-    top, left, bottom, right = box
-    row_fractions = _overlap_fractions(top, bottom, grid[0], size[0])
-    column_fractions = _overlap_fractions(left, right, grid[1], size[1])
-    return row_fractions[:, None] * column_fractions
-
-
-def _overlap_fractions(start: float, end: float, cells: int, length: int) -> Tensor:
-    """Divide [0, length] into `cells` equal intervals; return the fraction of each interval in [start, end]."""
+def _overlap_fractions(starts: Tensor, ends: Tensor, cells: int, length: int) -> Tensor:
+    """Divide [0, length] into equal intervals; return the (B, cells) fractions of each interval in [start, end]."""
     edges = torch.arange(cells + 1) * (length / cells)
-    shared = torch.minimum(edges[1:], torch.tensor(float(end))) - torch.maximum(edges[:-1], torch.tensor(float(start)))
+    shared = torch.minimum(edges[1:], ends[:, None]) - torch.maximum(edges[:-1], starts[:, None])
     return shared.clamp(min=0) / (length / cells)
 
 

@@ -49,20 +49,13 @@ def mass_mask(weights: Tensor, mass: float = MASS) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class HeadView:
-    """The attention of a layer's heads for one query and one image, in descending order of entropy.
+    """The attention of a layer's heads for one query and one image, in descending order of entropy."""
 
-    Attributes:
-        heads: (heads,) indices of the heads.
-        entropy: (heads,) entropies in bits of the attention to patches.
-        maps: (heads, rows, columns) attention to the patches. If there are other tokens, the sum of a map is less than
-            1.
-        masks: (heads, rows, columns) bool masks of the patches that receive the fraction `mass` of each map's sum.
-    """
-
-    heads: Tensor
-    entropy: Tensor
+    heads: Tensor  # (heads,) indices of the heads
+    entropy: Tensor  # (heads,) entropies in bits of the attention to patches
+    # (heads, rows, columns) attention to the patches. If there are other tokens, the sum of a map is less than 1.
     maps: Tensor
-    masks: Tensor
+    masks: Tensor  # (heads, rows, columns) bool masks of the patches that receive the fraction `mass` of each map's sum
 
 
 def view_heads(attention: AttentionMap, token: str | tuple[int, int], image: int = 0, mass: float = MASS) -> HeadView:

@@ -59,20 +59,14 @@ def read_attention(model: nn.Module, images: Tensor, layers: Sequence[str] | Non
 
 
 class AttentionRecord(NamedTuple):
-    """The outputs and the attention of one forward pass.
+    """The outputs and the attention of one forward pass."""
 
-    Attributes:
-        logits: (B, K) logits; features if the model has no classifier.
-        maps: Attention of the layers whose token positions are known, from the first to the last.
-        raw: Attention weights of these layers as used in the forward pass, from which gradients are computed. The
-            weights in `maps` are views of these tensors.
-        layers: Attention layers that computed the weights.
-    """
-
-    logits: Tensor
-    maps: list[AttentionMap]
+    logits: Tensor  # (B, K) logits; features if the model has no classifier
+    maps: list[AttentionMap]  # attention of the layers whose token positions are known, from the first to the last
+    # Attention weights of these layers as used in the forward pass, from which gradients are computed. The weights in
+    # `maps` are views of these tensors.
     raw: list[Tensor]
-    layers: list[nn.Module]
+    layers: list[nn.Module]  # attention layers that computed the weights
 
     def gradients(self, output_gradient: Tensor) -> list[Tensor]:
         """Return the gradients of the weights in `maps`, given the (B, K) gradient of the logits."""
@@ -141,11 +135,8 @@ def add_positions(name: str, weights: Tensor, call: AttentionCall, images: Tenso
 def as_groups(weights: Tensor, layer: nn.Module, batch_size: int) -> Tensor:
     """Reshape the attention weights of a layer, or their gradients, to (B, groups, heads, queries, keys).
 
-    Args:
-        weights: Weights as the layer computes them: (B, heads, Q, K), (B * windows, heads, Q, K), five dimensions with
-            a separate dimension for windows, or (B * windows * heads, Q, K).
-        layer: Module that computed the weights.
-        batch_size: Number of images B.
+    Layers compute weights as (B, heads, Q, K), (B * windows, heads, Q, K), five dimensions with a separate dimension
+    for windows, or (B * windows * heads, Q, K).
     """
     if weights.ndim == 5:
         return weights.transpose(1, 2) if layout_of(layer).groups_last else weights
@@ -194,13 +185,8 @@ def tokens_of(
 ) -> Tokens | None:
     """Return the names and the grid of `count` tokens of a model; None if the patch tokens do not form a grid.
 
-    Args:
-        count: Number of all tokens.
-        model: Model that the tokens belong to.
-        image_size: (height, width) of the image in pixels.
-        suffix: Names of the tokens after the patch tokens.
-        prefix: Number of tokens before the patch tokens. If None, the number is derived from the model or from the
-            aspect ratio of the image.
+    `suffix` has the names of the tokens after the patch tokens, and `prefix` is the number of tokens before them. If it
+    is None, the number is derived from the model or from the aspect ratio of the image.
     """
     declared = int(getattr(model, "num_prefix_tokens", 0) or 0)
     for n_prefix in (declared, *range(MAX_PREFIX)) if prefix is None else (prefix,):

@@ -26,15 +26,10 @@ from paucal.explain.attention.reading import AttentionRecord, read_attention, ru
 
 @dataclass(frozen=True, eq=False)
 class Flow:
-    """The contributions of a layer's tokens to the network's result.
+    """The contributions of a layer's tokens to the network's result."""
 
-    Attributes:
-        values: (B, tokens) contributions.
-        tokens: Tokens of the layer.
-    """
-
-    values: Tensor
-    tokens: Tokens
+    values: Tensor  # (B, tokens) contributions
+    tokens: Tokens  # tokens of the layer
 
     def resample(self, tokens: Tokens) -> "Flow":
         """Return the contributions of the tokens of an earlier stage, which may have a finer grid of patch tokens.
@@ -151,12 +146,8 @@ def class_contributions(
     feature, or of the token's relevance. Features and gradients are read after the final norm. Before the norm,
     gradient times feature would be 0, since the norm's output does not depend on the length of its input.
 
-    Args:
-        module: Model.
-        recorded: Record of a forward pass of the model.
-        outputs: Outputs of the model's blocks, as returned by `run_with_blocks`.
-        one_hot: (B, K) one-hot classes.
-        relevances: Whether backward passes compute relevances (`RelevanceMode`) instead of gradients.
+    `recorded` and `outputs` are the results of `run_with_blocks`, and `one_hot` has (B, K) one-hot classes.
+    `relevances` says whether backward passes compute relevances (`RelevanceMode`) instead of gradients.
     """
     last = recorded.maps[-1]
     layer = fold_head_tokens(last, average=False)

@@ -98,45 +98,28 @@ class Unchanged(torch.autograd.Function):
         return relevance[0], None
 
 
-class Product(torch.autograd.Function):
-    """The z-rule for a matrix or elementwise product of two tensors; each factor gets half of the relevance."""
+class ZRule(torch.autograd.Function):
+    """The z-rule for a mean or a sum of one tensor, or for a product of two: relevance in proportion to contributions.
+
+    Each element gets relevance in proportion to its contribution to an output. Each of two factors gets half.
+    """
 
     @staticmethod
-    def forward(ctx: Any, first: Tensor, second: Tensor, apply: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
-        """Return apply(first, second)."""
-        ctx.save_for_backward(first, second)
+    def forward(ctx: Any, apply: Callable[..., Tensor], *factors: Tensor) -> Tensor:
+        """Return apply(*factors); `apply` must be linear in each factor."""
+        ctx.save_for_backward(*factors)
         ctx.apply_to = apply
-        return apply(first, second)
+        return apply(*factors)
 
     @staticmethod
     def backward(ctx: Any, *relevance: Tensor) -> Any:
-        """Return the relevance of both factors."""
+        """Return the relevance of each factor."""
         with torch.enable_grad():
             factors = [factor.detach().requires_grad_() for factor in ctx.saved_tensors]
-            product = ctx.apply_to(*factors)
-            shares = torch.autograd.grad(product, factors, safe_divide(relevance[0], product.detach()))
-        halves = [factor.detach() * share / 2 for factor, share in zip(factors, shares, strict=True)]
-        return halves[0], halves[1], None
-
-
-class Mean(torch.autograd.Function):
-    """The z-rule for a mean or a sum: each element gets relevance in proportion to its contribution to the total."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, apply: Callable[[Tensor], Tensor]) -> Tensor:
-        """Return apply(x); `apply` must be linear."""
-        ctx.save_for_backward(x)
-        ctx.apply_to = apply
-        return apply(x)
-
-    @staticmethod
-    def backward(ctx: Any, *relevance: Tensor) -> Any:
-        """Return the relevance of x."""
-        with torch.enable_grad():
-            x = ctx.saved_tensors[0].detach().requires_grad_()
-            mean = ctx.apply_to(x)
-            share = torch.autograd.grad(mean, x, safe_divide(relevance[0], mean.detach()))[0]
-        return x.detach() * share, None
+            output = ctx.apply_to(*factors)
+            shares = torch.autograd.grad(output, factors, safe_divide(relevance[0], output.detach()))
+        pairs = zip(factors, shares, strict=True)
+        return None, *(factor.detach() * share / len(factors) for factor, share in pairs)
 
 
 class Sum(torch.autograd.Function):
@@ -261,7 +244,7 @@ def _product_rule(func: Callable[..., Any], args: tuple[Any, ...], keywords: dic
         # As in the authors' code, queries are scaled after their product with the keys. This matters if the product is
         # so small that the 1e-9 added in `safe_divide` is noticeable.
         unscaled, factor = getattr(first, "unscaled", (first, None)) if is_matrix_product else (first, None)
-        product = Product.apply(unscaled, second, torch.matmul if is_matrix_product else torch.mul)
+        product = ZRule.apply(torch.matmul if is_matrix_product else torch.mul, unscaled, second)
         return product if factor is None else Unchanged.apply(product, product.detach() * factor)  # type: ignore
     if is_matrix_product:
         return func(*args, **keywords)
@@ -272,7 +255,7 @@ def _product_rule(func: Callable[..., Any], args: tuple[Any, ...], keywords: dic
 
 
 def _mean_rule(func: Callable[..., Any], args: tuple[Any, ...], keywords: dict[str, Any]) -> Tensor:
-    return Mean.apply(args[0], lambda x: func(x, *args[1:], **keywords))  # type: ignore[return-value]
+    return ZRule.apply(lambda x: func(x, *args[1:], **keywords), args[0])  # type: ignore[return-value]
 
 
 def _single_operand_rule(apply: Callable[[Any, Any], Tensor], first: Any, second: Any) -> Tensor:

@@ -217,10 +217,7 @@ def _describe_token(token: Token) -> str:
 def tokens_figure(picture: Picture, maps: Sequence[tuple[str, Tensor]], classes: Sequence[str]) -> Figure:
     """Draw an image and greyscale copies; a patch's colour shows its likeliest class, the opacity the probability.
 
-    Args:
-        picture: (H, W, 3) image.
-        maps: Title and (K, h, w) class probabilities of each copy.
-        classes: K class names.
+    `maps` has the title and the (K, h, w) class probabilities of each copy, for K `classes`.
     """
     figure, axes = make_panels(1, 1 + len(maps), picture.shape[:2], extra=0.7)
     axes[0][0].imshow(picture)

@@ -14,23 +14,14 @@ MAX_PAIRS = 4  # largest number of pairs of image and map in a row of `contact_s
 
 @dataclass(frozen=True, eq=False)
 class AttributedImage:
-    """One image with its attribution maps for some classes.
+    """One image with its attribution maps for some classes."""
 
-    Attributes:
-        name: Name of the image for display.
-        picture: (H, W, 3) region of the image that the model sees.
-        maps: (classes, h, w) attribution maps.
-        classes: Names of the classes.
-        probabilities: Probabilities of these classes.
-        prediction: Text that is shown instead of class and probability; "" to show class and probability.
-    """
-
-    name: str
-    picture: Picture
-    maps: Tensor
-    classes: tuple[str, ...]
-    probabilities: tuple[float, ...]
-    prediction: str = ""
+    name: str  # name of the image for display
+    picture: Picture  # (H, W, 3) region of the image that the model sees
+    maps: Tensor  # (classes, h, w) attribution maps
+    classes: tuple[str, ...]  # names of the classes
+    probabilities: tuple[float, ...]  # probabilities of these classes
+    prediction: str = ""  # text that is shown instead of class and probability; "" to show class and probability
 
 
 def attribution_figure(explained: AttributedImage, method: str, is_class_specific: bool = True) -> Figure:

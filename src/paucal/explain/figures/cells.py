@@ -42,19 +42,12 @@ _MARK: dict[str, Any] = {"fillstyle": "none", "markersize": 15, "markeredgewidth
 
 @dataclass(frozen=True, eq=False)
 class MatchedPair:
-    """Two images whose cells were matched, which are drawn in one row of a figure.
-
-    Attributes:
-        pictures: The two images.
-        matches: Matched cells.
-        names: Titles of the images.
-        is_correct: (n,) bools that say whether each match is correct; None if this is unknown.
-    """
+    """Two images whose cells were matched, which are drawn in one row of a figure."""
 
     pictures: tuple[Picture, Picture]
     matches: Correspondence
-    names: tuple[str, str]
-    is_correct: Tensor | None = None
+    names: tuple[str, str]  # titles of the images
+    is_correct: Tensor | None = None  # (n,) bools that say whether each match is correct; None if this is unknown
 
 
 def matches_figure(
@@ -145,19 +138,13 @@ def _to_cell(cell) -> tuple[int, int]:
 
 @dataclass(frozen=True, eq=False)
 class OffsetView:
-    """Predicted and true offsets between all pairs of cells of one image, in units of cells.
+    """Predicted and true offsets between all pairs of cells of one image, in units of cells."""
 
-    Attributes:
-        predicted: (N, N, 2) predicted offsets (rows, columns): position of the first cell minus position of the second.
-        true: (N, N, 2) true offsets; absolute values if the head predicts only distances.
-        grid: (rows, columns) of the N cells.
-        signed: Whether the head predicts signed offsets instead of distances.
-    """
-
+    # (N, N, 2) predicted offsets (rows, columns): position of the first cell minus position of the second.
     predicted: Tensor
-    true: Tensor
-    grid: tuple[int, int]
-    signed: bool
+    true: Tensor  # (N, N, 2) true offsets; absolute values if the head predicts only distances
+    grid: tuple[int, int]  # (rows, columns) of the N cells
+    signed: bool  # whether the head predicts signed offsets instead of distances
 
     def error_map(self) -> Tensor:
         """Return for each cell the mean error over all pairs whose first cell it is, (rows, columns), in cells."""
@@ -192,10 +179,14 @@ def offsets_figure(picture: Picture, view: OffsetView, first: tuple[int, int], s
     """Draw the true and the predicted offset from the second to the first cell, and the mean error of each cell."""
     figure, axes = make_panels(1, 2, picture.shape[:2], extra=0.55)
     axes[0][0].imshow(picture)
-    true, predicted = _true_and_predicted(view, first, second)
+    columns = view.grid[1]
+    row_offset, column_offset = view.predicted[first[0] * columns + first[1], second[0] * columns + second[1]].tolist()
+    true = (float(first[0] - second[0]), float(first[1] - second[1]))
+    if not view.signed:
+        row_offset, column_offset = math.copysign(row_offset, true[0]), math.copysign(column_offset, true[1])
     ends = [
         _draw_arrow(axes[0][0], picture, view, second, true, TRUE_COLOUR, 3.0),
-        _draw_arrow(axes[0][0], picture, view, second, predicted, PREDICTED_COLOUR, 1.6),
+        _draw_arrow(axes[0][0], picture, view, second, (row_offset, column_offset), PREDICTED_COLOUR, 1.6),
     ]
     _extend_limits(axes[0][0], picture, ends)
     draw_title(axes[0][0], f"from {second} to {first}\nblue: true, orange: predicted")
@@ -209,18 +200,6 @@ def offsets_figure(picture: Picture, view: OffsetView, first: tuple[int, int], s
     return figure
 
 
-def _true_and_predicted(
-    view: OffsetView, first: tuple[int, int], second: tuple[int, int]
-) -> tuple[tuple[float, float], tuple[float, float]]:
-    columns = view.grid[1]
-    pair_index = (first[0] * columns + first[1], second[0] * columns + second[1])
-    true = (float(first[0] - second[0]), float(first[1] - second[1]))
-    row_offset, column_offset = view.predicted[pair_index].tolist()
-    if not view.signed:
-        row_offset, column_offset = math.copysign(row_offset, true[0]), math.copysign(column_offset, true[1])
-    return true, (row_offset, column_offset)
-
-
 def _draw_arrow(
     axes: Axes,
     picture: Picture,
@@ -231,10 +210,7 @@ def _draw_arrow(
     line_width: float,
 ) -> tuple[float, float]:
     x, y = cell_centre(start, view.grid, picture.shape)
-    end = (
-        x + offset[1] * picture.shape[1] / view.grid[1],
-        y + offset[0] * picture.shape[0] / view.grid[0],
-    )
+    end = (x + offset[1] * picture.shape[1] / view.grid[1], y + offset[0] * picture.shape[0] / view.grid[0])
     style = {"color": colour, "lw": line_width, "mutation_scale": 14, "shrinkA": 0, "shrinkB": 0}
     axes.add_patch(FancyArrowPatch((x, y), end, arrowstyle="-|>", **style))
     return end

@@ -51,12 +51,8 @@ def make_panels(
 ) -> tuple[Figure, list[list[Axes]]]:
     """Return a figure with a grid of panels for images of the same shape, with room for titles.
 
-    Args:
-        rows: Number of rows of panels.
-        columns: Number of columns of panels.
-        shape: (height, width) of the images in pixels; only the aspect ratio matters.
-        extra: Additional height of the figure in inches.
-        scale: Factor by which the panels are larger than usual.
+    `shape` is the (height, width) of the images, of which only the ratio matters. `extra` is additional height of the
+    figure in inches. Panels are larger than usual by the factor `scale`.
     """
     longest = max(shape)
     width, height = scale * PANEL * shape[1] / longest, scale * PANEL * shape[0] / longest
@@ -154,6 +150,7 @@ def choose_columns(count: int, max_columns: int = 6) -> int:
 _SYNSET = re.compile(r"n\d{8}")  # WordNet id, such as the names of ImageNet's class folders
 
 
+@cache
 def readable_name(name: str) -> str:
     """Return the first English name of an ImageNet class given its WordNet id; other names are returned unchanged.
 
@@ -161,15 +158,12 @@ def readable_name(name: str) -> str:
         >>> readable_name("n03680355"), readable_name("cat")
         ('Loafer', 'cat')
     """
-    return _synset_name(name) if _SYNSET.fullmatch(name) else name
-
-
-@cache
-def _synset_name(synset: str) -> str:
+    if not _SYNSET.fullmatch(name):
+        return name
     try:
-        return _imagenet_info("imagenet-22k").label_name_to_description(synset, detailed=False).split(",")[0]
+        return _imagenet_info("imagenet-22k").label_name_to_description(name, detailed=False).split(",")[0]
     except (KeyError, IndexError):  # not a class of ImageNet
-        return synset
+        return name
 
 
 _imagenet_info = cache(ImageNetInfo)
