@@ -44,10 +44,8 @@ def _write_file(file: BinaryIO, write: Callable[[BinaryIO], object]) -> None:
     recording_file = _ErrorRecordingFile(file)
     try:
         write(recording_file)  # type: ignore[arg-type]
-    except OSError:
-        raise
-    except Exception:
-        if recording_file.problem is None:
+    except Exception as error:
+        if isinstance(error, OSError) or recording_file.problem is None:
             raise
         raise recording_file.problem from None
 

@@ -18,7 +18,7 @@ import yaml
 
 from paucal.cores import count_usable_cores
 from paucal.reading import MAX_CONFIG_BYTES, parse_json, parse_yaml, read_text
-from paucal.runs.files import write_text
+from paucal.runs.files import csv_text, write_text
 from paucal.types import UserError
 
 MAX_TEXT_BYTES = 64 * 2**20  # size limit for each text file of a run
@@ -29,14 +29,7 @@ PLACE_FILE = "place.json"  # contains the URL of a run on object storage; stored
 FRAME_FILE = re.compile(r"frame-[0-9a-f]{16}\.(csv|parquet)")  # stored copies of DataFrames that were given as DATA
 ASIDE_SUFFIX = ".replaced"  # suffix of the folder that holds the old run while a new run replaces it
 REPORTED_PACKAGES = (
-    "paucal",
-    "torch",
-    "torchvision",
-    "timm",
-    "lightning",
-    "torchmetrics",
-    "scikit-learn",
-    "numpy",
+    *("paucal", "torch", "torchvision", "timm", "lightning", "torchmetrics", "scikit-learn", "numpy"),
     "pillow",
 )
 # Values of the setting `init` that are not paths.
@@ -167,11 +160,7 @@ class RunFolder:
     def write_rows(self, rows: Sequence[Mapping[str, float]]) -> None:
         """Write `metrics.csv`, with columns in the order in which they first appear in the rows."""
         columns = list(dict.fromkeys(name for row in rows for name in row))
-        text = io.StringIO()
-        writer = csv.DictWriter(text, columns, lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
-        write_text(self.metrics, text.getvalue())
+        write_text(self.metrics, csv_text(columns, *([row.get(name) for name in columns] for row in rows)))
 
     def read_rows(self) -> list[dict[str, float]]:
         """Read the rows of `metrics.csv`; an empty list if the file does not exist yet."""
@@ -216,11 +205,12 @@ def open_run(path: str | Path) -> RunFolder:
     path = Path(path)
     if (path / CONFIG_FILE).is_file():
         return RunFolder(path)
-    runs = sorted(_runs_below(path), key=lambda run: (run / CONFIG_FILE).stat().st_mtime)
+    children = path.iterdir() if path.is_dir() else ()
+    runs = [child for child in children if (child / CONFIG_FILE).is_file() and child.suffix != ASIDE_SUFFIX]
     if not runs:
         problem = "contains no run" if path.exists() else "does not exist"
         raise UserError(f"{str(path)!r} {problem}: expected a run folder (with a {CONFIG_FILE}), such as runs/1.")
-    return RunFolder(runs[-1])
+    return RunFolder(sorted(runs, key=lambda run: (run / CONFIG_FILE).stat().st_mtime)[-1])
 
 
 def open_model_folder(path: str | Path) -> RunFolder:
@@ -228,12 +218,6 @@ def open_model_folder(path: str | Path) -> RunFolder:
     folder = RunFolder(Path(path))
     has_only_model = folder.card.is_file() and folder.weights.is_file() and not folder.config.exists()
     return folder if has_only_model else open_run(path)
-
-
-def _runs_below(path: Path) -> list[Path]:
-    if not path.is_dir():
-        return []
-    return [child for child in path.iterdir() if (child / CONFIG_FILE).is_file() and child.suffix != ASIDE_SUFFIX]
 
 
 def create_next_numbered(root: Path) -> Path:
@@ -269,7 +253,7 @@ def describe_environment(device: str) -> dict[str, Any]:
         "command": [os.path.basename(sys.argv[0]), *sys.argv[1:]],
         "python": platform.python_version(),
         "platform": platform.platform(),
-        "packages": {name: _installed_version(name) for name in REPORTED_PACKAGES},
+        "packages": {name: installed_version(name) for name in REPORTED_PACKAGES},
         "device": device,
         "accelerator": torch.cuda.get_device_name() if device.startswith("cuda") else None,
         "cpu_cores": count_usable_cores(),
@@ -277,7 +261,8 @@ def describe_environment(device: str) -> dict[str, Any]:
     }
 
 
-def _installed_version(package: str) -> str | None:
+def installed_version(package: str) -> str | None:
+    """Return the version of a package; None if the package is not installed."""
     try:
         return version(package)
     except PackageNotFoundError:

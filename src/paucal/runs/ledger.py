@@ -27,38 +27,23 @@ _MAX_START_BYTES = 4096  # limit for the first line of a file
 
 @dataclass(frozen=True)
 class Start:
-    """The information that a process stores when the run is started or resumed.
+    """The information that a process stores when the run is started or resumed."""
 
-    Attributes:
-        number: Number of earlier starts: 0 when the run is first started, 1 when it is first resumed, and so on.
-        rank: Rank of the process.
-        processes: Number of processes.
-        step: Number of optimizer steps that were completed before this start.
-        batch: Number of images per optimizer step, over all processes.
-        steps_per_pass: Number of optimizer steps per epoch.
-    """
-
-    number: int
+    number: int  # number of earlier starts: 0 when the run is first started, 1 when it is first resumed, and so on
     rank: int
-    processes: int
-    step: int
-    batch: int
-    steps_per_pass: int
+    processes: int  # number of processes
+    step: int  # number of optimizer steps that were completed before this start
+    batch: int  # number of images per optimizer step, over all processes
+    steps_per_pass: int  # number of optimizer steps per epoch
 
 
 @dataclass(frozen=True)
 class Record:
-    """The images of one forward pass on one process.
+    """The images of one forward pass on one process."""
 
-    Attributes:
-        start: Information about the start or resumption of the run after which the pass was computed.
-        step: Index of the optimizer step that the forward pass belongs to, counted from 0.
-        hashes: (B,) hashes of the images' keys.
-    """
-
-    start: Start
-    step: int
-    hashes: NDArray[np.uint64]
+    start: Start  # information about the start or resumption of the run after which the pass was computed
+    step: int  # index of the optimizer step that the forward pass belongs to, counted from 0
+    hashes: NDArray[np.uint64]  # (B,) hashes of the images' keys
 
 
 class LedgerWriter:

@@ -13,7 +13,7 @@ import threading
 import time
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -29,21 +29,13 @@ _HELD_TOKENS: set[str] = set()  # tokens of the locks of this process
 
 @dataclass(frozen=True)
 class Holder:
-    """The holder of a lock, as stored in the lock file.
+    """The holder of a lock, as stored in the lock file."""
 
-    Attributes:
-        token: Random identifier of the `RunLock` object.
-        pid: Process id.
-        host: Host name.
-        space: Scope in which `pid` is unique, see `pid_namespace`.
-        since: Local time at which the lock was acquired.
-    """
-
-    token: str
+    token: str  # random identifier of the `RunLock` object
     pid: int
     host: str
-    space: str
-    since: str
+    space: str  # scope in which `pid` is unique, see `pid_namespace`
+    since: str  # local time at which the lock was acquired
 
 
 class RunLock:
@@ -107,13 +99,11 @@ class RunLock:
             self._renew()
 
     def _renew(self) -> None:
-        try:
+        with suppress(OSError):  # a shared disk may be briefly unavailable
             self.lost = self.lost or _read_token(self.path) != self._token
             if not self.lost:
                 os.utime(self.path)
             self._last_renewal = time.monotonic()
-        except OSError:  # a shared disk may be briefly unavailable
-            pass
 
     def _take_over(self, path: Path, claim: Path) -> None:
         """Turn the file `claim` into the lock file `path` if there is no lock or the holder of the lock is dead.
@@ -127,7 +117,7 @@ class RunLock:
             holder, lock_identity = _read_holder(path), _file_identity(path)
             if lock_identity is None:
                 continue
-            if _is_live(path, holder, _read_modification_time(claim)):
+            if _is_live(path, holder, claim.stat().st_mtime):
                 raise UserError(_in_use_message(self.folder, self.what, holder))
             mark = self.folder / f".{LOCK_FILE}.after-{lock_identity}.tmp"
             self._take_over(mark, claim)
@@ -181,7 +171,7 @@ def _in_use_message(folder: Path, what: str, holder: Holder | None) -> str:
 def _is_live(path: Path, holder: Holder | None, now: float, wait: bool = True) -> bool:
     """Return whether the holder of a lock is alive; if `wait` is true, first wait for a renewal of an expired lock."""
     try:
-        is_expired = now - _read_modification_time(path) > DEAD_AFTER_SECONDS
+        is_expired = now - path.stat().st_mtime > DEAD_AFTER_SECONDS
     except FileNotFoundError:
         return False
     if holder is None or holder.space != pid_namespace():
@@ -213,7 +203,7 @@ def is_running(pid: int) -> bool:
     except ProcessLookupError:
         return False
     except (PermissionError, OverflowError):
-        return True
+        pass
     return True
 
 
@@ -257,10 +247,6 @@ def _link_unless_exists(source: Path, path: Path) -> bool:
         return False
 
 
-def _read_modification_time(path: Path) -> float:
-    return path.stat().st_mtime
-
-
 def pid_namespace() -> str:
     """Return the scope in which a process id is unique, as text: host name, boot id and PID namespace (container)."""
     parts = [socket.gethostname()]
@@ -268,8 +254,6 @@ def pid_namespace() -> str:
         lambda: Path("/proc/sys/kernel/random/boot_id").read_text().strip(),
         lambda: os.readlink("/proc/self/ns/pid"),
     ):
-        try:
+        with suppress(OSError):
             parts.append(read_part())
-        except OSError:
-            continue
     return " ".join(parts)

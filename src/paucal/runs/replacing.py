@@ -17,21 +17,10 @@ from paucal.types import UserError
 NOTE_FILE = "replaced.txt"
 # Names of the files and folders that runs write. Any other file in a run folder belongs to the user.
 RUN_FILES = {
-    *(
-        CONFIG_FILE,
-        LOCK_FILE,
-        NOTE_FILE,
-        "env.json",
-        "check.json",
-        "split.csv",
-        "init.json",
-        "monitor.json",
-        "train.log",
-        "metrics.csv",
-    ),
+    *(CONFIG_FILE, LOCK_FILE, NOTE_FILE, LEDGER),
+    *("env.json", "check.json", "split.csv", "init.json", "monitor.json", "train.log", "metrics.csv"),
     *("summary.json", "report.html", "model.json", "model.safetensors", "checkpoints", "plots", "evaluation"),
-    *("check.json", "rungs.json", "time_plan.json", "probe.safetensors", "trials"),
-    LEDGER,
+    *("rungs.json", "time_plan.json", "probe.safetensors", "trials"),
     *("unlabelled.csv", "unlabelled.safetensors", "unlabelled-frozen.safetensors"),
     *("held_out.safetensors", "learning_curve.json"),
     *("loggers.json", "tensorboard", "mlflow.db", "mlartifacts", "wandb"),
@@ -89,11 +78,7 @@ def is_run(path: Path) -> bool:
     except (UserError, OSError):
         return False
     settings, origin = config.get("settings"), config.get("origin")
-    if (
-        not isinstance(settings, dict)
-        or not isinstance(origin, dict)
-        or not {"data", "seed", "output"} <= set(settings)
-    ):
+    if not (isinstance(settings, dict) and isinstance(origin, dict) and {"data", "seed", "output"} <= settings.keys()):
         return False
     packages = environment.get("packages")
     return isinstance(packages, dict) and "paucal" in packages
@@ -142,10 +127,7 @@ def has_set_aside_run(path: Path) -> bool:
 
 
 def finish_replacement(path: Path) -> bool:
-    """Clean up after a new run that was killed while it replaced an old run.
-
-    Returns:
-        Whether the old run was moved back.
+    """Clean up after a new run that was killed while it replaced an old run; return whether the old run was moved back.
 
     Raises:
         UserError: A process is still writing the new run.
@@ -171,9 +153,5 @@ def remove_temporary_files(path: Path) -> None:
 
 def _foreign_names(path: Path) -> set[str]:
     """Return the names of files and folders in a run folder that do not belong to a run."""
-    names = {entry.name for entry in path.iterdir()} - RUN_FILES
-    return {
-        name
-        for name in names
-        if not any(pattern.fullmatch(name) for pattern in (TEMPORARY_FILE, HEAD_FILE, FRAME_FILE))
-    }
+    names, patterns = {entry.name for entry in path.iterdir()} - RUN_FILES, (TEMPORARY_FILE, HEAD_FILE, FRAME_FILE)
+    return {name for name in names if not any(pattern.fullmatch(name) for pattern in patterns)}

@@ -85,7 +85,11 @@ def read_untrusted(path: Path, max_bytes: int = MAX_WEIGHTS_BYTES) -> TensorTree
     """
     if not path.is_file():
         raise UserError(f"There is no file {str(path)!r}: check the path.")
-    _require_size(path, unpacked_size(path), max_bytes)
+    if (size := unpacked_size(path)) > max_bytes:
+        raise UserError(
+            f"{str(path)!r} is {size / 2**30:.3g} GiB large, but at most {max_bytes / 2**30:.3g} GiB are allowed: save "
+            "only the weights, without the optimizer state."
+        )
     content = read_weights(path) if path.suffix == ".safetensors" else _load_tensors(path)
     tree = _keep_plain_tensors(content, seen_ids=set())
     if not tree:
@@ -96,8 +100,8 @@ def read_untrusted(path: Path, max_bytes: int = MAX_WEIGHTS_BYTES) -> TensorTree
 def _load_tensors(path: Path) -> Any:
     try:
         # Published checkpoints often contain the argparse.Namespace of their command line, which is harmless.
-        with warnings.catch_warnings(), torch.serialization.safe_globals([argparse.Namespace]):
-            warnings.simplefilter("ignore")  # warnings about old pickles
+        # Warnings about old pickles are ignored.
+        with warnings.catch_warnings(action="ignore"), torch.serialization.safe_globals([argparse.Namespace]):
             return torch.load(path, map_location="cpu", weights_only=True)
     except Exception as problem:  # torch raises many types of errors for a damaged or hostile file
         raise UserError(_refusal_message(path, problem)) from problem
@@ -108,25 +112,15 @@ def _refusal_message(path: Path, problem: Exception) -> str:
     text = str(problem)
     match = _FORBIDDEN_GLOBAL.search(text)
     if match or isinstance(problem, pickle.UnpicklingError):
-        reason_text = (
-            f"it contains Python objects ({match[1]})"
-            if match
-            else "it is not a weights file, or contains Python objects"
+        reason = (
+            f"contains Python objects ({match[1]})" if match else "is not a weights file, or contains Python objects"
         )
         return (
-            f"{str(path)!r} is refused: {reason_text} that could run code when opened; give a file that contains only "
+            f"{str(path)!r} is refused: it {reason} that could run code when opened; give a file that contains only "
             "tensors, such as a state dict or safetensors."
         )
     reason = text.split("\n")[0].split(". ")[0][:200].rstrip(".") or type(problem).__name__
     return f"{str(path)!r} is damaged, truncated or not a weights file ({reason}): download or save the file again."
-
-
-def _require_size(path: Path, size: int, max_bytes: int) -> None:
-    if size > max_bytes:
-        raise UserError(
-            f"{str(path)!r} is {size / 2**30:.3g} GiB large, but at most {max_bytes / 2**30:.3g} GiB are allowed: save "
-            "only the weights, without the optimizer state."
-        )
 
 
 def _keep_plain_tensors(value: Any, seen_ids: set[int], depth: int = 0) -> dict[str, Any]:
