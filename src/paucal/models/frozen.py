@@ -33,23 +33,14 @@ RANDOM_NAME = "random weights"  # name of the baseline in tables
 
 @dataclass(frozen=True)
 class FrozenBackbone:
-    """A backbone with loaded weights, and its preprocessing.
+    """A backbone with loaded weights, and its preprocessing."""
 
-    Attributes:
-        name: Short name for tables.
-        weights: Description of the weights.
-        spec: Spec from which the backbone was built.
-        backbone: The network, in evaluation mode.
-        preprocessing: Preprocessing of images.
-        random: Whether the weights are random.
-    """
-
-    name: str
-    weights: str
-    spec: BackboneSpec
-    backbone: FeatureBackbone
+    name: str  # short name for tables
+    weights: str  # description of the weights
+    spec: BackboneSpec  # spec from which the backbone was built
+    backbone: FeatureBackbone  # the network, in evaluation mode
     preprocessing: Preprocessing
-    random: bool = False
+    random: bool = False  # whether the weights are random
 
     @cached_property
     def fingerprint(self) -> str:

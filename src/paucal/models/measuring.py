@@ -51,8 +51,7 @@ def measure(name: str, drloc_weight: float) -> ListedModel:
         >>> measured.parameters, round(measured.macs / 1e6), measured.grid
         (1221928, 76, (8, 8))
     """
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+    with warnings.catch_warnings(action="ignore"):
         with torch.device("meta"):
             model = timm.create_model(name).eval()
         config: Any = model.pretrained_cfg

@@ -62,13 +62,9 @@ def find_run(name: str) -> RunFolder | None:
 def open_named(
     name: str, device: torch.device | str = "cpu", image_size: Sequence[int] | None = None, setting: str = ""
 ) -> TrainedModel:
-    """Open the model of a run, or a timm model with its published weights.
+    """Open the model of a run, or a timm model with its published weights; see `find_named` for `name` and `setting`.
 
-    Args:
-        name: A run folder or a timm model, see `find_named`.
-        device: Device for the model.
-        image_size: Side or (height, width) in pixels of the model's input; None for the model's default.
-        setting: Flag with which the user gave the name, for error messages; "" for none.
+    `image_size` is the side or (height, width) in pixels of the model's input; None for the model's default.
     """
     run_or_name, torch_device = find_named(name, setting), usable_device(device)
     if isinstance(run_or_name, RunFolder):

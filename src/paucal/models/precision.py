@@ -39,19 +39,12 @@ ForwardPass = Callable[[Tensor], Tensor]
 
 @dataclass(frozen=True)
 class PrecisionChoice:
-    """The precision of forward passes.
+    """The precision of forward passes."""
 
-    Attributes:
-        dtype: `torch.bfloat16` for autocast; None for no autocast.
-        reason: Reason for the choice, for messages.
-        speed: Speed relative to float32.
-        measured: Whether the choice is based on measurements.
-    """
-
-    dtype: torch.dtype | None = None
-    reason: str = "float32"
-    speed: float = 1.0
-    measured: bool = False
+    dtype: torch.dtype | None = None  # `torch.bfloat16` for autocast; None for no autocast
+    reason: str = "float32"  # reason for the choice, for messages
+    speed: float = 1.0  # speed relative to float32
+    measured: bool = False  # whether the choice is based on measurements
 
     @property
     def precision(self) -> str:

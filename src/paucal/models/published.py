@@ -34,9 +34,7 @@ from paucal.types import UserError, height_and_width
 def published_card(name: str, image_size: Sequence[int] | None = None) -> ModelCard:
     """Return the card of a timm model with its published weights, without reading the weights.
 
-    Args:
-        name: Name of a timm model.
-        image_size: Side or (height, width) in pixels; None for the model's default.
+    `image_size` is the side or (height, width) in pixels; None for the model's default.
     """
     added_card, config = find_added_weights(name), timm_config(name)
     if config is None and added_card is None:
@@ -59,9 +57,7 @@ def imagenet_classes(name: str) -> tuple[str, ...] | None:
 def read_timm(name: str, init: bool = True) -> StartWeights:
     """Return the weights that the user has added for a model, else timm's weights from a package, the cache or the web.
 
-    Args:
-        name: timm name of the model.
-        init: Whether the weights are for `--init`, so that error messages mention this option.
+    Error messages mention `--init` if the weights are for this option (`init`).
     """
     added_card = find_added_weights(name)
     if added_card is not None:

@@ -24,17 +24,11 @@ FloatArray = NDArray[np.float64]
 
 
 class IntervalPredictions(NamedTuple):
-    """The predictions of a model for N images.
+    """The predictions of a model for N images."""
 
-    Attributes:
-        predicted: (N,) predicted values.
-        low: (N,) lower ends of the 90 % prediction intervals.
-        high: (N,) upper ends of the 90 % prediction intervals.
-    """
-
-    predicted: FloatArray
-    low: FloatArray
-    high: FloatArray
+    predicted: FloatArray  # (N,) predicted values
+    low: FloatArray  # (N,) lower ends of the 90 % prediction intervals
+    high: FloatArray  # (N,) upper ends of the 90 % prediction intervals
 
 
 @dataclass(frozen=True)

@@ -20,12 +20,7 @@ C = TypeVar("C", bound=ModelCard)
 
 
 def read_card(run: RunFolder, card_class: type[C] = ModelCard) -> C:
-    """Read the card of a run's model.
-
-    Args:
-        run: Folder of the run.
-        card_class: Class of the card. If the class is `ModelCard`, regression models get a `RegressionCard`.
-    """
+    """Read the card of a run's model; as `ModelCard`, the card of a regression model is a `RegressionCard`."""
     if run.last.exists() and not run.card.exists():
         raise UserError(f"{str(run.path)!r} was stopped before it saved a model: resume the run with --resume first.")
     return card_from_dict(run.read_json(run.card.name), card_class)
@@ -46,11 +41,7 @@ def stored_card(run: RunFolder | None, card_class: type[C] = ModelCard) -> C | N
 def load_saved(
     run: str | os.PathLike[str] | RunFolder, card_class: type[C], device: torch.device | str = "cpu"
 ) -> tuple[nn.Module, C, torch.device]:
-    """Load the model that a run has saved, in evaluation mode.
-
-    Returns:
-        The network, its card, and its device.
-    """
+    """Load the network that a run has saved, in evaluation mode; return the network, its card, and its device."""
     folder = run if isinstance(run, RunFolder) else open_model_folder(path_text(run, "the run"))
     torch_device = usable_device(device)
     card = read_card(folder, card_class)

@@ -22,26 +22,17 @@ TIMM = "timm"  # source of the models that paucal does not implement
 
 @dataclass(frozen=True)
 class ListedModel:
-    """Size and cost of a model at its default image size and number of classes.
+    """Size and cost of a model at its default image size and number of classes."""
 
-    Attributes:
-        parameters: Number of parameters, including frozen ones.
-        macs: Multiply-adds of convolutions, linear layers and attention products for one image, which papers often
-            call FLOPs; None if they cannot be counted.
-        image_size: (height, width) in pixels at which the model was measured.
-        grid: (rows, columns) of the last feature map; None if the model has no feature map.
-        dim: Channels of the last feature map; None if the model has no feature map.
-        source: Paper of a model that paucal implements, else "timm".
-        drloc_weight: Default weight of DrLoc's loss for the model.
-    """
-
-    parameters: int
+    parameters: int  # number of parameters, including frozen ones
+    # Multiply-adds of convolutions, linear layers and attention products for one image, which papers often call FLOPs;
+    # None if they cannot be counted.
     macs: int | None
-    image_size: tuple[int, int]
-    grid: tuple[int, int] | None
-    dim: int | None
-    source: str
-    drloc_weight: float
+    image_size: tuple[int, int]  # (height, width) in pixels at which the model was measured
+    grid: tuple[int, int] | None  # (rows, columns) of the last feature map; None if the model has no feature map
+    dim: int | None  # channels of the last feature map; None if the model has no feature map
+    source: str  # paper of a model that paucal implements, else "timm"
+    drloc_weight: float  # default weight of DrLoc's loss for the model
 
 
 @lru_cache(maxsize=1)

@@ -1,9 +1,9 @@
 """Trained models for classification and regression, with their preprocessing and class names."""
 
-import json
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 
 import numpy as np
 import torch
@@ -15,17 +15,13 @@ from paucal.data.channels.decoding import convert_image
 from paucal.models.card import ModelCard
 from paucal.models.regression import RegressionCard
 from paucal.models.saved import load_saved
-from paucal.runs import RunFolder, write_text
+from paucal.runs import RunFolder
 from paucal.runs.weights import save_weights
 from paucal.types import UserError
 
 
 class MirrorAveraged(nn.Module):
-    """Averages the logits of a network for an image and for its mirror image, in twice the time.
-
-    Args:
-        module: Network from (B, C, H, W) images to (B, K) logits.
-    """
+    """Averages the logits of a network for an image and for its mirror image, in twice the time."""
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__()
@@ -37,12 +33,7 @@ class MirrorAveraged(nn.Module):
 
 
 class LowerPrecision(nn.Module):
-    """Runs a network under autocast, and returns float32 logits.
-
-    Args:
-        module: Network from (B, C, H, W) images to (B, K) logits.
-        dtype: Lower precision, such as `torch.bfloat16`.
-    """
+    """Runs a network under autocast with a lower precision such as `torch.bfloat16`, and returns float32 logits."""
 
     def __init__(self, module: nn.Module, dtype: torch.dtype) -> None:
         super().__init__()
@@ -148,28 +139,19 @@ class TrainedModel:
 
     def classify(self, images: Iterable[Image.Image], batch_size: int = 64) -> Iterator[Tensor]:
         """Yield (K,) probabilities for each image; images are read and classified in batches."""
-        batch: list[Image.Image] = []
-        for image in images:
-            batch.append(image)
-            if len(batch) == batch_size:
-                yield from self.probabilities(batch)
-                batch = []
-        if batch:
+        iterator = iter(images)
+        while batch := list(islice(iterator, batch_size)):
             yield from self.probabilities(batch)
 
 
 def save_trained(run: RunFolder, module: nn.Module, card: ModelCard) -> None:
     """Save a model in a run folder, as `model.safetensors` and `model.json`."""
     save_weights(run.weights, module.state_dict())
-    write_text(run.card, json.dumps(card.to_dict(), indent=2, ensure_ascii=False) + "\n")
+    run.write_json(run.card.name, card.to_dict())
 
 
 def load_trained(run: str | os.PathLike[str] | RunFolder, device: torch.device | str = "cpu") -> TrainedModel:
     """Load the model that a run has saved.
-
-    Args:
-        run: A run folder.
-        device: Device for the model.
 
     Raises:
         UserError: the run does not exist, has not saved a model yet, or has files that do not belong together; or the

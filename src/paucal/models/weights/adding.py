@@ -28,25 +28,15 @@ DEFAULT_SIDE = 224  # side in pixels of the input of models whose image size tim
 
 @dataclass(frozen=True)
 class CheckedWeights:
-    """Weights that were loaded into their model without problems.
-
-    Attributes:
-        state: The state dict.
-        name: timm name of the model.
-        licence: Name of the licence.
-        source: Origin of the weights, for messages.
-        input: Preprocessing that the weights need.
-        report: Report of the tensors that were loaded.
-        licence_text: Text of the licence; "" if unknown.
-    """
+    """Weights that were loaded into their model without problems."""
 
     state: Mapping[str, Tensor]
-    name: str
-    licence: str
-    source: str
-    input: ImageInput
+    name: str  # timm name of the model
+    licence: str  # name
+    source: str  # origin of the weights, for messages
+    input: ImageInput  # preprocessing that the weights need
     report: LoadReport
-    licence_text: str = ""
+    licence_text: str = ""  # text of the licence; "" if unknown
 
     @property
     def classes(self) -> int:

@@ -10,36 +10,20 @@ from pathlib import Path
 APACHE = "Apache-2.0"
 # Licences, in lower case, that allow any use; at most, they require that the licence and the authors are named.
 FREE_LICENCES = (
-    "apache-2.0",
-    "mit",
-    "bsd-2-clause",
-    "bsd-3-clause",
-    "isc",
-    "cc0-1.0",
-    "cc-by-4.0",
-    "unlicense",
-    "0bsd",
+    *("apache-2.0", "mit", "bsd-2-clause", "bsd-3-clause", "isc", "cc0-1.0", "cc-by-4.0", "unlicense", "0bsd"),
     "zlib",
 )
 
 
 @dataclass(frozen=True)
 class Package:
-    """A file of weights in a Python package.
+    """A file of weights in a Python package."""
 
-    Attributes:
-        distribution: Name by which pip installs the package.
-        module: Name by which Python imports the package.
-        file: Path of the file relative to the module's folder.
-        sha256: SHA-256 of the file.
-        size: Size of the file in bytes.
-    """
-
-    distribution: str
-    module: str
-    file: str
-    sha256: str
-    size: int
+    distribution: str  # name by which pip installs the package
+    module: str  # name by which Python imports the package
+    file: str  # path of the file relative to the module's folder
+    sha256: str  # SHA-256 of the file
+    size: int  # size of the file in bytes
 
     def path(self) -> Path | None:
         """Return the path at which the file should be; None if the package is not installed."""
@@ -54,23 +38,14 @@ class Package:
 
 @dataclass(frozen=True)
 class PretrainedWeights:
-    """Pretrained weights of a timm model.
+    """Pretrained weights of a timm model."""
 
-    Attributes:
-        name: timm name of the model, with the tag of the weights.
-        licence: Licence of the weights.
-        megabytes: Size of the download in megabytes.
-        source: Who trained the weights, and on which images.
-        device: Slowest device on which the model is fast enough: "cpu" or "cuda".
-        package: Package that contains the weights; None if no package does.
-    """
-
-    name: str
-    licence: str
-    megabytes: int
-    source: str
-    device: str = "cpu"
-    package: Package | None = None
+    name: str  # timm name of the model, with the tag of the weights
+    licence: str  # licence of the weights
+    megabytes: int  # size of the download in megabytes
+    source: str  # who trained the weights, and on which images
+    device: str = "cpu"  # slowest device on which the model is fast enough: "cpu" or "cuda"
+    package: Package | None = None  # package that contains the weights; None if no package does
 
     @property
     def has_terms(self) -> bool:
