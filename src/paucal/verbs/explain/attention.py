@@ -39,18 +39,16 @@ def heads_view(model: TrainedModel, image: ExplainInput, settings: ExplainSettin
     """
     maps = read_attention(model.module, stack_views([image], model))
     layer_indices = _layer_indices(maps, settings.layer) or [len(maps) - 1]
-    figures = [_draw_heads(image, maps[index], settings.token) for index in layer_indices]
-    if len(figures) == 1:
-        return {"attention": figures[0]}
-    return {f"attention_layer_{index + 1}": figure for index, figure in zip(layer_indices, figures, strict=True)}
-
-
-def _draw_heads(image: ExplainInput, layer: AttentionMap, queries: list[str] | None) -> Figure:
-    tokens = _parse_tokens(queries, layer)
-    views, name = [view_heads(layer, token) for token in tokens], f"layer {layer.layer}"
-    if len(tokens) == 1:
-        return heads_figure(image.picture, views[0], tokens[0], name, MASS)
-    return queries_figure(image.picture, views, tokens, name, MASS)
+    figures = {}
+    for index in layer_indices:
+        layer, label = maps[index], "attention" if len(layer_indices) == 1 else f"attention_layer_{index + 1}"
+        tokens, name = _parse_tokens(settings.token, layer), f"layer {layer.layer}"
+        views = [view_heads(layer, token) for token in tokens]
+        if len(tokens) == 1:
+            figures[label] = heads_figure(image.picture, views[0], tokens[0], name, MASS)
+        else:
+            figures[label] = queries_figure(image.picture, views, tokens, name, MASS)
+    return figures
 
 
 def rollout_view(model: TrainedModel, image: ExplainInput, settings: ExplainSettings) -> dict[str, Figure]:

@@ -54,18 +54,6 @@ def prepare_input(name: str, picture: Image.Image, preprocessing: Preprocessing)
     return ExplainInput(name, visible_region(upright, geometry, preprocessing.image_size), view)
 
 
-def batch_images(images: Iterator[ExplainInput], size: int) -> Iterator[list[ExplainInput]]:
-    """Yield lists of up to `size` images."""
-    batch: list[ExplainInput] = []
-    for image in images:
-        batch.append(image)
-        if len(batch) == size:
-            yield batch
-            batch = []
-    if batch:
-        yield batch
-
-
 def stack_views(batch: Sequence[ExplainInput], model: TrainedModel) -> Tensor:
     """Return a batch of images as (B, 3, H, W) model input on the model's device."""
     return torch.stack([image.view for image in batch]).to(model.device)

@@ -25,7 +25,7 @@ from paucal.types import UserError
 from paucal.verbs.explain.attention import SINGLE_IMAGE_VIEWS, Entropies, features_figures
 from paucal.verbs.explain.attribution import choose_method, class_numbers, explain_batch
 from paucal.verbs.explain.cells import localization_figures, matches_figures, open_localizer, open_token_views
-from paucal.verbs.explain.inputs import ExplainInput, batch_images, read_images, stem
+from paucal.verbs.explain.inputs import ExplainInput, read_images, stem
 from paucal.verbs.explain.settings import VIEWS, ExplainSettings, require_used_settings
 from paucal.verbs.explain.writing import Pictures, choose_output_folder
 from paucal.wording import counted, did_you_mean
@@ -129,14 +129,13 @@ def _requested_views(settings: ExplainSettings) -> list[str]:
 
 
 def _in_batches(images: Iterator[ExplainInput], views: Sequence[str], size: int) -> Iterator[list[ExplainInput]]:
-    if "matches" not in views:
-        return batch_images(images, size)
-    pair = list(islice(images, 3))
-    if len(pair) > 2:
-        raise UserError(
-            "--show matches takes one image (compared with its mirror image) or two images, but more were given."
-        )
-    return iter([pair])
+    """Yield lists of up to `size` images; for the view "matches", a single list of one or two images."""
+    while batch := list(islice(images, 3 if "matches" in views else size)):
+        if "matches" in views and len(batch) > 2:
+            raise UserError(
+                "--show matches takes one image (compared with its mirror image) or two images, but more were given."
+            )
+        yield batch
 
 
 class _Drawer:

@@ -66,10 +66,8 @@ class Pictures:
         write_text(self.folder / f"{name}.csv", text)
 
     def _file_name(self, label: str) -> str:
-        base = (
-            _INVALID_CHARACTERS.sub("_", label.encode(errors="replace").decode())[-MAX_NAME_LENGTH:].strip("._")
-            or "picture"
-        )
+        valid_text = _INVALID_CHARACTERS.sub("_", label.encode(errors="replace").decode())
+        base = valid_text[-MAX_NAME_LENGTH:].strip("._") or "picture"
         name, number = base, 2
         while name.lower() in self._used_names:
             name, number = f"{base}_{number}", number + 1

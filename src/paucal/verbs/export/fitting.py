@@ -102,23 +102,14 @@ def describe_file(comparison: Comparison) -> str:
 
 @dataclass(frozen=True)
 class Candidate:
-    """An exported file, compared with its model.
+    """An exported file, compared with its model."""
 
-    Attributes:
-        subject: Model that was exported.
-        format: Name of the format.
-        int8: Whether the file has weights and activations of 8 bits.
-        folder: Folder that contains the file and any other files that it needs.
-        comparison: Comparison with the model on validation images.
-        model: Name of the student in the file, for messages; "" if the file contains the run's own model.
-    """
-
-    subject: Subject
-    format: str
-    int8: bool
-    folder: Path
-    comparison: Comparison
-    model: str = ""
+    subject: Subject  # model that was exported
+    format: str  # name of the format
+    int8: bool  # whether the file has weights and activations of 8 bits
+    folder: Path  # folder that contains the file and any other files that it needs
+    comparison: Comparison  # with the model, on validation images
+    model: str = ""  # name of the student in the file, for messages; "" if the file contains the run's own model
 
     @property
     def name(self) -> str:

@@ -70,17 +70,12 @@ def staging_folder(folder: Path) -> Iterator[Path]:
 
 @dataclass(frozen=True, eq=False)
 class ComparisonImages:
-    """Images on which files are compared with the model, upright and with the model's number of channels.
+    """Images on which files are compared with the model, upright and with the model's number of channels."""
 
-    Attributes:
-        images: Images of any sizes.
-        labels: Class index of each image, or (H, W) class indices of its pixels; None if the labels are unknown.
-        description: Description of the images for messages.
-    """
-
-    images: list[Image.Image]
+    images: list[Image.Image]  # images of any sizes
+    # Class index of each image, or (H, W) class indices of its pixels; None if the labels are unknown.
     labels: list[Tensor] | None
-    description: str
+    description: str  # description of the images for messages
 
 
 class GraphWriter:
@@ -121,11 +116,8 @@ class GraphWriter:
         if images is not None:
             self.images = images
             return
-        data = (
-            None
-            if self.settings.data and splits is not TEST_SPLITS and has_images(self.subject)
-            else self.settings.data
-        )
+        uses_own_images = self.settings.data and splits is not TEST_SPLITS and has_images(self.subject)
+        data = None if uses_own_images else self.settings.data
         self.images = open_comparison_images(data, self.settings.images, self.subject, self.console, splits)
         self.console.say(f"exporting the graph of {self.subject.card.backbone.name}, which takes up to a minute")
 
@@ -227,11 +219,11 @@ def open_comparison_images(
             raise UserError(f"--data: {data!r} contains no images: give images on which to compare the files.")
         return ComparisonImages(data_images, None, f"images of {data}")
     if not subject.run.config.exists():
-        return ComparisonImages(
-            _noise_images(subject, min(max_images, MAX_NOISE_IMAGES)),
-            None,
-            "noise images (give real images with --data)",
-        )
+        shape = (*subject.card.preprocessing.image_size, subject.card.preprocessing.channels)
+        generator, count = np.random.default_rng(0), min(max_images, MAX_NOISE_IMAGES)
+        arrays = (generator.integers(0, 256, shape, dtype=np.uint8) for _ in range(count))
+        noise_images = [convert_image(array, subject.reading) for array in arrays]
+        return ComparisonImages(noise_images, None, "noise images (give real images with --data)")
     images, split, label = subject.images
     split_name = next((name for name in splits if len(split.indices(name))), "train")
     split_rows = split.indices(split_name)
@@ -260,10 +252,3 @@ def calibration_inputs(subject: Subject) -> Iterator[NDArray[np.float32]]:
     train_rows = split.indices("train")
     for row in train_rows[evenly_spaced(len(train_rows), CALIBRATION_IMAGES)].tolist():
         yield subject.calibrate(images.store.read(row)).numpy()
-
-
-def _noise_images(subject: Subject, count: int) -> list[Image.Image]:
-    """Return images of random pixels, with the size and number of channels of the model's input."""
-    generator, preprocessing = np.random.default_rng(0), subject.card.preprocessing
-    shape = (*preprocessing.image_size, preprocessing.channels)
-    return [convert_image(generator.integers(0, 256, shape, dtype=np.uint8), subject.reading) for _ in range(count)]

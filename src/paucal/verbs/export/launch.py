@@ -5,9 +5,7 @@ import os
 import shlex
 import shutil
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -30,7 +28,7 @@ from paucal.report.segmentation import write_segmentation_report
 from paucal.runner.console import Console, RecordingConsole
 from paucal.runner.starts import NONE
 from paucal.runs import RunFolder, open_model_folder, write_text
-from paucal.runs.folder import PUBLISHED_WEIGHTS, iterate_ancestry
+from paucal.runs.folder import PUBLISHED_WEIGHTS, installed_version, iterate_ancestry
 from paucal.settings.options import check_ranges
 from paucal.settings.values import settings_from_keywords, with_settings_signature
 from paucal.types import UserError
@@ -132,10 +130,8 @@ def _export_formats(folder: RunFolder, subject: Subject, settings: ExportSetting
     if {"safetensors", "hub"} & set(formats) and isinstance(subject, ClassifierSubject):
         paths += _write_timm_files(output, folder, subject, settings, "hub" in formats, console)
     if comparisons:
-        record = _export_record(comparisons)
-        write_text(output / "export.json", json.dumps(record, indent=2) + "\n")
-        paths.append(output / "export.json")
-        _add_to_report(folder, subject, record["comparisons"])
+        paths.append(_write_record(output, comparisons))
+        _add_to_report(folder, subject, comparisons)
     if paths:
         console.say(f"wrote {', '.join(path.name for path in paths)} to {output}")
     if refusals:
@@ -156,9 +152,8 @@ def _export_within_limits(
         paths = [Path(shutil.move(path, output / path.name)) for path in sorted(best.folder.iterdir())]
         if best.model:
             paths.append(Path(shutil.move(Path(work) / STUDENT_FOLDER, output / STUDENT_FOLDER)))
-    record = {**_export_record({best.name: comparison}), "limits": asdict(limits), "model": best.model or "the run's"}
-    write_text(output / "export.json", json.dumps(record, indent=2) + "\n")
-    _add_to_report(folder, subject, {best.title: asdict(comparison)})
+    _write_record(output, {best.name: comparison}, limits=asdict(limits), model=best.model or "the run's")
+    _add_to_report(folder, subject, {best.title: comparison})
     console.say(f"wrote {', '.join(path.name for path in paths)} to {output}")
     return Export(output, tuple(paths), {best.name: comparison})
 
@@ -240,21 +235,23 @@ def _write_timm_files(
     return files
 
 
-def _add_to_report(run: RunFolder, subject: Subject, comparisons: Mapping[str, Any]) -> None:
+def _add_to_report(run: RunFolder, subject: Subject, comparisons: Mapping[str, Comparison]) -> None:
     """Show the comparisons in the run's report, next to the comparisons of earlier exports."""
     if not (run.path / REPORT).is_file():
         return
     earlier_comparisons = run.read_json(EXPORTS_FILE) if (run.path / EXPORTS_FILE).is_file() else {}
-    run.write_json(EXPORTS_FILE, {**earlier_comparisons, **comparisons})
+    run.write_json(
+        EXPORTS_FILE, {**earlier_comparisons, **{name: asdict(entry) for name, entry in comparisons.items()}}
+    )
     REPORT_WRITERS[subject.unit](run.path)
 
 
-def _export_record(comparisons: Mapping[str, Comparison]) -> dict[str, Any]:
-    versions = {}
-    for package in RECORDED_PACKAGES:
-        with suppress(PackageNotFoundError):
-            versions[package] = version(package)
-    return {"versions": versions, "comparisons": {name: asdict(entry) for name, entry in comparisons.items()}}
+def _write_record(output: Path, comparisons: Mapping[str, Comparison], **more: Any) -> Path:
+    versions = {name: version for name in RECORDED_PACKAGES if (version := installed_version(name)) is not None}
+    entries = {name: asdict(entry) for name, entry in comparisons.items()}
+    text = json.dumps({"versions": versions, "comparisons": entries, **more}, indent=2)
+    write_text(output / "export.json", text + "\n")
+    return output / "export.json"
 
 
 def licence_of_initial_weights(run: RunFolder) -> str | None:

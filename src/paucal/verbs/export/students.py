@@ -13,7 +13,6 @@ from paucal.models.card import ModelCard
 from paucal.models.trained import TrainedModel
 from paucal.models.weights.local import ready_weights
 from paucal.models.weights.store import AddedWeights
-from paucal.models.weights.table import PretrainedWeights
 from paucal.runner.console import Console
 from paucal.runner.life import Stopped, begin
 from paucal.runner.run_folder import typed_settings
@@ -63,14 +62,11 @@ def possible_students(teacher: ClassifierSubject) -> Iterator[Student]:
     available = list(ready_weights("cpu"))
     teacher_spec, longer_side = teacher.card.backbone, max(teacher.card.backbone.image_size)
     if available:
-        name = min(available, key=_megabytes).name
+        sizes = [w.size / 1e6 if isinstance(w, AddedWeights) else w.megabytes for w in available]
+        name = available[sizes.index(min(sizes))].name
         is_same_model = name.partition(".")[0] == teacher_spec.name.partition(".")[0]
         yield from (Student(name, side, True) for side in SIDES if not (is_same_model and side >= longer_side))
     yield from (Student(UNTRAINED_STUDENT, side, False) for side in SIDES if side <= max(longer_side, SIDES[-1]))
-
-
-def _megabytes(weights: AddedWeights | PretrainedWeights) -> float:
-    return weights.size / 1e6 if isinstance(weights, AddedWeights) else weights.megabytes
 
 
 def build_untrained(teacher: ClassifierSubject, student: Student, console: Console) -> ClassifierSubject:

@@ -38,13 +38,9 @@ ExportImages = tuple[ImageSet, Split, Callable[[int], Tensor] | None]
 
 
 class ClassifierSubject(Classifier):
-    """A classifier to export.
+    """A classifier to export: the run's model, or `model` instead.
 
-    Args:
-        run: Run of `paucal train`.
-        console: Console for the progress bar while images are read.
-        mirror: Whether to average the predictions for an image and its mirror image.
-        model: Model to export instead of the run's model.
+    With `mirror`, the predictions for an image and its mirror image are averaged.
     """
 
     unit = "images"

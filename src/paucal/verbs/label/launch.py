@@ -113,7 +113,11 @@ def label(data: Data, **settings: Any) -> Labeled:
 
 def label_set(settings: LabelSettings, console: Console) -> Labeled:
     """Compute the maps of a set of images, or convert published maps, and print messages; see `label`."""
-    _check_settings(settings)
+    check_ranges(settings)
+    if settings.picture is not None and Path(settings.picture).suffix.lower() != ".png":
+        raise UserError(f"--picture is {settings.picture!r}, but must end in .png: give another name.")
+    if (settings.teacher is None) == (settings.from_published is None):
+        raise UserError("give either --teacher or --from-published, with a folder of maps.")
     output, picture = _output_paths(settings)
     with console.progress("reading images") as advance:
         images = load_images(settings, advance)
@@ -134,14 +138,6 @@ def label_set(settings: LabelSettings, console: Console) -> Labeled:
         save_figure(picture, draw_label_maps(images, LabelMaps(output)))
         console.say(f"some of the maps are drawn in {picture}")
     return labeled
-
-
-def _check_settings(settings: LabelSettings) -> None:
-    check_ranges(settings)
-    if settings.picture is not None and Path(settings.picture).suffix.lower() != ".png":
-        raise UserError(f"--picture is {settings.picture!r}, but must end in .png: give another name.")
-    if (settings.teacher is None) == (settings.from_published is None):
-        raise UserError("give either --teacher or --from-published, with a folder of maps.")
 
 
 def _output_paths(settings: LabelSettings) -> tuple[Path, Path | None]:

@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -156,8 +156,7 @@ def choose_next(source: str, settings: NextSettings, console: Console) -> NextIm
             if count:
                 console.say(f"lost: {lost_kind}: {count}")
     if settings.output is not None:  # `paucal train` can read this table after its labels are corrected
-        lines = [(row.path, row.label, row.unsure, row.by, row.reason) for row in rows]
-        table = csv_text(("image_path", "label", "unsure", "chosen_by", "reason"), *lines)
+        table = csv_text(("image_path", "label", "unsure", "chosen_by", "reason"), *map(astuple, rows))
         write_text(expand_user_path(settings.output), table)
     _print_summary(settings, rows, console)
     return NextImages(rows)
@@ -211,7 +210,7 @@ def _unlabelled_images(images: ImageSet, source: str, settings: NextSettings, co
 
 def _images_of(run: RunFolder | None, unlabelled: ImageSet, console: Console) -> ImageSet | None:
     """Return the training images of a run; None if the images are unknown or cannot be opened."""
-    data = None if run is None or not run.config.is_file() else run.settings.get("data")
+    data = None if run is None else run.settings.get("data")
     if run is None or data is None:
         return None
     try:

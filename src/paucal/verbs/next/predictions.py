@@ -18,7 +18,6 @@ from paucal.runner.console import Console
 from paucal.runner.familiar import load_familiarity
 from paucal.runner.input_images import InputImages
 from paucal.runs import RunFolder
-from paucal.runs.folder import CONFIG_FILE
 from paucal.tasks.detection.detections import Detections
 from paucal.tasks.detection.model import load_detector
 from paucal.tasks.detection.pictures import MIN_SHOWN_SCORE
@@ -36,25 +35,16 @@ MAX_UNCERTAIN_OBJECTS = 3  # an image's uncertainty is the mean over up to this 
 
 @dataclass(frozen=True, eq=False)
 class Predictions:
-    """Predictions of a model for N images.
+    """Predictions of a model for N images."""
 
-    Attributes:
-        unsure: (N,) uncertainty of the model about each image, from 0 to 1.
-        features: (N, D) features of the images.
-        training_features: (L, D) features of the model's L training images; (0, D) if these images are unknown.
-        is_unfamiliar: (N,) mask of images that differ from the training images; None if these are unknown.
-        descriptions: Description of the prediction for each image, such as "cat 54 %, dog 40 %".
-        likeliest: The two most probable classes of each image, with probabilities; empty unless the task is
-            classification.
-        draft_labels: Function that returns a data set of the images at given positions, with predictions as labels.
-    """
-
-    unsure: Tensor
-    features: Tensor
-    training_features: Tensor
-    is_unfamiliar: Tensor | None
-    descriptions: list[str]
+    unsure: Tensor  # (N,) uncertainty of the model about each image, from 0 to 1
+    features: Tensor  # (N, D) features of the images
+    training_features: Tensor  # (L, D) features of the model's L training images; (0, D) if these images are unknown
+    is_unfamiliar: Tensor | None  # (N,) mask of images that differ from the training images; None if these are unknown
+    descriptions: list[str]  # description of the prediction for each image, such as "cat 54 %, dog 40 %"
+    # The two most probable classes of each image, with probabilities; empty unless the task is classification.
     likeliest: list[list[tuple[str, float]]]
+    # Function that returns a data set of the images at given positions, with predictions as labels.
     draft_labels: Callable[[NDArray[np.int64]], Content]
 
 
@@ -74,7 +64,7 @@ class Classifier:
         shares = torch.cat([block.shares for block in blocks])
         features = torch.cat([block.features for block in blocks if block.features is not None])
         run = RunFolder(Path(self.source))
-        familiarity = load_familiarity(run, self.model, console) if (run.path / CONFIG_FILE).exists() else None
+        familiarity = load_familiarity(run, self.model, console) if run.config.exists() else None
         is_multi_label = self.model.card.is_multi_label
         likeliest = [row.top(2) for row in rows]
         descriptions = [", ".join(f"{name} {percent(share, '.0f')}" for name, share in top) for top in likeliest]

@@ -29,18 +29,12 @@ MIN_SQUARED_DISTANCE = 1e-6  # between vectors of length 1; smaller squared dist
 
 @dataclass(frozen=True)
 class Choice:
-    """An image to label.
+    """An image to label."""
 
-    Attributes:
-        index: Position of the image.
-        n_represented: Number of images, including this image, whose most similar choice is this image; 0 for a random
-            choice.
-        is_random: Whether the image was drawn at random.
-    """
-
-    index: int
+    index: int  # position of the image
+    # Number of images, including this image, whose most similar choice is this image; 0 for a random choice.
     n_represented: int = 0
-    is_random: bool = False
+    is_random: bool = False  # whether the image was drawn at random
 
 
 def margin_uncertainty(shares: Tensor, several: bool = False) -> Tensor:

@@ -98,7 +98,11 @@ def show(runs: Sequence[ListedRun], folder: Path, settings: RunsSettings, consol
     for run in runs:
         if run.problem:
             console.say(f"{run.name} cannot be read: {run.problem}")
-    _show_deletable(runs, console)
+    if deletable := [run for run in runs if run.deletable]:
+        size = _format_size(sum(run.size for run in deletable))
+        console.say(f"{counted(len(deletable), 'run')} can be deleted, {size} in all (paucal does not delete runs):")
+        for run in deletable:
+            console.say(f"  {run.path}: {run.deletable}")
 
 
 def _fitting_table(
@@ -108,31 +112,16 @@ def _fitting_table(
     left_out: list[str] = []
     unbounded_options = console.terminal.options.update(width=MAX_TABLE_WIDTH)
     while True:
-        table = _runs_table(runs, [name for name in names if name not in left_out])
+        table, shown = Table(box=None, padding=(0, 2, 0, 0)), [name for name in names if name not in left_out]
+        for name in ("run", *shown):
+            table.add_column(name, justify="right" if name in NUMBER_COLUMNS else "left", no_wrap=True)
+        for run in runs:
+            table.add_row(run.name, *(_format_value(run, name) for name in shown))
         is_too_wide = Measurement.get(console.terminal, unbounded_options, table).maximum > console.terminal.width
-        dropped = next((name for name in optional if name in names and name not in left_out), None)
+        dropped = next((name for name in optional if name in shown), None)
         if not is_too_wide or dropped is None:
             return table, left_out
         left_out.append(dropped)
-
-
-def _runs_table(runs: Sequence[ListedRun], names: Sequence[str]) -> Table:
-    table = Table(box=None, padding=(0, 2, 0, 0))
-    for name in ("run", *names):
-        table.add_column(name, justify="right" if name in NUMBER_COLUMNS else "left", no_wrap=True)
-    for run in runs:
-        table.add_row(run.name, *(_format_value(run, name) for name in names))
-    return table
-
-
-def _show_deletable(runs: Sequence[ListedRun], console: Console) -> None:
-    deletable = [run for run in runs if run.deletable]
-    if not deletable:
-        return
-    size = _format_size(sum(run.size for run in deletable))
-    console.say(f"{counted(len(deletable), 'run')} can be deleted, {size} in all (paucal does not delete runs):")
-    for run in deletable:
-        console.say(f"  {run.path}: {run.deletable}")
 
 
 def _format_value(run: ListedRun, name: str) -> str:

@@ -147,12 +147,7 @@ def _first_value(values: Mapping[str, Any], *names: str) -> Any:
     return next((values[name] for name in names if values.get(name) is not None), None)
 
 
-_COMPARISONS: dict[str, Callable[[Any, Any], bool]] = {
-    ">": operator.gt,
-    "<": operator.lt,
-    ">=": operator.ge,
-    "<=": operator.le,
-}
+_COMPARISONS = {">": operator.gt, "<": operator.lt, ">=": operator.ge, "<=": operator.le}
 
 
 def select_runs(runs: Sequence[ListedRun], conditions: Sequence[str]) -> list[ListedRun]:

@@ -14,7 +14,6 @@ from paucal.runner.console import Console
 from paucal.runner.images import find_images, load_images
 from paucal.runner.input_images import path_of_image
 from paucal.runs import RunFolder
-from paucal.runs.folder import CONFIG_FILE
 from paucal.settings.groups import DataSettings
 from paucal.types import UserError
 from paucal.verbs.next.launch import describe_choice
@@ -112,8 +111,6 @@ def with_random_images(choices: Sequence[Choice]) -> list[int]:
 
 def _training_command(source: str | None, saved: LabelFile) -> str:
     """Return the command that trains on the labels and, if there is a run, also on the run's training images."""
-    data = None
-    if source is not None and ((run := RunFolder(Path(source))).path / CONFIG_FILE).exists():
-        data = run.settings.get("data")
+    data = None if source is None else RunFolder(Path(source)).settings.get("data")
     sources = [str(source) for source in (data, saved.path) if source is not None]
     return f"paucal train {shlex.quote(SEPARATOR.join(sources))}"

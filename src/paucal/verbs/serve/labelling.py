@@ -154,14 +154,8 @@ class Suggestion:
 class Labelling:
     """The images to label and their labels; each tab shows one image at a time. Its methods are thread-safe.
 
-    Args:
-        images: Images to label.
-        paths: Path of each image.
-        order: Positions of the images, the most useful first.
-        classes: Classes to choose from.
-        saved: File of the labels.
-        suggestions: Suggestions of a model, by position of the image.
-        command: Shell command that trains on the labels.
+    `order` has the positions of the images, the most useful first. `suggestions` are a model's, by position of the
+    image. `command` is a shell command that trains on the labels.
     """
 
     def __init__(

@@ -10,8 +10,7 @@ from paucal.models.regression import RegressionCard
 from paucal.models.trained import TrainedModel
 from paucal.runner.console import Console
 from paucal.runner.familiar import load_familiarity
-from paucal.runs import RunFolder, open_run
-from paucal.runs.folder import CONFIG_FILE
+from paucal.runs import RunFolder
 from paucal.settings.options import check_ranges
 from paucal.types import UserError
 from paucal.verbs.serve.label_order import check_labelling, open_labelling
@@ -48,8 +47,8 @@ def serve(source: str | None, settings: ServeSettings, console: Console) -> None
                 model.require_classifier()
             # The port is checked first, since reading the training images may take a minute.
             listener = stack.enter_context(_listening_socket(settings.host, settings.port))
-            path = Path(source)
-            familiarity = load_familiarity(open_run(path), model, console) if (path / CONFIG_FILE).exists() else None
+            run = RunFolder(Path(source))
+            familiarity = load_familiarity(run, model, console) if run.config.exists() else None
             predictor = PicturePredictor(model, familiarity, settings.precision, settings.mirror)
             app = make_app(predictor, _page_title(source, model), settings.max_upload * 10**6, hosts)
         if settings.host not in LOCAL:
@@ -84,9 +83,9 @@ def find_network_address() -> str | None:
 
 
 def _page_title(source: str, model: TrainedModel) -> str:
-    run_name = RunFolder(Path(source)).path.resolve().name
-    card, n_classes = model.card, counted(len(model.classes), "class", "classes")
-    return f"{run_name}: {card.backbone.name}, {card.target if isinstance(card, RegressionCard) else n_classes}"
+    card = model.card
+    output = card.target if isinstance(card, RegressionCard) else counted(len(model.classes), "class", "classes")
+    return f"{Path(source).resolve().name}: {card.backbone.name}, {output}"
 
 
 def _allowed_hosts(host: str) -> tuple[str, ...] | None:

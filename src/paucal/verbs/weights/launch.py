@@ -83,9 +83,7 @@ def remove_weights(name: str) -> int:
     card = find_added(name)
     if card is None:
         names = [added.name for added in list_added()]
-        package = next(
-            (trained.package for trained in table.CANDIDATES if trained.name == name and trained.package), None
-        )
+        package = next((trained.package for trained in table.CANDIDATES if trained.name == name), None)
         if package is not None and package.path() is not None:
             raise UserError(f"{name} is in a package: remove the package with pip uninstall {package.distribution}.")
         raise UserError(
@@ -120,7 +118,8 @@ def pack(what: str, settings: WeightsSettings, console: Console) -> Path:
     file = expand_user_path(what, "NAME")
     weights = _check_file(file, settings, console) if file.exists() else _check_named(what, settings)
     if not weights.licence_text and weights.licence.lower() == APACHE.lower():
-        weights = replace(weights, licence_text=_apache_text())
+        own_licence = (file.read_text() for file in distribution("paucal").files or () if file.name == "LICENSE")
+        weights = replace(weights, licence_text=next(own_licence, ""))  # paucal's own licence is Apache-2.0
     if not weights.licence_text:
         raise UserError(
             f"the archive must contain the text of its licence, {weights.licence}: give a file with the text as "
@@ -204,14 +203,6 @@ def _licence_text(settings: WeightsSettings) -> str:
     if not text:
         raise UserError(f"--licence-text: {str(path)!r} is empty: give the text of the licence.")
     return text + "\n"
-
-
-def _apache_text() -> str:
-    """Return the text of the Apache-2.0 licence, read from paucal's own licence file."""
-    for file in distribution("paucal").files or ():
-        if file.name == "LICENSE":
-            return file.read_text()
-    return ""
 
 
 def _halve_precision_if_accurate(weights: CheckedWeights, console: Console) -> CheckedWeights:
