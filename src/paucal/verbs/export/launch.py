@@ -240,9 +240,8 @@ def _add_to_report(run: RunFolder, subject: Subject, comparisons: Mapping[str, C
     if not (run.path / REPORT).is_file():
         return
     earlier_comparisons = run.read_json(EXPORTS_FILE) if (run.path / EXPORTS_FILE).is_file() else {}
-    run.write_json(
-        EXPORTS_FILE, {**earlier_comparisons, **{name: asdict(entry) for name, entry in comparisons.items()}}
-    )
+    new_comparisons = {name: asdict(entry) for name, entry in comparisons.items()}
+    run.write_json(EXPORTS_FILE, {**earlier_comparisons, **new_comparisons})
     REPORT_WRITERS[subject.unit](run.path)
 
 
