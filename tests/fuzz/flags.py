@@ -60,7 +60,7 @@ def _parser_of(verb: str) -> CommandParser:
 
 
 def _flag(action: Any, hints: dict[str, Any]) -> Flag:
-    name = max(action.option_strings, key=len, default="")
+    name = max((text for text in action.option_strings if text != "--image-size"), key=len, default="")
     if action.nargs == 0:
         return Flag(name, (bool,))
     kinds, words = _parts(hints.get(action.dest, str))

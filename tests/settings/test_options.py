@@ -5,10 +5,14 @@ from typing import Literal
 
 import pytest
 
+from fuzz.flags import spellings_of
 from paucal.cli.arguments import CommandParser, add_settings, parse_arguments
+from paucal.cli.main import COMMAND_SUMMARIES
 from paucal.runner.run_folder import typed_settings
 from paucal.settings.options import EarlierName, flag_words, option, rule_chosen_names, with_current_names
 from paucal.settings.values import settings_from_keywords
+from paucal.tasks.detection.settings import DetectSettings
+from paucal.tasks.segmentation.settings import SegmentSettings
 from paucal.types import UserError
 
 
@@ -80,3 +84,19 @@ def test_flags__say_false_of_every_setting_that_can_be_true():
     assert "--no-mirror" not in parser.format_help()
     for value in (True, False):
         assert parse_arguments(parser, flag_words("mirror", value))[0].mirror is value
+
+
+def test_image_size__has_both_spellings_in_every_command_that_has_one():
+    verbs = [verb for verb in COMMAND_SUMMARIES if "--img-size" in spellings_of(verb)]
+    assert {"train", "pretrain", "detect", "segment", "eval", "check", "label", "compare"} <= set(verbs)
+    assert all({"--image-size", "--imgsz"} <= spellings_of(verb) for verb in verbs)
+    assert not any("--image-size" in spellings_of(verb) for verb in COMMAND_SUMMARIES.keys() - set(verbs))
+
+
+@pytest.mark.parametrize("spelling", ["--img-size", "--image-size", "--image_size", "--imgsz"])
+@pytest.mark.parametrize("settings", [SegmentSettings, DetectSettings])
+def test_image_size__is_read_from_each_spelling(settings, spelling):
+    parser = CommandParser("task", "")
+    add_settings(parser, settings, skip=["data"])
+    values, given = parse_arguments(parser, [spelling, "32", "48"])
+    assert (values.img_size, given["img_size"]) == ([32, 48], "flag")

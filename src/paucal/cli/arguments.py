@@ -31,6 +31,7 @@ FLAG_ALIASES = {
     "-b": "--batch-size",
     "-j": "--workers",
     "--imgsz": "--img-size",
+    "--image-size": "--img-size",
     "--out": "--output",
     "--ema": "--average",
     # torchrun would take --monitor for an abbreviation of its own --monitor-interval.
