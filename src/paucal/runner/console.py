@@ -91,7 +91,7 @@ class Console:
 
     def on_epoch(self, epoch: int, epochs: int, row: Mapping[str, float]) -> None:
         """Log the results of an epoch, and print them; in a long run, print only evenly spaced epochs."""
-        text = epoch_line(epoch, epochs, row)
+        text = result_line(f"epoch {epoch:>{len(str(epochs))}}/{epochs}", row)
         if epoch % math.ceil(epochs / EPOCH_LINES) == 0 or epoch in (1, epochs):
             self.say(text)
         else:
@@ -193,12 +193,11 @@ class NullConsole(SilentConsole):
         return []
 
 
-def epoch_line(epoch: int, epochs: int, row: Mapping[str, float]) -> str:
-    """Return a line with the losses, validation scores and seconds of an epoch."""
+def result_line(heading: str, row: Mapping[str, float]) -> str:
+    """Return a line with a heading, and with the losses, validation scores and seconds of an epoch."""
     losses = [f"{name.removeprefix('train_')} {loss:.3f}" for name, loss in row.items() if name.startswith("train_")]
     scores = [f"{name.removeprefix('val_')} {score:.3f}" for name, score in row.items() if name.startswith("val_")]
-    width = len(str(epochs))
-    parts = [f"epoch {epoch:>{width}}/{epochs}", f"train: {', '.join(losses)}"]
+    parts = [heading, f"train: {', '.join(losses)}"]
     parts += [f"val: {', '.join(scores)}"] if scores else []
     return "  ".join([*parts, f"{row['seconds']:.0f} s"])
 

@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar, Generic, Protocol, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 from PIL.Image import Image
 
@@ -56,31 +56,6 @@ class FinishedRun:
         return self.folder
 
 
-class _HasValues(Protocol):
-    """A report whose `values` are the test scores by name."""
-
-    @property
-    def values(self) -> dict[str, float]: ...
-
-
-@dataclass(frozen=True)
-class EvaluatedRun(FinishedRun):
-    """A finished run with a report of its test scores and their confidence intervals."""
-
-    report: _HasValues
-    seconds: float
-
-    @property
-    def metrics(self) -> dict[str, float]:
-        """The test scores without intervals, by name."""
-        return self.report.values
-
-    @property
-    def test_scores(self) -> dict[str, float]:
-        """The test scores by name; the same as `metrics`."""
-        return self.metrics
-
-
 S = TypeVar("S", bound=JobSettings)
 R = TypeVar("R", bound=FinishedRun)
 Bars = Callable[[str], AbstractContextManager[Advance]]
@@ -124,6 +99,15 @@ class RunSetup(Generic[S]):
     def parameters(self) -> int:
         """The number of parameters of the deployed model."""
         return sum(p.numel() for p in self.objective.deployable().parameters())
+
+    @property
+    def is_selected(self) -> bool:
+        """Whether the kept weights are selected on validation images; if not, the last weights are kept."""
+        return len(self.data.part("val")) > 0
+
+    def best_epoch(self, outcome: Outcome) -> float | None:
+        """Return the epoch whose weights were selected; None if the last weights are kept."""
+        return outcome.best.get("epoch") if self.is_selected else None
 
     @property
     def grid_text(self) -> str:

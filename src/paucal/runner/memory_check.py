@@ -10,6 +10,7 @@ from paucal.backbones.layout import Size
 from paucal.backbones.sizing import fit_to_image_size
 from paucal.backbones.spec import BackboneSpec
 from paucal.memory import is_out_of_memory, read_available_memory
+from paucal.rules.backbone import backbone_spec
 from paucal.settings.groups import JobSettings
 from paucal.types import UserError
 from paucal.wording import counted
@@ -19,7 +20,7 @@ GIB = 2**30
 MEMORY_FACTORS = {"adamw": 4, "sgd": 3, "lars": 3}
 SMALL_STEP_PIXELS = 16 * 224 * 224  # forward passes with at most this number of pixels are not checked
 MAX_STEP_IMAGES = 1 << 20  # maximum number of images per optimizer step
-CHANNELS = 3  # number of channels that `check_batch_memory` assumes
+CHANNELS = 3  # number of channels that are assumed if the images are unknown
 
 
 def check_memory(settings: JobSettings, spec: BackboneSpec, views: float = 1.0) -> list[str]:
@@ -71,6 +72,25 @@ def explain_memory_errors() -> Iterator[None]:
             "the networks and the heads of their losses do not fit in this machine's memory: choose a smaller --model "
             "or narrower heads."
         ) from problem
+
+
+@contextmanager
+def initial_weights(seed: int) -> Iterator[None]:
+    """Within the block, draw the random weights of networks from a seed; raise a UserError if memory runs out.
+
+    The weights do not depend on earlier random numbers, and later random numbers do not depend on the weights.
+    """
+    with torch.random.fork_rng(devices=[]), explain_memory_errors():
+        torch.manual_seed(seed)
+        yield
+
+
+def checked_backbone(
+    settings: JobSettings, n_classes: int, channels: int = CHANNELS, views: float = 1.0
+) -> tuple[BackboneSpec, list[str]]:
+    """Return the spec of the backbone and notes for the user, after `check_memory`."""
+    spec, notes = backbone_spec(settings, n_classes, channels)
+    return spec, [*check_memory(settings, spec, views), *notes]
 
 
 def check_batch_memory(batch_size: int, image_size: Size) -> None:

@@ -7,7 +7,7 @@ means, for instance, "no limit".
 
 import difflib
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import Field, dataclass, field, fields
 from inspect import get_annotations
 from typing import Any, get_args, get_type_hints
@@ -160,6 +160,14 @@ def check_ranges(settings: object) -> None:
         elif isinstance(value, int | float) and not isinstance(value, bool):
             _check_number(name, value, bounds)
     check_size(getattr(settings, "img_size", None))
+
+
+def refuse_unsupported(settings: object, names: Iterable[str], task: str) -> None:
+    """Raise a UserError for the first setting in `names` that is not the default; `task` is a noun for the message."""
+    declared = setting_fields(settings)
+    for name in names:
+        if getattr(settings, name) != declared[name].default:
+            raise UserError(f"{flag(name)} is not supported for {task}: remove {flag(name)}.")
 
 
 def refuse_empty_text(name: str, value: object) -> None:

@@ -36,12 +36,11 @@ def test_kept_text__names_the_image_size_if_tuning_went_on_to_another(monkeypatc
 
     monkeypatch.setattr(conclusion, "describe_kept_model", lambda *_: "the probe")
     monkeypatch.setattr(conclusion, "read_card", lambda _: of_size(size))
-    data = SimpleNamespace(part=lambda _: [0])
-    setup: Any = SimpleNamespace(card=of_size((128, 128)), data=data, tune_record=None)
+    setup: Any = SimpleNamespace(card=of_size((128, 128)), is_selected=True, tune_record=None)
     kept: Any = None
     assert kept_text(RunFolder(Path("runs/1")), setup, kept, kept) == f"the probe{end}"
 
 
 def test_next_steps__quote_the_folder_of_the_run():
-    setup: Any = SimpleNamespace(settings=TrainSettings("digits"), data=SimpleNamespace(part=lambda _: [0]), origin={})
+    setup: Any = SimpleNamespace(settings=TrainSettings("digits"), is_selected=True, origin={})
     assert next_steps(RunFolder(Path("my runs/1")), setup)[0].startswith("paucal predict 'my runs/1' new_images/")

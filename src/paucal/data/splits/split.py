@@ -60,6 +60,10 @@ class Split:
         """Return the number of images in train, val, test and unused."""
         return {part: int(self.strings.equals(part).sum()) for part in PARTS}
 
+    def without(self, rows: NDArray[np.bool_], reason: str) -> "Split":
+        """Return the split with the images in `rows`, (N,) bool, unused; the description is extended by a reason."""
+        return Split(np.where(rows, "unused", self.parts), f"{self.description}; {reason}", self.groups)
+
 
 def held_out_part(declared: Collection[str]) -> str:
     """Return the declared split that `make_split` uses for testing; "" if test images are taken from train.

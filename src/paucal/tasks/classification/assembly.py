@@ -4,8 +4,6 @@ import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-import torch
-
 from paucal.backbones.spec import BackboneSpec
 from paucal.data.channels.pixel_format import describe_channels
 from paucal.data.checking.findings import Finding
@@ -22,7 +20,6 @@ from paucal.methods.training_settings import TrainSettings
 from paucal.models.card import ModelCard
 from paucal.models.features import linear_classifier
 from paucal.objectives import Objective
-from paucal.rules.backbone import backbone_spec
 from paucal.rules.facts import DataAndMachine, InitialWeightsInfo
 from paucal.rules.resolve import list_origins
 from paucal.runner.images import (
@@ -35,7 +32,7 @@ from paucal.runner.images import (
     with_label_maps,
 )
 from paucal.runner.job import Bars, RunSetup
-from paucal.runner.memory_check import check_memory, explain_memory_errors
+from paucal.runner.memory_check import checked_backbone, initial_weights
 from paucal.runner.run_folder import stored_split
 from paucal.runner.starts import WeightsChoice, WeightsSource, choose_start, find_start, load_start, may_choose_start
 from paucal.runner.time_budget import parse_duration
@@ -324,12 +321,8 @@ def _decode_at_size(
 def _build_objective(
     settings: TrainSettings, n_classes: int, channels: int
 ) -> tuple[Objective, BackboneSpec, list[str]]:
-    # Fork the random number generator: initial weights must not depend on earlier random numbers, nor change later
-    # random numbers.
-    with torch.random.fork_rng(devices=[]), explain_memory_errors():
-        torch.manual_seed(settings.seed)
-        spec, notes = backbone_spec(settings, n_classes, channels)
-        notes = [*check_memory(settings, spec), *notes]
+    with initial_weights(settings.seed):
+        spec, notes = checked_backbone(settings, n_classes, channels)
         return build_objective(settings, spec), spec, notes
 
 

@@ -2,8 +2,7 @@
 
 import shlex
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -26,9 +25,8 @@ from paucal.models.saved import read_card
 from paucal.models.trained import load_trained
 from paucal.report.page import write_report
 from paucal.runner.console import Console
-from paucal.runner.frames import read_table, to_pandas
-from paucal.runner.job import EvaluatedRun
 from paucal.runner.processes import wait_for_all
+from paucal.runner.results import EvaluatedRun, publish_results
 from paucal.runner.time_budget import parse_duration
 from paucal.runs import RunFolder
 from paucal.settings.options import flag_words, setting_fields
@@ -46,9 +44,6 @@ from paucal.tasks.classification.mistakes import draw_mistakes
 from paucal.training import Outcome
 from paucal.wording import counted, images_text, percent
 
-if TYPE_CHECKING:
-    from pandas import DataFrame
-
 
 @dataclass(frozen=True)
 class Result(EvaluatedRun):
@@ -60,15 +55,6 @@ class Result(EvaluatedRun):
     """
 
     report: Report
-
-    @property
-    def predictions(self) -> "DataFrame":
-        """The predictions for the test images as a DataFrame, read from `evaluation/test/predictions.csv`.
-
-        Raises:
-            UserError: The file is missing or damaged, or pandas is not installed.
-        """
-        return to_pandas(read_table(RunFolder(self.folder).evaluation("test") / "predictions.csv"))
 
 
 @dataclass(frozen=True)
@@ -102,8 +88,7 @@ def conclude(run: RunFolder, setup: TrainingSetup, outcome: Outcome, console: Co
         report = _make_report(setup, predictions, finish)
         return Result(run.path, report, outcome.seconds)
     chance = {f"train_{name}": value for name, value in setup.objective.chance_levels().items()}
-    best = outcome.best.get("epoch") if _is_selected(setup) else None
-    save_curves(run, outcome.rows, len(setup.data.part("train")), chance=chance, best=best)
+    save_curves(run, outcome.rows, len(setup.data.part("train")), chance=chance, best=setup.best_epoch(outcome))
     report = _write_evaluation(run, setup, predictions)
     calibrated = calibration(uncalibrated, finish.temperature, finish.images) if finish.images else None
     remove_intermediate_files(run, setup)
@@ -116,11 +101,10 @@ def _write_and_print(
     run: RunFolder, setup: TrainingSetup, outcome: Outcome, evaluation: FinalEvaluation, console: Console
 ) -> Result:
     """Write `summary.json` and the report page of an evaluated run, and print the result."""
-    run.write_json("summary.json", summary(run, setup, outcome, evaluation))
-    page = write_report(run.path)
-    console.show(report_table(evaluation.report))
-    for line in closing_lines(run, setup, outcome, evaluation, page):
-        console.say(line)
+    content, steps = summary(run, setup, outcome, evaluation), next_steps(run, setup)
+    lines, files = result_lines(run, setup, outcome, evaluation), f"{'metrics.csv, ' if outcome.rows else ''}plots/"
+    content["next_steps"] = steps
+    publish_results(run, console, content, write_report, lines, files, steps, report_table(evaluation.report))
     return Result(run.path, evaluation.report, outcome.seconds)
 
 
@@ -159,18 +143,13 @@ def record_cross_validated(run: RunFolder, setup: TrainingSetup) -> Report:
     return record_classification(run.evaluation("test"), run.plots, first_repeat, images, classes, labels, repeated)
 
 
-def _is_selected(setup: TrainingSetup) -> bool:
-    """Return whether the kept epoch was selected on validation images."""
-    return len(setup.data.part("val")) > 0
-
-
 def _train_labels(setup: TrainingSetup) -> torch.Tensor:
     data = setup.data
     return torch.from_numpy(data.images.labels[data.part("train")]).long()
 
 
-def summary(run: RunFolder, setup: TrainingSetup, outcome: Outcome, evaluation: FinalEvaluation) -> dict:
-    """Return the content of `summary.json`, which the report page shows."""
+def summary(run: RunFolder, setup: TrainingSetup, outcome: Outcome, evaluation: FinalEvaluation) -> dict[str, Any]:
+    """Return the content of `summary.json`, which the report page shows, except for the next steps."""
     data, card, finish = setup.data, setup.card, evaluation.finish
     per_class = {
         part: dict(zip(card.classes, data.images.class_counts(data.part(part)).tolist(), strict=True))
@@ -193,28 +172,24 @@ def summary(run: RunFolder, setup: TrainingSetup, outcome: Outcome, evaluation: 
         f"kept_val_{measure.score}": kept_model_score(setup.tune_record, outcome, finish, measure),
         "averaged_epochs": list(finish.epochs),
         "calibration": None if evaluation.calibrated is None else asdict(evaluation.calibrated),
-        "selected": _is_selected(setup),
+        "selected": setup.is_selected,
         "best_epoch": outcome.best.get("epoch"),
         f"best_val_{measure.score}": outcome.best.get(measure.column),
         "seconds": round(total_seconds(setup.tune_record, outcome), 1),
         f"{scored}_{measure.score}": evaluation.report.scores[measure.score].value,
         "learning_curve": read_curve_sentence(run),
         "remarks": [*setup.remarks, *outcome.remarks, *filter(None, [finish.mirrored])],
-        "next_steps": next_steps(run, setup),
     }
 
 
-def closing_lines(
-    run: RunFolder, setup: TrainingSetup, outcome: Outcome, evaluation: FinalEvaluation, page: Path
-) -> list[str]:
-    """Return the lines to print at the end of a run: test score, trained model, result files and next commands."""
+def result_lines(run: RunFolder, setup: TrainingSetup, outcome: Outcome, evaluation: FinalEvaluation) -> list[str]:
+    """Return lines with the test score and the trained model."""
     report, score = evaluation.report, score_lines(evaluation.report)[0]
     is_multi_label = isinstance(report, MultiLabelReport)
     baseline_score = percent(report.chance) if is_multi_label else percent(report.majority.top1)
     baseline = "a random order" if is_multi_label else f"always predicting {report.majority.name!r}"
     metric_note = usual_metric_line(report, setup.data.images.name)
     return [
-        "",
         f"{scored_part(report)} {setup.data.primary_metric.title}: {score.value} (95 % interval {score.interval}, "
         f"{images_text(report.images, report.groups)}); {baseline}: {baseline_score}",
         *([metric_note] if metric_note else []),
@@ -225,16 +200,12 @@ def closing_lines(
         f"epochs: {outcome.passes(setup.settings.epochs)}, "
         f"{total_seconds(setup.tune_record, outcome):.0f} s; "
         f"kept: {kept_text(run, setup, outcome, evaluation.finish)}",
-        f"results are in {run.path}: {page.name} (open it in a browser), {run.weights.name}, "
-        f"{'metrics.csv, ' if outcome.rows else ''}plots/",
-        "try next:",
-        *(f"  {step}" for step in next_steps(run, setup)),
     ]
 
 
 def kept_text(run: RunFolder, setup: TrainingSetup, outcome: Outcome, finish: Finish) -> str:
     """Return a text on which model was kept and why; it gives the model's image size if tuning used another size."""
-    text = describe_kept_model(setup.tune_record, outcome, finish, _is_selected(setup))
+    text = describe_kept_model(setup.tune_record, outcome, finish, setup.is_selected)
     height, width = read_card(run).backbone.image_size
     is_tuned_size = (height, width) == setup.card.backbone.image_size
     return text if is_tuned_size else f"{text}; the model takes images of {height}x{width} pixels"
@@ -263,7 +234,7 @@ def next_steps(run: RunFolder, setup: TrainingSetup) -> list[str]:
     settings = setup.settings
     path = shlex.quote(str(run.path))
     steps = [f"paucal predict {path} new_images/     # classify images with this model"]
-    if not _is_selected(setup) and (run.path / HELD_OUT_FILE).is_file():
+    if not setup.is_selected and (run.path / HELD_OUT_FILE).is_file():
         # Do not suggest longer training, since without validation images no score shows whether that helps.
         return [*steps, f"paucal next {path} more_images/     # which images to label next"]
     contrast = method_of(settings).contrast

@@ -4,12 +4,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 import numpy as np
-import torch
 
 from paucal.backbones import BackboneSpec
 from paucal.backbones.weights.inputs import ImageInput, input_of_timm
 from paucal.data.decode import DEFAULT_READING
-from paucal.data.splits.split import Split, make_split
+from paucal.data.splits.split import make_split
 from paucal.data.views.normalisation import Normalisation
 from paucal.models.preprocessing import Preprocessing
 from paucal.models.saved import stored_card
@@ -19,14 +18,14 @@ from paucal.rules.facts import InitialWeightsInfo
 from paucal.rules.resolve import list_origins, resolve
 from paucal.runner.images import SplitImages, decode_images, normalisation, reading_for
 from paucal.runner.job import Bars, RunSetup
-from paucal.runner.memory_check import check_memory, explain_memory_errors
+from paucal.runner.memory_check import check_memory, initial_weights
 from paucal.runner.run_folder import stored_split
 from paucal.runner.starts import choose_start, load_start, may_choose_start
 from paucal.runner.time_budget import parse_duration
 from paucal.runner.trainer_inputs import check_rates, trainer_plan, with_synced_norms
 from paucal.runs import RunFolder
 from paucal.runs.folder import COCO
-from paucal.settings.options import flag
+from paucal.settings.options import flag, refuse_unsupported
 from paucal.tasks.detection.evaluation import require_metrics
 from paucal.tasks.detection.first_record import FirstDetector, load_layers, read_first_detector
 from paucal.tasks.detection.images import BoxedImages, open_boxed
@@ -75,10 +74,7 @@ def check(settings: DetectSettings) -> None:
     """Refuse settings that contradict each other or that detection does not support."""
     if not settings.data:
         raise UserError("DATA is missing: give a folder of images with boxes, such as 'paucal detect bccd/'.")
-    default = DetectSettings()
-    for name in UNSUPPORTED_SETTINGS:
-        if getattr(settings, name) != getattr(default, name):
-            raise UserError(f"{flag(name)} is not supported for detection: remove this option.")
+    refuse_unsupported(settings, UNSUPPORTED_SETTINGS, "detection")
     if settings.strategy == "fsdp":
         raise UserError("--strategy fsdp is not supported for detectors: remove --strategy.")
     if settings.batch_size == "auto":
@@ -160,35 +156,30 @@ def assemble(
 def _split_images(settings: DetectSettings, boxed: BoxedImages, run: RunFolder | None) -> SplitImages:
     """Return the images with the split of `run`, or with a new split if `run` is None.
 
-    With `--empty-images drop`, training images without an object are left out of the new split.
+    A new split leaves out validation images if none has an object, since they cannot rank models; with
+    `--empty-images drop` also training images without an object.
     """
     if run is not None:
         return SplitImages(boxed.images, stored_split(run, boxed.images))
-    split = _require_objects(make_split(boxed.images, seed=settings.seed, **settings.given_fractions), boxed)
-    empty = np.asarray([not len(boxed.boxes_of(index)) for index in range(len(boxed.images))])
-    empty &= split.parts == "train"
-    if settings.empty_images == "keep" or not empty.any():
-        return SplitImages(boxed.images, split)
-    if empty.sum() == len(split.indices("train")):
-        raise UserError(
-            "--empty-images is drop, but no training image contains an object: give training images with boxes."
-        )
-    text = f"{split.description}; left out: {counted(int(empty.sum()), 'training image')} without an object"
-    return SplitImages(boxed.images, Split(np.where(empty, "unused", split.parts), text))
-
-
-def _require_objects(split: Split, boxed: BoxedImages) -> Split:
-    """Refuse a test split without objects; leave out a validation split without objects, which cannot rank models."""
-    test, val = split.indices("test"), split.indices("val")
+    split = make_split(boxed.images, seed=settings.seed, **settings.given_fractions)
+    train, val, test = (split.indices(part) for part in ("train", "val", "test"))
     if not boxed.count_boxes(test):
         raise UserError(
             f"the detector cannot be evaluated, since there is no object in {counted(len(test), 'test image')} (crowds "
             "and difficult objects do not count): give test images with boxes, or a larger --test-fraction."
         )
-    if not len(val) or boxed.count_boxes(val):
-        return split
-    text = f"left out: {counted(len(val), 'validation image')} without an object, which cannot select a model"
-    return Split(np.where(split.parts == "val", "unused", split.parts), f"{split.description}; {text}")
+    if len(val) and not boxed.count_boxes(val):
+        text = f"left out: {counted(len(val), 'validation image')} without an object, which cannot select a model"
+        split = split.without(split.parts == "val", text)
+    empty = np.asarray([not len(boxed.boxes_of(index)) for index in range(len(boxed.images))])
+    empty &= split.parts == "train"
+    if settings.empty_images == "drop" and empty.any():
+        if empty.sum() == len(train):
+            raise UserError(
+                "--empty-images is drop, but no training image contains an object: give training images with boxes."
+            )
+        split = split.without(empty, f"left out: {counted(int(empty.sum()), 'training image')} without an object")
+    return SplitImages(boxed.images, split)
 
 
 def _collect_facts(boxed: BoxedImages, data: SplitImages, start: InitialWeightsInfo | None) -> BoxFacts:
@@ -253,15 +244,12 @@ def _build_detector(
     run: RunFolder | None,
 ) -> tuple[Detection, DetectorCard, list[str]]:
     """Return the objective with its detector, the detector's card, and notes."""
-    # Fork the generator, so that the initial weights neither depend on earlier random numbers nor change later ones.
-    with torch.random.fork_rng(devices=[]), explain_memory_errors():
-        torch.manual_seed(settings.seed)
+    with initial_weights(settings.seed):
         spec, notes = detector_backbone(settings)
         options = detector_options(settings)
         notes = [*check_memory(settings, spec), *notes]
         detector = with_synced_norms(settings, build_detector(spec, len(boxed.classes), options, settings.drop_path))
-        freeze = None if settings.freeze == "none" else settings.freeze
-        tuning = FineTuning(freeze=freeze, eval_mode=settings.eval_mode)
+        tuning = FineTuning(freeze=None if settings.freeze == "none" else settings.freeze, eval_mode=settings.eval_mode)
         objective = Detection(detector, tuning, settings.backbone_lr)
     if stored := stored_card(run, DetectorCard):
         statistics = Normalisation(stored.preprocessing.mean, stored.preprocessing.std)
@@ -269,11 +257,8 @@ def _build_detector(
         statistics = normalisation(settings, data, model_input or input_of_timm(settings.model))
     mean, std, value_range = statistics.mean, statistics.std, data.images.reading.value_range
     preprocessing = Preprocessing(spec.image_size, 1.0, "bilinear", mean, std, value_range, "letterbox")
-    detector_fields = {
-        "category_ids": boxed.category_ids,
-        "resize_to": (min(settings.img_size), max(settings.img_size)),
-    }
-    card = DetectorCard(spec, boxed.classes, preprocessing, options=options, **detector_fields)
+    sides, ids = (min(settings.img_size), max(settings.img_size)), boxed.category_ids
+    card = DetectorCard(spec, boxed.classes, preprocessing, options=options, category_ids=ids, resize_to=sides)
     return objective, card, notes
 
 

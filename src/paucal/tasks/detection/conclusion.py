@@ -2,11 +2,16 @@
 
 import json
 import shlex
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+from torch.utils.data import DataLoader
 
 from paucal.distributed import rank
 from paucal.evaluation.curves import save_curves
@@ -17,12 +22,14 @@ from paucal.runner.console import Console
 from paucal.runner.frames import to_pandas
 from paucal.runner.job import FinishedRun
 from paucal.runner.processes import wait_for_all
+from paucal.runner.results import publish_results
 from paucal.runs import RunFolder, write_atomically, write_text
 from paucal.tasks.detection.assembly import DetectionSetup
 from paucal.tasks.detection.batches import evaluation_loader
 from paucal.tasks.detection.detections import Detections, coco_document, detect_all, read_detections
 from paucal.tasks.detection.evaluation import MASK_PREFIX, DetectionScores, evaluate_detections, format_score
-from paucal.tasks.detection.model import load_detector
+from paucal.tasks.detection.images import BoxedImages
+from paucal.tasks.detection.model import DetectorCard, load_detector
 from paucal.tasks.detection.pictures import (
     MIN_SHOWN_SCORE,
     count_mistakes,
@@ -91,47 +98,73 @@ class DetectResult(FinishedRun):
 def conclude(run: RunFolder, setup: DetectionSetup, outcome: Outcome, console: Console) -> DetectResult:
     """Evaluate the selected detector on the test images, which the run has not used so far, and write the results."""
     wait_for_all()  # rank 0 writes the model file
-    indices = [int(index) for index in setup.data.part("test")]
     detector, card, device = load_detector(run, setup.settings.device)
+    test, indices = setup.data.part("test"), setup.data.part("test").tolist()
     with console.progress("evaluating") as advance:
-        loader = evaluation_loader(setup.images, setup.data.part("test"), card, setup.settings.workers)
-        by_index = detect_all(detector, loader, device, lambda done: advance(done, len(indices)))
-    detections = [by_index[index] for index in indices]
-    evaluation = evaluate_detections(detections, [setup.images.boxes_of(index) for index in indices], card.classes)
+        loader = evaluation_loader(setup.images, test, card, setup.settings.workers)
+        detections, evaluation = evaluate_images(detector, card, device, setup.images, test, loader, advance)
     scores, metrics, per_class = evaluation.scores, evaluation.metrics, evaluation.per_class
     result = DetectResult(run.path, scores, metrics, per_class, outcome.seconds, evaluation.mask_per_class)
     if rank() == 0:
-        _write_results(run, setup, outcome, result, detections, evaluation)
-        for line in closing_lines(run, setup, outcome, result):
-            console.say(line)
+        folder = run.evaluation(EVALUATION_NAME)
+        write_evaluation(folder, run.plots, evaluation, detections, setup.images, indices, card)
+        save_curves(run, outcome.rows, _images_per_row(setup), best=setup.best_epoch(outcome))
+        _draw_images(run, setup, indices, detections)
+        path, predict = shlex.quote(str(run.path)), "paucal predict"
+        steps = [f"{predict} {path} new_images/ --pictures found/     # boxes as CSV, and drawn"]
+        if result.mask_per_class:
+            steps.append(f"{predict} {path} new_images/ --format json     # with masks, as COCO JSON")
+        files = (
+            f"evaluation/{EVALUATION_NAME}/detections.json (COCO), plots/detections.png (objects with a score from "
+            f"{MIN_SHOWN_SCORE:g}), plots/worst_detections.png"
+        )
+        summary, lines = _summary(setup, outcome, result), result_lines(setup, outcome, result)
+        publish_results(run, console, summary, write_detection_report, lines, files, steps)
     return result
 
 
-def _write_results(
-    run: RunFolder,
-    setup: DetectionSetup,
-    outcome: Outcome,
-    result: DetectResult,
-    detections: list[Detections],
+def evaluate_images(
+    detector: nn.Module,
+    card: DetectorCard,
+    device: torch.device,
+    boxed: BoxedImages,
+    indices: NDArray[np.int64],
+    loader: DataLoader,
+    advance: Callable[[int, int], None],
+) -> tuple[list[Detections], DetectionScores]:
+    """Return the detections in each image at `indices`, which `loader` reads, and their scores.
+
+    `advance` is called with the numbers of processed images and of all images.
+    """
+    by_index = detect_all(detector, loader, device, lambda done: advance(done, len(indices)))
+    detections = [by_index[index] for index in indices.tolist()]
+    truth = [boxed.boxes_of(index) for index in indices.tolist()]
+    return detections, evaluate_detections(detections, truth, card.classes)
+
+
+def write_evaluation(
+    folder: Path,
+    plots: Path,
     evaluation: DetectionScores,
+    detections: Sequence[Detections],
+    boxed: BoxedImages,
+    indices: Sequence[int],
+    card: DetectorCard,
+    entries: Mapping[str, Any] | None = None,
 ) -> None:
-    indices = [int(index) for index in setup.data.part("test")]
-    folder, card = run.evaluation(EVALUATION_NAME), setup.card
+    """Write the scores, the detections and the curves of precision over recall for the images at `indices`.
+
+    `entries` are further entries of `metrics.json`.
+    """
     folder.mkdir(parents=True, exist_ok=True)
-    write_text(folder / "metrics.json", json.dumps(evaluation.content(), indent=2, ensure_ascii=False) + "\n")
+    content = {**(entries or {}), **evaluation.content()}
+    write_text(folder / "metrics.json", json.dumps(content, indent=2, ensure_ascii=False) + "\n")
     write_text(folder / "per_class.csv", evaluation.table())
-    keys = [setup.images.images.keys[index] for index in indices]
-    sizes = [setup.images.boxes_of(index).size for index in indices]
+    keys, sizes = [boxed.images.keys[index] for index in indices], [boxed.boxes_of(index).size for index in indices]
     write_text(folder / "detections.json", coco_document(keys, sizes, detections, card.classes, card.category_ids))
-    weights = np.ones(len(indices))
     for kind, matches in evaluation.matches.items():
-        figure = precision_recall_figure(matches, card.classes, weights)
-        save_figure(run.plots / f"{kind}precision_recall.png", figure)
-    best = outcome.best.get("epoch") if len(setup.data.part("val")) else None
-    save_curves(run, outcome.rows, _images_per_row(setup), best=best)
-    _draw_images(run, setup, indices, detections)
-    run.write_json("summary.json", _summary(setup, outcome, result))
-    write_detection_report(run.path)
+        figure = precision_recall_figure(matches, card.classes, np.ones(len(indices)))
+        save_figure(plots / f"{kind}precision_recall.png", figure)
 
 
 def _draw_images(run: RunFolder, setup: DetectionSetup, indices: list[int], detections: list[Detections]) -> None:
@@ -174,8 +207,8 @@ def _summary(setup: DetectionSetup, outcome: Outcome, result: DetectResult) -> d
     }
 
 
-def closing_lines(run: RunFolder, setup: DetectionSetup, outcome: Outcome, result: DetectResult) -> list[str]:
-    """Return the lines to print at the end of a run: test scores, trained model, result files and next commands."""
+def result_lines(setup: DetectionSetup, outcome: Outcome, result: DetectResult) -> list[str]:
+    """Return lines with the test scores and the trained model."""
     test = setup.data.part("test")
     scores = result.scores
     ap, ap50 = (format_score(scores[name]) for name in ("ap", "ap50"))
@@ -185,23 +218,14 @@ def closing_lines(run: RunFolder, setup: DetectionSetup, outcome: Outcome, resul
     kept_text = "the last step, since there are no validation images to select a model"
     if not outcome.best and setup.first is not None and setup.first.score is not None:
         kept_text = f"the first detector, the best on the validation images (AP {setup.first.score:.3f})"
-    if len(setup.data.part("val")) and outcome.best:
+    if setup.is_selected and outcome.best:
         kept_text = (
             f"step {outcome.best['step']:.0f}, the best on the validation images (AP {outcome.best[SCORE_COLUMN]:.3f})"
         )
-    path = shlex.quote(str(run.path))
     return [
-        "",
         f"test AP: {ap}; AP50: {ap50} ({counted(len(test), 'image')}, "
         f"{counted(setup.images.count_boxes(test), 'object')})",
         *([f"masks of these objects: {'; '.join(masks)}"] if masks else []),
         f"AP by class, lowest first: {class_scores}",
         f"trained: {setup.describe()}, {counted(outcome.step, 'step')}, {outcome.seconds:.0f} s; kept: {kept_text}",
-        f"results are in {run.path}: report.html (open it in a browser), {run.weights.name}, "
-        f"evaluation/{EVALUATION_NAME}/detections.json (COCO), "
-        f"plots/detections.png (objects with a score from {MIN_SHOWN_SCORE:g}), "
-        "plots/worst_detections.png",
-        "try next:",
-        f"  paucal predict {path} new_images/ --pictures found/     # boxes as CSV, and drawn",
-        *([f"  paucal predict {path} new_images/ --format json     # with masks, as COCO JSON"] if masks else []),
     ]

@@ -3,8 +3,8 @@
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -20,7 +20,7 @@ from paucal.recipes.recipe import fill_in, require_init
 from paucal.rules.resolve import list_origins
 from paucal.runner import life
 from paucal.runner.annotation_frames import takes_annotations
-from paucal.runner.console import Console
+from paucal.runner.console import Console, result_line
 from paucal.runner.frames import Data
 from paucal.runner.images import step_loader
 from paucal.runner.job import Bars, Watcher
@@ -65,24 +65,12 @@ class DetectionWatcher(Watcher[DetectionSetup]):
     def on_epoch(self, epoch: int, epochs: int, row: Mapping[str, float]) -> None:
         """Print the losses and scores of a row of `metrics.csv`."""
         passes = row["step"] * self.setup.settings.effective_batch / len(self.setup.data.part("train"))
-        losses = [f"{n.removeprefix('train_')} {v:.3f}" for n, v in row.items() if n.startswith("train_")]
-        scores = [
-            f"{n.removeprefix('val_')} {v:.3f}" for n, v in row.items() if n.startswith("val_") and n != MISSED_COLUMN
-        ]
-        parts = [f"{epoch}/{epochs}: step {row['step']:.0f} ({passes:.1f} passes)", f"train: {', '.join(losses)}"]
-        parts += [f"val: {', '.join(scores)}"] if scores else []
-        self.console.say("  ".join([*parts, f"{row['seconds']:.0f} s"]))
+        shown = {name: value for name, value in row.items() if name != MISSED_COLUMN}
+        self.console.say(result_line(f"{epoch}/{epochs}: step {row['step']:.0f} ({passes:.1f} passes)", shown))
 
 
-@dataclass(frozen=True)
-class StepPlan:
-    """The planned length of a run with a time budget.
-
-    Attributes:
-        steps: Number of optimizer steps; 0 if the time is too short.
-        judge_every: Optimizer steps between two evaluations.
-        seconds: Expected seconds of training, evaluation and result files.
-    """
+class StepPlan(NamedTuple):
+    """Optimizer steps (0 if the time is too short), steps between two evaluations, and seconds of all work."""
 
     steps: int
     judge_every: int
@@ -173,9 +161,8 @@ class DetectionJob(TimedJob[DetectSettings, DetectionSetup, DetectResult]):
         indices = setup.data.part("val" if len(setup.data.part("val")) else "test")[:TIMED_IMAGES]
         with trial_steps(objective.train(), device):
             batches: Any = self.loader(short_setup, 0)
-            step_seconds = seconds_per_step(
-                objective, batches, device, settings.precision, setup.plan.accumulate, threads
-            )
+            accumulate = setup.plan.accumulate
+            step_seconds = seconds_per_step(objective, batches, device, settings.precision, accumulate, threads)
             start = time.perf_counter()
             score = _detect(setup, objective.deployable(), indices, device)
             image_seconds = (time.perf_counter() - start) / max(len(indices), 1)
@@ -201,10 +188,8 @@ class DetectionJob(TimedJob[DetectSettings, DetectionSetup, DetectResult]):
                 f"{pace.val_image:.1f} s: give --time {int(1.2 * needed_seconds // 60) + 1}m or more, or a smaller "
                 "--img-size."
             )
-        text = (
-            f"{plan.steps} steps of {pace.step:.2f} s ({plan.steps * epochs_per_step:.1f} passes) fit in "
-            f"{settings.time}"
-        )
+        passes = plan.steps * epochs_per_step
+        text = f"{plan.steps} steps of {pace.step:.2f} s ({passes:.1f} passes) fit in {settings.time}"
         reasons = {"steps": text, "judge_every": "validation takes at most a seventh of the time"}
         values = {"steps": plan.steps, "judge_every": plan.judge_every}
         return PlannedLength(values, reasons, text, plan.seconds, int(max_passes / epochs_per_step))
@@ -232,13 +217,8 @@ class DetectionJob(TimedJob[DetectSettings, DetectionSetup, DetectResult]):
 
         def evaluate(detector: nn.Module, device: torch.device) -> Mapping[str, float]:
             scores = _detect(setup, detector, indices, device)()
-            masks = {f"val_{MASK_PREFIX}ap": scores[f"{MASK_PREFIX}ap"]} if f"{MASK_PREFIX}ap" in scores else {}
-            return {
-                SCORE_COLUMN: scores["ap"],
-                "val_ap50": scores["ap50"],
-                **masks,
-                MISSED_COLUMN: 1 - scores["recall"],
-            }
+            names = [name for name in ("ap", "ap50", f"{MASK_PREFIX}ap") if name in scores]
+            return {**{f"val_{name}": scores[name] for name in names}, MISSED_COLUMN: 1 - scores["recall"]}
 
         floor = None if setup.first is None else setup.first.score
         return Watch(evaluate, SCORE_COLUMN, MISSED_COLUMN, floor) if len(indices) else None
@@ -292,15 +272,7 @@ def detect(
 def fit_steps(
     pace: Pace, seconds_left: float, counts: Mapping[str, int], epochs_per_step: float, max_epochs: int
 ) -> StepPlan:
-    """Return the longest plan that fits in the remaining time.
-
-    Args:
-        pace: Measured seconds per step and per evaluated image.
-        seconds_left: Remaining seconds of the time budget.
-        counts: Number of images by split.
-        epochs_per_step: Fraction of the training images that a step processes.
-        max_epochs: Maximum number of epochs.
-    """
+    """Return the longest plan that fits in the remaining time; `counts` are the numbers of images by split."""
     ending_seconds, eval_seconds = pace.ending(counts), pace.evaluation(counts)
     usable_seconds = seconds_left * (1 - RESERVED_FRACTION) - ending_seconds
     max_evaluations = MAX_EVALUATIONS

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import numpy as np
 import timm
-import torch
 
 from paucal.backbones.spec import BackboneSpec
 from paucal.backbones.weights.inputs import ImageInput, input_of_timm
@@ -21,7 +20,6 @@ from paucal.methods.pretraining_settings import PretrainSettings
 from paucal.models.card import ModelCard
 from paucal.models.preprocessing import Preprocessing
 from paucal.objectives import Objective
-from paucal.rules.backbone import backbone_spec
 from paucal.rules.facts import DataAndMachine
 from paucal.rules.model import SMALL_SIDE
 from paucal.rules.resolve import list_origins
@@ -36,7 +34,7 @@ from paucal.runner.images import (
     stored_reading,
 )
 from paucal.runner.job import Bars, RunSetup
-from paucal.runner.memory_check import check_memory, explain_memory_errors
+from paucal.runner.memory_check import checked_backbone, initial_weights
 from paucal.runner.run_folder import stored_split
 from paucal.runner.starts import WeightsSource, find_start, load_start
 from paucal.runner.trainer_inputs import check_length, check_rates, trainer_plan
@@ -82,9 +80,8 @@ def assemble(
     objective, spec, notes = _build_objective(method.stage(settings, epochs_done(run)), images.reading.channels)
     timm_model = timm_name(settings.model)  # timm's name of the published weights
     card = ModelCard(spec, (), _run_preprocessing(settings, data, (start.input or input_of_timm)(timm_model), run))
-    crop_transforms(
-        settings, Normalisation(card.preprocessing.mean, card.preprocessing.std)
-    )  # raises if crop settings are invalid
+    # Raises an error if crop settings are invalid.
+    crop_transforms(settings, Normalisation(card.preprocessing.mean, card.preprocessing.std))
     monitor = open_monitor(settings, card)
     load_report = load_start(start, timm_model, objective, ())
     remarks = [
@@ -125,12 +122,8 @@ def _open_and_resolve(
 
 def _build_objective(settings: PretrainSettings, channels: int) -> tuple[Objective, BackboneSpec, list[str]]:
     groups = crop_groups(settings, height_and_width(settings.img_size))
-    # Fork the random number generator: initial weights must not depend on earlier random numbers, nor change later
-    # random numbers.
-    with torch.random.fork_rng(devices=[]), explain_memory_errors():
-        torch.manual_seed(settings.seed)
-        spec, notes = backbone_spec(settings, 0, channels)
-        notes = [*check_memory(settings, spec, relative_pixels(groups)), *notes]
+    with initial_weights(settings.seed):
+        spec, notes = checked_backbone(settings, 0, channels, relative_pixels(groups))
         return method_of(settings).build(settings, spec, groups), spec, notes
 
 

@@ -5,7 +5,6 @@ import os
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from lightning.pytorch import Callback
@@ -28,6 +27,7 @@ from paucal.runner.frames import Data, takes_frames
 from paucal.runner.images import pin_data, step_loader
 from paucal.runner.job import Bars, FinishedRun, Job
 from paucal.runner.processes import is_first, wait_for_all
+from paucal.runner.results import publish_results
 from paucal.runner.starts import without_none_init
 from paucal.runs import RunFolder
 from paucal.settings.groups import DataSettings
@@ -60,8 +60,8 @@ class PretrainResult(FinishedRun):
         return dict(self.last)
 
 
-def summary(run: RunFolder, setup: PretrainingSetup, outcome: Outcome, stage_watch: StageWatch) -> dict[str, Any]:
-    """Return the content of `summary.json`, which the report page shows."""
+def summary(setup: PretrainingSetup, outcome: Outcome, stage_watch: StageWatch) -> dict[str, Any]:
+    """Return the content of `summary.json`, which the report page shows, except for the next steps."""
     settings, data, verdict = setup.settings, setup.data, stage_watch.watcher.verdict
     # None if the run has no monitor; NaN if features were not finite.
     knn_accuracy = outcome.rows[-1].get(KNN_SCORE)
@@ -83,36 +83,17 @@ def summary(run: RunFolder, setup: PretrainingSetup, outcome: Outcome, stage_wat
         "verdict": None if verdict is None else vars(verdict),
         "verdicts": stage_watch.history(),
         "rollbacks": len(stage_watch.rollbacks),
-        "next_steps": next_steps(run),
     }
 
 
-def closing_lines(
-    run: RunFolder, setup: PretrainingSetup, outcome: Outcome, verdict: Verdict | None, page: Path
-) -> list[str]:
-    """Return the last lines to print: the outcome, the run's folder, and commands to run next."""
-    last = outcome.rows[-1]
-    state = "the networks look healthy" if verdict is None else f"{verdict.sentence} {verdict.advice}"
-    neighbours = (
-        f"; nearest neighbours {percent(last[KNN_SCORE])} on {setup.settings.monitor}" if KNN_SCORE in last else ""
-    )
+def result_lines(setup: PretrainingSetup, outcome: Outcome, verdict: Verdict | None) -> list[str]:
+    """Return lines with the trained model and its health."""
+    last, monitor = outcome.rows[-1], setup.settings.monitor
+    neighbours = f"; nearest neighbours {percent(last[KNN_SCORE])} on {monitor}" if KNN_SCORE in last else ""
     return [
-        "",
-        f"pre-trained: {setup.describe()}, epochs: {setup.settings.epochs}, {outcome.seconds:.0f} s{neighbours}",
-        state,
-        f"results are in {run.path}: {page.name} (open it in a browser), {run.weights.name} (the "
-        "backbone after the last epoch), metrics.csv, plots/",
-        "try next:",
-        *(f"  {step}" for step in next_steps(run)),
-    ]
-
-
-def next_steps(run: RunFolder) -> list[str]:
-    """Return commands that use the trained backbone."""
-    path = shlex.quote(str(run.path))
-    return [
-        f"paucal train photos/ --init {path}     # fine-tune the backbone on labelled images",
-        f"paucal eval {path} photos/ --protocol knn linear     # evaluate the frozen features",
+        f"pre-trained: {setup.describe()}, epochs: {setup.settings.epochs}, {outcome.seconds:.0f} s; kept: the "
+        f"backbone after the last epoch{neighbours}",
+        "the networks look healthy" if verdict is None else f"{verdict.sentence} {verdict.advice}",
     ]
 
 
@@ -192,10 +173,14 @@ class PretrainingJob(Job[PretrainSettings, PretrainingSetup, PretrainResult]):
             prototypes = method_of(setup.settings).n_prototypes(setup.settings)
             dim = setup.objective.backbones()[0].dim
             save_figure(run.plots / "health.png", health_figure(outcome.rows, prototypes, dim, verdict))
-            run.write_json("summary.json", summary(run, setup, outcome, watcher))
-            page = write_pretraining_report(run.path)
-            for line in closing_lines(run, setup, outcome, verdict, page):
-                console.say(line)
+            path = shlex.quote(str(run.path))
+            steps = [
+                f"paucal train photos/ --init {path}     # fine-tune the backbone on labelled images",
+                f"paucal eval {path} photos/ --protocol knn linear     # evaluate the frozen features",
+            ]
+            content = {**summary(setup, outcome, watcher), "next_steps": steps}
+            lines, files = result_lines(setup, outcome, verdict), "metrics.csv, plots/"
+            publish_results(run, console, content, write_pretraining_report, lines, files, steps)
         wait_for_all()
         return PretrainResult(run.path, last, verdict, outcome.seconds)
 

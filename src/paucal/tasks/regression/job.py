@@ -4,14 +4,13 @@ import shlex
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 import numpy as np
 import torch
 from PIL import Image
 from torch import nn
 
-from paucal.backbones.spec import BackboneSpec
 from paucal.backbones.stage_classifier import add_stage_classifier, last_stage_maps
 from paucal.backbones.weights.inputs import input_of_timm
 from paucal.evaluation.predictions import predict_in_order
@@ -23,9 +22,7 @@ from paucal.models.preprocessing import Preprocessing
 from paucal.models.regression import INTERVAL_LEVEL, RegressionCard
 from paucal.models.trained import TrainedModel, save_trained
 from paucal.report.regression import write_regression_report
-from paucal.rules.backbone import backbone_spec
 from paucal.rules.resolve import list_origins
-from paucal.runner.frames import read_table, to_pandas
 from paucal.runner.images import (
     decode_images,
     eval_loader,
@@ -35,8 +32,9 @@ from paucal.runner.images import (
     pin_data,
     reading_for,
 )
-from paucal.runner.job import Bars, EvaluatedRun, Job, Watcher
-from paucal.runner.memory_check import check_memory
+from paucal.runner.job import Bars, Job, Watcher
+from paucal.runner.memory_check import checked_backbone, initial_weights
+from paucal.runner.results import EvaluatedRun, publish_results
 from paucal.runner.starts import (
     MIN_SIDE,
     choose_start,
@@ -79,15 +77,12 @@ SUPPORTED_SETTINGS = (
 )
 
 
-if TYPE_CHECKING:
-    from pandas import DataFrame
-
-
 @dataclass(frozen=True)
 class RegressionResult(EvaluatedRun):
     """A finished run of `paucal train --target`; its `report` has the test scores with intervals.
 
-    Its `metrics` are "mae", "rmse", "r2" and "coverage"; with `ordinal` also "exact" and "kappa".
+    Its `metrics` are "mae", "rmse", "r2" and "coverage"; with `ordinal` also "exact" and "kappa". The columns of its
+    `predictions` are key, target, predicted, low and high.
     """
 
     report: RegressionReport
@@ -96,15 +91,6 @@ class RegressionResult(EvaluatedRun):
     def model(self) -> TrainedModel:  # type: ignore[override]
         """The model on the CPU; `model.probabilities` returns (N, 1) predicted values in the unit of the target."""
         return load_regressor(self.folder)
-
-    @property
-    def predictions(self) -> "DataFrame":
-        """A DataFrame with a row per test image: key, target, predicted, low and high.
-
-        Raises:
-            UserError: The file is missing or damaged, or pandas is not installed.
-        """
-        return to_pandas(read_table(RunFolder(self.folder).evaluation("test") / "predictions.csv"))
 
 
 def _fit_best(
@@ -131,9 +117,7 @@ def _fit_best(
     return network, fitted, reads_stages
 
 
-def _summary(
-    run: RunFolder, setup: RegressionSetup, fitted: FittedRidge, report: RegressionReport, seconds: float
-) -> dict[str, Any]:
+def _summary(setup: RegressionSetup, fitted: FittedRidge, report: RegressionReport, seconds: float) -> dict[str, Any]:
     data, card = setup.data, setup.card
     return {
         "title": f"{setup.settings.target} of {data.images.name}",
@@ -151,16 +135,7 @@ def _summary(
         "test_mae": report.scores["mae"].value,
         "start": None if setup.start is None else setup.start.short(),
         "remarks": list(setup.remarks),
-        "next_steps": _next_steps(run),
     }
-
-
-def _next_steps(run: RunFolder) -> list[str]:
-    path = shlex.quote(str(run.path))
-    return [
-        f"paucal predict {path} new_images/     # predict values for new images, with 90 % intervals",
-        f"paucal eval {path} more.csv     # evaluate the model on other images",
-    ]
 
 
 class RegressionJob(Job[TrainSettings, RegressionSetup, RegressionResult]):
@@ -200,8 +175,7 @@ class RegressionJob(Job[TrainSettings, RegressionSetup, RegressionResult]):
         remarks: list[str] = []
         if run is None and may_choose_start(settings, given):
             # A regression needs pretrained weights even for tiny images, which are enlarged to the size of the weights.
-            side = max(data.facts().median_side, MIN_SIDE)
-            settings, given, choice = choose_start(settings, given, side)
+            settings, given, choice = choose_start(settings, given, max(data.facts().median_side, MIN_SIDE))
             remarks = [choice.remark] if choice.remark else []
         start = find_start(settings, run)
         if start.read is None and start.record is None:
@@ -211,10 +185,8 @@ class RegressionJob(Job[TrainSettings, RegressionSetup, RegressionResult]):
         facts = replace(data.facts(), n_classes=1, start=start.facts)
         settings, reasons = resolve_training(settings, facts)
         if run is None and "resize" not in given:
-            settings, reasons["resize"] = (
-                replace(settings, resize="squash"),
-                "the number describes the whole image, so nothing may be cropped",
-            )
+            reason = "the number describes the whole image, so nothing may be cropped"
+            settings, reasons["resize"] = replace(settings, resize="squash"), reason
         reading = reading_for(settings.img_size, first_reading(settings, images))
         with bars("reading images") as advance:
             images = decode_images(images, settings, reading, advance)
@@ -222,17 +194,16 @@ class RegressionJob(Job[TrainSettings, RegressionSetup, RegressionResult]):
             images, targets = read_targets(images, column)
             data = ImagesWithTargets(images, split_images_with_targets(settings, images, run), targets=targets)
         data = replace(data, images=images)
-        objective, spec, notes = _build_network(settings, images.reading.channels)
+        with initial_weights(settings.seed):
+            spec, notes = checked_backbone(settings, 1, images.reading.channels)
+            objective = FrozenNetwork(spec.build())
         weights_input = start.input(settings.model) if start.input is not None else None
         statistics = normalisation(settings, data, weights_input)
         preprocess = Preprocessing(
             spec.image_size,
             1.0,
             (weights_input or input_of_timm(settings.model)).interpolation,
-            statistics.mean,
-            statistics.std,
-            images.reading.value_range,
-            settings.resize,
+            *(statistics.mean, statistics.std, images.reading.value_range, settings.resize),
             images.reading.channel_ranges,
         )
         card = RegressionCard(spec, (column,), preprocess)
@@ -304,30 +275,22 @@ class RegressionJob(Job[TrainSettings, RegressionSetup, RegressionResult]):
             report, predicted = evaluate_regression(model, loader, truth, part, settings.seed, advance, groups)
         write_scores(run.evaluation("test"), run.plots, report, data.images, part, truth, predicted)
         seconds = time.monotonic() - start_time
-        run.write_json("summary.json", _summary(run, setup, fitted, report, seconds))
-        page = write_regression_report(run.path)
-        console.show(report_table(report))
         mae, interval = format_regression_score(report.scores["mae"], "mae")
         gain, gain_interval = format_regression_score(report.gain, "gain")
-        for line in (
-            "",
+        line = (
             f"test MAE of {settings.target}: {mae} ({interval_words(interval, report)}); always predicting "
-            f"the mean: {report.baseline:.3g}, so {gain} less{f' ({gain_interval})' if gain_interval else ''}",
-            f"results are in {run.path}: {page.name} (open it in a browser), {run.weights.name}, plots/predicted.png",
-            "try next:",
-            *(f"  {step}" for step in _next_steps(run)),
-        ):
-            console.say(line)
+            f"the mean: {report.baseline:.3g}, so {gain} less{f' ({gain_interval})' if gain_interval else ''}"
+        )
+        path = shlex.quote(str(run.path))
+        steps = [
+            f"paucal predict {path} new_images/     # predict values for new images, with 90 % intervals",
+            f"paucal eval {path} more.csv     # evaluate the model on other images",
+        ]
+        summary, files = _summary(setup, fitted, report, seconds), "plots/predicted.png"
+        summary["next_steps"] = steps
+        publish_results(run, console, summary, write_regression_report, [line], files, steps, report_table(report))
         return RegressionResult(run.path, report, seconds)
 
 
 def _refuse_training() -> NoReturn:
     raise NotImplementedError("a regression on frozen features trains no network")
-
-
-def _build_network(settings: TrainSettings, channels: int) -> tuple[FrozenNetwork, BackboneSpec, list[str]]:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(settings.seed)
-        spec, notes = backbone_spec(settings, 1, channels)
-        notes = [*check_memory(settings, spec), *notes]
-        return FrozenNetwork(spec.build()), spec, notes

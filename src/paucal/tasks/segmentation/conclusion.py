@@ -2,8 +2,7 @@
 
 import shlex
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, ClassVar
 
 import numpy as np
 from PIL import Image
@@ -13,9 +12,8 @@ from paucal.distributed import rank
 from paucal.evaluation.curves import save_curves
 from paucal.report.segmentation import write_segmentation_report
 from paucal.runner.console import Console
-from paucal.runner.frames import read_table, to_pandas
-from paucal.runner.job import EvaluatedRun
 from paucal.runner.processes import wait_for_all
+from paucal.runner.results import EvaluatedRun, publish_results
 from paucal.runs import RunFolder, write_atomically
 from paucal.tasks.segmentation.assembly import SegmentationSetup, full_inference
 from paucal.tasks.segmentation.evaluation import count_and_write_masks
@@ -34,9 +32,6 @@ from paucal.tasks.segmentation.windows import describe_scales
 from paucal.training import Outcome
 from paucal.wording import counted, images_text, percent
 
-if TYPE_CHECKING:
-    from pandas import DataFrame
-
 SCORE_COLUMN = "val_mean_iou"  # column of metrics.csv by which the best epoch is selected
 MAX_DRAWN = 4  # maximum number of images per figure
 
@@ -46,19 +41,13 @@ class SegmentResult(EvaluatedRun):
     """A finished run of `paucal segment`.
 
     `report` has the test scores with intervals, overall and per class, and the confusion matrix. `metrics` has
-    "mean_iou", "pixel_accuracy", "mean_accuracy" and "loss".
+    "mean_iou", "pixel_accuracy", "mean_accuracy" and "loss". `predictions` has each test image's scores, lowest mean
+    IoU first; masks are in `evaluation/test/masks/`.
     """
 
+    predictions_file: ClassVar[str] = "per_image.csv"
+
     report: SegmentationReport
-
-    @property
-    def predictions(self) -> "DataFrame":
-        """A DataFrame of each test image's scores, lowest mean IoU first; masks are in `evaluation/test/masks/`.
-
-        Raises:
-            UserError: `evaluation/test/per_image.csv` is missing or damaged, or pandas is not installed.
-        """
-        return to_pandas(read_table(RunFolder(self.folder).evaluation("test") / "per_image.csv"))
 
     @property
     def model(self) -> SegmentationModel:  # type: ignore[override]
@@ -80,13 +69,18 @@ def conclude(run: RunFolder, setup: SegmentationSetup, outcome: Outcome, console
         return SegmentResult(run.path, report, outcome.seconds)
     write_scores(folder, report, tallies, data.images.keys)
     _draw_extremes(run, setup, tallies)
-    best = outcome.best.get("epoch") if len(data.part("val")) else None
-    save_curves(run, outcome.rows, _crops_per_epoch(setup), best=best)
-    run.write_json("summary.json", summary(run, setup, outcome, report))
-    page = write_segmentation_report(run.path)
-    console.show(report_table(report))
-    for line in closing_lines(run, setup, outcome, report, page):
-        console.say(line)
+    save_curves(run, outcome.rows, _crops_per_epoch(setup), best=setup.best_epoch(outcome))
+    steps = next_steps(run, setup)
+    publish_results(
+        run,
+        console,
+        {**summary(setup, outcome, report), "next_steps": steps},
+        write_segmentation_report,
+        result_lines(setup, outcome, report),
+        "metrics.csv, plots/ (worst_images.png), evaluation/test/masks/",
+        steps,
+        report_table(report),
+    )
     return SegmentResult(run.path, report, outcome.seconds)
 
 
@@ -110,10 +104,9 @@ def _draw_extremes(run: RunFolder, setup: SegmentationSetup, tallies: list[Tally
             write_atomically(run.plots / f"{name}.png", lambda file, figure=figure: figure.save(file, "PNG"))
 
 
-def summary(run: RunFolder, setup: SegmentationSetup, outcome: Outcome, report: SegmentationReport) -> dict[str, Any]:
-    """Return the content of `summary.json`, which the report page shows."""
+def summary(setup: SegmentationSetup, outcome: Outcome, report: SegmentationReport) -> dict[str, Any]:
+    """Return the content of `summary.json`, which the report page shows, except for the next steps."""
     data, card, settings = setup.data, setup.card, setup.settings
-    selected = len(data.part("val")) > 0
     return {
         **setup.summarise(outcome),
         "title": f"{card.backbone.name} segments {data.images.name}",
@@ -125,12 +118,11 @@ def summary(run: RunFolder, setup: SegmentationSetup, outcome: Outcome, report: 
         "crops": "x".join(map(str, card.preprocessing.image_size)),
         "looks": describe_scales(settings.test_scales, settings.mirror),
         "epochs": outcome.passes(settings.epochs),
-        "selected": selected,
+        "selected": setup.is_selected,
         "best_epoch": outcome.best.get("epoch"),
-        "best_val_mean_iou": finite_or_none(outcome.best.get(SCORE_COLUMN)) if selected else None,
+        "best_val_mean_iou": finite_or_none(outcome.best.get(SCORE_COLUMN)) if setup.is_selected else None,
         "test_mean_iou": finite_or_none(report.mean_iou.value),
         "test_pixel_accuracy": finite_or_none(report.accuracy.value),
-        "next_steps": next_steps(run, setup),
     }
 
 
@@ -138,26 +130,18 @@ def _crops_per_epoch(setup: SegmentationSetup) -> int:
     return len(setup.data.part("train")) * setup.settings.crops
 
 
-def closing_lines(
-    run: RunFolder, setup: SegmentationSetup, outcome: Outcome, report: SegmentationReport, page: Path
-) -> list[str]:
-    """Return the lines to print at the end of a run: test scores, trained model, result files and next commands."""
+def result_lines(setup: SegmentationSetup, outcome: Outcome, report: SegmentationReport) -> list[str]:
+    """Return lines with the test scores and the trained model."""
     unseen, unseen_names = report.unseen, ", ".join(report.unseen[:8])
     most_common = report.confusion.sum(1).max() / max(report.confusion.sum(), 1)
-    selected = len(setup.data.part("val")) > 0
     best_epoch = f"epoch {outcome.best.get('epoch', 0):g}, the best on the validation images"
     return [
-        "",
         f"test mean IoU: {format_score(report.mean_iou)}, pixels right: {format_score(report.accuracy)} "
         f"(95 % intervals over {images_text(report.images, report.groups)}); always predicting the most common class: "
         f"{percent(most_common)} of the pixels",
         *([f"{counted(len(unseen), 'class', 'classes')} without a test pixel: {unseen_names}"] if unseen else []),
         f"trained: {setup.describe()}, epochs: {outcome.passes(setup.settings.epochs)}, "
-        f"{outcome.seconds:.0f} s; kept: {best_epoch if selected else 'the last epoch'}",
-        f"Results are in {run.path}: {page.name} (open it in a browser), {run.weights.name}, metrics.csv, plots/ "
-        "(worst_images.png), evaluation/test/masks/",
-        "try next:",
-        *(f"  {step}" for step in next_steps(run, setup)),
+        f"{outcome.seconds:.0f} s; kept: {best_epoch if setup.is_selected else 'the last epoch'}",
     ]
 
 

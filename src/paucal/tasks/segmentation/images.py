@@ -79,23 +79,17 @@ def open_segmentation_data(settings: SegmentSettings, bars: Bars, run: RunFolder
     require_enough_images(masked)
     if run is not None:
         return SegmentationData(masked.images, stored_split(run, masked.images), masked=masked)
-    split = _drop_blank_validation(_split_images(settings, masked.images), masked)
+    split = _split_images(settings, masked.images)
+    val = split.indices("val")
+    if len(val) and not masked.pixels[val].any():  # no epoch could be scored on such a split
+        blank = f"{counted(len(val), 'validation image')} without a labelled pixel"
+        split = split.without(split.parts == "val", f"{blank} left out, since they cannot select a model")
     if not len(split.indices("test")):
         raise UserError(
             f"none of {counted(len(split.parts), 'image')} is for testing: give test images, or a larger "
             "--test-fraction."
         )
     return SegmentationData(masked.images, split, masked=masked)
-
-
-def _drop_blank_validation(split: Split, masked: MaskedImages) -> Split:
-    """Remove a validation split that has no labelled pixels, since no epoch could be scored on such a split."""
-    val = split.indices("val")
-    if not len(val) or masked.pixels[val].any():
-        return split
-    without_pixel = f"{counted(len(val), 'validation image')} without a labelled pixel"
-    text = f"{split.description}; {without_pixel} left out, since they cannot select a model"
-    return Split(np.where(split.parts == "val", "unused", split.parts), text, split.groups)
 
 
 def _split_images(settings: SegmentSettings, images: ImageSet) -> Split:

@@ -34,7 +34,7 @@ from paucal.runner.time_budget import (
     trial_steps,
 )
 from paucal.runs import RunFolder
-from paucal.settings.options import check_ranges, flag, setting_fields
+from paucal.settings.options import check_ranges, flag, refuse_unsupported
 from paucal.settings.values import with_settings_signature
 from paucal.tasks.segmentation.assembly import (
     WARMUP_FRACTION,
@@ -81,7 +81,12 @@ class SegmentationJob(TimedJob[SegmentSettings, SegmentationSetup, SegmentResult
         settings, origin = fill_in(settings, given, RECIPES, settings.recipe, ())
         require_init(RECIPES, settings.recipe, settings.init)
         check_ranges(settings)
-        _refuse_unsupported(settings)
+        refuse_unsupported(settings, UNSUPPORTED_SETTINGS, "segmentation")
+        if settings.epochs is not None and settings.freeze_epochs >= settings.epochs:
+            raise UserError(
+                f"--freeze-epochs {settings.freeze_epochs} leaves no epoch of {settings.epochs} for the backbone: "
+                "give fewer --freeze-epochs, more --epochs, or --freeze backbone."
+            )
         check_factors("scale", settings.scale, exact=2)
         check_factors("scales", settings.scales)
         if settings.resize_to is not None and len(settings.resize_to) != 2:
@@ -144,22 +149,16 @@ class SegmentationJob(TimedJob[SegmentSettings, SegmentationSetup, SegmentResult
                 "smaller --img-size."
             )
         values: dict[str, Any] = {"epochs": epochs}
-        reasons = {
-            "epochs": (
-                f"{settings.time}: an epoch takes about {format_duration(epoch_seconds)} here "
-                f"(a step {pace.step:.2f} s)"
-            )
-        }
+        duration = format_duration(epoch_seconds)
+        reasons = {"epochs": f"{settings.time}: an epoch takes about {duration} here (a step {pace.step:.2f} s)"}
         if settings.warmup_epochs is None:
             values["warmup_epochs"], reasons["warmup_epochs"] = WARMUP_FRACTION * epochs, "a twentieth of the epochs"
         if crops != settings.crops:
             fills = "fills" if epochs == 1 else "fill"
             values["crops"], reasons["crops"] = crops, f"so that {counted(epochs, 'epoch')} {fills} the time"
         steps = epochs * steps_per_epoch(counts["train"] * crops, settings.effective_batch)
-        text = f"{counted(epochs, 'epoch')} of {format_duration(epoch_seconds)} each fit in {settings.time}"
-        return PlannedLength(
-            values, reasons, text, epochs * epoch_seconds + pace.ending(counts), MAX_LENGTH_RATIO * steps
-        )
+        text, seconds = f"{counted(epochs, 'epoch')} of {duration} each fit in {settings.time}", epochs * epoch_seconds
+        return PlannedLength(values, reasons, text, seconds + pace.ending(counts), MAX_LENGTH_RATIO * steps)
 
     def loader(self, setup: SegmentationSetup, start: int) -> TrainLoader:
         """Return the loader of training crops, starting at forward pass `start`."""
@@ -267,18 +266,6 @@ def fill_time(
         epochs = min(max_epochs, max(MIN_EPOCHS, round(training_seconds / (crops * crop_seconds + eval_seconds))))
         crops = max(1, int((training_seconds / epochs - eval_seconds) / crop_seconds))
     return crops, int(training_seconds / (crops * crop_seconds + eval_seconds))
-
-
-def _refuse_unsupported(settings: SegmentSettings) -> None:
-    declared = setting_fields(settings)
-    for name in UNSUPPORTED_SETTINGS:
-        if getattr(settings, name) != declared[name].default:
-            raise UserError(f"{flag(name)} is not supported for segmentation: remove {flag(name)}.")
-    if settings.epochs is not None and settings.freeze_epochs >= settings.epochs:
-        raise UserError(
-            f"--freeze-epochs {settings.freeze_epochs} leaves no epoch of {settings.epochs} for the backbone: "
-            "give fewer --freeze-epochs, more --epochs, or --freeze backbone."
-        )
 
 
 def check_factors(name: str, values: list[float] | None, exact: int | None = None) -> None:

@@ -1,6 +1,5 @@
 """`paucal eval` for a detector: evaluation on images with boxes."""
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -10,18 +9,16 @@ import torch
 from numpy.typing import NDArray
 
 from paucal.data.decode import DEFAULT_READING
-from paucal.evaluation.plots import save_figure
 from paucal.metrics.intervals import Score
 from paucal.runner.console import Console
 from paucal.runner.images import decode_images, reading_for
-from paucal.runs import RunFolder, open_model_folder, write_text
+from paucal.runs import RunFolder, open_model_folder
 from paucal.tasks.detection.batches import EVAL_BATCH, evaluation_loader
-from paucal.tasks.detection.detections import coco_document, detect_all
-from paucal.tasks.detection.evaluation import MASK_PREFIX, evaluate_detections, format_score, require_metrics
+from paucal.tasks.detection.conclusion import evaluate_images, write_evaluation
+from paucal.tasks.detection.evaluation import MASK_PREFIX, format_score, require_metrics
 from paucal.tasks.detection.images import BoxedImages, open_boxed
 from paucal.tasks.detection.model import DetectorCard, load_detector
 from paucal.tasks.detection.network.detector import Detector
-from paucal.tasks.detection.pictures import precision_recall_figure
 from paucal.types import UserError
 from paucal.verbs.eval.images import choose_images, print_notes, report_folder
 from paucal.verbs.eval.settings import EvalSettings
@@ -111,22 +108,12 @@ def _evaluate_set(
     settings: EvalSettings,
     console: Console,
 ) -> DetectedSet:
-    indices = [int(index) for index in positions]
+    indices = positions.tolist()
     batch_size = min(EVAL_BATCH, settings.batch_size or EVAL_BATCH)
     loader = evaluation_loader(boxed, positions, card, settings.workers, batch_size)
     with console.progress("evaluating") as advance:
-        by_index = detect_all(detector, loader, device, lambda done: advance(done, len(indices)))
-    detections, truth = [by_index[index] for index in indices], [boxed.boxes_of(index) for index in indices]
-    evaluation = evaluate_detections(detections, truth, card.classes)
-    folder.mkdir(parents=True, exist_ok=True)
-    content = {"data": boxed.images.name, **evaluation.content()}
-    write_text(folder / "metrics.json", json.dumps(content, indent=2, ensure_ascii=False) + "\n")
-    write_text(folder / "per_class.csv", evaluation.table())
-    keys, sizes = [boxed.images.keys[index] for index in indices], [boxes.size for boxes in truth]
-    write_text(folder / "detections.json", coco_document(keys, sizes, detections, card.classes, card.category_ids))
-    for kind, matches in evaluation.matches.items():
-        figure = precision_recall_figure(matches, card.classes, np.ones(len(indices)))
-        save_figure(folder / f"{kind}precision_recall.png", figure)
+        detections, evaluation = evaluate_images(detector, card, device, boxed, positions, loader, advance)
+    write_evaluation(folder, folder, evaluation, detections, boxed, indices, card, {"data": boxed.images.name})
     class_scores = sorted((value, name) for name, value in evaluation.per_class.items() if value is not None)
     worst = ", ".join(f"{name} {value:.3f}" for value, name in class_scores[:MAX_WORST_CLASSES])
     titles = {name: title for name, title in SCORE_TITLES.items() if name in evaluation.scores}
