@@ -1,6 +1,6 @@
 """Samples and batches of images with boxes, and the loaders of training and evaluation."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -148,17 +148,19 @@ class BoxedDataset(Dataset[BoxSample]):
         return image, target
 
 
+def stack_padded(grids: Sequence[Tensor]) -> Tensor:
+    """Pad (C, H, W) images or feature maps on the right and bottom to the largest height and width, and stack them."""
+    rows, columns = (max(grid.shape[axis] for grid in grids) for axis in (1, 2))
+    return torch.stack([F.pad(grid, (0, columns - grid.shape[2], 0, rows - grid.shape[1])) for grid in grids])
+
+
 def collate_boxes(samples: list[BoxSample]) -> BoxBatch:
     """Collate samples into a batch, padding images on the right and bottom to the largest height and width."""
-    height = max(sample.image.shape[1] for sample in samples)
-    width = max(sample.image.shape[2] for sample in samples)
-    images = [sample.image for sample in samples]
-    padded = [F.pad(image, (0, width - image.shape[2], 0, height - image.shape[1])) for image in images]
     masks = [sample.masks for sample in samples if sample.masks is not None]
     return BoxBatch(
         ids=torch.tensor([sample.id for sample in samples]),
-        images=torch.stack(padded),
-        sizes=torch.tensor([tuple(image.shape[1:]) for image in images]),
+        images=stack_padded([sample.image for sample in samples]),
+        sizes=torch.tensor([tuple(sample.image.shape[1:]) for sample in samples]),
         boxes=[sample.boxes for sample in samples],
         labels=[sample.labels for sample in samples],
         originals=torch.tensor([sample.size for sample in samples]),

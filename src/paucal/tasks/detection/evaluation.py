@@ -72,9 +72,7 @@ class ClassMatches:
 class MeanPrecision:
     """COCO's average precision (AP): the mean over IoU thresholds and over the classes that have objects.
 
-    Args:
-        matches: Matches per class.
-        thresholds: Slice of the ten IoU thresholds; `slice(0, 1)` for AP50.
+    `thresholds` is a slice of the ten IoU thresholds; `slice(0, 1)` for AP50.
     """
 
     def __init__(self, matches: Sequence[ClassMatches], thresholds: slice = slice(None)) -> None:
@@ -190,11 +188,7 @@ def coco_scores(detections: Sequence[Detections], truth: Sequence[Boxes], n_clas
         thresholds = {"iou_thresholds": IOU_THRESHOLDS.tolist(), "rec_thresholds": RECALL_LEVELS.tolist()}
         metric = MeanAveragePrecision("xyxy", iou_type=kinds, backend=BACKEND, class_metrics=True, **thresholds)
         for detected, boxes in zip(detections, truth, strict=True):  # one image at a time, since masks are large
-            predicted = {
-                "boxes": torch.from_numpy(detected.boxes),
-                "scores": torch.from_numpy(detected.scores),
-                "labels": torch.from_numpy(detected.labels),
-            }
+            predicted = {name: torch.from_numpy(getattr(detected, name)) for name in ("boxes", "scores", "labels")}
             target = {
                 "boxes": torch.from_numpy(boxes.corners),
                 "labels": torch.from_numpy(boxes.labels),

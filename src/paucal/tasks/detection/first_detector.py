@@ -13,20 +13,19 @@ from dataclasses import replace
 import torch
 from lightning.pytorch import Callback
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from paucal.backbones.stage_maps import StageMaps
-from paucal.data.loader import TrainLoader, make_train_loader
-from paucal.data.sampler import StepSampler
+from paucal.data.loader import TrainLoader
 from paucal.memory import read_available_memory
 from paucal.models.trained import save_trained
 from paucal.objectives.finetuning import FineTuning
 from paucal.runner.clock import start_time
 from paucal.runner.console import Console
+from paucal.runner.images import step_loader
 from paucal.runner.time_budget import seconds_per_step, trial_steps
 from paucal.runs import RunFolder
 from paucal.tasks.detection.assembly import DetectionSetup
-from paucal.tasks.detection.batches import BoxBatch, BoxedDataset, collate_boxes
+from paucal.tasks.detection.batches import BoxBatch, BoxedDataset, collate_boxes, stack_padded
 from paucal.tasks.detection.first_record import FirstDetector, save_layers
 from paucal.tasks.detection.network.detector import Detector
 from paucal.tasks.detection.objective import Detection
@@ -59,7 +58,7 @@ class FeatureMapCache:
             for key, image, (height, width) in zip(batch.ids.tolist(), images, batch.image_sizes(), strict=True)
         ]
         levels = zip(*per_image, strict=True)
-        grids = [_stack_maps([grid.to(images.device).float() for grid in level]) for level in levels]
+        grids = [stack_padded([grid.to(images.device).float() for grid in level]) for level in levels]
         return self._stages.maps_of(grids, self._stages.padded_size(images.shape[-2], images.shape[-1]))
 
     @torch.no_grad()
@@ -73,12 +72,6 @@ class FeatureMapCache:
             grids = self._cached[key] = [grid.cpu() for grid in grids]
             self._free_bytes -= n_bytes
         return grids
-
-
-def _stack_maps(grids: Sequence[Tensor]) -> Tensor:
-    """Pad (C, H, W) feature maps of several images on the right and bottom to equal sizes, and stack them."""
-    rows, columns = (max(grid.shape[axis] for grid in grids) for axis in (1, 2))
-    return torch.stack([F.pad(grid, (0, columns - grid.shape[2], 0, rows - grid.shape[1])) for grid in grids])
 
 
 class FrozenBackboneDetection(Detection):
@@ -109,10 +102,8 @@ def loader(setup: DetectionSetup, steps: int, start: int = 0) -> TrainLoader:
     settings, preprocessing = setup.settings, setup.card.preprocessing
     view = evaluation_view(setup.card.resize_to, preprocessing.mean, preprocessing.std)
     dataset = BoxedDataset(setup.images, view, settings.seed, min_side=settings.least_box)
-    indices, accumulate = setup.data.part("train"), settings.accumulate
-    batch, passes = settings.images_per_pass, steps * accumulate
-    sampler = StepSampler(indices, batch, passes, settings.seed, start, accumulate=accumulate)
-    return make_train_loader(dataset, sampler, settings.workers, settings.device == "cuda", collate_boxes)
+    plan = replace(setup.plan, total_steps=steps)
+    return step_loader(dataset, setup.data, settings, plan, start, into_batch=collate_boxes)
 
 
 def fit_heads_steps(setup: DetectionSetup, seconds: float) -> int:

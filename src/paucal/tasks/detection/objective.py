@@ -10,26 +10,18 @@ from paucal.tasks.detection.batches import BoxBatch
 from paucal.tasks.detection.network.detector import Detector
 from paucal.types import DataRequest, LossTerms, Progress
 
-BACKBONE_PARAMETER_PREFIX = (
-    "detector.stages.backbone.model."  # prefix of the backbone's parameter names in the objective
-)
+BACKBONE_PREFIX = "detector.stages.backbone.model."  # prefix of the backbone's parameter names in the objective
 
 
 class Detection(TunedObjective):
-    """The losses of a detector.
-
-    Args:
-        detector: Detector that is trained and deployed.
-        tuning: Fine-tuning options: frozen layers of the backbone, and whether its batch norms keep their statistics.
-        backbone_lr: Factor on the learning rate of the backbone.
-    """
+    """The losses of a detector; `backbone_lr` is a factor on the learning rate of the backbone."""
 
     data_request = DataRequest(labels=False, mixing=False)
 
     def __init__(self, detector: Detector, tuning: FineTuning, backbone_lr: float = 1.0) -> None:
         super().__init__()
         self.detector = detector
-        self.tuner = BackboneTuner(detector.stages.backbone.model, tuning, BACKBONE_PARAMETER_PREFIX, backbone_lr)
+        self.tuner = BackboneTuner(detector.stages.backbone.model, tuning, BACKBONE_PREFIX, backbone_lr)
 
     def forward(self, batch: BoxBatch, progress: Progress) -> LossTerms:  # type: ignore[override]
         """Return the losses of the proposal network and of the heads, with their weights."""

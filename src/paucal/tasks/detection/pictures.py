@@ -78,8 +78,10 @@ def draw_batch_sheet(
         for mask, label in zip([] if masks is None else masks, labels.tolist(), strict=False):
             padded = F.pad(mask, (0, view.shape[-1] - mask.shape[-1], 0, view.shape[-2] - mask.shape[-2]))
             blend_mask(picture, padded.numpy(), COLOURS[label % len(COLOURS)])
-        zoom = TILE_WIDTH / picture.width  # resized before class names are drawn, to keep the font size
-        picture = picture.resize((TILE_WIDTH, max(1, round(picture.height * zoom))))
+        zoom, picture = (
+            TILE_WIDTH / picture.width,
+            resize_to_width(picture),
+        )  # before names are drawn, to keep their size
         draw = _drawing_context(picture)
         for corners, label in zip((boxes * zoom).tolist(), labels.tolist(), strict=True):
             _draw_box(draw, corners, str(classes[label]), COLOURS[label % len(COLOURS)], 1)
@@ -100,11 +102,8 @@ def sheet(pictures: Sequence[Image.Image], captions: Sequence[str] = ()) -> Imag
         corner = (GAP + column * (TILE_WIDTH + GAP), GAP + sum(heights[:row]))
         page.paste(tile, corner)
         if captions:
-            draw.text(
-                (corner[0], corner[1] + tile.height + 2),
-                replace_undrawable(captions[number])[: TILE_WIDTH // 6],
-                fill="black",
-            )
+            text = replace_undrawable(captions[number])[: TILE_WIDTH // 6]
+            draw.text((corner[0], corner[1] + tile.height + 2), text, fill="black")
     return page
 
 

@@ -7,7 +7,7 @@ the layers for boxes and masks, and random weights in the layer for class scores
 
 import urllib.request
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -57,17 +57,14 @@ MOBILENET_SETTINGS = {
 
 @dataclass(frozen=True)
 class PublishedDetector:
-    """A detector that torchvision has trained on COCO.
+    """A detector that torchvision has trained on COCO, and the settings of a run that build the same layers.
 
-    Attributes:
-        title: Name of the detector in messages.
-        weights: Member of torchvision's weights enumeration.
-        settings: Settings of a run that build a detector with the same layers.
+    `weights` is a member of torchvision's weights enumeration.
     """
 
     title: str
     weights: Any
-    settings: Mapping[str, Any] = field(default_factory=dict)
+    settings: Mapping[str, Any]
 
     @property
     def path(self) -> Path:
@@ -79,22 +76,13 @@ class PublishedDetector:
         return f"torchvision's {self.title}, trained on COCO ({self.weights.meta['_file_size']:.0f} MB, {LICENCE})"
 
 
+MASK_RESNET = detection.MaskRCNN_ResNet50_FPN_V2_Weights.COCO_V1
+RESNET = detection.FasterRCNN_ResNet50_FPN_V2_Weights.COCO_V1
+MOBILENET = detection.FasterRCNN_MobileNet_V3_Large_320_FPN_Weights.COCO_V1
 PUBLISHED = (
-    PublishedDetector(
-        "Mask R-CNN with ResNet-50 FPN v2",
-        detection.MaskRCNN_ResNet50_FPN_V2_Weights.COCO_V1,
-        {**RESNET_SETTINGS, "masks": "on"},
-    ),
-    PublishedDetector(
-        "Faster R-CNN with ResNet-50 FPN v2",
-        detection.FasterRCNN_ResNet50_FPN_V2_Weights.COCO_V1,
-        {**RESNET_SETTINGS, "masks": "off"},
-    ),
-    PublishedDetector(
-        "Faster R-CNN with MobileNetV3-Large 320 FPN",
-        detection.FasterRCNN_MobileNet_V3_Large_320_FPN_Weights.COCO_V1,
-        MOBILENET_SETTINGS,
-    ),
+    PublishedDetector("Mask R-CNN with ResNet-50 FPN v2", MASK_RESNET, {**RESNET_SETTINGS, "masks": "on"}),
+    PublishedDetector("Faster R-CNN with ResNet-50 FPN v2", RESNET, {**RESNET_SETTINGS, "masks": "off"}),
+    PublishedDetector("Faster R-CNN with MobileNetV3-Large 320 FPN", MOBILENET, MOBILENET_SETTINGS),
 )
 
 
@@ -151,11 +139,9 @@ def load_published(detector: Detector, settings: DetectSettings, classes: Sequen
             "the file to download it again."
         )
     detector.load_state_dict({name: value for name, value in state.items() if name in own_state}, strict=False)
-    class_text = (
-        f"those of {', '.join(coco_classes)} from COCO"
-        if coco_classes
-        else "random, since COCO has none of these classes"
-    )
+    class_text = "random, since COCO has none of these classes"
+    if coco_classes:
+        class_text = f"those of {', '.join(coco_classes)} from COCO"
     return LoadReport(published.describe(), "", 1.0, class_text, loaded=tuple(state), input=vars(ImageInput()))
 
 
@@ -164,20 +150,13 @@ def _convert_names(
 ) -> tuple[dict[str, Tensor], list[str]]:
     """Convert a published state dict to the parameter names and classes of the run's detector.
 
-    Args:
-        tree: Published state dict.
-        own_state: State dict of the run's detector.
-        names: Names of COCO's categories.
-        classes: Names of the run's classes.
-
-    Returns:
-        The converted state dict, and the names of the run's classes that are also in COCO.
+    `names` are COCO's categories. Return also the names of the run's classes that are in COCO.
     """
     index_of = {name.lower(): index for index, name in enumerate(names)}
     rows = [index_of.get(name.strip().lower().replace("_", " ")) for name in classes]
-    body = [name for name in own_state if name.startswith(PREFIXES["backbone.body."]) and not name.endswith("_tracked")]
+    body = PREFIXES["backbone.body."]
+    body_names = (name for name in own_state if name.startswith(body) and not name.endswith("_tracked"))
     state: dict[str, Tensor] = {}
-    body_names = iter(body)
     for name, value in tree.items():
         prefix = next((prefix for prefix in PREFIXES if name.startswith(prefix)), None)
         if prefix is None or not isinstance(value, Tensor) or name.endswith("_tracked"):
@@ -197,13 +176,9 @@ def _convert_names(
 def _convert_class_rows(value: Tensor, rows_per_class: int, rows: Sequence[int | None], fresh: Tensor | None) -> Tensor:
     """Return the rows of a layer with outputs per class, for the background and for the run's classes.
 
-    Args:
-        value: Weights or biases of the published layer, with `rows_per_class` rows for the background and for each of
-            COCO's categories.
-        rows_per_class: Number of rows per class.
-        rows: Index of the category of each of the run's classes; None for a class that is not in COCO.
-        fresh: Random weights of the run's layer, for classes that are not in COCO; if None, these classes get the mean
-            over COCO's categories.
+    `value` has `rows_per_class` rows for the background and for each of COCO's categories; `rows` has the category of
+    each of the run's classes. Classes without a category get their rows in `fresh`, the random weights of the run's
+    layer, or the mean over COCO's categories if `fresh` is None.
     """
     grouped = value.unflatten(0, (-1, rows_per_class))
     mean = grouped[1:].mean(0)

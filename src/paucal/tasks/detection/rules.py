@@ -49,9 +49,8 @@ def img_size(facts: BoxFacts, device: str | None) -> Choice:
     """On a CPU, choose the size of the images, but at most `CPU_SIDE`; otherwise choose the papers' sides."""
     if device == "cpu":
         side = min(CPU_SIDE, facts.longer)
-        return [
-            max(side, 32)
-        ], "the size of the images" if side == facts.longer else f"reduced from {facts.longer}: {CPU_REASON}"
+        reason = "the size of the images" if side == facts.longer else f"reduced from {facts.longer}: {CPU_REASON}"
+        return [max(side, 32)], reason
     return list(PAPER_SIDES), PAPER_REASON
 
 
@@ -66,9 +65,9 @@ def masks(facts: BoxFacts) -> Choice:
 
 def finest(device: str | None, img_size: Sequence[int] | None) -> Choice:
     """Choose the papers' stride of 4, but 8 on a CPU, since the finest feature map takes most of the time."""
-    return (
-        (8, "on a CPU, a feature map of stride 4 would take most of the time") if device == "cpu" else (4, PAPER_REASON)
-    )
+    if device == "cpu":
+        return 8, "on a CPU, a feature map of stride 4 would take most of the time"
+    return 4, PAPER_REASON
 
 
 def anchor(facts: BoxFacts, finest: int, img_size: Sequence[int]) -> Choice:
@@ -137,12 +136,17 @@ def min_lr() -> Choice:
     return 0.0, "a half cosine down to zero"
 
 
+def _why_not_preserved(init: str | None, facts: DataAndMachine) -> str:
+    """Return why the backbone's initial weights are not worth preserving; "" if they are."""
+    if init is None:
+        return "from scratch"
+    return describe_undertrained(facts.start) if facts.start is not None and facts.start.undertrained else ""
+
+
 def freeze(init: str | None, facts: DataAndMachine) -> Choice:
     """Freeze the stem and the first stage of pretrained weights, as published."""
-    if init is None:
-        return "none", "from scratch"
-    if facts.start is not None and facts.start.undertrained:
-        return "none", describe_undertrained(facts.start)
+    if reason := _why_not_preserved(init, facts):
+        return "none", reason
     return 1, f"{PAPER_REASON}: the first layers of pretrained weights suit all images"
 
 
@@ -158,10 +162,8 @@ def eval_mode(init: str | None, facts: DataAndMachine, batch_size: int) -> Choic
 
 def backbone_lr(init: str | None, facts: DataAndMachine) -> Choice:
     """Lower the learning rate of pretrained weights."""
-    if init is None:
-        return 1.0, "from scratch"
-    if facts.start is not None and facts.start.undertrained:
-        return 1.0, describe_undertrained(facts.start)
+    if reason := _why_not_preserved(init, facts):
+        return 1.0, reason
     return 0.5, "half the rate of the new layers for pretrained weights"
 
 
@@ -187,19 +189,8 @@ def normalise(facts: DataAndMachine) -> Choice:
 
 RULES = rules_by_name(
     [
-        *(
-            *PROCESS_RULES,
-            *COMPUTE_RULES,
-            model,
-            model_args,
-            img_size,
-            masks,
-            finest,
-            anchor,
-            pyramid_channels,
-            head_dim,
-        ),
-        *(regions, proposals, time, batch_size, epochs, lr, warmup_epochs, min_lr, freeze, eval_mode, backbone_lr),
-        *(average, hflip, jitter, normalise),
+        *(*PROCESS_RULES, *COMPUTE_RULES, model, model_args, img_size, masks, finest, anchor, pyramid_channels),
+        *(head_dim, regions, proposals, time, batch_size, epochs, lr, warmup_epochs, min_lr, freeze, eval_mode),
+        *(backbone_lr, average, hflip, jitter, normalise),
     ]
 )

@@ -6,21 +6,8 @@ from typing import Literal
 from paucal.settings.groups import JobSettings
 from paucal.settings.options import EarlierName, option
 from paucal.settings.parts import FractionSettings, SyncBatchNormSettings
-from paucal.tasks.detection.network.options import (
-    HEADS,
-    MAX_PROPOSAL_LAYERS,
-    AnchorSides,
-    BoxLoss,
-    CascadeAverage,
-    CascadeBoxes,
-    DetectorOptions,
-    Maps,
-    MaskNorm,
-    Matching,
-    Pooling,
-    ProposalLoss,
-    PyramidNorm,
-)
+from paucal.tasks.detection.network import options
+from paucal.tasks.detection.network.options import HEADS, MAX_PROPOSAL_LAYERS, DetectorOptions
 
 
 @dataclass(frozen=True)
@@ -49,30 +36,32 @@ class DetectorSettings:
         low=16,
         high=10_000,
     )
-    pyramid_norm: PyramidNorm = option("norm after each convolution of the feature pyramid", "group", group="detector")
+    pyramid_norm: options.PyramidNorm = option(
+        "norm after each convolution of the feature pyramid", "group", group="detector"
+    )
     proposal_layers: int = option(
         "convolutions of the proposal network", 1, group="detector", low=1, high=MAX_PROPOSAL_LAYERS
     )
-    maps: Maps = option(
+    maps: options.Maps = option(
         "feature maps of the backbone: one per stride, or the two that torchvision's MobileNet detectors use",
         "strides",
         group="detector",
     )
-    anchor_sides: AnchorSides = option(
+    anchor_sides: options.AnchorSides = option(
         "anchor sides per position: one, proportional to the stride, or five from 32 to 512 pixels on every map",
         "one",
         group="detector",
     )
-    mask_norm: MaskNorm = option("norm after each convolution of the mask layers", "none", group="detector")
-    pooling: Pooling = option(
+    mask_norm: options.MaskNorm = option("norm after each convolution of the mask layers", "none", group="detector")
+    pooling: options.Pooling = option(
         "RoIAlign of a region: sampled at 2x2 points per bin, or exactly aligned with more points for larger bins",
         "sampled",
         group="detector",
     )
-    cascade_boxes: CascadeBoxes = option(
+    cascade_boxes: options.CascadeBoxes = option(
         "whether a head of the cascade corrects a box once or for each class", "shared", group="detector"
     )
-    cascade_average: CascadeAverage = option(
+    cascade_average: options.CascadeAverage = option(
         "quantity that a cascade averages over its heads to classify a region", "probabilities", group="detector"
     )
 
@@ -81,9 +70,9 @@ class DetectorSettings:
 class LossSettings:
     """Settings of the losses, and of the boxes that enter the losses."""
 
-    box_loss: BoxLoss = option("box loss of the heads; giou has weight 10", "smooth-l1")
-    proposal_loss: ProposalLoss = option("box loss of the proposal network", "smooth-l1")
-    matching: Matching = option(
+    box_loss: options.BoxLoss = option("box loss of the heads; giou has weight 10", "smooth-l1")
+    proposal_loss: options.ProposalLoss = option("box loss of the proposal network", "smooth-l1")
+    matching: options.Matching = option(
         "boxes assigned to an object in addition to those with enough IoU: as in torchvision, the anchors of highest "
         "IoU (at least 0.3), or also the regions of highest IoU",
         "torchvision",

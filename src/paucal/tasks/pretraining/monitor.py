@@ -65,9 +65,7 @@ def knn_monitor(
     indices, batch_size = np.concatenate([bank, queries]), inference_batch_size(preprocess.image_size, device)
     height, width = preprocess.image_size
     batches = KeptBatches(
-        lambda workers: make_eval_loader(
-            images, indices, preprocess.transform(), batch_size, workers, rank(), world_size()
-        ),
+        lambda n: make_eval_loader(images, indices, preprocess.transform(), batch_size, n, rank(), world_size()),
         n_bytes=len(indices) * height * width * 3 * 4,
         workers=workers,
         device=device,
@@ -128,7 +126,6 @@ def _accuracy(predicted: Predictions, bank: NDArray[np.int64], queries: NDArray[
         return float("nan")
     train, test = (torch.tensor([row_of[int(index)] for index in positions]) for positions in (bank, queries))
     votes = knn_scores(features[train], predicted.labels[train], features[test], n_classes, [PRINTED_K])
-    scores = next(
-        iter(votes.values())
-    )  # votes of the 20 nearest neighbours, or of all neighbours if there are fewer than 20
+    # Votes of the 20 nearest neighbours, or of all neighbours if there are fewer than 20.
+    scores = next(iter(votes.values()))
     return float(hits(scores, predicted.labels[test]).mean())

@@ -87,17 +87,6 @@ class CollapseWatcher:
         """Return a dict per change of the verdict, with "epoch", "kind" (None if healthy again) and "sentence"."""
         return [dict(entry) for entry in self._history]
 
-    def state_dict(self) -> dict[str, Any]:
-        """Return the state for a checkpoint, with the metrics of all epochs."""
-        return {"rows": self._rows, "history": self._history, "healthy_epoch": self.healthy_epoch}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore the state from a checkpoint, and assess the newest epoch of the checkpoint again."""
-        self._rows = [dict(row) for row in state["rows"]]
-        self._history = [dict(entry) for entry in state["history"]]
-        self.healthy_epoch = state["healthy_epoch"]
-        self.verdict = self._get_verdict(self._rows, None)
-
     def _report_change(self, epoch: float, previous_kind: str | None) -> None:
         if self.verdict is None:
             self._say(f"epoch {epoch:g}: the signs of {previous_kind} are gone")
@@ -141,9 +130,8 @@ class StageWatch(Watcher[PretrainingSetup]):
 
     def load_start_score(self) -> float | None:
         """Return the monitor's score of the initial weights; None if the score was not measured."""
-        return (
-            self.run.read_json(START_SCORE_FILE).get(KNN_SCORE) if (self.run.path / START_SCORE_FILE).exists() else None
-        )
+        is_stored = (self.run.path / START_SCORE_FILE).exists()
+        return self.run.read_json(START_SCORE_FILE).get(KNN_SCORE) if is_stored else None
 
     def on_epoch(self, epoch: int, epochs: int, row: Mapping[str, float]) -> bool:
         """Print the results of an epoch; return whether the run has to stop here."""
@@ -204,11 +192,9 @@ class StageWatch(Watcher[PretrainingSetup]):
         return start
 
     def _can_roll_back(self) -> bool:
-        settings = self.setup.settings
-        collapsed = self._verdict is not None and settings.on_collapse == "rollback"
-        return (
-            collapsed and len(self.rollbacks) < MAX_ROLLBACKS and self.run.last.with_name(HEALTHY_CHECKPOINT).exists()
-        )
+        collapsed = self._verdict is not None and self.setup.settings.on_collapse == "rollback"
+        has_healthy_state = self.run.last.with_name(HEALTHY_CHECKPOINT).exists()
+        return collapsed and len(self.rollbacks) < MAX_ROLLBACKS and has_healthy_state
 
     def _roll_back(self) -> None:
         """Restore the last healthy checkpoint, and store settings that counteract the collapse."""

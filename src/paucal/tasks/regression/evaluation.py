@@ -47,16 +47,10 @@ def evaluate_regression(
     progress: Any,
     groups: NDArray[np.int64] | None = None,
 ) -> tuple[RegressionReport, IntervalPredictions]:
-    """Return the scores of a model on some images of a data set, and the predictions for these images.
+    """Return the scores of a regression model on the images at `part` of a data set, and their predictions.
 
-    Args:
-        model: Regression model.
-        loader: Batches of the images, in the order of `part`.
-        truth: (N,) true target values.
-        part: (N,) indices of the images in the data set.
-        seed: Seed of the bootstrap.
-        progress: Function that is called with the number of predicted images and the number of all images.
-        groups: Group of each image of the data set; None if images are independent.
+    `loader` reads these images in order, and `truth` are their (N,) target values. `groups` has the group of each image
+    of the data set; None if images are independent. `progress` is called with the numbers of done and of all images.
     """
     card = card_of(model)
     predictions = card.read(predict_in_order(model.module, loader, part, model.device, progress)[:, 0].double().numpy())

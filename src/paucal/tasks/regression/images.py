@@ -52,12 +52,9 @@ def read_targets(images: ImageSet, column: str, fewest: int = MIN_TARGETS) -> tu
             f"--target: {counted(len(indices), 'image')} with a number in {column!r}; expected at least {fewest}."
         )
     n_without = len(cells) - len(indices)
-    note = (
-        f"{counted(n_without, 'row')} without a number in {column!r} {was_or_were(n_without)} left out"
-        if n_without
-        else ""
-    )
-    return images.select(np.asarray(indices, dtype=np.int64), note), np.asarray(targets, dtype=np.float64)
+    note = f"{counted(n_without, 'row')} without a number in {column!r} {was_or_were(n_without)} left out"
+    selected = images.select(np.asarray(indices, dtype=np.int64), note if n_without else "")
+    return selected, np.asarray(targets, dtype=np.float64)
 
 
 def describe_targets(targets: NDArray[np.float64]) -> str:

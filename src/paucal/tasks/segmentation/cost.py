@@ -12,14 +12,8 @@ def segmenter_cost(
 ) -> dict[str, PartCost]:
     """Return the costs of UPerNet's "backbone", "head" and "auxiliary" head.
 
-    The multiply-adds are counted for one image of the spec's size. The auxiliary head counts 0 multiply-adds, since
-    only training uses this head.
-
-    Args:
-        spec: Backbone, with the image size.
-        classes: Number of classes.
-        width: Channels of the head.
-        auxiliary: Channels of the auxiliary head; None for a network without an auxiliary head.
+    The multiply-adds are counted for one image of the spec's size. The auxiliary head of `auxiliary` channels counts 0
+    multiply-adds, since only training uses this head; None for a network without this head.
     """
     with meta_device():
         network = segmentation_network(spec, classes, width).eval()

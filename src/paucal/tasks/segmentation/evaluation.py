@@ -30,17 +30,8 @@ def count_pixels(
 ) -> list[Tally]:
     """Count the pixels of each image by label and prediction.
 
-    The images are divided among all processes, and every process returns the counts of all images.
-
-    Args:
-        network: Segmentation network on `device`, in training or evaluation mode.
-        data: Images with masks.
-        indices: Indices of the images to evaluate.
-        preprocessing: Preprocessing of the model; only the mean and the standard deviation are used.
-        options: Inference options.
-        device: Device of the network.
-        on_image: Function that is called for each image of this process, with the image's index and (K, H, W)
-            probabilities.
+    The images at `indices` are divided among all processes, and every process returns the counts of all images.
+    `on_image` is called for each image of this process, with the image's index and (K, H, W) probabilities.
     """
     normalisation, pixel_counts = Normalisation(preprocessing.mean, preprocessing.std), []
     with evaluation_mode(network):

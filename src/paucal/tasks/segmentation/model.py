@@ -177,10 +177,8 @@ def load_segmenter(run: str | os.PathLike[str] | RunFolder, device: torch.device
 
 def _require_memory(classes: int, height: int, width: int, scale: float = 1.0) -> None:
     """Raise a UserError for an image whose probabilities would not fit in memory."""
-    needed_bytes, free_bytes = (
-        round(4 * PROBABILITY_COPIES * classes * height * width * max(scale, 1.0) ** 2),
-        read_available_memory(),
-    )
+    needed_bytes = round(4 * PROBABILITY_COPIES * classes * height * width * max(scale, 1.0) ** 2)
+    free_bytes = read_available_memory()
     if needed_bytes > free_bytes:
         raise UserError(
             f"an image of {height}x{width} pixels with {classes} classes needs {needed_bytes / 2**30:.3g} GiB, but "

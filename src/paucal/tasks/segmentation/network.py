@@ -148,12 +148,8 @@ def segmentation_network(
 ) -> SegmentationNetwork:
     """Build a segmentation network with random weights, drawn from torch's global generator.
 
-    Args:
-        spec: Backbone, with the size of the windows as its image size.
-        n_classes: Number of classes.
-        width: Channels within the head.
-        dropout: Probability of dropping a channel before the classifier.
-        drop_path_rate: Stochastic depth rate; None for the model's default.
+    The image size in `spec` is the size of the windows. See `UperHead` for `width` and `dropout`; a stochastic depth
+    rate of None is the model's default.
 
     Example:
         >>> import torch

@@ -184,28 +184,19 @@ def report_table(report: SegmentationReport) -> Table:
 
 
 def write_scores(folder: Path, report: SegmentationReport, tallies: Sequence[Tally], keys: Sequence[str]) -> None:
-    """Write the report as JSON, and the scores per class and per image as CSV, into a folder."""
+    """Write the report as JSON, and the scores per class and per image, lowest mean IoU first, as CSV."""
     write_text(folder / SCORES_FILE, json.dumps(report.to_dict(), indent=2, ensure_ascii=False) + "\n")
-    write_text(folder / "per_class.csv", per_class_table(report))
-    write_text(folder / "per_image.csv", per_image_table(tallies, keys))
-
-
-def per_class_table(report: SegmentationReport) -> str:
-    """Return the scores of the classes as CSV."""
-    rows, confusion = [], report.confusion
+    class_rows, confusion = [], report.confusion
     for index, score in enumerate(report.per_class):
         counts = (int(confusion[index].sum()), int(confusion[:, index].sum()), int(confusion[index, index]))
-        rows.append([report.classes[index], *map(_format_cell, (score.value, score.low, score.high)), *counts])
-    return csv_text(["class", "iou", "low", "high", "pixels", "answers", "hits"], *rows)
-
-
-def per_image_table(tallies: Sequence[Tally], keys: Sequence[str]) -> str:
-    """Return the scores of the images as CSV, the lowest mean IoU first."""
-    rows = []
+        class_rows.append([report.classes[index], *map(_format_cell, (score.value, score.low, score.high)), *counts])
+    columns = ["class", "iou", "low", "high", "pixels", "answers", "hits"]
+    write_text(folder / "per_class.csv", csv_text(columns, *class_rows))
+    image_rows = []
     for row in sorted(tallies, key=lambda row: (not np.isfinite(row.mean_iou), row.mean_iou)):
         accuracy = float(np.trace(row.confusion)) / row.pixels if row.pixels else float("nan")
-        rows.append([keys[row.index], _format_cell(row.mean_iou), _format_cell(accuracy), row.pixels])
-    return csv_text(["image", "mean_iou", "pixel_accuracy", "pixels"], *rows)
+        image_rows.append([keys[row.index], _format_cell(row.mean_iou), _format_cell(accuracy), row.pixels])
+    write_text(folder / "per_image.csv", csv_text(["image", "mean_iou", "pixel_accuracy", "pixels"], *image_rows))
 
 
 def format_score(score: Score) -> str:

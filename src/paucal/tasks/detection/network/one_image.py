@@ -15,7 +15,6 @@ from timm.layers.pool2d_same import AvgPool2dSame
 from torch import Tensor, nn
 from torchvision.models.detection.rpn import concat_box_prediction_layers
 from torchvision.ops import clip_boxes_to_image, nms, roi_align
-from torchvision.ops.poolers import LevelMapper
 
 from paucal.backbones.layout import Size
 from paucal.backbones.stage_maps import StageMaps
@@ -23,30 +22,24 @@ from paucal.tasks.detection.network.cascade import CascadeHeads, likeliest_class
 from paucal.tasks.detection.network.detector import Detector
 from paucal.tasks.detection.network.region_heads import (
     BOX_POOL_SIZE,
-    CANONICAL_LEVEL,
-    CANONICAL_SIDE,
     MASK_POOL_SIZE,
     SAMPLING_POINTS,
+    AlignedPooling,
     mean_masks,
 )
 
 MIN_PROPOSAL_SIDE, MIN_BOX_SIDE = 1e-3, 1e-2  # pixels, as in torchvision
 
 
-class EveryLevelPooling(nn.Module):
+class EveryLevelPooling(AlignedPooling):
     """Pools each region from the maps of all levels, and selects the result from the level for the region's size.
 
-    Args:
-        strides: Stride of each map in pixels; increasing powers of two.
-        cells: Number of bins per side of a pooled region.
-        aligned: Whether to pool as `AlignedPooling` does, instead of torchvision's `MultiScaleRoIAlign`.
+    `aligned` says whether to pool as `AlignedPooling` does, instead of torchvision's `MultiScaleRoIAlign`.
     """
 
     def __init__(self, strides: Sequence[int], cells: int, aligned: bool) -> None:
-        super().__init__()
-        self.strides, self.cells, self.aligned = strides, cells, aligned
-        first, last = (stride.bit_length() - 1 for stride in (strides[0], strides[-1]))
-        self._level_of = LevelMapper(first, last, CANONICAL_SIDE, CANONICAL_LEVEL)
+        super().__init__(strides, cells)
+        self.aligned = aligned
 
     def forward(self, features: Mapping[str, Tensor], boxes: list[Tensor], sizes: Sequence[Size]) -> Tensor:
         """Return (N, channels, cells, cells) pooled regions of one image, given the arguments of `AlignedPooling`."""
@@ -141,10 +134,7 @@ class OneImageDetector(nn.Module):
     def _make_anchors(self, level: int, grid: Tensor, padded_size: Size) -> Tensor:
         """Return the (rows * columns * anchors per position, 4) anchors of a map, in torchvision's order.
 
-        Args:
-            level: Index of the map.
-            grid: Tensor whose last two dimensions are the rows and columns of the map.
-            padded_size: (height, width) of the padded image in pixels.
+        The last two dimensions of `grid` are the rows and columns of the map.
         """
         rows, columns = grid.shape[-2], grid.shape[-1]
         generator = self.detector.proposals.anchor_generator
@@ -158,11 +148,8 @@ class OneImageDetector(nn.Module):
     def _make_table(self, scores: Tensor, deltas: Tensor, regions: Tensor, size: Size) -> tuple[Tensor, Tensor]:
         """Return the (M, 6) table of objects without masks, and the (M,) int64 class of each row.
 
-        Args:
-            scores: (N, K) class probabilities of the regions.
-            deltas: (N, 4) or (N, 4 (K + 1)) box corrections of the last head.
-            regions: (N, 4) corners of the regions.
-            size: (height, width) of the image in pixels.
+        `scores` are the (N, K) class probabilities of the regions, and `deltas` the (N, 4) or (N, 4 (K + 1)) box
+        corrections of the last head.
         """
         last, classes = self.cascade[-1], scores.shape[1]
         boxes = last.box_coder.decode_single(deltas, regions).view(len(regions), -1, 4)
@@ -214,19 +201,10 @@ def _constant_padding(
 def _suppress(
     boxes: Tensor, scores: Tensor, groups: Tensor, usable: Tensor, max_overlap: float, count: int
 ) -> tuple[Tensor, Tensor]:
-    """Apply non-maximum suppression within groups, and return a fixed number of results.
+    """Apply non-maximum suppression within groups to the usable ones of N boxes, and return a fixed number of results.
 
-    Args:
-        boxes: (N, 4) corners in pixels.
-        scores: (N,) in [0, 1].
-        groups: (N,) int64; boxes of different groups do not suppress each other.
-        usable: (N,) bool; other boxes are ignored.
-        max_overlap: IoU above which the box with the lower score is suppressed.
-        count: Number of results, at most N.
-
-    Returns:
-        (count,) positions of boxes in descending order of the score, and (count,) bool, whether each box was kept. If
-        fewer than `count` boxes were kept, the last positions are arbitrary.
+    Return (count,) positions of boxes in descending order of the score, and (count,) bool, whether each box was kept.
+    If fewer than `count` boxes were kept, the last positions are arbitrary.
     """
     candidates = usable.nonzero()[:, 0]
     # Each group is shifted by a different distance, so that boxes of different groups do not overlap.

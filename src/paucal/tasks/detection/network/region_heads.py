@@ -20,10 +20,8 @@ from torchvision.ops.poolers import LevelMapper
 from paucal.tasks.detection.network.options import BoxLoss, MaskNorm, Matching
 from paucal.tasks.detection.network.proposals import ObjectMatcher
 
-BOX_POOL_SIZE, MASK_POOL_SIZE = (
-    7,
-    14,
-)  # bins per side of a pooled region; a predicted mask has 2 * MASK_POOL_SIZE pixels per side
+# Bins per side of a pooled region; a predicted mask has 2 * MASK_POOL_SIZE pixels per side
+BOX_POOL_SIZE, MASK_POOL_SIZE = 7, 14
 CANONICAL_SIDE, CANONICAL_LEVEL = 224, 4  # a region with sides of 224 pixels is pooled from the map of stride 2^4
 SAMPLING_POINTS = 2  # number of sampling points per side of a bin
 MASK_LAYERS = 4  # number of convolutions before the upsampling
