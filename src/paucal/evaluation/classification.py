@@ -71,9 +71,8 @@ def classification_report(
     if most_frequent[-1] >= len(classes):
         raise ValueError(f"expected training labels in [0, {len(classes)}), got {most_frequent[-1]}")
     class_fractions = predictions.labels.bincount(minlength=len(classes)).double() / len(predictions)
-    majority = max(
-        most_frequent, key=lambda label: float(class_fractions[label])
-    )  # the strongest baseline if classes are tied
+    # If classes are tied, the strongest baseline.
+    majority = max(most_frequent, key=lambda label: float(class_fractions[label]))
     return ClassificationReport(
         len(predictions),
         level,
@@ -145,17 +144,16 @@ def _class_rows(
         return proportion_score(is_found, level, None if groups is None else groups[is_class])
 
     columns = confusion.diagonal().tolist(), confusion.sum(1).tolist(), confusion.sum(0).tolist()
-    return [
-        ClassRow(
-            name,
-            images,
-            predicted,
-            n_correct / predicted if predicted else None,
-            recall(label) if images else None,
-            2 * n_correct / (images + predicted) if images + predicted else None,
-        )
-        for label, (name, n_correct, images, predicted) in enumerate(zip(classes, *columns, strict=True))
-    ]
+    rows = []
+    for label, (name, n_correct, images, predicted) in enumerate(zip(classes, *columns, strict=True)):
+        precision, _, f1 = _precision_recall_f1(n_correct, images, predicted)
+        rows.append(ClassRow(name, images, predicted, precision, recall(label) if images else None, f1))
+    return rows
+
+
+def _precision_recall_f1(n_correct: int, images: int, predicted: int) -> list[float | None]:
+    ratios = (n_correct, predicted), (n_correct, images), (2 * n_correct, images + predicted)
+    return [numerator / denominator if denominator else None for numerator, denominator in ratios]
 
 
 MAX_DRAWS, MIN_DRAWS = 1000, 200  # largest and smallest number of resampled sets of images
@@ -228,17 +226,9 @@ def _label_rows(
         is_known, is_positive = labels[:, index] >= 0, labels[:, index] == 1
         is_counted = is_predicted[:, index] & is_known
         n_correct, images, predicted = (int(m.sum()) for m in (is_counted & is_positive, is_positive, is_counted))
+        share = images / int(is_known.sum()) if is_known.any() else 0.0
+        scores = _precision_recall_f1(n_correct, images, predicted)
         rows.append(
-            MultiLabelRow(
-                name,
-                images,
-                images / int(is_known.sum()) if is_known.any() else 0.0,
-                class_scores[index],
-                float(thresholds[index]),
-                predicted,
-                n_correct / predicted if predicted else None,
-                n_correct / images if images else None,
-                2 * n_correct / (images + predicted) if images + predicted else None,
-            )
+            MultiLabelRow(name, images, share, class_scores[index], float(thresholds[index]), predicted, *scores)
         )
     return rows

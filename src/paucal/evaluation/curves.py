@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from paucal.evaluation.collapse import Verdict
-from paucal.evaluation.plots import BLUE, GREY, ORANGE, save_figure
+from paucal.evaluation.plots import BLUE, GREY, ORANGE, panel_grid, save_figure
 from paucal.runs import RunFolder
 
 Row = Mapping[str, float]  # metrics of one epoch by column
@@ -82,14 +82,14 @@ def curves_figure(
         columns: Maximum number of panels side by side.
     """
     rows = _number_epochs(rows)
-    panels = _columns_of_panels(rows)
+    panels: dict[str, list[str]] = {}  # columns by title, in the order in which the panels are drawn
+    for name in sorted(drawn_columns(rows), key=lambda name: _panel_of(name)[0]):
+        panels.setdefault(_panel_of(name)[1], []).append(name)
     if not panels:
         raise ValueError(f"expected rows with numbers to draw, got {len(rows)} rows without numbers")
     best = best_epoch(rows) if best is None else best
-    n_columns = min(columns, len(panels))
-    n_rows = -(-len(panels) // n_columns)
-    figure = Figure(figsize=(3.7 * n_columns, 2.7 * n_rows + 0.2), layout="constrained")
-    for axes, (title, names) in zip(_panel_grid(figure, n_columns, len(panels)), panels.items(), strict=True):
+    figure, grid = panel_grid(len(panels), columns, (3.7, 2.7), (0.0, 0.2))
+    for axes, (title, names) in zip(grid, panels.items(), strict=True):
         _draw_columns(axes, rows, names, chance or {})
         _label_axes(axes, title, _axis_unit(names[0]), [row["epoch"] for row in rows])
         if best is not None:
@@ -103,14 +103,6 @@ def _number_epochs(rows: Sequence[Row]) -> list[Row]:
     return [{"epoch": float(number), **row} for number, row in enumerate(rows, start=1)]
 
 
-def _columns_of_panels(rows: Sequence[Row]) -> dict[str, list[str]]:
-    """Return the columns of each panel by the panel's title, in the order in which the panels are drawn."""
-    panels: dict[str, list[str]] = {}
-    for name in sorted(drawn_columns(rows), key=lambda name: _panel_of(name)[0]):
-        panels.setdefault(_panel_of(name)[1], []).append(name)
-    return panels
-
-
 def _panel_of(name: str) -> tuple[int, str]:
     """Return the panel that shows a column: the panel's position among all panels, and the panel's title."""
     panels: list[tuple[Callable[[str], bool], str]] = [
@@ -120,10 +112,8 @@ def _panel_of(name: str) -> tuple[int, str]:
         (lambda n: n.startswith("train_"), f"training: {name.removeprefix('train_')}"),
         (lambda n: n == "lr", "learning rate"),
     ]
-    for position, (matches, title) in enumerate(panels):
-        if matches(name):
-            return position, title
-    return len(panels), name.replace("_", " ")
+    matching = ((position, title) for position, (matches, title) in enumerate(panels) if matches(name))
+    return next(matching, (len(panels), name.replace("_", " ")))
 
 
 def _draw_columns(axes: Axes, rows: Sequence[Row], names: Sequence[str], chance: Mapping[str, float]) -> None:
@@ -142,16 +132,7 @@ def _draw_line(axes: Axes, points: Sequence[tuple[float, float]], **style: Any) 
     axes.plot(*zip(*points, strict=True), marker=marker, ms=3, lw=1.5, **style)
 
 
-def _panel_grid(figure: Figure, columns: int, count: int) -> list[Axes]:
-    """Return the axes of `count` panels in rows of `columns`."""
-    grid = list(figure.subplots(-(-count // columns), columns, squeeze=False).flat)
-    for axes in grid[count:]:
-        axes.remove()
-    return grid[:count]
-
-
 def _label_axes(axes: Axes, title: str, unit: str, epochs: Sequence[float]) -> None:
-    """Set the title, labels, ticks and grid of a panel with epochs on the horizontal axis."""
     axes.set_title(title, fontsize=10)
     axes.set_xlabel("epoch", fontsize=9)
     axes.set_ylabel(unit, fontsize=9)
@@ -179,21 +160,11 @@ TITLE_WIDTH = 110  # characters per line of the title of a figure with `PANELS_P
 
 @dataclass(frozen=True)
 class _Panel:
-    """One small plot.
-
-    Attributes:
-        title: Title of the plot.
-        unit: Label of the vertical axis.
-        names: Names of the columns that are drawn.
-        reference: Value and label of a dotted reference line; None if no line is drawn.
-        low: Lower end of the vertical axis; None to choose the lower end from the values.
-    """
-
     title: str
     unit: str
-    names: Sequence[str]
-    reference: tuple[float, str] | None = None
-    low: float | None = 0.0
+    names: Sequence[str]  # columns that are drawn
+    reference: tuple[float, str] | None = None  # value and label of a dotted line
+    low: float | None = 0.0  # lower end of the vertical axis; None to choose it from the values
 
 
 def health_figure(rows: Sequence[Row], out_dim: int | None, dim: int, verdict: Verdict | None) -> Figure:
@@ -209,16 +180,13 @@ def health_figure(rows: Sequence[Row], out_dim: int | None, dim: int, verdict: V
         dim: Number of channels D of the features.
         verdict: Failure of the run; None if the run is healthy.
     """
-    numbered = _number_epochs(rows)
-    panels = [
-        (panel, points) for panel in _health_panels(out_dim, dim) if (points := _points_of(numbered, panel.names))
-    ]
+    rows = _number_epochs(rows)
+    panels = [(panel, points) for panel in _health_panels(out_dim, dim) if (points := _points_of(rows, panel.names))]
     if not panels:
         raise ValueError(f"expected rows with metrics of collapse, got {len(rows)} rows without such metrics")
     columns = min(PANELS_PER_ROW, len(panels))
-    n_rows = -(-len(panels) // columns)
-    figure = Figure(figsize=(max(3.7 * columns, 7.4), 2.8 * n_rows + 0.7), layout="constrained")
-    for axes, (panel, points) in zip(_panel_grid(figure, columns, len(panels)), panels, strict=True):
+    figure, grid = panel_grid(len(panels), columns, (3.7, 2.8), (max(0.0, 7.4 - 3.7 * columns), 0.7))
+    for axes, (panel, points) in zip(grid, panels, strict=True):
         _draw_panel(axes, panel, points)
     text, colour = ("no sign of collapse", "black") if verdict is None else (verdict.sentence, ORANGE)
     figure.suptitle(textwrap.fill(text, TITLE_WIDTH * columns // PANELS_PER_ROW), fontsize=10, color=colour)
@@ -240,10 +208,7 @@ def _health_panels(out_dim: int | None, dim: int) -> list[_Panel]:
 
 
 def _points_of(rows: Sequence[Row], names: Sequence[str]) -> dict[str, list[tuple[float, float]]]:
-    """Return the (epoch, value) points of the named columns and of the corresponding `region_` columns.
-
-    Columns without points are omitted.
-    """
+    """Return the (epoch, value) points of those named columns and `region_` columns that have points."""
     points_by_name = {}
     for name in (*names, *(f"region_{name}" for name in names)):
         if points := [(row["epoch"], row[name]) for row in rows if math.isfinite(row.get(name, math.nan))]:

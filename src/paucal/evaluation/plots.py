@@ -5,7 +5,7 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 from matplotlib import rc_context
@@ -131,11 +131,8 @@ def precision_recall_figure(predictions: Predictions, report: MultiLabelReport) 
     """Draw the precision-recall curves of the twelve largest classes, with a dot at each class's threshold."""
     ranked = sorted(range(len(report.per_class)), key=lambda index: -report.per_class[index].images)
     shown_classes = sorted(index for index in ranked[:12] if report.per_class[index].ap)
-    columns = max(1, min(MAX_COLUMNS, len(shown_classes)))
-    rows = max(1, -(-len(shown_classes) // columns))
-    figure = Figure(figsize=(2.3 * columns + 0.4, 2.3 * rows + 0.5), layout="constrained")
-    grid = figure.subplots(rows, columns, squeeze=False, sharex=True, sharey=True)
-    for axes, index in zip(grid.flat, shown_classes, strict=False):
+    figure, panels = panel_grid(len(shown_classes), MAX_COLUMNS, (2.3, 2.3), (0.4, 0.5), sharex=True, sharey=True)
+    for axes, index in zip(panels, shown_classes, strict=True):
         row, labels = report.per_class[index], predictions.labels[:, index]
         is_known = labels >= 0
         precision, recall, _ = binary_precision_recall_curve(
@@ -148,11 +145,23 @@ def precision_recall_figure(predictions: Predictions, report: MultiLabelReport) 
         axes.set_title(f"{shorten(row.name)}: {percent(row.ap.value if row.ap else 0.0)}", fontsize=8, loc="left")
         axes.set(xlim=(-0.02, 1.02), ylim=(-0.02, 1.05))
         axes.tick_params(labelsize=7)
-    for axes in grid.flat[len(shown_classes) :]:
-        axes.remove()
     figure.supxlabel("recall: fraction of the class's images found", fontsize=9)
     figure.supylabel("precision: fraction of predictions that are correct", fontsize=9)
     return figure
+
+
+def panel_grid(
+    count: int, max_columns: int, size: tuple[float, float], margin: tuple[float, float], **options: Any
+) -> tuple[Figure, list[Axes]]:
+    """Return a figure and the axes of `count` panels in rows; `size` of a panel and `margin` are (width, height)."""
+    columns = max(1, min(max_columns, count))
+    rows = max(1, -(-count // columns))
+    inches = (size[0] * columns + margin[0], size[1] * rows + margin[1])
+    figure = Figure(figsize=inches, layout="constrained")
+    grid = list(figure.subplots(rows, columns, squeeze=False, **options).flat)
+    for axes in grid[count:]:
+        axes.remove()
+    return figure, grid[:count]
 
 
 def _ranked_classes(scored: Sequence[tuple[Score, Row]]) -> tuple[Figure, Axes, list[Row]]:
@@ -208,19 +217,12 @@ def save_figure(path: Path, figure: Figure) -> None:
 
 @dataclass(frozen=True)
 class Mistake:
-    """One wrong prediction.
+    """One wrong prediction."""
 
-    Attributes:
-        id: Index of the image in its set.
-        true: Label of the image.
-        predicted: Predicted class.
-        confidence: Probability of the predicted class.
-    """
-
-    id: int
+    id: int  # index of the image in its set
     true: int
     predicted: int
-    confidence: float
+    confidence: float  # probability of the predicted class
 
 
 def worst_mistakes(predictions: Predictions, n: int) -> list[Mistake]:
@@ -234,19 +236,12 @@ def worst_mistakes(predictions: Predictions, n: int) -> list[Mistake]:
 
 @dataclass(frozen=True)
 class Disagreement:
-    """A class for which the model contradicts the labels of an image with several labels.
+    """A class for which the model contradicts the labels of an image with several labels."""
 
-    Attributes:
-        id: Index of the image in its set.
-        label: Index of the class.
-        probability: Probability of the class according to the model.
-        labels: All classes that the image is labelled with.
-    """
-
-    id: int
-    label: int
-    probability: float
-    labels: tuple[int, ...]
+    id: int  # index of the image in its set
+    label: int  # index of the class
+    probability: float  # of the class according to the model
+    labels: tuple[int, ...]  # all classes that the image is labelled with
 
 
 def most_confident_disagreements(predictions: Predictions, n: int) -> list[Disagreement]:
@@ -254,16 +249,12 @@ def most_confident_disagreements(predictions: Predictions, n: int) -> list[Disag
     distance = (predictions.probabilities - predictions.labels).abs().masked_fill(predictions.labels < 0, 0.0)
     confidence, label = distance.max(1)
     order = confidence.argsort(descending=True, stable=True)[:n]
-    return [
-        Disagreement(
-            int(predictions.ids[row]),
-            int(label[row]),
-            float(predictions.probabilities[row, label[row]]),
-            tuple((predictions.labels[row] == 1).nonzero()[:, 0].tolist()),
-        )
-        for row in order.tolist()
-        if confidence[row] > 0.5
-    ]
+    disagreements = []
+    for row in order[confidence[order] > 0.5].tolist():
+        labels = tuple((predictions.labels[row] == 1).nonzero()[:, 0].tolist())
+        probability = float(predictions.probabilities[row, label[row]])
+        disagreements.append(Disagreement(int(predictions.ids[row]), int(label[row]), probability, labels))
+    return disagreements
 
 
 def disagreements_figure(

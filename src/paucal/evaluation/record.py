@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import compress
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -50,16 +51,10 @@ def record_classification(
 ) -> ClassificationReport:
     """Score predictions and write `metrics.json`, `per_class.csv`, `predictions.csv` and the figures.
 
-    Args:
-        folder: Folder of `metrics.json` and the tables; a missing folder is created.
-        plots: Folder of the figures; a missing folder is created.
-        predictions: Predictions for images of the image set. Their ids are positions in the image set.
-        images: Image set, which provides the keys of the images and the images of the figure of mistakes.
-        classes: Class names in the order of the logits.
-        train_labels: Labels of the training images, for the baseline of the majority class.
-        repeated: (R, N) booleans that say whether each image was classified correctly in each of the R repeats of a
-            cross-validation, and the number of folds; `predictions` are then those of the first repeat. None if the
-            images are test images.
+    The tables are written to `folder`, and the figures to `plots`; missing folders are created. The ids of the
+    predictions are positions in `images`. `train_labels` are for the baseline of the majority class. If the images are
+    not test images, `repeated` are (R, N) booleans that say whether each image was classified correctly in each of the
+    R repeats of a cross-validation, and the number of folds; `predictions` are then those of the first repeat.
     """
     report = classification_report(predictions, classes, train_labels)
     if repeated is not None:
@@ -83,7 +78,7 @@ def record_multi_label(
     classes, thresholds = card.classes, card.thresholds or (DEFAULT_THRESHOLD,) * len(card.classes)
     report = multi_label_report(predictions, classes, thresholds)
     keys = _write_report(folder, plots, report, predictions, images)
-    write_per_class_multi_label(folder / "per_class.csv", report)
+    write_per_class(folder / "per_class.csv", report)
     write_predictions_multi_label(folder / "predictions.csv", predictions, keys, classes, thresholds)
     save_figure(plots / "per_class.png", class_precision_figure(report))
     save_figure(plots / "precision_recall.png", precision_recall_figure(predictions, report))
@@ -169,69 +164,55 @@ def lines_table(title: str, level: float, lines: Iterable[Line]) -> Table:
     return table
 
 
-def write_per_class(path: Path, report: ClassificationReport) -> None:
-    """Write one CSV row per class; undefined scores stay empty."""
-    header = ["class", "images", "predicted", "precision", "recall", "recall_low", "recall_high", "f1"]
+def write_per_class(path: Path, report: Report) -> None:
+    """Write one CSV row per class, with a column per field; undefined scores stay empty."""
+    scored = "ap" if isinstance(report, MultiLabelReport) else "recall"  # the score with an interval, in three columns
     rows = []
     for row in report.per_class:
-        recall = (row.recall.value, row.recall.low, row.recall.high) if row.recall else (None,) * 3
-        rows.append([row.name, row.images, row.predicted, row.precision, *recall, row.f1])
-    write_text(path, csv_text(header, *rows))
-
-
-def write_per_class_multi_label(path: Path, report: MultiLabelReport) -> None:
-    """Write one CSV row per class with its multi-label scores; undefined scores stay empty."""
-    header = ["class", "images", "share", "ap", "ap_low", "ap_high", "threshold"]
-    header += ["predicted", "precision", "recall", "f1"]
-    rows = []
-    for row in report.per_class:
-        ap_cells = (row.ap.value, row.ap.low, row.ap.high) if row.ap else (None,) * 3
-        first_cells = (row.images, row.share, *ap_cells, row.threshold)
-        rows.append([row.name, *first_cells, row.predicted, row.precision, row.recall, row.f1])
-    write_text(path, csv_text(header, *rows))
+        cells: dict[str, Any] = {"class": row.name}
+        for name, value in vars(row).items():
+            if name == scored:
+                score_cells = (value.value, value.low, value.high) if value else (None,) * 3
+                cells |= zip((name, f"{name}_low", f"{name}_high"), score_cells, strict=True)
+            elif name != "name":
+                cells[name] = value
+        rows.append(cells)
+    write_text(path, csv_text([*rows[0]], *(cells.values() for cells in rows)))
 
 
 def write_predictions_multi_label(
     path: Path, predictions: Predictions, keys: Sequence[str], classes: Sequence[str], thresholds: Sequence[float]
 ) -> None:
     """Write one CSV row per image: key, labels, predicted classes, and a probability per class."""
-    columns = (
-        predictions.labels == 1,
-        reach_thresholds(predictions.probabilities, thresholds),
-        predictions.probabilities,
+    is_predicted = reach_thresholds(predictions.probabilities, thresholds)
+    labels, predicted = (
+        [";".join(compress(classes, row)) for row in is_true.tolist()]
+        for is_true in (predictions.labels == 1, is_predicted)
     )
-    rows = [
-        [
-            key,
-            ";".join(compress(classes, labels)),
-            ";".join(compress(classes, predicted)),
-            *_format_probabilities(probabilities),
-        ]
-        for key, labels, predicted, probabilities in zip(keys, *(column.tolist() for column in columns), strict=True)
-    ]
-    write_text(path, csv_text(["key", "labels", "predicted", *(f"p_{name}" for name in classes)], *rows))
+    _write_images(path, {"key": keys, "labels": labels, "predicted": predicted}, predictions, classes)
 
 
 def write_predictions(path: Path, predictions: Predictions, keys: Sequence[str], classes: Sequence[str]) -> None:
     """Write one CSV row per image: key, label (empty if unknown), predicted class, confidence, probabilities."""
     if len(keys) != len(predictions) or len(classes) != predictions.logits.shape[1]:
         raise ValueError(f"expected {tuple(predictions.logits.shape)} keys, classes; got {len(keys)}, {len(classes)}")
-    columns = (predictions.labels, predictions.predicted, predictions.probabilities)
-    rows = [
-        [
-            key,
-            "" if label == UNLABELLED else classes[label],
-            classes[predicted],
-            *_format_probabilities([probabilities[predicted], *probabilities]),
-        ]
-        for key, label, predicted, probabilities in zip(keys, *(column.tolist() for column in columns), strict=True)
-    ]
-    header = ["key", "label", "predicted", "confidence", *(f"p_{name}" for name in classes)]
-    write_text(path, csv_text(header, *rows))
+    confidence = predictions.probabilities.gather(1, predictions.predicted[:, None])[:, 0]
+    columns = {
+        "key": keys,
+        "label": ["" if label == UNLABELLED else classes[label] for label in predictions.labels.tolist()],
+        "predicted": [classes[label] for label in predictions.predicted.tolist()],
+        "confidence": [f"{probability:.6g}" for probability in confidence.tolist()],
+    }
+    _write_images(path, columns, predictions, classes)
 
 
-def _format_probabilities(probabilities: Iterable[float]) -> list[str]:
-    return [f"{probability:.6g}" for probability in probabilities]
+def _write_images(
+    path: Path, columns: Mapping[str, Sequence[str]], predictions: Predictions, classes: Sequence[str]
+) -> None:
+    """Write one CSV row per image: the given columns, then the probability of each class."""
+    probabilities = ([f"{probability:.6g}" for probability in row] for row in predictions.probabilities.tolist())
+    rows = [[*cells, *numbers] for *cells, numbers in zip(*columns.values(), probabilities, strict=True)]
+    write_text(path, csv_text([*columns, *(f"p_{name}" for name in classes)], *rows))
 
 
 def _score_line(name: str, score: Score, titles: Mapping[str, tuple[str, str]] = TITLES) -> Line:
