@@ -19,19 +19,12 @@ FOLDS = 5  # number of folds of a cross-validation
 
 @dataclass(frozen=True)
 class LinearClassifier:
-    """The weights and biases of a linear classifier for K classes, and whether its solver converged.
+    """The weights and biases of a linear classifier for K classes, and whether its solver converged."""
 
-    Attributes:
-        weight: (K, D) weights.
-        bias: (K,) biases; minus infinity for a class without training images.
-        iterations: Number of iterations of the solver.
-        converged: Whether the solver reached its tolerance within the maximum number of iterations.
-    """
-
-    weight: Tensor
-    bias: Tensor
-    iterations: int = 0
-    converged: bool = True
+    weight: Tensor  # (K, D) weights
+    bias: Tensor  # (K,) biases; minus infinity for a class without training images
+    iterations: int = 0  # number of iterations of the solver
+    converged: bool = True  # whether the solver reached its tolerance within the maximum number of iterations
 
     def scores(self, features: Tensor) -> Tensor:
         """Return (N, K) scores of (N, D) features, in the precision and on the device of the classifier's weights."""

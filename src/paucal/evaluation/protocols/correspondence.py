@@ -57,7 +57,8 @@ def cell_centres(rows: int, columns: int) -> Tensor:
         tensor([[-0.5000,  0.0000],
                 [ 0.5000,  0.0000]])
     """
-    y, x = torch.meshgrid(_cell_centres(rows), _cell_centres(columns), indexing="ij")
+    centres = ((2 * torch.arange(count) + 1) / count - 1 for count in (rows, columns))
+    y, x = torch.meshgrid(*centres, indexing="ij")
     return torch.stack([x.flatten(), y.flatten()], 1)
 
 
@@ -117,17 +118,9 @@ def correspond(
 ) -> tuple[Tensor, Tensor]:
     """Match two views of each image; return the accuracies and the distance errors in pixels.
 
-    The features are the backbone's last feature map, after the final norm.
-
-    Args:
-        backbone: Backbone in evaluation mode, on `device`.
-        loader: Batches of two views with their geometry.
-        device: Device to compute on.
-        top: Number of pairs to score per image.
-        progress: Function called with the number of images processed so far.
-
-    Returns:
-        Two (N,) float64 tensors on the CPU.
+    The features are the last feature map, after the final norm, of the backbone, which is in evaluation mode and on
+    `device`. The loader yields two views with their geometry, and `top` pairs are scored per image. `progress` is
+    called with the number of images processed so far. Returns two (N,) float64 tensors on the CPU.
     """
     if backbone.grid == (1, 1):
         raise UserError("the last feature map is 1x1, so there is nothing to match: give a larger --img-size.")
@@ -151,10 +144,6 @@ def correspond(
     if not accuracy:
         raise UserError("there are no images to match: give at least one image.")
     return torch.cat(accuracy), torch.cat(distance)
-
-
-def _cell_centres(count: int) -> Tensor:
-    return (2 * torch.arange(count) + 1) / count - 1
 
 
 def _unit_cells(grid: Tensor) -> Tensor:

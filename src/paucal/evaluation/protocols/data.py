@@ -27,14 +27,11 @@ POOL = "pool"  # training and validation images together
 
 @dataclass(frozen=True)
 class EvaluationData:
-    """A data set with its splits.
+    """A data set of N images of K classes with its splits.
 
     Attributes:
-        name: Name of the set.
-        images: All N images of the set.
         labels: (N,) int64 labels in [0, K); or (N, K) labels 1, 0 or -1 (ignored) if images may have several classes.
         parts: Positions of the images in the image set for each split: "train", "val" and "test".
-        n_classes: Number of classes K.
         metric: Reported metric.
         how: Sentence that says how the splits were made.
     """
@@ -75,17 +72,17 @@ def with_parts(images: ImageSet, seed: int, val_fraction: float | None, test_fra
     official splits, but with a published number of training images per class (30 for Caltech-101). This number of
     training images is drawn from each class, and all other images are test images.
     """
-    fractions = {"val_fraction": val_fraction, "test_fraction": test_fraction}
-    given_fractions = {name: value for name, value in fractions.items() if value is not None}
+    named_fractions = (("val_fraction", val_fraction), ("test_fraction", test_fraction))
+    fractions = {name: value for name, value in named_fractions if value is not None}
     if set(images.declared) <= {"", "train"} and test_fraction is None:
         if images.hints.train_per_class is not None and images.labelled:
-            return _draw_train_per_class(images, images.hints.train_per_class, seed, given_fractions)
+            return _draw_train_per_class(images, images.hints.train_per_class, seed, fractions)
         advice = images.hints.official_parts or "give a folder with train and test"
         raise UserError(
             f"{images.location} has no test split: {advice}, or draw one with --test-fraction 0.2 (only if the model "
             "was not trained on these images)."
         )
-    return make_split(images, seed, **given_fractions)  # type: ignore[arg-type]  # the fractions are numbers
+    return make_split(images, seed, **fractions)  # type: ignore[arg-type]  # the fractions are numbers
 
 
 def _draw_train_per_class(images: ImageSet, per_class: int, seed: int, fractions: dict[str, float]) -> Split:
@@ -138,19 +135,14 @@ def limit(data: EvaluationData, max_images: int, seed: int) -> EvaluationData:
             f"least {data.n_classes}."
         )
     parts = {part: balanced_sample(data.labels, indices, max_images, seed) for part, indices in data.parts.items()}
-    return replace(
-        data, parts=parts, how=f"{data.how}; at most {counted(max_images, 'image')} of each part (seed {seed})"
-    )
+    how = f"{data.how}; at most {counted(max_images, 'image')} of each part (seed {seed})"
+    return replace(data, parts=parts, how=how)
 
 
 def balanced_sample(labels: Tensor, indices: NDArray[np.int64], max_images: int, seed: int) -> NDArray[np.int64]:
-    """Draw at most `max_images` of the positions `indices`, with class counts as equal as possible; sort the result.
+    """Draw at most `max_images` of the (n,) positions `indices`, with class counts as equal as possible, in order.
 
-    Args:
-        labels: (N,) labels of all images; or (N, K) labels if images have several classes. (N, K) labels are ignored.
-        indices: (n,) positions of the images to draw from.
-        max_images: Maximum number of images to draw.
-        seed: Seed of the draw.
+    `labels` are the (N,) labels of all images; (N, K) labels of images with several classes are ignored.
     """
     if len(indices) <= max_images:
         return indices
@@ -160,8 +152,7 @@ def balanced_sample(labels: Tensor, indices: NDArray[np.int64], max_images: int,
     classes = labels.numpy()[order]
     rank_in_class = np.zeros(len(order), dtype=np.int64)
     for label in np.unique(classes):
-        members = classes == label
-        rank_in_class[members] = np.arange(members.sum())
+        rank_in_class[classes == label] = np.arange((classes == label).sum())
     return np.sort(order[np.argsort(rank_in_class, kind="stable")[:max_images]])
 
 
@@ -207,7 +198,7 @@ def find_voc(root: str | Path | None = None, download: bool = False) -> Path:
 def open_voc(folder: Path) -> EvaluationData:
     """Open `VOCdevkit/VOC2007`, the folder of both unpacked archives, with its official train, val and test splits."""
     keys: list[str] = []
-    rows: list[NDArray[np.int64]] = []
+    labels: list[list[int]] = []
     parts: dict[str, NDArray[np.int64]] = {}
     for part in PARTS:
         columns = [_read_voc_list(folder / _VOC_LISTS / f"{name}_{part}.txt") for name in VOC_CLASSES]
@@ -216,26 +207,24 @@ def open_voc(folder: Path) -> EvaluationData:
             raise UserError(f"the lists of {part} images in {folder / _VOC_LISTS} differ: unpack the archives again.")
         parts[part] = np.arange(len(keys), len(keys) + len(names))
         keys += [f"JPEGImages/{name}.jpg" for name in names]
-        rows.append(np.asarray([[column[name] for column in columns] for name in names], dtype=np.int64))
+        labels += [[column[name] for column in columns] for name in names]
     absent = next((key for key in keys if not (folder / key).is_file()), None)
     if absent is not None:
         raise UserError(f"{folder / absent} is missing: unpack both archives, trainval and test, into the same folder.")
-    declared = [part for part, indices in parts.items() for _ in indices]
     images = ImageSet(
         name=VOC_NAME,
         location=str(folder.resolve()),
         classes=(),
         keys=keys,
         labels=np.full(len(keys), -1, dtype=np.int64),
-        declared=declared,
+        declared=[part for part, indices in parts.items() for _ in indices],
         store=FileStore(folder.resolve(), keys),
     )
-    labels = torch.from_numpy(np.concatenate(rows))
-    return EvaluationData(VOC_NAME, images, labels, parts, len(VOC_CLASSES), "map11", "the data's own parts")
+    how = "the data's own parts"
+    return EvaluationData(VOC_NAME, images, torch.tensor(labels), parts, len(VOC_CLASSES), "map11", how)
 
 
 def _read_voc_list(file: Path) -> dict[str, int]:
-    """Return the label of each image in a list file."""
     try:
         text = read_text(file, _MAX_LIST_BYTES, encoding="ascii")
         pairs = [line.split() for line in text.splitlines() if line.strip()]

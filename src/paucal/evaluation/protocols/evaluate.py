@@ -9,9 +9,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.utils.data import DataLoader
 
-from paucal.data.dataset import SampleKey, ViewDataset, collate
+from paucal.data.dataset import ViewDataset, collate
+from paucal.data.loader import make_ordered_loader
 from paucal.evaluation.protocols.classifier import FOLDS
 from paucal.evaluation.protocols.correspondence import TOP, Change, correspond, second_view
 from paucal.evaluation.protocols.data import PARTS, POOL, EvaluationData
@@ -74,19 +74,12 @@ class Line:
 
 @dataclass(frozen=True)
 class Outcome:
-    """A model's score in one row of the table of scores.
+    """A model's score in one row of the table of scores."""
 
-    Attributes:
-        line: Protocol, setting and name of the score.
-        measure: Function that returns the score given the weights of the test images in a bootstrap sample.
-        n_images: Number of test images.
-        note: Selected hyperparameter, or standard deviation over repeats; "" if there is neither.
-    """
-
-    line: Line
-    measure: Measure
-    n_images: int
-    note: str = ""
+    line: Line  # protocol, setting and name of the score
+    measure: Measure  # function that returns the score given the weights of the test images in a bootstrap sample
+    n_images: int  # number of test images
+    note: str = ""  # selected hyperparameter, or standard deviation over repeats; "" if there is neither
 
 
 @dataclass(frozen=True)
@@ -175,13 +168,12 @@ def _evaluate_knn(parts: dict[str, Rows], data: EvaluationData, options: Protoco
     votes = knn_scores(pool, labels, test, data.n_classes, options.neighbours)
     headline = min(clamp_neighbours(options.neighbours, len(pool)), key=lambda k: abs(k - PRINTED_K))
     prints_accuracy = data.metric == "accuracy"  # with another metric, accuracy is stored but not printed
+    ranks = {"top-1": 1, TOP_5: TOP_5_RANK} if data.n_classes > TOP_5_RANK else {"top-1": 1}
     outcomes = []
     for k, scores in votes.items():
-        line = Line("knn", f"k = {k}", "top-1", headline=prints_accuracy and k == headline)
-        outcomes.append(Outcome(line, Mean(hits(scores, truth)), len(truth)))
-        if data.n_classes > TOP_5_RANK:
-            line = Line("knn", f"k = {k}", TOP_5, headline=prints_accuracy and k == headline)
-            outcomes.append(Outcome(line, Mean(hits(scores, truth, TOP_5_RANK)), len(truth)))
+        for name, rank in ranks.items():
+            line = Line("knn", f"k = {k}", name, headline=prints_accuracy and k == headline)
+            outcomes.append(Outcome(line, Mean(hits(scores, truth, rank)), len(truth)))
     if not prints_accuracy:
         line = Line("knn", f"k = {headline}", METRIC_TITLES[data.metric])
         outcomes.append(Outcome(line, measure_of(data.metric, votes[headline], truth), len(truth)))
@@ -232,7 +224,6 @@ def _evaluate_logistic(parts: dict[str, Rows], data: EvaluationData, options: Pr
 def _classifier_outcomes(
     protocol: Literal["linear", "logistic"], scores: Tensor, truth: Tensor, data: EvaluationData, note: str
 ) -> list[Outcome]:
-    """Return the score in the data set's metric, and the top-5 accuracy if there are more than 5 classes."""
     measure = measure_of(data.metric, scores, truth)
     outcomes = [Outcome(Line(protocol, "", METRIC_TITLES[data.metric]), measure, len(truth), note)]
     if truth.ndim == 1 and data.n_classes > TOP_5_RANK:
@@ -242,10 +233,8 @@ def _classifier_outcomes(
 
 
 def _selection_note(parts: dict[str, Rows]) -> str:
-    """Return a note if a hyperparameter was selected by cross-validation; "" if validation images were used."""
-    if len(parts["val"][1]):
-        return ""
-    return f" by {FOLDS}-fold cross-validation of the training images, as there are no validation images"
+    text = f" by {FOLDS}-fold cross-validation of the training images, as there are no validation images"
+    return "" if len(parts["val"][1]) else text
 
 
 def _evaluate_few_labels(
@@ -255,20 +244,19 @@ def _evaluate_few_labels(
         parts[POOL], parts["test"], data.n_classes, LABELS_PER_CLASS, REPEATS, options.seed, options.solver, advance
     )
     outcomes = []
+    truth, prints_accuracy = parts["test"][1], data.metric == "accuracy"
     for point in curve:
         setting, n_images = f"{point.per_class} per class", point.hits.shape[1]
-        prints_accuracy = data.metric == "accuracy"
         line = Line("few-labels", setting, "accuracy", headline=prints_accuracy)
         outcomes.append(Outcome(line, Mean(point.hits.mean(0)), n_images, _describe_spread(point.accuracies)))
         if not prints_accuracy:
-            truth = parts["test"][1]
             if data.metric == "roc_auc":
-                measures: list[Measure] = [RocAuc(torch.from_numpy(margins), truth) for margins in point.margins]
+                average = Average([RocAuc(torch.from_numpy(margins), truth) for margins in point.margins])
             else:
-                measures = [MeanPerClass(draw_hits, truth.numpy(), data.n_classes) for draw_hits in point.hits]
-            values = np.array([value_of(measure, n_images) for measure in measures])
+                average = Average([MeanPerClass(draw_hits, truth.numpy(), data.n_classes) for draw_hits in point.hits])
+            values = np.array([value_of(measure, n_images) for measure in average.measures])
             line = Line("few-labels", setting, METRIC_TITLES[data.metric])
-            outcomes.append(Outcome(line, Average(measures), n_images, _describe_spread(values)))
+            outcomes.append(Outcome(line, average, n_images, _describe_spread(values)))
     return outcomes
 
 
@@ -285,10 +273,8 @@ def _evaluate_correspondence(
     for number, change in enumerate(options.changes):
         views = [(first, 1), (second_view(change, first), 1)]
         dataset = ViewDataset(data.images, views, options.seed, labels=False, geometry=True)
-        keys = [SampleKey(0, int(index)) for index in indices]
-        size = options.extraction.batch_size
-        batches = [keys[start : start + size] for start in range(0, len(keys), size)]
-        loader = DataLoader(dataset, batch_sampler=batches, num_workers=options.extraction.workers, collate_fn=collate)
+        extraction = options.extraction
+        loader = make_ordered_loader(dataset, indices, extraction.batch_size, collate, extraction.workers)
         n_before = number * len(indices)
         accuracy, distance = correspond(
             subject.backbone,

@@ -316,17 +316,9 @@ def extract(
 ) -> dict[FeatureKind, Tensor]:
     """Return the features of images, from the cache or computed in one pass.
 
-    Args:
-        subject: Backbone whose features are returned.
-        images: Image set.
-        indices: (N,) positions in the set.
-        kinds: Kinds of features. All kinds that are missing from the cache are computed in one pass.
-        extraction: Batch size, number of image-loading processes, dtype and cache.
-        progress: Function called with the number of images processed so far and with N.
-
-    Returns:
-        (N, D) features of each kind on the CPU, in the order of `indices` and in `extraction.dtype`. The cache also
-        recognises the same images in a different order.
+    `indices` are (N,) positions in the set, and the result has (N, D) features of each kind on the CPU, in the order of
+    `indices` and in `extraction.dtype`. The cache also recognises the same images in a different order. `progress` is
+    called with the number of images processed so far and with N.
     """
     order = np.argsort(indices, kind="stable")
     data = images_fingerprint(images, indices[order]) if extraction.cache.folder is not None else ""

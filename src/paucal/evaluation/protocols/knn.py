@@ -26,17 +26,10 @@ TRAIN_ROWS_PER_CHUNK = 1 << 14  # number of training images whose similarities a
 def knn_scores(
     train: Tensor, labels: Tensor, test: Tensor, n_classes: int, neighbours: Sequence[int] = NEIGHBOURS
 ) -> dict[int, Tensor]:
-    """Return the sum of the votes for each class, for each number of neighbours k.
+    """Return the (M, K) float64 sums of the votes for each class, on the CPU, for each number of neighbours k.
 
-    Args:
-        train: (N, D) features of any float type.
-        labels: (N,) labels in [0, K).
-        test: (M, D) features.
-        n_classes: Number of classes K.
-        neighbours: Values of k. Values above N are replaced by N, and duplicates are removed.
-
-    Returns:
-        (M, K) float64 votes for each k, on the CPU.
+    `train` are (N, D) features of any float type, `labels` (N,) labels in [0, K), and `test` (M, D) features. Values of
+    k above N are replaced by N, and duplicates are removed.
     """
     if not len(train) or min(neighbours, default=0) < 1:
         raise ValueError(f"expected training images and k >= 1, got {len(train)} and {list(neighbours)}")
@@ -64,14 +57,8 @@ def nearest(train: Tensor, test: Tensor, k: int, chunk: int = MAX_SIMILARITIES) 
 
     If cosine similarities are equal, the earlier training row comes first, whatever the value of `chunk`.
 
-    Args:
-        train: (N, D) features, with k <= N.
-        test: (M, D) features.
-        k: Number of neighbours.
-        chunk: Largest number of similarities in memory at once.
-
-    Returns:
-        (M, k) float32 cosines and (M, k) int64 training rows.
+    `train` are (N, D) features, with k <= N, and `test` (M, D) features. At most `chunk` similarities are in memory at
+    once. Returns (M, k) float32 cosines and (M, k) int64 training rows.
     """
     device, queries = test.device, _normalise(test)
     best = torch.full((len(test), 0), -torch.inf, device=device)

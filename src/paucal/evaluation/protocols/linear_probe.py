@@ -19,10 +19,10 @@ import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.utils.data import DataLoader
 
-from paucal.data.dataset import SampleKey, ViewDataset, collate
+from paucal.data.dataset import ViewDataset, collate
 from paucal.data.images import ImageSet
+from paucal.data.loader import make_ordered_loader
 from paucal.data.randomness import derive_seed
 from paucal.data.views.augmentation import Augmentation
 from paucal.data.views.transforms import TrainTransform
@@ -43,30 +43,19 @@ from paucal.types import UserError
 LEARNING_RATES = (1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 1e-1, 3e-1, 1.0, 3.0, 10.0)
 # The published augmentation: only torchvision's RandomResizedCrop of 8 to 100 % of the area (bilinear) and mirroring.
 PROBE_AUGMENTATION = Augmentation(rand_augment=None, erase_prob=0.0, interpolation="bilinear")
-Batches = Callable[
-    [int], Iterator[tuple[Tensor, Tensor]]
-]  # from epoch number to batches of (B, D) features, (B,) labels
+Batches = Callable[[int], Iterator[tuple[Tensor, Tensor]]]  # from epoch to batches of (B, D) features, (B,) labels
 
 
 @dataclass(frozen=True)
 class ProbeSettings:
-    """Training settings of the linear probe; the defaults are the published settings.
+    """Training settings of the linear probe; the defaults are the published settings."""
 
-    Attributes:
-        rates: Peak learning rates for a batch of 256 images.
-        epochs: Number of epochs.
-        batch: Number of images per step; the published command uses 4 x 256.
-        momentum: Momentum of SGD.
-        deviation: Standard deviation of the initial weights.
-        seed: Seed of the initial weights and of the order of the images.
-    """
-
-    rates: Sequence[float] = LEARNING_RATES
-    epochs: int = 100
-    batch: int = 1024
-    momentum: float = 0.9
-    deviation: float = 0.01
-    seed: int = 0
+    rates: Sequence[float] = LEARNING_RATES  # peak learning rates for a batch of 256 images
+    epochs: int = 100  # number of epochs
+    batch: int = 1024  # number of images per step; the published command uses 4 x 256
+    momentum: float = 0.9  # momentum of SGD
+    deviation: float = 0.01  # standard deviation of the initial weights
+    seed: int = 0  # seed of the initial weights and of the order of the images
 
 
 PUBLISHED = ProbeSettings()
@@ -87,17 +76,11 @@ def limit_batch_size(settings: ProbeSettings, n_images: int) -> ProbeSettings:
 
 @dataclass(frozen=True)
 class FittedProbe:
-    """A linear probe trained with the best learning rate.
-
-    Attributes:
-        classifier: Trained layer.
-        rate: Learning rate with the highest validation score.
-        scores: Validation score of each learning rate.
-    """
+    """A linear probe trained with the learning rate of the highest validation score."""
 
     classifier: LinearClassifier
     rate: float
-    scores: dict[float, float]
+    scores: dict[float, float]  # validation score of each learning rate
 
 
 def epoch_seed(seed: int, epoch: int) -> int:
@@ -127,17 +110,11 @@ def cached_batches(features: Tensor, labels: Tensor, settings: ProbeSettings, ro
 def train_probes(
     batches: Batches, dim: int, n_classes: int, settings: ProbeSettings, progress: Advance | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Train one linear layer per learning rate, all on the same batches.
+    """Train one linear layer per learning rate, all on the same batches; return (G, K, D) weights and (G, K) biases.
 
-    Args:
-        batches: Function that returns the batches of an epoch.
-        dim: Number of features D.
-        n_classes: Number of classes K.
-        settings: Training settings. The rates are scaled by `settings.batch`, even if the last batch is smaller.
-        progress: Function called after each epoch with (epochs done, total epochs).
-
-    Returns:
-        (G, K, D) weights and (G, K) biases for G learning rates.
+    K is the number of classes, D the number of features `dim`, and G the number of learning rates. The rates are scaled
+    by `settings.batch`, even if the last batch is smaller. `progress` is called after each epoch with (epochs done,
+    total epochs).
     """
     generator = torch.Generator().manual_seed(settings.seed)
     initial_weight = torch.randn(n_classes, dim, generator=generator) * settings.deviation
@@ -166,21 +143,15 @@ def fit_probe(
 ) -> FittedProbe:
     """Select the rate with the highest validation score, then train with this rate on both splits.
 
-    Args:
-        train: Batches of the training images.
-        both: Batches of training and validation images.
-        val: (N, D) features and (N,) labels of the validation images.
-        n_classes: Number of classes K.
-        settings: Settings of both trainings.
-        metric: Metric by which the rate is selected. If scores are equal, the lower rate is selected.
-        progress: Function called after each epoch with (epochs done, total epochs).
+    `train` are batches of the training images, and `both` also of the validation images, whose (N, D) features and (N,)
+    labels are `val`. If scores in `metric` are equal, the lower rate is selected. `progress` is called after each epoch
+    with (epochs done, total epochs).
     """
-    features = val[0]
-    if not len(features):
+    if not len(val[0]):
         raise UserError("there are no validation images to select the learning rate with: give --val-fraction 0.1.")
-    require_finite(features, "validation images")
+    require_finite(val[0], "validation images")
     scores = _score_rates(train, val, n_classes, settings, metric, _progress_of_training(progress, 0, 2))
-    return _fit_best(both, features.shape[1], n_classes, settings, scores, _progress_of_training(progress, 1, 2))
+    return _fit_best(both, val[0].shape[1], n_classes, settings, scores, _progress_of_training(progress, 1, 2))
 
 
 def fit_probe_by_folds(
@@ -193,13 +164,9 @@ def fit_probe_by_folds(
 ) -> FittedProbe:
     """Select the learning rate by cross-validation, then train with this rate on all training images.
 
-    Args:
-        train: (N, D) features of the unaugmented images and (N,) labels, on which the rate is selected.
-        batches: Batches of the final training, which may be augmented views.
-        n_classes: Number of classes K.
-        settings: Training settings.
-        metric: Metric whose mean over the folds selects the rate. If means are equal, the lower rate is selected.
-        progress: Function called after each epoch with (epochs done, total epochs).
+    The rate with the highest mean of `metric` over the folds is selected; if means are equal, the lower rate.
+    `train` are the (N, D) features of the unaugmented images and the (N,) labels on which the rate is selected.
+    `batches` of the final training may be augmented views. The other arguments are as in `fit_probe`.
     """
     features, labels = train
     require_finite(features, "training images")
@@ -222,7 +189,6 @@ def _score_rates(
     metric: MetricName,
     progress: Advance | None,
 ) -> list[float]:
-    """Train with all rates; return the validation score of each rate."""
     probes = zip(*train_probes(train, val[0].shape[1], n_classes, settings, progress), strict=True)
     return [validation_score(LinearClassifier(weight, bias), *val, metric) for weight, bias in probes]
 
@@ -254,18 +220,14 @@ def augmented_batches(
     `rows` are (N,) positions of the images in the set and (N,) labels.
     """
     indices, labels = rows
-    eval_transform = subject.preprocessing.transform()
-    transform = TrainTransform(
-        eval_transform.size, PROBE_AUGMENTATION, eval_transform.normalisation, resize=eval_transform.resize
-    )
+    plain = subject.preprocessing.transform()
+    transform = TrainTransform(plain.size, PROBE_AUGMENTATION, plain.normalisation, resize=plain.resize)
     dataset = ViewDataset(images, [(transform, 1)], settings.seed, labels=False)
     label_of = dict(zip(indices.tolist(), labels.tolist(), strict=True))
 
     def iterate_epoch(epoch: int) -> Iterator[tuple[Tensor, Tensor]]:
         order = np.random.default_rng(derive_seed(settings.seed, epoch)).permutation(indices)
-        keys = [SampleKey(epoch, int(index)) for index in order]
-        batches = [keys[first : first + settings.batch] for first in range(0, len(keys), settings.batch)]
-        loader = DataLoader(dataset, batch_sampler=batches, num_workers=extraction.workers, collate_fn=collate)
+        loader = make_ordered_loader(dataset, order, settings.batch, collate, extraction.workers, epoch=epoch)
         reader = FeatureReader(subject.backbone, [kind])
         try:
             for batch in loader:
@@ -291,7 +253,6 @@ class _ProbeState:
         self._momentum_buffers = torch.zeros_like(self.weight), torch.zeros_like(self.bias)
 
     def step(self, features: Tensor, labels: Tensor, rate_factor: float) -> None:
-        """Make one step of SGD with momentum; each learning rate is multiplied by `rate_factor`."""
         n_rates, n_classes = self.bias.shape
         logits = (features @ self.weight.flatten(0, 1).T).view(-1, n_rates, n_classes) + self.bias
         error = (logits.softmax(2) - F.one_hot(labels, n_classes)[:, None]) / len(features)

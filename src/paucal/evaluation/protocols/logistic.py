@@ -70,15 +70,10 @@ DEFAULT_SOLVER = Solver()
 
 @dataclass(frozen=True)
 class SearchResult:
-    """The result of a search for lambda.
+    """The result of a search for lambda."""
 
-    Attributes:
-        best: Position of the best lambda on the grid, from 0.
-        scores: Validation score of each tried position, in the order in which they were tried.
-    """
-
-    best: int
-    scores: dict[int, float] = field(default_factory=dict)
+    best: int  # position of the best lambda on the grid, from 0
+    scores: dict[int, float] = field(default_factory=dict)  # validation score of each position, in the order of trial
 
     @property
     def strength(self) -> float:
@@ -151,7 +146,6 @@ def fit_logistic(
 
 
 def _fit_per_class(features: Tensor, labels: Tensor, strength: float, solver: Solver) -> LinearClassifier:
-    """Fit one logistic function per class to (N, K) labels."""
     for number, column in enumerate(labels.T):
         require_classes(column[column >= 0], f"the images labelled for class {number}")
     if solver.backend == "torch":
@@ -196,16 +190,9 @@ def fit_softmax(features: Tensor, labels: Tensor, strength: float, solver: Solve
 
 
 def fit_independent(features: Tensor, labels: Tensor, strength: float, solver: Solver) -> Fit:
-    """Fit one logistic function per class with torch, all at once.
+    """Fit one logistic function per class with torch, all at once; the inputs and the result are as in `fit_softmax`.
 
-    Args:
-        features: (N, D) features.
-        labels: (N, K) labels: 1, 0 or -1 (the image is ignored for the class).
-        strength: Factor lambda of the L2 penalty lambda / 2 * |W|^2.
-        solver: Stopping rule.
-
-    Returns:
-        (K, D) weights and (K,) biases in float64, the number of iterations, and whether the tolerance was reached.
+    But `labels` are (N, K) labels: 1, 0 or -1 (the image is ignored for the class).
     """
     features = to_double(features)
     labels = labels.to(features.device)
@@ -253,17 +240,11 @@ def _minimise(inputs: Tensor, outputs: int, strength: float, loss: Callable[[Ten
 
 @dataclass(frozen=True)
 class SelectedClassifier:
-    """A classifier that was fitted with the best lambda.
-
-    Attributes:
-        classifier: Fitted classifier.
-        search: Result of the search for lambda.
-        fits: Number of fits, including those of the search.
-    """
+    """A classifier that was fitted with the best lambda."""
 
     classifier: LinearClassifier
     search: SearchResult
-    fits: int
+    fits: int  # number of fits, including those of the search
 
 
 def fit_selected(

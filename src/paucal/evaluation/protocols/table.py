@@ -137,11 +137,9 @@ def tally(rows: Sequence[Row], other: str) -> dict[str, int]:
     counted_rows = [row for row in rows if row.line.headline and row.line.score != TOP_5 and other in row.gains]
     verdicts = [row.verdict(other) for row in counted_rows]
     names: tuple[Verdict, ...] = ("win", "tie", "loss")
-    return {
-        **{name: verdicts.count(name) for name in names},
-        "clear_wins": sum(row.clear(other) and row.verdict(other) == "win" for row in counted_rows),
-        "clear_losses": sum(row.clear(other) and row.verdict(other) == "loss" for row in counted_rows),
-    }
+    clear_verdicts = [row.verdict(other) for row in counted_rows if row.clear(other)]
+    clear_counts = {"clear_wins": clear_verdicts.count("win"), "clear_losses": clear_verdicts.count("loss")}
+    return {**{name: verdicts.count(name) for name in names}, **clear_counts}
 
 
 def averages(rows: Sequence[Row], protocol: str) -> dict[str, float]:
@@ -251,17 +249,6 @@ def _hyperparameter_notes(rows: Sequence[Row]) -> list[str]:
 def store_table(folder: Path, rows: Sequence[Row], about: Mapping[str, Any]) -> None:
     """Write `table.csv` and `results.json`, with all rows at full precision."""
     folder.mkdir(parents=True, exist_ok=True)
-    write_text(folder / CSV_NAME, _as_csv(rows))
-    names = list(rows[0].scores) if rows else []
-    content = {
-        **about,
-        "tallies": {name: tally(rows, name) for name in names[1:]},
-        "rows": [row.to_dict() for row in rows],
-    }
-    write_text(folder / JSON_NAME, json.dumps(content, indent=1, ensure_ascii=False) + "\n")
-
-
-def _as_csv(rows: Sequence[Row]) -> str:
     cells = []
     for row in rows:
         line = row.line
@@ -270,7 +257,11 @@ def _as_csv(rows: Sequence[Row]) -> str:
             first_cells = (row.data, line.protocol, line.setting, line.score, line.unit, row.images, name)
             compared = ("",) * 4 if gain is None else (gain.value, gain.low, gain.high, row.verdict(name))
             cells.append((*first_cells, score.value, score.low, score.high, row.notes.get(name, ""), *compared))
-    return csv_text(COLUMNS, *cells)
+    write_text(folder / CSV_NAME, csv_text(COLUMNS, *cells))
+    names = list(rows[0].scores) if rows else []
+    tallies = {name: tally(rows, name) for name in names[1:]}
+    content = {**about, "tallies": tallies, "rows": [row.to_dict() for row in rows]}
+    write_text(folder / JSON_NAME, json.dumps(content, indent=1, ensure_ascii=False) + "\n")
 
 
 def shown_rows(rows: Sequence[Row]) -> list[Row]:
@@ -289,10 +280,8 @@ def protocols_figure(rows: Sequence[Row], level: float) -> Figure:
     offsets = np.linspace(-max_offset, max_offset, len(names)) if len(names) > 1 else np.zeros(1)
     for number, (name, offset) in enumerate(zip(names, offsets, strict=True)):
         # Each model has its own combination of colour and marker; random weights are grey.
-        colour, marker = (
-            (GREY if name == RANDOM_NAME else COLOURS[number % len(COLOURS)]),
-            MARKERS[number // len(COLOURS)],
-        )
+        marker = MARKERS[number // len(COLOURS)]
+        colour = GREY if name == RANDOM_NAME else COLOURS[number % len(COLOURS)]
         model_scores = [(index, row.scores[name]) for index, row in enumerate(rows) if name in row.scores]
         x = np.array([index for index, _ in model_scores]) + offset
         values = np.array([100 * score.value for _, score in model_scores])
