@@ -43,7 +43,7 @@ from paucal.runs.weights import read_weights
 from paucal.tasks.classification.auto_tune.record import TuneRecord, read_record
 from paucal.tasks.classification.balance import set_class_weights, set_label_mode
 from paucal.tasks.classification.frozen_views import FrozenViews, why_unsupported
-from paucal.tasks.classification.images import list_warnings, quick_check, split_images, too_few_for_test
+from paucal.tasks.classification.images import quick_check, split_images, too_few_for_test
 from paucal.tasks.classification.loaders import run_preprocessing, view_transform
 from paucal.tasks.classification.optimization import check_plan, fit_batch, training_plan
 from paucal.tasks.classification.unlabelled_images import open_unlabelled
@@ -142,7 +142,7 @@ def assemble(
         *([MULTI_LABEL_REMARK] if images.multi_hot is not None else ()),
         *(_describe_unlabelled(settings, images, objective) if run is None else ()),
         *([STREAMED_REMARK] if images.stream is not None and choice.candidates else ()),
-        *list_warnings(findings),
+        *(f"{finding.text}; {finding.advice}" for finding in findings if finding.level != "note"),
         *check_plan(settings, facts.n_train),
         *(load_report.lines() if load_report else ()),
         *seen_by_initial_weights(settings.init, images, data.split),
@@ -165,7 +165,6 @@ def _needs_test_split(
 
 
 def _make_plan(settings: TrainSettings, facts: DataAndMachine, tune_record: TuneRecord | None) -> Plan:
-    """Return the training plan; the plan has 0 steps if auto-tuning has decided to keep the probe."""
     plan = training_plan(settings, facts.n_train, facts.n_classes)
     return replace(plan, total_steps=0) if tune_record is not None and not tune_record.tune else plan
 
@@ -218,7 +217,6 @@ def _check_new_run(settings: TrainSettings, tune_record: TuneRecord | None, in_m
 
 
 def _describe_unlabelled(settings: TrainSettings, images: ImageSet, objective: Objective) -> list[str]:
-    """Open the unlabelled images of a new run, and return remarks such as the number of images."""
     if settings.unlabelled is None:
         return []
     if images.multi_hot is not None:
@@ -290,7 +288,6 @@ def _initial_weights_info(start: WeightsSource, init: str | None) -> InitialWeig
 
 
 def _open_images(settings: TrainSettings, bars: Bars, run: RunFolder | None) -> SplitImages:
-    """Open and split the images; decode them if the image size was given."""
     with bars("looking through shards") as advance:
         images = find_images(settings, advance=advance)
     if settings.img_size is not None:
@@ -327,7 +324,6 @@ def _build_objective(
 
 
 def _check_request(objective: Objective, settings: TrainSettings, card: ModelCard) -> None:
-    """Raise a UserError if the settings do not provide the batches and views that the objective needs."""
     request = objective.data_request
     if settings.frozen_views and (reason := why_unsupported(settings, objective)) is not None:
         raise UserError(f"--frozen-views is not supported here: {reason}.")

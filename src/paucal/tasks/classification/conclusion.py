@@ -59,17 +59,11 @@ class Result(EvaluatedRun):
 
 @dataclass(frozen=True)
 class FinalEvaluation:
-    """The evaluation of a run's final model.
-
-    Attributes:
-        report: Scores on the test images.
-        finish: Changes of the model after the last training step.
-        calibrated: Effect of temperature scaling; None if no temperature was fitted.
-    """
+    """The evaluation of a run's final model."""
 
     report: Report
     finish: Finish
-    calibrated: Calibration | None
+    calibrated: Calibration | None  # None if no temperature was fitted
 
 
 def conclude(run: RunFolder, setup: TrainingSetup, outcome: Outcome, console: Console) -> Result:
@@ -80,9 +74,12 @@ def conclude(run: RunFolder, setup: TrainingSetup, outcome: Outcome, console: Co
     """
     finish = finish_model(run, setup, outcome, console)
     if not len(setup.data.part("test")) and (run.path / HELD_OUT_FILE).is_file():
-        evaluation = FinalEvaluation(record_cross_validated(run, setup), finish, None)
-        return _write_and_print(run, setup, outcome, evaluation, console)
-    uncalibrated = _predict_test(run, setup, console)
+        report = record_cross_validated(run, setup)
+        return _write_and_print(run, setup, outcome, FinalEvaluation(report, finish, None), console)
+    wait_for_all()  # rank 0 writes the model file
+    # Load the stored model, so that exactly the deployed model is evaluated.
+    uncalibrated = predict_split(load_trained(run, setup.settings.device), setup, "test", console.progress("testing"))
+    uncalibrated = uncalibrated.in_groups(setup.data.split.groups)
     predictions = uncalibrated.at_temperature(finish.temperature)
     if rank() != 0:
         report = _make_report(setup, predictions, finish)
@@ -100,19 +97,11 @@ def conclude(run: RunFolder, setup: TrainingSetup, outcome: Outcome, console: Co
 def _write_and_print(
     run: RunFolder, setup: TrainingSetup, outcome: Outcome, evaluation: FinalEvaluation, console: Console
 ) -> Result:
-    """Write `summary.json` and the report page of an evaluated run, and print the result."""
     content, steps = summary(run, setup, outcome, evaluation), next_steps(run, setup)
     lines, files = result_lines(run, setup, outcome, evaluation), f"{'metrics.csv, ' if outcome.rows else ''}plots/"
     content["next_steps"] = steps
     publish_results(run, console, content, write_report, lines, files, steps, report_table(evaluation.report))
     return Result(run.path, evaluation.report, outcome.seconds)
-
-
-def _predict_test(run: RunFolder, setup: TrainingSetup, console: Console) -> Predictions:
-    wait_for_all()  # rank 0 writes the model file
-    # Load the stored model, so that exactly the deployed model is evaluated.
-    predictions = predict_split(load_trained(run, setup.settings.device), setup, "test", console.progress("testing"))
-    return predictions.in_groups(setup.data.split.groups)
 
 
 def _make_report(setup: TrainingSetup, predictions: Predictions, finish: Finish) -> Report:
@@ -144,8 +133,7 @@ def record_cross_validated(run: RunFolder, setup: TrainingSetup) -> Report:
 
 
 def _train_labels(setup: TrainingSetup) -> torch.Tensor:
-    data = setup.data
-    return torch.from_numpy(data.images.labels[data.part("train")]).long()
+    return torch.from_numpy(setup.data.images.labels[setup.data.part("train")]).long()
 
 
 def summary(run: RunFolder, setup: TrainingSetup, outcome: Outcome, evaluation: FinalEvaluation) -> dict[str, Any]:
@@ -188,12 +176,10 @@ def result_lines(run: RunFolder, setup: TrainingSetup, outcome: Outcome, evaluat
     is_multi_label = isinstance(report, MultiLabelReport)
     baseline_score = percent(report.chance) if is_multi_label else percent(report.majority.top1)
     baseline = "a random order" if is_multi_label else f"always predicting {report.majority.name!r}"
-    metric_note = usual_metric_line(report, setup.data.images.name)
     return [
         f"{scored_part(report)} {setup.data.primary_metric.title}: {score.value} (95 % interval {score.interval}, "
         f"{images_text(report.images, report.groups)}); {baseline}: {baseline_score}",
-        *([metric_note] if metric_note else []),
-        *filter(None, [read_curve_sentence(run)]),
+        *filter(None, [usual_metric_line(report, setup.data.images.name), read_curve_sentence(run)]),
         *([calibration_line(evaluation.calibrated)] if evaluation.calibrated else []),
         *filter(None, [evaluation.finish.mirrored]),
         f"trained: {setup.describe()}, {setup.settings.method}, "
@@ -263,8 +249,6 @@ def changed_command(setup: TrainingSetup, **changes: Any) -> str:
     if "init" in given_names and settings["init"] is None:
         arguments += ["--init", "none"]  # without the flag, pretrained weights would be chosen
     for name, value in settings.items():
-        is_kept = name in changes or (name in given_names and name not in dropped)
-        if not is_kept or (value == defaults[name] and name not in changes):
-            continue
-        arguments += flag_words(name, value)
+        if name in changes or (name in given_names - dropped and value != defaults[name]):
+            arguments += flag_words(name, value)
     return shlex.join(arguments)

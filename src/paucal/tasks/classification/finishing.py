@@ -13,6 +13,7 @@ from paucal.data.images import ImageSet
 from paucal.distributed import rank
 from paucal.evaluation.calibration import choose_thresholds, fit_temperature
 from paucal.evaluation.predictions import Predictions, predict_all
+from paucal.models.card import ModelCard
 from paucal.models.trained import TrainedModel, load_trained, save_trained
 from paucal.runner.console import Console
 from paucal.runner.images import Advance, eval_loader
@@ -24,7 +25,7 @@ from paucal.tasks.classification.auto_tune.paired_losses import LOSSES_KEY, cali
 from paucal.tasks.classification.auto_tune.record import TuneRecord
 from paucal.tasks.classification.auto_tune.refit import refit_head
 from paucal.tasks.classification.auto_tune.resumed_features import FROZEN_FILE, FrozenOutputs
-from paucal.tasks.classification.loaders import make_val_predictor, make_val_scorer
+from paucal.tasks.classification.loaders import make_val_predictor, validation_scores
 from paucal.tasks.classification.unlabelled_images import read_listed_images
 from paucal.training import Outcome, Watch
 from paucal.training.averaging import KeptEpochs, greedy_soup
@@ -65,10 +66,13 @@ class Finish:
 
 def make_watch(setup: TrainingSetup) -> Watch:
     """Return the `Watch` that scores epochs and selects the best epoch; the run must have validation images."""
-    tune_record, settings = setup.tune_record, setup.settings
-    floor = None if tune_record is None else tune_record.floor
-    scores = make_val_scorer(setup.data, setup.card.preprocessing, settings)
-    return Watch(scores, setup.data.primary_metric.column, LOSS_COLUMN, floor, settings.soup)
+    floor = None if setup.tune_record is None else setup.tune_record.floor
+    predict = make_val_predictor(setup.data, setup.card.preprocessing, setup.settings)
+
+    def score(module: nn.Module, device: torch.device) -> Mapping[str, float]:
+        return validation_scores(predict(module, device))
+
+    return Watch(score, setup.data.primary_metric.column, LOSS_COLUMN, floor, setup.settings.soup)
 
 
 def finish_model(run: RunFolder, setup: TrainingSetup, outcome: Outcome, console: Console) -> Finish:
@@ -87,16 +91,16 @@ def finish_model(run: RunFolder, setup: TrainingSetup, outcome: Outcome, console
         finish, tuned = _try_average(run, setup, outcome, epoch_store, watch, console)
         if tuned is not None:
             finish = _try_refitted_head(run, setup, outcome, finish, tuned, console)
-    if setup.card.is_multi_label:
-        return _store_thresholds(run, setup, finish, console)
-    if setup.settings.calibrate == "none":
+    if setup.settings.calibrate == "none" and not setup.card.is_multi_label:
         return finish
     model = load_trained(run, setup.settings.device)
     predictions = _predict_validation(model, setup, console)
+    if setup.card.is_multi_label:
+        thresholds = choose_thresholds(predictions.probabilities, predictions.labels)
+        _replace_model(run, model, model.card.with_thresholds(thresholds))
+        return replace(finish, thresholds=thresholds)
     temperature = fit_temperature(predictions.logits, predictions.labels)
-    wait_for_all()  # all processes have loaded the model before it is replaced
-    if rank() == 0:
-        save_trained(run, model.module, model.card.at_temperature(temperature))
+    _replace_model(run, model, model.card.at_temperature(temperature))
     mirrored = ""
     if setup.settings.hflip:  # False if a mirror image may belong to another class
         logits = _predict_validation(model.mirrored(), setup, console).logits
@@ -128,15 +132,10 @@ def mirror_sentence(plain: Tensor, mirrored: Tensor, labels: Tensor) -> str:
     )
 
 
-def _store_thresholds(run: RunFolder, setup: TrainingSetup, finish: Finish, console: Console) -> Finish:
-    """Choose a probability threshold for each class on the validation images; store the thresholds with the model."""
-    model = load_trained(run, setup.settings.device)
-    predictions = _predict_validation(model, setup, console)
-    thresholds = choose_thresholds(predictions.probabilities, predictions.labels)
+def _replace_model(run: RunFolder, model: TrainedModel, card: ModelCard) -> None:
     wait_for_all()  # all processes have loaded the model before it is replaced
     if rank() == 0:
-        save_trained(run, model.module, model.card.with_thresholds(thresholds))
-    return replace(finish, thresholds=thresholds)
+        save_trained(run, model.module, card)
 
 
 def remove_intermediate_files(run: RunFolder, setup: TrainingSetup) -> None:
@@ -179,10 +178,8 @@ def _try_average(
         return broadcast_value((scores[measure.column], -scores[LOSS_COLUMN]))
 
     mean, chosen_files, score = greedy_soup(files, evaluate)
-    local_best = (watch.floor or 0.0, 0.0)
-    if outcome.best:
-        local_best = outcome.best[measure.column], -outcome.best[LOSS_COLUMN]
-    best = broadcast_value(local_best)
+    row = outcome.best or {measure.column: watch.floor or 0.0, LOSS_COLUMN: 0.0}
+    best = broadcast_value((row[measure.column], -row[LOSS_COLUMN]))
     module.load_state_dict(mean)
     epochs = tuple(sorted(math.ceil(row["epoch"]) for row in outcome.rows if epoch_store.file(row) in chosen_files))
     tuned = _TunedWeights(module, epochs, score[0])

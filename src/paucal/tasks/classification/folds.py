@@ -144,7 +144,6 @@ def _read_scores(run: RunFolder) -> dict[str, float]:
 
 
 def _prepare_folder(settings: TrainSettings) -> Path:
-    """Create the folder of all folds, store the common settings in the folder, and return its path."""
     if settings.output is None:
         number = 1
         while (RUNS_FOLDER / f"folds-{number}").exists():
@@ -167,7 +166,6 @@ def _prepare_folder(settings: TrainSettings) -> Path:
 
 
 def _common_settings(settings: TrainSettings) -> dict[str, Any]:
-    """Return the settings that all folds share, as JSON values."""
     values = {name: value for name, value in vars(settings).items() if name not in FOLD_SETTINGS or name == "folds"}
     return json.loads(json.dumps(values, default=str))
 

@@ -97,13 +97,10 @@ class FrozenViews:
 
 
 class _ActivationDataset(Dataset[Sample]):
-    """Activations by sample key, in place of the images of a `ViewDataset`."""
-
     def __init__(self, views: FrozenViews, targets: Targets) -> None:
         self._views, self._targets = views, targets
 
-    def __getitems__(self, keys: list[SampleKey]) -> list[Sample]:
-        """Return the samples for several keys; `DataLoader` calls this method once per batch."""
+    def __getitems__(self, keys: list[SampleKey]) -> list[Sample]:  # called by `DataLoader`, once per batch
         return self._views.samples(keys, self._targets)
 
 
@@ -132,15 +129,9 @@ def compute_views(
 ) -> Iterator[FrozenViews]:
     """Compute the activations of `settings.frozen_views` views of some images, for use within the block.
 
-    Args:
-        folder: Folder for the memory-mapped file.
-        data: Images and their split.
-        images: (N,) indices of the images in the data set.
-        preprocess: Preprocessing of the model.
-        settings: Settings of the run, with a number of frozen stages.
-        objective: Objective of the run, which is moved to the run's device.
-        advance: Function that is called with the number of finished activations and the number of all activations, one
-            per image and view; None if there is no progress bar.
+    The memory-mapped file is in `folder`. `images` are the (N,) indices of the images in the data set. The objective is
+    moved to the run's device. `advance` is called with the number of finished activations and the number of all
+    activations, one per image and view.
     """
     n_views = settings.frozen_views
     rows = np.full(len(data.images), -1, dtype=np.int64)

@@ -56,11 +56,11 @@ def split_images(settings: TrainSettings, images: ImageSet, keep_test: bool = Fa
         raise UserError("--fraction and --few-labels both reduce the training images; give only one of the two.")
     if settings.fraction is not None:
         split = take_fraction(split, images.targets, settings.fraction, settings.seed)
-    if settings.few_labels is not None:
+    elif settings.few_labels is not None:
         split = take_few(split, images.targets, settings.few_labels, settings.seed)
-    if settings.fraction is not None or settings.few_labels is not None:
-        split = limit_val(split, images.targets, settings.seed)
-    return SplitImages(images, split)
+    else:
+        return SplitImages(images, split)
+    return SplitImages(images, limit_val(split, images.targets, settings.seed))
 
 
 def quick_check(data: SplitImages, seconds: float = MAX_READING_SECONDS) -> list[Finding]:
@@ -86,7 +86,6 @@ def write_findings(run: RunFolder, findings: list[Finding] | tuple[Finding, ...]
 
 
 def _file_digests(images: ImageSet, seconds: float) -> list[bytes] | None:
-    """Return the digest of each file; None if reading the files takes longer than `seconds`."""
     deadline, digests = time.monotonic() + seconds, []
     for position in range(len(images)):
         if position % 64 == 0 and time.monotonic() > deadline:
@@ -96,8 +95,3 @@ def _file_digests(images: ImageSet, seconds: float) -> list[bytes] | None:
         except UserError:  # the file was removed after it was listed; the run reports this when it reads the image
             digests.append(b"")
     return digests
-
-
-def list_warnings(findings: tuple[Finding, ...]) -> list[str]:
-    """Return the findings that are more serious than a note, as sentences to print before a run starts."""
-    return [f"{finding.text}; {finding.advice}" for finding in findings if finding.level != "note"]

@@ -104,14 +104,10 @@ class TrainingJob(Job[TrainSettings, TrainingSetup, Result]):
         if not setup.settings.frozen_views:
             yield setup
             return
-        data, preprocess = setup.data, setup.card.preprocessing
+        inputs = setup.data, setup.data.part("train"), setup.card.preprocessing, setup.settings, setup.objective
         with ExitStack() as stack:
             with console.progress("activations of the frozen stages") as advance:
-                views = stack.enter_context(
-                    compute_views(
-                        run.path, data, data.part("train"), preprocess, setup.settings, setup.objective, advance
-                    )
-                )
+                views = stack.enter_context(compute_views(run.path, *inputs, advance))
             stack.enter_context(views.feed_to(setup.objective))
             yield replace(setup, frozen_views=views)
 

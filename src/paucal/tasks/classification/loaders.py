@@ -1,6 +1,6 @@
 """Loaders of a classification run: augmented images for training, and the deployed preprocessing for validation."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 
 import torch
@@ -40,9 +40,8 @@ def run_preprocessing(
     stored = stored_preprocessing(run)
     if stored is not None and stored.image_size == height_and_width(settings.img_size):
         return stored  # stored preprocessing for another image size belongs to the probe
-    statistics = normalisation(settings, data, start)
     reading = data.images.reading
-    chosen_input = preprocessing(settings, statistics, start, reading.value_range)
+    chosen_input = preprocessing(settings, normalisation(settings, data, start), start, reading.value_range)
     return replace(chosen_input, channel_ranges=reading.channel_ranges)
 
 
@@ -70,9 +69,8 @@ def preprocessing(
 def augmentation(settings: TrainSettings) -> Augmentation:
     """Return the augmentation of training images."""
     policy = settings.rand_augment
-    min_scale = (
-        settings.crop_scale if settings.crop == "random-resized" else 1.0
-    )  # smallest area of a crop, as a fraction of the image area
+    # Smallest area of a crop, as a fraction of the image area.
+    min_scale = settings.crop_scale if settings.crop == "random-resized" else 1.0
     assert min_scale is not None  # chosen by an automatic rule if not given
     return Augmentation(
         crop=settings.crop,
@@ -118,14 +116,6 @@ def view_transform(
     return TrainTransform(size, view_augmentation, statistics, exact_geometry, preprocess.resize)
 
 
-def make_val_scorer(
-    data: SplitImages, preprocess: Preprocessing, settings: TrainSettings
-) -> Callable[[nn.Module, torch.device], Mapping[str, float]]:
-    """Return a function that scores a model on the validation images."""
-    predict = make_val_predictor(data, preprocess, settings)
-    return lambda module, device: validation_scores(predict(module, device))
-
-
 def validation_scores(predictions: Predictions) -> dict[str, float]:
     """Return the scores of validation predictions, with the column names of `metrics.csv`, such as "val_loss"."""
     score = quick_scores if predictions.labels.ndim == 1 else quick_multi_label_scores
@@ -161,8 +151,7 @@ def draw_eval_images(data: SplitImages, card: ModelCard, settings: TrainSettings
 def draw_training_images(data: SplitImages, card: ModelCard, settings: TrainSettings, plan: Plan) -> Image.Image:
     """Draw a training batch as the network sees the images: augmented, and mixed if the run uses mixup or cutmix."""
     preprocess = card.preprocessing
-    loader_settings = replace(settings, workers=0)
-    batch = next(iter(train_loader(data, preprocess, loader_settings, plan, DataRequest(), 0)))
+    batch = next(iter(train_loader(data, preprocess, replace(settings, workers=0), plan, DataRequest(), 0)))
     if plan.mixing is not None:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(settings.seed)

@@ -66,13 +66,7 @@ def _draw_figure(mistakes: list[Mistake], predictions: Predictions, images: Imag
 
 
 def _attribution_maps(model: TrainedModel, batch: Tensor, targets: list[Tensor]) -> tuple[str, list[Tensor]]:
-    """Return the name of the best method that supports the model, and its (N, H, W) maps for each set of targets.
-
-    Args:
-        model: Trained model.
-        batch: (N, C, H, W) images.
-        targets: Sets of (N,) classes to explain, such as the predicted classes and the labels.
-    """
+    """Return the name of the best method that supports the model, and its (N, H, W) maps for each (N,) targets."""
     problem = None
     for method in ranked_methods(model.module):
         if method in CAPTUM_METHODS:  # needs an optional package, and is slower

@@ -46,11 +46,10 @@ def optimization(settings: TrainSettings, plan: Plan) -> Optimization:
 
 def check_plan(settings: TrainSettings, n_train: int) -> list[str]:
     """Return a warning if `--sync-bn` has no effect, and the warnings of `check_length`."""
-    useless_sync = settings.sync_bn and settings.processes == 1
-    return [
-        *(["--sync-bn has no effect on a single device"] if useless_sync else []),
-        *check_length(settings, n_train),
-    ]
+    warnings = check_length(settings, n_train)
+    if settings.sync_bn and settings.processes == 1:
+        return ["--sync-bn has no effect on a single device", *warnings]
+    return warnings
 
 
 def fit_batch(

@@ -96,9 +96,8 @@ def _tune_trained_weights(state: TuneState) -> bool:
         return _keep_probe(state, "--epochs 0: the probe is the final model")
     if cannot_evaluate_tuning(state.setup):
         reason = f"{counts['train']} training images" if counts["val"] else "no validation images"
-        return _keep_probe(
-            state, f"{reason}: the probe is the final model, as validation could not show whether tuning helps"
-        )
+        reason += ": the probe is the final model, as validation could not show whether tuning helps"
+        return _keep_probe(state, reason)
     choose_training_precision(state)
     preset_and_cost = choose_preset(state)
     if preset_and_cost is None:
@@ -114,7 +113,6 @@ def _tune_trained_weights(state: TuneState) -> bool:
 
 
 def _describe_shortage(state: TuneState) -> str:
-    """Return the reason why no preset fits: too little time or too little memory."""
     if None not in state.record.sizes.values():
         return "the remaining time is too short for tuning"
     half_batch = state.setup.settings.images_per_pass // 2
@@ -130,15 +128,10 @@ def _set_length(
     pixel_ratio: float = 1.0,
     max_epochs: int = MAX_EPOCHS,
 ) -> None:
-    """Store the number of epochs and the settings that depend on it; print when the run is expected to end.
+    """Store the number of epochs, the settings that depend on it and `changes`; print when the run is expected to end.
 
-    Args:
-        state: State of the auto-tuning.
-        epochs: Number of epochs.
-        epoch_seconds: Seconds of an epoch with its validation.
-        changes: Other settings to store.
-        pixel_ratio: Number of pixels of a training image, divided by the number of pixels of an image of the probe.
-        max_epochs: Maximum number of epochs for runs with a time budget.
+    `epoch_seconds` includes the validation. `pixel_ratio` is the number of pixels of a training image, divided by the
+    number of pixels of an image of the probe. `max_epochs` applies to runs with a time budget.
     """
     timed = is_timed(state.setup)
     if timed and state.record.candidates:
@@ -158,15 +151,9 @@ def _set_length(
     if timed:
         eval_seconds, steps = state.eval_seconds(pixel_ratio), setup.plan.steps_per_epoch
         closing_seconds = state.final_eval_seconds(pixel_ratio) + REPORT_SECONDS * measure_slowdown()
-        time_plan = TimePlan(
-            state.record.budget,
-            state.spent,
-            closing_seconds,
-            (epoch_seconds - eval_seconds) / steps,
-            eval_seconds,
-            most_steps=max_epochs * steps,
-            threads=torch.get_num_threads(),
-        )
+        durations = closing_seconds, (epoch_seconds - eval_seconds) / steps, eval_seconds
+        most_steps, threads = max_epochs * steps, torch.get_num_threads()
+        time_plan = TimePlan(state.record.budget, state.spent, *durations, most_steps=most_steps, threads=threads)
     store_length(state.run, time_plan, plan, seconds, state.console)
     state.save(plan=plan)
 
@@ -189,17 +176,12 @@ def long_run_schedule(epochs: int, lr: float) -> dict[str, Any]:
     """Return the schedule settings of a run of more than `COSINE_EPOCHS` epochs; {} for a shorter run."""
     if epochs <= COSINE_EPOCHS:
         return {}
-    return {
-        "schedule_epochs": COSINE_EPOCHS,
-        "warmup_epochs": WARMUP_FRACTION * COSINE_EPOCHS,
-        "min_lr": CONSTANT_RATE * lr,
-    }
+    warmup = WARMUP_FRACTION * COSINE_EPOCHS
+    return {"schedule_epochs": COSINE_EPOCHS, "warmup_epochs": warmup, "min_lr": CONSTANT_RATE * lr}
 
 
 def _keep_probe(state: TuneState, reason: str) -> bool:
-    """Keep the probe as the final model."""
-    setup = state.reassemble(epochs=0, freeze_epochs=0)
-    state.adopt(setup, {"epochs": reason})
+    state.adopt(state.reassemble(epochs=0, freeze_epochs=0), {"epochs": reason})
     state.console.say(f"plan: {reason}")
     state.save(plan=reason, tune=False)
     return True

@@ -42,10 +42,7 @@ from paucal.wording import counted, format_duration
 PROBE_FRACTION, PROBE_ONLY_FRACTION = 0.1, 0.5
 MIN_EPOCHS_AFTER = 3  # number of epochs of tuning for which the chosen candidate must leave time
 # Key in the record of a run for each stored field of `PrecisionChoice`.
-PRECISION_KEYS = {
-    "speed": "arithmetic_speed",
-    "measured": "arithmetic_measured",
-}
+PRECISION_KEYS = {"speed": "arithmetic_speed", "measured": "arithmetic_measured"}
 TRAINING_COST = 2.0  # cost of training on an image, in forward passes
 # Limits of the comparison of candidates: fraction of the time budget, seconds, and number of training images. The
 # limits are low because users wait for the first model, and because tuning needs the time.
@@ -65,16 +62,9 @@ def frozen_features(
 ) -> Tensor:
     """Return (N, D) float32 features on the CPU: the inputs of a network's linear classifier.
 
-    Args:
-        model: Network, which is moved to the run's device.
-        data: Images.
-        indices: (N,) indices of images in the data set.
-        preprocess: Preprocessing of the network.
-        settings: Settings of the run.
-        progress: Function that is called with the number of finished images and the number of all images; None if there
-            is no progress bar.
-        staged: Whether to append the pooled feature maps of the last stages, see `StageClassifierInputs`.
-        autocast: Dtype for autocast; None to compute in float32.
+    The network is moved to the run's device. `indices` are (N,) indices in the data set; `progress` is called with the
+    numbers of finished and of all images. With `staged`, the pooled feature maps of the last stages are appended, see
+    `StageClassifierInputs`. Without `autocast`, a dtype, features are computed in float32.
     """
     device, model = settings.device, model.to(settings.device)
     inputs = StageClassifierInputs(model, preprocess.image_size) if staged else ClassifierInputs(model)
@@ -93,20 +83,15 @@ def compare_candidates(state: TuneState) -> None:
         model = setup.settings.model
         state.console.say(f"note: no time to compare {model} with {other_names}; choose a model with --model")
         return
-    train, labels, max_seconds = (
-        torch.from_numpy(setup.data.part("train")),
-        _training_labels(setup),
-        _max_race_seconds(state),
-    )
+    labels, max_seconds = _training_labels(setup), _max_race_seconds(state)
+    indices, groups = setup.data.part("train")[rows.numpy()], training_groups(setup.data, rows)
     for name in state.record.candidates:
         start_time = time.monotonic()
         trial_setup = setup if name == setup.settings.model else state.reassemble(model=name)
         with state.console.progress(f"trying {name}") as advance:
             network, preprocess = trial_setup.objective.deployable(), trial_setup.card.preprocessing
-            indices = train[rows].numpy()
             features = frozen_features(network, setup.data, indices, preprocess, trial_setup.settings, advance)
-        groups, count = training_groups(setup.data, rows), len(setup.card.classes)
-        head = fit_head(features, labels[rows], count, setup.settings.seed, (100.0,), groups)
+        head = fit_head(features, labels[rows], len(setup.card.classes), setup.settings.seed, (100.0,), groups)
         steps.append(TuneStep(name, head.cross_validated or 0.0, time.monotonic() - start_time, {"images": len(rows)}))
         if _affordable_winner(state, steps).name == name and trial_setup is not setup:
             state.setup = trial_setup
@@ -120,12 +105,12 @@ def compare_candidates(state: TuneState) -> None:
     if state.setup.settings.model != winner.name:
         state.setup = state.reassemble(model=winner.name)
     time_frozen_network(state)
-    candidates = counted(len(steps), "candidate")
-    reason = f"best of {candidates} on {len(rows)} training images; the fastest of nearly equal ones"
-    if winner != pick_winner(steps):
+    reason = (
+        f"best of {counted(len(steps), 'candidate')} on {len(rows)} training images; the fastest of nearly equal ones"
+    )
+    if winner != (best := pick_winner(steps)):
         reason = f"best of {len(steps)} candidates that leaves time for tuning"
-        best = pick_winner(steps).name
-        state.console.say(f"note: {best} would leave no time for tuning; continuing with {winner.name}")
+        state.console.say(f"note: {best.name} would leave no time for tuning; continuing with {winner.name}")
     state.adopt(state.setup, {"model": reason})
     state.save(race=tuple(steps))
 
@@ -149,7 +134,6 @@ def _training_labels(setup: TrainingSetup) -> Tensor:
 
 
 def _max_race_seconds(state: TuneState) -> float:
-    """Return the maximum seconds for the comparison of candidates."""
     return min(MAX_RACE_SECONDS, MAX_RACE_FRACTION * state.record.budget or MAX_RACE_SECONDS)
 
 
@@ -184,8 +168,7 @@ def pick_winner(race: Sequence[TuneStep]) -> TuneStep:
 
 def time_frozen_network(state: TuneState) -> None:
     """Time the frozen network on a few images, and print when to expect the first model."""
-    setup = state.setup
-    sample = setup.data.part("train")[:16]
+    setup, sample = state.setup, state.setup.data.part("train")[:16]
     for _ in range(2):  # the first pass is a warm-up
         start_time = time.perf_counter()
         frozen_features(setup.objective.deployable(), setup.data, sample, setup.card.preprocessing, setup.settings)
@@ -207,19 +190,12 @@ def time_frozen_network(state: TuneState) -> None:
     first_seconds = state.image_seconds / state.precision.speed * (counts["train"] + counts["val"])
     budget = state.record.budget
     first_seconds = min(first_seconds, _max_probe_seconds(state) or first_seconds)
-    state.console.say(
-        f"time: the first model takes about {format_duration(first_seconds + 5)}"
-        + (
-            f", and up to {format_duration(_max_race_seconds(state))} more to compare weights"
-            if state.race_rows is not None
-            else ""
-        )
-        + (
-            f"; the whole run at most {format_duration(budget)}, until {end_time_text(budget - state.spent)}"
-            if budget
-            else ""
-        )
-    )
+    text = f"time: the first model takes about {format_duration(first_seconds + 5)}"
+    if state.race_rows is not None:
+        text += f", and up to {format_duration(_max_race_seconds(state))} more to compare weights"
+    if budget:
+        text += f"; the whole run at most {format_duration(budget)}, until {end_time_text(budget - state.spent)}"
+    state.console.say(text)
 
 
 def _max_probe_seconds(state: TuneState) -> float:
@@ -296,8 +272,7 @@ def fit_probe_head(state: TuneState, setup: TrainingSetup, title: str, race: boo
     """
     data, settings = setup.data, setup.settings
     train, val = (torch.from_numpy(data.part(name)) for name in ("train", "val"))
-    all_labels = torch.from_numpy(data.images.targets).long()
-    rows = torch.arange(len(train))
+    all_labels, rows = torch.from_numpy(data.images.targets).long(), torch.arange(len(train))
     max_images = _max_probe_seconds(state) * state.precision.speed / max(state.image_seconds, 1e-9)
     if state.record.budget and len(train) > max_images:
         rows = stratified_sample(all_labels[train], int(max_images), settings.seed)
@@ -320,27 +295,24 @@ def fit_probe_head(state: TuneState, setup: TrainingSetup, title: str, race: boo
         start_time, result = time.perf_counter(), RaceResult()
         # Without heads on the last stages, the comparison still gives cross-validated predictions.
         if staged or (race and (not len(val) or settings.unlabelled)):
-            race_inputs = last[:count], features[:count], labels[:count]
+            inputs = last[:count], features[:count], labels[:count], len(card.classes)
             heads = HEADS if staged else {}
             # Without validation images, the cross-validated predictions are the result of the run: use more images.
             max_images = MAX_RACED if len(val) else MAX_COMPARED
-            result = race_heads(
-                *race_inputs, len(card.classes), head.strength, settings.seed, heads, max_images, groups
-            )
+            result = race_heads(*inputs, head.strength, settings.seed, heads, max_images, groups)
         race_seconds = time.perf_counter() - start_time
+        best, best_inputs = (head, last) if result.head is None else (result.head, features)
         curve = None
         if result.held_out is not None and (settings.curve or not len(val)):
-            winner, winner_inputs = (head, last) if result.head is None else (result.head, features)
-            curve_inputs = winner_inputs[:count], labels[:count]
-            curve = measure_learning_curve(*curve_inputs, len(card.classes), winner.strength, settings.seed, groups)
-    best, inputs = (head, last) if result.head is None else (result.head, features)
+            inputs = best_inputs[:count], labels[:count], len(card.classes)
+            curve = measure_learning_curve(*inputs, best.strength, settings.seed, groups)
     score = best.cross_validated if result.held_out is None else float(result.held_out.is_correct.double().mean())
     losses: Sequence[float] = ()
     if len(val):
-        score = score_head(best, inputs[count:], labels[count:])
-        losses = calibrated_losses(Predictions(val, best.scores(inputs[count:]), labels[count:]))
-    score = 0.0 if score is None else score
-    return FittedHead(head, features, staged, rows, score, image_seconds, result, race_seconds, curve, losses)
+        score = score_head(best, best_inputs[count:], labels[count:])
+        losses = calibrated_losses(Predictions(val, best.scores(best_inputs[count:]), labels[count:]))
+    measurements = score or 0.0, image_seconds, result, race_seconds, curve, losses
+    return FittedHead(head, features, staged, rows, *measurements)
 
 
 def training_groups(data: SplitImages, rows: Tensor) -> Tensor | None:

@@ -10,20 +10,24 @@ import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from paucal.data.randomness import derive_seed
-from paucal.evaluation.protocols.classifier import LinearClassifier, balanced_fold_count, draw_folds
+from paucal.evaluation.protocols.classifier import balanced_fold_count, draw_folds
 from paucal.runs import RunFolder
 from paucal.runs.weights import read_weights, save_weights
-from paucal.tasks.classification.auto_tune.heads import HEADS, FitHead, fit_mixture
+from paucal.tasks.classification.auto_tune.heads import HEADS, fit_mixture
 from paucal.tasks.classification.auto_tune.probe import (
     DEFAULT_STRENGTH,
+    FitHead,
+    Folds,
     Head,
     fit_regression,
+    held_out_logits,
     standardise,
     stratified_sample,
 )
@@ -35,7 +39,6 @@ MAX_REPEATED = 300  # with more images, the cross-validation is not repeated
 # Maximum number of images to compare heads on. In sets of 2,160 to 2,761 images, heads chosen on a sample of 1,000
 # images were as accurate as heads chosen on all images, and the comparison took a third of the time.
 MAX_RACED = 1000
-Folds = list[tuple[Tensor, Tensor]]  # for each fold, the rows to fit on and the held-out rows
 # Temperatures to try, as multiples of the standard deviation of the logits.
 TEMPERATURES = torch.logspace(-2, 1, 61, dtype=torch.float64)
 
@@ -116,16 +119,10 @@ def race_heads(  # noqa: PLR0913 (callers pass different options)
 ) -> RaceResult:
     """Compare heads by cross-validation on training images, and fit the best head to all training images.
 
-    Args:
-        last: (N, D) last features.
-        staged: (N, D + S) last features, followed by pooled last stages.
-        labels: (N,) classes in [0, K).
-        n_classes: Number of classes K.
-        strength: L2 penalty of the logistic regression on the last features.
-        seed: Seed of the sample and of the folds.
-        heads: Heads to compare with the logistic regression; empty to only cross-validate the regression.
-        max_images: Maximum number of images for the comparison.
-        groups: (N,) groups whose images stay in one fold; None for independent images.
+    `last` are the (N, D) last features, `staged` (N, D + S) last features followed by pooled last stages, and `labels`
+    (N,) classes in [0, K). `strength` is the L2 penalty of the logistic regression on the last features; without
+    `heads`, the regression is only cross-validated. At most `max_images` are used. `groups` are (N,) groups whose
+    images stay in one fold; None for independent images.
     """
     counts = labels.bincount(minlength=n_classes)
     if int((counts > 1).sum()) < 2:
@@ -139,9 +136,6 @@ def race_heads(  # noqa: PLR0913 (callers pass different options)
     if not len(truth):
         return RaceResult()
 
-    def fit_last(features: Tensor, labels: Tensor, n_classes: int) -> LinearClassifier:
-        return fit_regression(features, labels, n_classes, strength)
-
     def compute_logits(features: Tensor, fit: FitHead) -> Tensor:
         return held_out_logits(features, labels[rows], n_classes, fit, splits)[:, is_evaluated]
 
@@ -149,6 +143,7 @@ def race_heads(  # noqa: PLR0913 (callers pass different options)
     logits = {name: compute_logits(coordinates, fit) for name, fit in heads.items()}
     mixtures = _candidate_mixtures(logits, truth)
     losses = {name: _mean_losses(_mix_logits(logits, mixture), truth) for name, mixture in mixtures.items()}
+    fit_last = partial(fit_regression, strength=strength)
     last_logits = compute_logits(standardise(last[rows]).coordinates, fit_last)
     temperature = best_temperature(last_logits, truth)
     last_held_out = HeldOut(rows[is_evaluated], last_logits / temperature, truth, n_folds, temperature)
@@ -170,10 +165,8 @@ def race_heads(  # noqa: PLR0913 (callers pass different options)
 def repeated_folds(labels: Tensor, seed: int, groups: Tensor | None = None) -> list[Folds]:
     """Return the folds of each repeat of a cross-validation; only one repeat for more than `MAX_REPEATED` images.
 
-    Args:
-        labels: (N,) classes.
-        seed: Seed of the folds.
-        groups: (N,) numbers of groups whose images stay in one fold; None for independent images.
+    `labels` are (N,) classes, and `groups` (N,) numbers of groups whose images stay in one fold; None for independent
+    images.
     """
     repeats, folds = N_REPEATS if len(labels) <= MAX_REPEATED else 1, balanced_fold_count(labels, N_FOLDS, groups)
     return [draw_folds(labels, derive_seed(seed, repeat), folds, groups) for repeat in range(repeats)]
@@ -188,15 +181,6 @@ def can_score(labels: Tensor, splits: Sequence[Folds]) -> Tensor:
     for rows, held_out in itertools.chain.from_iterable(splits):
         has_class[held_out] &= torch.isin(labels[held_out], labels[rows])
     return has_class
-
-
-def held_out_logits(features: Tensor, labels: Tensor, n_classes: int, fit: FitHead, splits: Sequence[Folds]) -> Tensor:
-    """Return (R, N, K) float64 logits of R repeats; each image is scored by a head fitted to the other folds."""
-    logits = torch.empty(len(splits), len(labels), n_classes, dtype=torch.float64)
-    for repeat, folds in enumerate(splits):
-        for rows, held_out in folds:
-            logits[repeat, held_out] = fit(features[rows], labels[rows], n_classes).scores(features[held_out])
-    return logits
 
 
 def _candidate_mixtures(logits: Mapping[str, Tensor], labels: Tensor) -> dict[str, dict[str, float]]:

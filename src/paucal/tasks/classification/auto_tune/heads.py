@@ -4,13 +4,19 @@ These heads also read the mean and the standard deviation of the last stages' fe
 `backbones/stage_classifier.py`. To add a head, add an entry to `HEADS`.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
 
 from paucal.evaluation.protocols.classifier import LinearClassifier
-from paucal.tasks.classification.auto_tune.probe import ABSENT_LOGIT, DEFAULT_STRENGTH, fit_regression, standardise
+from paucal.tasks.classification.auto_tune.probe import (
+    ABSENT_LOGIT,
+    DEFAULT_STRENGTH,
+    FitHead,
+    fit_regression,
+    standardise,
+)
 
 
 def fit_gaussian(features: Tensor, labels: Tensor, n_classes: int) -> LinearClassifier:
@@ -58,11 +64,6 @@ def fit_soft_gaussian(features: Tensor, class_weights: Tensor) -> LinearClassifi
     weight = features.shape[1] * torch.linalg.solve(scatter, means.T).T
     bias = -(weight * means).sum(1) / 2
     return LinearClassifier(weight, torch.where(counts > 0, bias, -torch.inf))
-
-
-# Fits a head to (N, D) float64 standardised features (or coordinates with the same inner products), (N,) labels and the
-# number of classes.
-FitHead = Callable[[Tensor, Tensor, int], LinearClassifier]
 
 
 def fit_logistic_stages(features: Tensor, labels: Tensor, n_classes: int) -> LinearClassifier:

@@ -4,7 +4,6 @@ Logistic regression on frozen features is fitted to 1, 2, 5, ... images per clas
 cross-validation, and scored on the held-out fold.
 """
 
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 
 import numpy as np
@@ -35,12 +34,7 @@ SLOPE_POINTS = 3  # the forecast's slope is fitted to the last SLOPE_POINTS poin
 
 @dataclass(frozen=True)
 class CurvePoint:
-    """A point of a learning curve.
-
-    Attributes:
-        per_class: Mean number of training images per class.
-        accuracy: Cross-validated accuracy of heads fitted to this number of images.
-    """
+    """The mean number of training images per class, and the cross-validated accuracy of heads fitted to so many."""
 
     per_class: float
     accuracy: Score
@@ -80,20 +74,17 @@ def measure_learning_curve(
 ) -> LearningCurve:
     """Measure the learning curve of logistic regression on frozen features.
 
-    Args:
-        features: (N, D) features.
-        labels: (N,) classes in [0, K). At least two classes have two images or more.
-        n_classes: Number of classes K.
-        strength: L2 penalty of a fit to all images; for fewer images, the penalty is reduced in proportion.
-        seed: Seed of the folds and of the drawn images.
-        groups: (N,) groups whose images stay in one fold; None for independent images.
+    `features` are (N, D). `labels` are (N,) classes in [0, K), and at least two classes have two images or more.
+    `strength` is the L2 penalty of a fit to all images; for fewer images, it is reduced in proportion. `groups` are
+    (N,) groups whose images stay in one fold; None for independent images.
     """
     model_size, subset = len(labels) / n_classes, stratified_sample(labels, MAX_COMPARED, seed)
     features, labels = features[subset], labels[subset]
     groups = groups[subset] if groups is not None and can_fold_groups(labels, groups[subset]) else None
     splits = repeated_folds(labels, seed, groups)
     folds, repeats = len(splits[0]), len(splits)
-    counts = list(_round_counts(int(labels.bincount(minlength=n_classes).max() * (folds - 1) / folds)))
+    max_count = int(labels.bincount(minlength=n_classes).max() * (folds - 1) / folds)
+    counts = [count for power in range(7) for step in (1, 2, 5) if (count := step * 10**power) < max_count]
     is_correct = np.zeros((len(counts) + 1, repeats, len(labels)), dtype=bool)
     fit_sizes = np.zeros(len(counts) + 1)
     for repeat, split in enumerate(splits):
@@ -143,12 +134,6 @@ def draw_curve(curve: LearningCurve) -> Figure:
     return figure
 
 
-def _round_counts(limit: int) -> Iterator[int]:
-    """Yield the numbers 1, 2, 5, 10, 20, ... that are below a limit."""
-    for power in range(7):
-        yield from (step * 10**power for step in (1, 2, 5) if step * 10**power < limit)
-
-
 def _forecast(
     fit_sizes: NDArray[np.float64], correct_fractions: NDArray[np.float64], model_size: float, count: int, seed: int
 ) -> tuple[Score, float]:
@@ -157,20 +142,15 @@ def _forecast(
     The error is extrapolated by a power law. The interval of the accuracy comes from a bootstrap over images. The
     forecast is never below the last accuracy.
 
-    Args:
-        fit_sizes: (P,) number of training images per class at each point of the curve.
-        correct_fractions: (P, N) fraction of the repeats in which each image was classified correctly.
-        model_size: Number of images per class to which the model is fitted.
-        count: Effective number of independent images, which is the size of a bootstrap draw, see `cross_validated`.
-        seed: Seed of the bootstrap.
+    `fit_sizes` are the (P,) numbers of images per class at the points of the curve and `model_size` that of the model.
+    `correct_fractions`, (P, N), are the fractions of the repeats in which each image was classified correctly. `count`
+    is the effective number of independent images (the size of a bootstrap draw), see `cross_validated`.
     """
     n_images = correct_fractions.shape[1]
     samples = np.random.default_rng(seed).integers(n_images, size=(BOOTSTRAP_DRAWS, max(1, count)))
     sizes, correct_fractions = fit_sizes[-SLOPE_POINTS:], correct_fractions[-SLOPE_POINTS:]
-    errors, mean_errors = (
-        np.stack([1 - rates[samples].mean(1) for rates in correct_fractions]),
-        1 - correct_fractions.mean(1),
-    )
+    errors = np.stack([1 - rates[samples].mean(1) for rates in correct_fractions])
+    mean_errors = 1 - correct_fractions.mean(1)
     values = [_extrapolate(sizes, mean_errors[:, None], size)[0] for size in (model_size, 2 * model_size)]
     low, high = np.quantile(_extrapolate(sizes, errors, 2 * model_size), [0.025, 0.975])
     if not mean_errors[-1]:  # without errors, the bootstrap has no variance

@@ -1,7 +1,5 @@
 """Choose the precision of frozen features and of tuning: the given precision, or bfloat16 if faster on this CPU."""
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor
 
@@ -16,7 +14,6 @@ from paucal.models.precision import (
     choose_precision,
     measure_speed,
 )
-from paucal.objectives import Objective
 from paucal.runner.images import eval_loader
 from paucal.runner.time_budget import trial_steps
 from paucal.tasks.classification.assembly import TrainingSetup
@@ -49,8 +46,15 @@ def choose_training_precision(state: TuneState) -> None:
     if choice.dtype is None or not choice.measured or not may_change:
         return
     batch, key = _sample_batch(setup), f"{setup.settings.model}, tuned with --freeze {setup.settings.freeze}"
+
+    def step(images: Tensor) -> Tensor:
+        total = setup.objective(batch, Progress(0, 1, 1)).total
+        total.backward()
+        return total
+
     with trial_steps(setup.objective.train(), torch.device("cpu")):
-        speed = measure_speed(_make_step(setup.objective, batch), batch.views[0], key)
+        step(batch.views[0])  # warm-up
+        speed = measure_speed(step, batch.views[0], key)
     if speed < MIN_SPEEDUP:
         state.console.say(f"precision of tuning: float32: a step is {speed:.1f} times as fast in bfloat16 here")
         return
@@ -62,15 +66,3 @@ def choose_training_precision(state: TuneState) -> None:
 def _sample_batch(setup: TrainingSetup) -> Batch:
     rows = setup.data.part("train")[:MEASURED_IMAGES]
     return next(iter(eval_loader(setup.data, rows, setup.card.preprocessing, setup.settings)))
-
-
-def _make_step(objective: Objective, batch: Batch) -> Callable[[Tensor], Tensor]:
-    """Return a function that runs a forward and a backward pass of the objective."""
-
-    def step(images: Tensor) -> Tensor:
-        total = objective(batch, Progress(0, 1, 1)).total
-        total.backward()
-        return total
-
-    step(batch.views[0])  # warm-up
-    return step

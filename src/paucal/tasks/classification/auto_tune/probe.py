@@ -1,7 +1,8 @@
 """The linear probe: logistic regression on standardised frozen features, converted to a classifier of raw features."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
@@ -19,7 +20,10 @@ N_FOLDS = 3
 MAX_COMPARED = 3000  # maximum number of images for cross-validation
 SOLVER = Solver(max_iterations=200)
 ABSENT_LOGIT = -30.0  # logit of a class without training images: below all other logits, but finite for the losses
-
+Folds = list[tuple[Tensor, Tensor]]  # for each fold, the rows to fit on and the held-out rows
+# Fits a head to (N, D) float64 standardised features (or coordinates with the same inner products), (N,) labels and the
+# number of classes.
+FitHead = Callable[[Tensor, Tensor, int], LinearClassifier]
 
 MIN_DEVIATION = 1e-8  # features with a smaller standard deviation are not scaled
 # Each feature's variance is averaged with the median variance of all features, which counts as this number of images.
@@ -110,14 +114,10 @@ def fit_head(
 ) -> Head:
     """Fit logistic regression to standardised features, with a cross-validated penalty; return a head for raw features.
 
-    Args:
-        features: (N, D) raw features.
-        labels: (N,) classes in [0, K); or, for several labels, (N, K) values of 1, 0 and -1 (unknown). With several
-            labels, each class gets its own binary regression.
-        n_classes: Number of classes K.
-        seed: Seed of the folds.
-        strengths: Ascending L2 penalties to choose from; if scores are equal, the strongest penalty is chosen.
-        groups: (N,) groups whose images stay in one fold; None for independent images.
+    `features` are (N, D) raw features. `labels` are (N,) classes in [0, K); or, for several labels, (N, K) values of 1,
+    0 and -1 (unknown), for which each class gets its own binary regression. If scores are equal, the strongest of the
+    ascending L2 penalties is chosen. `groups` are (N,) groups whose images stay in one fold; None for independent
+    images.
     """
     standard = standardise(features)
     strength, score = _choose_penalty(standard.coordinates, labels, n_classes, seed, strengths, groups)
@@ -137,15 +137,21 @@ def _choose_penalty(
     folds = _fold_rows(truth, seed, None if groups is None else groups[subset])
 
     def score(strength: float) -> float:
-        scores = torch.empty(len(truth), n_classes, dtype=torch.float64)
-        for rows, held_out in folds:
-            fitted = fit_regression(features[rows], truth[rows], n_classes, strength)
-            scores[held_out] = fitted.scores(features[held_out]).double()
-        return _score(scores, truth)
+        fit = partial(fit_regression, strength=strength)
+        return _score(held_out_logits(features, truth, n_classes, fit, [folds])[0], truth)
 
     scores = [score(strength) for strength in strengths]
     best = max(range(len(strengths)), key=lambda index: (scores[index], index))
     return strengths[best], scores[best]
+
+
+def held_out_logits(features: Tensor, labels: Tensor, n_classes: int, fit: FitHead, splits: Sequence[Folds]) -> Tensor:
+    """Return (R, N, K) float64 logits of R repeats; each image is scored by a head fitted to the other folds."""
+    logits = torch.empty(len(splits), len(labels), n_classes, dtype=torch.float64)
+    for repeat, folds in enumerate(splits):
+        for rows, held_out in folds:
+            logits[repeat, held_out] = fit(features[rows], labels[rows], n_classes).scores(features[held_out]).double()
+    return logits
 
 
 def fit_regression(features: Tensor, labels: Tensor, n_classes: int, strength: float) -> LinearClassifier:
@@ -157,7 +163,7 @@ def fit_regression(features: Tensor, labels: Tensor, n_classes: int, strength: f
     return LinearClassifier(*fit_independent(features, labels, strength, SOLVER))
 
 
-def _fold_rows(labels: Tensor, seed: int, groups: Tensor | None) -> list[tuple[Tensor, Tensor]]:
+def _fold_rows(labels: Tensor, seed: int, groups: Tensor | None) -> Folds:
     """Return the rows to fit on and the held-out rows of each fold, stratified by class."""
     if labels.ndim == 1:
         return draw_folds(labels, seed, balanced_fold_count(labels, N_FOLDS, groups), groups)

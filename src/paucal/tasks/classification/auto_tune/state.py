@@ -65,10 +65,8 @@ class TuneState:
     """State of an auto-tuning in progress.
 
     Attributes:
-        run: Run folder.
         setup: Setup of the run with the settings chosen so far.
         record: Record of the finished steps.
-        console: Console for messages.
         start_time: `time.monotonic()` at the start of this call, minus the seconds that earlier calls spent.
         image_seconds: Seconds of a forward pass of one image in float32, at the probe's image size.
         precision: Precision of the frozen features.

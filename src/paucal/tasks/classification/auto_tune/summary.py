@@ -21,7 +21,8 @@ def step_rows(
         _step_row(f"candidate {step.name}, by cross-validation on some training images", step.score, step.seconds)
         for step in record.race
     ]
-    size = _format_size(probe.details.get("img_size"))
+    sides = probe.details.get("img_size")
+    size = "x".join(map(str, sides)) if isinstance(sides, Sequence) else "?"
     text = f"probe: linear head on frozen features of {images} images, {size} pixels"
     if "head" in probe.details:  # missing in earlier runs
         text += f", {probe.details['head']}"
@@ -45,7 +46,6 @@ def step_rows(
 
 
 def _describe_average(finish: Finish) -> str:
-    """Return a text that names the epochs whose weights were kept, and the head that was fitted afterwards."""
     epochs = ", ".join(map(str, finish.epochs))
     text = f"epoch {epochs}" if len(finish.epochs) == 1 else f"the mean of the weights of epochs {epochs}"
     return f"{text}, with a head fitted to its features ({finish.head})" if finish.head else text
@@ -97,7 +97,3 @@ def total_seconds(record: TuneRecord | None, outcome: Outcome) -> float:
 
 def _step_row(name: str, score: float | None, seconds: float, kept: bool = False) -> dict[str, Any]:
     return {"name": name, "score": score, "time": format_duration(seconds), "kept": kept}
-
-
-def _format_size(sides: Any) -> str:
-    return "x".join(map(str, sides)) if isinstance(sides, Sequence) else "?"

@@ -36,14 +36,11 @@ def find_soft_teacher(objective: Objective) -> Distillation | None:
 
 def learn_from_teacher(state: TuneState, fitted: FittedHead) -> FittedHead:
     """Fit a second head to the labels and the teacher's probabilities; return it unless its accuracy is lower."""
-    setup = state.setup
-    term, val = find_soft_teacher(setup.objective), torch.from_numpy(setup.data.part("val"))
+    data = state.setup.data
+    term, val = find_soft_teacher(state.setup.objective), torch.from_numpy(data.part("val"))
     if term is None or not len(val):
         return fitted
-    train, targets = (
-        torch.from_numpy(setup.data.part("train"))[fitted.rows],
-        torch.from_numpy(setup.data.images.targets),
-    )
+    train, targets = torch.from_numpy(data.part("train"))[fitted.rows], torch.from_numpy(data.images.targets)
     first_head, count = fitted.race.head or fitted.head, fitted.n_images
     features = fitted.features[:, : first_head.weight.shape[1]]
     probabilities = _teacher_probabilities(state, term, train.numpy())
@@ -58,11 +55,10 @@ def learn_from_teacher(state: TuneState, fitted: FittedHead) -> FittedHead:
 
 def _teacher_probabilities(state: TuneState, term: Distillation, indices: NDArray[np.int64]) -> Tensor:
     """Return the teacher's (N, K) probabilities for the images at these positions."""
-    setup, settings = state.setup, state.setup.settings
+    setup, device = state.setup, state.setup.settings.device
     with state.console.progress("predictions of the teacher") as advance:
-        loader = eval_loader(setup.data, indices, setup.card.preprocessing, settings)
-        model = _TeacherLogits(term).to(settings.device)
-        return predict_in_order(model, loader, indices, settings.device, advance).softmax(1)
+        loader = eval_loader(setup.data, indices, setup.card.preprocessing, setup.settings)
+        return predict_in_order(_TeacherLogits(term).to(device), loader, indices, device, advance).softmax(1)
 
 
 def fit_taught_head(features: Tensor, labels: Tensor, probabilities: Tensor, strength: float) -> Head:

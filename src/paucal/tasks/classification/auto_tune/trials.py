@@ -33,17 +33,11 @@ WARMUP_FRACTION = 0.1  # length of the warm-up, as a fraction of a trial's steps
 
 @dataclass(frozen=True)
 class TuningPreset:
-    """Settings for fine-tuning.
+    """Settings for fine-tuning."""
 
-    Attributes:
-        name: Name in messages and in the record.
-        settings: Values of settings that the user did not give.
-        target_epochs: Number of epochs that should fit in the time; if fewer fit, smaller images are used.
-    """
-
-    name: str
-    settings: Mapping[str, Any]
-    target_epochs: int = 6
+    name: str  # name in messages and in the record
+    settings: Mapping[str, Any]  # values of settings that the user did not give
+    target_epochs: int = 6  # number of epochs that should fit in the time; if fewer fit, smaller images are used
 
     def without(self, fixed: Collection[str]) -> "TuningPreset":
         """Return the preset without some settings, named after the remaining settings."""
@@ -94,7 +88,7 @@ def presets_for(model: nn.Module) -> Sequence[TuningPreset]:
     try:
         frozen = int(FROZEN_FRACTION * count_stages(model))
     except UserError:  # the stages of this network are unknown
-        return full_presets
+        frozen = 0
     if not frozen:
         return full_presets
     return [replace(partial_preset, settings={"freeze": frozen, **partial_preset.settings}), *full_presets]
@@ -109,9 +103,7 @@ def run_trial(
     callbacks: Sequence[Callback] = (),
     time_plan: TimePlan | None = None,
 ) -> TuneStep | None:
-    """Fine-tune for a few steps from the probe, and evaluate on the validation images.
-
-    Returns None if a signal stopped the trial.
+    """Fine-tune for a few steps from the probe, and evaluate on the validation images; None if a signal stopped it.
 
     The trial stores checkpoints in a subfolder of the run, and resumes from them. `time_plan` ends the trial early if
     steps are slower than planned.
