@@ -20,19 +20,12 @@ MIN_TEMPERATURE, MAX_TEMPERATURE = 0.05, 20.0
 
 @dataclass(frozen=True)
 class Calibration:
-    """The effect of temperature scaling on a classifier's calibration on test images.
+    """The effect of temperature scaling on a classifier's calibration on test images."""
 
-    Attributes:
-        temperature: Divisor of the logits; 1 if nothing was fitted.
-        images: Number of validation images that the temperature was fitted to.
-        error: Expected calibration error on the test images, before and after scaling.
-        loss: Mean negative log-likelihood of the test images in nats, before and after scaling.
-    """
-
-    temperature: float
-    images: int
-    error: tuple[float, float]
-    loss: tuple[float, float]
+    temperature: float  # divisor of the logits; 1 if nothing was fitted
+    images: int  # number of validation images that the temperature was fitted to
+    error: tuple[float, float]  # expected calibration error on the test images, before and after scaling
+    loss: tuple[float, float]  # mean negative log-likelihood of the test images in nats, before and after scaling
 
 
 def fit_temperature(logits: Tensor, labels: Tensor) -> float:

@@ -134,16 +134,13 @@ def find_collapse(
     """
     if out_dim < 2 or patience < 1:
         raise ValueError(f"expected at least 2 prototypes and 1 epoch of patience, got {out_dim} and {patience}")
-    if (verdict := _find_non_finite(rows)) is not None:
-        return verdict
     later_rows = [row for row in rows if row.get("step", math.inf) >= grace_steps]
-    for head in ("view", "region"):
-        sizes = HeadSizes(head, out_dim, feature_dim, batch)
-        for find_failure in (_find_divergence, _find_constant_output, _find_uniform_output, _find_low_rank):
-            verdict = find_failure(later_rows, sizes, patience)
-            if verdict is not None:
-                return verdict
-    return None
+    verdicts = (
+        find_failure(later_rows, HeadSizes(head, out_dim, feature_dim, batch), patience)
+        for head in ("view", "region")
+        for find_failure in (_find_divergence, _find_constant_output, _find_uniform_output, _find_low_rank)
+    )
+    return _find_non_finite(rows) or next((verdict for verdict in verdicts if verdict is not None), None)
 
 
 def grace_period(total_steps: int, warmup_steps: int) -> int:
@@ -233,7 +230,6 @@ def _find_uniform_output(rows: Sequence[Row], sizes: HeadSizes, patience: int) -
 
 
 def _find_low_rank(rows: Sequence[Row], sizes: HeadSizes, patience: int) -> Verdict | None:
-    """Return a verdict if the features differ along only a few directions."""
     ranks = [rank for row in rows if math.isfinite(rank := sizes.read(row, "effective_rank"))]
     if sizes.directions < MIN_DIRECTIONS or not ranks:
         return None
@@ -284,12 +280,11 @@ def _head_loss(row: Row, sizes: HeadSizes) -> float:
 
 
 def _persists(rows: Sequence[Row], has_symptom: Callable[[Row], bool], patience: int) -> bool:
-    """Return whether each of the newest `patience` epochs shows a symptom."""
     return len(rows) >= patience and all(has_symptom(row) for row in rows[-patience:])
 
 
 def _make_verdict(kind: Kind, text: str, row: Row) -> Verdict:
-    return Verdict(kind, f"{kind}: {text}.", advice(kind, row))
+    return Verdict(kind, f"{kind}: {text}.", " ".join([*causes(row), ADVICE[kind]]))
 
 
 STUDENT_TEMPERATURE = 0.1
@@ -309,11 +304,6 @@ ADVICE = {
     "the lengths of the prototypes fixed and freeze the last layer for longer, and use bfloat16 or float32 instead of "
     "float16.",
 }
-
-
-def advice(kind: str, row: Mapping[str, float]) -> str:
-    """Return advice for a kind of failure, preceded by likely causes that the newest row of metrics shows."""
-    return " ".join([*causes(row), ADVICE[kind]])
 
 
 def causes(row: Mapping[str, float]) -> list[str]:
@@ -356,13 +346,8 @@ def find_feature_collapse(
 ) -> Verdict | None:
     """Return the failure that a run without prototypes shows after the newest epoch; None if the run is healthy.
 
-    Args:
-        rows: One row per epoch so far, with "feature_spread", "effective_rank", "feature_norm", "step", "skipped_steps"
-            and the losses. A column that is NaN or missing from a row is treated as healthy.
-        feature_dim: Number of channels D of the features.
-        batch: Number of images per process, over which the rank is computed; None if the number is unknown.
-        grace_steps: First optimizer steps, during which only non-finite values are reported.
-        patience: Number of consecutive epochs that must show a symptom.
+    The arguments are as in `find_collapse`, but `rows` have only "feature_spread", "effective_rank", "feature_norm",
+    "step", "skipped_steps" and the losses. A column that is NaN or missing from a row is treated as healthy.
 
     Example:
         >>> rows = [{"step": 400.0 * n, "feature_spread": 0.001} for n in range(1, 7)]
@@ -372,11 +357,9 @@ def find_feature_collapse(
     later_rows = [row for row in rows if row.get("step", math.inf) >= grace_steps]
     sizes = HeadSizes("view", 2, feature_dim, batch)
     verdict = _find_non_finite(rows) or _find_growing_features(later_rows, sizes, patience, "the features")
-
-    def has_symptom(row: Row) -> bool:
-        return sizes.read(row, "feature_spread") < EQUAL_SPREAD
-
-    if verdict is None and _persists(later_rows, has_symptom, patience):
+    if verdict is None and _persists(
+        later_rows, lambda row: sizes.read(row, "feature_spread") < EQUAL_SPREAD, patience
+    ):
         text = f"all images have the same features (spread {later_rows[-1]['feature_spread']:.4f})"
         verdict = _make_verdict("constant output", text, later_rows[-1])
     verdict = verdict or _find_low_rank(later_rows, sizes, patience)

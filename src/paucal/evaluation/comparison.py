@@ -79,10 +79,8 @@ def score_over_seeds(values: Sequence[float], level: float = LEVEL) -> ScoreOver
     if not len(values):
         raise ValueError("expected the scores of at least one seed")
     mean = float(np.mean(values))
-    if len(values) == 1:
-        return ScoreOverSeeds(tuple(values), Score(mean), None)
-    if np.ptp(values) == 0:  # scipy would divide by a deviation of zero
-        return ScoreOverSeeds(tuple(values), Score(mean), 0.0)
+    if len(values) == 1 or np.ptp(values) == 0:  # scipy would divide by a deviation of zero
+        return ScoreOverSeeds(tuple(values), Score(mean), None if len(values) == 1 else 0.0)
     interval = stats.ttest_1samp(values, 0.0).confidence_interval(level)
     score = Score(mean, float(interval.low), float(interval.high))
     return ScoreOverSeeds(tuple(values), score, float(np.std(values, ddof=1)))

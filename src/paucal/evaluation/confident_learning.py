@@ -20,16 +20,11 @@ _TOLERANCE = 1e-6
 class Suspect:
     """A label that is probably wrong.
 
-    Attributes:
-        position: Row of the image in the input.
-        given: Label in the data.
-        suggested: Class to which the image probably belongs.
-        confidence: Out-of-fold probability of the given label. The smaller this probability is, the more suspect is the
-            label.
-        suggested_confidence: Out-of-fold probability of the suggested class.
+    `confidence` and `suggested_confidence` are the out-of-fold probabilities of the given label and of the class to
+    which the image probably belongs. The smaller `confidence` is, the more suspect is the label.
     """
 
-    position: int
+    position: int  # row of the image in the input
     given: int
     suggested: int
     confidence: float
@@ -62,16 +57,9 @@ def suspected_labels(probabilities: NDArray[np.float64], labels: NDArray[np.inte
     suspects = np.flatnonzero((suggested >= 0) & (suggested != labels) & (likeliest != labels))
     label_probabilities = probabilities[np.arange(len(labels)), labels]
     ordered = suspects[np.argsort(label_probabilities[suspects], kind="stable")]
-    return [
-        Suspect(
-            int(row),
-            int(labels[row]),
-            int(suggested[row]),
-            float(label_probabilities[row]),
-            float(probabilities[row, suggested[row]]),
-        )
-        for row in ordered
-    ]
+    columns = (ordered, labels[ordered], suggested[ordered], label_probabilities[ordered])
+    columns = (*columns, probabilities[ordered, suggested[ordered]])
+    return [Suspect(*row) for row in zip(*(column.tolist() for column in columns), strict=True)]
 
 
 def confident_class(probabilities: NDArray[np.float64], labels: NDArray[np.integer]) -> NDArray[np.int64]:

@@ -19,16 +19,11 @@ class Familiarity:
     that 95 % of images from the same distribution are similar (Sun et al. 2022, "Out-of-Distribution Detection with
     Deep Nearest Neighbors"). Here, the limit is computed from held-out images, since the features of a network's own
     training images are closer to each other. k is small because there are few training images.
-
-    Attributes:
-        features: (N, D) features of the training images, scaled to length 1.
-        limit: Largest distance at which an image counts as similar.
-        neighbours: Rank k of the training image to which the distance is measured.
     """
 
-    features: Tensor
-    limit: float
-    neighbours: int = NEIGHBOURS
+    features: Tensor  # (N, D) features of the training images, scaled to length 1
+    limit: float  # largest distance at which an image counts as similar
+    neighbours: int = NEIGHBOURS  # rank k of the training image to which the distance is measured
 
     def distances(self, features: Tensor) -> Tensor:
         """Return the (B,) distances of (B, D) features to their k-th nearest training image, from 0 to 2."""

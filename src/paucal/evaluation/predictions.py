@@ -37,9 +37,8 @@ class Predictions:
         shapes = (tuple(self.ids.shape), tuple(self.logits.shape), tuple(self.labels.shape))
         n = self.ids.shape[0]
         is_single_label = shapes == ((n,), (n, *self.logits.shape[1:]), (n,))
-        if self.logits.ndim != 2 or not (
-            is_single_label or (self.several and shapes[0] == (n,) and len(self.logits) == n)
-        ):
+        is_multi_label = self.several and shapes[0] == (n,) and len(self.logits) == n
+        if self.logits.ndim != 2 or not (is_single_label or is_multi_label):
             raise ValueError(f"expected ids (N,), logits (N, K) and labels (N,) or (N, K), got {shapes}")
 
     def __len__(self) -> int:
@@ -107,7 +106,11 @@ def predict_all(
             n_done += len(batch)
             if progress is not None:
                 progress(n_done)
-    return _sorted_unique(*_gather_rows(rows, device))
+    ids, logits, labels = _gather_rows(rows, device)
+    if len(ids) == 0:
+        raise UserError("there are no images to evaluate: give a folder or a split that contains images.")
+    first_rows = torch.from_numpy(np.unique(ids.numpy(), return_index=True)[1])
+    return Predictions(ids[first_rows], logits[first_rows], labels[first_rows])
 
 
 def predict_in_order(
@@ -118,15 +121,10 @@ def predict_in_order(
     progress: Callable[[int, int], None] | None = None,
     autocast: torch.dtype | None = None,
 ) -> Tensor:
-    """Return the (N, D) float32 outputs of a model in the order of `indices`; the result is on the CPU.
+    """Return the (N, D) float32 outputs of a model, such as features, in the order of `indices`, on the CPU.
 
-    Args:
-        model: Model that returns (B, D) outputs, such as the features before a classifier.
-        loader: Loader of the images.
-        indices: (N,) different positions in the image set, in any order.
-        device: Device of the model.
-        progress: Function called with the number of images processed so far and with N.
-        autocast: Lower precision for the forward pass, see `predict_all`.
+    `indices` are (N,) different positions in the image set, in any order, which the loader reads. `progress` is called
+    with the number of images processed so far and with N. For `autocast` see `predict_all`.
     """
     advance = None if progress is None else lambda done: progress(done, len(indices))
     predictions = predict_all(model, loader, device, autocast=autocast, progress=advance)
@@ -222,14 +220,3 @@ def _all_gather(tensor: Tensor, device: torch.device) -> list[Tensor]:
     parts = [torch.empty_like(tensor) for _ in range(dist.get_world_size())]
     dist.all_gather(parts, tensor)
     return [part.cpu() for part in parts]
-
-
-def _sorted_unique(ids: Tensor, logits: Tensor, labels: Tensor) -> Predictions:
-    if len(ids) == 0:
-        raise UserError("there are no images to evaluate: give a folder or a split that contains images.")
-    order = torch.argsort(ids, stable=True)
-    ordered = ids[order]
-    is_first = torch.ones_like(ordered, dtype=torch.bool)
-    is_first[1:] = ordered[1:] != ordered[:-1]
-    order = order[is_first]
-    return Predictions(ids[order], logits[order], labels[order])

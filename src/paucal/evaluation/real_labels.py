@@ -23,17 +23,11 @@ RealLabels = Sequence[Sequence[int]]  # numbers of the correct classes of each i
 
 @dataclass(frozen=True)
 class RealAccuracy:
-    """The fraction of predictions that are among the correct classes of their image.
-
-    Attributes:
-        top1: Accuracy with its interval.
-        images: Number of scored images.
-        skipped: Number of images without a correct class, which are not scored.
-    """
+    """The fraction of predictions that are among the correct classes of their image."""
 
     top1: Score
-    images: int
-    skipped: int
+    images: int  # number of scored images
+    skipped: int  # number of images without a correct class, which are not scored
 
 
 def read_real_labels(path: str | Path, classes: int) -> list[list[int]]:
@@ -80,10 +74,8 @@ def match_labels(labels: RealLabels, keys: Sequence[str]) -> list[Sequence[int]]
             "give one list of classes per image, in the order of the file names."
         )
     order = sorted(range(len(keys)), key=lambda index: (keys[index].rpartition("/")[2], keys[index]))
-    matched: list[Sequence[int]] = [()] * len(keys)
-    for rank, index in enumerate(order):
-        matched[index] = labels[rank]
-    return matched
+    labels_by_index = dict(zip(order, labels, strict=True))
+    return [labels_by_index[index] for index in range(len(keys))]
 
 
 def real_accuracy(predictions: Predictions, labels: RealLabels) -> RealAccuracy:

@@ -55,8 +55,7 @@ def draw_label_maps(images: ImageSet, maps: LabelMaps, count: int = 8) -> Figure
         extent = left, left + width * x_fraction, top + height * y_fraction, top
         map_panel.imshow(_map_colours(*overlay, shown_classes), extent=extent, interpolation="nearest")
         map_panel.set(xlim=(-0.5, width - 0.5), ylim=(height - 0.5, -0.5))
-    names = [ordered.classes[number] for number in shown_classes]
-    patches = [Patch(color=_class_colour(index), label=name) for index, name in enumerate(names)]
+    patches = [Patch(color=_class_colour(i), label=ordered.classes[k]) for i, k in enumerate(shown_classes)]
     figure.legend(handles=patches, loc="outside lower center", ncols=min(len(patches), 10), fontsize=8, frameon=False)
     return figure
 

@@ -83,15 +83,10 @@ class DenseTeacher(nn.Module):
 
     def _position_logits(self, final: Tensor) -> Tensor:
         final = last_tensor(final)
-        rows, columns = self.grid
-        batch = final.shape[0]
-        position_features = _single_positions(
-            final, (rows, columns), int(getattr(self.backbone.model, "num_prefix_tokens", 0))
-        )
-        logits = torch.cat(
-            [self.backbone.model.forward_head(chunk) for chunk in position_features.split(POSITIONS_PER_CHUNK)]  # type: ignore[operator]
-        )
-        return logits.reshape(batch, rows, columns, -1).permute(0, 3, 1, 2)
+        model = self.backbone.model
+        positions = _single_positions(final, self.grid, int(getattr(model, "num_prefix_tokens", 0)))
+        logits = torch.cat([model.forward_head(chunk) for chunk in positions.split(POSITIONS_PER_CHUNK)])  # type: ignore[operator]
+        return logits.reshape(len(final), *self.grid, -1).permute(0, 3, 1, 2)
 
 
 def _single_positions(final: Tensor, grid: tuple[int, int], prefix: int) -> Tensor:
@@ -108,13 +103,10 @@ def _single_positions(final: Tensor, grid: tuple[int, int], prefix: int) -> Tens
 
 @dataclass(frozen=True)
 class TeacherCheck:
-    """Accuracy of a teacher on a labelled sample.
+    """Accuracies of a teacher on a labelled sample of some number of images, as fractions.
 
-    Attributes:
-        images: Number of images in the sample.
-        image_accuracy: Fraction of the images that the teacher classifies correctly.
-        map_accuracy: Fraction of the images for which the mean of the map's logits is highest for the correct class.
-            This fraction measures the quality of the label maps.
+    `map_accuracy` is the fraction of the images for which the mean of the map's logits is highest for the correct
+    class. This fraction measures the quality of the label maps.
     """
 
     images: int
@@ -145,18 +137,11 @@ def check_teacher(
 def write_maps(
     teacher: DenseTeacher, writer: MapWriter, loader: Iterable[Batch], top: int, advance: Advance | None = None
 ) -> None:
-    """Write the maps of the images that a loader yields.
+    """Write the maps of the images that a loader yields, with the `top` classes at each position.
 
-    Args:
-        teacher: Teacher that makes the maps.
-        writer: Writer of the map folder.
-        loader: Batches of the images in `writer.missing`, preprocessed for the teacher and not cropped at random.
-        top: Number of classes stored at each position.
-        advance: Function called after each batch with (images done, total images).
+    The loader yields the images in `writer.missing`, preprocessed for the teacher and not cropped at random.
     """
-    total = len(writer)
-    n_done = total - len(writer.missing)
-    device = next(teacher.parameters()).device
+    n_done, device = len(writer) - len(writer.missing), next(teacher.parameters()).device
     for batch in loader:
         with torch.inference_mode():
             maps, _ = teacher(batch.to(device, non_blocking=True).views[0])
@@ -164,7 +149,7 @@ def write_maps(
         writer.write(batch.ids.tolist(), values.cpu().numpy(), indices.cpu().numpy())
         n_done += len(batch)
         if advance is not None:
-            advance(n_done, total)
+            advance(n_done, len(writer))
 
 
 def largest_logits(maps: Tensor, top: int) -> tuple[Tensor, Tensor]:

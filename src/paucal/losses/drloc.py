@@ -167,9 +167,8 @@ def offset_l1(prediction: Tensor, target: Tensor, *, coordinates: Literal["mean"
         raise ValueError(f"coordinates must be 'mean' or 'sum', got {coordinates!r}")
     if prediction.shape != target.shape:
         raise ValueError(f"prediction has shape {tuple(prediction.shape)}, but target has {tuple(target.shape)}")
-    return F.l1_loss(at_least_float32(prediction), at_least_float32(target)) * (
-        prediction.shape[-1] if coordinates == "sum" else 1
-    )
+    factor = prediction.shape[-1] if coordinates == "sum" else 1
+    return F.l1_loss(at_least_float32(prediction), at_least_float32(target)) * factor
 
 
 def offset_cross_entropy(logits: Tensor, classes: Tensor) -> Tensor:

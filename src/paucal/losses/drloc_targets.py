@@ -43,10 +43,8 @@ def sample_pairs(batch_size: int, n_pairs: int, height: int, width: int, *, gene
     _check_grid(height, width)
     if n_pairs < 1:
         raise ValueError(f"n_pairs must be at least 1, got {n_pairs}")
-    shape = (batch_size, n_pairs, 2)
-    return _to_rows_and_columns(
-        torch.randint(height * width, shape, generator=generator, device=generator.device), width
-    )
+    shape, device = (batch_size, n_pairs, 2), generator.device
+    return _to_rows_and_columns(torch.randint(height * width, shape, generator=generator, device=device), width)
 
 
 def permuted_pairs(batch_size: int, height: int, width: int, *, generator: torch.Generator) -> Tensor:

@@ -103,12 +103,8 @@ def sample_maps(
         None.
     """
     with torch.autocast(maps.device.type, enabled=False):
-        return _cell_averages(
-            at_least_float32(maps),
-            at_least_float32(geometry),
-            size,
-            None if covered is None else at_least_float32(covered),
-        )
+        covered = None if covered is None else at_least_float32(covered)
+        return _cell_averages(at_least_float32(maps), at_least_float32(geometry), size, covered)
 
 
 def _cell_averages(

@@ -126,10 +126,8 @@ def sigreg(embeddings: Tensor, directions: Tensor, knots: int = KNOTS, limit: fl
         for knot in range(knots):
             t = knot * step
             normal = math.exp(-0.5 * t * t)  # w(t), which equals the characteristic function of the normal distribution
-            real, imaginary = (
-                _mean_over_processes((t * projections).cos()),
-                _mean_over_processes((t * projections).sin()),
-            )
+            real = _mean_over_processes((t * projections).cos())
+            imaginary = _mean_over_processes((t * projections).sin())
             width = step if knot in (0, knots - 1) else 2 * step
             integral = integral + width * normal * ((real - normal).square() + imaginary.square()).mean()
         return len(embeddings) * world_size() * integral

@@ -38,13 +38,8 @@ class Score:
 def wilson(hits: int, total: int, level: float = 0.95) -> Score:
     """Return the fraction `hits / total` with the Wilson score interval (Wilson 1927).
 
-    The interval is also valid for 0 hits and for `total` hits, for which the bootstrap and the normal approximation
-    give intervals of width 0.
-
-    Args:
-        hits: Number of successes, such as correct predictions.
-        total: Number of trials, such as test images.
-        level: Probability that the interval covers the true fraction.
+    The interval covers the true fraction with probability `level`. It is also valid for 0 hits and for `total` hits,
+    for which the bootstrap and the normal approximation give intervals of width 0.
 
     >>> score = wilson(10, 10)
     >>> round(score.value, 3), round(score.low, 3), round(score.high, 3)
@@ -95,10 +90,8 @@ def effective_images(
 ) -> float:
     """Return the effective number of independent images; see `proportion_score`.
 
-    Args:
-        shares: (N,) fraction of the predictions for each image that are correct.
-        level: Probability that the interval covers the true fraction.
-        groups: (N,) numbers of two or more groups; None for independent images, for which the result is N.
+    `shares` are the (N,) fractions of the predictions for each image that are correct, and `groups` (N,) numbers of two
+    or more groups; None for independent images, for which the result is N.
     """
     count, share = len(shares), float(shares.mean())
     if groups is None:
@@ -118,10 +111,7 @@ def effective_images(
 def images_needed(share: float, half_width: float, level: float = 0.95) -> int:
     """Return the number of test images for which the Wilson interval is at most twice `half_width` wide.
 
-    Args:
-        share: Expected fraction of correct predictions.
-        half_width: Largest half-width of the interval, as a fraction.
-        level: Probability that the interval covers the true fraction.
+    `share` is the expected fraction of correct predictions.
 
     >>> images_needed(0.9, 0.03), images_needed(0.5, 0.03)
     (388, 1064)

@@ -15,13 +15,9 @@ from paucal.types import Batch, Crops, LossTerms, Progress
 class Diet(OneNetwork):
     """A backbone with a linear classifier on the pooled features that predicts which image a view was cropped from.
 
-    Args:
-        spec: Specification of a backbone without a classifier, with the image size of the global views.
-        crops: Groups of views, each with its size; the global views come first.
-        images: Number of classes, usually the number of training images; image i has the class i modulo this number.
-        smoothing: Label smoothing, the fraction of the target that is spread over all classes.
-        drop_path_rate: Stochastic depth rate of the backbone.
-        tuning: Fine-tuning options, such as which parts of the backbone are frozen; None to train the whole backbone.
+    `images` is the number of classes, usually the number of training images; image i has the class i modulo this
+    number. `smoothing` is the fraction of the target that is spread over all classes. For the other arguments see
+    `OneNetwork`.
     """
 
     def __init__(

@@ -35,14 +35,9 @@ def task_health(
     teacher_features: Tensor,
     sharpness: Sharpness,
 ) -> dict[str, Tensor]:
-    """Return the health metrics of one task.
+    """Return the health metrics of one task, given the task's heads and (B, P) features.
 
-    Args:
-        student: Student's head for the task.
-        teacher: Teacher's head for the task.
-        student_features: (B, P) student's features of one crop of each image.
-        teacher_features: (B, P) teacher's features of another crop of each image.
-        sharpness: Temperatures and centre of the task.
+    Student's and teacher's features are of different crops of each image.
     """
     teacher_scores = teacher(teacher_features).float()
     teacher_probabilities = teacher_scores.sub(sharpness.centre).div(sharpness.teacher_temperature).softmax(1)

@@ -49,14 +49,7 @@ class LeJepa(OneNetwork):
     """A backbone and a projector, trained with the LeJEPA loss on the views of each image.
 
     The loss pulls the embedding of every view towards the mean of the image's global views, and SIGReg prevents
-    collapse.
-
-    Args:
-        spec: Specification of a backbone without a classifier, with the image size of the global views.
-        crops: Groups of views, each with its size; the global views come first.
-        options: Options of the method; None for the defaults.
-        drop_path_rate: Stochastic depth rate of the backbone.
-        tuning: Fine-tuning options, such as which parts of the backbone are frozen; None to train the whole backbone.
+    collapse. For the arguments other than `options` see `OneNetwork`.
     """
 
     def __init__(

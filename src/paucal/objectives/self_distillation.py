@@ -181,9 +181,7 @@ class SelfDistillation(Objective):
     @torch.no_grad()
     def _record_health(self, student: CropFeatures, teacher: CropFeatures, temperature: float) -> None:
         health: dict[str, Tensor] = {}
-        student_crop = min(
-            1, self.all_views - 1
-        )  # another crop than the teacher's crop, if there are at least two crops
+        student_crop = min(1, self.all_views - 1)  # another crop than the teacher's, if there are at least two crops
         rows = {
             "view": (student.pooled[:, student_crop], teacher.pooled[:, 0]),
             "region": (_middle_cell(student.cells[student_crop]), _middle_cell(teacher.cells[0])),

@@ -21,11 +21,8 @@ class Supervised(OneBackbone):
     The backbone runs once per batch, also if the extra losses need other feature maps. Label smoothing is applied after
     mixup or CutMix, which gives the same result as smoothing before mixing.
 
-    Args:
-        backbone: Backbone with feature maps and a classifier.
-        terms: Extra losses by name.
-        label_smoothing: Fraction of the target that is spread over all classes.
-        tuning: Layer-wise decay and freezing; None to train all layers with the same learning rate.
+    `label_smoothing` is the fraction of the target that is spread over all classes. For the other arguments see
+    `OneBackbone`.
     """
 
     data_request = DataRequest()
@@ -44,11 +41,9 @@ class Supervised(OneBackbone):
         self.register_buffer("class_weights", None, persistent=False)  # computed from the data, not learned
 
     def set_class_weights(self, weights: Tensor) -> None:
-        """Weight the loss of each image by its class.
+        """Weight the loss of each image by its class: (K,) weights with a mean of 1 over the training images.
 
-        Args:
-            weights: (K,) weights by class, with a mean of 1 over the training images. After `use_sigmoids`, these are
-                factors for the loss of positive labels instead.
+        After `use_sigmoids`, these are factors for the loss of positive labels instead.
         """
         self.class_weights = weights.float()
 

@@ -56,11 +56,7 @@ class TokenLabeling(OneBackbone):
     If the dense weight is 0 and MixToken is off, only the class logits are trained, which is ReLabel (Yun et al., CVPR
     2021).
 
-    Args:
-        backbone: Backbone with a feature map and a classifier.
-        options: Options of the method; None for the defaults.
-        terms: Extra losses, such as DrLoc, by name.
-        tuning: Layer-wise decay and freezing; None to train all layers with the same learning rate.
+    For the arguments other than `options` see `OneBackbone`.
 
     Raises:
         ValueError: The backbone has no classifier.
