@@ -192,7 +192,7 @@ def fit_softmax(features: Tensor, labels: Tensor, strength: float, solver: Solve
 def fit_independent(features: Tensor, labels: Tensor, strength: float, solver: Solver) -> Fit:
     """Fit one logistic function per class with torch, all at once; the inputs and the result are as in `fit_softmax`.
 
-    But `labels` are (N, K) labels: 1, 0 or -1 (the image is ignored for the class).
+    Here, `labels` are (N, K) labels: 1, 0 or -1 (the image is ignored for the class).
     """
     features = to_double(features)
     labels = labels.to(features.device)
