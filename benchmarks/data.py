@@ -31,7 +31,7 @@ from torchvision.transforms import v2
 
 from measuring import ratio, store, surroundings
 from paucal.data.dataset import ViewDataset
-from paucal.data.decode import Reading
+from paucal.data.decode import DecodeOptions
 from paucal.data.decoded.cache_folder import VARIABLE
 from paucal.data.decoded.prepare import prepare_images, side_for
 from paucal.data.loader import make_train_loader
@@ -120,7 +120,7 @@ def plain_passes(folder: Path, size: int, options: argparse.Namespace) -> list[f
 def our_passes(folder: Path, size: int, options: argparse.Namespace) -> list[float]:
     """Return the images per second of our passes, from an empty cache on."""
     began, speeds = time.perf_counter(), []
-    images, _ = prepare_images(open_images(folder), Reading(side_for([size])))
+    images, _ = prepare_images(open_images(folder), DecodeOptions(side_for([size])))
     statistics = compute_normalisation(images, np.arange(len(images)))
     transform = TrainTransform((size, size), changes(size), statistics)
     steps = len(images) // options.batch

@@ -101,7 +101,7 @@ def fine_tuned(
     own = {"method": "supervised", "model": f"esvit_{MODEL}", "model_args": ARGUMENTS, "fraction": float(share)}
     found = paucal.compare(
         data,
-        ways={arm: {**own, "init": "none" if arm == "none" else str(run)} for arm, run in starts.items()},
+        arms={arm: {**own, "init": "none" if arm == "none" else str(run)} for arm, run in starts.items()},
         seeds=options.seeds,
         output=str(options.work / f"tuned-{share}"),
         recipe="small-images",

@@ -21,7 +21,7 @@ import numpy as np
 
 from measuring import store, surroundings
 from paucal.data.dataset import ViewDataset
-from paucal.data.decode import Reading
+from paucal.data.decode import DecodeOptions
 from paucal.data.decoded.prepare import prepare_images
 from paucal.data.images import ImageSet
 from paucal.data.loader import make_train_loader
@@ -80,7 +80,7 @@ def many(one: ShardIndex, names: list[str]) -> ShardIndex:
 def run(folder: Path, workers: int, read_images: int) -> dict[str, Any]:
     """Do what a run does until its first batch, keep reading, and resume in the middle as if it had been stopped."""
     begin = time.perf_counter()
-    images, _ = prepare_images(open_shards(LocalShardFolder(folder), SourceOptions()), Reading(side=64))
+    images, _ = prepare_images(open_shards(LocalShardFolder(folder), SourceOptions()), DecodeOptions(side=64))
     opened = time.perf_counter() - begin
     split = make_split(images)
     train = split.indices("train")

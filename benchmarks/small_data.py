@@ -113,7 +113,7 @@ def settings_of(arm: str, side: int) -> dict[str, Any]:
 def trained(data: Path, output: Path, ways: Mapping[str, Mapping[str, Any]], seed: int) -> dict[str, RunFolder]:
     """Train ways in one comparison, or go by what is there, and return all of its runs by their names."""
     found = paucal.compare(
-        data, ways={name: {"init": "none", **own} for name, own in ways.items()}, seeds=[seed], output=str(output)
+        data, arms={name: {"init": "none", **own} for name, own in ways.items()}, seeds=[seed], output=str(output)
     )
     for name, error in found.failed.items():
         raise SystemExit(f"{name} failed: {error}")

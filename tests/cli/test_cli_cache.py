@@ -7,7 +7,7 @@ import pytest
 from PIL import Image
 
 from paucal.cli.main import main
-from paucal.data.decode import Reading
+from paucal.data.decode import DecodeOptions
 from paucal.data.decoded.prepare import prepare_images
 from paucal.data.sources.opening import open_images
 
@@ -24,8 +24,8 @@ def photos(tmp_path, monkeypatch):
 
 
 def test_cache__says_what_is_kept_and_removes_it(photos, capsys):
-    prepare_images(open_images(photos), Reading(side=64))
-    prepare_images(open_images(photos), Reading(side=512))
+    prepare_images(open_images(photos), DecodeOptions(side=64))
+    prepare_images(open_images(photos), DecodeOptions(side=512))
     features = photos.parent / "user" / "paucal" / "features"
     features.mkdir(parents=True)
     (features / "x.safetensors").write_bytes(bytes(3 << 20))

@@ -154,6 +154,12 @@ def test_compare__of_nothing_is_refused(photos, tmp_path, capsys):
             paucal.compare(photos, **{**quick, **nothing})
     with pytest.raises(TypeError, match="no setting 'seedz'"):
         paucal.compare(photos, seedz=[1])
+    one = {"light": {"method": "drloc"}}
+    with pytest.raises(TypeError, match="ways is the old name of arms"):
+        paucal.compare(photos, arms=one, ways=one)
+    for name in ("arms", "ways"):
+        with pytest.raises(paucal.UserError, match="'light' sets fraction, which the comparison also varies"):
+            paucal.compare(photos, **{name: {"light": {"fraction": 0.5}}}, labels=["50%"], **quick)
     assert "contains no comparison" in failure(capsys, "compare", "--resume", tmp_path / "nowhere")
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "thesis.txt").touch()
@@ -281,7 +287,7 @@ def test_compare__in_python_with_shares_rates_and_named_ways(photos, tmp_path):
     found = paucal.compare(
         photos,
         methods=["supervised"],
-        ways={"light": {"method": "drloc", "drloc_weight": 0.1}},
+        arms={"light": {"method": "drloc", "drloc_weight": 0.1}},
         labels=["50%", "100%"],
         lrs=[1e-3, 1e-2],
         seeds=[0, 1],

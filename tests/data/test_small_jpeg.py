@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 
 from paucal.data import decode
-from paucal.data.decode import Reading, UnreadableImage, decode_rgb
+from paucal.data.decode import DecodeOptions, UnreadableImage, decode_rgb
 from paucal.data.small_jpeg import _agrees_with_pillow, decode_small
 
 simplejpeg = pytest.importorskip("simplejpeg")
@@ -103,7 +103,7 @@ def test_other_images__are_left_to_pillow(content):
 
 def test_decode_rgb__reduces_and_turns_as_before(monkeypatch):
     assert decode_rgb(turned(), "x").size == decode_rgb(encoded(xmp=XMP), "x").size == (24, 32)
-    content, reading = encoded((96, 64)), Reading(side=16)
+    content, reading = encoded((96, 64)), DecodeOptions(side=16)
     assert decode_rgb(content, "x", reading).size == (24, 16)
     with monkeypatch.context() as patch:
         patch.setattr(decode, "decode_small", lambda content: None)

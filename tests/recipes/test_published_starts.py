@@ -7,7 +7,7 @@ import pytest
 import timm
 
 from cli.calls import failure
-from paucal.data.decode import Reading
+from paucal.data.decode import DecodeOptions
 from paucal.methods.training import resolve_training as resolve
 from paucal.methods.training import with_recipe
 from paucal.methods.training_settings import TrainSettings
@@ -64,7 +64,7 @@ def test_moments__are_those_of_the_weights(model, mean):
     start = InitialWeightsInfo("timm's weights", normalise="model")
     resolved, _ = resolve(settings, DataAndMachine(50000, 10, 32, start=start))
     assert resolved.normalise == "model"
-    coloured: Any = SimpleNamespace(images=SimpleNamespace(reading=Reading()))
+    coloured: Any = SimpleNamespace(images=SimpleNamespace(reading=DecodeOptions()))
     assert normalisation(resolved, coloured).mean == pytest.approx(mean)
 
 

@@ -12,7 +12,7 @@ from PIL import Image
 
 from contracts.test_objectives import StopAfter
 from paucal.backbones.weights.inputs import ImageInput
-from paucal.data.decode import Reading
+from paucal.data.decode import DecodeOptions
 from paucal.data.views.normalisation import Normalisation
 from paucal.methods.training_settings import TrainSettings
 from paucal.models.frozen import open_frozen
@@ -51,7 +51,7 @@ def test_run__crops_as_its_weights_do(settings, start, ratio, chosen):
 
 def test_run__takes_mean_and_deviation_of_its_start():
     settings = TrainSettings(model="resnet50", normalise="model")
-    coloured: Any = SimpleNamespace(images=SimpleNamespace(reading=Reading()))
+    coloured: Any = SimpleNamespace(images=SimpleNamespace(reading=DecodeOptions()))
     assert normalisation(settings, coloured, START) == Normalisation(START.mean, START.std)
     assert normalisation(settings, coloured) == Normalisation()
 

@@ -70,7 +70,7 @@ class Orientation:
 
 
 @dataclass(frozen=True)
-class Reading:
+class DecodeOptions:
     """How images are decoded: the size, the channels and the value ranges of the result.
 
     Attributes:
@@ -90,7 +90,7 @@ class Reading:
         """Return the size to which an image of this size is reduced, with the sides in the same order.
 
         Example:
-            >>> Reading(side=512).reduced((4000, 3000)), Reading(side=512).reduced((700, 600))
+            >>> DecodeOptions(side=512).reduced((4000, 3000)), DecodeOptions(side=512).reduced((700, 600))
             ((683, 512), (700, 600))
         """
         shorter = min(size)
@@ -100,7 +100,7 @@ class Reading:
         return first, second
 
 
-DEFAULT_READING = Reading()
+DEFAULT_READING = DecodeOptions()
 
 
 class UnreadableImage(UserError):
@@ -137,7 +137,7 @@ class _SilencedWarnings:
 _SILENCED_WARNINGS = _SilencedWarnings()
 
 
-def decode_rgb(source: ImageSource, name: str, reading: Reading = DEFAULT_READING) -> Image.Image:
+def decode_rgb(source: ImageSource, name: str, reading: DecodeOptions = DEFAULT_READING) -> Image.Image:
     """Decode an image to upright 8-bit RGB.
 
     The EXIF orientation is applied, an alpha channel is dropped (as torchvision's loader does), palettes are
@@ -159,7 +159,7 @@ def decode_rgb(source: ImageSource, name: str, reading: Reading = DEFAULT_READIN
         return _decode_upright(image, size, reading.value_range)
 
 
-def upright_rgb(image: Image.Image, reading: Reading = DEFAULT_READING) -> Image.Image:
+def upright_rgb(image: Image.Image, reading: DecodeOptions = DEFAULT_READING) -> Image.Image:
     """Convert an image opened by Pillow in the same way as `decode_rgb`; the argument is not changed.
 
     Raises:
@@ -207,7 +207,7 @@ def read_orientation(source: ImageSource, name: str) -> Orientation:
         return _orientation_of(image)
 
 
-def check_decodes(source: ImageSource, name: str, reading: Reading = DEFAULT_READING) -> None:
+def check_decodes(source: ImageSource, name: str, reading: DecodeOptions = DEFAULT_READING) -> None:
     """Raise `UnreadableImage` if an image cannot be decoded to its last byte; a JPEG is decoded at 1/8 of its size."""
     with open_image(source, name) as image:
         if is_deep(image):
@@ -232,7 +232,7 @@ def decode_reduced(
         mode, full = image.mode, _orientation_of(image).upright
         if image.format in _DRAFT_FORMATS:
             image.draft(image.mode, (side, side))
-        return upright_rgb(image, Reading(value_range=value_range)), mode, full
+        return upright_rgb(image, DecodeOptions(value_range=value_range)), mode, full
 
 
 @contextmanager

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from paucal.data.decode import DEFAULT_READING, Reading, UnreadableImage
+from paucal.data.decode import DEFAULT_READING, DecodeOptions, UnreadableImage
 from paucal.data.shards.stream import Stream
 from paucal.data.stores import ConvertedStore, DecodedCopies, Store, StoreSelection, locate_original
 from paucal.data.string_arrays import take_strings
@@ -74,7 +74,7 @@ class ImageSet:
     notes: tuple[str, ...] = ()
     columns: Mapping[str, Sequence[str]] = field(default_factory=dict)
     column_problems: Mapping[str, str] = field(default_factory=dict)
-    reading: Reading = DEFAULT_READING
+    reading: DecodeOptions = DEFAULT_READING
     multi_hot: NDArray[np.int8] | None = None
     stream: Stream | None = None
 

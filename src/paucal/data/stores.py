@@ -11,7 +11,7 @@ from PIL import Image
 
 from paucal.data.channels.decoding import check_image, convert_image, decode_image, image_shape, resize_as_read
 from paucal.data.channels.pixels import RGB
-from paucal.data.decode import DEFAULT_READING, ImageSource, Reading, decoding_errors
+from paucal.data.decode import DEFAULT_READING, DecodeOptions, ImageSource, decoding_errors
 
 
 class Store(Protocol):
@@ -205,9 +205,9 @@ class ArrayStore:
 
 
 class ConvertedStore(NestedStore):
-    """The images of another store, converted as a `Reading` specifies; `size` returns the size of the original."""
+    """The images of another store, converted as `DecodeOptions` specifies; `size` returns the size of the original."""
 
-    def __init__(self, original: Store, reading: Reading) -> None:
+    def __init__(self, original: Store, reading: DecodeOptions) -> None:
         self.original, self.reading = original, reading
 
     def __len__(self) -> int:

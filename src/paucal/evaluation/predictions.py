@@ -37,22 +37,22 @@ class Predictions:
         shapes = (tuple(self.ids.shape), tuple(self.logits.shape), tuple(self.labels.shape))
         n = self.ids.shape[0]
         is_single_label = shapes == ((n,), (n, *self.logits.shape[1:]), (n,))
-        is_multi_label = self.several and shapes[0] == (n,) and len(self.logits) == n
-        if self.logits.ndim != 2 or not (is_single_label or is_multi_label):
+        fits_multi_label = self.is_multi_label and shapes[0] == (n,) and len(self.logits) == n
+        if self.logits.ndim != 2 or not (is_single_label or fits_multi_label):
             raise ValueError(f"expected ids (N,), logits (N, K) and labels (N,) or (N, K), got {shapes}")
 
     def __len__(self) -> int:
         return self.ids.shape[0]
 
     @property
-    def several(self) -> bool:
+    def is_multi_label(self) -> bool:
         """Whether images may have several labels."""
         return self.labels.ndim == 2
 
     @property
     def probabilities(self) -> Tensor:
         """(N, K) float32 softmax over classes if each image has one label, otherwise sigmoid of each class."""
-        return self.logits.sigmoid() if self.several else self.logits.softmax(dim=1)
+        return self.logits.sigmoid() if self.is_multi_label else self.logits.softmax(dim=1)
 
     def at_temperature(self, temperature: float) -> "Predictions":
         """Return the predictions with all logits divided by a temperature. The predicted classes do not change."""
@@ -149,7 +149,9 @@ def majority_classes(labels: Tensor) -> list[int]:
 def require_classes(predictions: Predictions, classes: Sequence[str]) -> None:
     """Raise a UserError if the logits, or the labels of images with several labels, are not for these K classes."""
     n_outputs = predictions.logits.shape[1]
-    if n_outputs != len(classes) or (predictions.several and predictions.labels.shape != predictions.logits.shape):
+    if n_outputs != len(classes) or (
+        predictions.is_multi_label and predictions.labels.shape != predictions.logits.shape
+    ):
         raise UserError(
             f"the model has {counted(n_outputs, 'class', 'classes')}, but the data has {len(classes)}: evaluate on "
             "the classes that the model was trained on."

@@ -7,7 +7,7 @@ from typing import Any, Self, get_args
 
 from paucal.backbones.weights.inputs import ImageInput
 from paucal.data.channels.arrays import MAX_CHANNELS
-from paucal.data.decode import Reading
+from paucal.data.decode import DecodeOptions
 from paucal.data.decoded.prepare import side_for
 from paucal.data.views.augmentation import RESAMPLING, Interpolation, Resize
 from paucal.data.views.normalisation import Normalisation
@@ -108,9 +108,9 @@ class Preprocessing:
         return cls(**{name: _as_tuples(value) for name, value in stored.items()})
 
     @property
-    def reading(self) -> Reading:
+    def reading(self) -> DecodeOptions:
         """Options for decoding the model's images: the size that the model needs, and its channels and value ranges."""
-        return Reading(side_for(self.image_size), self.value_range, self.channels, self.channel_ranges)
+        return DecodeOptions(side_for(self.image_size), self.value_range, self.channels, self.channel_ranges)
 
     def transform(self) -> EvalTransform:
         """Return the transform from a PIL image to a (C, H, W) float tensor and the geometry of its resizing."""

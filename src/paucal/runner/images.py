@@ -16,7 +16,7 @@ from paucal.data.channels.pixel_format import count_channels, with_value_ranges
 from paucal.data.channels.pixels import RGB
 from paucal.data.classes import choose_classes
 from paucal.data.dataset import collate
-from paucal.data.decode import DEFAULT_READING, Reading
+from paucal.data.decode import DEFAULT_READING, DecodeOptions
 from paucal.data.decoded.prepare import prepare_images, side_for
 from paucal.data.images import ImageSet, without_decoded_copies
 from paucal.data.loader import TrainLoader, inference_batch_size, make_eval_loader, make_train_loader
@@ -114,7 +114,7 @@ def _absolute_path(path: str) -> str:
     return str(Path(path).expanduser().resolve())
 
 
-def reading_for(image_size: Sequence[int] | None, like: Reading = DEFAULT_READING) -> Reading:
+def reading_for(image_size: Sequence[int] | None, like: DecodeOptions = DEFAULT_READING) -> DecodeOptions:
     """Return decoding options for an image size (height, width); None means that images are decoded at full size.
 
     Other options, such as the channels, are copied from `like`.
@@ -122,9 +122,9 @@ def reading_for(image_size: Sequence[int] | None, like: Reading = DEFAULT_READIN
     return replace(like, side=None if image_size is None else side_for(image_size))
 
 
-def first_reading(settings: DataSettings, images: ImageSet, stored: Reading | None = None) -> Reading:
+def first_reading(settings: DataSettings, images: ImageSet, stored: DecodeOptions | None = None) -> DecodeOptions:
     """Return the decoding options `stored` of a resumed run, or options with the channels of the settings or images."""
-    return stored or Reading(channels=settings.channels or count_channels(images))
+    return stored or DecodeOptions(channels=settings.channels or count_channels(images))
 
 
 def with_run_reading(images: ImageSet, settings: DataSettings) -> ImageSet:
@@ -136,14 +136,17 @@ def with_run_reading(images: ImageSet, settings: DataSettings) -> ImageSet:
 
 
 def load_images(
-    settings: DataSettings, advance: Advance | None = None, labelled: bool = True, reading: Reading = DEFAULT_READING
+    settings: DataSettings,
+    advance: Advance | None = None,
+    labelled: bool = True,
+    reading: DecodeOptions = DEFAULT_READING,
 ) -> ImageSet:
     """Open the images and decode each image once; folders of images without labels may be nested to any depth."""
     return decode_images(find_images(settings, labelled, advance), settings, reading, advance)
 
 
 def decode_images(
-    images: ImageSet, settings: DataSettings, reading: Reading, advance: Advance | None = None
+    images: ImageSet, settings: DataSettings, reading: DecodeOptions, advance: Advance | None = None
 ) -> ImageSet:
     """Decode each image once, and cache the decoded images if there is space."""
     return prepare_images(without_decoded_copies(images), reading, on_bad=settings.on_bad_image, progress=advance)[0]
@@ -189,7 +192,7 @@ def with_label_maps(data: SplitImages, labels: str | None, method: str, advance:
 
 
 def open_again(
-    run: RunFolder, advance: Advance | None = None, download: bool = False, reading: Reading = DEFAULT_READING
+    run: RunFolder, advance: Advance | None = None, download: bool = False, reading: DecodeOptions = DEFAULT_READING
 ) -> ImageSet:
     """Open the images of a finished run from their stored location."""
     run_settings = run.settings
@@ -212,7 +215,7 @@ def stored_preprocessing(run: RunFolder | None) -> Preprocessing | None:
     return None if card is None else card.preprocessing
 
 
-def stored_reading(run: RunFolder | None) -> Reading | None:
+def stored_reading(run: RunFolder | None) -> DecodeOptions | None:
     """Return the options with which a resumed run decodes its images; None if no options are stored yet."""
     preprocessing = stored_preprocessing(run)
     return None if preprocessing is None else preprocessing.reading

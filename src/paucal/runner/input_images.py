@@ -14,7 +14,7 @@ from PIL import Image
 from paucal.data.arguments import ImageInMemory
 from paucal.data.channels.decoding import convert_image
 from paucal.data.channels.pixel_format import depth_notes
-from paucal.data.decode import Reading, UnreadableImage
+from paucal.data.decode import DecodeOptions, UnreadableImage
 from paucal.data.images import ImageSet
 from paucal.data.shards.folders import is_remote
 from paucal.data.sources.opening import open_images
@@ -38,7 +38,7 @@ class MemoryImage:
 
 
 def open_sources(
-    sources: Sequence[str | ImageInMemory], console: Console, reading: Reading
+    sources: Sequence[str | ImageInMemory], console: Console, reading: DecodeOptions
 ) -> list[ImageSet | MemoryImage]:
     """Open the sources in order, and print notes.
 
@@ -59,7 +59,7 @@ class InputImages:
     Methods take the position of an image in this sequence.
     """
 
-    def __init__(self, sources: Sequence[ImageSet | MemoryImage], reading: Reading) -> None:
+    def __init__(self, sources: Sequence[ImageSet | MemoryImage], reading: DecodeOptions) -> None:
         self._sources, self._reading = sources, reading
         self._end_positions = list(accumulate(map(len, sources)))
         self._stores = [
@@ -119,7 +119,7 @@ class InputImages:
 
 
 def read_all(
-    sources: Sequence[ImageSet | MemoryImage], reading: Reading, on_bad: str, console: Console
+    sources: Sequence[ImageSet | MemoryImage], reading: DecodeOptions, on_bad: str, console: Console
 ) -> Iterator[NamedImage]:
     """Yield (path, image) for each readable image; the path of an image in memory is None.
 

@@ -18,7 +18,7 @@ from paucal.data.channels.decoding import (
     image_shape,
 )
 from paucal.data.channels.pixels import pixels_of
-from paucal.data.decode import Reading, UnreadableImage
+from paucal.data.decode import DecodeOptions, UnreadableImage
 
 tifffile = pytest.importorskip("tifffile")
 FIVE = (np.arange(8 * 12 * 5).reshape(8, 12, 5) * 7 % 251).astype(np.uint8)
@@ -48,8 +48,8 @@ SOURCES = {
 
 @pytest.mark.parametrize("source", SOURCES.values(), ids=SOURCES)
 def test_channels__are_read_from_wherever_the_file_has_them(source):
-    assert (pixels_of(decode_image(source, "x", Reading(channels=5))) == FIVE).all()
-    check_image(source, "x", Reading(channels=5))
+    assert (pixels_of(decode_image(source, "x", DecodeOptions(channels=5))) == FIVE).all()
+    check_image(source, "x", DecodeOptions(channels=5))
 
 
 @pytest.mark.parametrize(("name", "known"), [("npy, channels first", True), ("tiff, samples", True)])
@@ -62,12 +62,12 @@ def test_shape__is_read_from_the_header(name, known):
 
 def test_values__are_brought_to_8_bits_by_the_range_of_their_channel():
     values = np.stack([np.linspace(0, 4000, 24).reshape(4, 6), np.linspace(-1, 1, 24).reshape(4, 6)], 2)
-    reading = Reading(channels=2, channel_ranges=((0, 4000), (-1, 1)))
+    reading = DecodeOptions(channels=2, channel_ranges=((0, 4000), (-1, 1)))
     pixels = pixels_of(decode_image(as_npy(values), "x", reading))
     assert pixels[..., 0].tolist() == pixels[..., 1].tolist()
     assert (pixels[0, 0, 0], pixels[-1, -1, 0]) == (0, 255)
     with pytest.raises(UnreadableImage, match="floats of unknown range"):
-        decode_image(as_npy(values), "x", Reading(channels=2))
+        decode_image(as_npy(values), "x", DecodeOptions(channels=2))
 
 
 def test_arrays_of_one_and_three_channels__are_rgb():
@@ -80,13 +80,13 @@ def test_arrays_of_one_and_three_channels__are_rgb():
 def test_opacity__is_a_channel_where_four_are_asked_for():
     buffer = io.BytesIO()
     Image.fromarray(FIVE[..., :4]).save(buffer, "PNG")
-    assert (pixels_of(decode_image(buffer.getvalue(), "x", Reading(channels=4))) == FIVE[..., :4]).all()
-    assert pixels_of(decode_image(buffer.getvalue(), "x", Reading(channels=1))).shape == (8, 12, 1)
+    assert (pixels_of(decode_image(buffer.getvalue(), "x", DecodeOptions(channels=4))) == FIVE[..., :4]).all()
+    assert pixels_of(decode_image(buffer.getvalue(), "x", DecodeOptions(channels=1))).shape == (8, 12, 1)
 
 
 def test_size__is_reduced_as_that_of_photographs():
     large = np.random.default_rng(0).integers(0, 255, (80, 60, 5), dtype=np.uint8)
-    picture = decode_image(as_npy(large), "x", Reading(side=20, channels=5))
+    picture = decode_image(as_npy(large), "x", DecodeOptions(side=20, channels=5))
     assert picture.size == (20, 27)
     alone = Image.fromarray(large[..., 4]).resize((20, 27), Image.Resampling.HAMMING, reducing_gap=2.0)
     assert (pixels_of(picture)[..., 4] == np.asarray(alone)).all()
@@ -109,14 +109,14 @@ def test_size__is_reduced_as_that_of_photographs():
 )
 def test_bad_array__is_named_in_one_sentence(source, channels, words):
     with pytest.raises(UnreadableImage, match=f"image x cannot be decoded: .*{words}"):
-        decode_image(source, "x", Reading(channels=channels))
+        decode_image(source, "x", DecodeOptions(channels=channels))
 
 
 def test_objects__are_never_unpickled(tmp_path):
     path = tmp_path / "hostile.npy"
     np.save(path, np.array([{"a": 1}, print], dtype=object), allow_pickle=True)
     with pytest.raises(UnreadableImage, match="expected numbers"):
-        decode_image(path, "hostile.npy", Reading(channels=5))
+        decode_image(path, "hostile.npy", DecodeOptions(channels=5))
 
 
 def header_of(shape, dtype="|u1") -> bytes:
@@ -147,7 +147,7 @@ def test_bomb__is_refused_with_the_limit_before_memory_is_taken(form):
     assert len(source) < 200_000
     tracemalloc.start()
     with pytest.raises(UnreadableImage, match="the limit against decompression bombs"):
-        decode_image(source, "x", Reading(channels=500 if "npy of" in form else 5 if "tiff of" in form else 3))
+        decode_image(source, "x", DecodeOptions(channels=500 if "npy of" in form else 5 if "tiff of" in form else 3))
     assert tracemalloc.get_traced_memory()[1] < 20 << 20
     tracemalloc.stop()
 
@@ -181,9 +181,9 @@ def test_look__shows_an_array_with_what_it_is():
 
 
 def test_picture_in_memory__may_be_an_array():
-    reading = Reading(channels=5)
+    reading = DecodeOptions(channels=5)
     assert (pixels_of(convert_image(FIVE, reading)) == FIVE).all()
     assert (pixels_of(convert_image(convert_image(FIVE, reading), reading)) == FIVE).all()
-    for wrong in (FIVE[..., :2], Image.new("RGB", (4, 4)), convert_image(FIVE[..., :2], Reading(channels=2))):
+    for wrong in (FIVE[..., :2], Image.new("RGB", (4, 4)), convert_image(FIVE[..., :2], DecodeOptions(channels=2))):
         with pytest.raises(ValueError, match="expected 5"):
             convert_image(wrong, reading)

@@ -7,7 +7,7 @@ import pytest
 from PIL import Image
 
 from paucal.data.channels.decoding import deep_channel_values
-from paucal.data.decode import Reading, UnreadableImage, check_decodes, decode_rgb
+from paucal.data.decode import DecodeOptions, UnreadableImage, check_decodes, decode_rgb
 
 
 def png_16(values: np.ndarray) -> bytes:
@@ -31,7 +31,7 @@ def encode(values: np.ndarray, form: str = "TIFF") -> bytes:
 @pytest.mark.parametrize("form", ["PNG", "TIFF"])
 def test_decode__keeps_all_levels_of_a_12_bit_camera(form):
     values = np.arange(4096, dtype=np.uint16).reshape(64, 64)
-    decoded = np.asarray(decode_rgb(encode(values, form), "x", Reading(value_range=(0, 4095))))[..., 0]
+    decoded = np.asarray(decode_rgb(encode(values, form), "x", DecodeOptions(value_range=(0, 4095))))[..., 0]
     assert len(np.unique(decoded)) == 256
     assert np.array_equal(decoded, np.round(values * (255 / 4095)).astype(np.uint8))
     assert len(np.unique(np.asarray(decode_rgb(encode(values, form), "x")))) == 17  # without the set's range
@@ -45,7 +45,7 @@ def test_decode__reads_all_16_bits_of_a_png(channels):
     found = deep_channel_values(source, "x")
     assert found is not None
     assert np.array_equal(found.reshape(kept.shape), kept)
-    decoded = np.asarray(decode_rgb(source, "x", Reading(value_range=(0, 4095))))
+    decoded = np.asarray(decode_rgb(source, "x", DecodeOptions(value_range=(0, 4095))))
     assert np.array_equal(decoded, np.broadcast_to(np.round(kept * (255 / 4095)).astype(np.uint8), (5, 7, 3)))
 
 
@@ -56,7 +56,7 @@ def test_decode__reads_all_16_bits_of_a_tiff_in_colour(planar):
     buffer = io.BytesIO()
     stored = values if planar == "contig" else np.moveaxis(values, 2, 0)
     tifffile.imwrite(buffer, stored, photometric="rgb", planarconfig=planar)
-    decoded = np.asarray(decode_rgb(buffer.getvalue(), "x", Reading(value_range=(0, 4095))))
+    decoded = np.asarray(decode_rgb(buffer.getvalue(), "x", DecodeOptions(value_range=(0, 4095))))
     assert np.array_equal(decoded, np.round(values * (255 / 4095)).astype(np.uint8))
 
 
@@ -84,7 +84,7 @@ def test_decode__names_the_extra_for_a_tiff_in_deep_colours(monkeypatch):
 def test_decode__reads_floats_in_the_range_of_their_set():
     values = np.linspace(-1, 1, 64, dtype=np.float32).reshape(8, 8)
     values[0, 0] = np.nan
-    decoded = np.asarray(decode_rgb(encode(values), "x", Reading(value_range=(-1.0, 1.0))))[..., 0]
+    decoded = np.asarray(decode_rgb(encode(values), "x", DecodeOptions(value_range=(-1.0, 1.0))))[..., 0]
     assert decoded[0, 0] == 0
     assert decoded[7, 7] == 255
     assert np.array_equal(decoded.ravel()[1:], np.round((values.ravel()[1:] + 1) * 127.5).astype(np.uint8))
@@ -92,5 +92,5 @@ def test_decode__reads_floats_in_the_range_of_their_set():
 
 def test_decode__reads_integers_beyond_16_bits_in_the_range_of_their_set():
     values = np.array([[-100, 0, 100_000]], dtype=np.int32)
-    decoded = np.asarray(decode_rgb(encode(values), "x", Reading(value_range=(0, 100_000))))[..., 0]
+    decoded = np.asarray(decode_rgb(encode(values), "x", DecodeOptions(value_range=(0, 100_000))))[..., 0]
     assert decoded.tolist() == [[0, 0, 255]]

@@ -7,11 +7,11 @@ import pytest
 from PIL import Image
 
 from paucal.data.channels.pixel_format import depth_notes, describe_depth, has_other_depth
-from paucal.data.decode import Reading
+from paucal.data.decode import DecodeOptions
 from paucal.data.sources.opening import open_images
 
-SHALLOW, DEEP = Reading(), Reading(value_range=(200.0, 4000.0))
-BANDS = Reading(channels=4), Reading(channels=4, channel_ranges=((0.0, 9.0),) * 4)
+SHALLOW, DEEP = DecodeOptions(), DecodeOptions(value_range=(200.0, 4000.0))
+BANDS = DecodeOptions(channels=4), DecodeOptions(channels=4, channel_ranges=((0.0, 9.0),) * 4)
 
 
 def write(path: Path, deep: bool, bands: int = 1) -> Path:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from paucal.data.decode import DEFAULT_READING, Reading
+from paucal.data.decode import DEFAULT_READING, DecodeOptions
 from paucal.data.decoded import cache_folder as folder
 from paucal.data.decoded import prepare
 from paucal.data.decoded.in_memory import CachedStore
@@ -20,7 +20,7 @@ from paucal.data.stores import ConvertedStore
 from paucal.data.views.normalisation import compute_normalisation
 from paucal.types import UserError
 
-SMALL = Reading(side=64)
+SMALL = DecodeOptions(side=64)
 
 
 @pytest.fixture(autouse=True)
@@ -302,10 +302,10 @@ def test_whole_image__is_the_image_itself(photos, monkeypatch):
 
 def test_make_room__removes_what_was_used_longest_ago(photos, cache):
     for side in (16, 32, 64):
-        prepare_images(open_images(photos), Reading(side=side))
+        prepare_images(open_images(photos), DecodeOptions(side=side))
     entries = folder.list_entries(cache)
     assert [one.n_bytes for one in entries] == [12 * 3 * side + 16 for side in (20 * 16, 40 * 32, 80 * 64)]
-    prepare_images(open_images(photos), Reading(side=16))  # used again
+    prepare_images(open_images(photos), DecodeOptions(side=16))  # used again
     folder.free_space(cache, max_bytes=entries[0].n_bytes + entries[2].n_bytes)
     assert {one.n_bytes for one in folder.list_entries(cache)} == {entries[0].n_bytes, entries[2].n_bytes}
     folder.free_space(cache, max_bytes=0, spare=entries[0].pixels_path)

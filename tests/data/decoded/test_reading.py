@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from paucal.data.decode import Reading, decode_rgb, upright_rgb
+from paucal.data.decode import DecodeOptions, decode_rgb, upright_rgb
 from paucal.data.decoded.prepare import side_for
 
 
@@ -19,7 +19,7 @@ def photo(width: int, height: int, form: str = "JPEG", **options) -> bytes:
 
 @pytest.mark.parametrize("form", ["JPEG", "PNG", "MPO"])
 def test_decode__reduces_the_shorter_side(form):
-    decoded = decode_rgb(photo(400, 300, form), "x", Reading(side=64))
+    decoded = decode_rgb(photo(400, 300, form), "x", DecodeOptions(side=64))
     assert decoded.size == (85, 64)
     whole = decode_rgb(photo(400, 300, form), "x").resize((85, 64), Image.Resampling.BOX)
     assert np.abs(np.asarray(decoded).astype(int) - np.asarray(whole)).max() <= 6
@@ -27,8 +27,8 @@ def test_decode__reduces_the_shorter_side(form):
 
 def test_decode__leaves_alone_what_is_hardly_larger():
     source = photo(96, 100)
-    assert decode_rgb(source, "x", Reading(side=64)).tobytes() == decode_rgb(source, "x").tobytes()
-    assert decode_rgb(photo(97, 100), "x", Reading(side=64)).size == (64, 66)
+    assert decode_rgb(source, "x", DecodeOptions(side=64)).tobytes() == decode_rgb(source, "x").tobytes()
+    assert decode_rgb(photo(97, 100), "x", DecodeOptions(side=64)).size == (64, 66)
 
 
 @pytest.mark.parametrize("orientation", range(1, 9))
@@ -36,7 +36,7 @@ def test_decode__reduces_turned_photos_upright(orientation):
     exif = Image.Exif()
     exif[0x0112] = orientation
     source = photo(400, 300, exif=exif)
-    decoded = decode_rgb(source, "x", Reading(side=64))
+    decoded = decode_rgb(source, "x", DecodeOptions(side=64))
     whole = decode_rgb(source, "x").resize(decoded.size, Image.Resampling.BOX)
     assert decoded.size == ((85, 64) if orientation < 5 else (64, 85))
     assert np.abs(np.asarray(decoded).astype(int) - np.asarray(whole)).max() <= 6
@@ -44,13 +44,13 @@ def test_decode__reduces_turned_photos_upright(orientation):
 
 def test_upright_rgb__leaves_the_image_it_is_given_as_it_is():
     image = Image.open(io.BytesIO(photo(400, 300)))
-    assert upright_rgb(image, Reading(side=64)).size == (85, 64)
+    assert upright_rgb(image, DecodeOptions(side=64)).size == (85, 64)
     assert image.size == (400, 300)
 
 
 def test_decode__reduces_once():
-    once = decode_rgb(photo(400, 300), "x", Reading(side=64))
-    assert upright_rgb(once, Reading(side=64)).tobytes() == once.tobytes()
+    once = decode_rgb(photo(400, 300), "x", DecodeOptions(side=64))
+    assert upright_rgb(once, DecodeOptions(side=64)).tobytes() == once.tobytes()
 
 
 @pytest.mark.parametrize("side", [8, 32, 33, 64, 65, 224, 256, 257, 1000, 4096])

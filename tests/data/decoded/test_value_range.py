@@ -3,13 +3,13 @@ import pytest
 from PIL import Image
 
 from paucal.data.channels.pixel_format import with_value_ranges
-from paucal.data.decode import DEFAULT_READING, Reading
+from paucal.data.decode import DEFAULT_READING, DecodeOptions
 from paucal.data.decoded.prepare import prepare_images
 from paucal.data.sources.opening import open_images
 
 
 def measure_range(images):
-    return with_value_ranges(Reading(), images)[0].value_range
+    return with_value_ranges(DecodeOptions(), images)[0].value_range
 
 
 @pytest.fixture
@@ -70,7 +70,7 @@ def test_prepare__reads_a_12_bit_set_with_all_of_256_levels(save):
 
 def test_prepare__keeps_the_range_it_is_given(save):
     values = np.full((8, 8), 1000, np.uint16)
-    from paucal.data.decode import Reading
+    from paucal.data.decode import DecodeOptions
 
-    images, _ = prepare_images(save(values, values), Reading(value_range=(0, 2000)))
+    images, _ = prepare_images(save(values, values), DecodeOptions(value_range=(0, 2000)))
     assert np.asarray(images.store.read(1))[0, 0].tolist() == [128, 128, 128]  # 127.5, rounded to even

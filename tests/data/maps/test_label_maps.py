@@ -10,7 +10,7 @@ import pytest
 import torch
 from PIL import Image
 
-from paucal.data.decode import Reading
+from paucal.data.decode import DecodeOptions
 from paucal.data.decoded.cache_folder import VARIABLE
 from paucal.data.decoded.prepare import prepare_images
 from paucal.data.images import ImageSet
@@ -179,7 +179,9 @@ def test_hashes__of_files_are_computed_once_until_a_file_changes(make_folder, tm
     assert (seen, told) == ([2, 0, 1], [(1, 3), (2, 3), (3, 3)])
     seen.clear()
     told.clear()
-    kept = prepare_images(open_images(folder), Reading(side=2))[0]  # copies of a smaller size stand for their files
+    kept = prepare_images(open_images(folder), DecodeOptions(side=2))[
+        0
+    ]  # copies of a smaller size stand for their files
     assert hashes.content_hashes(kept, np.arange(3), lambda *step: told.append(step)) == plain
     assert (seen, told) == ([], [(3, 3)])
     Image.new("RGB", (12, 8), (9, 9, 9)).save(folder / "a" / "1.png")

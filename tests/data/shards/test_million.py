@@ -12,7 +12,7 @@ import pytest
 from data.shards.made_sets import number_of, numbered, shards_of
 from data.shards.test_streamed import Which
 from paucal.data.dataset import ViewDataset
-from paucal.data.decode import Reading
+from paucal.data.decode import DecodeOptions
 from paucal.data.decoded.prepare import prepare_images
 from paucal.data.images import ImageSet
 from paucal.data.loader import make_train_loader
@@ -50,7 +50,7 @@ def million(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def images(million) -> ImageSet:
-    return prepare_images(open_images(million), Reading(side=64))[0]
+    return prepare_images(open_images(million), DecodeOptions(side=64))[0]
 
 
 def sampler(images: ImageSet, **options) -> StepSampler:
@@ -68,7 +68,7 @@ def shown(images: ImageSet, steps: int, **options) -> list[int]:
 
 def test_million__starts_without_reading_more_than_samples_and_in_little_memory(million, tmp_path):
     before, begin = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.process_time()
-    images, _ = prepare_images(open_images(million), Reading(side=64))
+    images, _ = prepare_images(open_images(million), DecodeOptions(side=64))
     split = make_split(images)
     compute_normalisation(images, split.indices("train"))
     next(iter(sampler(images)))

@@ -11,7 +11,7 @@ import pytest
 from fsspec.spec import AbstractBufferedFile
 
 from data.shards.made_sets import URL, number_of
-from paucal.data.decode import Reading, UnreadableImage
+from paucal.data.decode import DecodeOptions, UnreadableImage
 from paucal.data.decoded.cache_folder import SHARDS, VARIABLE, clear_fetched, folder_bytes
 from paucal.data.decoded.prepare import prepare_images
 from paucal.data.shards import folders as place_module
@@ -212,7 +212,7 @@ def test_remote__chained_caches_of_fsspec_do(storage, cache):
 
 
 def test_remote__is_prepared_by_a_sample(storage, cache):
-    images, left = prepare_images(open_images(URL), Reading(side=64))
+    images, left = prepare_images(open_images(URL), DecodeOptions(side=64))
     assert (len(images), left) == (100, [])
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from data.conftest import encode
 from data.shards.made_sets import CLASSES, number_of, numbered
-from paucal.data.decode import Reading, UnreadableImage
+from paucal.data.decode import DecodeOptions, UnreadableImage
 from paucal.data.decoded.prepare import prepare_images
 from paucal.data.shards import folders as place_module
 from paucal.data.shards.folders import RemoteShardFolder, upload
@@ -56,7 +56,7 @@ def test_remote_parquet__streams_in_the_order_of_its_row_groups(storage, cache):
     orders = [images.stream.order(seed)[np.arange(len(images))] for seed in (0, 0, 1)]
     assert orders[0].tolist() == orders[1].tolist() != orders[2].tolist()
     assert sorted(orders[0].tolist()) == list(range(100))
-    prepared, left = prepare_images(images, Reading(side=64))
+    prepared, left = prepare_images(images, DecodeOptions(side=64))
     assert (len(prepared), left) == (100, [])
 
 

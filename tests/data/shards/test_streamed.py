@@ -12,7 +12,7 @@ from PIL import Image
 
 from data.shards.made_sets import Numbered, number_of, numbered
 from paucal.data.dataset import ViewDataset
-from paucal.data.decode import Reading, UnreadableImage
+from paucal.data.decode import DecodeOptions, UnreadableImage
 from paucal.data.decoded.prepare import prepare_images
 from paucal.data.images import ImageSet
 from paucal.data.loader import make_eval_loader, make_train_loader
@@ -50,7 +50,7 @@ def images(request, folders, monkeypatch) -> ImageSet:
     monkeypatch.setattr(stream_module, "STREAMED_IMAGES", 1000)
     monkeypatch.setattr(stream_module, "MIN_WINDOW", 256)
     monkeypatch.setattr(stream_module, "WINDOW_BYTES", 1)
-    return prepare_images(open_images(folders(request.param)), Reading(side=64))[0]
+    return prepare_images(open_images(folders(request.param)), DecodeOptions(side=64))[0]
 
 
 class Which:
@@ -101,7 +101,7 @@ def test_streamed__nothing_is_read_before_the_first_step_but_a_sample(folders, m
         monkeypatch.setattr(kind, "source", lambda self, n, source=source: (read.add(n), source(self, n))[1])
     for form in ("tar", "parquet"):
         read.clear()
-        images, _ = prepare_images(open_images(folders(form)), Reading(side=64))
+        images, _ = prepare_images(open_images(folders(form)), DecodeOptions(side=64))
         split = make_split(images)
         first = compute_normalisation(images, split.indices("train"), 100)
         assert len(read) < 600
@@ -110,7 +110,7 @@ def test_streamed__nothing_is_read_before_the_first_step_but_a_sample(folders, m
 
 
 def test_streamed__small_sets_are_decoded_once_as_any_other(folders):
-    images, _ = prepare_images(open_images(folders("tar")), Reading(side=64))
+    images, _ = prepare_images(open_images(folders("tar")), DecodeOptions(side=64))
     assert images.stream is None
     assert not images.notes
 
@@ -141,12 +141,12 @@ def test_streamed__a_bad_image_is_named_when_its_turn_comes_or_left_out(folders,
     bad = next(n for n in range(COUNT) if number_of(opened.store.read(n)) == 1234)
     monkeypatch.setattr(TarStore, "source", lambda self, n: b"P6 4 4 255\n" if n == bad else read(self, n))
     assert bad not in opened.sample(256)
-    images, _ = prepare_images(opened, Reading(side=64))
+    images, _ = prepare_images(opened, DecodeOptions(side=64))
     for workers in (0, 2):
         with pytest.raises(UnreadableImage) as problem:
             batches(images, workers=workers)
         assert str(problem.value).startswith(f"image {opened.keys[bad]} cannot be decoded")
-    left, names = prepare_images(opened, Reading(side=64), on_bad="skip")
+    left, names = prepare_images(opened, DecodeOptions(side=64), on_bad="skip")
     assert names == [opened.keys[bad]]
     assert left.stream is not None
     numbers = shown(batches(left, steps=59))
@@ -154,7 +154,7 @@ def test_streamed__a_bad_image_is_named_when_its_turn_comes_or_left_out(folders,
     assert 1234 not in numbers
     monkeypatch.setattr(TarStore, "source", lambda self, n: b"P6 4 4 255\n")
     with pytest.raises(UserError, match="256 of 256 images that were tested cannot be read"):
-        prepare_images(opened, Reading(side=64))
+        prepare_images(opened, DecodeOptions(side=64))
 
 
 def test_written__images_that_cannot_be_read_are_refused_or_left_out(tmp_path):

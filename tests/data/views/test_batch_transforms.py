@@ -8,7 +8,7 @@ import torch
 from PIL import Image
 
 from paucal.data.dataset import SampleKey, ViewDataset
-from paucal.data.decode import Reading
+from paucal.data.decode import DecodeOptions
 from paucal.data.decoded import cache_folder as folder
 from paucal.data.decoded.in_memory import CachedStore
 from paucal.data.decoded.on_disk import MappedStore
@@ -59,7 +59,7 @@ def assert_same(samples, others):
 def test_at_once__equals_one_by_one(photos, monkeypatch, transform, kind):
     if kind is CachedStore:
         monkeypatch.setenv(folder.VARIABLE, "off")
-    images, _ = prepare_images(open_images(photos), Reading(side=64))
+    images, _ = prepare_images(open_images(photos), DecodeOptions(side=64))
     assert isinstance(images.store, kind)
     dataset = ViewDataset(images, [(transform, 1)], seed=4, geometry=True)
     expected = one_by_one(dataset, KEYS)
@@ -79,7 +79,7 @@ def test_at_once__of_any_number_of_channels_and_of_selections(tmp_path, monkeypa
         pixels = generator.integers(0, 255, (24, SIDE, channels), dtype=np.uint8)
         np.save(tmp_path / "tiles" / "ab"[number % 2] / f"{number}", pixels)
     moments = Normalisation((0.2, 0.3, 0.4, 0.5, 0.6)[:channels], (0.1, 0.2, 0.3, 0.4, 0.5)[:channels])
-    images, _ = prepare_images(open_images(tmp_path / "tiles"), Reading(channels=channels))
+    images, _ = prepare_images(open_images(tmp_path / "tiles"), DecodeOptions(channels=channels))
     assert images.store.read(0).size == (SIDE, 24)
     images = images.select(np.asarray([7, 2, 1, 0, 3, 4, 5, 6]))
     dataset = ViewDataset(
@@ -91,7 +91,7 @@ def test_at_once__of_any_number_of_channels_and_of_selections(tmp_path, monkeypa
 
 
 def test_at_once__leaves_the_generators_alone(photos, no_single):
-    images, _ = prepare_images(open_images(photos), Reading(side=64))
+    images, _ = prepare_images(open_images(photos), DecodeOptions(side=64))
     torch.manual_seed(3)
     before = torch.default_generator.get_state()
     ViewDataset(images, [(TRAIN, 1)], seed=4).__getitems__(KEYS)
@@ -111,7 +111,7 @@ def test_at_once__leaves_the_generators_alone(photos, no_single):
     ],
 )
 def test_at_once__is_not_for_what_needs_more(photos, transform):
-    images, _ = prepare_images(open_images(photos), Reading(side=64))
+    images, _ = prepare_images(open_images(photos), DecodeOptions(side=64))
     dataset = ViewDataset(images, [(transform, 1)], seed=4, geometry=True)
     assert dataset._batched_samples(KEYS) is None
     assert len(dataset.__getitems__(KEYS)) == len(KEYS)
@@ -119,13 +119,13 @@ def test_at_once__is_not_for_what_needs_more(photos, transform):
 
 def test_at_once__is_not_for_sets_that_have_one_other_image(photos):
     Image.new("RGB", (SIDE + 1, SIDE)).save(photos / "a" / "0.png")
-    images, _ = prepare_images(open_images(photos), Reading(side=64))
+    images, _ = prepare_images(open_images(photos), DecodeOptions(side=64))
     dataset = ViewDataset(images, [(TRAIN, 1)], seed=4)
     assert dataset._batched_samples([SampleKey(0, 1), SampleKey(0, 0)]) is None
     assert dataset._batched_samples([SampleKey(0, 1)]) is not None
 
 
 def test_at_once__asks_stores_that_change_what_they_hand_over(photos):
-    images, _ = prepare_images(open_images(photos), Reading(side=64))
+    images, _ = prepare_images(open_images(photos), DecodeOptions(side=64))
     shown = replace(images, store=RgbStore(images.store))
     assert ViewDataset(shown, [(TRAIN, 1)], seed=4)._batched_samples(KEYS) is None

@@ -5,7 +5,7 @@ import pytest
 from PIL import Image
 
 from paucal.data.checking.copies import find_copies
-from paucal.data.decode import Reading
+from paucal.data.decode import DecodeOptions
 from paucal.data.sources.opening import open_images
 from paucal.data.splits.split import Split
 from paucal.methods.training_settings import TrainSettings
@@ -29,7 +29,7 @@ def folder(tmp_path):
 def split_of(location, parts):
     images = open_images(location)
     settings = TrainSettings(data=str(location))
-    images = decode_images(images, settings, Reading(side=64))
+    images = decode_images(images, settings, DecodeOptions(side=64))
     return SplitImages(images, Split(np.asarray(parts, dtype="<U6"), ""))
 
 

@@ -16,7 +16,7 @@ from PIL import Image
 
 import paucal
 from paucal.cli.main import main
-from paucal.data.decode import Reading
+from paucal.data.decode import DecodeOptions
 from paucal.models.tasks import DETECTION
 from paucal.runner.console import SilentConsole
 from paucal.verbs.predict import annotating, moving, video
@@ -246,7 +246,7 @@ def test_annotated_copy__may_lie_in_the_home_folder(run, tmp_path, monkeypatch):
 
 
 def test_detector__gives_boxes_of_watched_pictures_in_their_own_pixels(tmp_path, monkeypatch):
-    preprocessing = SimpleNamespace(reading=Reading(side=32))
+    preprocessing = SimpleNamespace(reading=DecodeOptions(side=32))
     card = SimpleNamespace(preprocessing=preprocessing)
     monkeypatch.setattr(moving, "task_of", lambda _: DETECTION)
     monkeypatch.setattr(moving, "load_detector", lambda *_: (None, card, "cpu"))
@@ -284,7 +284,7 @@ def test_watch__waits_for_a_picture_that_grows(tmp_path, monkeypatch):
     numbered(5).save(tmp_path / "whole.png")
     content, growing = (tmp_path / "whole.png").read_bytes(), tmp_path / "growing.png"
     growing.write_bytes(content[:50])
-    source = moving.watch_images(tmp_path, {str(tmp_path / "whole.png")}, None, Reading(None), SilentConsole())
+    source = moving.watch_images(tmp_path, {str(tmp_path / "whole.png")}, None, DecodeOptions(None), SilentConsole())
     assert [next(source) for _ in range(4)] == [None] * 4  # unchanged for a while, but not yet a picture
     growing.write_bytes(content)
     os.utime(growing, (time.time(), time.time()))

@@ -15,8 +15,8 @@ from paucal.data.channels.arrays import ArrayShape, is_npy, is_tiff, npy_shape, 
 from paucal.data.channels.pixels import RGB, Planes, deep_values, image_from_pixels, is_deep, to_8_bits
 from paucal.data.decode import (
     DEFAULT_READING,
+    DecodeOptions,
     ImageSource,
-    Reading,
     UnreadableImage,
     check_decodes,
     decode_reduced,
@@ -33,7 +33,7 @@ GREY, GREY_ALPHA, RGBA = 1, 2, 4  # numbers of channels
 MODES = {GREY: "L", GREY_ALPHA: "LA", RGBA: "RGBA"}  # Pillow's modes by number of channels
 
 
-def decode_image(source: ImageSource, name: str, reading: Reading = DEFAULT_READING) -> Image.Image:
+def decode_image(source: ImageSource, name: str, reading: DecodeOptions = DEFAULT_READING) -> Image.Image:
     """Decode an image to `reading.channels` channels: to a Pillow RGB image for 3 channels, else to `Planes`.
 
     Raises:
@@ -52,7 +52,7 @@ def image_shape(source: ImageSource, name: str) -> tuple[int, int]:
     return read_orientation(source, name).upright if array is None else (array.height, array.width)
 
 
-def check_image(source: ImageSource, name: str, reading: Reading = DEFAULT_READING) -> None:
+def check_image(source: ImageSource, name: str, reading: DecodeOptions = DEFAULT_READING) -> None:
     """Raise `UnreadableImage` if an image cannot be decoded to its last byte; see `check_decodes`."""
     if reading.channels == RGB and not is_npy(source):
         _decode_or_report_channels(lambda: check_decodes(source, name, reading), source)
@@ -73,7 +73,7 @@ def decode_for_display(
     values = channel_values(source, name, array.channels)
     with decoding_errors(name):
         ranges = None if values.dtype.itemsize == 1 else tuple(range_of(values[..., c]) for c in range(array.channels))
-        image = image_from_values(values, Reading(side, None, array.channels, ranges))
+        image = image_from_values(values, DecodeOptions(side, None, array.channels, ranges))
         mode = f"{array.channels} channels, {values.dtype}" if array.channels > 1 else f"grey, {values.dtype}"
     return image.convert("RGB"), mode, (array.height, array.width)
 
@@ -114,7 +114,7 @@ def deep_channel_values(source: ImageSource, name: str, channels: int = RGB) -> 
     return None if values.dtype.itemsize == 1 else values
 
 
-def image_from_values(values: NDArray[np.generic], reading: Reading) -> Image.Image:
+def image_from_values(values: NDArray[np.generic], reading: DecodeOptions) -> Image.Image:
     """Convert (H, W, C) values to an image, with the size and the value ranges that `reading` specifies.
 
     Raises:
@@ -129,7 +129,7 @@ def image_from_values(values: NDArray[np.generic], reading: Reading) -> Image.Im
     return resize_as_read(Image.merge("RGB", planes) if len(planes) == RGB else Planes(planes), reading)
 
 
-def convert_image(image: Image.Image | NDArray[np.generic], reading: Reading) -> Image.Image:
+def convert_image(image: Image.Image | NDArray[np.generic], reading: DecodeOptions) -> Image.Image:
     """Convert an image or (H, W[, C]) values in memory in the same way as `decode_image` converts files."""
     if isinstance(image, np.ndarray):
         values = image[..., None] if image.ndim == 2 else image
@@ -148,7 +148,7 @@ def convert_image(image: Image.Image | NDArray[np.generic], reading: Reading) ->
     return image_from_values(values, reading)
 
 
-def resize_as_read(image: Image.Image, reading: Reading) -> Image.Image:
+def resize_as_read(image: Image.Image, reading: DecodeOptions) -> Image.Image:
     """Return an image reduced to the size that `reading` specifies."""
     size = reading.reduced(image.size)
     return image if size == image.size else image.resize(size, Image.Resampling.HAMMING, reducing_gap=2.0)

@@ -13,7 +13,7 @@ from PIL import Image
 from paucal.data.channels.arrays import NPY_SUFFIXES, TIFF_SUFFIXES, is_tiff
 from paucal.data.channels.decoding import array_shape, deep_channel_values, range_of
 from paucal.data.channels.pixels import RGB
-from paucal.data.decode import ImageSource, Reading, UnreadableImage
+from paucal.data.decode import DecodeOptions, ImageSource, UnreadableImage
 from paucal.data.images import ImageSet, evenly_spaced
 from paucal.data.stores import EncodedStore, locate, locate_original
 from paucal.types import UserError
@@ -67,7 +67,7 @@ def describe_channels(channels: int) -> str:
     return f"images are read with {count}{note}; colour augmentations are off, since they only apply to RGB"
 
 
-def has_other_depth(source: ImageSource, name: str, reading: Reading) -> bool:
+def has_other_depth(source: ImageSource, name: str, reading: DecodeOptions) -> bool:
     """Return whether either an image or a model's training images have more than 8 bits per channel, but not both.
 
     Args:
@@ -81,7 +81,7 @@ def has_other_depth(source: ImageSource, name: str, reading: Reading) -> bool:
         return False
 
 
-def depth_notes(images: ImageSet, reading: Reading) -> list[str]:
+def depth_notes(images: ImageSet, reading: DecodeOptions) -> list[str]:
     """Return a list with a note if sampled images differ in bits per channel from a model's training images."""
     n_other, sample = 0, images.sample(DEPTH_SAMPLE)
     for index in sample:
@@ -92,13 +92,13 @@ def depth_notes(images: ImageSet, reading: Reading) -> list[str]:
     return [note] if n_other else []
 
 
-def describe_depth(reading: Reading, subject: str = "images have") -> str:
+def describe_depth(reading: DecodeOptions, subject: str = "images have") -> str:
     """Return a sentence on images whose bits per channel differ from those of a model's training images."""
     actual, trained = ("8", "more") if _is_deep(reading) else ("more than 8", "8")
     return f"{subject} {actual} bits per channel, and the model was trained on images with {trained}"
 
 
-def _is_deep(reading: Reading) -> bool:
+def _is_deep(reading: DecodeOptions) -> bool:
     return reading.value_range is not None or reading.channel_ranges is not None
 
 
@@ -115,8 +115,8 @@ class SampledValues:
     no_data: float | None = None
 
 
-def with_value_ranges(reading: Reading, images: ImageSet) -> tuple[Reading, list[str]]:
-    """Return a `Reading` with value ranges, and notes on values that were left out because they mean no data.
+def with_value_ranges(reading: DecodeOptions, images: ImageSet) -> tuple[DecodeOptions, list[str]]:
+    """Return `DecodeOptions` with value ranges, and notes on values that were left out because they mean no data.
 
     The ranges are measured if `reading` has no ranges and images have more than 8 bits per channel. For that, evenly
     spaced values are sampled from up to 32 such images, spread over the set, and a fraction of 0.0001 of the values may

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from paucal.data.channels.decoding import decode_image
 from paucal.data.channels.pixel_format import with_value_ranges
-from paucal.data.decode import Reading, UnreadableImage
+from paucal.data.decode import DecodeOptions, UnreadableImage
 from paucal.data.decoded.cache_folder import (
     DIGESTS_SUFFIX,
     INDEX_SUFFIX,
@@ -55,7 +55,7 @@ def side_for(image_size: Sequence[int]) -> int:
 
 def prepare_images(
     image_set: ImageSet,
-    reading: Reading,
+    reading: DecodeOptions,
     on_bad: OnBad = "refuse",
     workers: int | None = None,
     progress: ReportProgress | None = None,
@@ -204,7 +204,7 @@ def _read_content(store: EncodedStore, index: int) -> bytes | Path:
 
 def stream_images(
     image_set: ImageSet,
-    reading: Reading,
+    reading: DecodeOptions,
     on_bad: OnBad,
     workers: int | None = None,
     progress: ReportProgress | None = None,

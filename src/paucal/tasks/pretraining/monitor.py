@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from paucal.backbones import FeatureBackbone
 from paucal.backbones.layout import Size
-from paucal.data.decode import Reading
+from paucal.data.decode import DecodeOptions
 from paucal.data.images import ImageSet
 from paucal.data.loader import KeptBatches, inference_batch_size, make_eval_loader
 from paucal.data.sources.opening import open_images
@@ -94,7 +94,7 @@ class _PooledFeatures(nn.Module):
 
 
 def _open_monitor_images(
-    settings: DataSettings, max_images: int, seed: int, reading: Reading
+    settings: DataSettings, max_images: int, seed: int, reading: DecodeOptions
 ) -> tuple[ImageSet, NDArray[np.int64], NDArray[np.int64]]:
     """Return the images, the indices of the neighbours, and the indices of the queries."""
     with _explain_missing_labels():

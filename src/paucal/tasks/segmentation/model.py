@@ -14,7 +14,7 @@ from torch import nn
 from paucal.backbones.layout import Size
 from paucal.backbones.spec import BackboneSpec
 from paucal.data.channels.decoding import convert_image
-from paucal.data.decode import Reading
+from paucal.data.decode import DecodeOptions
 from paucal.data.masks.coding import MaskCoding
 from paucal.data.views.normalisation import Normalisation
 from paucal.memory import read_available_memory
@@ -124,7 +124,7 @@ class SegmentationModel:
         return self.card.classes
 
     @property
-    def reading(self) -> Reading:
+    def reading(self) -> DecodeOptions:
         """Options for reading images at their original size, with the value range of the training images."""
         return replace(self.card.preprocessing.reading, side=None)
 

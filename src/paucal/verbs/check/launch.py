@@ -25,7 +25,7 @@ from paucal.data.checking.pictures import UNREADABLE, image_findings
 from paucal.data.checking.related import CANDIDATE_SIDE, Pair, exact_groups, merge_groups, similar_pairs
 from paucal.data.checking.survey import Survey, survey_images
 from paucal.data.classes import choose_classes
-from paucal.data.decode import DEFAULT_READING, Reading
+from paucal.data.decode import DEFAULT_READING, DecodeOptions
 from paucal.data.images import ImageSet, reduce_images
 from paucal.data.sources.joining import split_location
 from paucal.data.sources.opening import open_images
@@ -242,7 +242,7 @@ def with_pixel_format(images: ImageSet, channels: int | None) -> tuple[ImageSet,
     """
     findings: list[Finding] = []
     try:
-        reading = Reading(channels=channels or count_channels(images))
+        reading = DecodeOptions(channels=channels or count_channels(images))
     except UserError as problem:
         findings, reading = [refusal_finding("channels", problem)], DEFAULT_READING
     reading, notes = with_value_ranges(reading, images)

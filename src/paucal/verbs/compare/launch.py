@@ -65,6 +65,7 @@ class Comparison:
 def compare(
     data: Data | None = None,
     *,
+    arms: Mapping[str, Mapping[str, Any]] | None = None,
     ways: Mapping[str, Mapping[str, Any]] | None = None,
     resume: str | os.PathLike[str] | None = None,
     **settings: Any,
@@ -73,7 +74,8 @@ def compare(
 
     Args:
         data: Images, as in `paucal.train`.
-        ways: Settings of `paucal.train` for further arms, by name of the arm; the same as `--arms` on the command line.
+        arms: Settings of `paucal.train` for further arms, by name of the arm; the same as `--arms` on the command line.
+        ways: Old name of `arms`.
         resume: Folder of a stored comparison to resume.
         **settings: Fields of `paucal.verbs.compare.settings.GridSettings`, and settings of `paucal.train` that all
             runs share.
@@ -91,10 +93,8 @@ def compare(
         (0.012, False)
     """
     grid_names = setting_fields(GridSettings).keys()
-    if settings.get("arms") is not None:
-        raise TypeError(
-            "arms is only a flag of the command line: use ways={name: settings}, with settings of paucal.train."
-        )
+    if arms is not None and ways is not None:
+        raise TypeError("ways is the old name of arms: give arms alone.")
     grid_values = {name: value for name, value in settings.items() if name in grid_names}
     grid_settings = settings_from_keywords(GridSettings, grid_values, "paucal.compare", "compare")
     train_values = {name: value for name, value in settings.items() if name not in grid_names}
@@ -106,7 +106,7 @@ def compare(
         if name in SET_BY_COMPARISON and name != "data":
             advice = {"method": "--methods", "model": "--models", "seed": "--seeds", "fraction": "--labels"}.get(name)
             raise UserError(f"{flag(name)} is set by the comparison: use {advice or '--arms'}.")
-    named_arms = {name: _train_values(values) for name, values in (ways or {}).items()}
+    named_arms = {name: _train_values(values) for name, values in (arms or ways or {}).items()}
     if resume is not None:
         result = resume_comparison(Path(os.fspath(resume)), grid_settings, SilentConsole())
     else:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from paucal.data.channels.pixel_format import depth_notes
 from paucal.data.dataset import SampleKey, ViewDataset
-from paucal.data.decode import Reading
+from paucal.data.decode import DecodeOptions
 from paucal.data.decoded.cache_folder import features_folder
 from paucal.data.loader import inference_batch_size
 from paucal.evaluation.plots import save_figure
@@ -189,7 +189,7 @@ def _protocol_options(settings: EvalSettings, first: FrozenBackbone) -> Protocol
     )
 
 
-def _common_reading(subjects: Sequence[FrozenBackbone]) -> Reading:
+def _common_reading(subjects: Sequence[FrozenBackbone]) -> DecodeOptions:
     """Return how to read images for all models: at the resolution of the model with the largest input.
 
     Pixel values of more than 8 bits are converted as for the first model.
@@ -202,7 +202,7 @@ def _common_reading(subjects: Sequence[FrozenBackbone]) -> Reading:
 
 
 def _open_sets(
-    data: Sequence[str], run: RunFolder | None, settings: EvalSettings, console: Console, reading: Reading
+    data: Sequence[str], run: RunFolder | None, settings: EvalSettings, console: Console, reading: DecodeOptions
 ) -> Iterator[EvaluationData]:
     """Open the data sets one by one; a missing data set of the suite is skipped with a note."""
     named_sets = [target for target in data if target != SUITE]

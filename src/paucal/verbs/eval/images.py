@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paucal.data.channels.pixel_format import depth_notes
-from paucal.data.decode import DEFAULT_READING, Reading
+from paucal.data.decode import DEFAULT_READING, DecodeOptions
 from paucal.data.images import ImageSet
 from paucal.data.splits.split import PARTS, Split, held_out_part
 from paucal.data.splits.split_csv import read_split
@@ -57,7 +57,7 @@ class ChosenImages:
     groups: NDArray[np.int64] | None = None
 
 
-def print_notes(console: Console, images: ImageSet, reading: Reading, chosen: ChosenImages) -> None:
+def print_notes(console: Console, images: ImageSet, reading: DecodeOptions, chosen: ChosenImages) -> None:
     """Print notes on the chosen images, in addition to the notes that were printed when the set was opened."""
     for note in (*depth_notes(images, reading), *chosen.notes):
         console.say(f"note: {note}")
@@ -169,7 +169,7 @@ def open_data(
     run: RunFolder | None,
     settings: EvalSettings,
     console: Console,
-    reading: Reading = DEFAULT_READING,
+    reading: DecodeOptions = DEFAULT_READING,
 ) -> EvaluationData:
     """Open a data set for frozen features, with the splits of the run if all its images are images of the run.
 

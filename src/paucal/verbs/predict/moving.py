@@ -9,7 +9,7 @@ from pathlib import Path
 
 from PIL import Image
 
-from paucal.data.decode import Reading, UnreadableImage
+from paucal.data.decode import DecodeOptions, UnreadableImage
 from paucal.data.loader import inference_batch_size
 from paucal.data.sources.suffixes import IMAGE_SUFFIXES
 from paucal.export.reading import load_model, model_digest
@@ -248,7 +248,7 @@ def _batches(frames: Iterable[Frame | None], size: int) -> Iterator[list[Frame]]
 
 
 def watch_images(
-    folder: Path, known_paths: set[str], max_idle: float | None, reading: Reading, console: Console
+    folder: Path, known_paths: set[str], max_idle: float | None, reading: DecodeOptions, console: Console
 ) -> Iterator[Frame | None]:
     """Yield new images in a folder and its subfolders, oldest first; after each check of the folder, yield None.
 
@@ -294,7 +294,7 @@ def _picture_stamps(folder: Path, known_paths: set[str]) -> dict[str, _Stamp]:
     return stamps
 
 
-def _read_picture(path: str, reading: Reading, console: Console, given_up: bool) -> Frame | None:
+def _read_picture(path: str, reading: DecodeOptions, console: Console, given_up: bool) -> Frame | None:
     """Return an image file as a frame; if it is unreadable, return None or, if `given_up`, a frame without image."""
     picture: Image.Image | None = None
     try:
