@@ -7,6 +7,7 @@ threads slow each other many times over.
 import atexit
 import functools
 import gc
+import hashlib
 import importlib
 import os
 import pkgutil
@@ -113,6 +114,44 @@ def kept_operators():
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch.onnx, "export", export_with_kept_operators)
+        yield
+
+
+@pytest.fixture(scope="module")
+def kept_graphs():
+    """Let the exports of a network that a module makes again share their ONNX files.
+
+    For tests of what is done with the files. Everything that a file depends on counts: the modules and weights of the
+    network, its input, the card, and the images that 8 bits are calibrated on.
+    """
+    from paucal.export import formats
+
+    quantise, contents, quantised = formats.quantise, {}, {}
+
+    def digest(arrays, *facts):
+        found = hashlib.sha256(repr([*facts, [(array.dtype, array.shape) for array in arrays]]).encode())
+        for array in arrays:
+            found.update(array.tobytes())
+        return found.digest()
+
+    def onnx(source):
+        graph, weights = source.graph, source.graph.module.state_dict()
+        facts = graph.module, source.card.to_dict(), graph.dynamic, graph.input, graph.output, list(weights)
+        key = digest([graph.example.numpy(), *(value.numpy() for value in weights.values())], *facts)
+        if key not in contents:
+            contents[key] = formats.to_onnx(source.program, graph, source.card)
+        return contents[key]
+
+    def quantise_once(content, name, images):
+        images = [*images]
+        key = digest(images, hashlib.sha256(content).hexdigest(), name)
+        if key not in quantised:
+            quantised[key] = quantise(content, name, images)
+        return quantised[key]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(formats.ExportSource, "onnx", property(onnx))
+        patch.setattr(formats, "quantise", quantise_once)
         yield
 
 

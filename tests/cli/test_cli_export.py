@@ -19,6 +19,7 @@ from paucal.export.onnx_model import OnnxNetwork
 from paucal.export.program import unpack_program
 from paucal.types import UserError
 
+pytestmark = pytest.mark.usefixtures("kept_graphs")
 QUICK = ["--img-size", "16", "--epochs", "1", "-j", "0", "--model", "vit_mini", "--model-args", "depth=1"]
 
 

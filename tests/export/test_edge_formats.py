@@ -22,6 +22,7 @@ from paucal.export.browser_page import MODEL_ELEMENT
 from paucal.export.formats import Format
 from paucal.export.program import Graph
 
+pytestmark = pytest.mark.usefixtures("kept_graphs")
 TRAIN = ["--img-size", "16", "--epochs", "2", "-j", "0", "--model", "vit_mini", "--model-args", "depth=1"]
 
 

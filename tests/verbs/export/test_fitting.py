@@ -3,6 +3,7 @@
 import json
 import shutil
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -21,7 +22,10 @@ from paucal.verbs.export.settings import ExportSettings
 from paucal.verbs.export.students import Student
 from paucal.verbs.export.subjects import ClassifierSubject
 
-pytest.importorskip("onnxscript")
+pytestmark = [
+    pytest.mark.skipif(find_spec("onnxscript") is None, reason="exports ONNX files"),
+    pytest.mark.usefixtures("kept_graphs"),
+]
 TINY = "test_vit"  # of timm, 0.4 M parameters
 
 
@@ -35,7 +39,8 @@ def run(tmp_path_factory):
 
 @pytest.fixture
 def one_student(monkeypatch):
-    """Let a single small network from scratch be the only student."""
+    """Let a single small network from scratch be the only student, with the same weights in each test."""
+    torch.manual_seed(0)
     monkeypatch.setattr(students, "ready_weights", lambda device: {})
     monkeypatch.setattr(students, "UNTRAINED_STUDENT", TINY)
     monkeypatch.setattr(students, "SIDES", (16,))

@@ -1,6 +1,7 @@
 """Images without labels beside labelled ones: what they teach a head, which of them are left out, and the run."""
 
 import json
+import shutil
 from contextlib import contextmanager
 from dataclasses import replace
 from types import SimpleNamespace
@@ -149,15 +150,23 @@ def test_race__takes_the_gaussian_head_with_few_labels_and_the_most_accurate_one
     assert result.name == name
 
 
-@pytest.fixture
-def data(tmp_path, monkeypatch):
-    install(tmp_path, monkeypatch)
-    photos(tmp_path / "all", each=90)
-    for image in sorted((tmp_path / "all").glob("*/*.png")):
+@pytest.fixture(scope="module")
+def sorted_photos(tmp_path_factory):
+    root = tmp_path_factory.mktemp("sorted")
+    photos(root / "all", each=90)
+    for image in sorted((root / "all").glob("*/*.png")):
         labelled = int(image.stem) < 30
-        target = tmp_path / "photos" / image.parent.name if labelled else tmp_path / "more"
+        target = root / "photos" / image.parent.name if labelled else root / "more"
         target.mkdir(parents=True, exist_ok=True)
         image.rename(target / (image.name if labelled else f"{image.parent.name}-{image.name}"))
+    return root
+
+
+@pytest.fixture
+def data(sorted_photos, tmp_path, monkeypatch):
+    install(tmp_path, monkeypatch)
+    for name in ("photos", "more"):
+        shutil.copytree(sorted_photos / name, tmp_path / name)
     return tmp_path / "photos"
 
 
