@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import cache
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path, PurePath
 from typing import NamedTuple
 
@@ -28,7 +28,7 @@ from paucal.data.boxes.tree import Tree, folder_tree
 from paucal.data.classes import plain_name
 from paucal.data.sources.suffixes import IMAGE_SUFFIXES
 from paucal.data.sources.table_columns import refuse_repeated_columns
-from paucal.data.sources.table_rows import csv_rows
+from paucal.data.sources.table_rows import TableRow, csv_rows
 from paucal.data.splits.part_names import PART_BY_WORD, part_of_file
 from paucal.reading import decode_text, read_decoded
 from paucal.types import NoLabelsError, UserError
@@ -159,13 +159,13 @@ def tree_of_paths(file: Path) -> Tree | None:
         MissingImage: Some of the images are missing.
     """
     try:
-        cells = [row.cells for row in csv_rows(file, read_decoded(file, MAX_BYTES).text)]
+        rows = csv_rows(file, read_decoded(file, MAX_BYTES).text)
+        columns = columns_of(next(rows, TableRow(1, [])).cells)
+        if columns is None:
+            return None
+        paths = {row.cells[columns["image"]] for row in rows if len(row.cells) > columns["image"]} - {""}
     except UserError:  # reported when the table is read
         return None
-    columns = columns_of(cells[0]) if cells else None
-    if columns is None:
-        return None
-    paths = {row[columns["image"]] for row in cells[1:] if len(row) > columns["image"]} - {""}
     images = [path for path in paths if os.path.isabs(path) and path.lower().endswith(IMAGE_SUFFIXES)]
     existing = [path for path in images if ".." not in PurePath(path).parts and os.path.isfile(path)]
     if not existing or len(images) < len(paths):
@@ -229,20 +229,21 @@ def _read_rows(tree: Tree, file: str) -> tuple[list[_Row], tuple[str, ...], list
     """Return the rows of a table, the form of its boxes (one of `FORMS`), and notes."""
     text, notes = tree.text(file, MAX_BYTES)
     shown_path = tree.shown_path(file)
-    rows = list(csv_rows(Path(shown_path), text))
-    named_columns = columns_of(rows[0].cells) if rows else None
-    columns = named_columns or _columns_of_unnamed([row.cells for row in rows[:HEAD_ROWS]])
+    rows = csv_rows(Path(shown_path), text)
+    first_rows = list(islice(rows, HEAD_ROWS))
+    named_columns = columns_of(first_rows[0].cells) if first_rows else None
+    columns = named_columns or _columns_of_unnamed([row.cells for row in first_rows])
     if columns is None:
         raise NoLabelsError(
             f"{shown_path!r} has no columns of an image, a class and the edges of a box: add these columns."
         )
     if named_columns:
-        refuse_repeated_columns(shown_path, _plain_names(rows[0].cells), named_columns.values())
+        refuse_repeated_columns(shown_path, _plain_names(first_rows[0].cells), named_columns.values())
     form = next(form for form in FORMS if set(form) <= columns.keys())
     if "name" not in columns:
         notes.append(f"{file} has no column of classes, so all boxes have the class {DEFAULT_CLASS!r}")
     part, box_rows = part_of_file(file), []
-    for line, cells in rows[bool(named_columns) :]:
+    for line, cells in chain(first_rows[bool(named_columns) :], rows):
         if len(cells) <= max(columns.values()):
             count = counted(len(cells), "cell")
             raise UserError(f"line {line} of {shown_path!r} has {count}, too few: correct the line.")

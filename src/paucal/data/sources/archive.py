@@ -232,7 +232,7 @@ def checked_name(file: Path | str, name: str) -> str:
 
 def _refuse_too_many_entries(file: Path | str, count: int) -> None:
     if count > MAX_ENTRIES:
-        raise UserError(f"{file} has more entries than the limit of {MAX_ENTRIES:,}.")
+        raise UserError(f"{file} has more entries than the limit of {MAX_ENTRIES:,}: split the file.")
 
 
 def shared_folder(names: list[str], depth: int) -> str:

@@ -4,10 +4,10 @@ import csv
 import io
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import islice
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from paucal.data.sources.locating import plain_path
 from paucal.data.sources.suffixes import IMAGE_SUFFIXES
@@ -91,18 +91,29 @@ def csv_rows(file: Path, text: str, exact: bool = False) -> Iterator[TableRow]:
         delimiter, text = first_line[4], f"\n{later_lines}"
     else:
         delimiter = _detect_delimiter(file, text)
+
+    def reader(strict: bool) -> Any:
+        content = io.StringIO(text, newline="")
+        return csv.reader(content, delimiter=delimiter, skipinitialspace=not exact, strict=strict)
+
+    # The quotes are checked in a pass of its own, so that the cells of a large table are never all in memory.
+    lines, row_line = reader(_check_quotes(file, reader)), 1
+    for cells in lines:
+        if any(cell.strip() for cell in cells):
+            yield TableRow(row_line, cells if exact else [cell.strip() for cell in cells])
+        row_line = lines.line_num + 1
+
+
+def _check_quotes(file: Path, reader: Callable[[bool], Any]) -> bool:
+    """Refuse an unclosed quote; return whether strict parsing reads the file. `reader` returns a CSV reader."""
     # Strict parsing finds unclosed quotes, but also refuses white space after a closing quote. In that case, the file
     # is parsed again without `strict`, and an unclosed quote is recognised as a cell of several lines.
     for strict in (True, False):
-        content = io.StringIO(text, newline="")
-        lines = csv.reader(content, delimiter=delimiter, skipinitialspace=not exact, strict=strict)
-        row_line, unclosed_line, rows = 1, 0, []
+        lines, row_line, unclosed_line = reader(strict), 1, 0
         try:
-            for cells in lines:
+            for _ in lines:
                 if not strict and lines.line_num > row_line and unclosed_line == 0:
                     unclosed_line = row_line
-                if any(cell.strip() for cell in cells):
-                    rows.append(TableRow(row_line, cells if exact else [cell.strip() for cell in cells]))
                 row_line = lines.line_num + 1
         except csv.Error as problem:
             if strict and "expected after" in str(problem):
@@ -117,8 +128,8 @@ def csv_rows(file: Path, text: str, exact: bool = False) -> Iterator[TableRow]:
                 f'line {unclosed_line} of {file} has a quote (") that is not closed: add the closing quote, or write '
                 'the quote as "".'
             )
-        yield from rows
-        return
+        return strict
+    raise AssertionError("parsing without `strict` refuses no white space after a closing quote")
 
 
 def _detect_delimiter(file: Path, text: str) -> str:
