@@ -88,7 +88,6 @@ def conclude(run: RunFolder, setup: TrainingSetup, outcome: Outcome, console: Co
     save_curves(run, outcome.rows, len(setup.data.part("train")), chance=chance, best=setup.best_epoch(outcome))
     report = _write_evaluation(run, setup, predictions)
     calibrated = calibration(uncalibrated, finish.temperature, finish.images) if finish.images else None
-    remove_intermediate_files(run, setup)
     if not setup.card.is_multi_label:
         draw_mistakes(run.plots, predictions, setup.data.images, load_trained(run), console.say)
     return _write_and_print(run, setup, outcome, FinalEvaluation(report, finish, calibrated), console)
@@ -101,6 +100,7 @@ def _write_and_print(
     lines, files = result_lines(run, setup, outcome, evaluation), f"{'metrics.csv, ' if outcome.rows else ''}plots/"
     content["next_steps"] = steps
     publish_results(run, console, content, write_report, lines, files, steps, report_table(evaluation.report))
+    remove_intermediate_files(run, setup)  # a run that is killed before this line needs them again
     return Result(run.path, evaluation.report, outcome.seconds)
 
 

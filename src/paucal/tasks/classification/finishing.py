@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, replace
 
 import torch
@@ -249,7 +249,8 @@ def _find_unlabelled(
     stored, first_size = run.path / FROZEN_FILE, details.get("image_size")
     is_same_size = first_size == list(setup.card.preprocessing.image_size)
     if stored.is_file() and setup.settings.freeze == details.get("frozen_stages") and is_same_size:
-        return FrozenOutputs.from_tensors(read_weights(stored))
+        with suppress(UserError):  # a damaged file; the images are read instead
+            return FrozenOutputs.from_tensors(read_weights(stored))
     max_images = details.get("read_again", 0)
     if not max_images:
         return None

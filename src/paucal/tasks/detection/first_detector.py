@@ -15,13 +15,13 @@ from lightning.pytorch import Callback
 from torch import Tensor, nn
 
 from paucal.backbones.stage_maps import StageMaps
-from paucal.data.loader import TrainLoader
+from paucal.data.loader import TrainLoader, make_train_loader
+from paucal.data.sampler import StepSampler
 from paucal.memory import read_available_memory
 from paucal.models.trained import save_trained
 from paucal.objectives.finetuning import FineTuning
 from paucal.runner.clock import start_time
 from paucal.runner.console import Console
-from paucal.runner.images import step_loader
 from paucal.runner.time_budget import seconds_per_step, trial_steps
 from paucal.runs import RunFolder
 from paucal.tasks.detection.assembly import DetectionSetup
@@ -102,8 +102,12 @@ def loader(setup: DetectionSetup, steps: int, start: int = 0) -> TrainLoader:
     settings, preprocessing = setup.settings, setup.card.preprocessing
     view = evaluation_view(setup.card.resize_to, preprocessing.mean, preprocessing.std)
     dataset = BoxedDataset(setup.images, view, settings.seed, min_side=settings.least_box)
-    plan = replace(setup.plan, total_steps=steps)
-    return step_loader(dataset, setup.data, settings, plan, start, into_batch=collate_boxes)
+    indices, accumulate = setup.data.part("train"), settings.accumulate
+    # One process trains the first stage, and its steps are counted without the time limit of the run.
+    sampler = StepSampler(
+        indices, settings.images_per_pass, steps * accumulate, settings.seed, start, accumulate=accumulate
+    )
+    return make_train_loader(dataset, sampler, settings.workers, settings.device == "cuda", collate_boxes)
 
 
 def fit_heads_steps(setup: DetectionSetup, seconds: float) -> int:

@@ -6,11 +6,13 @@ import pytest
 import timm
 import torch
 
+from paucal.backbones.frozen_stages import FrozenStages
 from paucal.backbones.layers import stage_parameters
 from paucal.models.features import ClassifierInputs, StageClassifierInputs
 from paucal.tasks.classification.auto_tune.record import TuneStep
 from paucal.tasks.classification.auto_tune.resumed_features import FrozenOutputs, ResumableFeatures
 from paucal.tasks.classification.auto_tune.state import TuneState
+from paucal.types import UserError
 
 IMAGES, SIZE = 6, (64, 64)
 # A network with pooled maps of frozen stages, one without, and one whose features are tokens.
@@ -86,11 +88,27 @@ def test_stored__nothing_that_needs_more_than_the_given_bytes_or_does_not_give_t
         torch.testing.assert_close(features, features_of(network, images, True))
         assert nothing is None
     assert stored_outputs(network, images, True, frozen_stages(network), n_bytes)[1] is not None
+    with monkeypatch.context() as patch:  # as a network whose activations exceed the range of float16
+        activations = FrozenStages.activations
+        patch.setattr(FrozenStages, "activations", lambda *given: activations(*given).clamp(max=1e30) * 1e30)
+        patch.setattr(ResumableFeatures, "_can_store", lambda *_: True)
+        assert stored_outputs(network, images, True, frozen_stages(network))[1] is None
     resumed = ResumableFeatures._resume
     monkeypatch.setattr(ResumableFeatures, "_resume", lambda *given: resumed(*given) + 0.1)
     features, nothing = stored_outputs(network, images, True, frozen_stages(network))
     torch.testing.assert_close(features, features_of(network, images, True))
     assert nothing is None
+
+
+def test_network__that_cannot_continue_is_refused_and_keeps_no_hook(network, monkeypatch):
+    def refuse(*_):
+        raise RuntimeError("shape '[2, 4]' is invalid")
+
+    monkeypatch.setattr(ResumableFeatures, "_resume", refuse)
+    hooks = [len(module._forward_hooks) + len(module._forward_pre_hooks) for module in network.modules()]
+    with pytest.raises(UserError, match="cannot continue after stage"):
+        ResumableFeatures(network, SIZE, True, frozen_stages(network))
+    assert [len(module._forward_hooks) + len(module._forward_pre_hooks) for module in network.modules()] == hooks
 
 
 @pytest.mark.parametrize(

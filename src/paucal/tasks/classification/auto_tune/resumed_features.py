@@ -7,6 +7,7 @@ EfficientNet-Lite0 on one core. Their outputs are therefore stored, and the tune
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -17,10 +18,13 @@ from paucal.backbones.layout import Size
 from paucal.backbones.probe import probe_images, temporary_eval_mode
 from paucal.backbones.stage_classifier import StagePool, last_stage_maps
 from paucal.models.features import ClassifierInputs
+from paucal.types import UserError
 
 FROZEN_FILE = "unlabelled-frozen.safetensors"  # in the run folder, removed at the end of the run
 BATCH_SIZE = 32  # images of a batch that continues from stored outputs
 TOLERANCE = 1e-2  # tolerance for features computed from float16 outputs, relative to the features' standard deviation
+
+_Hooked = TypeVar("_Hooked", FrozenStages, ClassifierInputs, StagePool)
 
 
 @dataclass(frozen=True)
@@ -77,12 +81,22 @@ class ResumableFeatures(nn.Module):
         super().__init__()
         self._network, self._n_images, self._max_bytes = network, n_images, max_bytes
         maps = last_stage_maps(network, image_size) if staged else ()
-        self._stages, self._inputs = FrozenStages(network, frozen), ClassifierInputs(network)
-        image = probe_images(network, image_size)
-        with temporary_eval_mode(network), recorded_outputs(network, [stage.name for stage in maps]) as outputs:
-            self._stages.activations(image)  # `FrozenStages` keeps this image, and later calls the network with it
-        self._frozen_pool = StagePool(network, [stage for stage in maps if stage.name in outputs])
-        self._trained_pool = StagePool(network, [stage for stage in maps if stage.name not in outputs])
+        images = probe_images(network, image_size).repeat(2, 1, 1, 1)
+        self._hooked: list[FrozenStages | ClassifierInputs | StagePool] = []
+        try:
+            self._stages, self._inputs = (
+                self._hook(FrozenStages(network, frozen)),
+                self._hook(ClassifierInputs(network)),
+            )
+            with temporary_eval_mode(network), recorded_outputs(network, [stage.name for stage in maps]) as outputs:
+                self._stages.activations(images)
+            self._frozen_pool = self._hook(StagePool(network, [stage for stage in maps if stage.name in outputs]))
+            self._trained_pool = self._hook(StagePool(network, [stage for stage in maps if stage.name not in outputs]))
+            with temporary_eval_mode(network):
+                self._resume(*self._frozen_outputs(images))
+        except (UserError, RuntimeError) as problem:
+            self.close()
+            raise UserError(f"the network cannot continue after stage {frozen}: {problem}") from problem
         self._activations, self._pooled = torch.empty(0), torch.empty(0)
         self._is_storing, self._n_stored, self._seconds = max_bytes > 0, 0, 0.0
 
@@ -90,10 +104,10 @@ class ResumableFeatures(nn.Module):
         """Return the features of (B, C, H, W) images, and store the outputs of the frozen stages."""
         if not self._is_storing:
             return self._features_of(images)
-        activations = self._stages.activations(images)
-        pooled = self._frozen_pool.join(images.new_empty(len(images), 0, dtype=torch.float32))
+        activations, pooled = self._frozen_outputs(images)
         start_time = time.monotonic()
         features = self._resume(activations, pooled)
+        features[0, 0].item()  # waits until the device has finished
         self._seconds += time.monotonic() - start_time
         if not self._n_stored:
             self._is_storing = self._can_store(images[:1], activations[:1], pooled[:1])
@@ -103,6 +117,7 @@ class ResumableFeatures(nn.Module):
             self._pooled = torch.empty(self._n_images, pooled.shape[1])
         rows = slice(self._n_stored, self._n_stored + len(images))
         self._activations[rows], self._pooled[rows] = activations, pooled
+        self._is_storing = bool(self._activations[rows].isfinite().all())  # float16 ends at 65,504
         self._n_stored += len(images)
         return features
 
@@ -130,8 +145,17 @@ class ResumableFeatures(nn.Module):
 
     def close(self) -> None:
         """Remove the hooks."""
-        for hooked in (self._stages, self._inputs, self._frozen_pool, self._trained_pool):
+        for hooked in self._hooked:
             hooked.close()
+
+    def _hook(self, hooked: _Hooked) -> _Hooked:
+        self._hooked.append(hooked)
+        return hooked
+
+    def _frozen_outputs(self, images: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the inputs of the first trained stage, and the pooled maps of the frozen stages."""
+        activations = self._stages.activations(images)
+        return activations, self._frozen_pool.join(images.new_empty(len(images), 0, dtype=torch.float32))
 
     def _features_of(self, images: Tensor) -> Tensor:
         last = self._inputs(images)

@@ -14,7 +14,7 @@ from paucal.evaluation.familiarity import fit_familiarity
 from paucal.evaluation.predictions import Predictions, predict_in_order
 from paucal.models.trained import save_trained
 from paucal.runner.images import eval_loader
-from paucal.runs.weights import read_weights, save_weights
+from paucal.runs.weights import MAX_WEIGHTS_BYTES, read_weights, save_weights
 from paucal.tasks.classification.assembly import TrainingSetup
 from paucal.tasks.classification.auto_tune.first_model import (
     classifier_width,
@@ -114,10 +114,12 @@ def _select_images(state: TuneState, first: FittedHead) -> tuple[ImageSet, Tenso
     setup, console = state.setup, state.console
     max_images = MAX_IMAGES
     if state.record.budget:
-        is_tuned = not cannot_evaluate_tuning(setup)
+        is_tuned = _is_tuned(setup)
         fraction = max_time_fraction(len(setup.data.part("train")), is_tuned)
         seconds = min(fraction * state.record.budget, state.seconds_left() * (MAX_LEFT_FRACTION if is_tuned else 1))
         max_images = int(seconds * state.precision.speed / max(state.image_seconds, 1e-9))
+    if (state.run.path / FEATURES_FILE).is_file():  # of a stopped run, which had more or less time left
+        max_images = int(read_weights(state.run.path / FEATURES_FILE)["max_images"])
     if max_images < MIN_IMAGES:
         raise UserError("there is no time left for the images without labels; give a longer --time")
     images = read_unlabelled(setup.settings, setup.data, max_images, console)
@@ -125,7 +127,7 @@ def _select_images(state: TuneState, first: FittedHead) -> tuple[ImageSet, Tenso
     console.say(f"{counted(len(images), 'image')} without labels: their features take about {format_duration(seconds)}")
     if not len(images):
         return images, first.features[:0], None
-    features, frozen = _load_or_compute_features(state, first, images)
+    features, frozen = _load_or_compute_features(state, first, images, max_images)
     is_similar = _resembles_training(first, features, classifier_width(setup.objective.deployable()))
     if not is_similar.all():
         n_unlike = int((~is_similar).sum())
@@ -194,11 +196,12 @@ def max_time_fraction(n_labelled: int, is_tuned: bool) -> float:
 
 
 def _load_or_compute_features(
-    state: TuneState, first: FittedHead, images: ImageSet
+    state: TuneState, first: FittedHead, images: ImageSet, max_images: int
 ) -> tuple[Tensor, FrozenOutputs | None]:
     """Return the (U, D) features of all unlabelled images and their frozen outputs, as `_select_images` does.
 
-    Both are read from a file if a stopped run had computed them.
+    Both are read from a file if a stopped run had computed them. `max_images` is the limit with which the images were
+    selected, which is stored for a resumed run.
     """
     setup, path = state.setup, state.run.path / FEATURES_FILE
     if path.is_file():
@@ -207,30 +210,31 @@ def _load_or_compute_features(
             return cached["features"], FrozenOutputs.from_tensors(cached) if "activations" in cached else None
     data, rows = as_training_split(images), np.arange(len(images))
     network, preprocess, dtype = setup.objective.deployable(), setup.card.preprocessing, state.precision.dtype
-    resumable = _make_resumable(state, first.staged, len(images))
+    resumable, frozen = _make_resumable(state, first.staged, len(images)), None
     with state.console.progress("features of images without labels") as advance:
         if resumable is None:
             features = frozen_features(network, data, rows, preprocess, setup.settings, advance, first.staged, dtype)
-            save_weights(path, {"features": features})
-            return features, None
-        try:
-            loader = eval_loader(data, rows, preprocess, setup.settings)
-            features = predict_in_order(resumable, loader, rows, setup.settings.device, advance, dtype)
-            frozen = resumable.stored(state.precision.speed)
-        finally:
-            resumable.close()
-    save_weights(path, {"features": features, **({} if frozen is None else frozen.to_tensors())})
+        else:
+            try:
+                loader = eval_loader(data, rows, preprocess, setup.settings)
+                features = predict_in_order(resumable, loader, rows, setup.settings.device, advance, dtype)
+                frozen = resumable.stored(state.precision.speed)
+            finally:
+                resumable.close()
+    limit = torch.tensor(max_images)
+    save_weights(path, {"features": features, "max_images": limit, **({} if frozen is None else frozen.to_tensors())})
     return features, frozen
 
 
 def _make_resumable(state: TuneState, staged: bool, n_images: int) -> ResumableFeatures | None:
     """Return the network as one that stores its frozen outputs; None if it cannot, or if tuning freezes no stages."""
     setup = state.setup
-    n_frozen = _count_frozen_stages(setup) if _is_tuned(setup) and setup.settings.processes == 1 else 0
-    if not n_frozen:
+    n_frozen = _count_frozen_stages(setup)
+    if not (n_frozen and _is_tuned(setup) and len(setup.data.part("val")) and setup.settings.processes == 1):
         return None
     network = setup.objective.deployable().to(setup.settings.device)
-    max_bytes = max_activation_bytes(state.run.path) / 2  # a selection of the images is a second copy
+    # A selection of the images is a second copy; a file of weights holds the activations with the features.
+    max_bytes = min(max_activation_bytes(state.run.path), MAX_WEIGHTS_BYTES) / 2
     try:
         return ResumableFeatures(network, setup.card.preprocessing.image_size, staged, n_frozen, n_images, max_bytes)
     except UserError:  # the network cannot continue after these stages
