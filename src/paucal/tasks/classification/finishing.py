@@ -246,11 +246,11 @@ def _find_unlabelled(
     If tuning has left the first stages frozen, the stored outputs of these stages are returned in place of the images.
     """
     details = {} if record.unlabelled is None else record.unlabelled.details
-    stored, first_size = run.path / FROZEN_FILE, details.get("image_size")
-    is_same_size = first_size == list(setup.card.preprocessing.image_size)
-    if stored.is_file() and setup.settings.freeze == details.get("frozen_stages") and is_same_size:
-        with suppress(UserError):  # a damaged file; the images are read instead
-            return FrozenOutputs.from_tensors(read_weights(stored))
+    if details.get("resumed") and setup.settings.freeze == details["frozen_stages"]:
+        is_same_size = details["image_size"] == list(setup.card.preprocessing.image_size)
+        with suppress(UserError):  # the file is missing or damaged; the images are read instead
+            if is_same_size:
+                return FrozenOutputs.from_tensors(read_weights(run.path / FROZEN_FILE))
     max_images = details.get("read_again", 0)
     if not max_images:
         return None

@@ -21,6 +21,7 @@ from paucal.models.trained import load_trained
 from paucal.runner.console import SilentConsole
 from paucal.runner.life import Stopped, resume
 from paucal.runs import RunFolder
+from paucal.runs.weights import save_weights
 from paucal.tasks.classification import assembly, finishing
 from paucal.tasks.classification.assembly import assemble
 from paucal.tasks.classification.auto_tune import first_model, refit, unlabelled_head
@@ -416,8 +417,8 @@ def test_time_share__is_larger_the_less_tuning_can_gain():
 @pytest.mark.parametrize(
     ("left", "too_few", "most"), [(900.0, False, 4000), (300.0, False, 1500), (300.0, True, 3000), (900.0, True, 7000)]
 )
-def test_read_images__leave_half_of_the_time_that_is_left_for_tuning(left, too_few, most, monkeypatch):
-    monkeypatch.setattr(step, "cannot_evaluate_tuning", lambda _: too_few)
+def test_read_images__leave_half_of_the_time_that_is_left_for_tuning(left, too_few, most, monkeypatch, tmp_path):
+    monkeypatch.setattr(step, "_is_tuned", lambda _: not too_few)
 
     def read(settings, data, max_images, console):
         raise UserError(f"at most {max_images}")
@@ -425,6 +426,7 @@ def test_read_images__leave_half_of_the_time_that_is_left_for_tuning(left, too_f
     monkeypatch.setattr(step, "read_unlabelled", read)
     setup = SimpleNamespace(settings=None, data=SimpleNamespace(part={"train": range(100)}.__getitem__))
     state = SimpleNamespace(
+        run=SimpleNamespace(path=tmp_path),
         setup=setup,
         record=SimpleNamespace(budget=1000.0),
         seconds_left=lambda: left,
@@ -433,6 +435,9 @@ def test_read_images__leave_half_of_the_time_that_is_left_for_tuning(left, too_f
         console=None,
     )
     with pytest.raises(UserError, match=rf"at most {most}$"):
+        step._select_images(state, None)
+    save_weights(tmp_path / step.FEATURES_FILE, {"max_images": torch.tensor(2222)})  # of a stopped run
+    with pytest.raises(UserError, match=r"at most 2222$"):
         step._select_images(state, None)
 
 
