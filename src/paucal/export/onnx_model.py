@@ -37,7 +37,7 @@ def to_onnx(program: ExportedProgram, graph: Graph, card: ModelCard) -> bytes:
         )
         if onnx_program is None:
             raise ValueError("torch returned no model")
-    onnx_graph: Any = onnx_program.model_proto
+        onnx_graph: Any = onnx_program.model_proto  # serialises the tensors
     # Torch gives dynamic dimensions names such as s77, which are replaced by readable names.
     input_dims = onnx_graph.graph.input[0].type.tensor_type.shape.dim
     names = {

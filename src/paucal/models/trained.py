@@ -139,6 +139,8 @@ class TrainedModel:
 
     def classify(self, images: Iterable[Image.Image], batch_size: int = 64) -> Iterator[Tensor]:
         """Yield (K,) probabilities for each image; images are read and classified in batches."""
+        if batch_size < 1:
+            raise ValueError(f"batch_size is {batch_size}, expected at least 1")
         iterator = iter(images)
         while batch := list(islice(iterator, batch_size)):
             yield from self.probabilities(batch)

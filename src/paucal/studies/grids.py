@@ -60,8 +60,8 @@ def prepare_grids(call: Call) -> list[Grid]:
         if small is not None and kind == "train" and any(row.maps for row in study.rows_at(small)):
             # All rows use the split of the teacher that made the label maps, even if only some rows are requested.
             arms = _add_label_maps(call, arms, [run.row.maps for run in runs], small, shared)
-        is_frozen = kind == "frozen" and images is not None
-        feature_timer = _make_feature_timer(call, runs, len(images)) if is_frozen else None
+        is_frozen = kind == "frozen"
+        feature_timer = _make_feature_timer(call, runs, len(images)) if is_frozen and images is not None else None
         timing = (images, feature_timer, prepare_first)
         grids.append(prepare_grid(call.grid_settings(call.folder / data), arms, shared, call.command, console, *timing))
     return grids
