@@ -82,7 +82,7 @@ def similar_pairs(survey: Survey, store: Store) -> list[Pair]:
     candidates = positions[near_pairs(survey.hashes[positions])]
     correlations = _compute_correlations(candidates, store)
     rows = zip(candidates.tolist(), correlations.tolist(), correlations >= MIN_CORRELATION, strict=True)
-    return [Pair(*pair, correlation) for pair, correlation, is_similar in rows if is_similar]
+    return [Pair(first, second, correlation) for (first, second), correlation, is_similar in rows if is_similar]
 
 
 def merge_groups(groups: Iterable[Sequence[int]]) -> list[list[int]]:

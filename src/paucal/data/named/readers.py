@@ -149,12 +149,14 @@ class Hdf5Store:
         OSError: The file cannot be read.
     """
 
-    def __init__(self, file: Path, name: str) -> None:
+    def __init__(self, file: Path, name: str, shape: tuple[int, ...] | None = None) -> None:
         self._file, self._name = file, name
         self._opened: Any = None
         self._process_id = 0
         self._lock = threading.Lock()
-        self._shape = self._array().shape
+        self._shape = shape or self._array().shape
+        if shape is not None:  # in a worker process, where a file that has changed is reported when an image is read
+            return
         if len(self._shape) != 4 or self._shape[3] != 3 or self._array().dtype != np.uint8:
             raise ValueError(
                 f"{file.name} has values of type {self._array().dtype} and shape {self._shape}, expected uint8 and "
@@ -162,7 +164,7 @@ class Hdf5Store:
             )
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Hdf5Store, (self._file, self._name)
+        return Hdf5Store, (self._file, self._name, self._shape)
 
     def __len__(self) -> int:
         return self._shape[0]

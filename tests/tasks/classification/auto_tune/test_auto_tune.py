@@ -165,7 +165,8 @@ def test_climb__stopped_anywhere_goes_on_to_the_same_model(data, tmp_path, monke
     assert all(torch.equal(value, theirs[name]) for name, value in ours.items())
 
 
-def test_probe__is_the_floor(data, tmp_path):
+def test_probe__is_the_floor(data, tmp_path, monkeypatch):
+    monkeypatch.setattr(finishing, "refit_head", lambda *_: None)  # on some processors, its features are good enough
     result = started_from(
         data, tmp_path / "run", epochs=2, lr=20.0, label_smoothing=0.0
     )  # no network survives such a rate
@@ -332,7 +333,8 @@ def test_race__is_left_out_where_a_larger_network_would_leave_no_time_to_tune(mo
 
     counts = {"train": 2761, "val": 307, "test": 372}  # 20,006 forward passes with three epochs of tuning
     images = SimpleNamespace(targets=np.arange(3440) % 10)
-    data = SimpleNamespace(part=lambda name: np.arange(2761), images=images, counts=lambda: counts)
+    split = SimpleNamespace(groups=None)
+    data = SimpleNamespace(part=lambda name: np.arange(2761), images=images, split=split, counts=lambda: counts)
     state = SimpleNamespace(
         setup=SimpleNamespace(
             data=data,
