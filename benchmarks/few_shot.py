@@ -27,8 +27,8 @@ from measuring import store, surroundings
 from paucal.backbones.stage_classifier import N_STAGES
 from paucal.evaluation.protocols.classifier import LinearClassifier
 from paucal.tasks.classification.auto_tune.head_race import race_heads
-from paucal.tasks.classification.auto_tune.heads import HEADS, FitHead, fit_gaussian, fit_mixture
-from paucal.tasks.classification.auto_tune.probe import Head, fit_head, fit_regression, standardise
+from paucal.tasks.classification.auto_tune.heads import HEADS, fit_gaussian, fit_mixture
+from paucal.tasks.classification.auto_tune.probe import FitHead, Head, fit_head, fit_regression, standardise
 
 TODAY, RACE = "today", "race"
 
