@@ -415,9 +415,9 @@ def test_time_share__is_larger_the_less_tuning_can_gain():
 
 
 @pytest.mark.parametrize(
-    ("left", "too_few", "most"), [(900.0, False, 4000), (300.0, False, 1500), (300.0, True, 3000), (900.0, True, 7000)]
+    ("left", "too_few", "most"), [(900.0, False, 3000), (300.0, False, 1000), (300.0, True, 3000), (900.0, True, 7000)]
 )
-def test_read_images__leave_half_of_the_time_that_is_left_for_tuning(left, too_few, most, monkeypatch, tmp_path):
+def test_read_images__leave_two_thirds_of_the_time_that_is_left_for_tuning(left, too_few, most, monkeypatch, tmp_path):
     monkeypatch.setattr(step, "_is_tuned", lambda _: not too_few)
 
     def read(settings, data, max_images, console):

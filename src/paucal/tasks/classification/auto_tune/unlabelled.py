@@ -43,8 +43,9 @@ from paucal.wording import counted, format_duration, percent
 # images per class, tuning adds more than unlabelled images do.
 TUNED_FRACTION, FEW_LABELS_FRACTION, UNTUNED_FRACTION = 0.05, 0.4, 0.7
 # Before tuning, these features also take at most this fraction of the time that is left. On a slow core with a large
-# test set, 0.4 of the time budget left none for tuning, which cost 3 points of accuracy.
-MAX_LEFT_FRACTION = 0.5
+# test set, 0.4 of the time budget left none for tuning, which cost 3 points of accuracy; half of the time left allowed
+# at most three epochs.
+MAX_LEFT_FRACTION = 1 / 3
 FEW_LABELS = 300
 # Maximum fractions of the time budget for computing the features of the unlabelled images again with the tuned network:
 # in general, and with fewer than FEW_LABELS labelled images. A second limit is half of the time left.
