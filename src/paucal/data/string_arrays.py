@@ -16,7 +16,7 @@ _ARROW_TYPE = pa.large_binary()  # bytes, because file names need not be valid U
 
 
 class _Strings(Sequence[str], ABC):
-    """Strings of which `take` returns many at once; a slice does the same."""
+    """A sequence of strings; `take` and slices return many strings at once."""
 
     @abstractmethod
     def take(self, indices: NDArray[np.int64]) -> Any:

@@ -51,7 +51,7 @@ def make_panels(
 ) -> tuple[Figure, list[list[Axes]]]:
     """Return a figure with a grid of panels for images of the same shape, with room for titles.
 
-    `shape` is the (height, width) of the images, of which only the ratio matters. `extra` is additional height of the
+    `shape` is the (height, width) of the images; only its ratio matters. `extra` is additional height of the
     figure in inches. Panels are larger than usual by the factor `scale`.
     """
     longest = max(shape)

@@ -436,9 +436,11 @@ def test_read_images__leave_two_thirds_of_the_time_that_is_left_for_tuning(left,
     )
     with pytest.raises(UserError, match=rf"at most {most}$"):
         step._select_images(state, None)
-    save_weights(tmp_path / step.FEATURES_FILE, {"max_images": torch.tensor(2222)})  # of a stopped run
-    with pytest.raises(UserError, match=r"at most 2222$"):
-        step._select_images(state, None)
+    limit = {"max_images": torch.tensor(2222)}
+    for stored, expected in ((limit, 2222), ({"features": torch.zeros(1)}, most)):  # of a stopped run, and an old one
+        save_weights(tmp_path / step.FEATURES_FILE, stored)
+        with pytest.raises(UserError, match=rf"at most {expected}$"):
+            step._select_images(state, None)
 
 
 def test_tuned_model__has_to_beat_the_better_of_both_first_models(data):

@@ -33,8 +33,8 @@ class FrozenOutputs:
 
     Attributes:
         activations: (N, ...) float16 inputs of the first trained stage.
-        pooled: (N, 2 C) float32 means, and then standard deviations, of the C channels of the frozen stages whose
-            pooled maps belong to the features; C is 0 if there are none.
+        pooled: (N, 2 C) float32 pooled maps of frozen stages that are part of the features: C means, then C standard
+            deviations. C is 0 if no frozen stage is pooled.
         seconds: Mean seconds per image of the trained stages in float32.
     """
 

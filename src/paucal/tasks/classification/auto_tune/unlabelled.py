@@ -119,8 +119,10 @@ def _select_images(state: TuneState, first: FittedHead) -> tuple[ImageSet, Tenso
         fraction = max_time_fraction(len(setup.data.part("train")), is_tuned)
         seconds = min(fraction * state.record.budget, state.seconds_left() * (MAX_LEFT_FRACTION if is_tuned else 1))
         max_images = int(seconds * state.precision.speed / max(state.image_seconds, 1e-9))
-    if (state.run.path / FEATURES_FILE).is_file():  # of a stopped run, which had more or less time left
-        max_images = int(read_weights(state.run.path / FEATURES_FILE)["max_images"])
+    path = state.run.path / FEATURES_FILE
+    cached = read_weights(path) if path.is_file() else {}
+    # A stopped run had another time left. The files of earlier versions do not contain the limit.
+    max_images = int(cached.get("max_images", max_images))
     if max_images < MIN_IMAGES:
         raise UserError("there is no time left for the images without labels; give a longer --time")
     images = read_unlabelled(setup.settings, setup.data, max_images, console)
@@ -128,7 +130,12 @@ def _select_images(state: TuneState, first: FittedHead) -> tuple[ImageSet, Tenso
     console.say(f"{counted(len(images), 'image')} without labels: their features take about {format_duration(seconds)}")
     if not len(images):
         return images, first.features[:0], None
-    features, frozen = _load_or_compute_features(state, first, images, max_images)
+    if cached and cached["features"].shape == (len(images), first.features.shape[1]):
+        features, frozen = cached["features"], FrozenOutputs.from_tensors(cached) if "activations" in cached else None
+    else:
+        features, frozen = _compute_features(state, first, images)
+        tensors = {} if frozen is None else frozen.to_tensors()
+        save_weights(path, {"features": features, "max_images": torch.tensor(max_images), **tensors})
     is_similar = _resembles_training(first, features, classifier_width(setup.objective.deployable()))
     if not is_similar.all():
         n_unlike = int((~is_similar).sum())
@@ -196,19 +203,9 @@ def max_time_fraction(n_labelled: int, is_tuned: bool) -> float:
     return FEW_LABELS_FRACTION if n_labelled < FEW_LABELS else TUNED_FRACTION
 
 
-def _load_or_compute_features(
-    state: TuneState, first: FittedHead, images: ImageSet, max_images: int
-) -> tuple[Tensor, FrozenOutputs | None]:
-    """Return the (U, D) features of all unlabelled images and their frozen outputs, as `_select_images` does.
-
-    Both are read from a file if a stopped run had computed them. `max_images` is the limit with which the images were
-    selected, which is stored for a resumed run.
-    """
-    setup, path = state.setup, state.run.path / FEATURES_FILE
-    if path.is_file():
-        cached = read_weights(path)
-        if cached["features"].shape == (len(images), first.features.shape[1]):
-            return cached["features"], FrozenOutputs.from_tensors(cached) if "activations" in cached else None
+def _compute_features(state: TuneState, first: FittedHead, images: ImageSet) -> tuple[Tensor, FrozenOutputs | None]:
+    """Return the (U, D) features of all unlabelled images and their frozen outputs, as `_select_images` does."""
+    setup = state.setup
     data, rows = as_training_split(images), np.arange(len(images))
     network, preprocess, dtype = setup.objective.deployable(), setup.card.preprocessing, state.precision.dtype
     resumable, frozen = _make_resumable(state, first.staged, len(images)), None
@@ -222,8 +219,6 @@ def _load_or_compute_features(
                 frozen = resumable.stored(state.precision.speed)
             finally:
                 resumable.close()
-    limit = torch.tensor(max_images)
-    save_weights(path, {"features": features, "max_images": limit, **({} if frozen is None else frozen.to_tensors())})
     return features, frozen
 
 
