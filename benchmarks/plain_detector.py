@@ -25,7 +25,7 @@ from torchvision.transforms.v2 import functional as change
 
 from measuring import store, surroundings
 from paucal.data.splits.split_csv import read_split
-from paucal.runner.run_folder import stored_settings
+from paucal.runner.resuming import stored_settings
 from paucal.runs import RunFolder, open_run
 from paucal.tasks.detection.detections import Detections
 from paucal.tasks.detection.evaluation import evaluate_detections

@@ -17,7 +17,7 @@ from PIL import ImageFilter
 from paucal.data.masks.coding import IGNORED
 from paucal.metrics.measures import PixelScores, value_of
 from paucal.runner.console import SilentConsole
-from paucal.runner.run_folder import stored_settings
+from paucal.runner.resuming import stored_settings
 from paucal.runs import open_run
 from paucal.settings.options import setting_fields
 from paucal.tasks.segmentation.images import SegmentationData, open_segmentation_data

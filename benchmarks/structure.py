@@ -137,7 +137,7 @@ def _trace(output: Path) -> None:
     from torch.optim.optimizer import register_optimizer_step_pre_hook
 
     from paucal.cli.main import main
-    from paucal.settings.groups import JobSettings
+    from paucal.settings.shared import JobSettings
 
     opened: set[str] = set()
     carriers: set[tuple[str, str]] = set()

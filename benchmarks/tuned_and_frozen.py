@@ -26,7 +26,7 @@ from paucal.methods.training_settings import TrainSettings
 from paucal.models.trained import load_trained
 from paucal.runner.console import SilentConsole
 from paucal.runner.images import SplitImages, eval_loader
-from paucal.runner.run_folder import stored_settings
+from paucal.runner.resuming import stored_settings
 from paucal.runs import RunFolder
 from paucal.tasks.classification.assembly import TrainingSetup, assemble
 from paucal.tasks.classification.auto_tune.first_model import classifier_width, frozen_features

@@ -17,9 +17,9 @@ from PIL import Image
 
 from data.boxes.written import PIXELS, labelme, region, rows_of, task, write_cvat, yolo_line
 from paucal.data.boxes.label_studio import encode_brush
+from paucal.data.label_kinds import other_kinds_named, recognise
 from paucal.data.masks.masked_images import images_of_pairs, read_masks
 from paucal.data.masks.pairs import find_pairs
-from paucal.data.recognition import other_kinds_named, recognise
 from paucal.data.sources.opening import open_images
 from paucal.tasks.detection.images import open_boxed
 from paucal.types import UserError

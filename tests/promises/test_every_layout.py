@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 import paucal
+from paucal.data.label_kinds import recognise
 from paucal.data.masks.masked_images import images_of_pairs, read_masks
 from paucal.data.masks.pairs import find_pairs
-from paucal.data.recognition import recognise
 from paucal.data.sources.opening import open_images
 from paucal.verbs.check.annotations import BAD_BOXES, BAD_MASKS
 from paucal.verbs.check.annotations import BOXES as BOXED

@@ -11,9 +11,9 @@ from PIL import Image
 
 import paucal
 from cli.calls import make_scenes
+from paucal.data.label_kinds import recognise
 from paucal.data.masks.masked_images import images_of_pairs, read_masks
 from paucal.data.masks.pairs import find_pairs
-from paucal.data.recognition import recognise
 from paucal.runner.annotation_frames import takes_annotations
 from paucal.tasks.detection.images import open_boxed
 from paucal.types import UserError

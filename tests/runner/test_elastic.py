@@ -19,7 +19,7 @@ from paucal.data.sampler import StepSampler
 from paucal.data.shards.stream import Stream
 from paucal.methods.training_settings import TrainSettings
 from paucal.runner.processes import explain_lost_processes
-from paucal.runner.run_folder import process_shape, with_processes
+from paucal.runner.resuming import process_shape, with_processes
 from paucal.training import Hardware
 from paucal.training.hanging import HangLimit
 from paucal.types import UserError

@@ -8,7 +8,7 @@ import pytest
 from fuzz.flags import spellings_of
 from paucal.cli.arguments import CommandParser, add_settings, parse_arguments
 from paucal.cli.main import COMMAND_SUMMARIES
-from paucal.runner.run_folder import typed_settings
+from paucal.runner.resuming import typed_settings
 from paucal.settings.options import EarlierName, flag_words, option, rule_chosen_names, with_current_names
 from paucal.settings.values import settings_from_keywords
 from paucal.tasks.detection.settings import DetectSettings

@@ -4,7 +4,7 @@ import json
 from collections.abc import Sequence
 
 from paucal.cli.arguments import CommandParser, parse_with_settings
-from paucal.settings.groups import LABELLED_DATA_HELP
+from paucal.settings.shared import LABELLED_DATA_HELP
 from paucal.verbs.check.settings import CheckSettings
 
 DESCRIPTION = """Read every image once, and report the content of the data set and its problems.

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from paucal.cli.arguments import CommandParser, parse_with_settings
-from paucal.settings.groups import LABELLED_DATA_HELP
+from paucal.settings.shared import LABELLED_DATA_HELP
 from paucal.verbs.convert.settings import ConvertSettings
 
 DESCRIPTION = """Write a data set, with its images and splits, in another layout for other programs or paucal commands.

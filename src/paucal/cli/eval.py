@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from paucal.cli.arguments import CommandParser, parse_with_settings
-from paucal.settings.groups import LABELLED_DATA_HELP
+from paucal.settings.shared import LABELLED_DATA_HELP
 from paucal.verbs.eval.settings import EvalSettings
 
 DESCRIPTION = """Evaluate the model of a run on labelled images, a detector on boxes, a segmentation network on masks.

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from paucal.cli.arguments import CommandParser, parse_with_settings
-from paucal.settings.groups import LABELLED_DATA_HELP
+from paucal.settings.shared import LABELLED_DATA_HELP
 from paucal.verbs.label.settings import LabelSettings
 
 DESCRIPTION = """Write label maps: a trained classifier (the teacher) predicts classes for grid cells of every image.

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from paucal.cli.arguments import CommandParser, parse_with_settings
-from paucal.settings.groups import LABELLED_DATA_HELP
+from paucal.settings.shared import LABELLED_DATA_HELP
 from paucal.verbs.shard.settings import ShardSettings
 
 DESCRIPTION = """Write the images of a data set into shards: a few large files instead of millions of small files.

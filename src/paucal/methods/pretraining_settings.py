@@ -7,8 +7,8 @@ from paucal.methods.lejepa.settings import LeJepaSettings
 from paucal.methods.self_distillation.settings import SelfDistillationSettings
 from paucal.methods.visreg.settings import VisRegSettings
 from paucal.settings.crops import CropSettings, MonitorSettings, PretrainScheduleSettings
-from paucal.settings.groups import JobSettings
 from paucal.settings.options import option
+from paucal.settings.shared import JobSettings
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from paucal.objectives.one_backbone import OneBackbone
 from paucal.recipes.recipe import Recipe, fill_in, require_init
 from paucal.recipes.starts import imagenet_alone
 from paucal.recipes.table import RECIPES
-from paucal.rules import images, length, machine, model, resolve
+from paucal.rules import augmentation, machine, model_and_size, resolve, schedule
 from paucal.rules.facts import DataAndMachine
 from paucal.settings.options import require_known
 from paucal.types import UserError
@@ -33,7 +33,14 @@ EXTRA_LOSSES: dict[str, ExtraLoss] = {
 }
 ENTRIES: tuple[Entry, ...] = (*METHODS.values(), *EXTRA_LOSSES.values())
 SHARED_RULES = resolve.rules_by_name(
-    (*machine.PROCESS_RULES, *model.RULES, *length.RULES, *images.RULES, model.drop_path, *machine.COMPUTE_RULES)
+    (
+        *machine.PROCESS_RULES,
+        *model_and_size.RULES,
+        *schedule.RULES,
+        *augmentation.RULES,
+        model_and_size.drop_path,
+        *machine.COMPUTE_RULES,
+    )
 )
 
 

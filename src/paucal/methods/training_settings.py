@@ -6,9 +6,9 @@ from paucal.methods.distillation.settings import DistillationSettings
 from paucal.methods.drloc.settings import DrLocSettings
 from paucal.methods.locality.settings import LocalitySettings
 from paucal.methods.token_labeling.settings import TokenLabelingSettings
-from paucal.settings.groups import JobSettings, LabelledDataSettings
 from paucal.settings.options import option
-from paucal.settings.parts import (
+from paucal.settings.shared import JobSettings, LabelledDataSettings
+from paucal.settings.supervised import (
     AugmentationSettings,
     BalanceSettings,
     FineTuningSettings,

@@ -13,8 +13,8 @@ from paucal.backbones.layers import count_stages
 from paucal.backbones.sizing import fit_to_image_size, fit_to_image_sizes
 from paucal.backbones.spec import BackboneSpec
 from paucal.reading import parse_yaml
-from paucal.settings.groups import ModelSettings
 from paucal.settings.options import DEFAULT_SIDE
+from paucal.settings.shared import ModelSettings
 from paucal.types import UserError, height_and_width
 
 

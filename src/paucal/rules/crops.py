@@ -15,9 +15,9 @@ from paucal.data.views.multi_crop import (
     GLOBAL_SCALE,
     LOCAL_SCALE,
 )
+from paucal.rules.augmentation import hflip, normalise_for_initial_weights
 from paucal.rules.facts import DataAndMachine
-from paucal.rules.images import hflip, normalise_for_initial_weights
-from paucal.rules.model import SMALL_SIDE, expected_side, model_args, model_of_initial_weights, small_img_size
+from paucal.rules.model_and_size import SMALL_SIDE, expected_side, model_args, model_of_initial_weights, small_img_size
 from paucal.rules.resolve import Choice
 
 PAPER_REASON = "EsViT's value"

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 from paucal.rules.backbone import BackboneShape, backbone_shape
 from paucal.rules.facts import DataAndMachine
-from paucal.settings.groups import JobSettings
+from paucal.settings.shared import JobSettings
 
 # Settings that depend on the number of epochs. These settings are None as long as the number of epochs has not been
 # planned from the time budget, and if the number of epochs is 0.

@@ -38,7 +38,7 @@ from paucal.models.saved import stored_card
 from paucal.rules.facts import DataAndMachine, best_device
 from paucal.runner.processes import launched_shape
 from paucal.runs import RunFolder
-from paucal.settings.groups import DataSettings, JobSettings, LabelledDataSettings
+from paucal.settings.shared import DataSettings, JobSettings, LabelledDataSettings
 from paucal.training import Plan
 from paucal.types import UserError
 

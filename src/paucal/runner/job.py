@@ -21,7 +21,7 @@ from paucal.runner.console import Console
 from paucal.runner.images import Advance, SplitImages, pin_data
 from paucal.runner.starts import pin_start
 from paucal.runs import RunFolder, write_atomically
-from paucal.settings.groups import JobSettings
+from paucal.settings.shared import JobSettings
 from paucal.training import Optimization, Outcome, Plan, Watch
 from paucal.wording import counted
 

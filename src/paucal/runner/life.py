@@ -38,7 +38,8 @@ from paucal.runner.processes import (
     receive_path,
     run_on_rank_zero,
 )
-from paucal.runner.run_folder import RunWriter, input_names, reopen, store_changes, stored_settings
+from paucal.runner.resuming import input_names, reopen, store_changes, stored_settings
+from paucal.runner.run_folder import RunWriter
 from paucal.runner.starts import START_FILE
 from paucal.runner.stored_runs import require_one_machine, written_to_storage
 from paucal.runner.time_budget import add_time_plan, describe_change

@@ -20,7 +20,7 @@ from lightning.pytorch.loggers.logger import Logger
 
 from paucal.runner.console import Console
 from paucal.runs import RunFolder
-from paucal.settings.groups import JobSettings
+from paucal.settings.shared import JobSettings
 from paucal.training.keeper import OnEpoch
 from paucal.types import UserError
 from paucal.wording import shorten

@@ -11,7 +11,7 @@ from paucal.backbones.sizing import fit_to_image_size
 from paucal.backbones.spec import BackboneSpec
 from paucal.memory import is_out_of_memory, read_available_memory
 from paucal.rules.backbone import backbone_spec
-from paucal.settings.groups import JobSettings
+from paucal.settings.shared import JobSettings
 from paucal.types import UserError
 from paucal.wording import counted
 

@@ -16,8 +16,8 @@ from paucal.runs import RunFolder, create_run
 from paucal.runs.files import check_file_writable, check_folder_writable
 from paucal.runs.folder import RUNS_FOLDER, is_nonempty
 from paucal.runs.replacing import aside_path, finish_replacement, require_replaceable
-from paucal.settings.groups import JobSettings
 from paucal.settings.options import flag
+from paucal.settings.shared import JobSettings
 from paucal.types import UserError
 
 S = TypeVar("S", bound=JobSettings)

@@ -30,7 +30,7 @@ from paucal.rules.facts import InitialWeightsInfo, best_device
 from paucal.runs import RunFolder, open_model_folder
 from paucal.runs.folder import AUTO, COCO, PUBLISHED_WEIGHTS, TIMM, find_run_of_file, iterate_ancestry
 from paucal.runs.weights import read_untrusted, read_weights
-from paucal.settings.groups import JobSettings, ModelSettings
+from paucal.settings.shared import JobSettings, ModelSettings
 from paucal.types import UserError
 
 M = TypeVar("M", bound=ModelSettings)

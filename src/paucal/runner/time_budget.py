@@ -22,7 +22,7 @@ from paucal.rules.resolve import list_origins
 from paucal.runner.clock import end_time_text, start_time
 from paucal.runner.console import Console
 from paucal.runner.job import A, Job, R, S
-from paucal.runner.run_folder import store_changes
+from paucal.runner.resuming import store_changes
 from paucal.runs import RunFolder
 from paucal.settings.values import EXPECTED_DURATION
 from paucal.training import Plan, TimePlan

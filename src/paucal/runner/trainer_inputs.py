@@ -14,7 +14,7 @@ from paucal.models.devices import DEVICES
 from paucal.rules.facts import best_device
 from paucal.runner.processes import launched_shape
 from paucal.runner.time_budget import parse_duration
-from paucal.settings.groups import JobSettings
+from paucal.settings.shared import JobSettings
 from paucal.training import Hardware, Plan
 from paucal.types import UserError
 from paucal.wording import counted

@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from paucal.settings.groups import ScheduleSettings, ViewSettings
 from paucal.settings.options import MAX_IMAGES, MAX_SIDE, option
+from paucal.settings.shared import ScheduleSettings, ViewSettings
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from PIL import Image
 from paucal.data.boxes.annotations import AnnotatedImage
 from paucal.data.boxes.label_studio import decode_brush, encode_brush
 from paucal.data.boxes.opening import read_boxes
-from paucal.data.recognition import recognise
+from paucal.data.label_kinds import recognise
 from paucal.data.sources.opening import open_images
 from paucal.types import UserError
 

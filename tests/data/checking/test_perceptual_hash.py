@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image, ImageEnhance
 
-from paucal.data.checking.survey import hamming, near_pairs, perceptual_hash
+from paucal.data.checking.image_hashes import hamming, near_pairs, perceptual_hash
 
 
 def photo(seed: int, size: tuple[int, int] = (160, 120)) -> Image.Image:

@@ -14,7 +14,7 @@ from paucal.data.shards.index import INDEX_NAME
 from paucal.data.shards.writing import write_shards
 from paucal.data.sources.opening import open_images
 from paucal.runner.images import find_images
-from paucal.settings.groups import LabelledDataSettings
+from paucal.settings.shared import LabelledDataSettings
 from paucal.types import UserError
 
 

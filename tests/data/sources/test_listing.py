@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from paucal.data.sources import table_rows, tables
+from paucal.data.sources import table_reading, tables
 from paucal.data.sources.opening import open_images
 from paucal.data.splits.split import make_split
 from paucal.types import UserError
@@ -176,7 +176,7 @@ def test_open_listing__an_image_is_in_one_part_only(make_folder):
 def test_open_listing__has_a_limit(make_folder, monkeypatch):
     folder = make_folder(*DOMAIN)
     (folder / "train.txt").write_text("real/dog/3.png 1\nreal/cat/1.png 0\n")
-    for module in (table_rows, tables):
+    for module in (table_reading, tables):
         monkeypatch.setattr(module, "MAX_LIST_BYTES", 20)
     with pytest.raises(UserError, match=r"train\.txt' is larger than 20 bytes"):
         open_images(folder / "train.txt")

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from paucal.data.sources.opening import open_images
-from paucal.data.splits.split import keep_all, limit_val, make_split, take_few, take_fraction
+from paucal.data.splits.fewer_images import limit_val, take_few, take_fraction
+from paucal.data.splits.split import keep_all, make_split
 from paucal.data.splits.split_csv import read_rows, read_split, write_split
 from paucal.types import UserError
 

@@ -28,7 +28,7 @@ from paucal.data.boxes.tree import Tree, folder_tree
 from paucal.data.classes import plain_name
 from paucal.data.sources.suffixes import IMAGE_SUFFIXES
 from paucal.data.sources.table_columns import refuse_repeated_columns
-from paucal.data.sources.table_rows import TableRow, csv_rows
+from paucal.data.sources.table_reading import TableRow, csv_rows
 from paucal.data.splits.part_names import PART_BY_WORD, part_of_file
 from paucal.reading import decode_text, read_decoded
 from paucal.types import NoLabelsError, UserError

@@ -9,7 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from paucal.data.checking.survey import Survey, near_pairs
+from paucal.data.checking.image_hashes import near_pairs
+from paucal.data.checking.survey import Survey
 from paucal.data.images import ImageSet
 from paucal.data.splits.part_names import PART_BY_WORD
 from paucal.data.stores import Store

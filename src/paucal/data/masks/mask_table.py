@@ -13,7 +13,7 @@ from paucal.data.sources.table_columns import (
     normalise_column_name,
     refuse_repeated_columns,
 )
-from paucal.data.sources.table_rows import TABLE_SUFFIXES, read_table
+from paucal.data.sources.table_reading import TABLE_SUFFIXES, read_table
 from paucal.data.splits.part_names import PART_BY_WORD
 from paucal.types import UserError
 from paucal.wording import counted, left_out_notes

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from paucal.data.named.table import OPEN_IMAGES_FOLDERS
 from paucal.data.sources.folder import find_images
 from paucal.data.sources.locating import leads_out
-from paucal.data.sources.table_rows import read_list
+from paucal.data.sources.table_reading import read_list
 from paucal.data.stores import ArrayStore, FileStore, Store
 from paucal.reading import is_regular, read_text
 from paucal.types import UserError

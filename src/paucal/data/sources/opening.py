@@ -10,9 +10,9 @@ import numpy as np
 from paucal.data.boxes.opening import STRUCTURE_FOLDERS, find_boxes, open_boxed_images, open_tagged_images
 from paucal.data.classes import with_plain_classes
 from paucal.data.images import Hints, ImageSet
+from paucal.data.label_kinds import are_parts, boxes_note, refuse_masks, refuse_other_kinds, refuse_structure
 from paucal.data.masks.recognition import exclude_masks
 from paucal.data.named.table import NAMED, is_named
-from paucal.data.recognition import are_parts, boxes_note, refuse_masks, refuse_other_kinds, refuse_structure
 from paucal.data.shards.folders import LocalShardFolder, RemoteShardFolder, is_remote
 from paucal.data.shards.opening import has_shards, is_shard, open_shards
 from paucal.data.sources.archive import is_archive, open_archive
@@ -31,7 +31,7 @@ from paucal.data.sources.parquet_store import PARQUET_SUFFIX, RowFile
 from paucal.data.sources.source import Source, SourceOptions
 from paucal.data.sources.suffixes import IMAGE_SUFFIXES
 from paucal.data.sources.table_columns import find_tables, tables_of_set
-from paucal.data.sources.table_rows import LIST_SUFFIX, TABLE_SUFFIXES
+from paucal.data.sources.table_reading import LIST_SUFFIX, TABLE_SUFFIXES
 from paucal.data.sources.tables import find_train_list, open_list, open_tables
 from paucal.data.sources.voc import is_voc, open_voc
 from paucal.data.splits.part_names import PART_BY_WORD, is_named_after_part

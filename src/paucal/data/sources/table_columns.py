@@ -9,7 +9,7 @@ from paucal.data.sources.labels import indicator_columns
 from paucal.data.sources.locating import FOLDERS_OF_TABLES
 from paucal.data.sources.source import SourceOptions
 from paucal.data.sources.suffixes import IMAGE_SUFFIXES
-from paucal.data.sources.table_rows import MAX_BYTES, TABLE_SUFFIXES, TableRow, read_table
+from paucal.data.sources.table_reading import MAX_BYTES, TABLE_SUFFIXES, TableRow, read_table
 from paucal.data.splits.part_names import PART_BY_WORD, files_of_set, part_name, train_files
 from paucal.reading import is_regular
 from paucal.types import UserError

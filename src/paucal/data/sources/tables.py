@@ -32,7 +32,7 @@ from paucal.data.sources.table_columns import (
     refuse_repeated_columns,
     repeated_column_text,
 )
-from paucal.data.sources.table_rows import LIST_SUFFIX, MAX_LIST_BYTES, TableRow, read_list, read_table
+from paucal.data.sources.table_reading import LIST_SUFFIX, MAX_LIST_BYTES, TableRow, read_list, read_table
 from paucal.data.splits.part_names import PART_BY_WORD, files_of_set, part_name, train_files
 from paucal.data.splits.split import held_out_part
 from paucal.data.stores import FileStore

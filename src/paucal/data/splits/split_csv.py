@@ -11,7 +11,7 @@ from paucal.data.checking.survey import digest_of
 from paucal.data.classes import are_alike
 from paucal.data.images import ImageSet
 from paucal.data.sources.locating import comparison_key, unescape
-from paucal.data.sources.table_rows import read_table
+from paucal.data.sources.table_reading import read_table
 from paucal.data.splits.split import PARTS, Split
 from paucal.data.string_arrays import RepeatedStrings
 from paucal.reading import is_regular

@@ -12,7 +12,8 @@ from torchvision.datasets import VOCDetection
 from paucal.data.images import ImageSet
 from paucal.data.named.table import data_root
 from paucal.data.randomness import derive_seed
-from paucal.data.splits.split import Split, make_split, take_few
+from paucal.data.splits.fewer_images import take_few
+from paucal.data.splits.split import Split, make_split
 from paucal.data.stores import FileStore
 from paucal.evaluation.protocols.classifier import require_classes
 from paucal.evaluation.protocols.datasets import metric_of

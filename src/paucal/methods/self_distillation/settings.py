@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from paucal.settings.options import MAX_EPOCHS, option
-from paucal.settings.parts import HIGHEST_ALPHA, LOWEST_ALPHA
+from paucal.settings.supervised import HIGHEST_ALPHA, LOWEST_ALPHA
 
 
 @dataclass(frozen=True)

@@ -33,7 +33,7 @@ from paucal.runner.images import (
 )
 from paucal.runner.job import Bars, RunSetup
 from paucal.runner.memory_check import checked_backbone, initial_weights
-from paucal.runner.run_folder import stored_split
+from paucal.runner.resuming import stored_split
 from paucal.runner.starts import WeightsChoice, WeightsSource, choose_start, find_start, load_start, may_choose_start
 from paucal.runner.time_budget import parse_duration
 from paucal.runner.trainer_inputs import check_rates

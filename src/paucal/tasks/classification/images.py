@@ -8,7 +8,8 @@ from paucal.data.checking.pictures import exact_findings
 from paucal.data.checking.related import exact_groups
 from paucal.data.checking.survey import digest_of
 from paucal.data.images import ImageSet
-from paucal.data.splits.split import keep_all, limit_val, make_split, take_few, take_fraction
+from paucal.data.splits.fewer_images import limit_val, take_few, take_fraction
+from paucal.data.splits.split import keep_all, make_split
 from paucal.data.splits.split_csv import read_split
 from paucal.methods.training_settings import TrainSettings
 from paucal.runner.images import SplitImages

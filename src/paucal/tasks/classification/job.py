@@ -15,8 +15,8 @@ from paucal.runner.job import Bars, Job, Watcher
 from paucal.runner.starts import pin_start, without_none_init
 from paucal.runner.time_budget import keep_one_length
 from paucal.runs import RunFolder, write_atomically
-from paucal.settings.groups import DataSettings
 from paucal.settings.options import check_ranges
+from paucal.settings.shared import DataSettings
 from paucal.tasks.classification.assembly import TrainingSetup, assemble
 from paucal.tasks.classification.auto_tune.auto_tune import auto_tune
 from paucal.tasks.classification.conclusion import Result, conclude

@@ -10,7 +10,7 @@ from paucal.data.checking.survey import image_digests
 from paucal.data.images import ImageSet, evenly_spaced
 from paucal.data.sources.joining import split_location
 from paucal.data.sources.parquet import find_parquet
-from paucal.data.sources.table_rows import TABLE_SUFFIXES
+from paucal.data.sources.table_reading import TABLE_SUFFIXES
 from paucal.data.sources.tables import hold_out_listed
 from paucal.data.splits.split import Split, held_out_part
 from paucal.data.splits.split_csv import read_rows, write_split
@@ -19,7 +19,7 @@ from paucal.methods.training_settings import TrainSettings
 from paucal.runner.console import Console
 from paucal.runner.images import SplitImages, decode_images, find_images
 from paucal.runs import RunFolder
-from paucal.settings.groups import DataSettings
+from paucal.settings.shared import DataSettings
 from paucal.types import UserError
 from paucal.wording import counted
 

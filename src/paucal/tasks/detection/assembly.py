@@ -19,7 +19,7 @@ from paucal.rules.resolve import list_origins, resolve
 from paucal.runner.images import SplitImages, decode_images, normalisation, reading_for
 from paucal.runner.job import Bars, RunSetup
 from paucal.runner.memory_check import check_memory, initial_weights
-from paucal.runner.run_folder import stored_split
+from paucal.runner.resuming import stored_split
 from paucal.runner.starts import choose_start, load_start, may_choose_start
 from paucal.runner.time_budget import parse_duration
 from paucal.runner.trainer_inputs import check_rates, trainer_plan, with_synced_norms

@@ -16,7 +16,7 @@ from paucal.data.channels.decoding import array_shape
 from paucal.data.classes import alike_names
 from paucal.data.decode import ambiguity_note, read_orientation
 from paucal.data.images import ImageSet
-from paucal.data.recognition import other_kinds_named
+from paucal.data.label_kinds import other_kinds_named
 from paucal.data.stores import EncodedStore
 from paucal.reading import expand_user_path
 from paucal.tasks.detection.masks import RunLengths, masks_of_outlines

@@ -24,7 +24,7 @@ from paucal.runner.console import Console, result_line
 from paucal.runner.frames import Data
 from paucal.runner.images import step_loader
 from paucal.runner.job import Bars, Watcher
-from paucal.runner.run_folder import store_changes
+from paucal.runner.resuming import store_changes
 from paucal.runner.starts import without_none_init
 from paucal.runner.time_budget import Pace, PlannedLength, TimedJob, parse_duration, seconds_per_step, trial_steps
 from paucal.runs import RunFolder

@@ -3,9 +3,9 @@
 from dataclasses import dataclass, fields
 from typing import Literal
 
-from paucal.settings.groups import JobSettings
 from paucal.settings.options import EarlierName, option
-from paucal.settings.parts import FractionSettings, SyncBatchNormSettings
+from paucal.settings.shared import JobSettings
+from paucal.settings.supervised import FractionSettings, SyncBatchNormSettings
 from paucal.tasks.detection.network import options
 from paucal.tasks.detection.network.options import HEADS, MAX_PROPOSAL_LAYERS, DetectorOptions
 

@@ -21,7 +21,7 @@ from paucal.models.card import ModelCard
 from paucal.models.preprocessing import Preprocessing
 from paucal.objectives import Objective
 from paucal.rules.facts import DataAndMachine
-from paucal.rules.model import SMALL_SIDE
+from paucal.rules.model_and_size import SMALL_SIDE
 from paucal.rules.resolve import list_origins
 from paucal.runner.images import (
     Advance,
@@ -35,7 +35,7 @@ from paucal.runner.images import (
 )
 from paucal.runner.job import Bars, RunSetup
 from paucal.runner.memory_check import checked_backbone, initial_weights
-from paucal.runner.run_folder import stored_split
+from paucal.runner.resuming import stored_split
 from paucal.runner.starts import WeightsSource, find_start, load_start
 from paucal.runner.trainer_inputs import check_length, check_rates, trainer_plan
 from paucal.runs import RunFolder

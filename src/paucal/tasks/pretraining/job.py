@@ -30,8 +30,8 @@ from paucal.runner.processes import is_first, wait_for_all
 from paucal.runner.results import publish_results
 from paucal.runner.starts import without_none_init
 from paucal.runs import RunFolder
-from paucal.settings.groups import DataSettings
 from paucal.settings.options import check_ranges
+from paucal.settings.shared import DataSettings
 from paucal.settings.values import with_settings_signature
 from paucal.tasks.pretraining.assembly import PretrainingSetup, assemble
 from paucal.tasks.pretraining.crops import crop_transforms, describe_crops

@@ -23,7 +23,7 @@ from paucal.evaluation.protocols.knn import PRINTED_K, knn_scores
 from paucal.metrics.measures import hits
 from paucal.models.preprocessing import Preprocessing
 from paucal.runner.images import decode_images
-from paucal.settings.groups import DataSettings
+from paucal.settings.shared import DataSettings
 from paucal.types import UserError
 
 # A function that takes a model and the device of the model, and returns scores by name.

@@ -9,7 +9,7 @@ from paucal.methods.contract import HealthScale
 from paucal.methods.pretraining import method_of
 from paucal.runner.console import Console
 from paucal.runner.job import Watcher
-from paucal.runner.run_folder import store_changes
+from paucal.runner.resuming import store_changes
 from paucal.runs import RunFolder, link_or_copy
 from paucal.tasks.pretraining.assembly import PretrainingSetup
 from paucal.tasks.pretraining.monitor import KNN_SCORE

@@ -17,7 +17,7 @@ from paucal.methods.training_settings import TrainSettings
 from paucal.models.regression import MAX_GRADES, RegressionCard
 from paucal.runner.images import SplitImages
 from paucal.runner.job import RunSetup
-from paucal.runner.run_folder import stored_split
+from paucal.runner.resuming import stored_split
 from paucal.runs import RunFolder
 from paucal.types import UserError
 from paucal.wording import counted, shorten, was_or_were

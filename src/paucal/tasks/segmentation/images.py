@@ -9,10 +9,10 @@ import numpy as np
 
 from paucal.data.decode import DEFAULT_READING
 from paucal.data.images import ImageSet
+from paucal.data.label_kinds import other_kinds_named
 from paucal.data.masks.coding import NamedClasses, read_class_names
 from paucal.data.masks.masked_images import MaskedImages, MaskStore, images_of_pairs, read_masks, require_enough_images
 from paucal.data.masks.pairs import find_pairs
-from paucal.data.recognition import other_kinds_named
 from paucal.data.splits.split import Split, make_split
 from paucal.data.splits.split_csv import read_split
 from paucal.models.saved import stored_card
@@ -20,7 +20,7 @@ from paucal.reading import expand_user_path
 from paucal.runner.images import SplitImages, decode_images
 from paucal.runner.job import Bars
 from paucal.runner.outputs import refuse_inside_images
-from paucal.runner.run_folder import stored_split
+from paucal.runner.resuming import stored_split
 from paucal.runs import RunFolder
 from paucal.settings.options import flag
 from paucal.tasks.segmentation.model import SegmentationCard

@@ -1,9 +1,9 @@
 """Rules that choose settings of `paucal segment` from the images, the machine and the initial weights."""
 
 from paucal.rules import machine, resolve
+from paucal.rules.augmentation import hflip, normalise
 from paucal.rules.facts import DataAndMachine, describe_undertrained
-from paucal.rules.images import hflip, normalise
-from paucal.rules.model import drop_path, model_args, model_of_initial_weights
+from paucal.rules.model_and_size import drop_path, model_args, model_of_initial_weights
 from paucal.rules.resolve import Choice
 from paucal.wording import counted
 

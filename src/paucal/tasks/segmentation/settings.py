@@ -3,9 +3,9 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from paucal.settings.groups import JobSettings
 from paucal.settings.options import MAX_EPOCHS, MAX_SIDE, option
-from paucal.settings.parts import FractionSettings, MaskFileSettings, SyncBatchNormSettings
+from paucal.settings.shared import JobSettings
+from paucal.settings.supervised import FractionSettings, MaskFileSettings, SyncBatchNormSettings
 
 
 @dataclass(frozen=True)

@@ -14,12 +14,12 @@ from paucal.data.boxes.opening import find_boxes, open_tagged_images, read_boxes
 from paucal.data.checking.findings import Finding, refusal_finding
 from paucal.data.checking.survey import Survey
 from paucal.data.images import ImageSet
+from paucal.data.label_kinds import other_kinds_named, recognise
 from paucal.data.masks.coding import read_class_names
 from paucal.data.masks.mask_table import is_mask_table
 from paucal.data.masks.masked_images import MaskedImages, images_of_pairs, read_masks, require_enough_images
 from paucal.data.masks.pairs import Pairs, find_pairs
 from paucal.data.masks.recognition import find_masks_among
-from paucal.data.recognition import other_kinds_named, recognise
 from paucal.data.sources.archive import is_archive
 from paucal.data.sources.folder import find_images
 from paucal.data.sources.opening import open_images

@@ -29,11 +29,11 @@ from paucal.data.decode import DEFAULT_READING, DecodeOptions
 from paucal.data.images import ImageSet, reduce_images
 from paucal.data.sources.joining import split_location
 from paucal.data.sources.opening import open_images
-from paucal.data.sources.table_rows import TABLE_SUFFIXES
+from paucal.data.sources.table_reading import TABLE_SUFFIXES
 from paucal.data.splits.split import Split, make_split
 from paucal.data.stores import ConvertedStore, FileStore
 from paucal.reading import expand_user_path
-from paucal.rules.model import IMAGE_SIDES
+from paucal.rules.model_and_size import IMAGE_SIDES
 from paucal.runner.annotation_frames import takes_annotations
 from paucal.runner.console import Console, RecordingConsole
 from paucal.runner.frames import Data

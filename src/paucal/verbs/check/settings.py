@@ -3,9 +3,9 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from paucal.settings.groups import FORWARD_PRECISION_HELP, ForwardPrecision, LabelledDataSettings
 from paucal.settings.options import option
-from paucal.settings.parts import MaskFileSettings
+from paucal.settings.shared import FORWARD_PRECISION_HELP, ForwardPrecision, LabelledDataSettings
+from paucal.settings.supervised import MaskFileSettings
 
 _GROUP = "check"
 

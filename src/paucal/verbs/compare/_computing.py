@@ -14,7 +14,7 @@ from paucal.rules.facts import best_device
 from paucal.runner.console import Console, SilentConsole
 from paucal.runner.life import Stopped, begin, resume
 from paucal.runner.progress import TrainingBar
-from paucal.runner.run_folder import typed_settings
+from paucal.runner.resuming import typed_settings
 from paucal.runs import RunFolder
 from paucal.runs.grid_files import SCORES_FILE
 from paucal.runs.lock import DEAD_AFTER_SECONDS, RENEWAL_SECONDS, is_locked, require_unlocked

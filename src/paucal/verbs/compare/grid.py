@@ -16,7 +16,7 @@ from typing import Any, Literal
 from paucal.methods.pretraining_settings import PretrainSettings
 from paucal.methods.training import unused_by
 from paucal.methods.training_settings import TrainSettings
-from paucal.runner.run_folder import CHANGEABLE
+from paucal.runner.resuming import CHANGEABLE
 from paucal.runs import RunFolder
 from paucal.runs.grid_files import GRID_FILE, SCORES_FILE, is_grid_folder
 from paucal.runs.lock import is_locked

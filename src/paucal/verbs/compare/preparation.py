@@ -21,8 +21,8 @@ from paucal.runs.files import check_folder_writable
 from paucal.runs.folder import RUNS_FOLDER
 from paucal.runs.grid_files import is_grid_folder
 from paucal.runs.lock import RunLock
-from paucal.settings.groups import DataSettings
 from paucal.settings.options import flag
+from paucal.settings.shared import DataSettings
 from paucal.types import UserError
 from paucal.verbs.compare.grid import EVAL, START, Grid, merge_grids, read_grid, verb_settings
 from paucal.verbs.compare.jobs import GridImages, assemble_run, job_of, open_images, seconds_of_run

@@ -13,10 +13,10 @@ from paucal.data.boxes.annotations import AnnotatedImage, Corners
 from paucal.data.boxes.opening import read_boxes
 from paucal.data.classes import valid_text
 from paucal.data.images import ImageSet
+from paucal.data.label_kinds import KINDS, recognise
 from paucal.data.masks.coding import read_class_names
 from paucal.data.masks.masked_images import images_of_pairs, read_masks
 from paucal.data.masks.pairs import find_pairs
-from paucal.data.recognition import KINDS, recognise
 from paucal.data.shards.writing import encode_image
 from paucal.data.sources.suffixes import IMAGE_SUFFIXES
 from paucal.data.unreadable import ReportProgress

@@ -3,9 +3,9 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from paucal.settings.groups import LabelledDataSettings
 from paucal.settings.options import option
-from paucal.settings.parts import MaskFileSettings
+from paucal.settings.shared import LabelledDataSettings
+from paucal.settings.supervised import MaskFileSettings
 
 _GROUP = "convert"
 Form = Literal["yolo", "coco", "voc", "masks", "csv", "folders", "label-studio", "cvat"]

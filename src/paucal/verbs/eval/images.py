@@ -32,7 +32,7 @@ from paucal.runner.console import Console
 from paucal.runner.images import find_images, load_images, open_again, pin_data
 from paucal.runner.outputs import check_results
 from paucal.runs import RunFolder, open_model_folder
-from paucal.settings.groups import LabelledDataSettings
+from paucal.settings.shared import LabelledDataSettings
 from paucal.types import UserError
 from paucal.verbs.eval.settings import EvalSettings, OpeningSettings
 from paucal.wording import counted

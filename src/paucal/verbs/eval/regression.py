@@ -14,7 +14,7 @@ from paucal.models.trained import TrainedModel
 from paucal.runner.console import Console
 from paucal.runner.images import load_images
 from paucal.runs import RunFolder, open_model_folder
-from paucal.settings.groups import LabelledDataSettings
+from paucal.settings.shared import LabelledDataSettings
 from paucal.tasks.regression.evaluation import (
     evaluate_regression,
     format_regression_score,

@@ -6,15 +6,15 @@ from pathlib import Path
 
 import numpy as np
 
+from paucal.data.label_kinds import other_kinds_named
 from paucal.data.masks.coding import NamedClasses
 from paucal.data.masks.masked_images import images_of_pairs, read_masks
 from paucal.data.masks.pairs import find_pairs
-from paucal.data.recognition import other_kinds_named
 from paucal.data.splits.split import Split
 from paucal.metrics.intervals import Score
 from paucal.runner.console import Console
 from paucal.runner.images import decode_images
-from paucal.runner.run_folder import typed_settings
+from paucal.runner.resuming import typed_settings
 from paucal.runs import RunFolder, open_model_folder, replace_folder
 from paucal.tasks.segmentation.evaluation import count_and_write_masks
 from paucal.tasks.segmentation.images import SegmentationData, open_segmentation_data

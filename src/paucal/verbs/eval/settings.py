@@ -3,9 +3,9 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from paucal.settings.groups import FORWARD_PRECISION_HELP, ForwardPrecision, LabelledDataSettings
 from paucal.settings.options import MAX_IMAGES, option
-from paucal.settings.parts import FractionSettings
+from paucal.settings.shared import FORWARD_PRECISION_HELP, ForwardPrecision, LabelledDataSettings
+from paucal.settings.supervised import FractionSettings
 
 _GROUP = "frozen features"
 Choice = Literal["classification", "knn", "linear", "logistic", "correspondence", "few-labels"]

@@ -15,7 +15,7 @@ from paucal.models.weights.local import ready_weights
 from paucal.models.weights.store import AddedWeights
 from paucal.runner.console import Console
 from paucal.runner.life import Stopped, begin
-from paucal.runner.run_folder import typed_settings
+from paucal.runner.resuming import typed_settings
 from paucal.runs import RunFolder
 from paucal.tasks.classification.job import TrainingJob
 from paucal.verbs.export.subjects import ClassifierSubject

@@ -20,7 +20,7 @@ from paucal.models.tasks import DETECTION, REGRESSION, SEGMENTATION, task_of
 from paucal.models.trained import TrainedModel, load_trained
 from paucal.runner.console import Console
 from paucal.runner.images import open_again
-from paucal.runner.run_folder import typed_settings
+from paucal.runner.resuming import typed_settings
 from paucal.runs import RunFolder
 from paucal.tasks.detection.images import open_boxed
 from paucal.tasks.detection.model import load_detector

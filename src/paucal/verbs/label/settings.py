@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-from paucal.settings.groups import LabelledDataSettings
 from paucal.settings.options import option
+from paucal.settings.shared import LabelledDataSettings
 
 MIN_ACCURACY = 0.5  # default fraction of labelled images that the mean of their maps must classify correctly
 _GROUP = "label maps"

@@ -10,7 +10,7 @@ import numpy as np
 
 from paucal.data.checking.copies import find_copies
 from paucal.data.images import ImageSet, without_decoded_copies
-from paucal.data.recognition import KINDS
+from paucal.data.label_kinds import KINDS
 from paucal.data.sources.opening import open_images
 from paucal.evaluation.seen_images import Identities, training_history
 from paucal.models.tasks import TRAINING_COMMANDS, task_of

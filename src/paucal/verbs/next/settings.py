@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from paucal.settings.groups import DataSettings
 from paucal.settings.options import option
+from paucal.settings.shared import DataSettings
 
 _GROUP = "choice"
 _FILES = "output"

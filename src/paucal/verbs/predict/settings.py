@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from paucal.settings.groups import FORWARD_PRECISION_HELP, ForwardPrecision
 from paucal.settings.options import option
+from paucal.settings.shared import FORWARD_PRECISION_HELP, ForwardPrecision
 from paucal.verbs.convert.settings import Form
 
 _GROUP = "prediction"

@@ -14,7 +14,7 @@ from paucal.runner.console import Console
 from paucal.runner.images import find_images, load_images
 from paucal.runner.input_images import path_of_image
 from paucal.runs import RunFolder
-from paucal.settings.groups import DataSettings
+from paucal.settings.shared import DataSettings
 from paucal.types import UserError
 from paucal.verbs.next.launch import describe_choice
 from paucal.verbs.next.predictions import Classifier

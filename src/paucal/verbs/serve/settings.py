@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-from paucal.settings.groups import FORWARD_PRECISION_HELP, ForwardPrecision
 from paucal.settings.options import option
+from paucal.settings.shared import FORWARD_PRECISION_HELP, ForwardPrecision
 
 _GROUP = "serving"
 _LABELLING = "labelling"

@@ -12,7 +12,7 @@ import numpy as np
 
 from paucal.data.classes import choose_classes
 from paucal.data.images import ImageSet
-from paucal.data.recognition import recognise
+from paucal.data.label_kinds import recognise
 from paucal.data.shards.folders import is_remote, upload
 from paucal.data.shards.writing import write_shards
 from paucal.data.stores import EncodedStore, locate

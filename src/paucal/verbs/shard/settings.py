@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from paucal.settings.groups import LabelledDataSettings
 from paucal.settings.options import option
+from paucal.settings.shared import LabelledDataSettings
 
 _GROUP = "shards"
 

@@ -23,7 +23,7 @@ from paucal.runner.clock import end_time_text
 from paucal.runner.images import SplitImages, eval_loader
 from paucal.runs import RunFolder
 from paucal.runs.weights import save_weights
-from paucal.settings.groups import JobSettings
+from paucal.settings.shared import JobSettings
 from paucal.tasks.classification.assembly import PROBE_FILE, TrainingSetup
 from paucal.tasks.classification.auto_tune.head_race import MAX_RACED, RaceResult, race_heads, store_held_out
 from paucal.tasks.classification.auto_tune.heads import HEADS

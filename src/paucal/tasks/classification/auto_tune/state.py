@@ -9,7 +9,7 @@ from torch import Tensor
 
 from paucal.models.precision import FLOAT32, PrecisionChoice
 from paucal.runner.console import Console
-from paucal.runner.run_folder import store_changes
+from paucal.runner.resuming import store_changes
 from paucal.runner.starts import START_FILE
 from paucal.runs import RunFolder
 from paucal.tasks.classification.assembly import TrainingSetup, assemble

@@ -11,7 +11,7 @@ from paucal.data.sampler import steps_per_epoch
 from paucal.recipes.recipe import recipe_learning_rate
 from paucal.recipes.table import RECIPES
 from paucal.rules.facts import DataAndMachine, makes_few_passes
-from paucal.rules.model import QUICK_MODEL, trains_quick_model
+from paucal.rules.model_and_size import QUICK_MODEL, trains_quick_model
 from paucal.rules.resolve import Choice
 from paucal.wording import counted
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paucal.data.sources.table_rows import read_table
+from paucal.data.sources.table_reading import read_table
 from paucal.types import UserError
 
 CELLS = st.text(st.characters(blacklist_categories=["Cs", "Cc"]), min_size=1, max_size=8).map(str.strip).filter(bool)

@@ -20,7 +20,7 @@ from paucal.data.sources.folder import open_folder
 from paucal.data.sources.parquet import PARQUET_SUFFIXES, find_parquet
 from paucal.data.sources.source import SourceOptions
 from paucal.data.sources.table_columns import describes_images, find_tables
-from paucal.data.sources.table_rows import TABLE_SUFFIXES
+from paucal.data.sources.table_reading import TABLE_SUFFIXES
 from paucal.data.sources.tables import find_train_list
 from paucal.data.sources.voc import is_voc
 from paucal.data.splits.part_names import part_of_name

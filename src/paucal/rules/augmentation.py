@@ -6,7 +6,7 @@
 from collections.abc import Sequence
 
 from paucal.rules.facts import DataAndMachine, makes_few_passes
-from paucal.rules.model import PAPER_REASON, SMALL_SIDE, trains_quick_model
+from paucal.rules.model_and_size import PAPER_REASON, SMALL_SIDE, trains_quick_model
 from paucal.rules.resolve import Choice
 
 Sides = Sequence[int] | None

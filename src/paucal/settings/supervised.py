@@ -1,10 +1,10 @@
-"""Settings that are only for supervised training: splits, fine-tuning and augmentation."""
+"""Settings of supervised training, detection and segmentation: splits, fine-tuning, augmentation, schedule."""
 
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from paucal.settings.groups import ScheduleSettings, ViewSettings
 from paucal.settings.options import MAX_EPOCHS, MAX_IMAGES, option
+from paucal.settings.shared import ScheduleSettings, ViewSettings
 
 # Limits for the alpha of mixup and CutMix, equal to `data.views.augmentation.ALPHA_RANGE`, which is slow to import.
 LOWEST_ALPHA, HIGHEST_ALPHA = 1e-3, 1e3

@@ -12,8 +12,8 @@ import paucal
 from cli.calls import failure, make_photos, make_scenes
 from data.boxes.written import PIXELS, SHARES, write_tables, write_yolo
 from paucal.cli.main import main
+from paucal.data.label_kinds import KINDS, recognise
 from paucal.data.masks.pairs import find_pairs
-from paucal.data.recognition import KINDS, recognise
 from paucal.data.sources.opening import open_images
 from paucal.tasks.detection.images import open_boxed
 from paucal.types import UserError

@@ -1,0 +1,165 @@
+"""Reopen the folder of a stopped run: its stored settings and split, and which settings a resumed run may change."""
+
+import os
+import shlex
+from collections.abc import Mapping
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from lightning.fabric.plugins.environments.torchelastic import TorchElasticEnvironment
+
+from paucal.data.images import ImageSet
+from paucal.data.sources.joining import split_location
+from paucal.data.splits.split import Split
+from paucal.data.splits.split_csv import read_split
+from paucal.runner.processes import launched_shape
+from paucal.runs import RunFolder, open_run
+from paucal.settings.options import check_ranges, earlier_names, flag, setting_fields, with_current_names
+from paucal.settings.shared import JobSettings
+from paucal.settings.values import convert_setting, setting_types
+from paucal.types import UserError
+from paucal.wording import counted, short_repr
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+    from paucal.runner.job import AnyJob
+
+# Settings that may change when a run is resumed; on the CPU, only the number of processes changes the results.
+CHANGEABLE = ("workers", "device", "devices", "nodes", "time_limit", "hang_after", "logger")
+S = TypeVar("S", bound="DataclassInstance")
+J = TypeVar("J", bound=JobSettings)
+
+
+def process_shape(changes: Mapping[str, Any], settings: JobSettings) -> tuple[int, int]:
+    """Return (processes per node, nodes) of a resumed run, from `changes`, or else the launcher, or else `settings`."""
+    single_process = (1, 1) if TorchElasticEnvironment.detect() else None  # torchrun started a single process
+    devices, nodes = launched_shape() or single_process or (settings.devices, settings.nodes)
+    return changes.get("devices", devices), changes.get("nodes", nodes)
+
+
+def with_processes(settings: J, devices: int, nodes: int) -> tuple[J, dict[str, str]]:
+    """Return settings for another number of processes, with reasons; each step still uses the same images.
+
+    The order of the images depends only on seed and epoch, so only the division of a step's images among the processes
+    changes. A process takes at most as many images per forward pass as before, since more images might not fit in its
+    memory; instead, the process makes more forward passes per step.
+    """
+    batch, processes = settings.effective_batch, devices * nodes
+    images_per_process, remainder = divmod(batch, processes)
+    if remainder or not images_per_process:
+        divisors = [n for n in range(1, batch + 1) if batch % n == 0]
+        nearest = sorted(sorted(divisors, key=lambda n: abs(n - processes))[:2])
+        raise UserError(
+            f"{counted(processes, 'process', 'processes')} cannot share the {counted(batch, 'image')} of a step of "
+            f"this run equally: the number of processes must be {' or '.join(map(str, nearest))}."
+        )
+    max_batch_size = min(images_per_process, settings.images_per_pass)
+    batch_size = max(n for n in range(1, max_batch_size + 1) if images_per_process % n == 0)
+    text = f"{counted(processes, 'process shares', 'processes share')} the {batch} images of a step"
+    strategy = "auto" if processes == 1 else settings.strategy if settings.strategy == "fsdp" else "ddp"
+    new_settings: dict[str, Any] = {"devices": devices, "nodes": nodes, "strategy": strategy}
+    new_settings |= {"batch_size": batch_size, "accumulate": images_per_process // batch_size}
+    return replace(settings, **new_settings), dict.fromkeys(new_settings, f"resumed: {text}")
+
+
+def reopen(path: str | Path, changes: Mapping[str, Any], job: "AnyJob") -> tuple[RunFolder, Any, dict[str, str]]:
+    """Open a run to resume; return the run, its settings after `changes`, and the source of each setting.
+
+    No file is written.
+    """
+    allowed = (*CHANGEABLE, *input_names(job))
+    refused = [name for name in changes if name not in allowed]
+    if refused:
+        raise UserError(
+            f"--resume uses the settings stored in the run: remove {', '.join(map(flag, refused))} "
+            f"(only {', '.join(map(flag, CHANGEABLE))} may change, and if files have moved, "
+            f"{', '.join(map(flag, input_names(job)))})."
+        )
+    run = open_run(path)
+    if run.finished:
+        raise UserError(f"the run {str(run.path)!r} is finished: start a new run with 'paucal {job.verb}'.")
+    settings, origin = stored_settings(run, job.settings_type, job.verb)
+    if set(changes) & set(input_names(job)):
+        pinned = job.pin(replace(settings, init=None, **changes))
+        settings = replace(pinned, init=settings.init)
+    direct_names = set(CHANGEABLE) - {"devices", "nodes"}
+    settings = replace(settings, **{name: value for name, value in changes.items() if name in direct_names})
+    check_ranges(settings)
+    _require_inputs(run, settings, job)
+    origin = {**origin, **dict.fromkeys(changes, "flag of --resume")}
+    devices, nodes = process_shape(changes, settings)
+    if (devices, nodes) != (settings.devices, settings.nodes):
+        settings, reasons = with_processes(settings, devices, nodes)
+        origin |= reasons
+    return run, settings, origin
+
+
+def input_names(job: "AnyJob") -> tuple[str, ...]:
+    """Return the names of settings for inputs that a run reads until its end, and that may move before a resume."""
+    return tuple(name for name in job.reads if name not in ("init", "split"))
+
+
+def _require_inputs(run: RunFolder, settings: Any, job: "AnyJob") -> None:
+    """Refuse to resume a run whose stored inputs are missing, and explain how to give their new location."""
+    for name in input_names(job):
+        for path in split_location(getattr(settings, name) or ""):
+            if os.path.isabs(path) and not os.path.exists(path):  # a relative value is the name of a published data set
+                new_location = "DATA" if name == "data" else f"{flag(name)} PLACE"
+                raise UserError(
+                    f"{path!r} of the run {str(run.path)!r} does not exist: give the new location, as in 'paucal "
+                    f"{job.verb} --resume {shlex.quote(str(run.path))} {new_location}'."
+                )
+
+
+def store_changes(run: RunFolder, settings: Any, origin: Mapping[str, str]) -> None:
+    """Store changed settings in the run's config."""
+    config = run.read_yaml(run.config.name)
+    run.write_yaml(run.config.name, {**config, "settings": asdict(settings), "origin": dict(origin)})
+
+
+def stored_split(run: RunFolder, images: ImageSet) -> Split:
+    """Return the stored split of a run, with the description from the run's config."""
+    split = read_split(run.split, images)
+    description = run.read_yaml(run.config.name).get("split")
+    return Split(split.strings, str(description), split.groups) if description else split
+
+
+def typed_settings(values: Any, settings_type: type[S]) -> S:
+    """Build settings from the values in a file; raise a TypeError for an unknown name or a value of a wrong type."""
+    if not isinstance(values, dict):
+        raise TypeError("not a mapping of settings")
+    known_fields, hints, values_by_name = setting_fields(settings_type), setting_types(settings_type), {}
+    for name, value in values.items():
+        if name not in hints:
+            raise TypeError(f"there is no setting {short_repr(name)}")
+        if value is None and name in known_fields and known_fields[name].default is not None:
+            raise TypeError(f"{name} cannot be empty")
+        try:
+            values_by_name[name] = None if value is None else convert_setting(name, value, hints[name], "")
+        except UserError as problem:
+            raise TypeError(f"{name} cannot be {short_repr(value)}") from problem
+    return settings_type(**with_current_names(values_by_name, settings_type))
+
+
+def stored_settings(run: RunFolder, settings_type: type[S], verb: str) -> tuple[S, dict[str, str]]:
+    """Return the stored settings of a run, and the origin of each setting by name."""
+    config = run.read_yaml(run.config.name)
+    if run.verb != verb:
+        raise UserError(f"the run {str(run.path)!r} was made by 'paucal {run.verb}': use 'paucal {run.verb} --resume'.")
+    try:
+        current_names = {name: current_name for name, (current_name, _) in earlier_names(settings_type).items()}
+        origin = {current_names.get(name, str(name)): str(text) for name, text in dict(config["origin"]).items()}
+        values = config["settings"]
+        values = run.with_kept_frame(values) if isinstance(values, dict) else values
+        return typed_settings(values, settings_type), origin
+    except KeyError as problem:
+        raise UserError(
+            f"{str(run.config)!r} is damaged ({problem} is missing): restore the file or train again."
+        ) from problem
+    except (TypeError, ValueError) as problem:
+        raise UserError(
+            f"{str(run.config)!r} is damaged or from another version of paucal ({problem}): restore the file or train "
+            "again."
+        ) from problem
