@@ -27,7 +27,19 @@ STORED = Path(__file__).parent / "results" / "structure.json"
 SMALL_BODY = 6  # lines
 # From the lowest folder to the highest; a folder may import those before it.
 ORDER = (
-    *("types", "wording", "memory", "cores", "signals", "reading", "distributed", "losses", "backbones", "data"),
+    *(
+        "types",
+        "wording",
+        "memory",
+        "cores",
+        "signals",
+        "reading",
+        "writing",
+        "distributed",
+        "losses",
+        "backbones",
+        "data",
+    ),
     *("runs", "models", "metrics", "evaluation", "objectives", "labeling", "training", "explain", "export"),
     *("report", "settings", "recipes", "rules", "methods", "runner", "tasks", "verbs", "studies", "cli"),
 )

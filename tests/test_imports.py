@@ -10,7 +10,7 @@ import pytest
 from paucal.methods import pretraining, training
 
 PACKAGE = Path(__file__).parents[1] / "src" / "paucal"
-BASE = {"wording", "memory", "cores", "reading", "signals"}
+BASE = {"wording", "memory", "cores", "reading", "writing", "signals"}
 LOWER = {
     *BASE,
     *("types", "distributed", "losses", "backbones", "data", "metrics", "runs", "models", "objectives", "labeling"),
@@ -35,33 +35,46 @@ ALLOWED = {
     "memory": set(),
     "cores": set(),
     "reading": {"types"},
+    "writing": set(),
     "signals": set(),
     "types": {"wording"},
     "distributed": {"types"},
     "losses": {"types", "distributed"},
     "backbones": {"types", "wording", "memory"},
-    "data": {"types", "wording", "memory", "cores", "reading", "signals"},
+    "data": {"types", "wording", "memory", "cores", "reading", "writing", "signals"},
     "metrics": {"types", "distributed", "data"},
-    "models": {"types", "wording", "reading", "distributed", "backbones", "data", "runs"},
+    "models": {"types", "wording", "reading", "writing", "distributed", "backbones", "data", "runs"},
     "objectives": {"types", "distributed", "losses", "backbones"},
     "labeling": {"types", "reading", "backbones", "data", "runs"},
-    "runs": {"types", "reading", "cores"},
+    "runs": {"types", "reading", "writing", "cores"},
     "training": {
         "types",
         "wording",
         "memory",
         "cores",
         "signals",
+        "writing",
         "distributed",
         "data",
         "runs",
         "evaluation",
         "objectives.base",
     },
-    "evaluation": {"types", "wording", "reading", "distributed", "backbones", "data", "metrics", "runs", "models"},
+    "evaluation": {
+        "types",
+        "wording",
+        "reading",
+        "writing",
+        "distributed",
+        "backbones",
+        "data",
+        "metrics",
+        "runs",
+        "models",
+    },
     "explain": {"types", "wording", "backbones", "data", "runs"},
-    "export": {"types", "wording", "backbones", "data", "evaluation", "runs", "models"},
-    "report": {"types", "wording", "metrics", "runs", "evaluation", "explain"},
+    "export": {"types", "wording", "writing", "backbones", "data", "evaluation", "runs", "models"},
+    "report": {"types", "wording", "writing", "metrics", "runs", "evaluation", "explain"},
     **{part: LOWER | set(UPPER[:place]) for place, part in enumerate(UPPER)},
 }
 # The public modules of `verbs.compare`; its others begin with an underscore, or are called by the command line.

@@ -5,17 +5,10 @@ import pickle
 import pytest
 import torch
 
-from paucal.runs import (
-    RunFolder,
-    create_run,
-    describe_environment,
-    link_or_copy,
-    open_run,
-    write_atomically,
-    write_text,
-)
+from paucal.runs import RunFolder, create_run, describe_environment, open_run
 from paucal.runs.weights import load_checkpoint, read_weights, save_weights
 from paucal.types import UserError
+from paucal.writing import link_or_copy, write_atomically, write_text
 
 
 def finished(path):

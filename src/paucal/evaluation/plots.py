@@ -18,8 +18,8 @@ from paucal.evaluation.predictions import Predictions
 from paucal.evaluation.results import ClassificationReport, ClassRow, MultiLabelReport, MultiLabelRow
 from paucal.metrics.intervals import Score, wilson
 from paucal.metrics.measures import CALIBRATION_BINS, calibration_bin
-from paucal.runs import write_atomically
 from paucal.wording import percent
+from paucal.writing import write_atomically
 
 # From the colour-blind safe palette of Okabe and Ito.
 BLUE, ORANGE, GREY = "#0072b2", "#d55e00", "#8a8a8a"

@@ -34,8 +34,8 @@ from paucal.evaluation.results import ClassificationReport, MultiLabelReport, Re
 from paucal.metrics.intervals import Score
 from paucal.metrics.measures import METRIC_TITLES
 from paucal.models.card import ModelCard
-from paucal.runs import csv_text, write_text
 from paucal.wording import counted, images_text, percent
+from paucal.writing import csv_text, write_text
 
 MAX_MISTAKES_SHOWN = 16
 

@@ -13,8 +13,9 @@ from paucal.evaluation.results import MultiLabelReport, MultiLabelRow, Report
 from paucal.export.hub import HubFacts, hub_header, licence_lines
 from paucal.models.card import ModelCard
 from paucal.models.trained import save_trained
-from paucal.runs import RunFolder, write_text
+from paucal.runs import RunFolder
 from paucal.wording import counted, escape_controls, percent
+from paucal.writing import write_text
 
 WEIGHTS, CARD, CONFIG, PAGE = "model.safetensors", "model.json", "config.json", "README.md"
 

@@ -19,8 +19,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from paucal.data.decoded.cache_folder import features_folder
-from paucal.runs import write_text
 from paucal.wording import counted
+from paucal.writing import write_text
 
 # bfloat16 is chosen only if all these conditions hold.
 MIN_SPEEDUP = 1.3  # time with float32, divided by time with bfloat16

@@ -19,8 +19,8 @@ from paucal.report.explanations import (
 )
 from paucal.report.inputs import RunFiles, SplitSummary, read_run
 from paucal.report.pictures import embed_pictures
-from paucal.runs import write_text
 from paucal.wording import percent
+from paucal.writing import write_text
 
 REPORT_FILE = "report.html"
 

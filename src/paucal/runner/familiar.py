@@ -21,8 +21,8 @@ from paucal.reading import require_regular
 from paucal.runner.console import Console
 from paucal.runner.images import open_again
 from paucal.runs import RunFolder
-from paucal.runs.files import write_atomically
 from paucal.types import UserError
+from paucal.writing import write_atomically
 
 FILE_NAME = "familiar.safetensors"  # name of the file in the run folder that stores the detector
 MAX_TRAIN_IMAGES, MAX_HELD_OUT_IMAGES = 2000, 500  # if the run has more images, evenly spaced images are used

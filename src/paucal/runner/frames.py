@@ -27,10 +27,11 @@ from pyarrow.interchange import from_dataframe
 from paucal.data.arguments import ImageInMemory
 from paucal.data.decoded.cache_folder import frames_folder
 from paucal.data.sources.table_columns import IMAGE_COLUMNS
-from paucal.runs import RunFolder, csv_text, write_atomically
+from paucal.runs import RunFolder
 from paucal.runs.folder import FRAME_FILE
 from paucal.types import UserError
 from paucal.wording import first_line
+from paucal.writing import csv_text, write_atomically
 
 if TYPE_CHECKING:
     from pandas import DataFrame

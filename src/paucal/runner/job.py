@@ -20,10 +20,11 @@ from paucal.objectives import Objective
 from paucal.runner.console import Console
 from paucal.runner.images import Advance, SplitImages, pin_data
 from paucal.runner.starts import pin_start
-from paucal.runs import RunFolder, write_atomically
+from paucal.runs import RunFolder
 from paucal.settings.shared import JobSettings
 from paucal.training import Optimization, Outcome, Plan, Watch
 from paucal.wording import counted
+from paucal.writing import write_atomically
 
 
 @dataclass(frozen=True)

@@ -30,10 +30,10 @@ from paucal.runner.processes import launched_shape
 from paucal.runner.snapshots import FileStamp, take_snapshot
 from paucal.runner.storage_lock import StorageLock, write_in_folder
 from paucal.runs import RunFolder
-from paucal.runs.files import write_text
 from paucal.runs.folder import CONFIG_FILE, PLACE_FILE
 from paucal.types import UserError
 from paucal.wording import first_line
+from paucal.writing import write_text
 
 MANIFEST_NAMES, OBJECTS_FOLDER, LOCK_NAME = ("manifest-0.json", "manifest-1.json"), "objects", "lock"
 _MAX_MANIFEST_BYTES = 64 << 20

@@ -18,8 +18,8 @@ import yaml
 
 from paucal.cores import count_usable_cores
 from paucal.reading import MAX_CONFIG_BYTES, parse_json, parse_yaml, read_text
-from paucal.runs.files import csv_text, write_text
 from paucal.types import UserError
+from paucal.writing import csv_text, write_text
 
 MAX_TEXT_BYTES = 64 * 2**20  # size limit for each text file of a run
 RUNS_FOLDER = Path("runs")  # parent folder of the numbered runs

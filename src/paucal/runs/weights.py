@@ -15,8 +15,8 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from paucal.reading import require_regular
-from paucal.runs.files import write_atomically
 from paucal.types import UserError
+from paucal.writing import write_atomically
 
 MAX_WEIGHTS_BYTES = 16 * 2**30  # size limit of a weights file, enough for a billion parameters with optimizer state
 _MAX_OVERHEAD_BYTES = 1 << 20  # largest difference between unpacked size and file size of a small checkpoint

@@ -6,12 +6,12 @@ from typing import Any
 
 from rich.table import Table
 
-from paucal.runs import csv_text, write_text
 from paucal.studies.numbers import RESULTS_FILE, Measurement
 from paucal.studies.outcome import NOT_RUN, Line
 from paucal.studies.study import Study
 from paucal.studies.words import format_published
 from paucal.verbs.compare.report import format_interval
+from paucal.writing import csv_text, write_text
 
 DECIMALS = {  # number of decimals in tables, by metric; other metrics have 1 decimal
     **dict.fromkeys(("params", "gmacs", "gmacs_all", "correspondence_distance", "throughput", "average"), 2),

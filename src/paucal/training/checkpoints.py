@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from lightning.pytorch.plugins import CheckpointIO
 
-from paucal.runs import write_atomically
 from paucal.runs.weights import load_checkpoint
 from paucal.training.plan import PlanChange
 from paucal.types import UserError
+from paucal.writing import write_atomically
 
 
 class AtomicCheckpoints(CheckpointIO):

@@ -318,3 +318,14 @@ def test_split_file__is_utf8_whatever_the_names_are(make_set, tmp_path):
     write_split(tmp_path / "split.csv", images, split)
     (tmp_path / "split.csv").read_text(encoding="utf-8")
     assert [row["key"] for row in read_rows(tmp_path / "split.csv")] == images.keys
+
+
+def test_writing__that_fails_leaves_the_stored_split_as_it_was(make_set, tmp_path):
+    images = make_set([0, 1] * 10)
+    split, path = make_split(images, seed=0), tmp_path / "split.csv"
+    write_split(path, images, split)
+    stored = path.read_bytes()
+    with pytest.raises(ValueError, match="shorter"):
+        write_split(path, images, split, digests=["too", "few"])
+    assert path.read_bytes() == stored
+    assert [file.name for file in tmp_path.iterdir()] == ["split.csv"]

@@ -32,7 +32,7 @@ from paucal.types import UserError
 
 FORMAT = 1  # version of the files below
 INDEX, VALUES, CLASSES, DONE = "index.json", "values.npy", "indices.npy", "done.npy"
-# Prefixes of the names of temporary files and locks (`paucal.runs.lock`, `paucal.runs.files`).
+# Prefixes of the names of temporary files and locks (`paucal.runs.lock`, `paucal.writing`).
 _TEMPORARY_PREFIXES = ("lock.json", ".lock.json.", ".paucal-")
 MAX_INDEX_BYTES = 512 << 20  # largest index; for ImageNet's 1.3 million images, the index is a third as large
 Covered = Literal["image", "square"]

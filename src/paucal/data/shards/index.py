@@ -3,7 +3,6 @@
 import bisect
 import itertools
 import json
-import os
 import struct
 import zipfile
 from collections.abc import Mapping, Sequence
@@ -20,6 +19,7 @@ from paucal.data.sources.archive import MAX_ENTRIES, MAX_IMAGE_BYTES, checked_na
 from paucal.data.string_arrays import StringArray
 from paucal.types import UserError
 from paucal.wording import counted, join_first_few, was_or_were
+from paucal.writing import write_atomically
 
 INDEX_NAME = "paucal_index.npz"
 FORMAT_VERSION = 1
@@ -171,15 +171,8 @@ class ShardIndex:
         shards = np.repeat(np.arange(len(self.files), dtype=np.int32), self.counts)
         arrays = {"shards": shards, "offsets": self.offsets, "lengths": self.lengths}
         arrays |= {"labels": self.labels.astype(np.int32), "key_bytes": key_bytes, "key_ends": key_ends}
-        temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-        try:
-            with temporary.open("wb") as file:
-                np.savez(file, about=np.array(json.dumps(header)), **arrays)  # type: ignore[arg-type]
-                file.flush()
-                os.fsync(file.fileno())
-            temporary.replace(path)
-        finally:
-            temporary.unlink(missing_ok=True)
+        about = np.array(json.dumps(header))
+        write_atomically(path, lambda file: np.savez(file, about=about, **arrays))  # type: ignore[arg-type]
 
 
 def spans_of(counts: Sequence[int]) -> NDArray[np.int64]:

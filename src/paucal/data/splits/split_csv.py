@@ -1,9 +1,11 @@
 """The split of a run as a CSV file with the columns key, label, class, split, digest and group."""
 
 import csv
+import io
 from collections.abc import Iterable, Iterator
 from itertools import zip_longest
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 
@@ -16,6 +18,7 @@ from paucal.data.splits.split import PARTS, Split
 from paucal.data.string_arrays import RepeatedStrings
 from paucal.reading import is_regular
 from paucal.types import UserError
+from paucal.writing import write_atomically
 
 MAX_BYTES = 512 << 20  # maximum size of a file, five times that of the file for ImageNet's 1.3 million images
 MAX_NAME_LENGTH = 20  # number of characters of a column name that are shown in messages
@@ -37,14 +40,17 @@ def write_split(path: Path, image_set: ImageSet, split: Split, digests: Iterable
     columns = [image_set.keys, _label_numbers(image_set), class_cells(image_set), split.strings]
     optional = {_DIGEST: digests, _GROUP: split.groups}
     optional_columns = {name: column for name, column in optional.items() if column is not None}
+
     # File names on Linux may contain any bytes. Bytes that are not UTF-8 are written as escapes, so that any program
     # can read the file.
-    temporary = path.with_name(f".{path.name}.tmp")
-    with temporary.open("w", newline="", encoding="utf-8", errors="backslashreplace") as file:
-        writer = csv.writer(file)
+    def write(file: BinaryIO) -> None:
+        text = io.TextIOWrapper(file, encoding="utf-8", errors="backslashreplace", newline="")
+        writer = csv.writer(text)
         writer.writerow([*_COLUMNS, *optional_columns])
         writer.writerows(zip(*columns, *optional_columns.values(), strict=True))
-    temporary.replace(path)
+        text.detach()  # flush, and leave the file open
+
+    write_atomically(path, write)
 
 
 def read_split(path: Path, image_set: ImageSet) -> Split:

@@ -17,9 +17,9 @@ from paucal.evaluation.protocols.evaluate import PROTOCOLS, TOP_5, Line, Outcome
 from paucal.evaluation.results import stored_score
 from paucal.metrics.intervals import Bootstrap, Score
 from paucal.models.frozen import RANDOM_NAME
-from paucal.runs import csv_text, write_text
 from paucal.types import UserError
 from paucal.wording import counted, percent
+from paucal.writing import csv_text, write_text
 
 Verdict = Literal["win", "tie", "loss"]
 COLUMNS = (

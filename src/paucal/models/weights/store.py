@@ -15,8 +15,8 @@ from typing import Any
 
 from paucal.models.weights.table import has_terms
 from paucal.reading import parse_json, read_text
-from paucal.runs.files import write_text
 from paucal.types import UserError
+from paucal.writing import write_text
 
 MAX_CARD_BYTES, MAX_LICENCE_BYTES, MAX_TEXT_LENGTH = 1 << 20, 1 << 19, 300  # the last is a number of characters
 _MODEL_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]{0,199}")

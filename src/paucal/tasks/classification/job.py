@@ -14,7 +14,7 @@ from paucal.runner.images import pin_data
 from paucal.runner.job import Bars, Job, Watcher
 from paucal.runner.starts import pin_start, without_none_init
 from paucal.runner.time_budget import keep_one_length
-from paucal.runs import RunFolder, write_atomically
+from paucal.runs import RunFolder
 from paucal.settings.options import check_ranges
 from paucal.settings.shared import DataSettings
 from paucal.tasks.classification.assembly import TrainingSetup, assemble
@@ -28,6 +28,7 @@ from paucal.tasks.classification.optimization import optimization
 from paucal.training import Optimization, Outcome, Watch
 from paucal.training.failures import memory_advice
 from paucal.types import UserError
+from paucal.writing import write_atomically
 
 
 class TrainingJob(Job[TrainSettings, TrainingSetup, Result]):

@@ -23,7 +23,7 @@ from paucal.runner.frames import to_pandas
 from paucal.runner.job import FinishedRun
 from paucal.runner.processes import wait_for_all
 from paucal.runner.results import publish_results
-from paucal.runs import RunFolder, write_atomically, write_text
+from paucal.runs import RunFolder
 from paucal.tasks.detection.assembly import DetectionSetup
 from paucal.tasks.detection.batches import evaluation_loader
 from paucal.tasks.detection.detections import Detections, coco_document, detect_all, read_detections
@@ -41,6 +41,7 @@ from paucal.tasks.detection.pictures import (
 from paucal.training import Outcome
 from paucal.types import UserError
 from paucal.wording import counted
+from paucal.writing import write_atomically, write_text
 
 if TYPE_CHECKING:
     from pandas import DataFrame

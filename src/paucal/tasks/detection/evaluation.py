@@ -18,11 +18,11 @@ from torch import Tensor
 
 from paucal.metrics.intervals import Bootstrap, Score, percentile
 from paucal.metrics.measures import Weights, precision_at
-from paucal.runs import csv_text
 from paucal.tasks.detection.detections import Detections
 from paucal.tasks.detection.images import Boxes
 from paucal.tasks.detection.masks import BACKEND, INSTALL_COMMAND, mask_overlaps, stack_masks
 from paucal.types import UserError
+from paucal.writing import csv_text
 
 BOOTSTRAP_DRAWS = 300  # number of bootstrap samples of the images for the confidence intervals
 MASK_PREFIX = "mask_"  # prefix of the names of mask scores

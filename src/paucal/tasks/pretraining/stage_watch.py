@@ -10,12 +10,13 @@ from paucal.methods.pretraining import method_of
 from paucal.runner.console import Console
 from paucal.runner.job import Watcher
 from paucal.runner.resuming import store_changes
-from paucal.runs import RunFolder, link_or_copy
+from paucal.runs import RunFolder
 from paucal.tasks.pretraining.assembly import PretrainingSetup
 from paucal.tasks.pretraining.monitor import KNN_SCORE
 from paucal.training import checkpoint_rows
 from paucal.types import UserError
 from paucal.wording import percent
+from paucal.writing import link_or_copy
 
 MAX_ROLLBACKS = 2
 HEALTHY_CHECKPOINT = "healthy.ckpt"

@@ -18,9 +18,9 @@ from paucal.metrics.intervals import Score
 from paucal.metrics.regression import RegressionReport, regression_report
 from paucal.models.regression import INTERVAL_LEVEL, IntervalPredictions
 from paucal.models.trained import TrainedModel
-from paucal.runs import csv_text, write_text
 from paucal.tasks.regression.model import card_of
 from paucal.wording import images_text, percent
+from paucal.writing import csv_text, write_text
 
 Array = NDArray[np.float64]
 UNDEFINED = "undefined"  # text for a score that is NaN

@@ -14,7 +14,7 @@ from paucal.report.segmentation import write_segmentation_report
 from paucal.runner.console import Console
 from paucal.runner.processes import wait_for_all
 from paucal.runner.results import EvaluatedRun, publish_results
-from paucal.runs import RunFolder, write_atomically
+from paucal.runs import RunFolder
 from paucal.tasks.segmentation.assembly import SegmentationSetup, full_inference
 from paucal.tasks.segmentation.evaluation import count_and_write_masks
 from paucal.tasks.segmentation.model import SegmentationModel, load_segmenter
@@ -31,6 +31,7 @@ from paucal.tasks.segmentation.scores import (
 from paucal.tasks.segmentation.windows import describe_scales
 from paucal.training import Outcome
 from paucal.wording import counted, images_text, percent
+from paucal.writing import write_atomically
 
 SCORE_COLUMN = "val_mean_iou"  # column of metrics.csv by which the best epoch is selected
 MAX_DRAWN = 4  # maximum number of images per figure

@@ -10,11 +10,11 @@ from PIL import Image, ImageDraw
 from paucal.data.masks.coding import IGNORED, MaskCoding
 from paucal.data.masks.mask_files import unpack_colour
 from paucal.data.views.normalisation import Normalisation
-from paucal.runs import write_atomically
 from paucal.tasks.segmentation.crops import MASK
 from paucal.tasks.segmentation.model import SegmentationCard
 from paucal.types import Batch
 from paucal.wording import replace_undrawable, shorten
+from paucal.writing import write_atomically
 
 OPACITY = 0.45  # opacity of the class colours over an image
 SHOWN_SIDE = 320  # longer side of an image in a comparison, in pixels

@@ -15,8 +15,8 @@ from torchmetrics.functional.classification import multiclass_confusion_matrix
 
 from paucal.metrics.intervals import Bootstrap, Score, percentile
 from paucal.metrics.measures import PixelScores, value_of
-from paucal.runs import csv_text, write_text
 from paucal.wording import images_text, percent
+from paucal.writing import csv_text, write_text
 
 BOOTSTRAP_DRAWS = 2000  # number of random samples of images
 MAX_SHOWN_CLASSES = 30  # maximum number of rows in the terminal

@@ -19,10 +19,10 @@ from paucal.report.page import write_page
 from paucal.report.pictures import data_uri
 from paucal.runner.console import Console
 from paucal.runner.sheets import MAX_COLUMNS, MAX_ROWS, SheetStyle, draw_sheet, read_tile
-from paucal.runs import write_atomically, write_text
 from paucal.types import UserError
 from paucal.verbs.check.labels import SuspectLabel
 from paucal.wording import counted, percent
+from paucal.writing import write_atomically, write_text
 
 MAX_CLASSES, MAX_LISTED = 20, 10  # largest numbers of classes and of suspected labels on the terminal
 LEVEL_MARKUP = {"misleads": "[bold red]misleads[/]", "warning": "[yellow]warning[/]", "note": "[dim]note[/]"}

@@ -11,12 +11,12 @@ from paucal.evaluation.plots import save_figure
 from paucal.metrics.intervals import Score
 from paucal.report.page import write_page
 from paucal.report.pictures import data_uri
-from paucal.runs import csv_text, write_text
 from paucal.settings.options import flag_words
 from paucal.verbs.compare._figures import curves_figure, differences_figure, scores_figure
 from paucal.verbs.compare.findings import ArmOutcome, Findings
 from paucal.verbs.compare.grid import EVAL, EVALUATION_FOLDER, MODEL, Cell, start_of, verb_settings
 from paucal.wording import counted, format_duration, images_text, percent
+from paucal.writing import csv_text, write_text
 
 PAGE = "comparison.html"
 MAX_EQUAL_TIME_RATIO = 1.05  # largest ratio of two durations that the report calls equal

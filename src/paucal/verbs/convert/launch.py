@@ -10,7 +10,6 @@ from paucal.runner.annotation_frames import takes_annotations
 from paucal.runner.console import Console, RecordingConsole
 from paucal.runner.frames import Data
 from paucal.runner.outputs import check_new_folder
-from paucal.runs import replace_folder
 from paucal.settings.options import check_ranges
 from paucal.settings.values import settings_from_keywords, with_settings_signature
 from paucal.types import UserError
@@ -18,6 +17,7 @@ from paucal.verbs.convert.content import Content, read_content
 from paucal.verbs.convert.settings import ConvertSettings, Form
 from paucal.verbs.convert.writing import LAYOUTS, Layout
 from paucal.wording import counted
+from paucal.writing import replace_folder
 
 
 @dataclass(frozen=True)

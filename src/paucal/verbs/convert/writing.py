@@ -15,7 +15,6 @@ from PIL import Image
 from paucal.data.boxes.annotations import unpack_run_lengths
 from paucal.data.images import UNKNOWN
 from paucal.data.masks.coding import IGNORED, MAX_CLASSES
-from paucal.runs import csv_text
 from paucal.types import UserError
 from paucal.verbs.convert.content import AnnotatedObject, Content, Item, Kind
 from paucal.verbs.convert.objects import (
@@ -30,6 +29,7 @@ from paucal.verbs.convert.objects import (
 )
 from paucal.verbs.convert.tools import write_cvat, write_label_studio
 from paucal.wording import counted
+from paucal.writing import csv_text
 
 
 @dataclass(frozen=True)

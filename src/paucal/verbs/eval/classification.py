@@ -21,12 +21,13 @@ from paucal.runner.console import Console
 from paucal.runner.images import load_images, open_again
 from paucal.runner.memory_check import check_batch_memory
 from paucal.runner.precision import choose_on_sample
-from paucal.runs import RunFolder, open_model_folder, write_text
+from paucal.runs import RunFolder, open_model_folder
 from paucal.tasks.classification.mistakes import draw_mistakes
 from paucal.types import UserError
 from paucal.verbs.eval.images import ChosenImages, choose_images, is_data_of_run, print_notes, report_folder
 from paucal.verbs.eval.settings import EvalSettings
 from paucal.wording import counted, join_first_few, percent, was_or_were
+from paucal.writing import write_text
 
 # All images of a set, the images to evaluate on, and the labels of the training images if the run's own set is used.
 Selection = tuple[ImageSet, ChosenImages, torch.Tensor | None]

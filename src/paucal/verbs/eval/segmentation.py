@@ -15,7 +15,7 @@ from paucal.metrics.intervals import Score
 from paucal.runner.console import Console
 from paucal.runner.images import decode_images
 from paucal.runner.resuming import typed_settings
-from paucal.runs import RunFolder, open_model_folder, replace_folder
+from paucal.runs import RunFolder, open_model_folder
 from paucal.tasks.segmentation.evaluation import count_and_write_masks
 from paucal.tasks.segmentation.images import SegmentationData, open_segmentation_data
 from paucal.tasks.segmentation.job import check_factors
@@ -32,6 +32,7 @@ from paucal.types import UserError
 from paucal.verbs.eval.images import MASKS, ChosenImages, choose_images, print_notes, report_folder
 from paucal.verbs.eval.settings import EvalSettings
 from paucal.wording import images_text
+from paucal.writing import replace_folder
 
 
 @dataclass(frozen=True)

@@ -22,10 +22,10 @@ from paucal.explain.figures.attention import (
 )
 from paucal.models.named import open_named
 from paucal.models.trained import TrainedModel
-from paucal.runs import csv_text
 from paucal.types import UserError
 from paucal.verbs.explain.inputs import ExplainInput, stack_views, stem, view_of
 from paucal.verbs.explain.settings import PATCH_POSITION, ExplainSettings
+from paucal.writing import csv_text
 
 SHOWN_LAYERS = 4  # one per quarter of the depth: layers 2, 5, 8 and 11 of 12, as in figures 3 to 5 of the DHVT paper
 ALL_LAYERS = "all"  # value of --layer that selects all layers

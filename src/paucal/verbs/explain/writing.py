@@ -10,9 +10,9 @@ from matplotlib.figure import Figure
 from paucal.explain.figures.pictures import figure_to_bytes
 from paucal.reading import expand_user_path
 from paucal.runner.outputs import refuse_inside_images
-from paucal.runs import write_atomically, write_text
-from paucal.runs.files import check_folder_writable
+from paucal.runs.writable import check_folder_writable
 from paucal.types import UserError
+from paucal.writing import write_atomically, write_text
 
 DEFAULT = Path("explanations")  # parent of the numbered default folders
 MAX_NAME_LENGTH = 60  # number of characters in a file name, without its suffix

@@ -27,7 +27,7 @@ from paucal.report.regression import write_regression_report
 from paucal.report.segmentation import write_segmentation_report
 from paucal.runner.console import Console, RecordingConsole
 from paucal.runner.starts import NONE
-from paucal.runs import RunFolder, open_model_folder, write_text
+from paucal.runs import RunFolder, open_model_folder
 from paucal.runs.folder import PUBLISHED_WEIGHTS, installed_version, iterate_ancestry
 from paucal.settings.options import check_ranges
 from paucal.settings.values import settings_from_keywords, with_settings_signature
@@ -37,6 +37,7 @@ from paucal.verbs.export.fitting import STUDENT_FOLDER, Limits, find_best_file, 
 from paucal.verbs.export.graphs import GraphWriter, file_name, staging_folder
 from paucal.verbs.export.settings import ExportSettings
 from paucal.verbs.export.subjects import ClassifierSubject, DetectorSubject, Subject, open_subject
+from paucal.writing import write_text
 
 DEFAULT_FOLDER = Path("exports")
 NO_INITIAL_WEIGHTS = "none: the initial weights were random"  # shown in place of the licence of the initial weights

@@ -21,7 +21,6 @@ from paucal.runner.input_images import path_of_image
 from paucal.runner.outputs import check_new_file, check_new_folder, refuse_inside_images
 from paucal.runner.tables import resolve_table
 from paucal.runs import RunFolder
-from paucal.runs.files import csv_text, write_atomically, write_text
 from paucal.runs.folder import find_run_of_init
 from paucal.settings.options import check_ranges
 from paucal.settings.values import settings_from_keywords, with_settings_signature
@@ -34,6 +33,7 @@ from paucal.verbs.next.selection import Choice, choose
 from paucal.verbs.next.settings import NextSettings
 from paucal.verbs.predict.writing import SHEET_FORMATS, sheet_writer
 from paucal.wording import counted
+from paucal.writing import csv_text, write_atomically, write_text
 
 
 @dataclass(frozen=True)

@@ -22,8 +22,8 @@ from paucal.models.trained import TrainedModel
 from paucal.runner.console import Console
 from paucal.runner.frames import to_pandas
 from paucal.runner.input_images import InputImages
-from paucal.runs import csv_text
 from paucal.verbs.predict.settings import PredictSettings
+from paucal.writing import csv_text
 
 if TYPE_CHECKING:
     from pandas import DataFrame

@@ -17,7 +17,7 @@ from paucal.runner.console import Console, LoggedConsole
 from paucal.runner.frames import Frame, images_of_frame, is_frame
 from paucal.runner.input_images import open_sources, read_all
 from paucal.runner.outputs import check_new_folder, refuse_inside_images
-from paucal.runs import RunFolder, csv_text, open_model_folder, write_atomically
+from paucal.runs import RunFolder, open_model_folder
 from paucal.settings.options import check_ranges
 from paucal.tasks.detection.detections import EDGES, Detections, coco_document, rescale
 from paucal.tasks.detection.images import Boxes
@@ -28,6 +28,7 @@ from paucal.tasks.detection.views import evaluation_view, without_boxes
 from paucal.types import UserError
 from paucal.verbs.predict.answers import TableList
 from paucal.verbs.predict.settings import OutputSettings, PredictSettings
+from paucal.writing import csv_text, write_atomically
 
 HEADER = ("path", "class", "score", *EDGES)  # columns of the table
 Source = str | os.PathLike[str] | ImageInMemory

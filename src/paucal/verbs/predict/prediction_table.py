@@ -11,10 +11,10 @@ from typing import Any, BinaryIO
 
 from paucal.reading import parse_json, read_text
 from paucal.runner.tables import resolve_table
-from paucal.runs import csv_text, write_text
 from paucal.runs.lock import RunLock
 from paucal.types import UserError
 from paucal.verbs.predict.journal import JOURNAL_SUFFIX, LOCK_NOUN
+from paucal.writing import csv_text, write_text
 
 ABOUT_FILE, MAX_ABOUT_BYTES = "about.json", 1 << 20
 

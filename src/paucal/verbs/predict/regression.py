@@ -15,10 +15,10 @@ from paucal.models.regression import RegressionCard
 from paucal.models.trained import TrainedModel
 from paucal.runner.console import Console
 from paucal.runner.input_images import InputImages
-from paucal.runs import csv_text
 from paucal.tasks.regression.model import card_of
 from paucal.verbs.predict.answers import TableList, predict_batches
 from paucal.verbs.predict.settings import PredictSettings
+from paucal.writing import csv_text
 
 COLUMNS = ("path", "predicted", "low", "high")
 

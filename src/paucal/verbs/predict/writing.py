@@ -20,11 +20,12 @@ from paucal.runner.input_images import InputImages
 from paucal.runner.outputs import check_new_file
 from paucal.runner.sheets import MAX_COLUMNS, MAX_ROWS, SheetStyle, draw_sheet
 from paucal.runner.tables import TableFormat, resolve_table
-from paucal.runs.files import check_file_writable, write_atomically
+from paucal.runs.writable import check_file_writable
 from paucal.types import UserError
 from paucal.verbs.predict.answers import Block, csv_lines, json_lines
 from paucal.verbs.predict.settings import OutputSettings
 from paucal.wording import escape_controls, percent, shorten
+from paucal.writing import write_atomically
 
 # Function that returns a new iterator over all blocks, which are in memory or on disk.
 Blocks = Callable[[], Iterator[Block]]

@@ -13,7 +13,6 @@ from rich.table import Table
 
 from paucal.runner.console import Console
 from paucal.runner.tables import FORMATS, resolve_table
-from paucal.runs import csv_text, write_text
 from paucal.runs.folder import PUBLISHED_WEIGHTS, RUNS_FOLDER
 from paucal.runs.grid_files import is_grid_folder
 from paucal.settings.values import settings_from_keywords, with_settings_signature
@@ -22,6 +21,7 @@ from paucal.verbs.runs.rows import ListedRun, require_known, select_runs, sort_r
 from paucal.verbs.runs.rows import list_runs as runs_below
 from paucal.verbs.runs.settings import RunsSettings
 from paucal.wording import counted, format_duration, percent
+from paucal.writing import csv_text, write_text
 
 DEFAULT_COLUMNS = ("state", "method", "model", "data", "seed", "epochs", "val", "test", "time", "size", "changed")
 MAX_TABLE_WIDTH = 10_000  # in characters; more than any table needs, so that its full width can be measured

@@ -21,8 +21,9 @@ from paucal.data.decode import UnreadableImage
 from paucal.data.images import ImageSet
 from paucal.reading import expand_user_path
 from paucal.runner.outputs import refuse_inside_images
-from paucal.runs.files import check_folder_writable, csv_text, write_atomically
+from paucal.runs.writable import check_folder_writable
 from paucal.types import UserError
+from paucal.writing import csv_text, write_atomically
 
 MAX_SIDE = 1600  # largest side of an image on the page, in pixels
 LEASE_SECONDS = 120.0  # time for which an image is reserved for the tab that shows the image

@@ -20,12 +20,12 @@ from paucal.runner.console import Console, RecordingConsole
 from paucal.runner.frames import Data, takes_frames
 from paucal.runner.images import find_images, with_run_reading
 from paucal.runner.outputs import check_new_folder
-from paucal.runs import replace_folder
 from paucal.settings.options import check_ranges
 from paucal.settings.values import settings_from_keywords, with_settings_signature
 from paucal.types import UserError
 from paucal.verbs.shard.settings import ShardSettings
 from paucal.wording import counted, format_duration, was_or_were
+from paucal.writing import replace_folder
 
 MIB = 2**20
 _SIZE_SAMPLE = 64  # number of images whose file size is read to estimate the size of the set

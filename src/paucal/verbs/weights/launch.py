@@ -28,14 +28,14 @@ from paucal.models.weights.store import MAX_LICENCE_BYTES, AddedWeights, find_ad
 from paucal.models.weights.table import APACHE
 from paucal.reading import expand_user_path, read_decoded
 from paucal.runner.console import Console, LoggedConsole
-from paucal.runs import write_atomically
-from paucal.runs.files import check_file_writable
 from paucal.runs.weights import read_untrusted
+from paucal.runs.writable import check_file_writable
 from paucal.settings.options import check_ranges
 from paucal.settings.values import settings_from_keywords, with_settings_signature
 from paucal.types import UserError
 from paucal.verbs.weights.settings import WeightsSettings
 from paucal.wording import did_you_mean
+from paucal.writing import write_atomically
 
 MAX_DIFFERENCE = 0.01  # largest relative error of the outputs at which weights are stored with 16 bits
 FILE_SETTINGS = ("model", "licence", "licence_text", "source", "mean", "std")  # settings that describe a weights file
