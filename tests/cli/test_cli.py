@@ -10,7 +10,7 @@ import timm
 import yaml
 
 from cli.calls import QUICK, table
-from paucal.cli.main import COMMAND_GROUPS, COMMAND_SUMMARIES, main
+from paucal.cli.main import COMMAND_SUMMARIES, main
 from paucal.methods import pretraining, training
 from paucal.methods.pretraining_settings import PretrainSettings
 from paucal.methods.training_settings import TrainSettings
@@ -69,10 +69,6 @@ def test_help__shows_what_can_be_given(capsys, verb):
     }
     for words in shown.get(verb, ("show this help message and exit",)):
         assert words in text
-
-
-def test_overview__shows_every_verb_once():
-    assert sorted(name for names in COMMAND_GROUPS.values() for name in names) == sorted(COMMAND_SUMMARIES)
 
 
 def test_chosen__are_the_settings_that_have_a_rule():

@@ -47,6 +47,10 @@ def test_bash__completes_verbs_flags_and_values(complete, tmp_path):
     assert complete("train", "--batch-size", "") == ["auto"]
     assert complete("predict", "--device", "c") == ["cpu", "cuda"]
     assert {"dhvt_tiny_cifar_patch4"} == set(complete("train", "--model", "dhvt_tiny_cifar_patch4"))
+    assert complete("train", "--method", "") == ["drloc", "relabel", "supervised", "token-labeling"]
+    assert complete("train", "--add", "d") == ["distillation", "drloc"]
+    assert complete("pretrain", "--method", "le") == ["lejepa"]
+    assert complete("detect", "--head", "") == ["2fc", "4conv1fc"]
     assert set(complete("train", "--recipe", "")) == set(recipes.RECIPES)
     assert set(complete("detect", "--recipe", "cascade")) == {"cascade-coco-1x", "cascade-coco-3x"}
     assert set(complete("segment", "--recipe", "upernet")) == {"upernet-ade20k", "upernet-ade20k-lvvit"}

@@ -4,7 +4,7 @@ import json
 from collections.abc import Sequence
 
 from paucal.cli.arguments import CommandParser, parse_with_settings
-from paucal.settings.shared import LABELLED_DATA_HELP
+from paucal.settings.shared import DATA_HELP
 from paucal.verbs.check.settings import CheckSettings
 
 DESCRIPTION = """Read every image once, and report the content of the data set and its problems.
@@ -18,7 +18,7 @@ def run(argv: Sequence[str]) -> int:
     """Run the command; return the exit code, which is 1 if scores on this data set would be misleading."""
     parser = CommandParser("check", DESCRIPTION)
     parser.add_argument(
-        "data", nargs="?", default="digits", help=f"images: {LABELLED_DATA_HELP}; images with masks, or with boxes"
+        "data", nargs="?", default="digits", help=f"images: {DATA_HELP}; images with masks, or with boxes"
     )
     _, settings = parse_with_settings(parser, CheckSettings, argv, skip=["data"])
     from paucal.runner.console import Console

@@ -10,7 +10,9 @@ from typing import Any, Literal
 
 from paucal.cli.arguments import CommandParser, HelpWithDefaults, ParserCaptured, capturing_parsers, parse_arguments
 from paucal.cli.recipes import recipes_by_verb
+from paucal.methods.names import EXTRA_LOSSES, PRETRAINING_METHODS, TRAINING_METHODS
 from paucal.models.table import model_names
+from paucal.tasks.detection.network.options import HEADS
 
 DESCRIPTION = """Print a script with which your shell completes commands, flags and their values when you press Tab.
 The script is for this version of paucal: generate it again after an update. Install it with
@@ -24,6 +26,11 @@ Shell = Literal["bash", "zsh", "fish", "tcsh"]
 DEVICES = ("cpu", "cuda", "mps")
 # Names of arguments whose values are completed although their type is text without fixed choices.
 MODEL_ARGUMENTS, DEVICE_ARGUMENT, RECIPE_ARGUMENT = ("model", "models"), "device", "recipe"
+_CHOICES_BY_VERB = {
+    "train": {"method": tuple(TRAINING_METHODS), "add": tuple(EXTRA_LOSSES)},
+    "pretrain": {"method": tuple(PRETRAINING_METHODS)},
+    "detect": {"head": tuple(HEADS)},
+}
 
 
 def run(argv: Sequence[str]) -> int:
@@ -63,6 +70,7 @@ def build_completion_parser() -> argparse.ArgumentParser:
             **dict.fromkeys(MODEL_ARGUMENTS, models),
             DEVICE_ARGUMENT: DEVICES,
             RECIPE_ARGUMENT: tuple(recipes.get(verb, ())),
+            **_CHOICES_BY_VERB.get(verb, {}),
         }
         parser = _capture_parser(verb)
         for action in parser._actions:

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from paucal.cli.arguments import CommandParser, parse_with_settings
-from paucal.settings.shared import LABELLED_DATA_HELP
+from paucal.settings.shared import DATA_HELP
 from paucal.verbs.eval.settings import EvalSettings
 
 DESCRIPTION = """Evaluate the model of a run on labelled images, a detector on boxes, a segmentation network on masks.
@@ -18,7 +18,7 @@ def run(argv: Sequence[str]) -> int:
     """Run the command and return the exit code."""
     parser = CommandParser("eval", DESCRIPTION)
     parser.add_argument("run", metavar="MODEL", help="run folder; with --protocol also a weights file or timm model")
-    parser.add_argument("sources", nargs="*", metavar="DATA", help=f"labelled images: {LABELLED_DATA_HELP}")
+    parser.add_argument("sources", nargs="*", metavar="DATA", help=f"labelled images: {DATA_HELP}")
     values, settings = parse_with_settings(parser, EvalSettings, argv, skip=["data"])
     from paucal.runner.console import Console
     from paucal.verbs.eval.launch import evaluate_model

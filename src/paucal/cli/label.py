@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from paucal.cli.arguments import CommandParser, parse_with_settings
-from paucal.settings.shared import LABELLED_DATA_HELP
+from paucal.settings.shared import DATA_HELP
 from paucal.verbs.label.settings import LabelSettings
 
 DESCRIPTION = """Write label maps: a trained classifier (the teacher) predicts classes for grid cells of every image.
@@ -15,7 +15,7 @@ published (one file per image) are converted instead."""
 def run(argv: Sequence[str]) -> int:
     """Run the command and return the exit code."""
     parser = CommandParser("label", DESCRIPTION)
-    parser.add_argument("data", help=f"images: {LABELLED_DATA_HELP}")
+    parser.add_argument("data", help=f"images: {DATA_HELP}")
     _, settings = parse_with_settings(parser, LabelSettings, argv, skip=["data"])
     from paucal.runner.console import Console
     from paucal.verbs.label.launch import label_set

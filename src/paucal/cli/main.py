@@ -20,38 +20,46 @@ from paucal.signals import stop_signals_as_interrupt
 from paucal.types import UserError
 from paucal.wording import did_you_mean, one_line_message
 
-COMMAND_SUMMARIES = {
-    "check": "report the content of a data set and its problems",
-    "train": "train a model on a folder of images",
-    "detect": "train a detector on images with boxes",
-    "pretrain": "pre-train a backbone on images without labels",
-    "segment": "train a model that classifies every pixel",
-    "compare": "compare training settings over several seeds",
-    "study": "reproduce a table of a paper, with published and measured numbers",
-    "eval": "evaluate a trained model on labelled images",
-    "runs": "list runs with their settings and scores",
-    "predict": "classify images, detect objects or predict masks, with a trained model",
-    "explain": "draw attention, attributions and features of a trained model in images",
-    "export": "write a trained model for other programs",
-    "serve": "open a web page to try a trained model, or to label images",
-    "next": "choose the unlabelled images that are worth labelling next",
-    "label": "make label maps for token labeling",
-    "shard": "write images into shards, for millions of images",
-    "convert": "write a data set in another layout: yolo, coco, voc, masks, csv, ...",
-    "cache": "show or remove cached files",
-    "weights": "list pretrained weights, and copy weights to another machine",
-    "models": "list backbones",
-    "recipes": "list recipes: settings of published trainings",
-    "completion": "print a script for shell completion",
+SUMMARIES_BY_PURPOSE = {  # what each command does, by purpose and name
+    "a model for your images": {
+        "check": "report the content of a data set and its problems",
+        "train": "train a model on a folder of images",
+        "predict": "classify images, detect objects or predict masks, with a trained model",
+    },
+    "objects and areas in your images": {
+        "detect": "train a detector on images with boxes",
+        "segment": "train a model that classifies every pixel",
+    },
+    "evaluation and explanation": {
+        "eval": "evaluate a trained model on labelled images",
+        "explain": "draw attention, attributions and features of a trained model in images",
+    },
+    "comparisons": {
+        "compare": "compare training settings over several seeds",
+        "study": "reproduce a table of a paper, with published and measured numbers",
+        "runs": "list runs with their settings and scores",
+    },
+    "deployment": {
+        "export": "write a trained model for other programs",
+        "serve": "open a web page to try a trained model, or to label images",
+    },
+    "images without labels, labels for each patch": {
+        "next": "choose the unlabelled images that are worth labelling next",
+        "pretrain": "pre-train a backbone on images without labels",
+        "label": "make label maps for token labeling",
+    },
+    "overviews and housekeeping": {
+        "models": "list backbones",
+        "weights": "list pretrained weights, and copy weights to another machine",
+        "recipes": "list recipes: settings of published trainings",
+        "cache": "show or remove cached files",
+        "shard": "write images into shards, for millions of images",
+        "convert": "write a data set in another layout: yolo, coco, voc, masks, csv, ...",
+        "completion": "print a script for shell completion",
+    },
 }
-COMMAND_GROUPS = {  # names of commands by purpose
-    "a model for your images": ("check", "train", "predict"),
-    "objects and areas in your images": ("detect", "segment"),
-    "evaluation and explanation": ("eval", "explain"),
-    "comparisons": ("compare", "study", "runs"),
-    "deployment": ("export", "serve"),
-    "images without labels, labels for each patch": ("next", "pretrain", "label"),
-    "overviews and housekeeping": ("models", "weights", "recipes", "cache", "shard", "convert", "completion"),
+COMMAND_SUMMARIES = {
+    verb: summary for summaries in SUMMARIES_BY_PURPOSE.values() for verb, summary in summaries.items()
 }
 _DEFAULT_ADVICE = "free some space or check the permissions"
 _ADVICE_BY_ERRNO = {
@@ -114,8 +122,8 @@ def _dispatch(arguments: list[str]) -> int:
     if not arguments or arguments[0] in ("-h", "--help", "help"):
         width = max(map(len, COMMAND_SUMMARIES))
         group_texts = [
-            "\n".join((f"{purpose}:", *(f"  {name:<{width}}  {COMMAND_SUMMARIES[name]}" for name in names)))
-            for purpose, names in COMMAND_GROUPS.items()
+            "\n".join((f"{purpose}:", *(f"  {verb:<{width}}  {summary}" for verb, summary in summaries.items())))
+            for purpose, summaries in SUMMARIES_BY_PURPOSE.items()
         ]
         print("\n\n".join((f"usage: {USAGE}", *group_texts, "'paucal COMMAND --help' shows the flags of a command.")))
         return 0

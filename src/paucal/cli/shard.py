@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from paucal.cli.arguments import CommandParser, parse_with_settings
-from paucal.settings.shared import LABELLED_DATA_HELP
+from paucal.settings.shared import DATA_HELP
 from paucal.verbs.shard.settings import ShardSettings
 
 DESCRIPTION = """Write the images of a data set into shards: a few large files instead of millions of small files.
@@ -16,7 +16,7 @@ caches the result."""
 def run(argv: Sequence[str]) -> int:
     """Run the command and return the exit code."""
     parser = CommandParser("shard", DESCRIPTION)
-    parser.add_argument("data", help=f"images: {LABELLED_DATA_HELP}")
+    parser.add_argument("data", help=f"images: {DATA_HELP}")
     parser.add_argument("output", help="new or empty folder for the shards, or a URL such as s3://bucket/set")
     _, settings = parse_with_settings(parser, ShardSettings, argv, skip=["data", "output"])
     from paucal.runner.console import Console

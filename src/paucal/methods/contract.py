@@ -25,7 +25,6 @@ class Entry:
 
     Attributes:
         name: Name on the command line.
-        summary: Description in one line.
         settings: Dataclass of the settings that only this entry has; None if the entry adds no settings.
         paths: Names of the entry's own settings whose values are paths.
         rules: Rules by name of the setting: for the entry's own settings, and instead of the common rules for shared
@@ -38,7 +37,6 @@ class Entry:
     """
 
     name: str
-    summary: str
     settings: type | None = None
     paths: tuple[str, ...] = ()
     rules: Mapping[str, Rule] = field(default_factory=dict)

@@ -4,18 +4,21 @@ from dataclasses import dataclass
 
 from paucal.methods.diet.settings import DietSettings
 from paucal.methods.lejepa.settings import LeJepaSettings
+from paucal.methods.names import PRETRAINING_METHODS, describe_names
 from paucal.methods.self_distillation.settings import SelfDistillationSettings
 from paucal.methods.visreg.settings import VisRegSettings
 from paucal.settings.crops import CropSettings, MonitorSettings, PretrainScheduleSettings
 from paucal.settings.options import option
-from paucal.settings.shared import JobSettings
+from paucal.settings.shared import DATA_HELP, JobSettings
 
 
 @dataclass(frozen=True)
 class MethodSettings(DietSettings, VisRegSettings, LeJepaSettings, SelfDistillationSettings):
     """The pre-training method, and the options of all methods."""
 
-    method: str = option("pre-training method", "self-distillation", group="method")
+    method: str = option(
+        f"pre-training method: {describe_names(PRETRAINING_METHODS)}", "self-distillation", group="method"
+    )
 
 
 @dataclass(frozen=True)
@@ -25,8 +28,7 @@ class PretrainSettings(  # type: ignore[reportIncompatibleVariableOverride] (a n
     """Every setting of `paucal pretrain`, on the command line and in `paucal.pretrain`."""
 
     data: str = option(
-        "folder of images in any depth, Parquet file or folder, a published set such as 'cifar10', or 'digits'; "
-        "labels are not used",
+        f"{DATA_HELP}; folders are searched to any depth, and labels are not used",
         "digits",
         group="data",
     )

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from paucal.methods.distillation.settings import DistillationSettings
 from paucal.methods.drloc.settings import DrLocSettings
 from paucal.methods.locality.settings import LocalitySettings
+from paucal.methods.names import EXTRA_LOSSES, TRAINING_METHODS, describe_names
 from paucal.methods.token_labeling.settings import TokenLabelingSettings
 from paucal.settings.options import option
 from paucal.settings.shared import JobSettings, LabelledDataSettings
@@ -23,8 +24,8 @@ class MethodSettings(DrLocSettings, LocalitySettings, DistillationSettings, Toke
     """The training method, the extra losses, and the options of all methods and losses."""
 
     help_group = "method"
-    method: str = option("training method", "drloc")
-    add: list[str] | None = option("extra losses in addition to the method's own")
+    method: str = option(f"training method: {describe_names(TRAINING_METHODS)}", "drloc")
+    add: list[str] | None = option(f"extra losses besides the method's own: {describe_names(EXTRA_LOSSES)}")
 
 
 @dataclass(frozen=True)
@@ -42,11 +43,6 @@ class TrainSettings(
     """Every setting of `paucal train`, on the command line and in `paucal.train`."""
 
     help_group = "data"
-    data: str = option(
-        "folder, zip or tar, CSV, list file, Parquet file or folder, hf:OWNER/NAME, a published set such as 'cifar10', "
-        "or 'digits'; several places joined by ':' (';' on Windows)",
-        "digits",
-    )
     curve: bool = option(
         "measure the accuracy of the first model against images per class, and forecast the accuracy for twice as many "
         "images; always done if there are no validation images",

@@ -1,5 +1,6 @@
 """Measures the size and cost of models for the table of models, on the meta device, which computes no values."""
 
+import sys
 import warnings
 from typing import Any
 
@@ -13,22 +14,6 @@ from paucal.models.table import TIMM, ListedModel
 from paucal.types import UserError
 
 _PACKAGE_PREFIX = "paucal.backbones."
-_PAPER_BY_MODULE = {
-    "dhvt": "DHVT (Lu et al. 2022)",
-    "lvvit": "LV-ViT (Jiang et al. 2021)",
-    "t2t_vit": "T2T-ViT (Yuan et al. 2021)",
-    "cvt": "CvT (Wu et al. 2021)",
-    "cvt_drloc": "CvT in DrLoc (Liu et al. 2021)",
-    "cvt_esvit": "CvT in EsViT (Li et al. 2022)",
-    "vil": "ViL (Zhang et al. 2021)",
-    "vil_esvit": "ViL in EsViT (Li et al. 2022)",
-    "swin_esvit": "Swin in EsViT (Li et al. 2022)",
-    "swin_padded": "Swin (Liu et al. 2021), padded before it is shifted",
-    "flavours": "ViT in the papers' programs",
-    "resnet_cifar": "ResNet (He et al. 2016), stem for small images",
-    "vit_cifar": "plain ViT, DHVT's baseline",
-    "small": "paucal",
-}
 
 
 def is_paucal_model(name: str) -> bool:
@@ -37,9 +22,8 @@ def is_paucal_model(name: str) -> bool:
 
 
 def source_of(name: str) -> str:
-    """Return the paper of a model that is implemented in paucal; "timm" for timm's models."""
-    module_name = timm.model_entrypoint(name).__module__.rpartition(".")[2]
-    return _PAPER_BY_MODULE.get(module_name, "paucal") if is_paucal_model(name) else TIMM
+    """Return the paper of a model: `PAPER` of the module for a model of paucal, "timm" for a model of timm."""
+    return sys.modules[timm.model_entrypoint(name).__module__].PAPER if is_paucal_model(name) else TIMM
 
 
 def measure(name: str, drloc_weight: float) -> ListedModel:

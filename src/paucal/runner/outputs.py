@@ -13,9 +13,9 @@ from paucal.evaluation.results import read_report
 from paucal.reading import expand_user_path
 from paucal.runner.console import Console
 from paucal.runs import RunFolder, create_run
-from paucal.runs.files import check_file_writable, check_folder_writable
 from paucal.runs.folder import RUNS_FOLDER, is_nonempty
 from paucal.runs.replacing import aside_path, finish_replacement, require_replaceable
+from paucal.runs.writable import check_file_writable, check_folder_writable
 from paucal.settings.options import flag
 from paucal.settings.shared import JobSettings
 from paucal.types import UserError

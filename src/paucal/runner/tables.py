@@ -5,7 +5,7 @@ from typing import Literal
 
 from paucal.data.sources.suffixes import IMAGE_SUFFIXES
 from paucal.reading import expand_user_path
-from paucal.runs.files import check_file_writable
+from paucal.runs.writable import check_file_writable
 from paucal.types import UserError
 
 TableFormat = Literal["csv", "json"]

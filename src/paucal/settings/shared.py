@@ -20,7 +20,7 @@ Strategy = Literal["auto", "ddp", "fsdp"]
 Logger = Literal["tensorboard", "mlflow", "wandb"]
 
 
-LABELLED_DATA_HELP = (
+DATA_HELP = (
     "folder, zip or tar, CSV, list file, Parquet file or folder, folder or URL of shards, hf:OWNER/NAME, a published "
     "set such as 'cifar10', or 'digits'"
 )
@@ -32,8 +32,7 @@ class DataSettings:
 
     help_group = "data"
     data: str = option(
-        "folder of images, zip or tar, CSV, Parquet file or folder, folder or URL of shards, hf:OWNER/NAME, a "
-        "published set, or 'digits'; join several sources by ':' (';' on Windows)",
+        f"{DATA_HELP}; join several sources by ':' (';' on Windows)",
         "digits",
     )
     data_root: str | None = option(

@@ -10,9 +10,9 @@ from typing import Any
 from paucal.reading import expand_user_path
 from paucal.runner.console import Console
 from paucal.runner.outputs import refuse_inside_images
-from paucal.runs.files import check_folder_writable
 from paucal.runs.folder import RUNS_FOLDER
 from paucal.runs.grid_files import GRID_FILE, is_grid_folder
+from paucal.runs.writable import check_folder_writable
 from paucal.studies.drawing import FIGURE_FILE
 from paucal.studies.numbers import RESULTS_FILE
 from paucal.studies.plan import PlannedRun

@@ -141,7 +141,7 @@ def test_recipes__want_trained_weights_and_a_name_that_exists():
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ({"head": "4conv"}, r"--head is '4conv' \(did you mean 4conv1fc\?\), expected one of 2fc, 4conv1fc"),
+        ({"head": "4conv"}, r"--head: '4conv' is unknown, expected one of 2fc, 4conv1fc; did you mean '4conv1fc'\?"),
         ({"cascade_boxes": "per-class"}, "--cascade-boxes is per-class, but only a cascade has several heads"),
         ({"cascade_average": "logits"}, "--cascade-average is logits, but only a cascade has several heads"),
         ({"finest": 5}, "--finest is 5"),

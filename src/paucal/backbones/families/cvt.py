@@ -47,6 +47,8 @@ from paucal.backbones.families.cvt_layers import (
     require_valid_sizes,
 )
 
+PAPER = "CvT (Wu et al. 2021)"  # in the table of models
+
 
 class ConvAttention(nn.Module):
     """Attention with a convolutional projection for each of queries, keys and values (section 3.2 of the paper)."""

@@ -42,6 +42,8 @@ from paucal.backbones.families.cvt_layers import (
     require_valid_sizes,
 )
 
+PAPER = "CvT in DrLoc (Liu et al. 2021)"  # in the table of models
+
 EPS = 1e-5  # added to the standard deviation or, if `eps_in_root`, to the variance
 
 

@@ -49,6 +49,8 @@ from paucal.backbones.families.cvt_layers import (
     require_valid_sizes,
 )
 
+PAPER = "CvT in EsViT (Li et al. 2022)"  # in the table of models
+
 Padding = Literal["published", "masked", "shrunk"]
 
 

@@ -44,6 +44,8 @@ from paucal.backbones.families.common.tokens import Grid, TokenBackbone
 from paucal.backbones.families.dhvt_layers import Daff, DhvtParts, HeadInteractedAttention, PlainFeedForward, Sope
 from paucal.types import height_and_width
 
+PAPER = "DHVT (Lu et al. 2022)"  # in the table of models
+
 EPS = 1e-6  # epsilon of the blocks' norms and of the final norm
 
 

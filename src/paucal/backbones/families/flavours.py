@@ -25,6 +25,8 @@ from torch import Tensor, nn
 from paucal.backbones.families.common.contract import DEIT_CROP_RATIO, configuration, register_variants
 from paucal.backbones.families.common.positions import resample_positions, with_fitting_positions
 
+PAPER = "ViT in the papers' programs"  # in the table of models
+
 
 class DrlocViT(VisionTransformer):
     """timm's vision transformer, optionally with the initialisation of DrLoc's code.

@@ -41,6 +41,8 @@ from paucal.backbones.families.common.tokens import Grid, TokenBackbone, require
 from paucal.backbones.families.lvvit_layers import STEMS, LvVitBlock, LvVitStem, Size, first_convolution
 from paucal.backbones.families.mixtoken import Box, exchange_box
 
+PAPER = "LV-ViT (Jiang et al. 2021)"  # in the table of models
+
 
 class LvVit(TokenBackbone):
     """An LV-ViT; the defaults are those of LV-ViT-S.

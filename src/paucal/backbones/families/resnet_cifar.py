@@ -15,6 +15,8 @@ from torch import nn
 
 from paucal.backbones.families.common.contract import configuration, register_variants
 
+PAPER = "ResNet (He et al. 2016), stem for small images"  # in the table of models
+
 TIMM_STEM_STRIDE = 4  # stride of the stem of timm's ResNets, in pixels
 
 default_cfgs = generate_default_cfgs(

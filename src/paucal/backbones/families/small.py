@@ -18,6 +18,8 @@ from torch import nn
 
 from paucal.backbones.families.common.contract import configuration
 
+PAPER = "paucal"  # in the table of models
+
 # ImageNet's normalisation, as for any timm model without weights. A run uses the statistics of its images instead.
 default_cfgs = generate_default_cfgs(
     {

@@ -31,6 +31,8 @@ from paucal.backbones.families.common.attention import add_bias, attend, is_fuse
 from paucal.backbones.families.common.contract import DEIT_CROP_RATIO, configuration, register_variants
 from paucal.backbones.families.common.windows import Size, Windows, pad_and_shift, unpad_and_unshift, window_mask
 
+PAPER = "Swin in EsViT (Li et al. 2022)"  # in the table of models
+
 PADDINGS = ("published", "masked", "shrunk")  # see `EsvitSwin`
 
 

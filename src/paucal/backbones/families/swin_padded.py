@@ -15,6 +15,8 @@ from timm.models.swin_transformer import checkpoint_filter_fn as checkpoint_filt
 from paucal.backbones.families.common.contract import register_variants
 from paucal.backbones.families.swin_esvit import EsvitSwin
 
+PAPER = "Swin (Liu et al. 2021), padded before it is shifted"  # in the table of models
+
 PREFIX, NORM_EPS = "padded_", 1e-5  # prefix of the models' names, and epsilon of their layer norms
 SIZES: Mapping[str, dict[str, Any]] = {
     "tiny": {"embed_dim": 96, "depths": (2, 2, 6, 2), "num_heads": (3, 6, 12, 24)},

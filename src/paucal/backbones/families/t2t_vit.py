@@ -33,6 +33,8 @@ from paucal.backbones.families.common.tokens import Grid, TokenBackbone, require
 from paucal.backbones.families.lvvit_layers import LvVitBlock
 from paucal.backbones.families.t2t_layers import FIRST_WINDOW, Size, TokensToToken
 
+PAPER = "T2T-ViT (Yuan et al. 2021)"  # in the table of models
+
 # Parameters of the first token layer whose shapes depend on the number of image channels.
 _PIXEL_PARAMETERS = ("norm1.weight", "norm1.bias", "kqv.weight", "attn.qkv.weight")
 

@@ -34,6 +34,8 @@ from paucal.backbones.families.vil_layers import (
 )
 from paucal.types import height_and_width
 
+PAPER = "ViL (Zhang et al. 2021)"  # in the table of models
+
 POSITIONS = ("relative", "absolute")
 BIAS_RESIZES = ("lookup", "picture")  # see `FullAttention`
 # Ends of the names of parameters without weight decay.

@@ -9,6 +9,8 @@ from timm.models import generate_default_cfgs
 from paucal.backbones.families.common.contract import DEIT_CROP_RATIO, configuration, register_variants
 from paucal.backbones.families.vil import FIRST_CONVOLUTION, VisionLongformer, checkpoint_filter_fn
 
+PAPER = "ViL in EsViT (Li et al. 2022)"  # in the table of models
+
 _TINY = {"embed_dims": (96, 192, 384, 768), "depths": (2, 2, 6, 2)}
 # Each variant has 28.3M parameters. The published weights of `esvit_vil_tiny` were trained on crops of 224 pixels and,
 # with `bias_resize="picture"`, on crops of 96 pixels. Features of 224-pixel images do not depend on `bias_resize`.

@@ -10,6 +10,8 @@ from timm.models.vision_transformer import VisionTransformer, checkpoint_filter_
 
 from paucal.backbones.families.common.contract import configuration, register_variants
 
+PAPER = "plain ViT, DHVT's baseline"  # in the table of models
+
 _TINY = {"embed_dim": 192, "depth": 12, "num_heads": 4}
 _SMALL = {"embed_dim": 384, "depth": 12, "num_heads": 8}
 # Images have 64 patches of 4 pixels, or 256 patches of 2 pixels. Parameters are counted with 100 classes.

@@ -171,12 +171,12 @@ _MAX_LIST_BYTES = 16 << 20
 _VOC_LABELS = {"1": 1, "-1": 0, "0": -1}
 
 
-def is_voc(folder: Path) -> bool:
+def is_voc2007(folder: Path) -> bool:
     """Return whether a folder has the layout of VOC2007: images, and a list file for each class and split."""
     return (folder / "JPEGImages").is_dir() and (folder / _VOC_LISTS / f"{VOC_CLASSES[0]}_train.txt").is_file()
 
 
-def find_voc(root: str | Path | None = None, download: bool = False) -> Path:
+def find_voc2007(root: str | Path | None = None, download: bool = False) -> Path:
     """Return the folder of VOC2007 below the data root; if `download` is True, a missing folder is downloaded."""
     base = data_root(root)
     folder = base / VOC_FOLDER
@@ -196,7 +196,7 @@ def find_voc(root: str | Path | None = None, download: bool = False) -> Path:
     return folder
 
 
-def open_voc(folder: Path) -> EvaluationData:
+def open_voc2007(folder: Path) -> EvaluationData:
     """Open `VOCdevkit/VOC2007`, the folder of both unpacked archives, with its official train, val and test splits."""
     keys: list[str] = []
     labels: list[list[int]] = []

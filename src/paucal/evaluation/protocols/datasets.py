@@ -1,6 +1,6 @@
 """The 18 data sets of EsViT's Table 9 (the public data sets of CLIP's linear evaluation).
 
-All data sets can be opened by name. `open_voc` opens VOC2007, whose images have several classes each;
+All data sets can be opened by name. `open_voc2007` opens VOC2007, whose images have several classes each;
 `paucal.data.named` opens the other sets.
 """
 

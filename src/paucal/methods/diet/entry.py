@@ -46,7 +46,6 @@ DIET_RULES = rules_by_name((diet_classes, local_crops, lr))
 LEJEPA_RULES = {name: rule for name, rule in lejepa.RULES.items() if name not in (*DIET_RULES, "projection_hidden")}
 METHOD = PretrainingMethod(
     name="diet",
-    summary="every image is its own class: DIET, and DIET-CP from pretrained weights",
     settings=DietSettings,
     # The rule for `lr` has to come before the rule for `min_lr`, which uses `lr`.
     rules={**DIET_RULES, **LEJEPA_RULES},

@@ -78,7 +78,6 @@ def _settle_teacher(settings: Any, term: Distillation, run_images: RunImages) ->
 
 DISTILLATION_LOSS = ExtraLoss(
     name="distillation",
-    summary="learn the class or the probabilities that --teacher predicts for the same view",
     settings=DistillationSettings,
     paths=("teacher",),
     advice="without --add distillation: give --add distillation, or remove {flag}",

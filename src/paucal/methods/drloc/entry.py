@@ -143,7 +143,6 @@ def _build_term(settings: Any, spec: BackboneSpec, backbone: FeatureBackbone) ->
 
 DRLOC_LOSS = ExtraLoss(
     name="drloc",
-    summary="predict the offset between two positions of the feature grid",
     settings=DrLocSettings,
     rules=rules_by_name((drloc_weight, drloc_pairs, drloc_hidden)),
     check=check_options,
@@ -152,7 +151,6 @@ DRLOC_LOSS = ExtraLoss(
 )
 METHOD = TrainingMethod(
     name="drloc",
-    summary="cross-entropy with dense relative localization",
     terms=("drloc",),
     build=build_supervised,
     contrast=("supervised", "the same without the extra loss"),

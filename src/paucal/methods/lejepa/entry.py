@@ -145,7 +145,6 @@ RULES = rules_by_name(
 )
 METHOD = PretrainingMethod(
     name="lejepa",
-    summary="views predict their common centre, with normally distributed embeddings: LeJEPA, without a teacher",
     settings=LeJepaSettings,
     rules=RULES,
     title=lambda settings: "LeJEPA: views predict their centre",

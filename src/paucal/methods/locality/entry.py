@@ -44,7 +44,6 @@ def _settle_guide(settings: Any, term: LocalityGuidance, run_images: RunImages) 
 
 LOCALITY_LOSS = ExtraLoss(
     name="locality",
-    summary="the outputs of the blocks imitate the feature maps of a small CNN (--guide)",
     settings=LocalitySettings,
     rules=rules_by_name((guide_weight,)),
     paths=("guide",),

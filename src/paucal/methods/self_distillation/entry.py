@@ -95,7 +95,6 @@ def _superseded_settings(settings: Any, given: Mapping[str, str]) -> Collection[
 
 METHOD = PretrainingMethod(
     name="self-distillation",
-    summary="a student learns the outputs of its own moving average: EsViT, and DINO with --tasks view",
     settings=SelfDistillationSettings,
     rules=rules_by_name(RULES),
     check=_check_tasks,

@@ -16,7 +16,6 @@ def build_supervised(settings: Any, backbone: FeatureBackbone, terms: Mapping[st
 
 METHOD = TrainingMethod(
     name="supervised",
-    summary="cross-entropy on the labels",
     build=build_supervised,
     contrast=("drloc", "add dense relative localization"),
 )

@@ -59,8 +59,6 @@ _SHARED_FIELDS: dict[str, Any] = {
     "contrast": ("supervised", "the same with plain labels, without the teacher"),
 }
 METHODS = (
-    TrainingMethod(name="token-labeling", summary="a teacher's label for every token, from --labels", **_SHARED_FIELDS),
-    TrainingMethod(
-        name=RELABEL, summary="a teacher's label for the visible part of the image, from --labels", **_SHARED_FIELDS
-    ),
+    TrainingMethod(name="token-labeling", **_SHARED_FIELDS),
+    TrainingMethod(name=RELABEL, **_SHARED_FIELDS),
 )

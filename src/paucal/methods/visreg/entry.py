@@ -19,7 +19,6 @@ def _build_objective(settings: Any, spec: BackboneSpec, groups: Sequence[Crops])
 
 METHOD = PretrainingMethod(
     name="visreg",
-    summary="like lejepa, with sorted projections instead of the test of normality: VISReg",
     settings=VisRegSettings,
     rules=lejepa.RULES,
     title=lambda settings: "VISReg: views predict their mean",

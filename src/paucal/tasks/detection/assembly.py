@@ -25,7 +25,7 @@ from paucal.runner.time_budget import parse_duration
 from paucal.runner.trainer_inputs import check_rates, trainer_plan, with_synced_norms
 from paucal.runs import RunFolder
 from paucal.runs.folder import COCO
-from paucal.settings.options import flag, refuse_unsupported
+from paucal.settings.options import flag, refuse_unsupported, require_known
 from paucal.tasks.detection.evaluation import require_metrics
 from paucal.tasks.detection.first_record import FirstDetector, load_layers, read_first_detector
 from paucal.tasks.detection.images import BoxedImages, open_boxed
@@ -38,7 +38,7 @@ from paucal.tasks.detection.rules import RULES, BoxFacts
 from paucal.tasks.detection.settings import DetectSettings, detector_name, detector_options
 from paucal.training import Plan
 from paucal.types import UserError
-from paucal.wording import counted, did_you_mean
+from paucal.wording import counted
 
 MAX_EVALUATIONS = 20  # default limit of evaluations on the validation images
 SIDE_MULTIPLE = 32  # image sides are padded to a multiple of this number of pixels
@@ -96,10 +96,7 @@ def check(settings: DetectSettings) -> None:
 
 def _check_structure(settings: DetectSettings) -> None:
     """Refuse invalid settings of the detector's layers."""
-    if settings.head not in HEADS:
-        raise UserError(
-            f"--head is {settings.head!r}{did_you_mean(settings.head, HEADS)}, expected one of {', '.join(HEADS)}."
-        )
+    require_known("head", settings.head, HEADS)
     if settings.finest is not None and settings.finest not in STRIDES:
         raise UserError(f"--finest is {settings.finest}, expected a stride of 4, 8, 16 or 32 pixels.")
     for name, default in CASCADE_DEFAULTS.items():

@@ -39,7 +39,7 @@ from paucal.runner.console import Console, RecordingConsole
 from paucal.runner.frames import Data
 from paucal.runner.images import SplitImages, find_images
 from paucal.runner.outputs import refuse_inside_images
-from paucal.runs.files import check_folder_writable
+from paucal.runs.writable import check_folder_writable
 from paucal.settings.options import DEFAULT_SIDE, check_ranges
 from paucal.settings.values import settings_from_keywords, with_settings_signature
 from paucal.tasks.classification.assembly import choose_image_size

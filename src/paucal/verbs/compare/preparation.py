@@ -17,10 +17,10 @@ from paucal.runner.elsewhere.packages import slurm_options
 from paucal.runner.images import pin_data
 from paucal.runner.outputs import refuse_inside_images
 from paucal.runner.starts import NONE, without_none_init
-from paucal.runs.files import check_folder_writable
 from paucal.runs.folder import RUNS_FOLDER
 from paucal.runs.grid_files import is_grid_folder
 from paucal.runs.lock import RunLock
+from paucal.runs.writable import check_folder_writable
 from paucal.settings.options import flag
 from paucal.settings.shared import DataSettings
 from paucal.types import UserError

@@ -17,10 +17,10 @@ from paucal.evaluation.protocols.data import (
     VOC_NAME,
     EvaluationData,
     evaluation_data,
-    find_voc,
-    is_voc,
+    find_voc2007,
+    is_voc2007,
     limit,
-    open_voc,
+    open_voc2007,
     with_parts,
 )
 from paucal.evaluation.protocols.table import FOLDER
@@ -178,7 +178,7 @@ def open_data(
     """
     with console.progress("reading images") as advance:
         if target is not None and (folder := _voc_folder(target, settings)) is not None:
-            data = open_voc(folder)
+            data = open_voc2007(folder)
         else:
             column = None if run is None else run.settings.get("target")  # None unless the run is a regression
             if run is not None and column is not None and target is None:
@@ -199,7 +199,7 @@ def open_data(
 def find_data(settings: OpeningSettings) -> ImageSet:
     """Open a data set without reading its pixels."""
     folder = _voc_folder(settings.data, settings)
-    return find_images(settings) if folder is None else open_voc(folder).images
+    return find_images(settings) if folder is None else open_voc2007(folder).images
 
 
 def _voc_folder(target: str, settings: OpeningSettings) -> Path | None:
@@ -209,8 +209,8 @@ def _voc_folder(target: str, settings: OpeningSettings) -> Path | None:
     """
     path = Path(target)
     if target == VOC_NAME and (settings.data_root is not None or not path.exists()):
-        return find_voc(settings.data_root, settings.download)
-    return path if is_voc(path) else None
+        return find_voc2007(settings.data_root, settings.download)
+    return path if is_voc2007(path) else None
 
 
 def _splits_of_run(run: RunFolder, images: ImageSet, target: str | None) -> Split | None:

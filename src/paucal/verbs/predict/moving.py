@@ -22,7 +22,7 @@ from paucal.runner.clock import precise_duration
 from paucal.runner.console import Console
 from paucal.runner.input_images import InputImages, open_sources
 from paucal.runner.time_budget import parse_duration
-from paucal.runs.files import check_file_writable
+from paucal.runs.writable import check_file_writable
 from paucal.settings.options import check_ranges
 from paucal.tasks.detection.model import load_detector
 from paucal.types import UserError
