@@ -19,7 +19,7 @@ from data.boxes.written import PIXELS, labelme, region, rows_of, task, write_cva
 from paucal.data.boxes.label_studio import encode_brush
 from paucal.data.masks.masked_images import images_of_pairs, read_masks
 from paucal.data.masks.pairs import find_pairs
-from paucal.data.recognition import other_kinds_named, recognise
+from paucal.data.recognition import describe_labels, name_other_kinds
 from paucal.data.sources.opening import open_images
 from paucal.tasks.detection.images import open_boxed
 from paucal.types import UserError
@@ -115,7 +115,7 @@ PIECES = (classes, class_table, masks, yolo, voc, coco_file, box_table, labelme_
 
 
 def read_set(root: Path) -> int:
-    with other_kinds_named(root, "segment"):
+    with name_other_kinds(root, "segment"):
         pairs = find_pairs(root)
     return len(read_masks(images_of_pairs(pairs, str(root)), pairs).images)
 
@@ -147,7 +147,7 @@ def test_mixtures__are_recognised_as_what_each_verb_opens(pieces: set[Callable[[
         root.mkdir(parents=True)
         for piece in sorted(pieces, key=lambda piece: piece.__name__):
             piece(root)
-        seen = recognise(root)
+        seen = describe_labels(root)
         for verb in ("train", "detect", "segment"):
             told = outcome(verb, root)
             if isinstance(told, int):

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from paucal.data.decode import DEFAULT_READING, DecodeOptions
+from paucal.data.decode import DEFAULT_DECODE_OPTIONS, DecodeOptions
 from paucal.data.decoded import cache_folder as folder
 from paucal.data.decoded import prepare
 from paucal.data.decoded.in_memory import CachedStore
@@ -110,7 +110,7 @@ def test_prepare__takes_a_file_touched_since_for_what_it_is(photos, decoded):
 
 def test_prepare__keeps_readings_apart(photos, decoded):
     small, _ = prepare_images(open_images(photos), SMALL)
-    whole, _ = prepare_images(open_images(photos), DEFAULT_READING)
+    whole, _ = prepare_images(open_images(photos), DEFAULT_DECODE_OPTIONS)
     assert len(decoded) == 24
     assert (small.store.read(0).size, whole.store.read(0).size) == ((80, 64), (200, 160))
 
@@ -118,13 +118,13 @@ def test_prepare__keeps_readings_apart(photos, decoded):
 def test_prepare__measures_as_without_it(photos):
     images = open_images(photos)
     rows = np.arange(12)
-    assert compute_normalisation(prepare_images(images, DEFAULT_READING)[0], rows) == compute_normalisation(
+    assert compute_normalisation(prepare_images(images, DEFAULT_DECODE_OPTIONS)[0], rows) == compute_normalisation(
         images, rows
     )
 
 
 def test_prepare__finds_the_moments_of_the_pass(photos, monkeypatch):
-    images, _ = prepare_images(open_images(photos), DEFAULT_READING)
+    images, _ = prepare_images(open_images(photos), DEFAULT_DECODE_OPTIONS)
     expected = compute_normalisation(images, np.arange(12))
     monkeypatch.setattr(MappedStore, "read", lambda *_: pytest.fail("an image was read again"))
     assert compute_normalisation(images, np.arange(12)) == expected
@@ -295,7 +295,7 @@ def test_whole_image__is_the_image_itself(photos, monkeypatch):
         kept, _ = prepare_images(images, SMALL)
         assert full_size_image(kept, 4).tobytes() == images.store.read(4).tobytes()
         assert (
-            prepare_images(without_decoded_copies(kept), DEFAULT_READING)[0].store.read(4).tobytes()
+            prepare_images(without_decoded_copies(kept), DEFAULT_DECODE_OPTIONS)[0].store.read(4).tobytes()
             == images.store.read(4).tobytes()
         )
 
@@ -356,7 +356,7 @@ def test_prepare__reads_real_photographs_of_every_kind(tmp_path):
     buffer = io.BytesIO()
     picture.save(buffer, "PNG")
     (root / "b" / "wrong.jpg").write_bytes(buffer.getvalue())
-    images, bad = prepare_images(open_images(root), DEFAULT_READING)
+    images, bad = prepare_images(open_images(root), DEFAULT_DECODE_OPTIONS)
     assert bad == []
     assert [images.store.read(i).size for i in range(len(images))] == [(30, 40)] * 6
     exact = [images.keys.index(key) for key in ("a/opacity.png", "b/pages.tif", "b/wrong.jpg")]

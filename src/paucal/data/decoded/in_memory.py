@@ -16,7 +16,7 @@ from paucal.data.decoded.on_disk import FullError
 from paucal.data.images import ImageSet
 from paucal.data.processes import start_method
 from paucal.data.stores import DecodedCopies, Store
-from paucal.data.unreadable import OnBad, ReportProgress, drop_unreadable, for_each, verify_images
+from paucal.data.unreadable import OnBad, ReportProgress, drop_unreadable, process_images, verify_images
 from paucal.memory import read_available_memory
 
 MAX_BYTES = 4 << 30  # largest size of the decoded images of a set
@@ -104,7 +104,7 @@ def cache_images(
         return verify_images(image_set, on_bad, workers, progress)
     block_filler = _BlockFiller(image_set.store, pixels)
     try:
-        problems = for_each(len(image_set), block_filler, workers, progress)
+        problems = process_images(len(image_set), block_filler, workers, progress)
     except FullError:  # the estimate was too low
         return verify_images(image_set, on_bad, workers, progress)
     readable_set, names = drop_unreadable(image_set, problems, on_bad)
@@ -136,7 +136,7 @@ class _BlockFiller:
 
 def estimate_bytes(images: ImageSet, sample: int = 64) -> float:
     """Estimate the bytes of a set's decoded images from the headers of a sample; 0 if no header is readable."""
-    sizes = [images.reading.reduced((height, width)) for height, width in images.sample_sizes(sample).tolist()]
+    sizes = [images.reading.reduced_size((height, width)) for height, width in images.sample_sizes(sample).tolist()]
     pixels = sum(height * width for height, width in sizes) / max(len(sizes), 1)
     return pixels * images.reading.channels * len(images)
 

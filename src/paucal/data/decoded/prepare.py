@@ -30,7 +30,7 @@ from paucal.data.decoded.on_disk import Entry, EntryWriter, FullError, MappedSto
 from paucal.data.decoded.stored_digests import StoredDigests, read_encoded, source_digest
 from paucal.data.images import ImageSet
 from paucal.data.stores import ConvertedStore, EncodedStore, locate
-from paucal.data.unreadable import OnBad, ReportProgress, drop_unreadable, for_each, verify_images
+from paucal.data.unreadable import OnBad, ReportProgress, drop_unreadable, process_images, verify_images
 from paucal.types import UserError
 from paucal.wording import counted
 
@@ -163,7 +163,7 @@ class _PreparationPass:
         def report(done: int, _: int) -> None:
             self._report(self.n_done + done)
 
-        problems = for_each(len(indices), lambda row: work(int(indices[row])), self.workers, report)
+        problems = process_images(len(indices), lambda row: work(int(indices[row])), self.workers, report)
         self.error_by_index.update({int(indices[row]): problem for row, problem in problems.items()})
         self.n_done += len(indices)
 
@@ -221,7 +221,7 @@ def stream_images(
     if on_bad == "skip":
         return verify_images(converted_set, on_bad, workers, progress)
     sampled = converted_set.sample(STREAM_SAMPLE)
-    problems = for_each(len(sampled), lambda row: converted_set.store.check(int(sampled[row])), workers, progress)
+    problems = process_images(len(sampled), lambda row: converted_set.store.check(int(sampled[row])), workers, progress)
     if problems:
         first = min(problems)
         raise UserError(

@@ -26,7 +26,7 @@ from PIL import Image
 from paucal.data.decoded.cache_folder import usable_folder
 from paucal.data.decoded.stored_digests import DIGEST_BYTES, StoredDigests
 from paucal.data.images import ImageSet, full_size_image
-from paucal.data.stores import EncodedStore, Stamp, locate_original
+from paucal.data.stores import EncodedStore, FileStamp, locate_original
 from paucal.reading import parse_json, read_bytes, require_regular
 from paucal.types import UserError
 
@@ -193,7 +193,7 @@ def content_hashes(
     return [digest.tobytes().hex() for digest in digests]
 
 
-def _stamp(images: ImageSet, position: int) -> Stamp | None:
+def _stamp(images: ImageSet, position: int) -> FileStamp | None:
     """Return the stamp of the original image's file, even if the set has a decoded copy; None if there is no file."""
     store, row = locate_original(images.store, position)
     return store.stamp(row) if isinstance(store, EncodedStore) else None

@@ -136,7 +136,7 @@ def _restrict_to_lists(entry: NamedSet, images: ImageSet, root: Path) -> ImageSe
     if len(missing) == len(files):
         advice = _placement_advice(lists, root)
         note = f"{entry.title}: paucal splits the images; to use the {lists.title}, {advice}"
-        hints = replace(images.hints, official_parts=advice)
+        hints = replace(images.hints, official_split_advice=advice)
         return replace(images, notes=(*images.notes, note), hints=hints)
     if missing:
         raise UserError(f"the lists of {entry.title} lack {' and '.join(missing)}: {_placement_advice(lists, root)}.")

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from paucal.data.classes import numbered_names
+from paucal.data.classes import class_names_by_line
 from paucal.data.decode import UnreadableImage
 from paucal.data.decoded.cache_folder import SHARDS, usable_folder
 from paucal.data.images import ImageSet
@@ -251,7 +251,9 @@ def _class_names(folder: ShardFolder) -> list[str]:
     if path is None:
         return []
     shown_path = f"{folder.location}/{CLASSES_NAME}"
-    names = numbered_names(decode_text(read_bytes(path, _MAX_CLASSES_BYTES), shown_path).text.splitlines(), shown_path)
+    names = class_names_by_line(
+        decode_text(read_bytes(path, _MAX_CLASSES_BYTES), shown_path).text.splitlines(), shown_path
+    )
     if len(set(names)) != len(names):
         raise UserError(f"{shown_path} contains a class name twice; give each class one line, in label order.")
     return names

@@ -23,7 +23,7 @@ from paucal.data.shards.stored_arrays import OpenFile
 from paucal.data.sources.archive import MAX_IMAGE_BYTES, checked_name, tar_members
 from paucal.data.sources.folder import is_ignored
 from paucal.data.sources.suffixes import IMAGE_SUFFIXES
-from paucal.data.stores import EncodedStore, Stamp
+from paucal.data.stores import EncodedStore, FileStamp
 from paucal.data.string_arrays import StringArray
 from paucal.reading import parse_json
 from paucal.types import UserError
@@ -200,11 +200,11 @@ class TarStore(EncodedStore):
     def __reduce__(self) -> tuple[Any, ...]:
         return TarStore, (self._folder, self._index, self._keys)
 
-    def stamp(self, index: int) -> Stamp:
+    def stamp(self, index: int) -> FileStamp:
         """Return a stamp with the key and the size of an image, and the modification time of its shard."""
         number, row = self._index.locate(index)
         length, shard = int(self._index.rows(number).lengths[row]), self._index.files[number]
-        return Stamp(f"{self._folder.location}/{self._keys[index]}", length, shard.changed)
+        return FileStamp(f"{self._folder.location}/{self._keys[index]}", length, shard.changed)
 
     def fetch_ahead(self, index: int) -> None:
         """Download the shard of an image, unless the shard is local or already downloaded."""

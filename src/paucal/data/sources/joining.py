@@ -64,7 +64,7 @@ def join_sets(sets: Sequence[ImageSet], location: str) -> ImageSet:
         store=JoinedStore([image_set.store for image_set in sets]),
         stream=concatenate_streams([image_set.stream for image_set in sets], [len(image_set) for image_set in sets]),
         # The two removed hints apply only to the first set.
-        hints=replace(sets[0].hints, train_per_class=None, official_parts=""),
+        hints=replace(sets[0].hints, train_per_class=None, official_split_advice=""),
         notes=tuple(f"{name}: {note}" for name, image_set in zip(names, sets, strict=True) for note in image_set.notes),
         columns={
             name: [cell for image_set in sets for cell in image_set.columns.get(name, [""] * len(image_set))]

@@ -12,7 +12,7 @@ from paucal.data.classes import with_plain_classes
 from paucal.data.images import Hints, ImageSet
 from paucal.data.masks.recognition import exclude_masks
 from paucal.data.named.table import NAMED, is_named
-from paucal.data.recognition import are_parts, boxes_note, refuse_masks, refuse_other_kinds, refuse_structure
+from paucal.data.recognition import are_parts, boxes_note, refuse_masks, refuse_other_kinds, refuse_structure_folders
 from paucal.data.shards.folders import LocalShardFolder, RemoteShardFolder, is_remote
 from paucal.data.shards.opening import has_shards, is_shard, open_shards
 from paucal.data.sources.archive import is_archive, open_archive
@@ -148,7 +148,7 @@ def _with_annotated_classes(location: str, images: ImageSet) -> ImageSet:
     path, names = Path(location).expanduser(), images.classes
     if len(names) < 2 or {name.lower() for name in names} & set(STRUCTURE_FOLDERS) or are_parts(names):
         images = _open_tagged_or_refuse(path) or images
-    refuse_structure(path, images.classes)
+    refuse_structure_folders(path, images.classes)
     return images
 
 
@@ -210,7 +210,7 @@ def _open_classes(path: Path, _: Any, options: SourceOptions) -> ImageSet:
         tables = find_tables(path, options)
         if not tables:
             refuse_masks(open_folder(path, labelled=False))
-            refuse_structure(path, tuple(subfolders_of(path)))
+            refuse_structure_folders(path, tuple(subfolders_of(path)))
             raise
         return open_tables(tables, options)
     # If train/val/test folders contain no class folders, `open_folder` has read them as classes.

@@ -17,7 +17,7 @@ from paucal.data.shards.folders import RemoteShardFolder, ShardFolder
 from paucal.data.shards.index import DamagedShard, Shard
 from paucal.data.shards.requests import retry
 from paucal.data.shards.stream import WINDOW_BYTES, is_streamed
-from paucal.data.stores import EncodedStore, Stamp
+from paucal.data.stores import EncodedStore, FileStamp
 from paucal.types import UserError
 from paucal.wording import first_line
 
@@ -146,11 +146,11 @@ class RowStore(EncodedStore):
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self._folder, self._files, self._column, self._rows, self._keys)
 
-    def stamp(self, index: int) -> Stamp:
+    def stamp(self, index: int) -> FileStamp:
         """Return a stamp with the file and row of an image, and the size and modification time of the file."""
         file, row = (int(number) for number in self._rows[index])
         shard = self._files[file]
-        return Stamp(f"{self._folder.location}/{shard.name}#{row}", shard.size, shard.changed)
+        return FileStamp(f"{self._folder.location}/{shard.name}#{row}", shard.size, shard.changed)
 
     def fetch_ahead(self, index: int) -> None:
         """Download the file of an image, unless the file is local or already downloaded."""

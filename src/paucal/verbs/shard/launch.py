@@ -12,7 +12,7 @@ import numpy as np
 
 from paucal.data.classes import choose_classes
 from paucal.data.images import ImageSet
-from paucal.data.recognition import recognise
+from paucal.data.recognition import describe_labels
 from paucal.data.shards.folders import is_remote, upload
 from paucal.data.shards.writing import write_shards
 from paucal.data.stores import EncodedStore, locate
@@ -136,7 +136,7 @@ def _open_images(settings: ShardSettings) -> ImageSet:
         images = find_images(replace(settings, classes=None), labelled=False)
     except UserError:
         path = Path(settings.data).expanduser()
-        contents = recognise(path) if path.exists() and not settings.unlabelled else {}
+        contents = describe_labels(path) if path.exists() and not settings.unlabelled else {}
         if not contents or "train" in contents:
             raise
         raise UserError(
