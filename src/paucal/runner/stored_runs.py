@@ -23,7 +23,7 @@ from lightning.pytorch import Callback, Trainer
 from paucal.data.decoded.cache_folder import OFF, STORED_RUNS, VARIABLE, usable_folder
 from paucal.data.shards.folders import open_storage
 from paucal.data.shards.requests import GaveUp, retry
-from paucal.data.sources.archive import checked_name
+from paucal.data.sources.archive import require_safe_name
 from paucal.reading import parse_json
 from paucal.runner.console import Console
 from paucal.runner.processes import launched_shape
@@ -103,7 +103,7 @@ class StoredRun:
         except (ValueError, KeyError, TypeError, AttributeError):
             return ()
         for file in files:
-            checked_name(self.url, file)
+            require_safe_name(self.url, file)
         return number, files
 
     def read_settings(self) -> dict[str, Any]:

@@ -104,7 +104,7 @@ def test_columns__of_fastai_are_the_parts(opened):
 def test_columns__of_names_win_over_those_of_their_numbers(opened):
     images = opened({"image": FILES, "label": [0, 1] * 4, "class_name": ["cat", "dog"] * 4})
     assert images.classes == ("cat", "dog")
-    assert told(images, "the class names are in the column 'class_name'; 'label' has the numbers")
+    assert told(images, "the class names are in the column 'class_name'; the column 'label' has the class numbers")
     other = opened({"image": FILES, "label": [0, 1] * 4, "breed": [f"b{n}" for n in range(8)]})
     assert other.classes == ("0", "1")
     assert opened({"image": FILES, "label": AB, "class_name": ["cat", "dog"] * 4}).classes == ("a", "b")

@@ -9,7 +9,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from paucal.data.decoded.cache_folder import free_bytes, unpacked_folder
-from paucal.data.sources.archive import COMPRESSED, ArchiveStore, archive_entries, shared_folder
+from paucal.data.sources.archive import COMPRESSED_SUFFIXES, ArchiveStore, archive_entries, shared_folder
 from paucal.data.sources.suffixes import IMAGE_SUFFIXES
 from paucal.reading import is_regular
 from paucal.types import UserError
@@ -24,7 +24,7 @@ def unpack(archive: Path) -> tuple[Path, tuple[str, ...]]:
     Returns:
         The folder with the files, and notes on files that were left out.
     """
-    if archive.name.lower().endswith(COMPRESSED):
+    if archive.name.lower().endswith(COMPRESSED_SUFFIXES):
         raise UserError(f"{str(archive)!r} is compressed as a whole: unpack it, and give the folder.")
     stat = archive.resolve().stat()
     digest = hashlib.sha256(

@@ -18,7 +18,7 @@ from paucal.data.decode import UnreadableImage
 from paucal.data.decoded.cache_folder import OFF, SHARDS, VARIABLE, usable_folder
 from paucal.data.shards.index import Shard
 from paucal.data.shards.requests import DISK_FULL, retry, send_hedged
-from paucal.data.sources.archive import checked_name
+from paucal.data.sources.archive import require_safe_name
 from paucal.data.sources.folder import require_readable
 from paucal.reading import require_regular
 from paucal.types import UserError
@@ -53,7 +53,7 @@ class LocalShardFolder:
 
     def local_copy(self, name: str, max_bytes: int) -> Path | None:
         """Return the path of a file; None if the file does not exist."""
-        path = self.root / checked_name(self.location, name)
+        path = self.root / require_safe_name(self.location, name)
         return require_regular(path) if path.exists() else None
 
     def local_path(self, shard: Shard) -> Path:
@@ -107,7 +107,7 @@ class RemoteShardFolder:
         shards = []
         for path, entry in entries.items():
             name = path.rstrip("/").removeprefix(root.rstrip("/")).lstrip("/")
-            shards.append(Shard(checked_name(self.location, name), int(entry["size"]), changed=_version_of(entry)))
+            shards.append(Shard(require_safe_name(self.location, name), int(entry["size"]), changed=_version_of(entry)))
         return sorted(shards, key=lambda shard: shard.name)
 
     def local_copy(self, name: str, max_bytes: int) -> Path | None:
@@ -132,7 +132,7 @@ class RemoteShardFolder:
     def _copy(self, name: str, max_bytes: int, target: IO[bytes]) -> bool:
         files, root = self._storage()
         try:
-            path = f"{root.rstrip('/')}/{checked_name(self.location, name)}"
+            path = f"{root.rstrip('/')}/{require_safe_name(self.location, name)}"
             with files.open(path, "rb", block_size=_BLOCK_BYTES) as file:  # the default block size of s3fs is 50 MiB
                 while block := file.read(min(_BLOCK_BYTES, max_bytes + 1 - target.tell())):
                     target.write(block)
@@ -192,7 +192,7 @@ class RemoteShardFolder:
         """Return the shard with a name; this works even on storage that cannot list files."""
         files, root = self._storage()
         try:
-            entry = files.info(f"{root.rstrip('/')}/{checked_name(self.location, name)}")
+            entry = files.info(f"{root.rstrip('/')}/{require_safe_name(self.location, name)}")
         except FileNotFoundError:
             raise UserError(f"{self.location}/{name} does not exist; check the address.") from None
         except Exception as problem:  # each storage library raises different exceptions

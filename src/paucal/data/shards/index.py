@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paucal.data.shards.stored_arrays import StoredArray, StoredStrings, open_arrays
-from paucal.data.sources.archive import MAX_ENTRIES, MAX_IMAGE_BYTES, checked_name
+from paucal.data.sources.archive import MAX_ENTRIES, MAX_IMAGE_BYTES, require_safe_name
 from paucal.data.string_arrays import StringArray
 from paucal.types import UserError
 from paucal.wording import counted, join_first_few, was_or_were
@@ -236,7 +236,7 @@ def _validated_index(header: Any, arrays: dict[str, StoredArray], shown_path: st
     for file in files:
         if not isinstance(file.name, str) or not all(isinstance(number, int) for number in (file.size, file.changed)):
             raise ValueError("the list of shards is invalid")
-        checked_name(shown_path, file.name)
+        require_safe_name(shown_path, file.name)
     count = len(arrays["offsets"])
     if not 0 < count <= MAX_ENTRIES or not files:
         raise ValueError(f"the number of images is {count}")

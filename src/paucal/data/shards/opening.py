@@ -37,7 +37,7 @@ from paucal.data.shards.tar import (
     sample_key,
     size_in_header,
 )
-from paucal.data.sources.archive import COMPRESSED
+from paucal.data.sources.archive import COMPRESSED_SUFFIXES
 from paucal.data.sources.folder import is_ignored
 from paucal.data.sources.source import SourceOptions
 from paucal.data.sources.suffixes import IMAGE_SUFFIXES
@@ -68,7 +68,7 @@ def has_shards(folder: Path) -> bool:
         name: _list_entries(folder / name, _INSPECTED_ENTRIES)[1] for name in folders if name.lower() in PART_BY_WORD
     }
     files += [f"{name}/{file}" for name, part_files in parts.items() for file in part_files]
-    compressed = [file for file in files if file.lower().endswith(COMPRESSED)]
+    compressed = [file for file in files if file.lower().endswith(COMPRESSED_SUFFIXES)]
     tars = [file for file in files if file.lower().endswith(TAR_SUFFIX)]
     if compressed and len(compressed) == len(files) and set(folders) == set(parts):
         raise UserError(

@@ -20,7 +20,7 @@ from paucal.data.decode import UnreadableImage
 from paucal.data.shards.folders import ShardFolder
 from paucal.data.shards.index import HEADER_BYTES, DamagedShard, Shard, ShardIndex, smallest_labels, spans_of
 from paucal.data.shards.stored_arrays import OpenFile
-from paucal.data.sources.archive import MAX_IMAGE_BYTES, checked_name, tar_members
+from paucal.data.sources.archive import MAX_IMAGE_BYTES, require_safe_name, tar_members
 from paucal.data.sources.folder import is_ignored
 from paucal.data.sources.suffixes import IMAGE_SUFFIXES
 from paucal.data.stores import EncodedStore, FileStamp
@@ -58,7 +58,7 @@ def index_tar(path: Path, shown_path: str, label_field: str = JSON_FIELD) -> Tar
                 is_link = member.islnk() or member.issym()
                 if not (member.isreg() or is_link) or member.issparse():
                     continue
-                key, ending = sample_key(checked_name(shown_path, member.name))
+                key, ending = sample_key(require_safe_name(shown_path, member.name))
                 if is_link and ending in (*_IMAGE_ENDINGS, *_LABEL_ENDINGS, ".json"):
                     raise UserError(
                         f"{shown_path} stores {member.name} as a link to {member.linkname}: create the tar file again "

@@ -89,10 +89,10 @@ def open_images(  # noqa: PLR0913 (all arguments are optional)
     options = SourceOptions(
         labelled, label_column, image_column, root_path, label_separator, progress, download, skip_damaged
     )
-    if (images := _open_first(location, "name", options)) is not None:
+    if (images := _open_recognised(location, "name", options)) is not None:
         return images
     locations = split_location(location)
-    sets = [_open_single(single, options) for single in locations]
+    sets = [_open_one_location(single, options) for single in locations]
     if labelled:
         sets = [_with_annotated_classes(single, images) for single, images in zip(locations, sets, strict=True)]
     images = sets[0] if len(sets) == 1 else join_sets(sets, str(location))
@@ -113,27 +113,27 @@ def open_images(  # noqa: PLR0913 (all arguments are optional)
     return images
 
 
-def _open_first(
+def _open_recognised(
     location: str | Path, kind: Literal["name", "address", "file", "folder"], options: SourceOptions
 ) -> Any:
     for source in SOURCES:
-        if source.kind == kind and (recognised := source.recognise(location, options)):
-            return source.open(location, recognised, options)
+        if source.kind == kind and (recognition := source.recognise(location, options)):
+            return source.open(location, recognition, options)
     return None
 
 
-def _open_single(location: str | Path, options: SourceOptions) -> ImageSet:
+def _open_one_location(location: str | Path, options: SourceOptions) -> ImageSet:
     """Open one location that is not the name of built-in or published data."""
-    if (images := _open_first(location, "address", options)) is not None:
+    if (images := _open_recognised(location, "address", options)) is not None:
         return images
     path = Path(location).expanduser()
     if not path.exists():
         raise UserError(f"{path} does not exist{_suggest_names(path)}")
     try:
-        images = _open_first(path, "file" if path.is_file() else "folder", options)
+        images = _open_recognised(path, "file" if path.is_file() else "folder", options)
         if images is None:
             nouns = dict.fromkeys(source.noun for source in SOURCES if source.kind == "file")
-            raise UserError(f"{path} is not supported; expected a folder, or {', or '.join(nouns)}.")
+            raise UserError(f"{path} has an unsupported format; expected a folder, or {', or '.join(nouns)}.")
         return images
     except UserError:
         if options.labelled and (images := _open_tagged_or_refuse(path)) is not None:
@@ -144,7 +144,7 @@ def _open_single(location: str | Path, options: SourceOptions) -> ImageSet:
 
 
 def _with_annotated_classes(location: str, images: ImageSet) -> ImageSet:
-    """Return the images of a location, labelled by its annotation files if its folders are not classes."""
+    """Return the images of a location, with labels from annotation files if the folders are not classes."""
     path, names = Path(location).expanduser(), images.classes
     if len(names) < 2 or {name.lower() for name in names} & set(STRUCTURE_FOLDERS) or are_parts(names):
         images = _open_tagged_or_refuse(path) or images
@@ -153,7 +153,10 @@ def _with_annotated_classes(location: str, images: ImageSet) -> ImageSet:
 
 
 def _open_tagged_or_refuse(path: Path) -> ImageSet | None:
-    """Open a location whose annotation files label whole images, else None; refuse annotations of boxes or masks."""
+    """Open a location whose annotation files label whole images; return None if there are no such files.
+
+    Raises a UserError if there are annotations of boxes or masks.
+    """
     if (images := open_tagged_images(path)) is None:
         refuse_other_kinds(path, "train")
     return images
@@ -271,7 +274,7 @@ def _suggest_names(path: Path) -> str:
 
 
 def _suggest_subfolder(path: Path) -> str:
-    """Return the end of a message that suggests the only subfolder of a path, if its folders may be the classes."""
+    """Return the end of a message: suggest the only subfolder of a path if the folders inside may be the classes."""
     subfolders = [entry for entry in path.iterdir() if entry.is_dir()] if path.is_dir() else []
     if len(subfolders) == 1 and sum(entry.is_dir() for entry in subfolders[0].iterdir()) > 1:
         return f"; did you mean {subfolders[0]}?"
@@ -281,8 +284,8 @@ def _suggest_subfolder(path: Path) -> str:
 def open_digits(labelled: bool = True) -> ImageSet:
     """Return scikit-learn's digits: 1,797 images of 8 x 8 pixels, which need no download.
 
-    The hints ask for images of 16 pixels (with 8 pixels, a ViT would have too few tokens), no flipping and 16 epochs,
-    so that a first run takes about a minute.
+    By default the images are trained at 16 pixels (with 8 pixels, a ViT would have too few tokens), without flipping
+    and for 16 epochs, so that a first run takes about a minute.
     """
     from sklearn.datasets import load_digits  # imported here, since the import takes a second
 
