@@ -77,7 +77,7 @@ def test_publish__a_reader_finds_the_newest_whole_state(run, storage, tmp_path, 
     (run / "checkpoints/last.ckpt").write_text("second")
     (run / "plots/a.png").unlink()
     monkeypatch.setattr(stored._storage, "pipe_file", lambda *args, **kw: 1 / 0)  # killed before the manifest
-    with pytest.raises(requests.GaveUp):
+    with pytest.raises(requests.RetriesFailed):
         stored.publish(run)
     StoredRun(URL).fetch(there)
     assert contents(there) == first

@@ -140,7 +140,7 @@ class EncodedStore(ABC):
         """Return the name, size and modification time of an image's file; None if the image has no file."""
         return None
 
-    def fetch_ahead(self, index: int) -> None:  # noqa: B027
+    def prefetch(self, index: int) -> None:  # noqa: B027
         """Download the file of an image if the file is remote; `source` raises the error if the download fails."""
 
     def read(self, index: int) -> Image.Image:

@@ -21,10 +21,10 @@ from paucal.data.decoded.prepare import prepare_images, side_for
 from paucal.data.images import ImageSet, without_decoded_copies
 from paucal.data.loader import TrainLoader, inference_batch_size, make_eval_loader, make_train_loader
 from paucal.data.maps.reader import LabelMaps, MapReader
-from paucal.data.named.table import data_root, is_named
+from paucal.data.named.table import data_root, is_published_set
 from paucal.data.sampler import StepSampler
-from paucal.data.shards.ahead import ShardsAhead
 from paucal.data.shards.folders import is_remote
+from paucal.data.shards.prefetching import ShardPrefetcher
 from paucal.data.sources.joining import SEPARATOR, split_location
 from paucal.data.sources.labels import is_missing
 from paucal.data.sources.opening import BUILT_IN, open_images
@@ -91,7 +91,7 @@ class SplitImages:
 def pin_data(settings: D, paths: Iterable[str] = ()) -> D:
     """Return settings with absolute paths; `paths` are names of further settings whose values may be paths."""
     changes = {}
-    if is_named(settings.data, settings.data_root):
+    if is_published_set(settings.data, settings.data_root):
         # If the root is stored, the name means the published data set even if a folder of that name is created later.
         changes["data_root"] = str(data_root(settings.data_root))
     elif (
@@ -261,7 +261,7 @@ def step_loader(
         repeats=repeats,
         labels=data.images.labels[train] if balanced else None,
         stream=stream and stream.take(train),
-        on_pass=ShardsAhead(data.images.store, train).request_shards
+        on_pass=ShardPrefetcher(data.images.store, train).request_shards
         if stream and is_remote(data.images.location)
         else None,
     )

@@ -22,7 +22,7 @@ from lightning.pytorch import Callback, Trainer
 
 from paucal.data.decoded.cache_folder import OFF, STORED_RUNS, VARIABLE, usable_folder
 from paucal.data.shards.folders import open_storage
-from paucal.data.shards.requests import GaveUp, retry
+from paucal.data.shards.requests import RetriesFailed, retry
 from paucal.data.sources.archive import require_safe_name
 from paucal.reading import parse_json
 from paucal.runner.console import Console
@@ -142,7 +142,7 @@ class StoredRun:
                     f"{digest}, or train again."
                 )
             temporary.replace(target)
-        except (FileNotFoundError, GaveUp) as problem:
+        except (FileNotFoundError, RetriesFailed) as problem:
             raise UserError(f"{name} of the run {self.url!r} cannot be read: {first_line(problem)}.") from None
         finally:
             temporary.unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""Opens tar shards as a set of images, with the index beside the shards, or with an index that is built and cached."""
+"""Opens tar shards as a set of images, with the index in their folder, or with an index that is built and cached."""
 
 import hashlib
 import itertools
@@ -26,7 +26,7 @@ from paucal.data.shards.index import (
     damage_notes,
     read_index,
 )
-from paucal.data.shards.stream import Stream, is_streamed, streaming_note, window_for
+from paucal.data.shards.stream import Stream, is_streamed, streaming_note, window_size
 from paucal.data.shards.tar import (
     JSON_FIELD,
     LABEL_SUFFIXES,
@@ -100,7 +100,7 @@ def is_shard(file: Path) -> bool:
     return any(sample_key(name)[1] in LABEL_SUFFIXES for name in names)
 
 
-def open_shards(folder: ShardFolder, options: SourceOptions, only: str | None = None) -> ImageSet:
+def open_shards(folder: ShardFolder, options: SourceOptions, single_shard: str | None = None) -> ImageSet:
     """Open tar shards as one set.
 
     The split of a shard's images is in the name of the shard (`train-000000.tar`) or of its folder.
@@ -109,34 +109,34 @@ def open_shards(folder: ShardFolder, options: SourceOptions, only: str | None = 
         folder: Folder of the shards.
         options: If `labelled`, images without a label are left out, with a note. `label_column` is the field of JSON
             members that contains the label (None for "label").
-        only: Name of the single shard to open; None for all shards.
+        single_shard: Name of the only shard to open; None for all shards.
 
     Raises:
         UserError: There are no shards; a shard is missing, damaged or compressed (unless `skip_damaged`); the index
             does not match the shards; or no image has a label.
     """
     label_field = options.label_column or JSON_FIELD
-    index = _read_index_beside_shards(folder, only, options.skip_damaged)
-    index = index or _load_or_build_index(folder, label_field, only, options)
-    images = _image_set(folder, index, options.labelled, only)
+    index = _read_index_in_folder(folder, single_shard, options.skip_damaged)
+    index = index or _load_or_build_index(folder, label_field, single_shard, options)
+    images = _image_set(folder, index, options.labelled, single_shard)
     if not options.labelled:
         return images
-    labelled = np.flatnonzero(images.labels >= 0)
-    if not len(labelled):
+    labelled_positions = np.flatnonzero(images.labels >= 0)
+    if not len(labelled_positions):
         raise (NoLabelsError if options.label_column is None else UserError)(
-            f"no image of {folder.location} has a label: expected a member such as 000001.cls beside 000001.jpg, or "
+            f"no image of {folder.location} has a label: expected a member such as 000001.cls for 000001.jpg, or "
             f"the field {label_field!r} in 000001.json (--label-column chooses another field). 'paucal pretrain' uses "
             "images without labels."
         )
-    if not (n_unlabelled := len(images) - len(labelled)):
+    if not (n_unlabelled := len(images) - len(labelled_positions)):
         return images
     example = images.keys[int(np.flatnonzero(images.labels < 0)[0])]
     note = f"{counted(n_unlabelled, 'image')} without a label {was_or_were(n_unlabelled)} left out ({example}, ...)"
-    return images.select(labelled, note)
+    return images.select(labelled_positions, note)
 
 
-def _read_index_beside_shards(folder: ShardFolder, single_shard: str | None, skip_damaged: bool) -> ShardIndex | None:
-    """Return the index beside the shards, after comparing the shards with the index; None if there is no index."""
+def _read_index_in_folder(folder: ShardFolder, single_shard: str | None, skip_damaged: bool) -> ShardIndex | None:
+    """Return the index in the folder of the shards, after a comparison with the shards; None if there is no index."""
     path = None if single_shard is not None else folder.local_copy(INDEX_NAME, MAX_BYTES)
     if path is None:
         return None
@@ -152,7 +152,9 @@ def _read_index_beside_shards(folder: ShardFolder, single_shard: str | None, ski
         if current is None:
             problem = f"is in {INDEX_NAME}, but not in {folder.location}; add the shard, or"
             damaged[number] = f"the shard {shard.name} {problem} {REMAKE_ADVICE}"
-        elif current.size != shard.size or (current.changed != shard.changed and not _is_same(folder, index, number)):
+        elif current.size != shard.size or (
+            current.changed != shard.changed and not _is_unchanged(folder, index, number)
+        ):
             sizes = f"{current.size} bytes, but {shard.size} bytes according to {INDEX_NAME}"
             subject = f"the shard {shard.name} of {folder.location}"
             damaged[number] = f"{subject} was changed after it was indexed ({sizes}); {REMAKE_ADVICE}"
@@ -160,13 +162,13 @@ def _read_index_beside_shards(folder: ShardFolder, single_shard: str | None, ski
         raise UserError(f"{next(iter(damaged.values()))}{_SKIP_ADVICE}.")
     if shards:
         raise UserError(f"{INDEX_NAME} of {folder.location} does not list the shard {min(shards)}; {REMAKE_ADVICE}.")
-    return index.without(damaged, folder.location)
+    return index.without_damaged(damaged, folder.location)
 
 
-def _is_same(folder: ShardFolder, index: ShardIndex, number: int) -> bool:
-    """Return whether the first and the last image of a local shard are at their positions in the index.
+def _is_unchanged(folder: ShardFolder, index: ShardIndex, number: int) -> bool:
+    """Return whether the first and the last image of a local shard are where the index says.
 
-    This check is needed because the modification time of an unchanged shard differs if the shard was copied.
+    The modification time is no evidence of a change, since a copied shard has a new modification time.
     """
     if not isinstance(folder, LocalShardFolder):
         return True
@@ -289,5 +291,5 @@ def _image_set(folder: ShardFolder, index: ShardIndex, labelled: bool, single_sh
         declared=RepeatedStrings(parts, codes if single_shard is None else np.zeros_like(codes)),
         store=TarStore(folder, index, keys),
         notes=(*([streaming_note(len(index), len(index.files))] if streamed else []), *index.notes),
-        stream=Stream.in_shards(index.counts, window_for(mean_bytes)) if streamed else None,
+        stream=Stream.in_shards(index.counts, window_size(mean_bytes)) if streamed else None,
     )

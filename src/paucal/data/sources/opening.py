@@ -11,7 +11,7 @@ from paucal.data.boxes.opening import STRUCTURE_FOLDERS, find_boxes, open_boxed_
 from paucal.data.classes import with_plain_classes
 from paucal.data.images import Hints, ImageSet
 from paucal.data.masks.recognition import exclude_masks
-from paucal.data.named.table import NAMED, is_named
+from paucal.data.named.table import NAMED, is_published_set
 from paucal.data.recognition import are_parts, boxes_note, refuse_masks, refuse_other_kinds, refuse_structure_folders
 from paucal.data.shards.folders import LocalShardFolder, RemoteShardFolder, is_remote
 from paucal.data.shards.opening import has_shards, is_shard, open_shards
@@ -83,7 +83,12 @@ def open_images(  # noqa: PLR0913 (all arguments are optional)
         >>> len(images), len(images.classes), images.store.read(0).size
         (1797, 10, (8, 8))
     """
-    if root is not None and not download and not is_named(location, root) and not Path(root).expanduser().is_dir():
+    if (
+        root is not None
+        and not download
+        and not is_published_set(location, root)
+        and not Path(root).expanduser().is_dir()
+    ):
         raise UserError(f"--data-root: the folder {str(root)!r} does not exist; correct the path, or remove the flag.")
     root_path = None if root is None else Path(root).expanduser()
     options = SourceOptions(
@@ -232,7 +237,7 @@ def _has_suffix(*suffixes: str) -> Any:
 SOURCES = (
     Source("the built-in digits", "name", lambda name, options: name == BUILT_IN,
            lambda name, recognised, options: open_digits(options.labelled)),
-    Source("a published set", "name", lambda name, options: is_named(name, options.root), _open_named),
+    Source("a published set", "name", lambda name, options: is_published_set(name, options.root), _open_named),
     Source("a set of the Hugging Face hub", "address", lambda name, options: is_on_hub(name), open_hub),
     Source("Parquet files or shards at a URL", "address", lambda url, options: is_remote(url), _open_remote),
     Source("a Parquet or Arrow file (.parquet, .arrow)", "file", _has_suffix(*PARQUET_SUFFIXES),

@@ -12,9 +12,9 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from paucal.data.images import ImageSet
-from paucal.data.shards.folders import LocalShardFolder, RemoteShardFolder, stamp_file
+from paucal.data.shards.folders import LocalShardFolder, RemoteShardFolder, shard_from_file
 from paucal.data.shards.index import DamagedShard, damage_notes
-from paucal.data.shards.stream import Stream, is_streamed, streaming_note, window_for
+from paucal.data.shards.stream import Stream, is_streamed, streaming_note, window_size
 from paucal.data.sources.folder import is_ignored, require_readable
 from paucal.data.sources.labels import Labels
 from paucal.data.sources.parquet_columns import (
@@ -93,7 +93,7 @@ def open_parquet(root: Path, files: Sequence[Path], options: SourceOptions) -> I
             files; or a label has no class name.
     """
     folder = LocalShardFolder(root)
-    shards = [stamp_file(require_regular(file), file.relative_to(root).as_posix()) for file in files]
+    shards = [shard_from_file(require_regular(file), file.relative_to(root).as_posix()) for file in files]
     location = files[0].resolve() if len(files) == 1 else root.resolve()
     name = files[0].stem if len(files) == 1 else location.name
     return _open_files([RowFile(folder, shard) for shard in shards], name, str(location), options)
@@ -257,7 +257,7 @@ def _make_stream(
         group_numbers = np.searchsorted(np.cumsum(sizes), positions[is_in_file, 1], side="right")
         blocks[is_in_file] = n_blocks + group_numbers
         n_blocks += len(sizes)
-    return Stream.in_blocks(positions[:, 0].astype(np.int32), blocks, window_for(n_bytes / max(1, len(positions))))
+    return Stream.from_blocks(positions[:, 0].astype(np.int32), blocks, window_size(n_bytes / max(1, len(positions))))
 
 
 def _parts_of_files(files: Sequence[RowFile], labelled: bool) -> tuple[list[str], list[str]]:

@@ -154,9 +154,9 @@ class RowStore(EncodedStore):
         shard = self._files[file]
         return FileStamp(f"{self._folder.location}/{shard.name}#{row}", shard.size, shard.changed)
 
-    def fetch_ahead(self, index: int) -> None:
+    def prefetch(self, index: int) -> None:
         """Download the file of an image, unless the file is local or already downloaded."""
-        self._folder.fetch_ahead(self._files[int(self._rows[index, 0])])
+        self._folder.prefetch(self._files[int(self._rows[index, 0])])
 
     def source(self, index: int) -> bytes:
         """Return the encoded bytes of an image."""

@@ -13,7 +13,7 @@ import numpy as np
 from paucal.data.classes import choose_classes
 from paucal.data.images import ImageSet
 from paucal.data.recognition import describe_labels
-from paucal.data.shards.folders import is_remote, upload
+from paucal.data.shards.folders import is_remote, upload_folder
 from paucal.data.shards.writing import write_shards
 from paucal.data.stores import EncodedStore, locate
 from paucal.runner.console import Console, RecordingConsole
@@ -92,7 +92,7 @@ def shard_set(settings: ShardSettings, console: Console) -> Sharded:
     if is_remote(settings.output):
         with TemporaryDirectory(prefix="paucal-shards-") as folder:
             result = _write_shards(settings, Path(folder), console)
-            upload(Path(folder), settings.output)
+            upload_folder(Path(folder), settings.output)
     else:
         target = check_new_folder(settings.output, {"DATA": settings.data}, settings.data_root, "OUT")
         with replace_folder(target) as folder:
