@@ -12,7 +12,7 @@ from torch.utils.data import Dataset, default_collate
 from paucal.data.decoded.in_memory import CachedStore
 from paucal.data.decoded.on_disk import MappedStore
 from paucal.data.images import UNKNOWN, ImageSet, Targets
-from paucal.data.maps.reader import name_classes
+from paucal.data.maps.reader import list_map_classes
 from paucal.data.randomness import derive_seed, preserve_generators, reseed
 from paucal.data.stores import ConvertedStore, NestedStore, Store
 from paucal.data.views.transforms import BatchTransform, Pixels, ViewTransform
@@ -162,5 +162,5 @@ def _collate_maps(maps: list[dict[str, Tensor] | None]) -> dict[str, Tensor]:
     """
     stacked = default_collate(maps)
     if "indices" in stacked:
-        stacked["classes"], stacked["slots"] = name_classes(stacked.pop("indices"))
+        stacked["classes"], stacked["slots"] = list_map_classes(stacked.pop("indices"))
     return stacked

@@ -17,7 +17,7 @@ from paucal.data.channels.pixels import RGB
 from paucal.data.classes import choose_classes
 from paucal.data.dataset import collate
 from paucal.data.decode import DEFAULT_DECODE_OPTIONS, DecodeOptions
-from paucal.data.decoded.prepare import prepare_images, side_for
+from paucal.data.decoded.prepare import prepare_images, stored_side
 from paucal.data.images import ImageSet, without_decoded_copies
 from paucal.data.loader import TrainLoader, inference_batch_size, make_eval_loader, make_train_loader
 from paucal.data.maps.reader import LabelMaps, MapReader
@@ -119,7 +119,7 @@ def reading_for(image_size: Sequence[int] | None, like: DecodeOptions = DEFAULT_
 
     Other options, such as the channels, are copied from `like`.
     """
-    return replace(like, side=None if image_size is None else side_for(image_size))
+    return replace(like, side=None if image_size is None else stored_side(image_size))
 
 
 def first_reading(settings: DataSettings, images: ImageSet, stored: DecodeOptions | None = None) -> DecodeOptions:

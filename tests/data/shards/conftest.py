@@ -6,7 +6,7 @@ import fsspec
 import pytest
 
 from data.shards.made_sets import URL, numbered
-from paucal.data.decoded.cache_folder import VARIABLE
+from paucal.data.decoded.cache_folder import CACHE_VARIABLE
 from paucal.data.shards import requests
 from paucal.data.shards.folders import RemoteShardFolder, upload_folder
 from paucal.data.shards.writing import write_shards
@@ -14,7 +14,7 @@ from paucal.data.shards.writing import write_shards
 
 @pytest.fixture
 def cache(tmp_path, monkeypatch) -> Path:
-    monkeypatch.setenv(VARIABLE, str(tmp_path / "cache"))
+    monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / "cache"))
     monkeypatch.setattr(requests, "_FIRST_PAUSE", 0.0)
     monkeypatch.setattr(requests, "_MIN_SECONDS", 0.0)
     return tmp_path / "cache"

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 
 from data.shards.made_sets import number_of, numbered
-from paucal.data.decoded.cache_folder import VARIABLE, clear_fetched
+from paucal.data.decoded.cache_folder import CACHE_VARIABLE, clear_downloaded_shards
 from paucal.data.shards.folders import RemoteShardFolder, upload_folder
 from paucal.data.shards.index import INDEX_NAME
 from paucal.data.shards.writing import write_shards
@@ -21,7 +21,7 @@ from paucal.types import UserError
 @pytest.fixture
 def written(tmp_path: Path, monkeypatch) -> Path:
     """Four shards of 25 images with their index."""
-    monkeypatch.setenv(VARIABLE, str(tmp_path / "cache"))
+    monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / "cache"))
     folder = tmp_path / "set"
     folder.mkdir()
     write_shards(numbered(100), folder, max_images=25)
@@ -125,7 +125,7 @@ def test_shards_that_cannot_be_fetched__are_not_left_out_as_damaged(
     (folder / INDEX_NAME).unlink(missing_ok=True)
     upload_folder(folder, "memory://bucket/unindexed")
     assert len(open_images("memory://bucket/unindexed", skip_damaged=True)) == 100
-    clear_fetched(tmp_path / "cache")
+    clear_downloaded_shards(tmp_path / "cache")
     name = "_download" if form == "tar" else "open_file"
     bring = getattr(RemoteShardFolder, name)
 

@@ -12,7 +12,7 @@ from fsspec.spec import AbstractBufferedFile
 
 from data.shards.made_sets import URL, number_of
 from paucal.data.decode import DecodeOptions, UnreadableImage
-from paucal.data.decoded.cache_folder import SHARDS, VARIABLE, clear_fetched, folder_bytes
+from paucal.data.decoded.cache_folder import CACHE_VARIABLE, SHARDS, clear_downloaded_shards, folder_bytes
 from paucal.data.decoded.prepare import prepare_images
 from paucal.data.shards import folders as place_module
 from paucal.data.shards import requests
@@ -41,7 +41,7 @@ def test_remote__is_opened_by_its_index_and_fetched_when_needed(storage, cache, 
     assert number_of(again.store.read(99)) % 3 == again.labels[99]
     assert len(fetched) == 4
     assert folder_bytes(cache / SHARDS) > 4 * 25 * 512
-    assert clear_fetched(cache) > 0
+    assert clear_downloaded_shards(cache) > 0
     assert shards_in(cache) == []
 
 
@@ -201,7 +201,7 @@ def test_remote__sentences_for_what_cannot_be_opened(cache, monkeypatch):
     files.rm("/rows", recursive=True)
     with pytest.raises(UserError, match="cannot be opened"):
         open_images("nosuch://bucket/set")
-    monkeypatch.setenv(VARIABLE, "off")
+    monkeypatch.setenv(CACHE_VARIABLE, "off")
     with pytest.raises(UserError, match="the cache is off or cannot be written"):
         open_images(URL)
 

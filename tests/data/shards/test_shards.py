@@ -16,7 +16,7 @@ import pytest
 from data.conftest import encode
 from data.shards.made_sets import number_of, numbered
 from paucal.data.decode import UnreadableImage
-from paucal.data.decoded.cache_folder import VARIABLE
+from paucal.data.decoded.cache_folder import CACHE_VARIABLE
 from paucal.data.shards import index as index_module
 from paucal.data.shards import opening
 from paucal.data.shards import tar as tar_module
@@ -92,7 +92,7 @@ def test_shards__are_looked_through_once(shards, monkeypatch):
 
 
 def test_shards__without_a_cache_are_looked_through_each_time(shards, monkeypatch):
-    monkeypatch.setenv(VARIABLE, "off")
+    monkeypatch.setenv(CACHE_VARIABLE, "off")
     assert len(open_images(shards)) == 10
 
 

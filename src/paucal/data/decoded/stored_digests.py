@@ -35,7 +35,7 @@ def read_encoded(source: bytes | Path) -> bytes | Path:
 
 
 def source_digest(source: bytes | Path) -> bytes:
-    """Return the 16-byte digest of an encoded image; raises an OSError if the file cannot be read."""
+    """Return the 16-byte digest of an encoded image; raises an OSError if the file of the image cannot be read."""
     if isinstance(source, bytes):
         return hashlib.blake2b(source, digest_size=DIGEST_BYTES).digest()
     with open(source, "rb") as file:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from paucal.data.decode import UnreadableImage
-from paucal.data.decoded.cache_folder import OFF, SHARDS, VARIABLE, usable_folder
+from paucal.data.decoded.cache_folder import CACHE_VARIABLE, OFF, SHARDS, usable_cache_folder
 from paucal.data.shards.index import Shard
 from paucal.data.shards.requests import DISK_FULL, retry, send_hedged
 from paucal.data.sources.archive import require_safe_name
@@ -80,11 +80,11 @@ class RemoteShardFolder:
     def __init__(self, url: str) -> None:
         self.location = url.rstrip("/")
         self.name = self.location.rsplit("/", 1)[-1]
-        folder = usable_folder()
+        folder = usable_cache_folder()
         if folder is None:
             raise UserError(
                 f"shards of {url} must be downloaded into the image cache, but the cache is off or cannot be written: "
-                f"set {VARIABLE} to a folder (not {OFF!r})."
+                f"set {CACHE_VARIABLE} to a folder (not {OFF!r})."
             )
         self.cache = folder / SHARDS / hashlib.blake2b(self.location.encode(), digest_size=16).hexdigest()
         self._opened: tuple[int, Any, str] | None = None
@@ -242,7 +242,7 @@ class RemoteShardFolder:
             if isinstance(problem, OSError) and problem.errno in DISK_FULL:
                 raise UserError(
                     f"the disk of {self.cache} is too full for the shard {shard.name} of {self.location}: free some "
-                    f"space, or set {VARIABLE} to a folder on another disk; the run can then be resumed."
+                    f"space, or set {CACHE_VARIABLE} to a folder on another disk; the run can then be resumed."
                 ) from None
             text = f"the shard {shard.name} cannot be downloaded from {self.location} ({first_line(problem)})"
             raise UnreadableImage(f"{text}; check the network.") from None

@@ -12,7 +12,7 @@ import numpy as np
 
 from paucal.data.classes import class_names_by_line
 from paucal.data.decode import UnreadableImage
-from paucal.data.decoded.cache_folder import SHARDS, usable_folder
+from paucal.data.decoded.cache_folder import SHARDS, usable_cache_folder
 from paucal.data.images import ImageSet
 from paucal.data.shards.folders import LocalShardFolder, RemoteShardFolder, ShardFolder
 from paucal.data.shards.index import (
@@ -242,7 +242,7 @@ def _index_shards(
 
 
 def _cache_path(shard_folder: ShardFolder, label_field: str, names: list[str], single_shard: str | None) -> Path | None:
-    folder = usable_folder()
+    folder = usable_cache_folder()
     identity = "\n".join([shard_folder.location, label_field, single_shard or "", *names])
     digest = hashlib.blake2b(identity.encode(errors="surrogateescape"), digest_size=16).hexdigest()
     return None if folder is None else folder / SHARDS / f"{digest}.npz"
