@@ -13,7 +13,7 @@ import paucal
 from cli.calls import make_scenes
 from paucal.data.masks.masked_images import images_of_pairs, read_masks
 from paucal.data.masks.pairs import find_pairs
-from paucal.data.recognition import recognise
+from paucal.data.recognition import describe_labels
 from paucal.runner.annotation_frames import takes_annotations
 from paucal.tasks.detection.images import open_boxed
 from paucal.types import UserError
@@ -129,7 +129,7 @@ def test_masks__are_the_files_that_a_column_names(tmp_path: Path, table) -> None
     assert masked.images.keys == names
     assert masked.images.declared == columns["split"]
     assert masked.masks.read(3).tolist() == np.asarray(Image.open(root / "b" / names[3])).tolist()
-    assert recognise(file) == {"segment": "a table of masks"}
+    assert describe_labels(file) == {"segment": "a table of masks"}
     found = {one.name: one.text for one in paucal.check(table(columns), image="photo", mask="drawn").findings}
     assert found["masks"] == "6 images with masks: this is data for paucal segment"
 

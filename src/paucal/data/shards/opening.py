@@ -291,5 +291,5 @@ def _image_set(folder: ShardFolder, index: ShardIndex, labelled: bool, single_sh
         declared=RepeatedStrings(parts, codes if single_shard is None else np.zeros_like(codes)),
         store=TarStore(folder, index, keys),
         notes=(*([streaming_note(len(index), len(index.files))] if streamed else []), *index.notes),
-        stream=Stream.in_shards(index.counts, window_size(mean_bytes)) if streamed else None,
+        stream=Stream.from_shards(index.counts, window_size(mean_bytes)) if streamed else None,
     )
