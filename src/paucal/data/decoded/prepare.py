@@ -79,7 +79,7 @@ def prepare_images(
     Raises:
         UserError: Images are unreadable and `on_bad` is "refuse", or no image is readable.
     """
-    reading, notes = with_value_ranges(reading, image_set)  # with measured value ranges, if necessary
+    reading, notes = with_value_ranges(reading, image_set)
     image_set = replace(image_set, notes=tuple(dict.fromkeys([*image_set.notes, *notes])))
     if image_set.stream is not None:
         return prepare_streamed_images(image_set, reading, on_bad, workers, progress)
@@ -95,7 +95,7 @@ def prepare_images(
 
 
 class _PreparationPass:
-    """The decoding of a set into a cache entry, or the reuse of an existing entry; see `prepare_images`."""
+    """Decodes a set into a cache entry, or reuses an existing entry; see `prepare_images`."""
 
     def __init__(
         self,

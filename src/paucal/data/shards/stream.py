@@ -23,7 +23,7 @@ _SAMPLED_RUNS = 32  # number of runs of neighbouring images in a sample
 
 @dataclass(frozen=True, eq=False)
 class Stream:
-    """The shards and blocks of N images that are read when needed instead of being decoded before training.
+    """Order in storage of N images that are read when needed instead of being decoded before training.
 
     Consecutive images of the same block form a run. Only the R runs are stored, since there may be a billion images.
 

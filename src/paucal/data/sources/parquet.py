@@ -84,7 +84,7 @@ def open_parquet(root: Path, files: Sequence[Path], options: SourceOptions) -> I
     """Open Parquet or Arrow files as one set.
 
     The split (train, val or test) of a file's images is in the name of the file (`train-00000-of-00002.parquet`), or
-    else of its folder (`train/0000.parquet`). A single file declares no split. Rows without a label (null or -1, as in
+    else of its folder (`train/0000.parquet`). A single file has no split. Rows without a label (null or -1, as in
     test data whose labels are not published) are left out of a labelled set, with a note. If rows have lists of
     labels, the set is multi-label.
 

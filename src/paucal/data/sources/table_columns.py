@@ -139,9 +139,9 @@ def find_columns(file: Path, rows: Sequence[TableRow], options: SourceOptions) -
 def find_tables(folder: Path, options: SourceOptions) -> dict[str, Path]:
     """Return the tables that describe the images of a folder, by split; empty if there is no such table.
 
-    The folder itself and subfolders such as `annotations` are searched for a train table, with val and test tables
-    beside it, or for the only table with paths and classes. Otherwise each train/val/test folder is searched for one
-    table. The key of a table that does not belong to a split is "".
+    The folder itself and subfolders such as `annotations` are searched first. They may have a train table together with
+    val and test tables, or only one table with paths and classes. Otherwise each train/val/test folder is searched for
+    one table. The key of a table that does not belong to a split is "".
     """
     table_folders, part_folders = (
         [entry for entry in sorted(folder.iterdir()) if entry.name.lower() in names and entry.is_dir()]
@@ -174,7 +174,7 @@ def _find_table(folder: Path, options: SourceOptions) -> Path | None:
 
 
 def tables_of_set(file: Path, options: SourceOptions) -> dict[str, Path]:
-    """Return a table and the tables of other splits beside it, by split; the key is "" for a single table."""
+    """Return a table and the tables of other splits in the same folder, by split; the key of a single table is ""."""
     # A test table without labels, as in competitions, is not opened.
     return files_of_set(file, lambda other: describes_images(other, options, must_be_readable=True), "tables")
 

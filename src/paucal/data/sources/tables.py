@@ -261,8 +261,8 @@ def _classes_of_numbers(rows: Sequence[ListedImage], numbers: Sequence[int]) -> 
 def find_train_list(folder: Path, root: Path | None = None) -> Path | None:
     """Return the train list in a folder; None if there is no train list.
 
-    A file is a train list if its name is that of a train list, the first line has a path and a class number, and
-    `open_list` would find the image in this line.
+    A file is a train list if it is named like one (`train.txt`, `real_train.txt`), the first line has a path and a
+    class number, and `open_list` would find the image of this line.
     """
     lists = train_files([file for file in sorted(folder.glob(f"[!.]*{LIST_SUFFIX}")) if _is_list(file, root)])
     if len(lists) > 1:
