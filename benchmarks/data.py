@@ -32,8 +32,8 @@ from torchvision.transforms import v2
 from measuring import ratio, store, surroundings
 from paucal.data.dataset import ViewDataset
 from paucal.data.decode import DecodeOptions
-from paucal.data.decoded.cache_folder import VARIABLE
-from paucal.data.decoded.prepare import prepare_images, side_for
+from paucal.data.decoded.cache_folder import CACHE_VARIABLE
+from paucal.data.decoded.prepare import prepare_images, stored_side
 from paucal.data.loader import make_train_loader
 from paucal.data.sampler import StepSampler
 from paucal.data.sources.opening import open_images
@@ -120,7 +120,7 @@ def plain_passes(folder: Path, size: int, options: argparse.Namespace) -> list[f
 def our_passes(folder: Path, size: int, options: argparse.Namespace) -> list[float]:
     """Return the images per second of our passes, from an empty cache on."""
     began, speeds = time.perf_counter(), []
-    images, _ = prepare_images(open_images(folder), DecodeOptions(side_for([size])))
+    images, _ = prepare_images(open_images(folder), DecodeOptions(stored_side([size])))
     statistics = compute_normalisation(images, np.arange(len(images)))
     transform = TrainTransform((size, size), changes(size), statistics)
     steps = len(images) // options.batch
@@ -141,7 +141,7 @@ def compare(folder: Path, size: int, options: argparse.Namespace) -> dict[str, A
     for _ in range(options.rounds):
         for name, passes in (("plain", plain_passes), ("ours", our_passes)):
             with tempfile.TemporaryDirectory() as cache:
-                os.environ[VARIABLE] = cache
+                os.environ[CACHE_VARIABLE] = cache
                 found[name].append(passes(folder, size, options))
     first = {name: [speeds[0] for speeds in rounds] for name, rounds in found.items()}
     later = {name: [speed for speeds in rounds for speed in speeds[1:]] for name, rounds in found.items()}
@@ -174,7 +174,7 @@ def first_step(folder: Path, options: argparse.Namespace) -> dict[str, float]:
     """Return the seconds from the call to the first step of a run, from an empty cache and again, and its memory."""
     found: dict[str, float] = {}
     with tempfile.TemporaryDirectory() as cache, tempfile.TemporaryDirectory() as work:
-        os.environ[VARIABLE] = cache
+        os.environ[CACHE_VARIABLE] = cache
         for name in ("first", "again"):
             given = {"model": "resnet18", "img_size": [224], "init": None, "batch_size": 16, "epochs": 1, "workers": 2}
             settings = TrainSettings(data=str(folder), output=f"{work}/{name}", method="supervised", **given)

@@ -14,7 +14,7 @@ from multiprocessing import get_context
 import numpy as np
 
 from paucal.data.sampler import StepSampler
-from paucal.data.shards.stream import Stream, window_for
+from paucal.data.shards.stream import Stream, window_size
 
 SHARD = 10_000  # images
 BATCH = 128
@@ -23,7 +23,7 @@ BATCH = 128
 def first_step(count: int) -> tuple[float, float]:
     """Return the seconds of processor time and the MiB until the first step of a pass over small images."""
     numbers = np.arange(count, dtype=np.int64)
-    stream = Stream.in_shards([SHARD] * (count // SHARD), window_for(2000))
+    stream = Stream.from_shards([SHARD] * (count // SHARD), window_size(2000))
     before, begin = memory(), time.process_time()
     next(iter(StepSampler(numbers, BATCH, count // BATCH, seed=0, stream=stream)))
     return time.process_time() - begin, memory() - before

@@ -68,13 +68,13 @@ class Paucal(Reader):
     def batches(self) -> Iterator[list[int]]:
         """Yield the images of each step from the current one on."""
         from paucal.data.sampler import StepSampler
-        from paucal.data.shards.ahead import ShardsAhead
+        from paucal.data.shards.prefetching import ShardPrefetcher
         from paucal.data.stores import locate
 
         total = self.count // BATCH
         stream, everything = self.images.stream, np.arange(len(self.images))
         assert stream is not None
-        ahead = ShardsAhead(self.images.store, everything).request_shards
+        ahead = ShardPrefetcher(self.images.store, everything).request_shards
         place = self.rank, self.world
         sampler = StepSampler(everything, self.size, total, 0, self.step, *place, stream=stream, on_pass=ahead)
         for batch in sampler:

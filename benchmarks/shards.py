@@ -28,7 +28,7 @@ from paucal.data.loader import make_train_loader
 from paucal.data.sampler import StepSampler
 from paucal.data.shards import stream as streams
 from paucal.data.shards.folders import LocalShardFolder
-from paucal.data.shards.index import INDEX_NAME, ShardIndex, read_index, spans_of
+from paucal.data.shards.index import INDEX_NAME, ShardIndex, read_index, spans_from_counts
 from paucal.data.shards.opening import open_shards
 from paucal.data.shards.tar import index_tar
 from paucal.data.shards.writing import write_shards
@@ -69,7 +69,7 @@ def many(one: ShardIndex, names: list[str]) -> ShardIndex:
     return replace(
         one,
         files=tuple(replace(one.files[0], name=name) for name in names),
-        spans=spans_of([len(one)] * count),
+        spans=spans_from_counts([len(one)] * count),
         offsets=np.tile(one.offsets[:], count),
         lengths=np.tile(one.lengths[:], count),
         labels=np.tile(one.labels, count),
@@ -163,7 +163,7 @@ def main() -> None:
         shutil.copy2(large / "classes.txt", few)
         index = read_index(large / INDEX_NAME, INDEX_NAME)
         rows = {name: getattr(index, name)[:EACH] for name in ("offsets", "lengths", "labels", "names")}
-        replace(index, files=index.files[:1], spans=spans_of([EACH]), **rows).write(few / INDEX_NAME)
+        replace(index, files=index.files[:1], spans=spans_from_counts([EACH]), **rows).write(few / INDEX_NAME)
         small = run(few, given.workers, min(given.read, EACH // 4))
         found = run(large, given.workers, given.read)
         result = {

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from measuring import interleaved, ratio, store, surroundings
-from paucal.data.maps.reader import name_classes
+from paucal.data.maps.reader import list_map_classes
 from paucal.data.maps.store import MapFacts, MapWriter
 from paucal.data.views.transforms import box_geometry
 from paucal.labeling import DenseTeacher
@@ -73,10 +73,10 @@ def make_targets(options: argparse.Namespace) -> dict[str, Callable[[], Any]]:
     thetas = [box_geometry(tuple(box), (1, 1)) for box in boxes.tolist()]
     theta, on_cpu = torch.stack(thetas).to(options.device), indices.cpu()
 
-    prepared = [part.to(options.device) for part in name_classes(on_cpu)]
+    prepared = [part.to(options.device) for part in list_map_classes(on_cpu)]
 
     def sparsely() -> list[Any]:
-        return prepared_targets(*(part.to(options.device) for part in name_classes(on_cpu)))
+        return prepared_targets(*(part.to(options.device) for part in list_map_classes(on_cpu)))
 
     def prepared_targets(named: Tensor, slots: Tensor) -> list[Any]:
         maps = compact_maps(values, slots, named.shape[1])

@@ -12,7 +12,7 @@ import paucal
 from cli.calls import failure, make_photos, make_scenes
 from data.boxes.written import PIXELS, SHARES, write_tables, write_yolo
 from paucal.cli.main import main
-from paucal.data.label_kinds import KINDS, recognise
+from paucal.data.label_kinds import LABEL_KINDS, describe_labels
 from paucal.data.masks.pairs import find_pairs
 from paucal.data.sources.opening import open_images
 from paucal.tasks.detection.images import open_boxed
@@ -29,7 +29,7 @@ RANDOM = np.random.default_rng(0)
 
 @pytest.mark.parametrize("kind", MAKERS)
 def test_each_kind_of_labels__is_recognised_alone(tmp_path: Path, kind: str):
-    seen = recognise(MAKERS[kind](tmp_path / "set"))
+    seen = describe_labels(MAKERS[kind](tmp_path / "set"))
     assert list(seen) == [kind]
     assert re.match(SEEN[kind], seen[kind])
 
@@ -37,12 +37,12 @@ def test_each_kind_of_labels__is_recognised_alone(tmp_path: Path, kind: str):
 @pytest.mark.parametrize("kind", MAKERS)
 def test_each_verb__names_the_verb_for_labels_of_another_kind(tmp_path: Path, capsys, kind: str):
     root = MAKERS[kind](tmp_path / "set")
-    for other in KINDS:
+    for other in LABEL_KINDS:
         if other.verb == kind:
             continue
         assert main([other.verb, str(root), "--output", str(tmp_path / "run")]) == 2
         words = " ".join(capsys.readouterr().err.split())
-        noun = next(one.noun for one in KINDS if one.verb == kind)
+        noun = next(one.noun for one in LABEL_KINDS if one.verb == kind)
         assert re.search(rf"{SEEN[kind]}.*, and no {other.noun}: `paucal {kind}` learns {noun}", words)
         assert not (tmp_path / "run").exists()
 
@@ -159,7 +159,7 @@ def test_folders_of_parts__are_no_classes_in_an_archive_either(tmp_path: Path):
         for path in sorted(root.rglob("*.*")):
             archive.write(path, path.relative_to(root))
     for place in (root, tmp_path / "set.zip"):
-        assert list(recognise(place)) == ["detect"]
+        assert list(describe_labels(place)) == ["detect"]
         with pytest.raises(UserError, match=r"as YOLO text files, and no classes of images"):
             open_images(place)
 
@@ -175,7 +175,7 @@ def test_tables_parquet_and_shards__are_classes_to_verbs_for_boxes_and_masks(tmp
         (tmp_path / "parquet", "images in Parquet files"),
         (table, "a table of classes"),
     ):
-        assert recognise(place) == {"train": words}
+        assert describe_labels(place) == {"train": words}
         with pytest.raises(UserError, match=rf"has {words}, and no boxes: `paucal train` learns classes of images"):
             open_boxed(place)
 

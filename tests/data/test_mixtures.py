@@ -17,7 +17,7 @@ from PIL import Image
 
 from data.boxes.written import PIXELS, labelme, region, rows_of, task, write_cvat, yolo_line
 from paucal.data.boxes.label_studio import encode_brush
-from paucal.data.label_kinds import other_kinds_named, recognise
+from paucal.data.label_kinds import describe_labels, name_other_kinds
 from paucal.data.masks.masked_images import images_of_pairs, read_masks
 from paucal.data.masks.pairs import find_pairs
 from paucal.data.sources.opening import open_images
@@ -115,7 +115,7 @@ PIECES = (classes, class_table, masks, yolo, voc, coco_file, box_table, labelme_
 
 
 def read_set(root: Path) -> int:
-    with other_kinds_named(root, "segment"):
+    with name_other_kinds(root, "segment"):
         pairs = find_pairs(root)
     return len(read_masks(images_of_pairs(pairs, str(root)), pairs).images)
 
@@ -147,7 +147,7 @@ def test_mixtures__are_recognised_as_what_each_verb_opens(pieces: set[Callable[[
         root.mkdir(parents=True)
         for piece in sorted(pieces, key=lambda piece: piece.__name__):
             piece(root)
-        seen = recognise(root)
+        seen = describe_labels(root)
         for verb in ("train", "detect", "segment"):
             told = outcome(verb, root)
             if isinstance(told, int):

@@ -7,10 +7,10 @@ from types import ModuleType
 import pytest
 
 from paucal.data import processes
-from paucal.data.processes import require_guard
+from paucal.data.processes import require_main_guard
 from paucal.types import UserError
 
-CALL = "require_guard(2)"
+CALL = "require_main_guard(2)"
 UNGUARDED = [
     CALL,
     f"def main():\n    {CALL}\nmain()",
@@ -35,7 +35,7 @@ def run(tmp_path, monkeypatch):
 
     def run(text: str, file: str | None = "script.py") -> None:
         main = ModuleType("__main__")
-        vars(main)["require_guard"] = require_guard
+        vars(main)["require_main_guard"] = require_main_guard
         path = tmp_path / (file or "cell.py")
         path.write_text(text)
         if file is not None:

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torchvision.ops import roi_align
 
-from paucal.data.maps.reader import name_classes
+from paucal.data.maps.reader import list_map_classes
 from paucal.losses.label_targets import (
     SparseTargets,
     compact_maps,
@@ -92,7 +92,7 @@ def geometry_of(box):
 
 def recorded_targets(rule, size, original, count=3):
     values, indices = (one.expand(count, -1, -1, -1) for one in recorded_map(rule))
-    classes, slots = name_classes(indices)
+    classes, slots = list_map_classes(indices)
     maps = compact_maps(values, slots, classes.shape[1])
     geometry = torch.stack([geometry_of(box) for box in TARGETS["setting"]["boxes"][:count]])
     geometry = transpose_geometry(geometry) if original else geometry
@@ -211,7 +211,7 @@ def random_targets(classes=11):
     generator = torch.Generator().manual_seed(1)
     indices = torch.rand(3, classes, 4, 4, generator=generator).argsort(1)[:, :3]
     values = torch.randn(3, 3, 4, 4, generator=generator) * 3
-    named, slots = name_classes(indices)
+    named, slots = list_map_classes(indices)
     maps = compact_maps(values, slots, named.shape[1])
     geometry = torch.stack([geometry_of((0.1, 0.2, 0.7, 0.5))] * 3)
     full = torch.zeros(3, classes, 4, 4).scatter_(1, indices, values)
@@ -236,7 +236,7 @@ def test_targets__share_the_probability_of_foreign_classes_evenly(own):
     full = torch.zeros(3, 11, 4, 4).scatter_(1, indices, values)
     everything = averages(full, geometry, (2, 3)).flatten(2).transpose(1, 2).softmax(-1)
     expected = everything[..., :own] + everything[..., own:].sum(-1, keepdim=True) / own
-    named, slots = name_classes(indices)
+    named, slots = list_map_classes(indices)
     maps = compact_maps(values, slots, named.shape[1])
     targets = map_targets(maps, named, geometry, (2, 3), own, teacher_classes=known)
     torch.testing.assert_close(targets.dense(), expected)

@@ -7,7 +7,7 @@ import torch
 from torchvision.ops import roi_align
 
 from paucal.backbones import BackboneSpec
-from paucal.data.maps.reader import name_classes
+from paucal.data.maps.reader import list_map_classes
 from paucal.losses.token_labeling import TokenLabelingReading, draw_mix_box
 from paucal.objectives import DrLoc, Supervised, TokenLabeling, TokenLabelingOptions
 from paucal.objectives.token_labeling import swap_boxes
@@ -41,7 +41,7 @@ def objective(name, classes=6, terms=None, **options):
 def batch(count=4, classes=6):
     generator = torch.Generator().manual_seed(1)
     indices = torch.rand(count, classes, 3, 3, generator=generator).argsort(1)[:, :2]
-    named, slots = name_classes(indices)
+    named, slots = list_map_classes(indices)
     values = torch.randn(count, 2, 3, 3, generator=generator) * 4
     return Batch(
         torch.arange(count),

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import paucal
-from paucal.data.label_kinds import recognise
+from paucal.data.label_kinds import describe_labels
 from paucal.data.masks.masked_images import images_of_pairs, read_masks
 from paucal.data.masks.pairs import find_pairs
 from paucal.data.sources.opening import open_images
@@ -31,7 +31,7 @@ def quick_checks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def require_seen(place: Path, verb: str, images: int, classes: set[str]) -> None:
     """The recogniser names this verb, and a check finds the images and the classes, and refuses nothing."""
-    assert list(recognise(place)) == [verb]
+    assert list(describe_labels(place)) == [verb]
     result = paucal.check(str(place))
     names = {finding.name for finding in result.findings}
     assert not names & {BAD_BOXES, BAD_MASKS, "refused", "unlabelled", "unreadable"}

@@ -11,7 +11,7 @@ from PIL import Image
 
 import paucal
 from cli.calls import make_scenes
-from paucal.data.label_kinds import recognise
+from paucal.data.label_kinds import describe_labels
 from paucal.data.masks.masked_images import images_of_pairs, read_masks
 from paucal.data.masks.pairs import find_pairs
 from paucal.runner.annotation_frames import takes_annotations
@@ -129,7 +129,7 @@ def test_masks__are_the_files_that_a_column_names(tmp_path: Path, table) -> None
     assert masked.images.keys == names
     assert masked.images.declared == columns["split"]
     assert masked.masks.read(3).tolist() == np.asarray(Image.open(root / "b" / names[3])).tolist()
-    assert recognise(file) == {"segment": "a table of masks"}
+    assert describe_labels(file) == {"segment": "a table of masks"}
     found = {one.name: one.text for one in paucal.check(table(columns), image="photo", mask="drawn").findings}
     assert found["masks"] == "6 images with masks: this is data for paucal segment"
 

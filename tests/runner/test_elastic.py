@@ -25,7 +25,7 @@ from paucal.training.hanging import HangLimit
 from paucal.types import UserError
 
 IMAGES, STEPS = 100, 9
-STREAM = Stream.in_blocks(
+STREAM = Stream.from_blocks(
     np.repeat([0, 1, 2, 3], 25).astype(np.int32), np.repeat(range(10), 10).astype(np.int32), window=16
 )
 WIDTH = TrainSettings(batch_size=8, accumulate=1, devices=2, nodes=1, strategy="ddp")

@@ -13,7 +13,7 @@ from lightning.pytorch import Callback
 
 import paucal
 from paucal.cli.main import main
-from paucal.data.decoded.cache_folder import STORED_RUNS, VARIABLE, clear_stored_runs, folder_bytes
+from paucal.data.decoded.cache_folder import CACHE_VARIABLE, STORED_RUNS, clear_stored_runs, folder_bytes
 from paucal.data.shards import requests
 from paucal.runner import snapshots, storage_lock, stored_runs
 from paucal.runner.console import SilentConsole
@@ -36,7 +36,7 @@ SETTINGS = {
 
 @pytest.fixture(autouse=True)
 def storage(tmp_path, monkeypatch):
-    monkeypatch.setenv(VARIABLE, str(tmp_path / "cache"))
+    monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / "cache"))
     monkeypatch.setattr(requests, "_FIRST_PAUSE", 0.0)
     monkeypatch.setattr(requests, "_MIN_SECONDS", 0.0)
     monkeypatch.setattr(storage_lock, "DEAD_AFTER_SECONDS", 0.3)
@@ -77,7 +77,7 @@ def test_publish__a_reader_finds_the_newest_whole_state(run, storage, tmp_path, 
     (run / "checkpoints/last.ckpt").write_text("second")
     (run / "plots/a.png").unlink()
     monkeypatch.setattr(stored._storage, "pipe_file", lambda *args, **kw: 1 / 0)  # killed before the manifest
-    with pytest.raises(requests.GaveUp):
+    with pytest.raises(requests.RetriesFailed):
         stored.publish(run)
     StoredRun(URL).fetch(there)
     assert contents(there) == first
@@ -243,7 +243,7 @@ def test_run__is_resumed_on_another_machine_as_if_nothing_had_happened(tmp_path,
         UserError, match=r"--output: 'memory://bucket/runs/a' exists already: resume that run with --resume"
     ):
         paucal.train("digits", output=URL, **SETTINGS)
-    monkeypatch.setenv(VARIABLE, str(tmp_path / "another"))
+    monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / "another"))
     assert "checkpoints/last.ckpt" in (StoredRun(URL).manifest() or {})
     assert StoredRun(URL).read_settings()["model"] == "vit_mini"
     assert main(["train", "--resume", URL]) == 0

@@ -109,7 +109,7 @@ def test_places__of_webvision_and_open_images_are_found_by_name():
     assert locations.shared == {"data_root": "sets"}
     told = how_to_get(study)  # they do not come by themselves all the same
     assert [line.partition(": ")[0].rpartition("(")[2] for line in told] == [f"{name})" for name in locations.by_name]
-    assert [NAMED[name].fetchable for name in ("webvision", "openimages")] == [False, False]
+    assert [NAMED[name].downloadable for name in ("webvision", "openimages")] == [False, False]
 
 
 def test_judging__of_pre_training_at_full_scale_is_the_published_probe():

@@ -31,7 +31,7 @@ def run(argv: Sequence[str]) -> int:
             console.print(f"removed {n_bytes / MIB:.0f} MiB of {noun}", markup=False)
 
     if folder is None:
-        console.print(f"decoded images: not cached ({cache.VARIABLE} is {cache.OFF})", markup=False)
+        console.print(f"decoded images: not cached ({cache.CACHE_VARIABLE} is {cache.OFF})", markup=False)
     else:
         entries = cache.list_entries(folder)
         total = sum(entry.n_bytes for entry in entries)
@@ -40,12 +40,12 @@ def run(argv: Sequence[str]) -> int:
         show_or_clear("decoded images", text, total, lambda: cache.clear_cache(folder), "decoded images")
         if shard_bytes := cache.folder_bytes(folder / cache.SHARDS):
             text = f"{shard_bytes / MIB:.0f} MiB of downloaded shards and indices, in {folder}"
-            show_or_clear("shards", text, shard_bytes, lambda: cache.clear_fetched(folder), "shards")
+            show_or_clear("shards", text, shard_bytes, lambda: cache.clear_downloaded_shards(folder), "shards")
         if run_bytes := cache.folder_bytes(folder / cache.STORED_RUNS):
             text = f"{run_bytes / MIB:.0f} MiB of copies of runs on object storage, in {folder}"
             show_or_clear("runs", text, run_bytes, lambda: cache.clear_stored_runs(folder), "copies of runs")
-    if mask_bytes := cache.folder_bytes(cache.unpacked_folder()):
-        mask_folder = cache.unpacked_folder()
+    if mask_bytes := cache.folder_bytes(cache.unpacked_archives_folder()):
+        mask_folder = cache.unpacked_archives_folder()
         text = f"{mask_bytes / MIB:.0f} MiB of unpacked masks, in {mask_folder}"
         show_or_clear(
             "archives", text, mask_bytes, lambda: shutil.rmtree(mask_folder, ignore_errors=True), "unpacked masks"

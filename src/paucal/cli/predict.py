@@ -166,7 +166,7 @@ def _refuse_flags(given: Mapping[str, str], flags: Iterable[str], message: str) 
 
 
 def _write_table(text: str, output: "Path | None") -> None:
-    from paucal.runs import write_text
+    from paucal.writing import write_text
 
     if output is None:
         _print_text(text)

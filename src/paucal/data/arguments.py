@@ -17,7 +17,7 @@ _EXPECTED_PATHS = "files, folders or patterns as text or paths"
 
 
 def list_images(images: Any) -> list[ImageInMemory]:
-    """Return a list of the images in memory: one image, an iterable of images, or an array (N, H, W, C)."""
+    """Return images as a list; `images` is one image, an iterable of images, or an array (N, H, W, C)."""
     expected = f"expected {_EXPECTED_IMAGES}"
     entries: list[ImageInMemory] = []
     for number, image in enumerate(_as_iterable(images, expected), start=1):
@@ -36,12 +36,14 @@ def list_sources(images: Any) -> list[str | ImageInMemory]:
     ]
 
 
-def path_text(path: Any, what: str) -> str:
-    """Return a path, or an object that converts to one, as text; `what` is the subject of the error message."""
+def path_text(path: Any, subject: str) -> str:
+    """Return a path-like object as text; `subject` is what the error message calls it, such as "the run"."""
     try:
         return os.fsdecode(path)
     except TypeError:
-        raise UserError(f"{what} is of the type {_describe_type(path)}, expected a path, such as 'runs/1'.") from None
+        raise UserError(
+            f"{subject} is of the type {_describe_type(path)}, expected a path, such as 'runs/1'."
+        ) from None
 
 
 def _as_iterable(images: Any, expected: str) -> Iterable[Any]:

@@ -92,7 +92,7 @@ def plain_if_distinct(names: Sequence[str]) -> tuple[str, ...]:
 
 
 def with_plain_classes(images: ImageSet) -> ImageSet:
-    """Return a set whose classes have plain names; classes with equal plain names are joined, and a note says so."""
+    """Return a set whose classes have plain names; classes with equal plain names are joined, with a note."""
     plain_by_name = plain_names(images.classes)
     if empty := [name for name, plain in plain_by_name.items() if not plain]:
         raise UserError(f"the class name {empty[0][:20]!r} has no visible characters: rename the class.")
@@ -101,18 +101,18 @@ def with_plain_classes(images: ImageSet) -> ImageSet:
         return images
     classes = list(dict.fromkeys(names))
     classes = sorted(classes) if list(images.classes) == sorted(images.classes) else classes
-    numbers = np.asarray([*map(classes.index, names), -1], dtype=np.int64)
-    rows = None
+    new_labels = np.asarray([*map(classes.index, names), -1], dtype=np.int64)  # new label of each old label
+    multi_hot = None
     if images.multi_hot is not None:
-        rows = np.full((len(images), len(classes)), -1, dtype=np.int8)
+        multi_hot = np.full((len(images), len(classes)), -1, dtype=np.int8)
         # If columns are joined, a known label takes precedence over an unknown label.
-        for old_column, new_column in enumerate(numbers[:-1]):
-            rows[:, new_column] = np.maximum(rows[:, new_column], images.multi_hot[:, old_column])
+        for old_column, new_column in enumerate(new_labels[:-1]):
+            multi_hot[:, new_column] = np.maximum(multi_hot[:, new_column], images.multi_hot[:, old_column])
     return replace(
         images,
         classes=tuple(classes),
-        labels=numbers[images.labels],
-        multi_hot=rows,
+        labels=new_labels[images.labels],
+        multi_hot=multi_hot,
         notes=(*images.notes, *_notes_on_names(plain_by_name)),
     )
 
@@ -158,14 +158,15 @@ def are_alike(first: str, second: str) -> bool:
     return _comparison_key(first) == _comparison_key(second)
 
 
-def are_measurements(names: Sequence[str], rare: float) -> bool:
+def are_measurements(names: Sequence[str], rare_fraction: float) -> bool:
     """Return whether class names look like measurements, as for regression.
 
     Names look like measurements if there are at least 8 names, all names are numbers, and either some numbers are not
-    integers or most classes have too few images to learn from; `rare` is the fraction of these classes, in [0, 1].
+    integers or most classes have too few images to learn from. `rare_fraction` is the fraction of classes with too few
+    images, in [0, 1].
     """
     are_numbers = len(names) >= _MIN_MEASUREMENTS and all(map(_NUMBER.fullmatch, names))
-    return are_numbers and (rare > 0.5 or not all(map(_INTEGER.fullmatch, names)))
+    return are_numbers and (rare_fraction > 0.5 or not all(map(_INTEGER.fullmatch, names)))
 
 
 def shipped_lists() -> list[str]:
@@ -188,7 +189,7 @@ def read_class_list(source: str | Path) -> list[str]:
         >>> len(read_class_list("imagenet100")), read_class_list("imagenet100")[0]
         (100, 'n01558993')
     """
-    lines = [line.strip() for line in io.StringIO(_read_text(source), newline=None)]
+    lines = [line.strip() for line in io.StringIO(_read_list_text(source), newline=None)]
     names = [plain_name(line) for line in lines if line and not line.startswith("#")]
     if not names:
         raise UserError(f"{source} names no classes; expected one name per line")
@@ -198,10 +199,10 @@ def read_class_list(source: str | Path) -> list[str]:
 
 
 def choose_classes(images: ImageSet, source: str | Path) -> ImageSet:
-    """Return only the images of the classes that a file, or a list that comes with paucal, names.
+    """Return only the images of some classes, whose names are in a file or in a list that comes with paucal.
 
-    The classes keep their order in the set and are renumbered from 0. The declared split stays as it is. In a set with
-    several labels per image all images stay, and some may then have no label.
+    The classes keep their order in the set and are renumbered from 0. The set's own split is kept. In a multi-label
+    set, images without any of these classes are kept too, without a label.
     """
     names = read_class_list(source)
     if not images.classes:
@@ -216,13 +217,13 @@ def choose_classes(images: ImageSet, source: str | Path) -> ImageSet:
         raise UserError(f"{source} names only one class ('{names[0]}'); training a classifier needs at least two")
     listed_names = set(names)
     used_classes = tuple(name for name in images.classes if name in listed_names)
-    new_numbers = {name: number for number, name in enumerate(used_classes)}
-    numbers = np.asarray([new_numbers.get(name, -1) for name in images.classes], dtype=np.int64)
+    label_by_name = {name: label for label, name in enumerate(used_classes)}
+    new_labels = np.asarray([label_by_name.get(name, -1) for name in images.classes], dtype=np.int64)
     note = f"{len(used_classes)} of {len(images.classes)} classes are used ({Path(source).name})"
     if images.multi_hot is not None:
-        rows = images.multi_hot[:, numbers >= 0]
-        return replace(images, classes=used_classes, multi_hot=rows, notes=(*images.notes, note))
-    labels = np.where(images.labels >= 0, numbers[images.labels], -1)
+        multi_hot = images.multi_hot[:, new_labels >= 0]
+        return replace(images, classes=used_classes, multi_hot=multi_hot, notes=(*images.notes, note))
+    labels = np.where(images.labels >= 0, new_labels[images.labels], -1)
     selected = images.select(np.flatnonzero(labels >= 0), note)
     return replace(selected, classes=used_classes, labels=labels[labels >= 0])
 
@@ -231,7 +232,7 @@ def _class_lists():
     return resources.files("paucal.data") / "class_lists"
 
 
-def _read_text(source: str | Path) -> str:
+def _read_list_text(source: str | Path) -> str:
     path = Path(source).expanduser()
     shipped = shipped_lists()
     if not path.exists() and str(source) in shipped:
@@ -250,14 +251,17 @@ def _suggest_classes(name: str, classes: tuple[str, ...]) -> str:
     return f", did you mean {suggestions}?" if similar else f"; the data has {', '.join(classes[:2])}, ..."
 
 
-def numbered_names(lines: Sequence[str], place: str) -> list[str]:
-    """Return class names from lines, the first of class 0; refuse an empty line between names of the file `place`."""
+def class_names_by_line(lines: Sequence[str], shown_path: str) -> list[str]:
+    """Return the class names in the lines of a file, the name of class 0 first; raise a UserError for an empty line.
+
+    Empty lines at the end are ignored. `shown_path` is the path of the file for the message.
+    """
     names = [line.strip() for line in lines]
     while names and not names[-1]:
         names.pop()
     if "" in names:
         raise UserError(
-            f"line {names.index('') + 1} of {place!r} is empty, so the class numbers after this line are unclear: "
+            f"line {names.index('') + 1} of {shown_path!r} is empty, so the class numbers after this line are unclear: "
             "write a class name in the line, or remove the line."
         )
     return names

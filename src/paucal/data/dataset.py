@@ -12,13 +12,13 @@ from torch.utils.data import Dataset, default_collate
 from paucal.data.decoded.in_memory import CachedStore
 from paucal.data.decoded.on_disk import MappedStore
 from paucal.data.images import UNKNOWN, ImageSet, Targets
-from paucal.data.maps.reader import name_classes
+from paucal.data.maps.reader import list_map_classes
 from paucal.data.randomness import derive_seed, preserve_generators, reseed
 from paucal.data.stores import ConvertedStore, NestedStore, Store
 from paucal.data.views.transforms import BatchTransform, Pixels, ViewTransform
 from paucal.types import Batch
 
-LabelMaps = Callable[[int], dict[str, Tensor]]
+ReadLabelMaps = Callable[[int], dict[str, Tensor]]
 
 
 class SampleKey(NamedTuple):
@@ -66,7 +66,7 @@ class ViewDataset(Dataset[Sample]):
         seed: int,
         labels: bool = True,
         geometry: bool = False,
-        label_maps: LabelMaps | None = None,
+        label_maps: ReadLabelMaps | None = None,
     ) -> None:
         if labels and not image_set.labelled and image_set.multi_hot is None:
             raise ValueError(f"labels=True, but images of {image_set.location} have no labels")
@@ -156,12 +156,11 @@ def collate(samples: list[Sample]) -> Batch:
 
 
 def _collate_maps(maps: list[dict[str, Tensor] | None]) -> dict[str, Tensor]:
-    """Stack dense targets.
+    """Stack dense targets, and list the distinct classes in each of a teacher's maps.
 
-    The distinct classes in a teacher's maps are listed here on the CPU, since listing them on a GPU would make the
-    training step wait.
+    The classes are listed here on the CPU, because the training step would have to wait for a GPU.
     """
     stacked = default_collate(maps)
     if "indices" in stacked:
-        stacked["classes"], stacked["slots"] = name_classes(stacked.pop("indices"))
+        stacked["classes"], stacked["slots"] = list_map_classes(stacked.pop("indices"))
     return stacked

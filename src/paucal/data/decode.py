@@ -30,7 +30,7 @@ _FORMATS = ("JPEG", "MPO", "PNG", "WEBP", "BMP", "TIFF", "GIF", "PPM", "JPEG2000
 _MAX_ASPECT_RATIO = 100
 # Formats that `Image.draft` decodes at a reduced size. MPO, which some phones write, is JPEG with additional images.
 _DRAFT_FORMATS = ("JPEG", "MPO")
-# An image is reduced only if its shorter side is more than this many times as long as the reduced shorter side.
+# An image is reduced only if its shorter side is more than `_MIN_REDUCTION` times as long as the requested side.
 _MIN_REDUCTION = 1.5
 _ORIENTATION_TAG = 0x0112  # number of the EXIF tag for the orientation
 # Transposition that undoes each value of the EXIF orientation (EXIF 2.3, table 6).
@@ -61,10 +61,10 @@ class Orientation:
 
     @property
     def is_ambiguous(self) -> bool:
-        """Whether the image has an EXIF orientation that the image size in an annotation file does not show.
+        """Whether the stored and the upright image differ, but have the same size.
 
-        The size then fits both the stored and the upright image. This is the case if the image is rotated by 180
-        degrees, mirrored or square.
+        The image size in an annotation file then does not tell which of the two was annotated. This is the case if the
+        image is rotated by 180 degrees, mirrored or square.
         """
         return self.value != 1 and self.stored == self.upright
 
@@ -86,11 +86,11 @@ class DecodeOptions:
     channels: int = 3
     channel_ranges: tuple[tuple[float, float], ...] | None = None
 
-    def reduced(self, size: tuple[int, int]) -> tuple[int, int]:
-        """Return the size to which an image of this size is reduced, with the sides in the same order.
+    def reduced_size(self, size: tuple[int, int]) -> tuple[int, int]:
+        """Return the size to which an image of the given size is reduced, with the sides in the same order.
 
         Example:
-            >>> DecodeOptions(side=512).reduced((4000, 3000)), DecodeOptions(side=512).reduced((700, 600))
+            >>> DecodeOptions(side=512).reduced_size((4000, 3000)), DecodeOptions(side=512).reduced_size((700, 600))
             ((683, 512), (700, 600))
         """
         shorter = min(size)
@@ -100,7 +100,7 @@ class DecodeOptions:
         return first, second
 
 
-DEFAULT_READING = DecodeOptions()
+DEFAULT_DECODE_OPTIONS = DecodeOptions()
 
 
 class UnreadableImage(UserError):
@@ -137,7 +137,7 @@ class _SilencedWarnings:
 _SILENCED_WARNINGS = _SilencedWarnings()
 
 
-def decode_rgb(source: ImageSource, name: str, reading: DecodeOptions = DEFAULT_READING) -> Image.Image:
+def decode_rgb(source: ImageSource, name: str, options: DecodeOptions = DEFAULT_DECODE_OPTIONS) -> Image.Image:
     """Decode an image to upright 8-bit RGB.
 
     The EXIF orientation is applied, an alpha channel is dropped (as torchvision's loader does), palettes are
@@ -150,22 +150,22 @@ def decode_rgb(source: ImageSource, name: str, reading: DecodeOptions = DEFAULT_
             100 times as long as wide.
     """
     small = decode_small(source) if isinstance(source, bytes) else None
-    if small is not None and reading.reduced(small.size) == small.size:
+    if small is not None and options.reduced_size(small.size) == small.size:
         return small
     with open_image(source, name) as image:
-        size = reading.reduced(image.size)
+        size = options.reduced_size(image.size)
         if size != image.size and image.format in _DRAFT_FORMATS:
             image.draft(image.mode, size)
-        return _decode_upright(image, size, reading.value_range)
+        return _decode_upright(image, size, options.value_range)
 
 
-def upright_rgb(image: Image.Image, reading: DecodeOptions = DEFAULT_READING) -> Image.Image:
+def upright_rgb(image: Image.Image, options: DecodeOptions = DEFAULT_DECODE_OPTIONS) -> Image.Image:
     """Convert an image opened by Pillow in the same way as `decode_rgb`; the argument is not changed.
 
     Raises:
         ValueError: The value range of the pixels is unknown.
     """
-    return _decode_upright(image, reading.reduced(image.size), reading.value_range)
+    return _decode_upright(image, options.reduced_size(image.size), options.value_range)
 
 
 def _decode_upright(image: Image.Image, size: tuple[int, int], value_range: tuple[float, float] | None) -> Image.Image:
@@ -207,11 +207,11 @@ def read_orientation(source: ImageSource, name: str) -> Orientation:
         return _orientation_of(image)
 
 
-def check_decodes(source: ImageSource, name: str, reading: DecodeOptions = DEFAULT_READING) -> None:
+def check_decodes(source: ImageSource, name: str, options: DecodeOptions = DEFAULT_DECODE_OPTIONS) -> None:
     """Raise `UnreadableImage` if an image cannot be decoded to its last byte; a JPEG is decoded at 1/8 of its size."""
     with open_image(source, name) as image:
         if is_deep(image):
-            to_8_bits(deep_values(image), reading.value_range)
+            to_8_bits(deep_values(image), options.value_range)
             return
         if image.format in _DRAFT_FORMATS:
             image.draft(image.mode, (1, 1))
@@ -229,10 +229,10 @@ def decode_reduced(
         (height, width) at full size.
     """
     with open_image(source, name) as image:
-        mode, full = image.mode, _orientation_of(image).upright
+        mode, full_size = image.mode, _orientation_of(image).upright
         if image.format in _DRAFT_FORMATS:
             image.draft(image.mode, (side, side))
-        return upright_rgb(image, DecodeOptions(value_range=value_range)), mode, full
+        return upright_rgb(image, DecodeOptions(value_range=value_range)), mode, full_size
 
 
 @contextmanager

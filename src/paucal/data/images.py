@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from paucal.data.decode import DEFAULT_READING, DecodeOptions, UnreadableImage
+from paucal.data.decode import DEFAULT_DECODE_OPTIONS, DecodeOptions, UnreadableImage
 from paucal.data.shards.stream import Stream
 from paucal.data.stores import ConvertedStore, DecodedCopies, Store, StoreSelection, locate_original
 from paucal.data.string_arrays import take_strings
@@ -27,14 +27,14 @@ class Hints:
         epochs: Epochs that are enough for a first impression; None if unknown.
         train_per_class: Training images per class that papers use for a set without an official split, with all other
             images as test images; None if there is no such convention.
-        official_parts: Advice on how to get the official split if it is missing; "" if there is no advice.
+        official_split_advice: How to get the official split if it is missing; "" without advice.
     """
 
     flip: bool = True
     image_size: int | None = None
     epochs: int | None = None
     train_per_class: int | None = None
-    official_parts: str = ""
+    official_split_advice: str = ""
 
 
 @dataclass(frozen=True)
@@ -49,11 +49,12 @@ class ImageSet:
             or `train.parquet#12` for a row.
         labels: (N,) class numbers, as int64 or, for shards, in a smaller type; -1 for unlabelled images, and for all
             images if there is a `multi_hot`.
-        declared: "train", "val" or "test" for each image if the source has its own split, else "".
+        declared: Split that the source itself assigns to each image: "train", "val" or "test"; "" if the source assigns
+            no split.
         store: Store that reads the pixels.
         hints: Properties of the images from which default settings are chosen.
         notes: Sentences on what was left out or looks wrong, for `paucal check` and the report.
-        columns: Other columns of the table that lists the images, by name, with one cell per image.
+        columns: Other columns of the table that lists the images, by name, with one cell of text per image.
         column_problems: Error message for each column in `columns` that cannot be used (because two columns have the
             same name, for instance), by the name of the column.
         reading: Size, channels and value ranges of the images that the store returns.
@@ -74,7 +75,7 @@ class ImageSet:
     notes: tuple[str, ...] = ()
     columns: Mapping[str, Sequence[str]] = field(default_factory=dict)
     column_problems: Mapping[str, str] = field(default_factory=dict)
-    reading: DecodeOptions = DEFAULT_READING
+    reading: DecodeOptions = DEFAULT_DECODE_OPTIONS
     multi_hot: NDArray[np.int8] | None = None
     stream: Stream | None = None
 
@@ -89,10 +90,10 @@ class ImageSet:
         if self.multi_hot is not None:
             self._check_multi_hot(self.multi_hot)
 
-    def _check_multi_hot(self, rows: NDArray[np.int8]) -> None:
-        if rows.shape != (len(self), len(self.classes)) or not np.isin(rows, (1, 0, UNKNOWN)).all():
+    def _check_multi_hot(self, multi_hot: NDArray[np.int8]) -> None:
+        if multi_hot.shape != (len(self), len(self.classes)) or not np.isin(multi_hot, (1, 0, UNKNOWN)).all():
             raise ValueError(
-                f"multi_hot has the shape {rows.shape} or invalid values, expected "
+                f"multi_hot has the shape {multi_hot.shape} or invalid values, expected "
                 f"{(len(self), len(self.classes))} with values 1, 0 and -1"
             )
         if (self.labels >= 0).any():
@@ -111,11 +112,11 @@ class ImageSet:
         """Training targets: the (N,) labels, or the (N, K) `multi_hot`."""
         return self.labels if self.multi_hot is None else self.multi_hot
 
-    def cells(self, column: str) -> Sequence[str]:
-        """Return the cells of one of the `columns`, one cell for each image.
+    def column_values(self, column: str) -> Sequence[str]:
+        """Return the values of one of the `columns` as text, one for each image.
 
         Raises:
-            UserError: Several columns have this name, or an image has several cells in the column.
+            UserError: Several columns have this name, or an image has different values in the column.
         """
         if column in self.column_problems:
             raise UserError(self.column_problems[column])
@@ -128,7 +129,7 @@ class ImageSet:
         label = int(self.labels[index])
         return [self.classes[label]] if label >= 0 else []
 
-    def members(self, label: int) -> NDArray[np.int64]:
+    def members_of(self, label: int) -> NDArray[np.int64]:
         """Return the positions of the images of a class."""
         return np.flatnonzero(self.labels == label if self.multi_hot is None else self.multi_hot[:, label] == 1)
 
@@ -141,7 +142,7 @@ class ImageSet:
         return replace(self, labels=np.full(len(self), -1, dtype=np.int64), multi_hot=rows)
 
     def class_counts(self, indices: Sequence[int] | NDArray[np.int64] | None = None) -> NDArray[np.int64]:
-        """Return the (K,) number of images per class, over `indices` or the whole set."""
+        """Return the (K,) number of images per class, counted over `indices`, or over the whole set if None."""
         if self.multi_hot is not None:
             rows = self.multi_hot if indices is None else self.multi_hot[np.asarray(indices, dtype=np.int64)]
             return (rows == 1).sum(0)
@@ -149,7 +150,10 @@ class ImageSet:
         return np.bincount(labels[labels >= 0], minlength=len(self.classes))
 
     def sample(self, count: int, indices: NDArray[np.int64] | None = None) -> NDArray[np.int64]:
-        """Return up to `count` positions spread over the set or `indices`; if streamed, in runs of neighbours."""
+        """Return up to `count` positions spread over the set, or over `indices` unless None.
+
+        Streamed images are sampled in groups of neighbouring images.
+        """
         total = len(self) if indices is None else len(indices)
         if self.stream is None:
             positions = evenly_spaced(total, count)
@@ -174,12 +178,13 @@ class ImageSet:
         """Return the set with its labels renumbered to the order of `classes`, which may include further classes."""
         if missing := set(self.classes) - set(classes):
             raise ValueError(f"expected names for all classes, {sorted(missing)} are missing")
-        numbers = np.array([classes.index(name) for name in self.classes] + [-1], dtype=np.int64)
-        rows = None
-        if self.multi_hot is not None:  # the rows are 0 for classes that the set lacks
-            rows = np.zeros((len(self), len(classes)), dtype=np.int8)
-            rows[:, numbers[:-1]] = self.multi_hot
-        return replace(self, classes=classes, labels=numbers[self.labels], multi_hot=rows)  # the label -1 stays -1
+        # New label of each old label; the label -1 stays -1.
+        new_labels = np.array([classes.index(name) for name in self.classes] + [-1], dtype=np.int64)
+        multi_hot = None
+        if self.multi_hot is not None:  # the columns of classes that the set lacks are 0
+            multi_hot = np.zeros((len(self), len(classes)), dtype=np.int8)
+            multi_hot[:, new_labels[:-1]] = self.multi_hot
+        return replace(self, classes=classes, labels=new_labels[self.labels], multi_hot=multi_hot)
 
     def select(self, indices: NDArray[np.int64], note: str = "") -> "ImageSet":
         """Return the images at `indices`, in their order; classes stay as they are."""
@@ -208,7 +213,7 @@ def evenly_spaced(total: int, count: int) -> NDArray[np.int64]:
 
 
 def reduce_images(images: ImageSet, side: int) -> ImageSet:
-    """Return a set with larger images reduced to about `side` pixels on the shorter side.
+    """Return a set in which much larger images are downscaled to about `side` pixels on the shorter side.
 
     A JPEG is then decoded at a smaller size, which takes a twentieth of the time for a camera photo.
     """
@@ -225,8 +230,8 @@ def full_size_image(images: ImageSet, index: int) -> Image.Image:
 
 
 def without_decoded_copies(images: ImageSet) -> ImageSet:
-    """Return a set that reads the original images instead of decoded copies, without the images that were left out."""
+    """Return a set that reads the original images instead of decoded copies; images left out earlier stay left out."""
     store = images.store
     if isinstance(store, DecodedCopies) and store.original is not None:
         store = store.original
-    return replace(images, store=store, reading=DEFAULT_READING)
+    return replace(images, store=store, reading=DEFAULT_DECODE_OPTIONS)

@@ -31,43 +31,45 @@ MAX_FOLDERS_SHOWN, MAX_CLASSES_SHOWN = 5, 3  # largest numbers of folders and cl
 
 
 @dataclass(frozen=True)
-class Kind:
+class LabelKind:
     """A kind of labels.
 
     Attributes:
-        verb: paucal command that learns such labels, such as "train".
+        verb: paucal command that learns labels of this kind, such as "train".
         noun: Name of the labels in the plural.
-        reads: Description of the files that the command reads.
+        expected_files: Description of the files that the command reads.
         describe: Function that describes the labels of this kind in a folder, an archive or a file, or returns "" if
             there are no such labels.
-        advice: What to do if the data only has labels of another kind, by the command that learns that other kind.
+        advice: What to do if the data has only labels of another kind; the keys are the commands for the other kinds.
     """
 
     verb: str
     noun: str
-    reads: str
+    expected_files: str
     describe: Callable[[Path], str]
     advice: Mapping[str, str] = field(default_factory=dict)
 
 
-def recognise(path: Path, without: str = "") -> dict[str, str]:
-    """Return descriptions of the labels at a path by the command that learns them, except for the command `without`."""
-    descriptions = {kind.verb: _describe_kind(kind, path) for kind in KINDS if kind.verb != without}
+def describe_labels(path: Path, excluded_verb: str = "") -> dict[str, str]:
+    """Return a dict from each paucal command to a description of the labels at a path that the command learns.
+
+    Commands without such labels, and `excluded_verb`, are left out.
+    """
+    descriptions = {kind.verb: _describe_kind(kind, path) for kind in LABEL_KINDS if kind.verb != excluded_verb}
     return {verb: description for verb, description in descriptions.items() if description}
 
 
 def refuse_other_kinds(path: Path, verb: str) -> None:
-    """Refuse a path whose labels are for commands other than `verb`.
+    """Raise a UserError if a path has labels for commands other than `verb`.
 
-    Raises:
-        UserError: The path has labels of another kind. The message names this kind, and the command that learns it.
+    The message names the kinds of labels, and the commands that learn them.
     """
-    if other_kinds := recognise(path, without=verb):
-        raise _refusal(str(path), other_kinds, verb)
+    if other_kinds := describe_labels(path, excluded_verb=verb):
+        raise _other_kinds_error(str(path), other_kinds, verb)
 
 
 @contextmanager
-def other_kinds_named(path: Path, verb: str) -> Iterator[None]:
+def name_other_kinds(path: Path, verb: str) -> Iterator[None]:
     """In this context, turn a `NoLabelsError` into an error that names other kinds of labels at the path, if any."""
     try:
         yield
@@ -77,32 +79,35 @@ def other_kinds_named(path: Path, verb: str) -> Iterator[None]:
 
 
 def refuse_masks(images: ImageSet) -> None:
-    """Refuse images with masks where images with classes are expected."""
+    """Raise a UserError if images that should have classes have masks."""
     if masks := find_masks_among(images.keys, images.store):
-        raise _refusal(images.location, {"segment": masks.describe()}, "train")
+        raise _other_kinds_error(images.location, {"segment": masks.describe()}, "train")
 
 
-def refuse_structure(path: Path, names: tuple[str, ...]) -> None:
-    """Refuse folders such as `images` and `labels` as classes, and describe them and what each command reads."""
+def refuse_structure_folders(path: Path, names: tuple[str, ...]) -> None:
+    """Raise a UserError if the folders that would be read as classes are called `images`, `labels` or similar.
+
+    The message lists the contents of these folders, and the files that each paucal command reads.
+    """
     are_folders = bool(names) and all(os.path.isdir(path / name) for name in names)
     if not are_folders or not {name.lower() for name in names} <= set(STRUCTURE_FOLDERS):
         return
-    reads = "; ".join(f"`paucal {kind.verb}` reads {kind.reads}" for kind in KINDS)
+    expected = "; ".join(f"`paucal {kind.verb}` reads {kind.expected_files}" for kind in LABEL_KINDS)
     raise UserError(
-        f"{path} has {_describe_contents(open_tree(path), names)}, which are not classes, and no boxes or masks were "
-        f"recognised: {reads}."
+        f"{path} has {_describe_folders(open_tree(path), names)}, which are not classes, and no boxes or masks were "
+        f"recognised: {expected}."
     )
 
 
-def _refusal(location: str, other_kinds: dict[str, str], verb: str) -> UserError:
-    verb_kind = next(kind for kind in KINDS if kind.verb == verb)
-    verbs = ", ".join(f"`paucal {kind.verb}` learns {kind.noun}" for kind in KINDS if kind.verb in other_kinds)
+def _other_kinds_error(location: str, other_kinds: dict[str, str], verb: str) -> UserError:
+    verb_kind = next(kind for kind in LABEL_KINDS if kind.verb == verb)
+    verbs = ", ".join(f"`paucal {kind.verb}` learns {kind.noun}" for kind in LABEL_KINDS if kind.verb in other_kinds)
     advice = dict.fromkeys(verb_kind.advice[other] for other in other_kinds if other in verb_kind.advice)
     problem = f"{location} has {' and '.join(other_kinds.values())}, and no {verb_kind.noun}"
     return UserError(f"{problem}: {'; '.join([verbs, *advice])}.")
 
 
-def _describe_kind(kind: Kind, path: Path) -> str:
+def _describe_kind(kind: LabelKind, path: Path) -> str:
     try:
         return kind.describe(path)
     except UserError:  # a damaged or ambiguous path is reported when it is opened
@@ -137,10 +142,10 @@ def _describe_classes(path: Path) -> str:
         return "images in Parquet files"
     if has_shards(path) if path.is_dir() else is_shard(path):
         return "images in shards"
-    with suppress(UserError):  # a damaged file beside classes is reported when boxes are opened
+    with suppress(UserError):  # a damaged annotation file is reported when boxes are opened
         if (images := open_tagged_images(path)) is not None:
             return f"labels of whole images ({images.notes[0]})"
-    annotation_files = find_boxes(path)  # a table of boxes has columns of images and classes too
+    annotation_files = find_boxes(path)  # checked first, since a table of boxes also has columns of images and classes
     if is_file:
         is_other = path.suffix.lower() not in TABLE_SUFFIXES or annotation_files is not None or is_mask_table(path)
         return "" if is_other or not describes_images(path, SourceOptions()) else "a table of classes"
@@ -171,7 +176,7 @@ def are_parts(names: Sequence[str]) -> bool:
 
 def boxes_note(path: Path) -> str:
     """Return a note that the path also has boxes, for commands that read classes or masks; "" if it has no boxes."""
-    boxes = _describe_kind(next(kind for kind in KINDS if kind.verb == "detect"), path)
+    boxes = _describe_kind(next(kind for kind in LABEL_KINDS if kind.verb == "detect"), path)
     return f"there are also {boxes}: `paucal detect` learns boxes" if boxes else ""
 
 
@@ -179,16 +184,16 @@ _CLASSIFY_ADVICE = (
     "to classify, write a table of image_path,label with the classes that each image shows, such as 'cat;dog', or "
     "rename the folders if they are classes after all"
 )
-KINDS = (
-    Kind(
+LABEL_KINDS = (
+    LabelKind(
         "train",
         "classes of images",
         "class folders, or a table of image_path,label",
         _describe_classes,
         {"detect": _CLASSIFY_ADVICE, "segment": _CLASSIFY_ADVICE},
     ),
-    Kind("detect", "boxes", f"boxes as {', '.join(layout.name for layout in LAYOUTS)}", _describe_boxes),
-    Kind(
+    LabelKind("detect", "boxes", f"boxes as {', '.join(layout.name for layout in LAYOUTS)}", _describe_boxes),
+    LabelKind(
         "segment",
         "masks",
         "masks with the names of their images, in a folder such as masks/ or in any two folders with --images and "
@@ -199,7 +204,7 @@ KINDS = (
 )
 
 
-def _describe_contents(tree: Tree, names: tuple[str, ...]) -> str:
+def _describe_folders(tree: Tree, names: tuple[str, ...]) -> str:
     """Return a description of the contents of folders, such as "images/ (8 .jpg), labels/ (8 .txt)"."""
     descriptions = []
     for name in names[:MAX_FOLDERS_SHOWN]:
@@ -207,4 +212,4 @@ def _describe_contents(tree: Tree, names: tuple[str, ...]) -> str:
         suffix_counts = ", ".join(f"{count} {suffix or 'files'}" for suffix, count in Counter(suffixes).most_common(2))
         descriptions.append(f"{name}/ ({suffix_counts or 'empty'})")
     loose_files = [file for file in tree.files if "/" not in file]
-    return ", ".join(descriptions) + (f" and {counted(len(loose_files), 'file')} beside them" if loose_files else "")
+    return ", ".join(descriptions) + (f" and {counted(len(loose_files), 'other file')}" if loose_files else "")

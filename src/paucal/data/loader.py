@@ -14,7 +14,7 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from paucal.data.dataset import Sample, SampleKey, ViewDataset, collate
 from paucal.data.images import ImageSet
-from paucal.data.processes import require_guard, start_method
+from paucal.data.processes import require_main_guard, start_method
 from paucal.data.sampler import StepSampler
 from paucal.data.views.transforms import ViewTransform
 from paucal.signals import ignore_stop_signals
@@ -25,7 +25,7 @@ MAX_INFERENCE_BATCH = 256  # largest number of images per batch during inference
 MAX_CPU_BATCH_PIXELS = 16 * 224 * 224  # largest number of pixels in a batch during inference on a CPU
 # Errors that mean that a resource of the system is used up; ENOSPC means that the shared memory is full.
 _RESOURCE_ERRORS = (errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.ENOSPC)
-MAX_KEPT_BYTES = 512 << 20  # largest total size of batches that `KeptBatches` keeps in memory
+MAX_CACHED_BYTES = 512 << 20  # largest total size of the batches that `CachedBatches` keeps in memory
 
 
 class WorkerLoader(DataLoader[Sample]):
@@ -33,7 +33,7 @@ class WorkerLoader(DataLoader[Sample]):
 
     def __iter__(self) -> Any:
         """Return an iterator over the batches; start the loader processes unless they are running."""
-        require_guard(self.num_workers)
+        require_main_guard(self.num_workers)
         if self.num_workers and self._iterator is None:
             # A forked process inherits unreachable objects, and would abort if it freed pinned memory among them.
             gc.collect()
@@ -69,21 +69,21 @@ def make_train_loader(
     sampler: StepSampler,
     workers: int = 0,
     pin_memory: bool = False,
-    into_batch: Callable[[list[Any]], Any] = collate,
+    collate_fn: Callable[[list[Any]], Any] = collate,
 ) -> TrainLoader:
     """Return a loader of one batch per forward pass; the batches do not depend on the number of workers.
 
     The length of the loader is the number of forward passes of the whole run, but iteration begins at the sampler's
-    `start`. `into_batch` collates samples into a batch; the default collates samples of a `ViewDataset`.
+    `start`. The default `collate_fn` is for samples of a `ViewDataset`.
     """
-    return TrainLoader(dataset, batch_sampler=sampler, **_loader_options(workers, pin_memory, into_batch))
+    return TrainLoader(dataset, batch_sampler=sampler, **_loader_options(workers, pin_memory, collate_fn))
 
 
 def make_ordered_loader(
     dataset: Dataset[Any],
     indices: NDArray[np.int64],
     batch_size: int,
-    into_batch: Callable[[list[Any]], Any],
+    collate_fn: Callable[[list[Any]], Any],
     workers: int = 0,
     pin_memory: bool = False,
     epoch: int = 0,
@@ -94,11 +94,11 @@ def make_ordered_loader(
     """
     batches = _OrderedBatches(indices, batch_size, epoch)
     workers = min(workers, len(batches))
-    return WorkerLoader(dataset, batch_sampler=batches, **_loader_options(workers, pin_memory, into_batch))
+    return WorkerLoader(dataset, batch_sampler=batches, **_loader_options(workers, pin_memory, collate_fn))
 
 
-def inference_batch_size(image_size: tuple[int, int], device: str, given: int | None = None) -> int:
-    """Return the batch size for inference: `given` if it is not None, else a size that suits the device.
+def inference_batch_size(image_size: tuple[int, int], device: str, requested: int | None = None) -> int:
+    """Return the batch size for inference: `requested` unless None, else a size that suits the device.
 
     An accelerator is fastest with large batches. A CPU is slower with many large images, because their activations
     (gigabytes for an EfficientNet) do not fit in its cache.
@@ -108,8 +108,8 @@ def inference_batch_size(image_size: tuple[int, int], device: str, given: int | 
         >>> [inference_batch_size(size, device) for size, device in sizes]
         [16, 256, 256]
     """
-    if given is not None:
-        return given
+    if requested is not None:
+        return requested
     if device != "cpu":
         return MAX_INFERENCE_BATCH
     return min(MAX_INFERENCE_BATCH, max(1, MAX_CPU_BATCH_PIXELS // (image_size[0] * image_size[1])))
@@ -158,7 +158,7 @@ def _is_resource_limit(problem: BaseException) -> bool:
 
 
 def _terminate_workers(problem: BaseException) -> None:
-    """Terminate the processes that were started, since torch's incomplete iterator fails to do so."""
+    """Terminate the loader processes that were started, since torch's incomplete iterator fails to do so."""
     for frame, _ in traceback.walk_tb(problem.__traceback__):
         iterator = frame.f_locals.get("self")
         if isinstance(iterator, _BaseDataLoaderIter):
@@ -168,10 +168,10 @@ def _terminate_workers(problem: BaseException) -> None:
                 process.join()
 
 
-def _loader_options(workers: int, pin_memory: bool, into_batch: Callable[[list[Any]], Any]) -> dict[str, Any]:
+def _loader_options(workers: int, pin_memory: bool, collate_fn: Callable[[list[Any]], Any]) -> dict[str, Any]:
     return {
         "num_workers": workers,
-        "collate_fn": into_batch,
+        "collate_fn": collate_fn,
         "pin_memory": pin_memory,
         "persistent_workers": workers > 0,
         "worker_init_fn": _prepare_worker,
@@ -188,33 +188,33 @@ def _prepare_worker(_: int) -> None:
     ignore_stop_signals()
 
 
-class KeptBatches:
+class CachedBatches:
     """Batches that are the same in every epoch; if they take up at most 512 MiB, they are read once and kept in memory.
 
     Args:
-        make: Function that returns the batches, given a number of loader processes. It is called in the first epoch,
-            because the process group does not exist earlier.
+        make_batches: Function that returns the batches, given a number of loader processes. The function is called in
+            the first epoch, because the process group does not exist earlier.
         n_bytes: Size of all batches in bytes.
-        workers: Number of loader processes. If the batches are kept and the model is trained on a CPU, 0 is used
-            instead, because forking during training slows the next steps: they must copy each memory page before they
-            write to it. An epoch then takes 1.2 times as long (`benchmarks/training.py --workers 2`).
+        workers: Number of loader processes. If the batches are kept and the model is trained on a CPU, no process is
+            started. Forking during training would slow the next steps, which must copy each memory page before writing
+            to it: an epoch takes 1.2 times as long (`benchmarks/training.py --workers 2`).
         device: Training device, such as "cpu" or "cuda".
 
     Example:
         >>> calls = []
-        >>> batches = KeptBatches(lambda workers: calls.append(workers) or [1, 2], n_bytes=8, workers=3, device="cpu")
+        >>> batches = CachedBatches(lambda workers: calls.append(workers) or [1, 2], n_bytes=8, workers=3, device="cpu")
         >>> list(batches), list(batches), calls
         ([1, 2], [1, 2], [0])
     """
 
-    def __init__(self, make: Callable[[int], Iterable[Batch]], n_bytes: int, workers: int, device: str) -> None:
-        self._make, self._keep = make, n_bytes <= MAX_KEPT_BYTES
-        self._workers = 0 if self._keep and device == "cpu" else workers
+    def __init__(self, make_batches: Callable[[int], Iterable[Batch]], n_bytes: int, workers: int, device: str) -> None:
+        self._make_batches, self._are_kept = make_batches, n_bytes <= MAX_CACHED_BYTES
+        self._workers = 0 if self._are_kept and device == "cpu" else workers
         self._batches: Iterable[Batch] | None = None
 
     def __iter__(self) -> Iterator[Batch]:
         """Iterate over the batches."""
         if self._batches is None:
-            batches = self._make(self._workers)
-            self._batches = list(batches) if self._keep else batches
+            batches = self._make_batches(self._workers)
+            self._batches = list(batches) if self._are_kept else batches
         return iter(self._batches)

@@ -20,8 +20,8 @@ def start_method() -> str:
     return "fork" if sys.platform == "linux" else multiprocessing.get_all_start_methods()[0]
 
 
-def require_guard(workers: int | None) -> None:
-    """Refuse to start loader processes from a script if each process would run the script again."""
+def require_main_guard(workers: int | None) -> None:
+    """Raise a UserError if loader processes are started in a script that each process would run again."""
     main_module = sys.modules.get("__main__")
     file = getattr(main_module, "__file__", None)  # None in a notebook, which processes do not rerun
     if not workers or file is None or start_method() == "fork":

@@ -90,11 +90,14 @@ class StepSampler(Sampler[list[SampleKey]]):
             first = step % per_epoch * self._global_batch
             if self.on_pass is not None and isinstance(order, StreamOrder):
                 self.on_pass(order, first // self.repeats % len(order))
-            images, repeats = self._draw(order, earlier_draws, first + batch_offsets)
+            images, repeats = self._images_of_draws(order, earlier_draws, first + batch_offsets)
             yield [SampleKey(epoch, *pair) for pair in zip(images.tolist(), repeats.tolist(), strict=True)]
 
     def _epoch_order(self, epoch: int) -> tuple[NDArray[np.int64] | StreamOrder, NDArray[np.int64] | None]:
-        """Return the positions in `indices` of an epoch's images; if balanced, also how often each was drawn before."""
+        """Return the order of an epoch, as positions in `indices`.
+
+        In a balanced epoch, also return how often the image of each draw was drawn before; otherwise None.
+        """
         seed = derive_seed(self.seed, epoch)
         if self.labels is not None:
             return balanced_order(self.labels, np.random.default_rng(seed))
@@ -104,10 +107,10 @@ class StepSampler(Sampler[list[SampleKey]]):
             return self.stream.order(seed), None
         return np.random.default_rng(seed).permutation(len(self.indices)), None
 
-    def _draw(
+    def _images_of_draws(
         self, order: NDArray[np.int64] | StreamOrder, earlier_draws: NDArray[np.int64] | None, draws: NDArray[np.int64]
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return the image positions of draws of an epoch (numbered from 0), and the repeat number of each draw.
+        """Return the image position and the repeat number of each draw; draws of an epoch are numbered from 0.
 
         Draw d is image d // repeats of the order; after the last image, draws start over with higher repeat numbers.
         """

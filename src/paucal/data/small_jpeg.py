@@ -12,7 +12,7 @@ from PIL import Image
 
 MAX_PIXELS = 128 * 128  # largest number of pixels of an image; for larger images, avoiding Pillow saves little time
 MAX_BYTES = 2 * MAX_PIXELS  # largest number of bytes of an encoded image
-# Bytes of files whose image is stored rotated, or whose colours Pillow converts in a different way.
+# Byte strings in files whose image may be stored rotated, or whose colours Pillow converts in a different way.
 _PILLOW_ONLY_MARKS = (b"Exif\0", b"tiff:Orientation", b"Adobe\0")
 
 

@@ -11,7 +11,7 @@ from PIL import Image
 
 from paucal.data.channels.decoding import check_image, convert_image, decode_image, image_shape, resize_as_read
 from paucal.data.channels.pixels import RGB
-from paucal.data.decode import DEFAULT_READING, DecodeOptions, ImageSource, decoding_errors
+from paucal.data.decode import DEFAULT_DECODE_OPTIONS, DecodeOptions, ImageSource, decoding_errors
 
 
 class Store(Protocol):
@@ -107,11 +107,11 @@ class JoinedStore(NestedStore):
 
     def locate(self, index: int) -> tuple[Store, int]:
         """Return the store that contains an image, and the position of the image in that store."""
-        number = int(np.searchsorted(self._ends, index, side="right"))
-        return self._stores[number], index - (int(self._ends[number - 1]) if number else 0)
+        store_number = int(np.searchsorted(self._ends, index, side="right"))
+        return self._stores[store_number], index - (int(self._ends[store_number - 1]) if store_number else 0)
 
 
-class Stamp(NamedTuple):
+class FileStamp(NamedTuple):
     """Path, size in bytes and modification time of an image file, read without the content of the file."""
 
     name: str
@@ -120,7 +120,7 @@ class Stamp(NamedTuple):
 
 
 class EncodedStore(ABC):
-    """A store of encoded images, whose bytes subclasses provide; `keys` are their names as shown in messages."""
+    """A store of encoded images, whose bytes are provided by subclasses; `keys` are the images' names in messages."""
 
     def __init__(self, keys: Sequence[str]) -> None:
         self._keys = keys
@@ -136,11 +136,11 @@ class EncodedStore(ABC):
     def source(self, index: int) -> ImageSource:
         """Return the encoded bytes of an image, or the path of its file."""
 
-    def stamp(self, index: int) -> Stamp | None:
+    def stamp(self, index: int) -> FileStamp | None:
         """Return the name, size and modification time of an image's file; None if the image has no file."""
         return None
 
-    def fetch_ahead(self, index: int) -> None:  # noqa: B027
+    def prefetch(self, index: int) -> None:  # noqa: B027
         """Download the file of an image if the file is remote; `source` raises the error if the download fails."""
 
     def read(self, index: int) -> Image.Image:
@@ -167,14 +167,14 @@ class FileStore(EncodedStore):
         """Return the path of the file."""
         return self._root / self._keys[index]
 
-    def stamp(self, index: int) -> Stamp | None:
+    def stamp(self, index: int) -> FileStamp | None:
         """Return the path, size and modification time of the file; None if the file cannot be accessed."""
         file = self.source(index)
         try:
             status = file.stat()
         except OSError:
             return None
-        return Stamp(str(file), status.st_size, status.st_mtime_ns)
+        return FileStamp(str(file), status.st_size, status.st_mtime_ns)
 
 
 class ArrayStore:
@@ -242,7 +242,7 @@ class RgbStore(ConvertedStore):
     """The first three channels of another store's images, in RGB."""
 
     def __init__(self, original: Store) -> None:
-        super().__init__(original, DEFAULT_READING)
+        super().__init__(original, DEFAULT_DECODE_OPTIONS)
 
     def read(self, index: int) -> Image.Image:
         """Return the image in RGB."""

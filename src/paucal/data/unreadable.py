@@ -38,20 +38,26 @@ def verify_images(
     Raises:
         UserError: Images are unreadable and `on_bad` is "refuse", or no image is readable.
     """
-    problems = for_each(len(image_set), image_set.store.check, workers, progress)
+    problems = process_images(len(image_set), image_set.store.check, workers, progress)
     return drop_unreadable(image_set, problems, on_bad)
 
 
-def for_each(
-    count: int, work: Callable[[int], None], workers: int | None, progress: ReportProgress | None
+def process_images(
+    count: int, process: Callable[[int], None], workers: int | None, progress: ReportProgress | None
 ) -> dict[int, str]:
-    """Call `work` with every position below `count`, in threads; return messages for unreadable images by position."""
+    """Call `process` in threads with each image position below `count`.
+
+    Returns:
+        The error message of each unreadable image, by position.
+    """
     threads = workers or min(_MAX_THREADS, count_usable_cores())
     starts = range(0, count, _CHUNK_IMAGES)
     problems: dict[int, str] = {}
     pool = ThreadPoolExecutor(threads)
     try:
-        chunks = pool.map(lambda start: _run_chunk(range(start, min(start + _CHUNK_IMAGES, count)), work), starts)
+        chunks = pool.map(
+            lambda start: _process_chunk(range(start, min(start + _CHUNK_IMAGES, count)), process), starts
+        )
         for start, messages in zip(starts, chunks, strict=True):
             problems.update(messages)
             if progress is not None:
@@ -61,31 +67,33 @@ def for_each(
     return problems
 
 
-def _run_chunk(positions: range, work: Callable[[int], None]) -> dict[int, str]:
+def _process_chunk(positions: range, process: Callable[[int], None]) -> dict[int, str]:
     problems = {}
     for position in positions:
         try:
-            work(position)
+            process(position)
         except UnreadableImage as error:
             problems[position] = str(error)
     return problems
 
 
-def drop_unreadable(image_set: ImageSet, bad: dict[int, str], on_bad: OnBad) -> tuple[ImageSet, list[str]]:
-    """Return the set without its unreadable images (messages by position in `bad`), and the keys of these images.
+def drop_unreadable(image_set: ImageSet, problems: dict[int, str], on_bad: OnBad) -> tuple[ImageSet, list[str]]:
+    """Return the set without its unreadable images, and the keys of these images.
 
-    If `on_bad` is "refuse", a UserError is raised instead.
+    `problems` has the error message of each unreadable image, by position. If `on_bad` is "refuse" and there are
+    problems, a UserError is raised instead.
     """
-    if not bad:
+    if not problems:
         return image_set, []
-    names = [image_set.keys[i] for i in sorted(bad)]
+    names = [image_set.keys[i] for i in sorted(problems)]
     examples = join_first_few(names, _MAX_NAMES_SHOWN)
     subject = f"{len(names)} of {len(image_set)} images cannot be read ({examples})"
     if len(names) == len(image_set):
-        raise UserError(f"{subject}; {bad[min(bad)]}; check the files in {image_set.location}.")
+        raise UserError(f"{subject}; {problems[min(problems)]}; check the files in {image_set.location}.")
     if on_bad == "refuse":
         raise UserError(
-            f"{subject}; {bad[min(bad)]}; repair or remove these images, or leave them out with --on-bad-image skip."
+            f"{subject}; {problems[min(problems)]}; repair or remove these images, or leave them out with "
+            "--on-bad-image skip."
         )
-    readable = np.asarray([i for i in range(len(image_set)) if i not in bad], dtype=np.int64)
+    readable = np.asarray([i for i in range(len(image_set)) if i not in problems], dtype=np.int64)
     return image_set.select(readable, f"{subject}; they were left out"), names

@@ -8,7 +8,7 @@ from typing import Any, Self, get_args
 from paucal.backbones.weights.inputs import ImageInput
 from paucal.data.channels.arrays import MAX_CHANNELS
 from paucal.data.decode import DecodeOptions
-from paucal.data.decoded.prepare import side_for
+from paucal.data.decoded.prepare import stored_side
 from paucal.data.views.augmentation import RESAMPLING, Interpolation, Resize
 from paucal.data.views.normalisation import Normalisation
 from paucal.data.views.transforms import EvalTransform
@@ -110,7 +110,7 @@ class Preprocessing:
     @property
     def reading(self) -> DecodeOptions:
         """Options for decoding the model's images: the size that the model needs, and its channels and value ranges."""
-        return DecodeOptions(side_for(self.image_size), self.value_range, self.channels, self.channel_ranges)
+        return DecodeOptions(stored_side(self.image_size), self.value_range, self.channels, self.channel_ranges)
 
     def transform(self) -> EvalTransform:
         """Return the transform from a PIL image to a (C, H, W) float tensor and the geometry of its resizing."""

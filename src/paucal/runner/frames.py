@@ -25,7 +25,7 @@ from pyarrow import csv
 from pyarrow.interchange import from_dataframe
 
 from paucal.data.arguments import ImageInMemory
-from paucal.data.decoded.cache_folder import frames_folder
+from paucal.data.decoded.cache_folder import dataframes_folder
 from paucal.data.sources.table_columns import IMAGE_COLUMNS
 from paucal.runs import RunFolder
 from paucal.runs.folder import FRAME_FILE
@@ -217,7 +217,7 @@ def copy_frame_to_run(run: RunFolder, setup: A) -> A:
     if setup.settings.data is None:  # segmentation may have --images instead
         return setup
     path = Path(setup.settings.data)
-    if path.parent != frames_folder().resolve() or not FRAME_FILE.fullmatch(path.name):
+    if path.parent != dataframes_folder().resolve() or not FRAME_FILE.fullmatch(path.name):
         return setup
     copy = run.path.resolve() / path.name
     if not copy.exists():
@@ -232,7 +232,7 @@ def copy_frame_to_run(run: RunFolder, setup: A) -> A:
 
 
 def _store_file(content: bytes, suffix: str) -> Path:
-    folder = frames_folder()
+    folder = dataframes_folder()
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     file = folder / f"frame-{hashlib.sha256(content).hexdigest()[:16]}.{suffix}"
     if not file.exists():

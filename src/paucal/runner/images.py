@@ -16,15 +16,15 @@ from paucal.data.channels.pixel_format import count_channels, with_value_ranges
 from paucal.data.channels.pixels import RGB
 from paucal.data.classes import choose_classes
 from paucal.data.dataset import collate
-from paucal.data.decode import DEFAULT_READING, DecodeOptions
-from paucal.data.decoded.prepare import prepare_images, side_for
+from paucal.data.decode import DEFAULT_DECODE_OPTIONS, DecodeOptions
+from paucal.data.decoded.prepare import prepare_images, stored_side
 from paucal.data.images import ImageSet, without_decoded_copies
 from paucal.data.loader import TrainLoader, inference_batch_size, make_eval_loader, make_train_loader
 from paucal.data.maps.reader import LabelMaps, MapReader
-from paucal.data.named.table import data_root, is_named
+from paucal.data.named.table import data_root, is_published_set
 from paucal.data.sampler import StepSampler
-from paucal.data.shards.ahead import ShardsAhead
 from paucal.data.shards.folders import is_remote
+from paucal.data.shards.prefetching import ShardPrefetcher
 from paucal.data.sources.joining import SEPARATOR, split_location
 from paucal.data.sources.labels import is_missing
 from paucal.data.sources.opening import BUILT_IN, open_images
@@ -91,7 +91,7 @@ class SplitImages:
 def pin_data(settings: D, paths: Iterable[str] = ()) -> D:
     """Return settings with absolute paths; `paths` are names of further settings whose values may be paths."""
     changes = {}
-    if is_named(settings.data, settings.data_root):
+    if is_published_set(settings.data, settings.data_root):
         # If the root is stored, the name means the published data set even if a folder of that name is created later.
         changes["data_root"] = str(data_root(settings.data_root))
     elif (
@@ -114,12 +114,12 @@ def _absolute_path(path: str) -> str:
     return str(Path(path).expanduser().resolve())
 
 
-def reading_for(image_size: Sequence[int] | None, like: DecodeOptions = DEFAULT_READING) -> DecodeOptions:
+def reading_for(image_size: Sequence[int] | None, like: DecodeOptions = DEFAULT_DECODE_OPTIONS) -> DecodeOptions:
     """Return decoding options for an image size (height, width); None means that images are decoded at full size.
 
     Other options, such as the channels, are copied from `like`.
     """
-    return replace(like, side=None if image_size is None else side_for(image_size))
+    return replace(like, side=None if image_size is None else stored_side(image_size))
 
 
 def first_reading(settings: DataSettings, images: ImageSet, stored: DecodeOptions | None = None) -> DecodeOptions:
@@ -139,7 +139,7 @@ def load_images(
     settings: DataSettings,
     advance: Advance | None = None,
     labelled: bool = True,
-    reading: DecodeOptions = DEFAULT_READING,
+    reading: DecodeOptions = DEFAULT_DECODE_OPTIONS,
 ) -> ImageSet:
     """Open the images and decode each image once; folders of images without labels may be nested to any depth."""
     return decode_images(find_images(settings, labelled, advance), settings, reading, advance)
@@ -192,7 +192,10 @@ def with_label_maps(data: SplitImages, labels: str | None, method: str, advance:
 
 
 def open_again(
-    run: RunFolder, advance: Advance | None = None, download: bool = False, reading: DecodeOptions = DEFAULT_READING
+    run: RunFolder,
+    advance: Advance | None = None,
+    download: bool = False,
+    reading: DecodeOptions = DEFAULT_DECODE_OPTIONS,
 ) -> ImageSet:
     """Open the images of a finished run from their stored location."""
     run_settings = run.settings
@@ -242,7 +245,7 @@ def step_loader(
     start: int,
     repeats: int = 1,
     balanced: bool = False,
-    into_batch: Callable[[list[Any]], Any] = collate,
+    collate_fn: Callable[[list[Any]], Any] = collate,
 ) -> TrainLoader:
     """Return the training loader of this process, which begins with forward pass `start`."""
     train, stream = data.part("train"), data.images.stream
@@ -258,11 +261,11 @@ def step_loader(
         repeats=repeats,
         labels=data.images.labels[train] if balanced else None,
         stream=stream and stream.take(train),
-        on_pass=ShardsAhead(data.images.store, train).request_shards
+        on_pass=ShardPrefetcher(data.images.store, train).request_shards
         if stream and is_remote(data.images.location)
         else None,
     )
-    return make_train_loader(dataset, sampler, settings.workers, settings.device == "cuda", into_batch)
+    return make_train_loader(dataset, sampler, settings.workers, settings.device == "cuda", collate_fn)
 
 
 def eval_loader(

@@ -15,7 +15,7 @@ from lightning.pytorch import Callback
 
 from paucal.cores import limited_threads, warn_of_late_import
 from paucal.data.checking.survey import image_digests
-from paucal.data.processes import require_guard
+from paucal.data.processes import require_main_guard
 from paucal.data.sampler import steps_per_epoch
 from paucal.data.shards.folders import is_remote
 from paucal.data.splits.split_csv import require_same_images, write_split
@@ -94,7 +94,7 @@ def begin(
             local_settings = replace(settings, output=str(stored_copy.folder))
         setup = _check_and_assemble(job, local_settings, given, console)
         setups.append(setup)
-        require_guard(setup.settings.workers)
+        require_main_guard(setup.settings.workers)
         job.announce(setup, console)
         run = writer.begin(setup.settings.output, setup.settings.overwrite)
         setups[0] = copy_frame_to_run(run, setup)

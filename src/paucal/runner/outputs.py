@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
-from paucal.data.named.table import is_named
+from paucal.data.named.table import is_published_set
 from paucal.data.sources.joining import split_location
 from paucal.data.sources.opening import BUILT_IN
 from paucal.evaluation.results import read_report
@@ -64,7 +64,7 @@ def refuse_inside_images(
     `images` maps flags to locations of images; `flag` is the flag with which the path of the results was given.
     """
     for name, location in images.items():
-        if location is None or location == BUILT_IN or is_named(location, root):
+        if location is None or location == BUILT_IN or is_published_set(location, root):
             continue
         for folder in (expand_user_path(path_text, name) for path_text in split_location(location)):
             if folder.is_dir() and _resolve_links(path).is_relative_to(_resolve_links(folder)):

@@ -20,10 +20,10 @@ from typing import Any
 
 from lightning.pytorch import Callback, Trainer
 
-from paucal.data.decoded.cache_folder import OFF, STORED_RUNS, VARIABLE, usable_folder
+from paucal.data.decoded.cache_folder import CACHE_VARIABLE, OFF, STORED_RUNS, usable_cache_folder
 from paucal.data.shards.folders import open_storage
-from paucal.data.shards.requests import GaveUp, retry
-from paucal.data.sources.archive import checked_name
+from paucal.data.shards.requests import RetriesFailed, retry
+from paucal.data.sources.archive import require_safe_name
 from paucal.reading import parse_json
 from paucal.runner.console import Console
 from paucal.runner.processes import launched_shape
@@ -103,7 +103,7 @@ class StoredRun:
         except (ValueError, KeyError, TypeError, AttributeError):
             return ()
         for file in files:
-            checked_name(self.url, file)
+            require_safe_name(self.url, file)
         return number, files
 
     def read_settings(self) -> dict[str, Any]:
@@ -142,7 +142,7 @@ class StoredRun:
                     f"{digest}, or train again."
                 )
             temporary.replace(target)
-        except (FileNotFoundError, GaveUp) as problem:
+        except (FileNotFoundError, RetriesFailed) as problem:
             raise UserError(f"{name} of the run {self.url!r} cannot be read: {first_line(problem)}.") from None
         finally:
             temporary.unlink(missing_ok=True)
@@ -304,11 +304,11 @@ def require_one_machine(overwrite: bool = False) -> None:
 
 def local_copies_folder() -> Path:
     """Return the folder for local copies of runs on storage."""
-    cache = usable_folder()
+    cache = usable_cache_folder()
     if cache is None:
         raise UserError(
-            f"runs on object storage need the image cache, which is off or cannot be written: set {VARIABLE} to a "
-            f"folder (not {OFF!r})."
+            f"runs on object storage need the image cache, which is off or cannot be written: set {CACHE_VARIABLE} to "
+            f"a folder (not {OFF!r})."
         )
     (cache / STORED_RUNS).mkdir(mode=0o700, parents=True, exist_ok=True)
     return cache / STORED_RUNS

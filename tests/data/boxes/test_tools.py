@@ -16,7 +16,7 @@ from PIL import Image
 from paucal.data.boxes.annotations import AnnotatedImage
 from paucal.data.boxes.label_studio import decode_brush, encode_brush
 from paucal.data.boxes.opening import read_boxes
-from paucal.data.label_kinds import recognise
+from paucal.data.label_kinds import describe_labels
 from paucal.data.sources.opening import open_images
 from paucal.types import UserError
 
@@ -92,7 +92,7 @@ def test_label_studio__whose_images_are_gone_is_refused_by_name(tmp_path: Path) 
     words = r"describes '/data/upload/1/e97d4731-1 ä\.jpg', but there is no such image in .*: add the image"
     with pytest.raises(UserError, match=words):
         read_boxes(root)
-    assert recognise(root) == {"detect": "boxes (export.json) as Label Studio JSON"}
+    assert describe_labels(root) == {"detect": "boxes (export.json) as Label Studio JSON"}
 
 
 def test_label_studio__csv_has_choices_and_no_boxes(tmp_path: Path) -> None:
@@ -206,7 +206,7 @@ EXPORTS: tuple[Callable[[Path], list[str]], ...] = (
 def test_exports__are_recognised_and_read(tmp_path: Path, export: Callable[[Path], list[str]]) -> None:
     root = tmp_path / "set"
     keys = export(root)
-    assert list(recognise(root)) == ["detect"]
+    assert list(describe_labels(root)) == ["detect"]
     found = objects(root)
     assert sorted(found) == keys
     expected = {"yolo": (16, 16.8, 22.4, 31.2), "coco": (1.5, 2, 21.5, 23), "labelme": (3, 4, 30, 20)}

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from paucal.data.decode import DEFAULT_READING, DecodeOptions
+from paucal.data.decode import DEFAULT_DECODE_OPTIONS, DecodeOptions
 from paucal.data.decoded import cache_folder as folder
 from paucal.data.decoded import prepare
 from paucal.data.decoded.in_memory import CachedStore
-from paucal.data.decoded.on_disk import EntryWriter, MappedStore, find_entry
+from paucal.data.decoded.on_disk import EntryWriter, MappedStore, open_entry
 from paucal.data.decoded.prepare import prepare_images
 from paucal.data.images import full_size_image, without_decoded_copies
 from paucal.data.sources.opening import open_images
@@ -26,7 +26,7 @@ SMALL = DecodeOptions(side=64)
 @pytest.fixture(autouse=True)
 def cache(tmp_path, monkeypatch):
     """A cache of its own for each test."""
-    monkeypatch.setenv(folder.VARIABLE, str(tmp_path / "cache"))
+    monkeypatch.setenv(folder.CACHE_VARIABLE, str(tmp_path / "cache"))
     return tmp_path / "cache"
 
 
@@ -110,7 +110,7 @@ def test_prepare__takes_a_file_touched_since_for_what_it_is(photos, decoded):
 
 def test_prepare__keeps_readings_apart(photos, decoded):
     small, _ = prepare_images(open_images(photos), SMALL)
-    whole, _ = prepare_images(open_images(photos), DEFAULT_READING)
+    whole, _ = prepare_images(open_images(photos), DEFAULT_DECODE_OPTIONS)
     assert len(decoded) == 24
     assert (small.store.read(0).size, whole.store.read(0).size) == ((80, 64), (200, 160))
 
@@ -118,13 +118,13 @@ def test_prepare__keeps_readings_apart(photos, decoded):
 def test_prepare__measures_as_without_it(photos):
     images = open_images(photos)
     rows = np.arange(12)
-    assert compute_normalisation(prepare_images(images, DEFAULT_READING)[0], rows) == compute_normalisation(
+    assert compute_normalisation(prepare_images(images, DEFAULT_DECODE_OPTIONS)[0], rows) == compute_normalisation(
         images, rows
     )
 
 
 def test_prepare__finds_the_moments_of_the_pass(photos, monkeypatch):
-    images, _ = prepare_images(open_images(photos), DEFAULT_READING)
+    images, _ = prepare_images(open_images(photos), DEFAULT_DECODE_OPTIONS)
     expected = compute_normalisation(images, np.arange(12))
     monkeypatch.setattr(MappedStore, "read", lambda *_: pytest.fail("an image was read again"))
     assert compute_normalisation(images, np.arange(12)) == expected
@@ -168,7 +168,7 @@ def test_prepare__makes_do_without_a_disk(photos, monkeypatch, tmp_path):
     expected, _ = prepare_images(images, SMALL)
     (tmp_path / "file").write_text("no folder")
     for place in ("off", str(tmp_path / "file" / "below")):
-        monkeypatch.setenv(folder.VARIABLE, place)
+        monkeypatch.setenv(folder.CACHE_VARIABLE, place)
         kept, _ = prepare_images(images, SMALL)
         assert isinstance(kept.store, CachedStore)
         assert same(kept, expected)
@@ -177,8 +177,8 @@ def test_prepare__makes_do_without_a_disk(photos, monkeypatch, tmp_path):
 
 @pytest.mark.parametrize("room", [10, 12 * 80 * 64 * 3 - 1])
 def test_prepare__makes_do_where_the_disk_is_too_small(photos, monkeypatch, room, cache):
-    monkeypatch.setattr(prepare, "free_bytes", lambda _: room)
-    monkeypatch.setattr(prepare, "estimate_bytes", lambda _: 1.0)  # the sample promised less
+    monkeypatch.setattr(prepare, "usable_disk_bytes", lambda _: room)
+    monkeypatch.setattr(prepare, "estimate_decoded_bytes", lambda _: 1.0)  # the sample promised less
     kept, _ = prepare_images(open_images(photos), SMALL)
     assert isinstance(kept.store, CachedStore)
     assert list(cache.glob("*.pixels")) == list(cache.glob(".*")) == []
@@ -250,7 +250,7 @@ def test_entry__never_exchanges_images_of_writers_at_the_same_time(tmp_path, mon
 
     monkeypatch.setattr(type(tmp_path), "replace", replace)
     first.finish("key", np.arange(2), "reading")
-    entry = find_entry(tmp_path, "key")
+    entry = open_entry(tmp_path, "key")
     assert replaced
     assert (entry is None) == (interrupted == "table")
     assert entry is None or [int(entry.view(index).max()) for index in (0, 1)] == [0, 100]
@@ -291,11 +291,11 @@ def test_whole_image__is_the_image_itself(photos, monkeypatch):
     images = open_images(photos)
     for place in (None, "off"):
         if place:
-            monkeypatch.setenv(folder.VARIABLE, place)
+            monkeypatch.setenv(folder.CACHE_VARIABLE, place)
         kept, _ = prepare_images(images, SMALL)
         assert full_size_image(kept, 4).tobytes() == images.store.read(4).tobytes()
         assert (
-            prepare_images(without_decoded_copies(kept), DEFAULT_READING)[0].store.read(4).tobytes()
+            prepare_images(without_decoded_copies(kept), DEFAULT_DECODE_OPTIONS)[0].store.read(4).tobytes()
             == images.store.read(4).tobytes()
         )
 
@@ -306,9 +306,9 @@ def test_make_room__removes_what_was_used_longest_ago(photos, cache):
     entries = folder.list_entries(cache)
     assert [one.n_bytes for one in entries] == [12 * 3 * side + 16 for side in (20 * 16, 40 * 32, 80 * 64)]
     prepare_images(open_images(photos), DecodeOptions(side=16))  # used again
-    folder.free_space(cache, max_bytes=entries[0].n_bytes + entries[2].n_bytes)
+    folder.evict_entries(cache, max_bytes=entries[0].n_bytes + entries[2].n_bytes)
     assert {one.n_bytes for one in folder.list_entries(cache)} == {entries[0].n_bytes, entries[2].n_bytes}
-    folder.free_space(cache, max_bytes=0, spare=entries[0].pixels_path)
+    folder.evict_entries(cache, max_bytes=0, kept_pixels_path=entries[0].pixels_path)
     assert [one.pixels_path for one in folder.list_entries(cache)] == [entries[0].pixels_path]
 
 
@@ -318,7 +318,7 @@ def test_make_room__removes_what_nobody_has_finished(cache):
     for file in (old, new):
         file.write_bytes(b"x")
     os.utime(old, (1, 1))
-    folder.free_space(cache)
+    folder.evict_entries(cache)
     assert not old.exists()
     assert new.exists()
 
@@ -332,12 +332,12 @@ def test_clear__frees_what_it_says_and_leaves_other_files(photos, cache):
 
 def test_cache_folder__is_where_the_environment_says(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.delenv(folder.VARIABLE)
+    monkeypatch.delenv(folder.CACHE_VARIABLE)
     assert folder.cache_folder() == tmp_path / "paucal" / "images"
-    made = folder.usable_folder()
+    made = folder.usable_cache_folder()
     assert made is not None
     assert made.stat().st_mode & 0o077 == 0  # its owner's alone
-    monkeypatch.setenv(folder.VARIABLE, "OFF")
+    monkeypatch.setenv(folder.CACHE_VARIABLE, "OFF")
     assert folder.cache_folder() is None
 
 
@@ -356,7 +356,7 @@ def test_prepare__reads_real_photographs_of_every_kind(tmp_path):
     buffer = io.BytesIO()
     picture.save(buffer, "PNG")
     (root / "b" / "wrong.jpg").write_bytes(buffer.getvalue())
-    images, bad = prepare_images(open_images(root), DEFAULT_READING)
+    images, bad = prepare_images(open_images(root), DEFAULT_DECODE_OPTIONS)
     assert bad == []
     assert [images.store.read(i).size for i in range(len(images))] == [(30, 40)] * 6
     exact = [images.keys.index(key) for key in ("a/opacity.png", "b/pages.tif", "b/wrong.jpg")]

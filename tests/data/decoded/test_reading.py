@@ -5,7 +5,7 @@ import pytest
 from PIL import Image
 
 from paucal.data.decode import DecodeOptions, decode_rgb, upright_rgb
-from paucal.data.decoded.prepare import side_for
+from paucal.data.decoded.prepare import stored_side
 
 
 def photo(width: int, height: int, form: str = "JPEG", **options) -> bytes:
@@ -54,6 +54,6 @@ def test_decode__reduces_once():
 
 
 @pytest.mark.parametrize("side", [8, 32, 33, 64, 65, 224, 256, 257, 1000, 4096])
-def test_side_for__is_at_least_twice_the_networks(side):
-    assert side_for([side]) >= 2 * side
-    assert side_for([side // 2, side]) == side_for([side])
+def test_stored_side__is_at_least_twice_the_networks(side):
+    assert stored_side([side]) >= 2 * side
+    assert stored_side([side // 2, side]) == stored_side([side])

@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 
 from paucal.data.decode import DecodeOptions
-from paucal.data.decoded.cache_folder import VARIABLE
+from paucal.data.decoded.cache_folder import CACHE_VARIABLE
 from paucal.data.decoded.prepare import prepare_images
 from paucal.data.images import ImageSet
 from paucal.data.maps import store as hashes
@@ -167,7 +167,7 @@ def test_index__says_who_made_the_maps(tmp_path):
 
 
 def test_hashes__of_files_are_computed_once_until_a_file_changes(make_folder, tmp_path, monkeypatch):
-    monkeypatch.setenv(VARIABLE, str(tmp_path / "cache"))
+    monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / "cache"))
     folder = make_folder("a/0.png", "a/1.png", "b/2.jpg")
     images = open_images(folder)
     plain = [content_hash(images.store.read(n)) for n in range(3)]
@@ -192,6 +192,6 @@ def test_hashes__of_files_are_computed_once_until_a_file_changes(make_folder, tm
 
 
 def test_hashes__without_a_cache_are_computed_anew(make_folder, monkeypatch):
-    monkeypatch.setenv(VARIABLE, "off")
+    monkeypatch.setenv(CACHE_VARIABLE, "off")
     images = open_images(make_folder("a/0.png", "b/1.png"))
     assert hashes.content_hashes(images, [0, 1]) == [content_hash(images.store.read(n)) for n in range(2)]

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from cli.calls import call, make_scenes
-from paucal.data.decoded.cache_folder import unpacked_folder
+from paucal.data.decoded.cache_folder import unpacked_archives_folder
 from paucal.data.masks.pairs import find_pairs
 from paucal.types import UserError
 
@@ -38,7 +38,7 @@ def test_archives__have_the_pairs_of_their_folder(tmp_path: Path, suffix: str, i
     assert [pair.part for pair in found.pairs] == [pair.part for pair in expected.pairs]
     for mine, theirs in zip(found.pairs, expected.pairs, strict=True):
         assert [path.read_bytes() for path in mine.masks] == [path.read_bytes() for path in theirs.masks]
-    assert found.root.is_relative_to(unpacked_folder())
+    assert found.root.is_relative_to(unpacked_archives_folder())
     assert not list(found.root.rglob("*.bin"))
     before = found.root.stat().st_mtime_ns
     assert find_pairs(archive).root.stat().st_mtime_ns == before  # the cache has it
@@ -60,7 +60,7 @@ def test_archives__are_unpacked_again_once_the_cache_has_lost_a_file(tmp_path: P
         file.unlink()
     assert find_pairs(archive).pairs == pairs
     assert pairs[0].masks[0].is_file()
-    assert [entry.name for entry in unpacked_folder().iterdir()] == [find_pairs(archive).root.name]
+    assert [entry.name for entry in unpacked_archives_folder().iterdir()] == [find_pairs(archive).root.name]
 
 
 def test_archives__that_another_process_unpacks_at_the_same_time_are_kept(tmp_path: Path, monkeypatch):
@@ -86,7 +86,7 @@ def test_commands__read_archives_and_the_cache_is_shown_and_cleared(tmp_path: Pa
     assert call("cache") == 0
     assert "of unpacked masks" in capsys.readouterr().out
     assert call("cache", "--clear") == 0
-    assert not unpacked_folder().exists()
+    assert not unpacked_archives_folder().exists()
 
 
 def hostile(path: Path, kind: str) -> Path:
@@ -120,8 +120,8 @@ def test_hostile_archives__are_refused_and_leave_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, words: str
 ):
     if kind == "large":
-        monkeypatch.setattr("paucal.data.masks.unpacking.free_bytes", lambda folder: 1 << 19)
+        monkeypatch.setattr("paucal.data.masks.unpacking.usable_disk_bytes", lambda folder: 1 << 19)
     with pytest.raises(UserError, match=words):
         find_pairs(hostile(tmp_path / "set.zip", kind))
-    assert not [path for path in unpacked_folder().rglob("*") if path.is_file()]
+    assert not [path for path in unpacked_archives_folder().rglob("*") if path.is_file()]
     assert not (tmp_path / "images").exists()

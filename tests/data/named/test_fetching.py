@@ -32,7 +32,7 @@ def test_missing_set__says_what_to_fetch_and_where_to_put_it(name, root):
     assert message.startswith(f"the data set '{name}' is not in {root}: ")
     assert f"put {entry.files} from {entry.source} into {root / entry.folder}" in message
     assert "--data-root" in message
-    assert ("--download" in message) == entry.fetchable
+    assert ("--download" in message) == entry.downloadable
     assert list(root.iterdir()) == []
 
 
@@ -59,7 +59,7 @@ def test_download__asks_torchvision_for_every_part_and_opens_what_it_brought(roo
         if len(fetched) == 1:
             MAKE["dtd"](folder)
 
-    monkeypatch.setattr(named_store, "fetch_portion", fetch)
+    monkeypatch.setattr(named_store, "download_portion", fetch)
     images = open_images("dtd", root=root, download=True)
     assert fetched == [("dtd", root, part) for part in ("train", "val", "test")]
     assert rows(images) == expected_rows("dtd")
@@ -87,7 +87,7 @@ def test_download__that_fails_is_one_sentence(root, monkeypatch):
     def fetch(name, folder, portion):
         raise OSError("<urlopen error no route>")
 
-    monkeypatch.setattr(named_store, "fetch_portion", fetch)
+    monkeypatch.setattr(named_store, "download_portion", fetch)
     with pytest.raises(
         UserError, match=r"'dtd' could not be downloaded \(<urlopen error no route>\); try again, or put dtd"
     ):

@@ -72,7 +72,7 @@ def test_lists__are_asked_for_where_they_are_not_there(scenes):
         "put Training_01.txt and Testing_01.txt from Partitions.zip "
         f"(https://vision.princeton.edu/projects/2010/SUN/download/Partitions.zip) into {scenes / 'SUN397'}"
     )
-    assert images.hints.official_parts == put
+    assert images.hints.official_split_advice == put
     note = f"SUN397: paucal splits the images; to use the first of the ten official partitions, {put}"
     assert note in images.notes
 

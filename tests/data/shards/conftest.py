@@ -6,15 +6,15 @@ import fsspec
 import pytest
 
 from data.shards.made_sets import URL, numbered
-from paucal.data.decoded.cache_folder import VARIABLE
+from paucal.data.decoded.cache_folder import CACHE_VARIABLE
 from paucal.data.shards import requests
-from paucal.data.shards.folders import RemoteShardFolder, upload
+from paucal.data.shards.folders import RemoteShardFolder, upload_folder
 from paucal.data.shards.writing import write_shards
 
 
 @pytest.fixture
 def cache(tmp_path, monkeypatch) -> Path:
-    monkeypatch.setenv(VARIABLE, str(tmp_path / "cache"))
+    monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / "cache"))
     monkeypatch.setattr(requests, "_FIRST_PAUSE", 0.0)
     monkeypatch.setattr(requests, "_MIN_SECONDS", 0.0)
     return tmp_path / "cache"
@@ -36,7 +36,7 @@ def storage(tmp_path, cache):
     """Four shards of 25 images on storage, with their index."""
     (tmp_path / "made").mkdir()
     write_shards(numbered(100), tmp_path / "made", max_images=25)
-    upload(tmp_path / "made", URL)
+    upload_folder(tmp_path / "made", URL)
     files = fsspec.filesystem("memory")
     yield files
     files.rm("/bucket", recursive=True)

@@ -8,8 +8,8 @@ import pyarrow as pa
 import pytest
 
 from data.shards.made_sets import number_of, numbered
-from paucal.data.decoded.cache_folder import VARIABLE, clear_fetched
-from paucal.data.shards.folders import RemoteShardFolder, upload
+from paucal.data.decoded.cache_folder import CACHE_VARIABLE, clear_downloaded_shards
+from paucal.data.shards.folders import RemoteShardFolder, upload_folder
 from paucal.data.shards.index import INDEX_NAME
 from paucal.data.shards.writing import write_shards
 from paucal.data.sources.opening import open_images
@@ -21,7 +21,7 @@ from paucal.types import UserError
 @pytest.fixture
 def written(tmp_path: Path, monkeypatch) -> Path:
     """Four shards of 25 images with their index."""
-    monkeypatch.setenv(VARIABLE, str(tmp_path / "cache"))
+    monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / "cache"))
     folder = tmp_path / "set"
     folder.mkdir()
     write_shards(numbered(100), folder, max_images=25)
@@ -102,7 +102,7 @@ def test_damaged_footer_of_remote_parquet__is_no_failure_of_the_network(storage,
     words = rf"{first.name} cannot be read as a Parquet file \(Could.*\); give another file"
     for place in (folder, "memory://bucket/footer"):
         if place != folder:
-            upload(folder, place)
+            upload_folder(folder, place)
         with pytest.raises(UserError, match=words):
             open_images(place)
         assert len(open_images(place, skip_damaged=True)) == 75
@@ -123,9 +123,9 @@ def test_shards_that_cannot_be_fetched__are_not_left_out_as_damaged(
     folder.mkdir()
     write_shards(numbered(100), folder, max_images=25, form=form)
     (folder / INDEX_NAME).unlink(missing_ok=True)
-    upload(folder, "memory://bucket/unindexed")
+    upload_folder(folder, "memory://bucket/unindexed")
     assert len(open_images("memory://bucket/unindexed", skip_damaged=True)) == 100
-    clear_fetched(tmp_path / "cache")
+    clear_downloaded_shards(tmp_path / "cache")
     name = "_download" if form == "tar" else "open_file"
     bring = getattr(RemoteShardFolder, name)
 

@@ -12,7 +12,7 @@ from paucal.data.sampler import StepSampler
 from paucal.data.shards import index as index_module
 from paucal.data.shards import stream as stream_module
 from paucal.data.shards.folders import LocalShardFolder
-from paucal.data.shards.index import HEADER_BYTES, INDEX_NAME, Shard, ShardIndex, spans_of
+from paucal.data.shards.index import HEADER_BYTES, INDEX_NAME, Shard, ShardIndex, spans_from_counts
 from paucal.data.shards.opening import open_shards
 from paucal.data.sources.source import SourceOptions
 from paucal.data.splits.split import make_split
@@ -34,7 +34,7 @@ def make_index(folder: Path, count: int) -> None:
     ShardIndex(
         files=tuple(files),
         classes=tuple("0123456789"),
-        spans=spans_of([EACH] * len(files)),
+        spans=spans_from_counts([EACH] * len(files)),
         labels=(numbers % 10).astype(np.int8),
         offsets=numbers % EACH * (HEADER_BYTES + LENGTH) + HEADER_BYTES,
         lengths=np.full(count, LENGTH, dtype=np.int32),

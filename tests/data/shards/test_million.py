@@ -17,7 +17,7 @@ from paucal.data.decoded.prepare import prepare_images
 from paucal.data.images import ImageSet
 from paucal.data.loader import make_train_loader
 from paucal.data.sampler import StepSampler
-from paucal.data.shards.index import INDEX_NAME, read_index, spans_of
+from paucal.data.shards.index import INDEX_NAME, read_index, spans_from_counts
 from paucal.data.shards.writing import write_shards
 from paucal.data.sources.opening import open_images
 from paucal.data.splits.split import make_split
@@ -41,7 +41,7 @@ def million(tmp_path_factory) -> Path:
     replace(
         one,
         files=tuple(replace(one.files[0], name=name) for name in names),
-        spans=spans_of([EACH] * SHARDS),
+        spans=spans_from_counts([EACH] * SHARDS),
         names=StringArray.concatenate([one.names[:]] * SHARDS),
         **{name: np.tile(getattr(one, name)[:], SHARDS) for name in ("offsets", "lengths", "labels")},
     ).write(folder / INDEX_NAME)

@@ -12,13 +12,13 @@ from fsspec.spec import AbstractBufferedFile
 
 from data.shards.made_sets import URL, number_of
 from paucal.data.decode import DecodeOptions, UnreadableImage
-from paucal.data.decoded.cache_folder import SHARDS, VARIABLE, clear_fetched, folder_bytes
+from paucal.data.decoded.cache_folder import CACHE_VARIABLE, SHARDS, clear_downloaded_shards, folder_bytes
 from paucal.data.decoded.prepare import prepare_images
 from paucal.data.shards import folders as place_module
 from paucal.data.shards import requests
-from paucal.data.shards.folders import RemoteShardFolder, upload
+from paucal.data.shards.folders import RemoteShardFolder, upload_folder
 from paucal.data.shards.index import INDEX_NAME
-from paucal.data.shards.requests import GaveUp, retry
+from paucal.data.shards.requests import RetriesFailed, retry
 from paucal.data.sources.opening import open_images
 from paucal.types import UserError
 
@@ -41,7 +41,7 @@ def test_remote__is_opened_by_its_index_and_fetched_when_needed(storage, cache, 
     assert number_of(again.store.read(99)) % 3 == again.labels[99]
     assert len(fetched) == 4
     assert folder_bytes(cache / SHARDS) > 4 * 25 * 512
-    assert clear_fetched(cache) > 0
+    assert clear_downloaded_shards(cache) > 0
     assert shards_in(cache) == []
 
 
@@ -175,13 +175,13 @@ def test_retry__pauses_are_random_and_end_with_the_budget(monkeypatch):
         raise ConnectionError("503 Slow Down")
 
     monkeypatch.setattr(requests, "time", SimpleNamespace(monotonic=lambda: now[0], sleep=sleep))
-    with pytest.raises(GaveUp, match=r"503 Slow Down, after \d+ tries in \d+ s"):
+    with pytest.raises(RetriesFailed, match=r"503 Slow Down, after \d+ tries in \d+ s"):
         retry(fail)
     assert 90 < now[0] <= 121  # the last pause would have gone beyond the budget
     assert max(pauses) <= 30
     assert all(pause <= 2 * 2**number for number, pause in enumerate(pauses))
     first, pauses[:], now[0] = pauses[0], [], 0.0
-    with pytest.raises(GaveUp):
+    with pytest.raises(RetriesFailed):
         retry(fail)
     assert pauses[0] != first
     with pytest.raises(FileNotFoundError):  # which another try would not find either
@@ -201,7 +201,7 @@ def test_remote__sentences_for_what_cannot_be_opened(cache, monkeypatch):
     files.rm("/rows", recursive=True)
     with pytest.raises(UserError, match="cannot be opened"):
         open_images("nosuch://bucket/set")
-    monkeypatch.setenv(VARIABLE, "off")
+    monkeypatch.setenv(CACHE_VARIABLE, "off")
     with pytest.raises(UserError, match="the cache is off or cannot be written"):
         open_images(URL)
 
@@ -218,4 +218,4 @@ def test_remote__is_prepared_by_a_sample(storage, cache):
 
 def test_upload__leaves_what_is_there(storage, tmp_path):
     with pytest.raises(UserError, match="already contains files"):
-        upload(tmp_path / "made", URL)
+        upload_folder(tmp_path / "made", URL)

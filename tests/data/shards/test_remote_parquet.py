@@ -14,7 +14,7 @@ from data.shards.made_sets import CLASSES, number_of, numbered
 from paucal.data.decode import DecodeOptions, UnreadableImage
 from paucal.data.decoded.prepare import prepare_images
 from paucal.data.shards import folders as place_module
-from paucal.data.shards.folders import RemoteShardFolder, upload
+from paucal.data.shards.folders import RemoteShardFolder, upload_folder
 from paucal.data.shards.writing import write_shards
 from paucal.data.sources.opening import open_images
 from paucal.types import UserError
@@ -27,7 +27,7 @@ def storage(tmp_path, cache):
     """Train and test, each in two files of up to 30 images."""
     (tmp_path / "made").mkdir()
     write_shards(numbered(100, ("train", "test")), tmp_path / "made", "parquet", max_images=30)
-    upload(tmp_path / "made", URL)
+    upload_folder(tmp_path / "made", URL)
     files = fsspec.filesystem("memory")
     yield files
     if files.exists("/bucket"):
@@ -105,7 +105,7 @@ def test_remote_parquet__of_the_same_size_is_fetched_again_once_it_was_changed(c
 
 def test_remote_parquet__with_several_labels(cache, tmp_path, make_parquet):
     path = make_parquet("s/train.parquet", 4, {"label": pa.array([["a", "b"], ["b"], [], ["a"]])})
-    upload(path.parent, "memory://labels/set")
+    upload_folder(path.parent, "memory://labels/set")
     images = open_images("memory://labels/set")
     assert images.multi_hot is not None
     assert images.multi_hot.tolist() == [[1, 1], [0, 1], [0, 0], [1, 0]]

@@ -16,7 +16,7 @@ import pytest
 from data.conftest import encode
 from data.shards.made_sets import number_of, numbered
 from paucal.data.decode import UnreadableImage
-from paucal.data.decoded.cache_folder import VARIABLE
+from paucal.data.decoded.cache_folder import CACHE_VARIABLE
 from paucal.data.shards import index as index_module
 from paucal.data.shards import opening
 from paucal.data.shards import tar as tar_module
@@ -92,7 +92,7 @@ def test_shards__are_looked_through_once(shards, monkeypatch):
 
 
 def test_shards__without_a_cache_are_looked_through_each_time(shards, monkeypatch):
-    monkeypatch.setenv(VARIABLE, "off")
+    monkeypatch.setenv(CACHE_VARIABLE, "off")
     assert len(open_images(shards)) == 10
 
 
@@ -152,8 +152,8 @@ def refused(location: Path | str, **options) -> str:
     ("members", "words"),
     [
         ({"1.png": b"x"}, "no image of {} has a label: expected a member such as 000001.cls"),
-        ({"../1.png": b"x", "1.cls": b"0"}, "'../1.png', which leads out of it"),
-        ({"/etc/1.png": b"x", "1.cls": b"0"}, "leads out of it"),
+        ({"../1.png": b"x", "1.cls": b"0"}, "'../1.png', which is absolute or leads to a parent folder"),
+        ({"/etc/1.png": b"x", "1.cls": b"0"}, "is absolute or leads to a parent folder"),
         ({"1.png": b"x", "1.jpg": b"y", "1.cls": b"0"}, "has the key '1' twice (1.png and 1.jpg)"),
         ({"1.png": b"x", "1.cls": b"0", "1.label": b"1"}, "two labels for the key '1'"),
         ({"1.png": b"x", "1.json": b"{"}, "1.json in {}/a.tar cannot be read as a label"),
@@ -283,7 +283,11 @@ def test_index__shard_that_changes_while_it_is_read_is_named(written):
         ("offsets", lambda values: values.astype(np.float64), "'offsets' has the type float64"),
         ("about", lambda _: np.array('{"format": 99}'), "the format of the file is 99, but"),
         ("about", lambda _: np.array("{"), "cannot be read as an index"),
-        ("about", lambda text: np.array(str(text).replace("test-000000", "../000000")), "leads out of it"),
+        (
+            "about",
+            lambda text: np.array(str(text).replace("test-000000", "../000000")),
+            "is absolute or leads to a parent folder",
+        ),
     ],
 )
 def test_index__hostile_or_damaged_is_refused(written, name, change, words):

@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 from data.shards.made_sets import URL, number_of, shards_of
-from paucal.data.shards import ahead as ahead_module
 from paucal.data.shards import folders as place_module
+from paucal.data.shards import prefetching
 from paucal.data.shards import requests as requests_module
-from paucal.data.shards.ahead import ShardsAhead
 from paucal.data.shards.folders import RemoteShardFolder
+from paucal.data.shards.prefetching import ShardPrefetcher
 from paucal.data.shards.requests import send_hedged
 from paucal.data.sources.opening import open_images
 
@@ -125,8 +125,8 @@ def test_ahead__fetches_the_shards_of_the_next_steps(storage, cache, fetched, mo
     order = stream.order(0)
     used = list(dict.fromkeys(shards_of(stream, order[np.arange(len(images))]).tolist()))
     assert used == order.shards.tolist()
-    ahead = ShardsAhead(images.store, np.arange(len(images)))
-    monkeypatch.setattr(ahead_module, "SHARDS_AHEAD", 1)
+    ahead = ShardPrefetcher(images.store, np.arange(len(images)))
+    monkeypatch.setattr(prefetching, "PREFETCHED_SHARDS", 1)
     ahead.request_shards(order, 0)
     wait_for(lambda: len(fetched) == 2)  # that of the step, and the next one
     assert sorted(fetched) == sorted(f"shard-{shard:06d}.tar" for shard in used[:2])

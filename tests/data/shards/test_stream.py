@@ -4,14 +4,14 @@ import pytest
 from data.shards.made_sets import shards_of
 from paucal.data.randomness import derive_seed
 from paucal.data.sampler import StepSampler
-from paucal.data.shards.stream import Stream, concatenate_streams, is_streamed, window_for
+from paucal.data.shards.stream import Stream, concatenate_streams, is_streamed, window_size
 from paucal.data.string_arrays import RepeatedStrings, StringArray, sorted_positions, take_strings
 
 
 def made_stream(shards: int = 7, each: int = 60, block: int = 10, window: int = 64) -> Stream:
     numbers = np.repeat(np.arange(shards), each).astype(np.int32)
     blocks = (np.arange(shards * each) // block).astype(np.int32)
-    return Stream.in_blocks(numbers, blocks, window)
+    return Stream.from_blocks(numbers, blocks, window)
 
 
 def ordered(stream: Stream, seed: int) -> np.ndarray:
@@ -112,7 +112,7 @@ def test_sample__lies_in_few_runs_spread_over_all():
 
 
 def test_blocks__end_with_their_shard():
-    stream = Stream.in_shards([300, 0, 256], 64)
+    stream = Stream.from_shards([300, 0, 256], 64)
     assert np.diff(stream.ends, prepend=0).tolist() == [256, 44, 256]
     assert stream.shards.tolist() == [0, 0, 2]
 
@@ -128,7 +128,7 @@ def test_joined_stream__counts_a_set_that_is_decoded_as_one_shard():
 
 def test_rules__of_what_is_streamed_and_how_large_a_window_is():
     assert [is_streamed(*one) for one in [(199_999, 0), (200_000, 0), (10, 8 << 30)]] == [False, True, True]
-    assert [window_for(mean) for mean in (1, 10_000, 1e9)] == [65536, 26843, 2048]
+    assert [window_size(mean) for mean in (1, 10_000, 1e9)] == [65536, 26843, 2048]
 
 
 def test_texts__are_the_strings_they_were_made_of():

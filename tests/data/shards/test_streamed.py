@@ -19,7 +19,7 @@ from paucal.data.loader import make_eval_loader, make_train_loader
 from paucal.data.sampler import StepSampler
 from paucal.data.shards import stream as stream_module
 from paucal.data.shards.tar import TarStore
-from paucal.data.shards.writing import Form, write_shards
+from paucal.data.shards.writing import ShardFormat, write_shards
 from paucal.data.sources.opening import open_images
 from paucal.data.sources.parquet_store import ParquetStore
 from paucal.data.splits.split import make_split
@@ -32,10 +32,10 @@ pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create 2 wo
 
 
 @pytest.fixture(scope="module")
-def folders(tmp_path_factory) -> Callable[[Form], Path]:
+def folders(tmp_path_factory) -> Callable[[ShardFormat], Path]:
     made: dict[str, Path] = {}
 
-    def make(form: Form) -> Path:
+    def make(form: ShardFormat) -> Path:
         if form not in made:
             made[form] = tmp_path_factory.mktemp(form)
             write_shards(numbered(COUNT), made[form], form, max_images=400)

@@ -48,7 +48,7 @@ def test_open_folder__ignores_hidden_system_and_other_files(make_folder):
 def test_open_folder__notes_loose_images(make_folder):
     images = open_images(make_folder("a/1.png", "b/1.png", "sheet.png"))
     assert len(images) == 2
-    assert "1 image beside the folders was left out (sheet.png)" in images.notes[0]
+    assert "1 image outside of the folders was left out (sheet.png)" in images.notes[0]
 
 
 def test_open_folder__follows_links_without_loops(make_folder, tmp_path):
@@ -129,7 +129,7 @@ def test_image_set__refuses_columns_of_different_length(make_set):
 def test_folders_of_parts_beside_others__are_classes_with_a_note(make_folder):
     images = open_images(make_folder("train/1.png", "val/2.png", "more/3.png"))
     assert images.classes == ("more", "train", "val")
-    assert "'train', 'val' have no class folders, so they are read as classes" in images.notes
+    assert "'train', 'val' have no class folders, so these folders are read as classes" in images.notes
 
 
 @pytest.mark.parametrize(
@@ -155,7 +155,10 @@ def test_folders_of_parts_beside_others__are_classes_with_a_note(make_folder):
         (("train/a/1.png", "train/b/1.png", "val/1.png"), "photos/val has no class folders inside"),
         (("a/1.png", "b/1.png", "c/notes.txt"), "class folder 'c' in .* has no images"),
         (("train/a/1.png", "train/b/1.png", "test/c/x.txt"), "class folder 'test/c' in .* has no images"),
-        (("train/a/1.png", "test/a/1.png", "more/1.png"), "has 'more' with images beside 'test', 'train'"),
+        (
+            ("train/a/1.png", "test/a/1.png", "more/1.png"),
+            "has 'test', 'train' with class folders, and also images in 'more'",
+        ),
         (
             ("val/a/1.png", "valid/a/1.png", "train/a/1.png"),
             r"more than one folder for val \('train', 'val', 'valid'\)",

@@ -162,5 +162,5 @@ def test_hub__says_what_to_do_where_nothing_is_there(fetched):
 
 @pytest.mark.parametrize("name", ["hf:", "hf:plants", "hf:../x/y", "hf:a/b c"])
 def test_hub__refuses_what_is_no_name(name):
-    with pytest.raises(UserError, match="is not a data set of the hub"):
+    with pytest.raises(UserError, match="is not the name of a data set on the Hugging Face hub"):
         open_images(name)

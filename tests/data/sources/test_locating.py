@@ -106,7 +106,7 @@ def test_table__finds_files_by_other_spellings(tmp_path):
     images_at(tmp_path, "IMG_1.PNG", "cafe\u0301.png", "Day 1/3.png")
     images = open_images(table(tmp_path / "l.csv", ["img_1.png", "caf\u00e9.png", "day 1/3.PNG"]))
     assert images.keys == ["IMG_1.PNG", "cafe\u0301.png", "Day 1/3.png"]
-    assert any("3 paths and names of files differ in case" in note for note in images.notes)
+    assert any("3 paths differ from the file names in case" in note for note in images.notes)
 
 
 def test_table__of_bytes_finds_files_of_the_same_bytes(tmp_path):
@@ -141,7 +141,7 @@ def test_absolute_paths__below_a_given_root(tmp_path):
         images = open_images(file, root=root)
         assert [value(images, index) for index in range(2)] == [0, 1]
     assert images.keys == ["a/0.png", "b/1.png"]
-    with pytest.raises(UserError, match=rf"all paths are in {tmp_path}/photos: give --data-root {tmp_path}/photos\."):
+    with pytest.raises(UserError, match=rf"all paths are in {tmp_path}/photos: use --data-root {tmp_path}/photos\."):
         open_images(file)
     listing = tmp_path / "photos" / "list.txt"
     listing.write_text("".join(f"{path} {n}\n" for n, path in enumerate(paths)))
@@ -152,7 +152,7 @@ def test_absolute_paths__below_a_given_root(tmp_path):
 def test_absolute_paths__of_another_machine(tmp_path, begin):
     images_at(tmp_path / "photos", "a/0.png", "b/1.png")
     file = table(tmp_path / "labels.csv", [f"{begin}a/0.png", f"{begin}b/1.png"])
-    with pytest.raises(UserError, match=r"which is not on this machine: give its location with --data-root\."):
+    with pytest.raises(UserError, match=r"which is not on this machine: use --data-root to give their folder here\."):
         open_images(file)
     images = open_images(file, root=tmp_path / "photos")
     assert images.keys == ["a/0.png", "b/1.png"]

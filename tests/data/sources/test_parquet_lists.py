@@ -83,7 +83,7 @@ def test_lists__that_could_be_marks_are_classes_where_none_is_repeated(make_parq
     [
         ([[0, 3], [1]], True, r"has the label 3, but the metadata has only 3 class names"),
         ([[0, -1], [1]], True, r"has the label -1 in a list; expected 0 or more"),
-        ([[0, None], [1]], True, r"has a list with an empty item; replace the item by a label"),
+        ([[0, None], [1]], True, r"has a list with a null item; replace this item by a label"),
         ([[0.5, 1.0], [1.0, 0.0]], False, r"the type list<.*double>; expected lists of integers or names"),
         ([[0.0, 1.0], [1.0]], False, r"expected lists of integers or names, or lists with a 1 or 0 for every class"),
         (

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from data.conftest import encode
 from paucal.data.classes import choose_classes
-from paucal.data.sources.labels import find_separator, from_cells, labels_in_lists
+from paucal.data.sources.labels import find_separator, labels_from_cells, labels_in_lists
 from paucal.data.sources.opening import open_images
 from paucal.data.splits.split import make_split
 from paucal.data.splits.split_csv import read_split, write_split
@@ -71,7 +71,7 @@ def test_separator__as_given(tmp_path):
 
 @given(st.lists(st.sets(st.sampled_from("abcde")), min_size=1, max_size=20))
 def test_cells__give_back_the_names_they_hold(sets):
-    labels = from_cells([" ; ".join(sorted(names)) for names in sets], ";")
+    labels = labels_from_cells([" ; ".join(sorted(names)) for names in sets], ";")
     assert labels.multi_hot is not None
     found = [{labels.classes[place] for place in row.nonzero()[0]} for row in labels.multi_hot]
     assert found == sets
@@ -88,7 +88,7 @@ def test_columns__one_for_each_class(tmp_path):
     assert images.multi_hot is not None
     assert images.multi_hot.tolist() == [[1, 0], [1, 1], [0, -1], [0, -1]]
     assert list(images.columns) == ["fold"]
-    assert any("2 labels unknown" in note for note in images.notes)
+    assert any("2 unknown labels" in note for note in images.notes)
 
 
 def test_columns__of_one_class_each_give_one_label(tmp_path):

@@ -104,7 +104,7 @@ def test_columns__of_fastai_are_the_parts(opened):
 def test_columns__of_names_win_over_those_of_their_numbers(opened):
     images = opened({"image": FILES, "label": [0, 1] * 4, "class_name": ["cat", "dog"] * 4})
     assert images.classes == ("cat", "dog")
-    assert told(images, "the class names are in the column 'class_name'; 'label' has the numbers")
+    assert told(images, "the class names are in the column 'class_name'; the column 'label' has the class numbers")
     other = opened({"image": FILES, "label": [0, 1] * 4, "breed": [f"b{n}" for n in range(8)]})
     assert other.classes == ("0", "1")
     assert opened({"image": FILES, "label": AB, "class_name": ["cat", "dog"] * 4}).classes == ("a", "b")
@@ -218,7 +218,7 @@ def test_columns__of_one_name_that_are_not_read_do_no_harm(tmp_path):
 
 def test_columns__with_two_numbers_for_an_image_are_refused_as_targets(opened):
     images = opened({"path": [*FILES, "0.png"], "age": [*range(8), 9], "sex": ["f"] * 9}, labelled=False)
-    assert images.cells("sex") == ["f"] * 8
+    assert images.column_values("sex") == ["f"] * 8
     with pytest.raises(UserError, match=r"'0\.png' is in lines 2 and 10 of .* different cells in the column 'age'"):
         read_targets(images, "age", fewest=1)
 

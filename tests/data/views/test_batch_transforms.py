@@ -28,7 +28,7 @@ TRAIN, WHOLE = TrainTransform((SIDE, SIDE), SHIFTED, Normalisation()), EvalTrans
 @pytest.fixture
 def photos(tmp_path, monkeypatch):
     """A folder of small pictures of noise, and a cache of its own."""
-    monkeypatch.setenv(folder.VARIABLE, str(tmp_path / "cache"))
+    monkeypatch.setenv(folder.CACHE_VARIABLE, str(tmp_path / "cache"))
     generator = np.random.default_rng(0)
     for number in range(COUNT):
         path = tmp_path / "photos" / "ab"[number % 2] / f"{number}.png"
@@ -58,7 +58,7 @@ def assert_same(samples, others):
 @pytest.mark.parametrize("kind", [MappedStore, CachedStore])
 def test_at_once__equals_one_by_one(photos, monkeypatch, transform, kind):
     if kind is CachedStore:
-        monkeypatch.setenv(folder.VARIABLE, "off")
+        monkeypatch.setenv(folder.CACHE_VARIABLE, "off")
     images, _ = prepare_images(open_images(photos), DecodeOptions(side=64))
     assert isinstance(images.store, kind)
     dataset = ViewDataset(images, [(transform, 1)], seed=4, geometry=True)
@@ -71,7 +71,7 @@ def test_at_once__equals_one_by_one(photos, monkeypatch, transform, kind):
 
 @pytest.mark.parametrize("channels", [1, 3, 5])
 def test_at_once__of_any_number_of_channels_and_of_selections(tmp_path, monkeypatch, channels):
-    monkeypatch.setenv(folder.VARIABLE, str(tmp_path / "cache"))
+    monkeypatch.setenv(folder.CACHE_VARIABLE, str(tmp_path / "cache"))
     for name in "ab":
         (tmp_path / "tiles" / name).mkdir(parents=True)
     generator = np.random.default_rng(0)

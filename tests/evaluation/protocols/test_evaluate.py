@@ -266,7 +266,9 @@ def test_parts__of_a_published_number_per_class_are_drawn_by_the_seed():
 
 def test_parts__that_are_published_are_asked_for_where_they_are_not_there():
     images = shades((20, 0, 0))
-    bare = replace(images, declared=[""] * 60, hints=replace(images.hints, official_parts="put the list into toy"))
+    bare = replace(
+        images, declared=[""] * 60, hints=replace(images.hints, official_split_advice="put the list into toy")
+    )
     with pytest.raises(UserError, match="toy has no test split: put the list into toy, or draw one with"):
         with_parts(bare, 0, None, None)
 

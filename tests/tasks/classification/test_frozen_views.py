@@ -104,9 +104,9 @@ def test_run__whose_settings_allow_no_kept_activations_is_refused(tmp_path, chan
 
 def test_most_views__fit_in_a_quarter_of_the_free_memory_and_half_of_the_free_disk(tmp_path, monkeypatch):
     monkeypatch.setattr(frozen_views, "read_available_memory", lambda: 4000)
-    monkeypatch.setattr(frozen_views, "free_bytes", lambda folder: 700)
+    monkeypatch.setattr(frozen_views, "usable_disk_bytes", lambda folder: 700)
     assert max_views(tmp_path, n_images=10, n_bytes=20) == 3
-    monkeypatch.setattr(frozen_views, "free_bytes", lambda folder: 10**9)
+    monkeypatch.setattr(frozen_views, "usable_disk_bytes", lambda folder: 10**9)
     assert max_views(tmp_path, n_images=10, n_bytes=20) == 5
 
 

@@ -23,7 +23,7 @@ from paucal.types import UserError
 @pytest.fixture
 def data() -> SplitImages:
     images = numbered(90)
-    images = replace(images, stream=Stream.in_shards([90], 64))
+    images = replace(images, stream=Stream.from_shards([90], 64))
     return SplitImages(images, make_split(images))
 
 

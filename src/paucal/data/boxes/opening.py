@@ -19,7 +19,7 @@ from paucal.data.boxes.tree import Tree, ascii_bytes, folder_tree, open_tree
 from paucal.data.images import ImageSet
 from paucal.data.sources.archive import ARCHIVE_SUFFIXES, is_archive
 from paucal.data.sources.folder import IMAGE_FOLDERS
-from paucal.data.sources.labels import from_names
+from paucal.data.sources.labels import labels_from_names
 from paucal.data.splits.part_names import part_of_folders
 from paucal.types import NoLabelsError, UserError
 from paucal.wording import counted, left_out_notes, was_or_were
@@ -184,11 +184,13 @@ def open_tagged_images(path: Path) -> ImageSet | None:
         return None
     is_multi_label = any(len(set(names)) > 1 for names in tags)
     rows = [index for index, names in enumerate(tags) if names or is_multi_label]
-    labels = from_names([tags[index] for index in rows], is_multi_label, f"from {files.name}")
+    labels = labels_from_names([tags[index] for index in rows], is_multi_label, f"from {files.name}")
     images = without_labels(tree, annotations).select(np.asarray(rows, dtype=np.int64))
     notes = left_out_notes(len(tags) - len(rows), "image without a label", "images without a label")
     all_notes = (f"read from {files.shown}", *images.notes, *notes, *labels.notes)
-    return replace(images, classes=labels.classes, labels=labels.numbers, multi_hot=labels.multi_hot, notes=all_notes)
+    return replace(
+        images, classes=labels.classes, labels=labels.class_numbers, multi_hot=labels.multi_hot, notes=all_notes
+    )
 
 
 def without_labels(tree: Tree, annotations: AnnotationSet) -> ImageSet:

@@ -19,7 +19,7 @@ from paucal.data.boxes.annotations import (
 )
 from paucal.data.boxes.naming import ImageNames, MissingImage, assign_images, normalise_name, split_path
 from paucal.data.boxes.tree import Tree, ascii_bytes
-from paucal.data.classes import numbered_names, plain_name
+from paucal.data.classes import class_names_by_line, plain_name
 from paucal.data.sources.locating import UPLOAD_PREFIX
 from paucal.data.splits.part_names import PART_BY_WORD
 from paucal.reading import MAX_CONFIG_BYTES, parse_yaml, read_decoded
@@ -204,7 +204,7 @@ def _names_of_text_files(tree: Tree) -> dict[int, str] | None:
 
 
 def _listed_names(tree: Tree, file: str) -> tuple[str, ...]:
-    return tuple(map(plain_name, numbered_names(tree.lines(file, blank=True)[0], tree.shown_path(file))))
+    return tuple(map(plain_name, class_names_by_line(tree.lines(file, blank=True)[0], tree.shown_path(file))))
 
 
 def _check_names(names: Mapping[int, str], shown_path: str) -> dict[int, str]:

@@ -14,7 +14,7 @@ from PIL import Image
 from paucal.data.channels.arrays import ArrayShape, is_npy, is_tiff, npy_shape, read_npy, read_tiff, tiff_shape
 from paucal.data.channels.pixels import RGB, Planes, deep_values, image_from_pixels, is_deep, to_8_bits
 from paucal.data.decode import (
-    DEFAULT_READING,
+    DEFAULT_DECODE_OPTIONS,
     DecodeOptions,
     ImageSource,
     UnreadableImage,
@@ -33,7 +33,7 @@ GREY, GREY_ALPHA, RGBA = 1, 2, 4  # numbers of channels
 MODES = {GREY: "L", GREY_ALPHA: "LA", RGBA: "RGBA"}  # Pillow's modes by number of channels
 
 
-def decode_image(source: ImageSource, name: str, reading: DecodeOptions = DEFAULT_READING) -> Image.Image:
+def decode_image(source: ImageSource, name: str, reading: DecodeOptions = DEFAULT_DECODE_OPTIONS) -> Image.Image:
     """Decode an image to `reading.channels` channels: to a Pillow RGB image for 3 channels, else to `Planes`.
 
     Raises:
@@ -52,7 +52,7 @@ def image_shape(source: ImageSource, name: str) -> tuple[int, int]:
     return read_orientation(source, name).upright if array is None else (array.height, array.width)
 
 
-def check_image(source: ImageSource, name: str, reading: DecodeOptions = DEFAULT_READING) -> None:
+def check_image(source: ImageSource, name: str, reading: DecodeOptions = DEFAULT_DECODE_OPTIONS) -> None:
     """Raise `UnreadableImage` if an image cannot be decoded to its last byte; see `check_decodes`."""
     if reading.channels == RGB and not is_npy(source):
         _decode_or_report_channels(lambda: check_decodes(source, name, reading), source)
@@ -150,7 +150,7 @@ def convert_image(image: Image.Image | NDArray[np.generic], reading: DecodeOptio
 
 def resize_as_read(image: Image.Image, reading: DecodeOptions) -> Image.Image:
     """Return an image reduced to the size that `reading` specifies."""
-    size = reading.reduced(image.size)
+    size = reading.reduced_size(image.size)
     return image if size == image.size else image.resize(size, Image.Resampling.HAMMING, reducing_gap=2.0)
 
 

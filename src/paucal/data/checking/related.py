@@ -14,7 +14,7 @@ from paucal.data.checking.survey import Survey
 from paucal.data.images import ImageSet
 from paucal.data.splits.part_names import PART_BY_WORD
 from paucal.data.stores import Store
-from paucal.data.unreadable import for_each
+from paucal.data.unreadable import process_images
 
 MIN_CORRELATION = 0.9  # smallest correlation of the pixels of two similar images
 MIN_CONTRAST = 0.02  # images with a smaller standard deviation of the brightness are blank, so their hash is arbitrary
@@ -120,7 +120,7 @@ def _compute_correlations(candidates: NDArray[np.int64], store: Store) -> NDArra
         image = store.read(int(images[row])).resize((_COMPARED_SIDE, _COMPARED_SIDE), Image.Resampling.BOX)
         pixels[row] = np.asarray(image).reshape(-1)
 
-    for_each(len(images), reduce_image, None, None)  # unreadable images stay black, with correlation 0
+    process_images(len(images), reduce_image, None, None)  # unreadable images stay black, with correlation 0
     rows = inverse.reshape(-1, 2)
     # Pairs are compared in chunks that fit in memory, since a set of video frames has millions of pairs.
     chunks = [rows[begin : begin + _CHUNK_PAIRS] for begin in range(0, len(rows), _CHUNK_PAIRS)]

@@ -14,7 +14,7 @@ from paucal.data.decode import UnreadableImage
 from paucal.data.decoded.stored_digests import source_digest
 from paucal.data.images import ImageSet
 from paucal.data.stores import DecodedCopies, EncodedStore, Store, locate, locate_original
-from paucal.data.unreadable import ReportProgress, for_each
+from paucal.data.unreadable import ReportProgress, process_images
 
 _DECODED_SIDE = 64  # shorter side of decoded images in pixels, enough for the hash and the brightness
 
@@ -87,7 +87,7 @@ def survey_images(images: ImageSet, workers: int | None = None, progress: Report
         survey.hashes[index] = compute_hash(grey)
         survey.brightness[index], survey.contrast[index] = grey.mean() / 255, grey.std() / 255
 
-    survey.unreadable.update(for_each(count, measure, workers, progress))
+    survey.unreadable.update(process_images(count, measure, workers, progress))
     return survey
 
 

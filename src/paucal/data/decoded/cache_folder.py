@@ -1,4 +1,4 @@
-"""The cache folder of decoded images, shards and features: its path, its size, and the removal of its files.
+"""The cache folder of decoded images, shards and features: path, size, and removal of files.
 
 NumPy is not imported here, so that `paucal cache` starts quickly.
 """
@@ -9,8 +9,8 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-VARIABLE = "PAUCAL_IMAGE_CACHE"  # environment variable with the path of the cache folder
-OFF = "off"  # value of the variable that turns caching off
+CACHE_VARIABLE = "PAUCAL_IMAGE_CACHE"  # environment variable with the path of the cache folder
+OFF = "off"  # value of this environment variable that turns caching off
 PIXELS_SUFFIX, INDEX_SUFFIX, UNFINISHED_SUFFIX = ".pixels", ".npz", ".tmp"
 DIGESTS_SUFFIX = ".known"  # suffix of files of digests, followed by `INDEX_SUFFIX`
 SHARDS = "shards"  # subfolder of downloaded shards and stored indices
@@ -27,12 +27,12 @@ class CacheEntry:
     Attributes:
         pixels_path: Path of the file.
         n_bytes: Size of the file in bytes.
-        used: Time of the last use, in seconds since 1970.
+        last_used: Time of the last use, in seconds since 1970.
     """
 
     pixels_path: Path
     n_bytes: int
-    used: float
+    last_used: float
 
 
 def features_folder() -> Path:
@@ -46,20 +46,20 @@ def cache_folder() -> Path | None:
     The environment variable `PAUCAL_IMAGE_CACHE` contains the folder or "off". If the variable is not set, the folder
     is `paucal/images` in `XDG_CACHE_HOME`, or else in `~/.cache`.
     """
-    setting = os.environ.get(VARIABLE, "").strip()
+    setting = os.environ.get(CACHE_VARIABLE, "").strip()
     if setting.lower() == OFF:
         return None
     return Path(setting).expanduser() if setting else features_folder().with_name("images")
 
 
-def frames_folder() -> Path:
-    """Return the folder that stores DataFrames passed as DATA: `frames` in the cache folder, even if caching is off."""
+def dataframes_folder() -> Path:
+    """Return the folder for DataFrames that were passed as DATA: `frames` in the cache folder, even without caching."""
     return (cache_folder() or features_folder().with_name("images")) / "frames"
 
 
-def unpacked_folder() -> Path:
+def unpacked_archives_folder() -> Path:
     """Return the folder of unpacked archives with masks: `unpacked` in the cache folder, even if caching is off."""
-    return frames_folder().with_name("unpacked")
+    return dataframes_folder().with_name("unpacked")
 
 
 def folder_bytes(folder: Path) -> int:
@@ -67,10 +67,10 @@ def folder_bytes(folder: Path) -> int:
     return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
 
 
-def usable_folder() -> Path | None:
+def usable_cache_folder() -> Path | None:
     """Create and return the cache folder; None if caching is off or the folder cannot be written.
 
-    Only its owner can read the folder, since it may contain images of patients.
+    Only the user can read the folder, since the images may be confidential.
     """
     folder = cache_folder()
     if folder is None:
@@ -82,8 +82,8 @@ def usable_folder() -> Path | None:
     return folder if os.access(folder, os.W_OK | os.X_OK) else None
 
 
-def free_bytes(folder: Path) -> int:
-    """Return how many bytes the images of one set may take up.
+def usable_disk_bytes(folder: Path) -> int:
+    """Return how many bytes the images of one set may take up on the disk of a folder.
 
     The result is half of the free disk space, but at most 32 GiB, and 0 if the free space cannot be determined.
     """
@@ -102,21 +102,21 @@ def list_entries(folder: Path) -> list[CacheEntry]:
             entries.append(CacheEntry(pixels_path, pixels_path.stat().st_size, index.stat().st_mtime))
         except OSError:  # another run has removed the entry
             continue
-    return sorted(entries, key=lambda entry: entry.used)
+    return sorted(entries, key=lambda entry: entry.last_used)
 
 
-def free_space(folder: Path, max_bytes: int = MAX_BYTES, spare: Path | None = None) -> None:
+def evict_entries(folder: Path, max_bytes: int = MAX_BYTES, kept_pixels_path: Path | None = None) -> None:
     """Remove old unfinished files, and the least recently used entries until all entries take up at most `max_bytes`.
 
-    The entry with the file `spare` is kept. A run that has a removed entry open can still read the entry. On Windows an
-    open entry is not removed.
+    The entry with the file `kept_pixels_path` is kept. A run that has opened an entry can still read the entry after
+    the removal. On Windows, an open entry is not removed.
     """
     entries = list_entries(folder)
     total = sum(entry.n_bytes for entry in entries)
     for entry in entries:
         if total <= max_bytes:
             break
-        if entry.pixels_path != spare:
+        if entry.pixels_path != kept_pixels_path:
             remove_entry(entry)
             total -= entry.n_bytes
     for file in folder.glob(f"*{UNFINISHED_SUFFIX}"):
@@ -128,7 +128,7 @@ def free_space(folder: Path, max_bytes: int = MAX_BYTES, spare: Path | None = No
 
 
 def remove_entry(entry: CacheEntry) -> None:
-    """Remove an entry. Its index is removed first, so that no run opens a partly removed entry."""
+    """Remove the files of an entry, the index first, so that no run opens a partly removed entry."""
     for file in (entry.pixels_path.with_suffix(INDEX_SUFFIX), entry.pixels_path):
         try:
             file.unlink(missing_ok=True)
@@ -137,7 +137,7 @@ def remove_entry(entry: CacheEntry) -> None:
 
 
 def clear_cache(folder: Path) -> int:
-    """Remove decoded images, digests and unfinished files from a cache folder; return the bytes that images took up."""
+    """Remove decoded images, digests and unfinished files from a cache folder; return the freed bytes of images."""
     entries = list_entries(folder)
     for entry in entries:
         remove_entry(entry)
@@ -148,7 +148,7 @@ def clear_cache(folder: Path) -> int:
     return freed
 
 
-def clear_fetched(folder: Path) -> int:
+def clear_downloaded_shards(folder: Path) -> int:
     """Remove downloaded shards and their stored indices from a cache folder; return the number of freed bytes."""
     total = folder_bytes(folder / SHARDS)
     shutil.rmtree(folder / SHARDS, ignore_errors=True)

@@ -12,17 +12,17 @@ from PIL import Image
 from torch import Tensor
 
 from paucal.data.channels.pixels import RGB, image_from_pixels, pixels_of
-from paucal.data.decoded.on_disk import FullError
+from paucal.data.decoded.on_disk import CacheFullError
 from paucal.data.images import ImageSet
 from paucal.data.processes import start_method
 from paucal.data.stores import DecodedCopies, Store
-from paucal.data.unreadable import OnBad, ReportProgress, drop_unreadable, for_each, verify_images
+from paucal.data.unreadable import OnBad, ReportProgress, drop_unreadable, process_images, verify_images
 from paucal.memory import read_available_memory
 
 MAX_BYTES = 4 << 30  # largest size of the decoded images of a set
 _MAX_MEMORY_FRACTION = 0.25  # largest fraction of the free memory that decoded images may take up
 _SAMPLED_IMAGES = 256  # number of images whose headers are read to estimate the size
-_SIZE_MARGIN = 1.5  # allocated bytes per estimated byte
+_SIZE_MARGIN = 1.5  # ratio of the allocated size to the estimated size
 _SHARED_MEMORY_FOLDER = Path("/dev/shm")
 
 
@@ -79,7 +79,7 @@ def cache_images(
     """Decode every image once to verify it, and keep all decoded images in memory if they fit.
 
     The size of the decoded images is estimated from the headers of a sample. If the decoded images do not fit, the
-    store of the set is not replaced.
+    returned set reads and decodes the original images.
 
     Args:
         image_set: Images to verify.
@@ -97,15 +97,15 @@ def cache_images(
     """
     if budget is None:
         budget = min(MAX_BYTES, int(_MAX_MEMORY_FRACTION * read_available_memory()))
-    estimate = estimate_bytes(image_set, _SAMPLED_IMAGES)
-    # The margin allows for an unrepresentative sample. Allocated memory is not used until it is written to.
+    estimate = estimate_decoded_bytes(image_set, _SAMPLED_IMAGES)
+    # The margin is for an unrepresentative sample, and costs nothing, since memory is not used before it is written.
     pixels = _allocate(min(budget, int(_SIZE_MARGIN * estimate))) if 0 < estimate <= budget else None
     if pixels is None:
         return verify_images(image_set, on_bad, workers, progress)
     block_filler = _BlockFiller(image_set.store, pixels)
     try:
-        problems = for_each(len(image_set), block_filler, workers, progress)
-    except FullError:  # the estimate was too low
+        problems = process_images(len(image_set), block_filler, workers, progress)
+    except CacheFullError:  # the estimate was too low
         return verify_images(image_set, on_bad, workers, progress)
     readable_set, names = drop_unreadable(image_set, problems, on_bad)
     readable = np.setdiff1d(np.arange(len(image_set)), list(problems))
@@ -129,20 +129,23 @@ class _BlockFiller:
             start = self._used
             self._used = end = start + image.size
         if end > self._pixels.size:
-            raise FullError
+            raise CacheFullError
         self._pixels[start:end] = image.reshape(-1)
         self.offsets[index], self.shapes[index] = start, image.shape[:2]
 
 
-def estimate_bytes(images: ImageSet, sample: int = 64) -> float:
+def estimate_decoded_bytes(images: ImageSet, sample: int = 64) -> float:
     """Estimate the bytes of a set's decoded images from the headers of a sample; 0 if no header is readable."""
-    sizes = [images.reading.reduced((height, width)) for height, width in images.sample_sizes(sample).tolist()]
+    sizes = [images.reading.reduced_size((height, width)) for height, width in images.sample_sizes(sample).tolist()]
     pixels = sum(height * width for height, width in sizes) / max(len(sizes), 1)
     return pixels * images.reading.channels * len(images)
 
 
 def _allocate(size: int) -> Tensor | None:
-    """Allocate shared memory, or private memory if workers are forked (they inherit the memory), or return None."""
+    """Allocate memory that loader workers can read; return None if that is impossible.
+
+    If there is not enough shared memory, private memory is allocated, which forked workers inherit.
+    """
     # Writing to a full shared-memory file system kills the process, so the free space is checked. Containers often have
     # only 64 MB of shared memory. Half of the free space is left for the batches that workers send.
     if not _SHARED_MEMORY_FOLDER.is_dir() or 2 * size <= shutil.disk_usage(_SHARED_MEMORY_FOLDER).free:

@@ -21,7 +21,7 @@ _MARK_BYTES = 16  # size of the mark at the end of a file of pixels
 _MIN_MOMENTS_SIDE = 128  # smallest shorter side in pixels for which moments are stored
 
 
-class FullError(Exception):
+class CacheFullError(Exception):
     """The decoded images take up more bytes than the limit."""
 
 
@@ -49,14 +49,14 @@ class EntryTable:
         """Number of channels of every image."""
         return self.moments.shape[-1]
 
-    def rows(self, numbers: NDArray[np.int64]) -> "EntryTable":
-        """Return a table of the rows with these numbers, in the order of the numbers."""
+    def select(self, rows: NDArray[np.int64]) -> "EntryTable":
+        """Return a table of only these rows, in the order of `rows`."""
         table = EntryTable(0)
         for name, values in vars(self).items():
-            setattr(table, name, values[numbers])
+            setattr(table, name, values[rows])
         return table
 
-    def fits(self, n_bytes: int) -> bool:
+    def is_valid_for(self, n_bytes: int) -> bool:
         """Return whether the table is a valid index of a file of `n_bytes` bytes."""
         if self.moments.ndim != 3:
             return False
@@ -68,7 +68,7 @@ class EntryTable:
         return bool(count and self.offsets.min() >= 0 and self.shapes.min() > 0 and ends.max() <= n_bytes)
 
 
-class Entry:
+class MappedEntry:
     """A memory-mapped cache entry. A process that unpickles the entry maps the file again.
 
     Args:
@@ -116,7 +116,7 @@ def _map_file(path: Path, mark: bytes) -> NDArray[np.uint8]:
 class MappedStore(DecodedCopies):
     """Decoded images in a memory-mapped file that all processes share; if the file is gone, the original is read."""
 
-    def __init__(self, original: Store, entry: Entry) -> None:
+    def __init__(self, original: Store, entry: MappedEntry) -> None:
         super().__init__(original)
         self.entry = entry
 
@@ -143,23 +143,23 @@ class MappedStore(DecodedCopies):
         return self.entry.table.digests[index].tobytes()
 
 
-def find_entry(folder: Path, key: str) -> Entry | None:
-    """Open an entry and mark it as used now; None if the entry is missing or damaged."""
+def open_entry(folder: Path, key: str) -> MappedEntry | None:
+    """Open an entry and record the time of use; None if the entry is missing or damaged."""
     index, pixels = folder / f"{key}{INDEX_SUFFIX}", folder / f"{key}{PIXELS_SUFFIX}"
     if (stored := read_table(index)) is None:
         return None
     table, _, mark = stored
     try:
-        if not table.fits(pixels.stat().st_size):
+        if not table.is_valid_for(pixels.stat().st_size):
             return None
         os.utime(index)
-        return Entry(pixels, table, mark)
+        return MappedEntry(pixels, table, mark)
     except (OSError, ValueError):
         return None
 
 
 def read_table(index: Path) -> tuple[EntryTable, str, bytes] | None:
-    """Return the table of an entry, the format that its images were decoded to, and its mark; None if unreadable."""
+    """Return the table of an entry, the format of the decoded images, and the mark of the file; None if unreadable."""
     table = EntryTable(0)
     try:
         with open(index, "rb") as file, np.load(file, allow_pickle=False) as arrays:
@@ -200,13 +200,17 @@ class EntryWriter:
             path.unlink(missing_ok=True)
 
     def add(self, index: int, image: Image.Image, size: tuple[int, int]) -> None:
-        """Store a decoded image in row `index`; `size` is the original (height, width). Raises `FullError`."""
+        """Store a decoded image in row `index`; `size` is the original (height, width). Raises `CacheFullError`."""
         no_moments = np.full((2, self.table.channels), np.nan)
         moments = no_moments if min(image.size) < _MIN_MOMENTS_SIDE else moments_of(image)
         self._store_pixels(index, pixels_of(image), size, moments)
 
-    def copy(self, index: int, entry: Entry, row: int) -> bool:
-        """Copy the image in a row of another entry; return False if that entry's file is gone. Raises `FullError`."""
+    def copy(self, index: int, entry: MappedEntry, row: int) -> bool:
+        """Copy the image in a row of another entry; return False if the file of that entry was removed or replaced.
+
+        Raises:
+            CacheFullError: The image does not fit into `max_bytes`.
+        """
         pixels = entry.view(row)
         if pixels is None:
             return False
@@ -214,15 +218,15 @@ class EntryWriter:
         self._store_pixels(index, pixels, (height, width), entry.table.moments[row])
         return True
 
-    def finish(self, key: str, rows: NDArray[np.int64], reading: str) -> None:
-        """Complete the files and rename them to `key`; the index has only `rows`, in that order. Raises an OSError."""
+    def finish(self, key: str, rows: NDArray[np.int64], format_key: str) -> None:
+        """Complete the files and name them after `key`; the index has only `rows`, in that order. Raises an OSError."""
         self._file.write(self._mark)
         self._file.flush()
         os.fsync(self._file.fileno())
         self._file.close()
         with open(self._index_path, "wb") as file:
-            metadata = json.dumps({"reading": reading, "mark": self._mark.hex()})
-            np.savez(file, about=np.array(metadata), **vars(self.table.rows(rows)))
+            metadata = json.dumps({"reading": format_key, "mark": self._mark.hex()})
+            np.savez(file, about=np.array(metadata), **vars(self.table.select(rows)))
             file.flush()
             os.fsync(file.fileno())
         self._path.replace(self._folder / f"{key}{PIXELS_SUFFIX}")
@@ -235,7 +239,7 @@ class EntryWriter:
         data = pixels.reshape(-1).data
         with self._lock:
             if self._used + len(data) > self._max_bytes:
-                raise FullError
+                raise CacheFullError
             self.table.offsets[index] = self._used
             self._file.write(data)
             self._used += len(data)

@@ -21,16 +21,16 @@ from paucal.data.decoded.cache_folder import (
     DIGESTS_SUFFIX,
     INDEX_SUFFIX,
     PIXELS_SUFFIX,
-    free_bytes,
-    free_space,
-    usable_folder,
+    evict_entries,
+    usable_cache_folder,
+    usable_disk_bytes,
 )
-from paucal.data.decoded.in_memory import cache_images, estimate_bytes
-from paucal.data.decoded.on_disk import Entry, EntryWriter, FullError, MappedStore, find_entry, read_table
+from paucal.data.decoded.in_memory import cache_images, estimate_decoded_bytes
+from paucal.data.decoded.on_disk import CacheFullError, EntryWriter, MappedEntry, MappedStore, open_entry, read_table
 from paucal.data.decoded.stored_digests import StoredDigests, read_encoded, source_digest
 from paucal.data.images import ImageSet
 from paucal.data.stores import ConvertedStore, EncodedStore, locate
-from paucal.data.unreadable import OnBad, ReportProgress, drop_unreadable, for_each, verify_images
+from paucal.data.unreadable import OnBad, ReportProgress, drop_unreadable, process_images, verify_images
 from paucal.types import UserError
 from paucal.wording import counted
 
@@ -39,14 +39,14 @@ STREAM_SAMPLE = 256  # number of images of a streamed set that are verified
 _STORED_SIDES = (64, 128, 512)  # shorter sides of stored images in pixels; larger sides are powers of two
 
 
-def side_for(image_size: Sequence[int]) -> int:
+def stored_side(image_size: Sequence[int]) -> int:
     """Return the shorter side in pixels of stored images for a network, at least twice the network's input side.
 
     A crop of a quarter of the area then needs no enlargement. Only a few sides are used, so networks with similar input
     sizes, such as the networks that `paucal train` tries one after the other, share stored images.
 
     Example:
-        >>> [side_for([side]) for side in (16, 32, 64, 96, 160, 224, 240, 384)]
+        >>> [stored_side([side]) for side in (16, 32, 64, 96, 160, 224, 240, 384)]
         [64, 64, 128, 512, 512, 512, 512, 1024]
     """
     min_side = 2 * max(image_size)
@@ -63,7 +63,7 @@ def prepare_images(
     """Verify every image once, and store all decoded images in a file that runs share.
 
     If the disk is too full, decoded images are kept in memory. If the memory is too small, images are only verified
-    here, and decoded again each time they are read. `stream_images` handles streamed images.
+    here, and decoded again each time they are read. `prepare_streamed_images` handles streamed images.
 
     Args:
         image_set: Images in files or in memory.
@@ -82,20 +82,20 @@ def prepare_images(
     reading, notes = with_value_ranges(reading, image_set)
     image_set = replace(image_set, notes=tuple(dict.fromkeys([*image_set.notes, *notes])))
     if image_set.stream is not None:
-        return stream_images(image_set, reading, on_bad, workers, progress)
+        return prepare_streamed_images(image_set, reading, on_bad, workers, progress)
     converted_set = replace(image_set, store=ConvertedStore(image_set.store, reading), reading=reading)
     is_encoded = all(isinstance(locate(image_set.store, index)[0], EncodedStore) for index in range(len(image_set)))
-    folder = usable_folder() if is_encoded else None
-    if folder is not None and estimate_bytes(converted_set) <= (max_bytes := free_bytes(folder)):
+    folder = usable_cache_folder() if is_encoded else None
+    if folder is not None and estimate_decoded_bytes(converted_set) <= (max_bytes := usable_disk_bytes(folder)):
         try:
             return _PreparationPass(image_set, converted_set, folder, max_bytes, workers, progress).run(on_bad)
-        except (FullError, OSError):  # the disk is full, or has less free space than reported
+        except (CacheFullError, OSError):  # the disk is full, or has less free space than reported
             pass
     return cache_images(converted_set, on_bad=on_bad, workers=workers, progress=progress)
 
 
 class _PreparationPass:
-    """The decoding of a set into a cache entry, or the reuse of an existing entry; see `prepare_images`."""
+    """Decodes a set into a cache entry, or reuses an existing entry; see `prepare_images`."""
 
     def __init__(
         self,
@@ -118,11 +118,11 @@ class _PreparationPass:
 
     def run(self, on_bad: OnBad) -> tuple[ImageSet, list[str]]:
         """Return the prepared set, and the keys of the unreadable images that it leaves out."""
-        if not (self.is_known.all() and self._find_entry()):
+        if not (self.is_known.all() and self._open_entry()):
             self._store_images()
         self._report(len(self.locations))
         readable_set, names = drop_unreadable(self.converted_set, self.error_by_index, on_bad)
-        if (entry := self._find_entry()) is not None:
+        if (entry := self._open_entry()) is not None:
             readable_set = replace(readable_set, store=MappedStore(readable_set.store, entry))
         return readable_set, names
 
@@ -130,40 +130,42 @@ class _PreparationPass:
         stored_images, channels = _find_stored_images(self.folder, self.format_key), self.converted_set.reading.channels
         with EntryWriter(self.folder, len(self.locations), self.max_bytes, channels) as writer:
             store_image = partial(self._store_image, writer=writer, stored_images=stored_images)
-            self._for_each(np.flatnonzero(~self.is_known), store_image)
+            self._process(np.flatnonzero(~self.is_known), store_image)
             readable = self._readable_positions()
             # An entry already exists if the set is a copy, or if all new images are unreadable.
-            if not self._find_entry():
-                self._for_each(np.flatnonzero(self.is_known), store_image)
+            if not self._open_entry():
+                self._process(np.flatnonzero(self.is_known), store_image)
                 readable = self._readable_positions()
                 if len(readable):
                     writer.table.digests[:] = self.digests
                     writer.finish(self._entry_key(), readable, self.format_key)
         self.stored_digests.remember([self.stamps[index] for index in readable], self.digests[readable])
-        free_space(self.folder, spare=self.folder / f"{self._entry_key()}{PIXELS_SUFFIX}")
+        evict_entries(self.folder, kept_pixels_path=self.folder / f"{self._entry_key()}{PIXELS_SUFFIX}")
 
-    def _store_image(self, index: int, writer: EntryWriter, stored_images: dict[bytes, tuple[Entry, int]]) -> None:
+    def _store_image(
+        self, index: int, writer: EntryWriter, stored_images: dict[bytes, tuple[MappedEntry, int]]
+    ) -> None:
         """Add an image to the entry: copied from another entry if possible, else decoded."""
         store, position = self.locations[index]
         assert isinstance(store, EncodedStore)
         source = None
         if not self.is_known[index]:
-            source = _read_content(store, position)
+            source = _read_encoded_image(store, position)
             self.digests[index] = np.frombuffer(source_digest(source), dtype=np.uint8)
         location = stored_images.get(self.digests[index].tobytes())
         if location is not None and writer.copy(index, *location):
             return
-        source = _read_content(store, position) if source is None else source
+        source = _read_encoded_image(store, position) if source is None else source
         image = decode_image(source, store.name(position), self.converted_set.reading)
         # If the shorter side is not the reduced side, the image has its original size, and its header need not be read.
         may_be_reduced = min(image.size) == self.converted_set.reading.side
         writer.add(index, image, store.size(position) if may_be_reduced else (image.height, image.width))
 
-    def _for_each(self, indices: NDArray[np.int64], work: Callable[[int], None]) -> None:
+    def _process(self, indices: NDArray[np.int64], process_image: Callable[[int], None]) -> None:
         def report(done: int, _: int) -> None:
             self._report(self.n_done + done)
 
-        problems = for_each(len(indices), lambda row: work(int(indices[row])), self.workers, report)
+        problems = process_images(len(indices), lambda row: process_image(int(indices[row])), self.workers, report)
         self.error_by_index.update({int(indices[row]): problem for row, problem in problems.items()})
         self.n_done += len(indices)
 
@@ -174,8 +176,8 @@ class _PreparationPass:
     def _readable_positions(self) -> NDArray[np.int64]:
         return np.setdiff1d(np.arange(len(self.locations)), list(self.error_by_index))
 
-    def _find_entry(self) -> Entry | None:
-        return find_entry(self.folder, self._entry_key())
+    def _open_entry(self) -> MappedEntry | None:
+        return open_entry(self.folder, self._entry_key())
 
     def _entry_key(self) -> str:
         digest = hashlib.blake2b(self.format_key.encode(), digest_size=20)
@@ -183,36 +185,36 @@ class _PreparationPass:
         return digest.hexdigest()
 
 
-def _find_stored_images(folder: Path, format_key: str) -> dict[bytes, tuple[Entry, int]]:
-    """Return entry and row of all stored images in this format, by the digest of the original image."""
-    locations: dict[bytes, tuple[Entry, int]] = {}
+def _find_stored_images(folder: Path, format_key: str) -> dict[bytes, tuple[MappedEntry, int]]:
+    """Return the cache entry and the row of each stored image in this format, by the digest of the original image."""
+    locations: dict[bytes, tuple[MappedEntry, int]] = {}
     for index in folder.glob(f"*{INDEX_SUFFIX}"):
         stored = None if index.name.endswith(f"{DIGESTS_SUFFIX}{INDEX_SUFFIX}") else read_table(index)
         if stored is None or stored[1] != format_key:
             continue
-        if (entry := find_entry(folder, index.name.removesuffix(INDEX_SUFFIX))) is not None:
+        if (entry := open_entry(folder, index.name.removesuffix(INDEX_SUFFIX))) is not None:
             locations |= {digest.tobytes(): (entry, row) for row, digest in enumerate(entry.table.digests)}
     return locations
 
 
-def _read_content(store: EncodedStore, index: int) -> bytes | Path:
+def _read_encoded_image(store: EncodedStore, index: int) -> bytes | Path:
     try:
         return read_encoded(store.source(index))
     except OSError as problem:
         raise UnreadableImage(f"image {store.name(index)} cannot be decoded: {problem.strerror or problem}") from None
 
 
-def stream_images(
+def prepare_streamed_images(
     image_set: ImageSet,
     reading: DecodeOptions,
     on_bad: OnBad,
     workers: int | None = None,
     progress: ReportProgress | None = None,
 ) -> tuple[ImageSet, list[str]]:
-    """Return a streamed set whose images are converted as `reading` specifies.
+    """Return a streamed set whose images are converted as `reading` specifies, and verify some or all images.
 
-    With "refuse", only a sample is verified, and an unreadable image found later ends the run. With "skip", every image
-    is decoded once beforehand, since all processes must leave out the same images.
+    If `on_bad` is "refuse", only a sample is verified, and an unreadable image found later ends the run. If `on_bad` is
+    "skip", every image is decoded once here, since all processes must leave out the same images.
 
     Returns:
         The set, and the keys of the images left out.
@@ -221,7 +223,7 @@ def stream_images(
     if on_bad == "skip":
         return verify_images(converted_set, on_bad, workers, progress)
     sampled = converted_set.sample(STREAM_SAMPLE)
-    problems = for_each(len(sampled), lambda row: converted_set.store.check(int(sampled[row])), workers, progress)
+    problems = process_images(len(sampled), lambda row: converted_set.store.check(int(sampled[row])), workers, progress)
     if problems:
         first = min(problems)
         raise UserError(

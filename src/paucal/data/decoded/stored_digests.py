@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paucal.data.decoded.cache_folder import DIGESTS_SUFFIX, INDEX_SUFFIX, UNFINISHED_SUFFIX
-from paucal.data.stores import Stamp
+from paucal.data.stores import FileStamp
 
 DIGEST_BYTES = 16  # bytes per digest
 _MAX_READ_BYTES = 64 << 20  # largest file that is read into memory; larger files are decoded from disk
@@ -35,7 +35,7 @@ def read_encoded(source: bytes | Path) -> bytes | Path:
 
 
 def source_digest(source: bytes | Path) -> bytes:
-    """Return the 16-byte digest of an encoded image; raises an OSError if the file cannot be read."""
+    """Return the 16-byte digest of an encoded image; raises an OSError if the file of the image cannot be read."""
     if isinstance(source, bytes):
         return hashlib.blake2b(source, digest_size=DIGEST_BYTES).digest()
     with open(source, "rb") as file:
@@ -54,7 +54,7 @@ class StoredDigests:
         self.file = folder / f"{name}{DIGESTS_SUFFIX}{INDEX_SUFFIX}"
         self._digests = _read_digests(self.file)
 
-    def look_up(self, stamps: Sequence[Stamp | None]) -> tuple[NDArray[np.uint8], NDArray[np.bool_]]:
+    def look_up(self, stamps: Sequence[FileStamp | None]) -> tuple[NDArray[np.uint8], NDArray[np.bool_]]:
         """Return (N, 16) digests, and an (N,) mask of the images whose digest was stored; all other digests are 0."""
         digests, is_known = np.zeros((len(stamps), DIGEST_BYTES), dtype=np.uint8), np.zeros(len(stamps), dtype=bool)
         for row, stamp in enumerate(stamps):
@@ -63,7 +63,7 @@ class StoredDigests:
                 digests[row], is_known[row] = np.frombuffer(digest, dtype=np.uint8), True
         return digests, is_known
 
-    def remember(self, stamps: Sequence[Stamp | None], digests: NDArray[np.uint8]) -> None:
+    def remember(self, stamps: Sequence[FileStamp | None], digests: NDArray[np.uint8]) -> None:
         """Store digests, and remove older digests of the same paths."""
         rows = enumerate(stamps)
         new_digests = {_stamp_key(stamp): digests[row].tobytes() for row, stamp in rows if stamp is not None}
@@ -80,7 +80,7 @@ class StoredDigests:
             temporary.unlink(missing_ok=True)
 
 
-def _stamp_key(stamp: Stamp) -> _StampKey:
+def _stamp_key(stamp: FileStamp) -> _StampKey:
     # NumPy strips trailing zeros of byte strings.
     name = hashlib.blake2b(stamp.name.encode(errors="surrogateescape"), digest_size=16).digest().rstrip(b"\0")
     return name, stamp.size, stamp.modified_ns

@@ -17,14 +17,14 @@ from paucal.data.maps.store import (
     DONE,
     INDEX,
     VALUES,
-    Advance,
-    Covered,
+    CoveredRegion,
     MapFacts,
     content_hashes,
     open_array,
     read_index,
     require_shapes,
 )
+from paucal.data.unreadable import ReportProgress
 from paucal.types import UserError
 
 
@@ -38,7 +38,7 @@ class LabelMaps:
             classes, grid, trained_on = (tuple(index[name]) for name in ("classes", "grid", "trained_on"))
             covered = index.get("covered", "image")
             self.facts = MapFacts(index["teacher"], classes, grid, index["top"], trained_on, covered)
-            if self.facts.covered not in get_args(Covered):
+            if self.facts.covered not in get_args(CoveredRegion):
                 raise KeyError(f"covered {self.facts.covered!r}")
             for name in ("classes", "keys", "hashes", "trained_on"):
                 if not isinstance(index[name], list) or not all(type(entry) is str for entry in index[name]):
@@ -64,11 +64,11 @@ class LabelMaps:
         return key in self._row
 
     def open_reader(
-        self, images: ImageSet, positions: NDArray[np.int64], advance: Advance | None = None
+        self, images: ImageSet, positions: NDArray[np.int64], progress: ReportProgress | None = None
     ) -> "MapReader":
         """Return a reader of the maps of the images at `positions`, after checking that these images are unchanged."""
-        order = _class_order(self.facts, images)
-        has_other_classes = len(order) > len(images.classes)
+        class_numbers = _match_classes(self.facts, images)
+        has_other_classes = len(class_numbers) > len(images.classes)
         keys = [images.keys[int(position)] for position in positions]
         if (missing := next((key for key in keys if key not in self._row), None)) is not None:
             raise UserError(
@@ -76,7 +76,7 @@ class LabelMaps:
             )
         rows = np.full(len(images), -1)
         rows[positions] = [self._row[key] for key in keys]
-        hashes = content_hashes(images, positions, advance)
+        hashes = content_hashes(images, positions, progress)
         for position, current_hash in zip(positions.tolist(), hashes, strict=True):
             if current_hash != self._hashes[rows[position]]:
                 raise UserError(
@@ -85,7 +85,7 @@ class LabelMaps:
                 )
         self._check_classes(rows[positions])
         covered = _square_fractions(images, positions) if self.facts.covered == "square" else None
-        return MapReader(self.folder, rows, order, covered, has_other_classes)
+        return MapReader(self.folder, rows, class_numbers, covered, has_other_classes)
 
     def _check_classes(self, rows: NDArray[np.int64]) -> None:
         for begin in range(0, len(rows), 1024):
@@ -104,8 +104,8 @@ class MapReader:
     Args:
         folder: Folder of the maps.
         rows: (N,) row of the map of each image of the set; -1 for images that are not read.
-        order: (K,) class number in the set for each of the teacher's K classes; classes that the set lacks are numbered
-            after the set's classes.
+        class_numbers: (K,) class number in the set of each of the teacher's K classes; classes that the set lacks are
+            numbered after the set's classes.
         covered: (N, 2) fractions of the width and height of each image that its map covers; None if maps cover whole
             images.
         has_other_classes: Whether the teacher has classes that the set lacks.
@@ -115,11 +115,11 @@ class MapReader:
         self,
         folder: Path,
         rows: NDArray[np.int64],
-        order: NDArray[np.int64],
+        class_numbers: NDArray[np.int64],
         covered: NDArray[np.float32] | None = None,
         has_other_classes: bool = False,
     ) -> None:
-        self.folder, self.rows, self.order = folder, rows, order
+        self.folder, self.rows, self.class_numbers = folder, rows, class_numbers
         self.covered, self.has_other_classes = covered, has_other_classes
         self._arrays: tuple[NDArray, NDArray] | None = None
 
@@ -135,32 +135,32 @@ class MapReader:
         values, indices = self._arrays
         row = self.rows[position]
         tensors = {"values": torch.from_numpy(np.array(values[row]))}
-        tensors["indices"] = torch.from_numpy(self.order[indices[row]])
+        tensors["indices"] = torch.from_numpy(self.class_numbers[indices[row]])
         if self.covered is not None:
             tensors["covered"] = torch.from_numpy(self.covered[position])
         if self.has_other_classes:
-            tensors["teacher_classes"] = torch.tensor(len(self.order))
+            tensors["teacher_classes"] = torch.tensor(len(self.class_numbers))
         return tensors
 
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), "_arrays": None}
 
 
-def name_classes(indices: Tensor) -> tuple[Tensor, Tensor]:
-    """List the different classes in each image's map, and replace each entry of the map by its position in that list.
+def list_map_classes(indices: Tensor) -> tuple[Tensor, Tensor]:
+    """List the different classes in each image's map, and replace each class number by its position in that list.
 
-    This function runs on the CPU when a batch is collated, since on a GPU, counting the U classes would force the CPU
-    to wait for the GPU.
+    This function runs on the CPU when a batch is collated. On a GPU, the CPU would have to wait for U, the largest
+    number of classes in a map.
 
     Args:
         indices: (B, k, H, W) int64 class numbers of B maps.
 
     Returns:
-        The (B, U) int64 classes of each map, ascending and padded with -1, and the (B, k, H, W) int64 positions of the
-        entries in the classes of their map.
+        The (B, U) int64 classes of each map, ascending and padded with -1, and the (B, k, H, W) int64 maps of positions
+        in these classes.
 
     Example:
-        >>> name_classes(torch.tensor([7, 3, 7]).reshape(1, 3, 1, 1))[0]
+        >>> list_map_classes(torch.tensor([7, 3, 7]).reshape(1, 3, 1, 1))[0]
         tensor([[3, 7]])
     """
     pairs = [torch.unique(image_indices, return_inverse=True) for image_indices in indices]
@@ -170,7 +170,10 @@ def name_classes(indices: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _square_fractions(images: ImageSet, positions: NDArray[np.int64]) -> NDArray[np.float32]:
-    """Return the (N, 2) fractions of width and height that the central square covers; 1 for other images."""
+    """Return the (N, 2) fractions of width and height that the central square of each image covers.
+
+    The fractions are 1 for images that are not at `positions`.
+    """
     fractions = np.ones((len(images), 2), dtype=np.float32)
     for position in positions.tolist():
         height, width = images.store.size(position)
@@ -178,7 +181,7 @@ def _square_fractions(images: ImageSet, positions: NDArray[np.int64]) -> NDArray
     return fractions
 
 
-def _class_order(facts: MapFacts, images: ImageSet) -> NDArray[np.int64]:
+def _match_classes(facts: MapFacts, images: ImageSet) -> NDArray[np.int64]:
     """Return the (K,) class number in the set for each class of the teacher, matched by name; see `MapReader`."""
     number_by_name, counts = {name: number for number, name in enumerate(images.classes)}, Counter(facts.classes)
     if unknown := [name for name in number_by_name if name not in counts]:

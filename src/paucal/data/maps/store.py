@@ -12,7 +12,7 @@ of the images if they were converted from published maps.
 
 import hashlib
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from tokenize import TokenError
@@ -23,10 +23,11 @@ import PIL
 from numpy.typing import NDArray
 from PIL import Image
 
-from paucal.data.decoded.cache_folder import usable_folder
+from paucal.data.decoded.cache_folder import usable_cache_folder
 from paucal.data.decoded.stored_digests import DIGEST_BYTES, StoredDigests
 from paucal.data.images import ImageSet, full_size_image
-from paucal.data.stores import EncodedStore, Stamp, locate_original
+from paucal.data.stores import EncodedStore, FileStamp, locate_original
+from paucal.data.unreadable import ReportProgress
 from paucal.reading import parse_json, read_bytes, require_regular
 from paucal.types import UserError
 
@@ -35,8 +36,7 @@ INDEX, VALUES, CLASSES, DONE = "index.json", "values.npy", "indices.npy", "done.
 # Prefixes of the names of temporary files and locks (`paucal.runs.lock`, `paucal.writing`).
 _TEMPORARY_PREFIXES = ("lock.json", ".lock.json.", ".paucal-")
 MAX_INDEX_BYTES = 512 << 20  # largest index; for ImageNet's 1.3 million images, the index is a third as large
-Covered = Literal["image", "square"]
-Advance = Callable[[int, int], None]  # called with the number of images done and the total number
+CoveredRegion = Literal["image", "square"]
 
 
 @dataclass(frozen=True)
@@ -48,8 +48,8 @@ class MapFacts:
         classes: Names of the teacher's classes.
         grid: Numbers of rows and columns of a map.
         top: Number k of classes stored at each grid position.
-        trained_on: Keys of the set's images that the teacher was trained on. A model trained on the maps has indirectly
-            seen these images too.
+        trained_on: Keys of the images of the set that the teacher was trained on. A model trained on the maps has
+            indirectly seen these images too.
         covered: Region of an image that its map covers: "image" for the whole image, "square" for the largest central
             square.
     """
@@ -59,7 +59,7 @@ class MapFacts:
     grid: tuple[int, int]
     top: int
     trained_on: tuple[str, ...] = ()
-    covered: Covered = "image"
+    covered: CoveredRegion = "image"
 
     @property
     def bytes_per_image(self) -> int:
@@ -84,7 +84,7 @@ class MapWriter:
                     "another folder, or delete this folder."
                 )
         else:
-            require_maps(folder)
+            require_maps_or_empty(folder)
             folder.mkdir(parents=True, exist_ok=True)
             shape = (len(keys), facts.top, *facts.grid)
             for name, dtype, array_shape in (
@@ -154,8 +154,8 @@ def read_index(folder: Path) -> dict[str, Any]:
     return index
 
 
-def require_maps(folder: Path) -> None:
-    """Raise a UserError if a folder for label maps has other files and no index of maps."""
+def require_maps_or_empty(folder: Path) -> None:
+    """Raise a UserError if a folder has files, but no index of label maps."""
     has_files = folder.exists() and any(not entry.name.startswith(_TEMPORARY_PREFIXES) for entry in folder.iterdir())
     if has_files and not (folder / INDEX).is_file():
         raise UserError(f"--output: {str(folder)!r} is not empty and has no label maps: give another folder.")
@@ -166,16 +166,16 @@ def _class_dtype(n_classes: int) -> np.dtype:
 
 
 def content_hashes(
-    images: ImageSet, positions: Sequence[int] | NDArray[np.int64], advance: Advance | None = None
+    images: ImageSet, positions: Sequence[int] | NDArray[np.int64], progress: ReportProgress | None = None
 ) -> list[str]:
     """Return the `content_hash` of each image at full size.
 
-    The hashes are stored in the cache folder, like the digests of the file contents. So a file is decoded again only if
-    its path, size or modification time has changed.
+    The hashes are stored in the cache folder, like the digests of the file contents. A file is decoded again only if
+    the path, size or modification time has changed. `progress` is called with (images done, total images).
     """
     stamps = [_stamp(images, int(position)) for position in positions]
     digests, is_stored = np.zeros((len(stamps), DIGEST_BYTES), dtype=np.uint8), np.zeros(len(stamps), dtype=bool)
-    stored_hashes, folder = None, usable_folder()
+    stored_hashes, folder = None, usable_cache_folder()
     if folder is not None:
         full_reading = replace(images.reading, side=None)
         stored_hashes = StoredDigests(folder, f"{images.location}\ncontents {PIL.__version__} {full_reading}")
@@ -184,16 +184,16 @@ def content_hashes(
     for done, row in enumerate(missing_rows.tolist()):
         digest = bytes.fromhex(content_hash(full_size_image(images, int(positions[row]))))
         digests[row] = np.frombuffer(digest, dtype=np.uint8)
-        if advance is not None:
-            advance(len(stamps) - len(missing_rows) + done + 1, len(stamps))
-    if advance is not None and not len(missing_rows):
-        advance(len(stamps), len(stamps))
+        if progress is not None:
+            progress(len(stamps) - len(missing_rows) + done + 1, len(stamps))
+    if progress is not None and not len(missing_rows):
+        progress(len(stamps), len(stamps))
     if stored_hashes is not None and any(stamps[row] is not None for row in missing_rows):
         stored_hashes.remember([stamps[row] for row in missing_rows], digests[missing_rows])
     return [digest.tobytes().hex() for digest in digests]
 
 
-def _stamp(images: ImageSet, position: int) -> Stamp | None:
+def _stamp(images: ImageSet, position: int) -> FileStamp | None:
     """Return the stamp of the original image's file, even if the set has a decoded copy; None if there is no file."""
     store, row = locate_original(images.store, position)
     return store.stamp(row) if isinstance(store, EncodedStore) else None

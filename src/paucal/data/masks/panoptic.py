@@ -20,7 +20,7 @@ from PIL import Image
 from paucal.data.boxes.coco import SEGMENTS
 from paucal.data.boxes.naming import ImageNames
 from paucal.data.boxes.tree import PEEK_BYTES, Tree, folder_tree, mentions
-from paucal.data.decoded.cache_folder import unpacked_folder
+from paucal.data.decoded.cache_folder import unpacked_archives_folder
 from paucal.data.masks.coding import IGNORED
 from paucal.data.masks.mask_files import read_mask
 from paucal.data.splits.part_names import part_of_file
@@ -65,7 +65,9 @@ def draw_panoptic(root: Path) -> tuple[DrawnMasks, list[str]]:
     entries = [row for file in files for row in _plan_masks(tree, file, contents[file])]
     status = [(path, (root / path).stat()) for path in (*files, *(png for _, png, _, _ in entries))]
     stamps = [(path, stat.st_size, stat.st_mtime_ns) for path, stat in status]
-    folder = unpacked_folder() / hashlib.sha256(f"panoptic {root.resolve()} {stamps}".encode()).hexdigest()[:32]
+    folder = (
+        unpacked_archives_folder() / hashlib.sha256(f"panoptic {root.resolve()} {stamps}".encode()).hexdigest()[:32]
+    )
     if repeated := next((key for key, count in Counter(row[0] for row in entries).items() if count > 1), None):
         raise UserError(f"the panoptic files of {tree.shown!r} describe {repeated!r} twice: give each image one entry.")
     if not folder.is_dir():

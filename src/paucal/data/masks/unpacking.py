@@ -8,8 +8,8 @@ from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from paucal.data.decoded.cache_folder import free_bytes, unpacked_folder
-from paucal.data.sources.archive import COMPRESSED, ArchiveStore, archive_entries, shared_folder
+from paucal.data.decoded.cache_folder import unpacked_archives_folder, usable_disk_bytes
+from paucal.data.sources.archive import COMPRESSED_SUFFIXES, ArchiveStore, archive_entries, shared_folder
 from paucal.data.sources.suffixes import IMAGE_SUFFIXES
 from paucal.reading import is_regular
 from paucal.types import UserError
@@ -24,13 +24,13 @@ def unpack(archive: Path) -> tuple[Path, tuple[str, ...]]:
     Returns:
         The folder with the files, and notes on files that were left out.
     """
-    if archive.name.lower().endswith(COMPRESSED):
+    if archive.name.lower().endswith(COMPRESSED_SUFFIXES):
         raise UserError(f"{str(archive)!r} is compressed as a whole: unpack it, and give the folder.")
     stat = archive.resolve().stat()
     digest = hashlib.sha256(
         f"{archive.resolve()} {stat.st_size} {stat.st_mtime_ns} {UNPACKED_SUFFIXES}".encode()
     ).hexdigest()[:32]
-    folder = unpacked_folder() / digest
+    folder = unpacked_archives_folder() / digest
     listed_entries, notes = archive_entries(archive)
     entries = {entry.name.replace("\\", "/"): entry for entry in listed_entries}
     entries = {name: entry for name, entry in entries.items() if name.lower().endswith(UNPACKED_SUFFIXES)}
@@ -39,7 +39,7 @@ def unpack(archive: Path) -> tuple[Path, tuple[str, ...]]:
     if _is_complete(folder, sizes):
         return folder, notes
     folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    total, free_space = sum(entry.size for entry in entries.values()), free_bytes(folder.parent)
+    total, free_space = sum(entry.size for entry in entries.values()), usable_disk_bytes(folder.parent)
     if total > free_space:
         raise UserError(
             f"{str(archive)!r} contains {total / 2**30:.3g} GiB of images and masks, but only "

@@ -46,9 +46,9 @@ class PortionImages(NamedTuple):
     classes: tuple[str, ...]
 
 
-def images_of_array(pixels: NDArray[np.uint8], labels: Any, classes: Sequence[str], key: str) -> PortionImages:
-    """Return the images in an array as a portion; the key of an image is `key`, "#" and the number of its row."""
-    keys = [f"{key}#{row}" for row in range(len(pixels))]
+def images_of_array(pixels: NDArray[np.uint8], labels: Any, classes: Sequence[str], key_prefix: str) -> PortionImages:
+    """Return the images in an array as a portion; their keys are `key_prefix`, "#" and the row number."""
+    keys = [f"{key_prefix}#{row}" for row in range(len(pixels))]
     return PortionImages(ArrayStore(pixels), keys, np.asarray(labels, dtype=np.int64), tuple(classes))
 
 
@@ -65,16 +65,16 @@ def images_of_files(
     return PortionImages(FileStore(root, keys), keys, numbers, tuple(classes))
 
 
-def read_faces(root: Path, key: str, usage: str) -> PortionImages:
+def read_fer2013(root: Path, key_prefix: str, usage: str) -> PortionImages:
     """Read the rows of FER2013's `fer2013.csv` whose column "Usage" contains `usage`, such as "Training"."""
     with _require_small(root / "fer2013" / "fer2013.csv").open(newline="", encoding="utf-8") as file:
         rows = (row for row in csv.DictReader(file) if row["Usage"] == usage)
         faces = [(int(row["emotion"]), _parse_face(row["pixels"])) for row in rows]
     pixels = np.asarray([face for _, face in faces], dtype=np.uint8).reshape(-1, FACE_SIDE, FACE_SIDE)
-    return images_of_array(pixels, [label for label, _ in faces], EMOTIONS, key)
+    return images_of_array(pixels, [label for label, _ in faces], EMOTIONS, key_prefix)
 
 
-def read_middle_frames(root: Path, _: str, split: str) -> PortionImages:
+def read_ucf101(root: Path, _: str, split: str) -> PortionImages:
     """Read the train or test images of UCF101's first official split: the middle frame of each video, a JPEG file."""
     folder, lists = root / "ucf101", root / "ucf101" / "ucfTrainTestlist"
     classes = tuple(line.split()[1] for line in _read_lines(lists / "classInd.txt"))
@@ -85,7 +85,7 @@ def read_middle_frames(root: Path, _: str, split: str) -> PortionImages:
     return images_of_files(root, frames, labels, classes)
 
 
-def read_memes(root: Path, _: str, file: str) -> PortionImages:
+def read_hateful_memes(root: Path, _: str, file: str) -> PortionImages:
     """Read the images and labels in a JSON-lines file of Hateful Memes, such as "train.jsonl"."""
     folder = root / "hateful_memes"
     rows = [json.loads(line) for line in _read_lines(folder / file)]
@@ -94,7 +94,7 @@ def read_memes(root: Path, _: str, file: str) -> PortionImages:
 
 
 def read_webvision(
-    root: Path, _: str, file: str, folder: str, inside: bool = False, labelled: bool = True
+    root: Path, _: str, file: str, folder: str, paths_in_folder: bool = False, labelled: bool = True
 ) -> PortionImages:
     """Read the images in a list file of WebVision 1.0, in the folder `info` of the data set.
 
@@ -105,14 +105,15 @@ def read_webvision(
         root: Folder of the data set.
         file: Name of the list file.
         folder: Folder of the images; if it does not exist, the portion is empty.
-        inside: Whether the paths in the list are relative to `folder` and not to `root`, as for validation images.
+        paths_in_folder: Whether the paths in the list are relative to `folder`, as for validation images, and not to
+            `root`.
         labelled: Whether labels are read.
     """
     classes = _read_classes(root / "info" / SYNSETS_NAME)
     rows: dict[tuple[str, int], None] = {}
     if (root / folder).is_dir():
         rows = dict.fromkeys(_read_paths(root / "info" / file, labelled, len(classes)))
-    keys = [f"{folder}/{path}" if inside else path for path, _ in rows]
+    keys = [f"{folder}/{path}" if paths_in_folder else path for path, _ in rows]
     return PortionImages(FileStore(root, keys), keys, np.asarray([label for _, label in rows], dtype=np.int64), classes)
 
 
@@ -124,18 +125,18 @@ def read_open_images(root: Path, _: str) -> PortionImages:
 
 
 def _read_paths(file: Path, labelled: bool, n_classes: int) -> list[tuple[str, int]]:
-    """Return the paths and class numbers (-1 if not `labelled`) in a list file; refuse invalid lines."""
+    """Return the paths and class numbers (-1 if not `labelled`) in a list file; raise a UserError for invalid lines."""
     rows = []
-    for number, (path, cell) in read_list(file, labelled).rows:
+    for number, (path, class_text) in read_list(file, labelled).rows:
         if leads_out(path):
             raise UserError(
                 f"line {number} of {file} leads out of the folder of the images ({path[:80]!r}); "
                 "list paths relative to that folder."
             )
-        if int(cell) >= n_classes:
+        if int(class_text) >= n_classes:
             expected = f"expected a class from 0 to {n_classes - 1}"
-            raise UserError(f"line {number} of {file} has the class {cell}; {expected}.")
-        rows.append((path, int(cell)))
+            raise UserError(f"line {number} of {file} has the class {class_text}; {expected}.")
+        rows.append((path, int(class_text)))
     return rows
 
 
@@ -150,7 +151,7 @@ def _read_classes(path: Path) -> tuple[str, ...]:
 
 
 def _parse_face(text: str) -> np.ndarray:
-    """Return the (48, 48) uint8 image of a row of FER2013, which consists of grey values separated by spaces."""
+    """Return the (48, 48) uint8 image that FER2013 stores as a text of grey values separated by spaces."""
     grey_values = bytes(map(int, text.split()))  # raises a ValueError for numbers outside of 0 to 255
     if len(grey_values) != FACE_SIDE * FACE_SIDE:
         raise ValueError(f"a face has {len(grey_values)} grey values, expected {FACE_SIDE * FACE_SIDE}")

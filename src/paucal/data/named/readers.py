@@ -41,7 +41,7 @@ def read_portion(name: str, root: Path, portion: Portion, labelled: bool = True)
     return read_data_set(dataset_class(str(root), **portion.arguments), root, key)
 
 
-def fetch_portion(name: str, root: Path, portion: Portion) -> None:
+def download_portion(name: str, root: Path, portion: Portion) -> None:
     """Let torchvision download and unpack a portion; existing files are not downloaded again."""
     _READERS[name][0](str(root), download=True, **portion.arguments)
 
@@ -113,9 +113,9 @@ _READERS: dict[str, tuple[Callable[..., Any], _ReadDataSet]] = {
     ),
 }
 _OWN_READERS: dict[str, Callable[..., PortionImages]] = {
-    "fer2013": layouts.read_faces,
-    "ucf101": layouts.read_middle_frames,
-    "hateful_memes": layouts.read_memes,
+    "fer2013": layouts.read_fer2013,
+    "ucf101": layouts.read_ucf101,
+    "hateful_memes": layouts.read_hateful_memes,
     "webvision": layouts.read_webvision,
     "openimages": layouts.read_open_images,
 }
@@ -124,7 +124,7 @@ _OWN_READERS: dict[str, Callable[..., PortionImages]] = {
 def _open_hdf5(file: Path, name: str) -> Any:
     """Open an HDF5 file and return its array ("data set") `name`, whose values must be in the same file.
 
-    HDF5 files can refer to values in other files, but an untrusted file must not choose which files are read.
+    HDF5 files can refer to values in other files, but an untrusted file must not cause other files to be read.
 
     Raises:
         ValueError: There is no such array, or its values are in other files.
@@ -142,7 +142,7 @@ def _open_hdf5(file: Path, name: str) -> Any:
 class Hdf5Store:
     """Images in an (N, H, W, 3) uint8 array in an HDF5 file.
 
-    Every process that the store is sent to opens the file again. Only one thread can read at a time.
+    A process that unpickles the store opens the file again. Only one thread can read at a time.
 
     Raises:
         ValueError: The array has a different shape or type.
@@ -155,7 +155,7 @@ class Hdf5Store:
         self._process_id = 0
         self._lock = threading.Lock()
         self._shape = shape or self._array().shape
-        if shape is not None:  # in a worker process, where a file that has changed is reported when an image is read
+        if shape is not None:  # in a worker process: a file that has changed is reported when an image is read
             return
         if len(self._shape) != 4 or self._shape[3] != 3 or self._array().dtype != np.uint8:
             raise ValueError(

@@ -9,8 +9,8 @@ import numpy as np
 
 from paucal.data.images import ImageSet
 from paucal.data.named.layouts import PortionImages
-from paucal.data.named.readers import fetch_portion, read_portion
-from paucal.data.named.table import NAMED, Lists, NamedSet, advice_on_missing, data_root, find_set_root
+from paucal.data.named.readers import download_portion, read_portion
+from paucal.data.named.table import NAMED, NamedSet, PartitionLists, advice_on_missing, data_root, find_set_root
 from paucal.data.stores import JoinedStore
 from paucal.reading import read_text
 from paucal.types import UserError
@@ -21,7 +21,7 @@ MAX_SHOWN_CHARACTERS = 80  # largest number of characters of a line that a messa
 
 
 def open_named(name: str, root: str | Path | None = None, download: bool = False, labelled: bool = True) -> ImageSet:
-    """Open a published data set by its name, with its official splits (train, val and test).
+    """Open a published data set by name, with the official splits (train, val and test).
 
     As in the DrLoc paper, the official validation images of Flowers102 belong to train, from which `make_split` then
     takes a validation split.
@@ -41,7 +41,7 @@ def open_named(name: str, root: str | Path | None = None, download: bool = False
     _require_package(entry.package, entry)
     set_root = find_set_root(entry, folder)
     if set_root is None:
-        if not (download and entry.fetchable):
+        if not (download and entry.downloadable):
             raise UserError(f"the data set '{name}' is not in {folder}: {advice_on_missing(name, folder)}.")
         _download_set(name, folder)
         set_root = folder
@@ -51,10 +51,11 @@ def open_named(name: str, root: str | Path | None = None, download: bool = False
     except UserError:  # the message is already clear
         raise
     except Exception as problem:  # damaged files may raise nearly any exception
-        remove_files = f"remove {' and '.join(entry.unpacked)} from {set_root}, then " if entry.unpacked else ""
+        damaged_paths, place = " and ".join(entry.unpacked_paths), set_root / entry.folder
+        remove_files = f"remove {damaged_paths} from {set_root}, then " if damaged_paths else ""
         raise UserError(
-            f"the data set '{name}' in {set_root if entry.one_of else set_root / entry.folder} is incomplete or "
-            f"damaged ({_failure_reason(problem)}); {remove_files}{advice_on_missing(name, folder)}."
+            f"the data set '{name}' in {set_root if entry.alternative_folders else place} is incomplete or damaged "
+            f"({_failure_reason(problem)}); {remove_files}{advice_on_missing(name, folder)}."
         ) from problem
     return _restrict_to_lists(entry, images, set_root)
 
@@ -68,14 +69,14 @@ def _require_package(package: str, entry: NamedSet) -> None:
 
 def _download_set(name: str, root: Path) -> None:
     entry = NAMED[name]
-    _require_package(entry.fetch_package, entry)
+    _require_package(entry.download_package, entry)
     try:
         for portion in entry.portions:
-            fetch_portion(name, root, portion)
+            download_portion(name, root, portion)
     except Exception as problem:  # torchvision does not catch exceptions of the network, the disk or an archive
         raise UserError(
             f"the data set '{name}' could not be downloaded ({_failure_reason(problem)}); "
-            f"{advice_on_missing(name, root, tried=True)}."
+            f"{advice_on_missing(name, root, download_failed=True)}."
         ) from problem
 
 
@@ -93,11 +94,11 @@ def _join_portions(name: str, root: Path, portions: Sequence[PortionImages], lab
     if not keys:
         raise ValueError("there are no images")
     if any(images.classes != classes for images in portions) or len(set(classes)) < len(classes):
-        raise ValueError("its splits name different classes, or name a class twice")
+        raise ValueError("the splits have different class names, or a class name occurs twice")
     if len(set(keys)) < len(keys):
         raise ValueError("an image is listed twice")
     if labelled and (labels.min(initial=0) < 0 or labels.max(initial=0) >= len(classes)):
-        raise ValueError(f"a label is not among its {len(classes)} classes")
+        raise ValueError(f"a label is not one of the data set's {len(classes)} classes")
     notes = [f"{entry.title}: {entry.note}"] if entry.note else []
     published, available = [portion.count for portion in entry.portions], [len(images.keys) for images in portions]
     if published != available:  # some archives may not have been unpacked
@@ -116,16 +117,16 @@ def _join_portions(name: str, root: Path, portions: Sequence[PortionImages], lab
 
 
 def _count_note(title: str, published: Iterable[int], available: Iterable[int]) -> str:
-    """Return the note that a data set has fewer or more images than were published; counts are per portion or split."""
+    """Return a note that fewer or more images exist than were published; counts are per portion or split."""
     published_text, available_text = (" + ".join(f"{n:,}" for n in counts) for counts in (published, available))
     return f"{title} was published with {published_text} images, but {available_text} exist here"
 
 
 def _restrict_to_lists(entry: NamedSet, images: ImageSet, root: Path) -> ImageSet:
-    """Return the images in the lists of an official partition, with their splits.
+    """Return only the images in the lists of an official partition, with the splits of the partition.
 
-    If the lists are missing, all images are returned, with a note. torchvision reads all images of SUN397, but not its
-    ten official partitions. Papers use the first partition.
+    If the lists are missing, all images are returned, with a note. This is needed for SUN397: torchvision reads all
+    images, but not the ten official partitions, of which papers use the first.
     """
     lists = entry.lists
     if lists is None:
@@ -136,7 +137,7 @@ def _restrict_to_lists(entry: NamedSet, images: ImageSet, root: Path) -> ImageSe
     if len(missing) == len(files):
         advice = _placement_advice(lists, root)
         note = f"{entry.title}: paucal splits the images; to use the {lists.title}, {advice}"
-        hints = replace(images.hints, official_parts=advice)
+        hints = replace(images.hints, official_split_advice=advice)
         return replace(images, notes=(*images.notes, note), hints=hints)
     if missing:
         raise UserError(f"the lists of {entry.title} lack {' and '.join(missing)}: {_placement_advice(lists, root)}.")
@@ -151,9 +152,9 @@ def _restrict_to_lists(entry: NamedSet, images: ImageSet, root: Path) -> ImageSe
 
 
 def _listed_parts(
-    files: Mapping[str, Path], entry: NamedSet, lists: Lists, images: ImageSet, root: Path
+    files: Mapping[str, Path], entry: NamedSet, lists: PartitionLists, images: ImageSet, root: Path
 ) -> dict[int, str]:
-    """Return the split of each listed image, by position; refuse lines that name no image of the data set."""
+    """Return the split of each listed image, by position; raise a UserError for a line without a known image."""
     index_by_key = {key: index for index, key in enumerate(images.keys)}
     parts: dict[int, str] = {}
     for part, file in files.items():
@@ -181,5 +182,5 @@ def _listed_parts(
     return parts
 
 
-def _placement_advice(lists: Lists, root: Path) -> str:
+def _placement_advice(lists: PartitionLists, root: Path) -> str:
     return f"put {' and '.join(lists.files.values())} from {lists.archive} into {root / lists.folders[0]}"

@@ -14,7 +14,8 @@ from paucal.data.images import Hints
 
 ROOT_VARIABLE = "PAUCAL_DATA"  # environment variable with the folder of published data sets
 _DEFAULT_HINTS = Hints()
-OPEN_IMAGES_FOLDERS = ("train", *(f"train_{digit:x}" for digit in range(16)))  # folders that may have training images
+# Folders that may have training images of Open Images.
+OPEN_IMAGES_FOLDERS = ("train", *(f"train_{digit:x}" for digit in range(16)))
 _DIGIT_OR_SIGN_HINTS = Hints(flip=False, image_size=32)  # a mirrored digit or sign means something else
 
 
@@ -34,7 +35,7 @@ class Portion:
 
 
 @dataclass(frozen=True)
-class Lists:
+class PartitionLists:
     """List files that define an official partition of a data set; each file lists the images of one split.
 
     Attributes:
@@ -65,19 +66,20 @@ class NamedSet:
         portions: Portions of the data set; several portions may belong to the same split.
         files: Names of the official files, for messages.
         source: Address of the page with the official files.
-        unpacked: Paths that exist once the files are unpacked, relative to the root or to one of `homes`.
+        unpacked_paths: Paths that exist once the files are unpacked, relative to one of `possible_roots`.
         folder: Folder for the files, relative to the root; "" for the root itself.
         hints: Known properties of the images.
-        package: Extra package that is needed to read the data set, and not installed with paucal; "" if none is needed.
-        fetch_package: Extra package that is needed to download the data set, and not installed with paucal; "" if none
-            is needed.
-        fetchable: Whether torchvision can download the data set.
-        obstacle: Why torchvision cannot download the data set, as the beginning of a sentence.
-        note: How the images, splits or classes differ from the official images, splits or classes, for the user.
+        package: Extra package that is needed to read the data set, and not installed with paucal; "" if there is none.
+        download_package: Extra package that is needed to download the data set, and not installed with paucal; "" if no
+            package is needed.
+        downloadable: Whether torchvision can download the data set.
+        download_obstacle: Why torchvision cannot download the data set, as the beginning of a sentence.
+        note: Note for the user on differences from the official images, splits or classes; "" if there are none.
         lists: List files of an official partition; None if torchvision knows the splits, or there are no splits.
-        homes: Folders in which the paths in `unpacked` and `one_of` may be, relative to the root; "" for the root
-            itself.
-        one_of: At least one of these folders must exist, in addition to all paths in `unpacked`; () for no condition.
+        possible_roots: Folders that the paths in `unpacked_paths` and `alternative_folders` may be relative to. These
+            folders are relative to the root; "" is the root itself.
+        alternative_folders: Folders of which at least one must exist, in addition to all paths in `unpacked_paths`; ()
+            for no condition.
         labelled: Whether labels can be read.
     """
 
@@ -85,21 +87,21 @@ class NamedSet:
     portions: tuple[Portion, ...]
     files: str
     source: str
-    unpacked: tuple[str, ...]
+    unpacked_paths: tuple[str, ...]
     folder: str = ""
     hints: Hints = _DEFAULT_HINTS
     package: str = ""
-    fetch_package: str = ""
-    fetchable: bool = True
-    obstacle: str = "torchvision can no longer download it"
+    download_package: str = ""
+    downloadable: bool = True
+    download_obstacle: str = "torchvision can no longer download it"
     note: str = ""
-    lists: Lists | None = None
-    homes: tuple[str, ...] = ("",)
-    one_of: tuple[str, ...] = ()
+    lists: PartitionLists | None = None
+    possible_roots: tuple[str, ...] = ("",)
+    alternative_folders: tuple[str, ...] = ()
     labelled: bool = True
 
 
-def is_named(location: str | Path, root: str | Path | None = None) -> bool:
+def is_published_set(location: str | Path, root: str | Path | None = None) -> bool:
     """Return whether a location is the name of a published data set, such as "cifar10".
 
     An existing path of that name takes precedence, unless `root` is set; `./cifar10` is always a path.
@@ -121,23 +123,25 @@ def data_root(root: str | Path | None = None) -> Path:
 
 def find_set_root(entry: NamedSet, root: Path) -> Path | None:
     """Return the folder that the paths of a data set are relative to; None if files of the data set are missing."""
-    for home in entry.homes:
-        folder = root / home
-        all_exist = all((folder / path).exists() for path in entry.unpacked)
-        if all_exist and (not entry.one_of or any((folder / path).is_dir() for path in entry.one_of)):
+    for subfolder in entry.possible_roots:
+        folder = root / subfolder
+        all_exist = all((folder / path).exists() for path in entry.unpacked_paths)
+        if all_exist and (
+            not entry.alternative_folders or any((folder / path).is_dir() for path in entry.alternative_folders)
+        ):
             return folder
     return None
 
 
-def advice_on_missing(name: str, root: Path, tried: bool = False) -> str:
-    """Return what to do about missing files, as the second half of a sentence; `tried`: whether a download failed."""
+def advice_on_missing(name: str, root: Path, download_failed: bool = False) -> str:
+    """Return what to do about missing files of a data set, as the second half of a sentence."""
     entry = NAMED[name]
-    place_files = f"put {entry.files} from {entry.source} into {root / entry.folder}"
-    download = "" if not entry.fetchable else "try again, or " if tried else "give --download, or "
-    obstacle = "" if entry.fetchable else f"{entry.obstacle}, so "
+    advice = f"put {entry.files} from {entry.source} into {root / entry.folder}"
+    download = "" if not entry.downloadable else "try again, or " if download_failed else "give --download, or "
+    obstacle = "" if entry.downloadable else f"{entry.download_obstacle}, so "
     # torchvision does not download an archive that exists, but still requires the package for downloads.
-    unpack = " and give --download to unpack them" if entry.fetchable and not entry.fetch_package else ""
-    return f"{obstacle}{download}{place_files}{unpack}, or name the folder that contains the data set with --data-root"
+    unpack = " and give --download to unpack them" if entry.downloadable and not entry.download_package else ""
+    return f"{obstacle}{download}{advice}{unpack}, or name the folder that contains the data set with --data-root"
 
 
 def _split_portions(**counts: int) -> tuple[Portion, ...]:
@@ -151,7 +155,7 @@ def _cifar_set(title: str, number: int) -> NamedSet:
         portions=(Portion("train", 50_000, {"train": True}), Portion("test", 10_000, {"train": False})),
         files=f"cifar-{number}-python.tar.gz",
         source="https://www.cs.toronto.edu/~kriz/cifar.html",
-        unpacked=("cifar-10-batches-py" if number == 10 else "cifar-100-python",),
+        unpacked_paths=("cifar-10-batches-py" if number == 10 else "cifar-100-python",),
     )
 
 
@@ -164,7 +168,7 @@ NAMED: dict[str, NamedSet] = {
         files="the four files {train,t10k}-{images-idx3,labels-idx1}-ubyte.gz",
         source="http://yann.lecun.com/exdb/mnist/",
         folder="MNIST/raw",
-        unpacked=tuple(
+        unpacked_paths=tuple(
             f"MNIST/raw/{part}-{kind}-ubyte" for part in ("train", "t10k") for kind in ("images-idx3", "labels-idx1")
         ),
         hints=_DIGIT_OR_SIGN_HINTS,
@@ -174,7 +178,7 @@ NAMED: dict[str, NamedSet] = {
         portions=_split_portions(train=73_257, test=26_032),
         files="train_32x32.mat and test_32x32.mat",
         source="http://ufldl.stanford.edu/housenumbers/",
-        unpacked=("train_32x32.mat", "test_32x32.mat"),
+        unpacked_paths=("train_32x32.mat", "test_32x32.mat"),
         hints=_DIGIT_OR_SIGN_HINTS,
         package="scipy",
     ),
@@ -183,7 +187,7 @@ NAMED: dict[str, NamedSet] = {
         portions=_split_portions(train=5_000, test=8_000),
         files="stl10_binary.tar.gz",
         source="https://cs.stanford.edu/~acoates/stl10/",
-        unpacked=("stl10_binary",),
+        unpacked_paths=("stl10_binary",),
         note="the 100,000 images without labels are not used",
     ),
     "food101": NamedSet(
@@ -191,7 +195,7 @@ NAMED: dict[str, NamedSet] = {
         portions=_split_portions(train=75_750, test=25_250),
         files="food-101.tar.gz",
         source="https://data.vision.ee.ethz.ch/cvl/datasets_extra/food-101/",
-        unpacked=("food-101/meta", "food-101/images"),
+        unpacked_paths=("food-101/meta", "food-101/images"),
     ),
     "dtd": NamedSet(
         title="Describable Textures",
@@ -199,7 +203,7 @@ NAMED: dict[str, NamedSet] = {
         files="dtd-r1.0.1.tar.gz",
         source="https://www.robots.ox.ac.uk/~vgg/data/dtd/",
         folder="dtd",
-        unpacked=("dtd/dtd",),
+        unpacked_paths=("dtd/dtd",),
         note="the splits are those of the first of the ten official partitions",
     ),
     "pets": NamedSet(
@@ -208,7 +212,7 @@ NAMED: dict[str, NamedSet] = {
         files="images.tar.gz and annotations.tar.gz",
         source="https://www.robots.ox.ac.uk/~vgg/data/pets/",
         folder="oxford-iiit-pet",
-        unpacked=("oxford-iiit-pet/images", "oxford-iiit-pet/annotations"),
+        unpacked_paths=("oxford-iiit-pet/images", "oxford-iiit-pet/annotations"),
     ),
     "flowers102": NamedSet(
         title="Oxford 102 Flowers",
@@ -220,7 +224,7 @@ NAMED: dict[str, NamedSet] = {
         files="102flowers.tgz, imagelabels.mat and setid.mat",
         source="https://www.robots.ox.ac.uk/~vgg/data/flowers/102/",
         folder="flowers-102",
-        unpacked=("flowers-102/jpg", "flowers-102/imagelabels.mat", "flowers-102/setid.mat"),
+        unpacked_paths=("flowers-102/jpg", "flowers-102/imagelabels.mat", "flowers-102/setid.mat"),
         package="scipy",
         note="train is the official train and validation images together, as in the DrLoc paper",
     ),
@@ -230,7 +234,7 @@ NAMED: dict[str, NamedSet] = {
         files="GTSRB-Training_fixed.zip, GTSRB_Final_Test_Images.zip and GTSRB_Final_Test_GT.zip",
         source="https://benchmark.ini.rub.de/",
         folder="gtsrb",
-        unpacked=("gtsrb/GTSRB/Training", "gtsrb/GTSRB/Final_Test/Images", "gtsrb/GT-final_test.csv"),
+        unpacked_paths=("gtsrb/GTSRB/Training", "gtsrb/GTSRB/Final_Test/Images", "gtsrb/GT-final_test.csv"),
         hints=_DIGIT_OR_SIGN_HINTS,
     ),
     "pcam": NamedSet(
@@ -239,11 +243,11 @@ NAMED: dict[str, NamedSet] = {
         files="the six files camelyonpatch_level_2_split_{train,valid,test}_{x,y}.h5.gz, unpacked,",
         source="https://github.com/basveeling/pcam",
         folder="pcam",
-        unpacked=tuple(
+        unpacked_paths=tuple(
             f"pcam/camelyonpatch_level_2_split_{part}_{side}.h5" for part in ("train", "valid", "test") for side in "xy"
         ),
         package="h5py",
-        fetch_package="gdown",
+        download_package="gdown",
     ),
     "caltech101": NamedSet(
         title="Caltech 101",
@@ -251,7 +255,7 @@ NAMED: dict[str, NamedSet] = {
         files="caltech-101.zip",
         source="https://data.caltech.edu/records/mzrjq-6wc02",
         folder="caltech101",
-        unpacked=("caltech101/101_ObjectCategories",),
+        unpacked_paths=("caltech101/101_ObjectCategories",),
         hints=Hints(train_per_class=30),
         note="there are no official splits; the background images are a separate class, as in EsViT's table 9",
     ),
@@ -260,8 +264,8 @@ NAMED: dict[str, NamedSet] = {
         portions=(Portion("", 108_754, {}),),
         files="SUN397.tar.gz",
         source="https://vision.princeton.edu/projects/2010/SUN/",
-        unpacked=("SUN397",),
-        lists=Lists(
+        unpacked_paths=("SUN397",),
+        lists=PartitionLists(
             title="first of the ten official partitions",
             files={"train": "Training_01.txt", "test": "Testing_01.txt"},
             counts={"train": 19_850, "test": 19_850},
@@ -276,7 +280,7 @@ NAMED: dict[str, NamedSet] = {
         portions=_split_portions(train=3_334, val=3_333, test=3_333),
         files="fgvc-aircraft-2013b.tar.gz",
         source="https://www.robots.ox.ac.uk/~vgg/data/fgvc-aircraft/",
-        unpacked=("fgvc-aircraft-2013b",),
+        unpacked_paths=("fgvc-aircraft-2013b",),
         note="the classes are the 100 variants",
     ),
     "cars": NamedSet(
@@ -285,12 +289,12 @@ NAMED: dict[str, NamedSet] = {
         files="the folders cars_train, cars_test and devkit and the file cars_test_annos_withlabels.mat",
         source="https://ai.stanford.edu/~jkrause/cars/car_dataset.html",
         folder="stanford_cars",
-        unpacked=(
+        unpacked_paths=(
             *("stanford_cars/cars_train", "stanford_cars/cars_test"),
             *("stanford_cars/devkit", "stanford_cars/cars_test_annos_withlabels.mat"),
         ),
         package="scipy",
-        fetchable=False,
+        downloadable=False,
     ),
     "fer2013": NamedSet(
         title="FER2013",
@@ -302,9 +306,9 @@ NAMED: dict[str, NamedSet] = {
         files="fer2013.csv (out of fer2013.tar.gz)",
         source="https://www.kaggle.com/c/challenges-in-representation-learning-facial-expression-recognition-challenge",
         folder="fer2013",
-        unpacked=("fer2013/fer2013.csv",),
-        fetchable=False,
-        obstacle="Kaggle only offers it to signed-in users",
+        unpacked_paths=("fer2013/fer2013.csv",),
+        downloadable=False,
+        download_obstacle="Kaggle only offers it to signed-in users",
     ),
     "ucf101": NamedSet(
         title="UCF101",
@@ -312,9 +316,9 @@ NAMED: dict[str, NamedSet] = {
         files="the folder ucfTrainTestlist and each video's middle frame, as UCF-101/<class>/<video>.jpg,",
         source="https://www.crcv.ucf.edu/data/UCF101.php",
         folder="ucf101",
-        unpacked=("ucf101/ucfTrainTestlist", "ucf101/UCF-101"),
-        fetchable=False,
-        obstacle="its frames must be extracted from videos (docs/published_sets.md says how)",
+        unpacked_paths=("ucf101/ucfTrainTestlist", "ucf101/UCF-101"),
+        downloadable=False,
+        download_obstacle="its frames must be extracted from videos (docs/published_sets.md says how)",
         note="train and test are those of the first of the three official splits",
     ),
     "hateful_memes": NamedSet(
@@ -323,9 +327,9 @@ NAMED: dict[str, NamedSet] = {
         files="train.jsonl, dev_seen.jsonl and the folder img",
         source="https://hatefulmemeschallenge.com",
         folder="hateful_memes",
-        unpacked=("hateful_memes/train.jsonl", "hateful_memes/dev_seen.jsonl", "hateful_memes/img"),
-        fetchable=False,
-        obstacle="its licence must be accepted manually",
+        unpacked_paths=("hateful_memes/train.jsonl", "hateful_memes/dev_seen.jsonl", "hateful_memes/img"),
+        downloadable=False,
+        download_obstacle="its licence must be accepted manually",
         note="dev_seen is the test split, as in EsViT's table 9; the text of the memes is not read",
     ),
     "webvision": NamedSet(
@@ -333,17 +337,17 @@ NAMED: dict[str, NamedSet] = {
         portions=(
             Portion("train", 980_449, {"file": "train_filelist_google.txt", "folder": "google"}),
             Portion("train", 1_459_125, {"file": "train_filelist_flickr.txt", "folder": "flickr"}),
-            Portion("val", 50_000, {"file": "val_filelist.txt", "folder": "val_images_256", "inside": True}),
+            Portion("val", 50_000, {"file": "val_filelist.txt", "folder": "val_images_256", "paths_in_folder": True}),
         ),
         files="the folders google, flickr and info, and val_images_256 for testing,",
         source="https://data.vision.ee.ethz.ch/cvl/webvision/download.html",
         folder="webvision",
-        unpacked=("info",),
-        fetchable=False,
-        obstacle="its archives must be downloaded manually",
+        unpacked_paths=("info",),
+        downloadable=False,
+        download_obstacle="its archives must be downloaded manually",
         note="training images have the class of the search query that found them, and nobody has checked these classes",
-        homes=("webvision", ""),
-        one_of=("google", "flickr"),
+        possible_roots=("webvision", ""),
+        alternative_folders=("google", "flickr"),
     ),
     "openimages": NamedSet(
         title="Open Images V4",
@@ -351,12 +355,12 @@ NAMED: dict[str, NamedSet] = {
         files="the folders of train_0.tar.gz to train_f.tar.gz, or all of their images in one folder train,",
         source="https://github.com/cvdfoundation/open-images-dataset",
         folder="openimages",
-        unpacked=(),
-        fetchable=False,
-        obstacle="its archives must be downloaded manually",
+        unpacked_paths=(),
+        downloadable=False,
+        download_obstacle="its archives must be downloaded manually",
         note="only the training images, without labels",
-        homes=("openimages", ""),
-        one_of=OPEN_IMAGES_FOLDERS,
+        possible_roots=("openimages", ""),
+        alternative_folders=OPEN_IMAGES_FOLDERS,
         labelled=False,
     ),
 }

@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import IO, Any
 
 from paucal.data.decode import UnreadableImage
-from paucal.data.decoded.cache_folder import OFF, SHARDS, VARIABLE, usable_folder
+from paucal.data.decoded.cache_folder import CACHE_VARIABLE, OFF, SHARDS, usable_cache_folder
 from paucal.data.shards.index import Shard
 from paucal.data.shards.requests import DISK_FULL, retry, send_hedged
-from paucal.data.sources.archive import checked_name
+from paucal.data.sources.archive import require_safe_name
 from paucal.data.sources.folder import require_readable
 from paucal.reading import require_regular
 from paucal.types import UserError
@@ -33,13 +33,13 @@ _PATIENCE_FACTOR, _MIN_PATIENCE, _FIRST_PATIENCE = 4.0, 5.0, 60.0
 _ABANDONED_SECONDS = 3600.0  # a temporary file of a download may be removed after this time without a new byte
 _MAX_SPEEDS = 32  # number of recent downloads whose median speed determines the expected duration
 _BLOCK_BYTES = 4 << 20  # number of bytes of a small file that are read at once
-# Names of the metadata that identify a version of a file on S3, Google Cloud Storage, Azure, web servers and disks.
+# Metadata fields that identify a version of a file on S3, Google Cloud Storage, Azure, web servers and disks.
 _VERSION_FIELDS = ("ETag", "etag", "md5Hash", "LastModified", "last_modified", "updated", "mtime")
 _INSTALL_COMMAND = "pip install 'paucal[remote]'"
 
 
 class LocalShardFolder:
-    """A folder of shards on disk. Like `RemoteShardFolder`, it can be pickled for spawned data loader workers."""
+    """A folder of shards on disk; picklable like `RemoteShardFolder`, so that loader workers can be spawned."""
 
     def __init__(self, root: Path) -> None:
         self.root = root.resolve()
@@ -49,22 +49,22 @@ class LocalShardFolder:
         """Return the files in the folder and in its direct subfolders."""
         require_readable(self.root)
         files = sorted(file for pattern in ("*", "*/*") for file in self.root.glob(pattern) if file.is_file())
-        return [stamp_file(file, file.relative_to(self.root).as_posix()) for file in files]
+        return [shard_from_file(file, file.relative_to(self.root).as_posix()) for file in files]
 
     def local_copy(self, name: str, max_bytes: int) -> Path | None:
         """Return the path of a file; None if the file does not exist."""
-        path = self.root / checked_name(self.location, name)
+        path = self.root / require_safe_name(self.location, name)
         return require_regular(path) if path.exists() else None
 
     def local_path(self, shard: Shard) -> Path:
         """Return the path of a shard, without checking that the file exists."""
         return self.root / shard.name
 
-    def fetch_ahead(self, shard: Shard) -> None:
-        """Do nothing, since the shard is on disk. The method exists for the interface of `RemoteShardFolder`."""
+    def prefetch(self, shard: Shard) -> None:
+        """Do nothing, since the shard is on disk; this method has the signature of `RemoteShardFolder.prefetch`."""
 
 
-def stamp_file(file: Path, name: str) -> Shard:
+def shard_from_file(file: Path, name: str) -> Shard:
     """Return a `Shard` with the given name, and the size and modification time of a file on disk."""
     status = file.stat()
     return Shard(name, status.st_size, changed=status.st_mtime_ns)
@@ -80,11 +80,11 @@ class RemoteShardFolder:
     def __init__(self, url: str) -> None:
         self.location = url.rstrip("/")
         self.name = self.location.rsplit("/", 1)[-1]
-        folder = usable_folder()
+        folder = usable_cache_folder()
         if folder is None:
             raise UserError(
                 f"shards of {url} must be downloaded into the image cache, but the cache is off or cannot be written: "
-                f"set {VARIABLE} to a folder (not {OFF!r})."
+                f"set {CACHE_VARIABLE} to a folder (not {OFF!r})."
             )
         self.cache = folder / SHARDS / hashlib.blake2b(self.location.encode(), digest_size=16).hexdigest()
         self._opened: tuple[int, Any, str] | None = None
@@ -107,7 +107,7 @@ class RemoteShardFolder:
         shards = []
         for path, entry in entries.items():
             name = path.rstrip("/").removeprefix(root.rstrip("/")).lstrip("/")
-            shards.append(Shard(checked_name(self.location, name), int(entry["size"]), changed=_version_of(entry)))
+            shards.append(Shard(require_safe_name(self.location, name), int(entry["size"]), changed=_version_of(entry)))
         return sorted(shards, key=lambda shard: shard.name)
 
     def local_copy(self, name: str, max_bytes: int) -> Path | None:
@@ -132,7 +132,7 @@ class RemoteShardFolder:
     def _copy(self, name: str, max_bytes: int, target: IO[bytes]) -> bool:
         files, root = self._storage()
         try:
-            path = f"{root.rstrip('/')}/{checked_name(self.location, name)}"
+            path = f"{root.rstrip('/')}/{require_safe_name(self.location, name)}"
             with files.open(path, "rb", block_size=_BLOCK_BYTES) as file:  # the default block size of s3fs is 50 MiB
                 while block := file.read(min(_BLOCK_BYTES, max_bytes + 1 - target.tell())):
                     target.write(block)
@@ -154,15 +154,15 @@ class RemoteShardFolder:
         """
         return self._download_once(shard, retry)
 
-    def fetch_ahead(self, shard: Shard) -> None:
+    def prefetch(self, shard: Shard) -> None:
         """Try once to download a shard that will be needed soon."""
         with suppress(Exception):  # `local_path` will try again, and raise the error if it persists
             self._download_once(shard, lambda work: work())
 
-    def _download_once(self, shard: Shard, try_to: Callable[[Callable[[], Path]], Path]) -> Path:
+    def _download_once(self, shard: Shard, run_download: Callable[[Callable[[], Path]], Path]) -> Path:
         """Download a shard, unless it is in the cache, and return the path of the copy.
 
-        `try_to` calls the function that downloads the shard, perhaps several times.
+        `run_download` calls the function that downloads the shard, and may call it again after an error.
         """
         target = self._cache_path(shard)
         if _is_complete(target, shard.size):
@@ -176,8 +176,8 @@ class RemoteShardFolder:
                 for leftover in target.parent.glob(f".{glob.escape(target.name)}.*.tmp"):
                     with suppress(OSError):
                         leftover.unlink()
-                _free_space(self.cache.parent, shard.size)
-                self._fetch(shard, target, try_to)
+                _evict_shards(self.cache.parent, shard.size)
+                self._fetch(shard, target, run_download)
         return target
 
     def open_file(self, shard: Shard) -> Any:
@@ -189,10 +189,10 @@ class RemoteShardFolder:
         return files.open(f"{root.rstrip('/')}/{shard.name}", "rb")
 
     def find_file(self, name: str) -> Shard:
-        """Return the shard with a name; this works even on storage that cannot list files."""
+        """Return the shard with a name; the storage need not be able to list files."""
         files, root = self._storage()
         try:
-            entry = files.info(f"{root.rstrip('/')}/{checked_name(self.location, name)}")
+            entry = files.info(f"{root.rstrip('/')}/{require_safe_name(self.location, name)}")
         except FileNotFoundError:
             raise UserError(f"{self.location}/{name} does not exist; check the address.") from None
         except Exception as problem:  # each storage library raises different exceptions
@@ -200,14 +200,16 @@ class RemoteShardFolder:
                 f"{self.location}/{name} cannot be read ({first_line(problem)}); check the address."
             ) from None
         if entry.get("size") is None:
-            raise UserError(f"{self.location} does not report the size of {name}: download it, and give the file.")
+            raise UserError(
+                f"{self.location} does not report the size of {name}: download this file, and give the local path."
+            )
         return Shard(name, int(entry["size"]), changed=_version_of(entry))
 
     def _cache_path(self, shard: Shard) -> Path:
         """Return the path of a shard's copy in the cache; the path depends on the version of the shard."""
         return self.cache / f"{shard.changed:x}" / shard.name if shard.changed else self.cache / shard.name
 
-    def _fetch(self, shard: Shard, target: Path, try_to: Callable[[Callable[[], Path]], Path]) -> None:
+    def _fetch(self, shard: Shard, target: Path, run_download: Callable[[Callable[[], Path]], Path]) -> None:
         """Download a shard to `target`; if the download is slow, start a second download and use the first to end."""
 
         def download_to_temporary(number: int) -> Path:
@@ -228,7 +230,7 @@ class RemoteShardFolder:
             return path
 
         try:
-            try_to(download_hedged).replace(target)
+            run_download(download_hedged).replace(target)
         except FileNotFoundError:
             raise UnreadableImage(
                 f"the shard {shard.name} is in the index, but not in {self.location}; add the shard, or index the "
@@ -240,7 +242,7 @@ class RemoteShardFolder:
             if isinstance(problem, OSError) and problem.errno in DISK_FULL:
                 raise UserError(
                     f"the disk of {self.cache} is too full for the shard {shard.name} of {self.location}: free some "
-                    f"space, or set {VARIABLE} to a folder on another disk; the run can then be resumed."
+                    f"space, or set {CACHE_VARIABLE} to a folder on another disk; the run can then be resumed."
                 ) from None
             text = f"the shard {shard.name} cannot be downloaded from {self.location} ({first_line(problem)})"
             raise UnreadableImage(f"{text}; check the network.") from None
@@ -281,9 +283,9 @@ ShardFolder = LocalShardFolder | RemoteShardFolder
 
 
 def _version_of(entry: Mapping[str, Any]) -> int:
-    """Return a number that identifies the version of a file by its metadata; 0 if the storage gives none."""
-    stated = [str(entry[name]) for name in _VERSION_FIELDS if entry.get(name) is not None]
-    return int.from_bytes(hashlib.blake2b("\n".join(stated).encode(), digest_size=7).digest()) if stated else 0
+    """Return a number that identifies the version of a file; 0 if the storage gives no such metadata."""
+    values = [str(entry[name]) for name in _VERSION_FIELDS if entry.get(name) is not None]
+    return int.from_bytes(hashlib.blake2b("\n".join(values).encode(), digest_size=7).digest()) if values else 0
 
 
 def is_remote(location: str | Path) -> bool:
@@ -312,7 +314,7 @@ def open_storage(url: str) -> tuple[Any, str]:
         raise UserError(f"{url} cannot be opened ({first_line(problem)}); check the address.") from None
 
 
-def upload(folder: Path, url: str) -> None:
+def upload_folder(folder: Path, url: str) -> None:
     """Copy the files in a folder to a new URL; the index is copied last, after all shards that it lists."""
     files, root = open_storage(url.rstrip("/"))
     try:
@@ -328,7 +330,7 @@ def upload(folder: Path, url: str) -> None:
 
 
 def _is_complete(target: Path, size: int) -> bool:
-    """Return whether a file in the cache has this size; if so, mark the file as the most recently used."""
+    """Return whether a file in the cache has `size` bytes; if so, mark the file as the most recently used."""
     try:
         if target.stat().st_size != size:
             return False
@@ -338,7 +340,7 @@ def _is_complete(target: Path, size: int) -> bool:
     return True
 
 
-def _free_space(folder: Path, needed_bytes: int) -> None:
+def _evict_shards(folder: Path, needed_bytes: int) -> None:
     """Remove abandoned temporary files, and the least recently used shards until `needed_bytes` fit into the cache."""
     for leftover in folder.rglob(".*.tmp"):
         with suppress(OSError):  # another process may have removed the file

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paucal.data.shards.stored_arrays import StoredArray, StoredStrings, open_arrays
-from paucal.data.sources.archive import MAX_ENTRIES, MAX_IMAGE_BYTES, checked_name
+from paucal.data.sources.archive import MAX_ENTRIES, MAX_IMAGE_BYTES, require_safe_name
 from paucal.data.string_arrays import StringArray
 from paucal.types import UserError
 from paucal.wording import counted, join_first_few, was_or_were
@@ -44,7 +44,7 @@ _DAMAGE_EXCEPTIONS = (
 
 
 class DamagedShard(UserError):
-    """Error: the content of a shard is damaged, so reading the shard again would fail too."""
+    """The content of a shard is damaged, so reading the shard again would fail too."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class Shard:
     Attributes:
         name: Path relative to the folder of all shards, with forward slashes.
         size: Size of the file in bytes.
-        part: "train", "val" or "test", according to the name; "" if the name does not tell.
+        part: Split in the name of the file: "train", "val" or "test"; "" if the name contains no split.
         changed: Modification time in nanoseconds; on object storage, a number that identifies the version of the file;
             0 if unknown.
     """
@@ -139,7 +139,7 @@ class ShardIndex:
         """Return the paths of the images in a shard."""
         return self.rows(shard).names
 
-    def without(self, damaged: Mapping[int, str], shown_path: str) -> "ShardIndex":
+    def without_damaged(self, damaged: Mapping[int, str], shown_path: str) -> "ShardIndex":
         """Return the index without the images of `damaged` shards (reasons by position in `files`), with a note.
 
         `files` still lists these shards.
@@ -175,19 +175,21 @@ class ShardIndex:
         write_atomically(path, lambda file: np.savez(file, about=about, **arrays))  # type: ignore[arg-type]
 
 
-def spans_of(counts: Sequence[int]) -> NDArray[np.int64]:
+def spans_from_counts(counts: Sequence[int]) -> NDArray[np.int64]:
     """Return the (F, 2) int64 `ShardIndex.spans` of shards with the given numbers of rows."""
     ends = np.cumsum(np.asarray(counts, dtype=np.int64))
     return np.stack([ends - counts, ends], axis=1)
 
 
-def smallest_labels(labels: NDArray[np.integer], n_classes: int) -> NDArray[np.integer]:
+def compact_labels(labels: NDArray[np.integer], n_classes: int) -> NDArray[np.integer]:
     """Return labels in the smallest integer type that can represent -1 and all class numbers."""
     return labels.astype(np.min_scalar_type(-max(1, n_classes)))
 
 
 def damage_notes(damaged: Mapping[str, str], total: int, shown_path: str) -> list[str]:
-    """Return a list with a note on the `damaged` shards (reasons by name) among `total` shards; empty without any.
+    """Return a list with a note on the `damaged` shards (reasons by name) among `total` shards.
+
+    The list is empty if no shard is damaged.
 
     Raises:
         UserError: All shards are damaged.
@@ -229,7 +231,7 @@ def _validated_index(header: Any, arrays: dict[str, StoredArray], shown_path: st
     for file in files:
         if not isinstance(file.name, str) or not all(isinstance(number, int) for number in (file.size, file.changed)):
             raise ValueError("the list of shards is invalid")
-        checked_name(shown_path, file.name)
+        require_safe_name(shown_path, file.name)
     count = len(arrays["offsets"])
     if not 0 < count <= MAX_ENTRIES or not files:
         raise ValueError(f"the number of images is {count}")
@@ -240,7 +242,9 @@ def _validated_index(header: Any, arrays: dict[str, StoredArray], shown_path: st
     classes, notes = tuple(map(str, header["classes"])), tuple(map(str, header["notes"]))
     counts, labels = _read_positions(files, len(classes), arrays)
     names = StoredStrings(arrays["key_bytes"], arrays["key_ends"])
-    return ShardIndex(files, classes, spans_of(counts), labels, arrays["offsets"], arrays["lengths"], names, notes)
+    return ShardIndex(
+        files, classes, spans_from_counts(counts), labels, arrays["offsets"], arrays["lengths"], names, notes
+    )
 
 
 def _read_positions(
@@ -254,7 +258,7 @@ def _read_positions(
         rows = {name: array[first : first + _ROWS_PER_CHECK] for name, array in arrays.items() if name != "key_bytes"}
         shards, offsets, lengths, ends = (rows[name] for name in ("shards", "offsets", "lengths", "key_ends"))
         if shards[0] < last_shard or shards[-1] >= len(files) or (np.diff(shards) < 0).any():
-            raise ValueError("the shards of images are not in the list of shards")
+            raise ValueError("images refer to shards that are not in the list of shards")
         in_range = offsets.min() >= HEADER_BYTES and lengths.min() >= 0 and lengths.max() <= MAX_IMAGE_BYTES
         if not in_range or (offsets + lengths > sizes[shards]).any():
             raise ValueError("an image is outside of its shard")
@@ -263,7 +267,7 @@ def _read_positions(
         if ends[0] < last_end or (np.diff(ends) < 0).any() or ends[-1] > len(arrays["key_bytes"]):
             raise ValueError("the names of images are damaged")
         counts += np.bincount(shards, minlength=len(files))
-        labels.append(smallest_labels(rows["labels"], n_classes))
+        labels.append(compact_labels(rows["labels"], n_classes))
         last_shard, last_end = int(shards[-1]), int(ends[-1])
     if last_end != len(arrays["key_bytes"]):
         raise ValueError("the names of images are damaged")

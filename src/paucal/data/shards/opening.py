@@ -1,4 +1,4 @@
-"""Opens tar shards as a set of images, with the index beside the shards, or with an index that is built and cached."""
+"""Opens tar shards as a set of images, with the index in their folder, or with an index that is built and cached."""
 
 import hashlib
 import itertools
@@ -10,9 +10,9 @@ from pathlib import Path
 
 import numpy as np
 
-from paucal.data.classes import numbered_names
+from paucal.data.classes import class_names_by_line
 from paucal.data.decode import UnreadableImage
-from paucal.data.decoded.cache_folder import SHARDS, usable_folder
+from paucal.data.decoded.cache_folder import SHARDS, usable_cache_folder
 from paucal.data.images import ImageSet
 from paucal.data.shards.folders import LocalShardFolder, RemoteShardFolder, ShardFolder
 from paucal.data.shards.index import (
@@ -26,7 +26,7 @@ from paucal.data.shards.index import (
     damage_notes,
     read_index,
 )
-from paucal.data.shards.stream import Stream, is_streamed, streaming_note, window_for
+from paucal.data.shards.stream import Stream, is_streamed, streaming_note, window_size
 from paucal.data.shards.tar import (
     JSON_FIELD,
     LABEL_SUFFIXES,
@@ -37,7 +37,7 @@ from paucal.data.shards.tar import (
     sample_key,
     size_in_header,
 )
-from paucal.data.sources.archive import COMPRESSED
+from paucal.data.sources.archive import COMPRESSED_SUFFIXES
 from paucal.data.sources.folder import is_ignored
 from paucal.data.sources.source import SourceOptions
 from paucal.data.sources.suffixes import IMAGE_SUFFIXES
@@ -68,7 +68,7 @@ def has_shards(folder: Path) -> bool:
         name: _list_entries(folder / name, _INSPECTED_ENTRIES)[1] for name in folders if name.lower() in PART_BY_WORD
     }
     files += [f"{name}/{file}" for name, part_files in parts.items() for file in part_files]
-    compressed = [file for file in files if file.lower().endswith(COMPRESSED)]
+    compressed = [file for file in files if file.lower().endswith(COMPRESSED_SUFFIXES)]
     tars = [file for file in files if file.lower().endswith(TAR_SUFFIX)]
     if compressed and len(compressed) == len(files) and set(folders) == set(parts):
         raise UserError(
@@ -100,7 +100,7 @@ def is_shard(file: Path) -> bool:
     return any(sample_key(name)[1] in LABEL_SUFFIXES for name in names)
 
 
-def open_shards(folder: ShardFolder, options: SourceOptions, only: str | None = None) -> ImageSet:
+def open_shards(folder: ShardFolder, options: SourceOptions, single_shard: str | None = None) -> ImageSet:
     """Open tar shards as one set.
 
     The split of a shard's images is in the name of the shard (`train-000000.tar`) or of its folder.
@@ -109,34 +109,34 @@ def open_shards(folder: ShardFolder, options: SourceOptions, only: str | None = 
         folder: Folder of the shards.
         options: If `labelled`, images without a label are left out, with a note. `label_column` is the field of JSON
             members that contains the label (None for "label").
-        only: Name of the single shard to open; None for all shards.
+        single_shard: Name of the only shard to open; None for all shards.
 
     Raises:
         UserError: There are no shards; a shard is missing, damaged or compressed (unless `skip_damaged`); the index
             does not match the shards; or no image has a label.
     """
     label_field = options.label_column or JSON_FIELD
-    index = _read_index_beside_shards(folder, only, options.skip_damaged)
-    index = index or _load_or_build_index(folder, label_field, only, options)
-    images = _image_set(folder, index, options.labelled, only)
+    index = _read_index_in_folder(folder, single_shard, options.skip_damaged)
+    index = index or _load_or_build_index(folder, label_field, single_shard, options)
+    images = _image_set(folder, index, options.labelled, single_shard)
     if not options.labelled:
         return images
-    labelled = np.flatnonzero(images.labels >= 0)
-    if not len(labelled):
+    labelled_positions = np.flatnonzero(images.labels >= 0)
+    if not len(labelled_positions):
         raise (NoLabelsError if options.label_column is None else UserError)(
-            f"no image of {folder.location} has a label: expected a member such as 000001.cls beside 000001.jpg, or "
+            f"no image of {folder.location} has a label: expected a member such as 000001.cls for 000001.jpg, or "
             f"the field {label_field!r} in 000001.json (--label-column chooses another field). 'paucal pretrain' uses "
             "images without labels."
         )
-    if not (n_unlabelled := len(images) - len(labelled)):
+    if not (n_unlabelled := len(images) - len(labelled_positions)):
         return images
     example = images.keys[int(np.flatnonzero(images.labels < 0)[0])]
     note = f"{counted(n_unlabelled, 'image')} without a label {was_or_were(n_unlabelled)} left out ({example}, ...)"
-    return images.select(labelled, note)
+    return images.select(labelled_positions, note)
 
 
-def _read_index_beside_shards(folder: ShardFolder, single_shard: str | None, skip_damaged: bool) -> ShardIndex | None:
-    """Return the index beside the shards, after comparing the shards with the index; None if there is no index."""
+def _read_index_in_folder(folder: ShardFolder, single_shard: str | None, skip_damaged: bool) -> ShardIndex | None:
+    """Return the index in the folder of the shards, after a comparison with the shards; None if there is no index."""
     path = None if single_shard is not None else folder.local_copy(INDEX_NAME, MAX_BYTES)
     if path is None:
         return None
@@ -152,7 +152,9 @@ def _read_index_beside_shards(folder: ShardFolder, single_shard: str | None, ski
         if current is None:
             problem = f"is in {INDEX_NAME}, but not in {folder.location}; add the shard, or"
             damaged[number] = f"the shard {shard.name} {problem} {REMAKE_ADVICE}"
-        elif current.size != shard.size or (current.changed != shard.changed and not _is_same(folder, index, number)):
+        elif current.size != shard.size or (
+            current.changed != shard.changed and not _is_unchanged(folder, index, number)
+        ):
             sizes = f"{current.size} bytes, but {shard.size} bytes according to {INDEX_NAME}"
             subject = f"the shard {shard.name} of {folder.location}"
             damaged[number] = f"{subject} was changed after it was indexed ({sizes}); {REMAKE_ADVICE}"
@@ -160,13 +162,13 @@ def _read_index_beside_shards(folder: ShardFolder, single_shard: str | None, ski
         raise UserError(f"{next(iter(damaged.values()))}{_SKIP_ADVICE}.")
     if shards:
         raise UserError(f"{INDEX_NAME} of {folder.location} does not list the shard {min(shards)}; {REMAKE_ADVICE}.")
-    return index.without(damaged, folder.location)
+    return index.without_damaged(damaged, folder.location)
 
 
-def _is_same(folder: ShardFolder, index: ShardIndex, number: int) -> bool:
-    """Return whether the first and the last image of a local shard are at their positions in the index.
+def _is_unchanged(folder: ShardFolder, index: ShardIndex, number: int) -> bool:
+    """Return whether the first and the last image of a local shard are where the index says.
 
-    This check is needed because the modification time of an unchanged shard differs if the shard was copied.
+    The modification time is no evidence of a change, since a copied shard has a new modification time.
     """
     if not isinstance(folder, LocalShardFolder):
         return True
@@ -240,7 +242,7 @@ def _index_shards(
 
 
 def _cache_path(shard_folder: ShardFolder, label_field: str, names: list[str], single_shard: str | None) -> Path | None:
-    folder = usable_folder()
+    folder = usable_cache_folder()
     identity = "\n".join([shard_folder.location, label_field, single_shard or "", *names])
     digest = hashlib.blake2b(identity.encode(errors="surrogateescape"), digest_size=16).hexdigest()
     return None if folder is None else folder / SHARDS / f"{digest}.npz"
@@ -251,7 +253,9 @@ def _class_names(folder: ShardFolder) -> list[str]:
     if path is None:
         return []
     shown_path = f"{folder.location}/{CLASSES_NAME}"
-    names = numbered_names(decode_text(read_bytes(path, _MAX_CLASSES_BYTES), shown_path).text.splitlines(), shown_path)
+    names = class_names_by_line(
+        decode_text(read_bytes(path, _MAX_CLASSES_BYTES), shown_path).text.splitlines(), shown_path
+    )
     if len(set(names)) != len(names):
         raise UserError(f"{shown_path} contains a class name twice; give each class one line, in label order.")
     return names
@@ -287,5 +291,5 @@ def _image_set(folder: ShardFolder, index: ShardIndex, labelled: bool, single_sh
         declared=RepeatedStrings(parts, codes if single_shard is None else np.zeros_like(codes)),
         store=TarStore(folder, index, keys),
         notes=(*([streaming_note(len(index), len(index.files))] if streamed else []), *index.notes),
-        stream=Stream.in_shards(index.counts, window_for(mean_bytes)) if streamed else None,
+        stream=Stream.from_shards(index.counts, window_size(mean_bytes)) if streamed else None,
     )

@@ -19,8 +19,8 @@ DISK_FULL = (errno.ENOSPC, errno.EDQUOT)  # numbers of the operating system's er
 T = TypeVar("T")
 
 
-class GaveUp(Exception):
-    """Error: all tries of a request failed. The message has the last problem, and the number and time of the tries."""
+class RetriesFailed(Exception):
+    """All tries of a request failed; the message has the last error, the number of tries and the elapsed time."""
 
 
 def retry(work: Callable[[], T]) -> T:
@@ -30,7 +30,7 @@ def retry(work: Callable[[], T]) -> T:
     send their requests to an overloaded storage at the same time.
 
     Raises:
-        GaveUp: No try succeeded.
+        RetriesFailed: No try succeeded.
     """
     start_time = time.monotonic()
     jitter = random.Random()  # without a seed, since pauses must differ between processes
@@ -45,16 +45,16 @@ def retry(work: Callable[[], T]) -> T:
             pause = jitter.uniform(0, min(_MAX_PAUSE, _FIRST_PAUSE * 2**attempt))
             seconds = time.monotonic() - start_time
             if attempt + 1 >= _MIN_TRIES and seconds + pause >= _MIN_SECONDS:
-                raise GaveUp(f"{first_line(problem)}, after {attempt + 1} tries in {seconds:.0f} s") from problem
+                raise RetriesFailed(f"{first_line(problem)}, after {attempt + 1} tries in {seconds:.0f} s") from problem
             time.sleep(pause)
     raise AssertionError
 
 
 def send_hedged(work: Callable[[int], T], patience: float, discard: Callable[[T], None]) -> T:
-    """Return the result of a request; after `patience` seconds, send it again and return the first response.
+    """Return the result of a request; after `patience` seconds, send the request again and return the first response.
 
-    `work` is called with 0 for the first request and 1 for the second. `discard` is called with each response that is
-    not returned, because the response came second or because this function was interrupted.
+    `work` is called with 0 for the first request and 1 for the second. A response is passed to `discard` if it comes
+    second, or if this function was interrupted.
 
     Raises:
         Exception: The first request failed before the second was sent, or both requests failed.

@@ -17,13 +17,13 @@ from paucal.wording import counted
 BLOCK_IMAGES = 256  # number of neighbouring images of a tar file that stay together until windows are shuffled
 WINDOW_BYTES = 256 << 20  # approximate size of the encoded images in a window
 MIN_WINDOW, MAX_WINDOW = 2048, 65536  # limits of the number of images in a window
-STREAMED_IMAGES, STREAMED_BYTES = 200_000, 8 << 30  # a set with this many images or bytes is streamed
+STREAMED_IMAGES, STREAMED_BYTES = 200_000, 8 << 30  # a set with at least that many images or bytes is streamed
 _SAMPLED_RUNS = 32  # number of runs of neighbouring images in a sample
 
 
 @dataclass(frozen=True, eq=False)
 class Stream:
-    """The shards and blocks of N images that are read when needed instead of being decoded before training.
+    """Order in storage of N images that are read when needed instead of being decoded before training.
 
     Consecutive images of the same block form a run. Only the R runs are stored, since there may be a billion images.
 
@@ -41,25 +41,25 @@ class Stream:
     window: int
 
     @classmethod
-    def in_blocks(cls, shards: NDArray[np.int32], blocks: NDArray[np.int32], window: int) -> "Stream":
+    def from_blocks(cls, shards: NDArray[np.int32], blocks: NDArray[np.int32], window: int) -> "Stream":
         """Return the stream of N images, from the (N,) numbers of their shards and of their blocks."""
         last = np.flatnonzero(np.append(np.diff(blocks), 1)[: len(blocks)])
         return cls(last + 1, shards[last], blocks[last], window)
 
     @classmethod
-    def in_shards(cls, counts: Sequence[int], window: int) -> "Stream":
+    def from_shards(cls, counts: Sequence[int], window: int) -> "Stream":
         """Return the stream of all images in tar shards, from the number of images in each shard.
 
         Example:
-            >>> Stream.in_shards([300, 0, 256], window=64).ends.tolist()
+            >>> Stream.from_shards([300, 0, 256], window=64).ends.tolist()
             [256, 300, 556]
         """
         images = np.asarray(counts, dtype=np.int64)
         n_blocks = -(-images // BLOCK_IMAGES)
         shards = np.repeat(np.arange(len(images), dtype=np.int32), n_blocks)
         blocks = np.arange(len(shards), dtype=np.int32)
-        numbers = blocks - (np.cumsum(n_blocks) - n_blocks)[shards]  # number of each block within its shard
-        ends = (np.cumsum(images) - images)[shards] + np.minimum((numbers + 1) * BLOCK_IMAGES, images[shards])
+        block_numbers = blocks - (np.cumsum(n_blocks) - n_blocks)[shards]  # number of each block within its shard
+        ends = (np.cumsum(images) - images)[shards] + np.minimum((block_numbers + 1) * BLOCK_IMAGES, images[shards])
         return cls(ends, shards, blocks, window)
 
     def __len__(self) -> int:
@@ -105,7 +105,7 @@ class StreamOrder:
         ends: (S,) int64 number of images up to the end of each shard, in the order before windows are shuffled.
 
     Example:
-        >>> order = Stream.in_blocks(np.repeat([0, 1], 4), np.repeat([0, 1, 2, 3], 2), window=2).order(seed=0)
+        >>> order = Stream.from_blocks(np.repeat([0, 1], 4), np.repeat([0, 1, 2, 3], 2), window=2).order(seed=0)
         >>> sorted(order[np.arange(8)].tolist())
         [0, 1, 2, 3, 4, 5, 6, 7]
     """
@@ -168,11 +168,11 @@ def streaming_note(count: int, shards: int) -> str:
     return f"{images} are streamed: they are not decoded before the run, and an unreadable image ends the run"
 
 
-def window_for(mean_bytes: float) -> int:
+def window_size(mean_bytes: float) -> int:
     """Return the number of images in a window for encoded images with a mean size of `mean_bytes`.
 
     Example:
-        >>> window_for(110_000), window_for(2_000)
+        >>> window_size(110_000), window_size(2_000)
         (2440, 65536)
     """
     return int(min(MAX_WINDOW, max(MIN_WINDOW, WINDOW_BYTES // max(1.0, mean_bytes))))
@@ -187,10 +187,9 @@ def concatenate_streams(streams: list["Stream | None"], counts: list[int]) -> "S
         return None
     n_images, n_shards, n_blocks, shifted = 0, 0, 0, []
     for stream, count in zip(streams, counts, strict=True):
-        part = stream or Stream.in_shards([count], MAX_WINDOW)
-        shifted.append(
-            replace(part, ends=part.ends + n_images, shards=part.shards + n_shards, blocks=part.blocks + n_blocks)
-        )
+        stream = stream or Stream.from_shards([count], MAX_WINDOW)
+        ends, shards, blocks = stream.ends + n_images, stream.shards + n_shards, stream.blocks + n_blocks
+        shifted.append(replace(stream, ends=ends, shards=shards, blocks=blocks))
         n_images += count
         n_shards, n_blocks = int(shifted[-1].shards.max()) + 1, int(shifted[-1].blocks.max()) + 1
     ends, shards, blocks = (

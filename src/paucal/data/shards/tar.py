@@ -18,12 +18,12 @@ from numpy.typing import NDArray
 
 from paucal.data.decode import UnreadableImage
 from paucal.data.shards.folders import ShardFolder
-from paucal.data.shards.index import HEADER_BYTES, DamagedShard, Shard, ShardIndex, smallest_labels, spans_of
+from paucal.data.shards.index import HEADER_BYTES, DamagedShard, Shard, ShardIndex, compact_labels, spans_from_counts
 from paucal.data.shards.stored_arrays import OpenFile
-from paucal.data.sources.archive import MAX_IMAGE_BYTES, checked_name, tar_members
+from paucal.data.sources.archive import MAX_IMAGE_BYTES, require_safe_name, tar_members
 from paucal.data.sources.folder import is_ignored
 from paucal.data.sources.suffixes import IMAGE_SUFFIXES
-from paucal.data.stores import EncodedStore, Stamp
+from paucal.data.stores import EncodedStore, FileStamp
 from paucal.data.string_arrays import StringArray
 from paucal.reading import parse_json
 from paucal.types import UserError
@@ -58,7 +58,7 @@ def index_tar(path: Path, shown_path: str, label_field: str = JSON_FIELD) -> Tar
                 is_link = member.islnk() or member.issym()
                 if not (member.isreg() or is_link) or member.issparse():
                     continue
-                key, ending = sample_key(checked_name(shown_path, member.name))
+                key, ending = sample_key(require_safe_name(shown_path, member.name))
                 if is_link and ending in (*_IMAGE_ENDINGS, *_LABEL_ENDINGS, ".json"):
                     raise UserError(
                         f"{shown_path} stores {member.name} as a link to {member.linkname}: create the tar file again "
@@ -147,8 +147,8 @@ def build_index(files: Sequence[Shard], contents: Sequence[TarContents], names: 
     return ShardIndex(
         files=tuple(files),
         classes=classes,
-        spans=spans_of(counts),
-        labels=smallest_labels(labels, len(classes)),
+        spans=spans_from_counts(counts),
+        labels=compact_labels(labels, len(classes)),
         offsets=np.concatenate([shard.offsets for shard in contents]),
         lengths=np.concatenate([shard.lengths for shard in contents]),
         names=StringArray.concatenate([shard.names for shard in contents]),
@@ -176,10 +176,10 @@ def _number_labels(values: Sequence[str | None], names: Sequence[str]) -> tuple[
         classes = tuple(names)
     else:
         # Labels such as "7" and "007" are the same class.
-        name_of = {value: str(int(value)) if are_numbers else value for value in distinct}
-        classes = tuple(sorted(set(name_of.values()), key=int if are_numbers else None))
-        number_of = {name: number for number, name in enumerate(classes)}
-        numbers = {value: number_of[name] for value, name in name_of.items()}
+        name_by_value = {value: str(int(value)) if are_numbers else value for value in distinct}
+        classes = tuple(sorted(set(name_by_value.values()), key=int if are_numbers else None))
+        number_by_name = {name: number for number, name in enumerate(classes)}
+        numbers = {value: number_by_name[name] for value, name in name_by_value.items()}
     labels = [-1 if value is None else numbers[value] for value in values]
     return classes, np.asarray(labels, dtype=np.int32)
 
@@ -188,27 +188,27 @@ class TarStore(EncodedStore):
     """Images in tar shards.
 
     Shards stay open for a minute, since opening a file takes as long as decoding a small image. A process that
-    unpickles the store opens them again.
+    unpickles the store opens the shards again.
     """
 
     def __init__(self, folder: ShardFolder, index: ShardIndex, keys: Sequence[str]) -> None:
         super().__init__(keys)
         self._folder, self._index = folder, index
-        # Open file and time of opening of each open shard, by the number of the shard, in the order of opening.
-        self._open: dict[int, tuple[OpenFile, float]] = {}
+        # Open files with the time of opening, by the number of the shard, in the order of opening.
+        self._open_files: dict[int, tuple[OpenFile, float]] = {}
 
     def __reduce__(self) -> tuple[Any, ...]:
         return TarStore, (self._folder, self._index, self._keys)
 
-    def stamp(self, index: int) -> Stamp:
+    def stamp(self, index: int) -> FileStamp:
         """Return a stamp with the key and the size of an image, and the modification time of its shard."""
         number, row = self._index.locate(index)
         length, shard = int(self._index.rows(number).lengths[row]), self._index.files[number]
-        return Stamp(f"{self._folder.location}/{self._keys[index]}", length, shard.changed)
+        return FileStamp(f"{self._folder.location}/{self._keys[index]}", length, shard.changed)
 
-    def fetch_ahead(self, index: int) -> None:
+    def prefetch(self, index: int) -> None:
         """Download the shard of an image, unless the shard is local or already downloaded."""
-        self._folder.fetch_ahead(self._index.files[self._index.locate(index)[0]])
+        self._folder.prefetch(self._index.files[self._index.locate(index)[0]])
 
     def source(self, index: int) -> bytes:
         """Return the encoded bytes of an image."""
@@ -219,7 +219,7 @@ class TarStore(EncodedStore):
             try:
                 content = self._open_shard(number).read(start, HEADER_BYTES + length)
             except OSError:  # on a network disk, a shard that was replaced must be opened again
-                self._open.pop(number, None)
+                self._open_files.pop(number, None)
                 content = self._open_shard(number).read(start, HEADER_BYTES + length)
         except OSError as problem:
             reason = problem.strerror or problem
@@ -232,7 +232,7 @@ class TarStore(EncodedStore):
         return content[HEADER_BYTES:]
 
     def _open_shard(self, number: int) -> OpenFile:
-        file, open_time = self._open.get(number, (None, 0.0))
+        file, open_time = self._open_files.get(number, (None, 0.0))
         if file is not None and time.monotonic() - open_time < _MAX_OPEN_SECONDS:
             return file
         path = self._folder.local_path(self._index.files[number])
@@ -241,11 +241,11 @@ class TarStore(EncodedStore):
         except FileNotFoundError:  # another process has deleted the copy to free space, so download the shard again
             file = OpenFile(self._folder.local_path(self._index.files[number]))
         now = time.monotonic()
-        self._open.pop(number, None)
-        self._open[number] = file, now
-        for old_number, (_, open_time) in list(self._open.items())[:-1]:
-            if len(self._open) > _MAX_OPEN_SHARDS or now - open_time >= _MAX_OPEN_SECONDS:
-                self._open.pop(old_number, None)
+        self._open_files.pop(number, None)
+        self._open_files[number] = file, now
+        for old_number, (_, open_time) in list(self._open_files.items())[:-1]:
+            if len(self._open_files) > _MAX_OPEN_SHARDS or now - open_time >= _MAX_OPEN_SECONDS:
+                self._open_files.pop(old_number, None)
         return file
 
 

@@ -22,7 +22,7 @@ from paucal.data.channels.arrays import is_npy, is_tiff
 from paucal.data.decode import UnreadableImage
 from paucal.data.images import UNKNOWN, ImageSet
 from paucal.data.randomness import derive_seed
-from paucal.data.shards.index import HEADER_BYTES, INDEX_NAME, Shard, ShardIndex, smallest_labels, spans_of
+from paucal.data.shards.index import HEADER_BYTES, INDEX_NAME, Shard, ShardIndex, compact_labels, spans_from_counts
 from paucal.data.sources.suffixes import IMAGE_SUFFIXES
 from paucal.data.stores import EncodedStore, locate
 from paucal.data.string_arrays import StringArray, take_strings
@@ -30,7 +30,7 @@ from paucal.data.unreadable import OnBad, ReportProgress, drop_unreadable
 from paucal.types import UserError
 from paucal.wording import counted
 
-Form = Literal["tar", "parquet"]
+ShardFormat = Literal["tar", "parquet"]
 Label = int | list[int]  # class number of an image, or class numbers in a multi-label set
 
 CLASSES_NAME = "classes.txt"
@@ -45,7 +45,7 @@ _SPECIAL_CHARACTERS = re.compile(r"[^A-Za-z0-9_/-]+")
 def write_shards(
     images: ImageSet,
     folder: Path,
-    form: Form = "tar",
+    form: ShardFormat = "tar",
     max_bytes: int = 256 << 20,
     max_images: int = 10_000,
     seed: int = 0,
@@ -55,8 +55,8 @@ def write_shards(
     """Write all images of a set to shards in random order, separately for train, val and test.
 
     The encoded bytes of images are copied. Each image is also decoded, so that no unreadable image is written. Labels
-    are class numbers or, in Parquet files, lists of class numbers. Class names are written to `classes.txt` beside tar
-    files, or to the metadata of Parquet files.
+    are class numbers or, in Parquet files, lists of class numbers. Class names are written to `classes.txt` in the
+    folder of tar files, or to the metadata of Parquet files.
 
     Args:
         images: Images to write.
@@ -104,13 +104,13 @@ def write_shards(
     return writer.shards, left_out
 
 
-def _require_writable_labels(images: ImageSet, form: Form) -> None:
+def _require_writable_labels(images: ImageSet, form: ShardFormat) -> None:
     """Raise a UserError for labels that the format cannot store."""
     if images.multi_hot is None:
         return
     if form == "tar":
         raise UserError(
-            "--format tar stores one label for each image, but these images may have several labels: give --format "
+            "--format tar stores one label for each image, but these images may have several labels: use --format "
             "parquet, which stores lists of labels."
         )
     if unknown := int((images.multi_hot == UNKNOWN).sum()):
@@ -127,7 +127,7 @@ def _label_of(images: ImageSet, position: int) -> Label:
 
 
 @dataclass(frozen=True)
-class Member:
+class ShardMember:
     """An image to write into a shard: its position and key in its set, encoded bytes, and suffix such as ".jpg"."""
 
     position: int
@@ -160,7 +160,7 @@ def read_members(
     problems: dict[int, str],
     n_done: int = 0,
     progress: ReportProgress | None = None,
-) -> Iterator[Member]:
+) -> Iterator[ShardMember]:
     """Yield the readable images at the positions `order` with their encoded bytes.
 
     Images from arrays are encoded as PNG. The error message for each unreadable image is added to `problems`, by
@@ -175,7 +175,7 @@ def read_members(
                 if isinstance(content, str):
                     problems[position] = content
                 else:
-                    yield Member(position, *content, key)
+                    yield ShardMember(position, *content, key)
             if progress is not None:
                 progress(n_done + first + len(positions), len(images))
 
@@ -221,7 +221,7 @@ class _TarWriter:
         self._path, self._part = self._folder / _shard_name(part, self.shards, ".tar"), part
         self._archive = tarfile.open(self._path, "w", format=tarfile.USTAR_FORMAT)  # noqa: SIM115 (until `close`)
 
-    def add(self, member: Member, label: Label) -> int:
+    def add(self, member: ShardMember, label: Label) -> int:
         """Add an image and its label; return the size of the shard in bytes."""
         assert isinstance(label, int)
         stem = member.stem(self._next_image_number)
@@ -245,10 +245,10 @@ class _TarWriter:
         return ShardIndex(
             files=tuple(self.shards),
             classes=tuple(classes),
-            spans=spans_of([len(rows) for rows, _ in self._tables]),
+            spans=spans_from_counts([len(rows) for rows, _ in self._tables]),
             offsets=table[:, 1].copy(),
             lengths=table[:, 2].astype(np.int32),
-            labels=smallest_labels(table[:, 3], len(classes)),
+            labels=compact_labels(table[:, 3], len(classes)),
             names=StringArray.concatenate([names for _, names in self._tables]),
         )
 
@@ -290,7 +290,7 @@ class _ParquetWriter:
         self._file = pq.ParquetWriter(self._path, self._schema, compression="none", use_dictionary=False)
         self._size = 0
 
-    def add(self, member: Member, label: Label) -> int:
+    def add(self, member: ShardMember, label: Label) -> int:
         """Add an image and its label; return the size in bytes of all images in the shard."""
         self._images.append({"bytes": member.content, "path": member.key.encode(errors="replace").decode()})
         self._labels.append(label)

@@ -30,7 +30,7 @@ from paucal.types import UserError
 from paucal.wording import counted, was_or_were
 
 ARCHIVE_SUFFIXES = (".zip", ".tar")
-COMPRESSED = (".tar.gz", ".tgz", ".tar.bz2", ".tbz2", ".tar.xz", ".txz", ".tar.zst")
+COMPRESSED_SUFFIXES = (".tar.gz", ".tgz", ".tar.bz2", ".tbz2", ".tar.xz", ".txz", ".tar.zst")
 MAX_ENTRIES = 20_000_000  # maximum number of files in an archive
 MAX_IMAGE_BYTES = 512 << 20  # maximum unpacked size of an image; a larger file may be a decompression bomb
 _ENCRYPTED_FLAG, _UTF8_FLAG = 1, 0x800  # bits of a zip entry's flags
@@ -97,7 +97,7 @@ class ArchiveStore(EncodedStore):
 
 def is_archive(file: Path) -> bool:
     """Return whether a file has the suffix of an archive, such as ".zip" or ".tar.gz"."""
-    return file.name.lower().endswith((*ARCHIVE_SUFFIXES, *COMPRESSED))
+    return file.name.lower().endswith((*ARCHIVE_SUFFIXES, *COMPRESSED_SUFFIXES))
 
 
 def open_archive(file: Path, labelled: bool = True) -> ImageSet:
@@ -133,7 +133,7 @@ def archive_entries(file: Path) -> tuple[list[_Entry], tuple[str, ...]]:
     """Return the files in an archive, and a note if links were left out; hidden files are left out too."""
     links: list[str] = []
     require_regular(file)
-    if file.name.lower().endswith(COMPRESSED):
+    if file.name.lower().endswith(COMPRESSED_SUFFIXES):
         raise UserError(
             f"{file} is compressed as a whole, so single images cannot be read: unpack the file, or save the images as "
             ".zip or uncompressed .tar."
@@ -171,7 +171,7 @@ def _zip_entries(file: Path, links: list[str]) -> list[_Entry]:
         is_link = [stat.S_ISLNK(member.external_attr >> 16) for member in members]
         links += [_zip_name(member) for member in compress(members, is_link)]
         return [
-            _Entry(checked_name(file, _zip_name(member)), member.header_offset, member.file_size, member.filename)
+            _Entry(require_safe_name(file, _zip_name(member)), member.header_offset, member.file_size, member.filename)
             for member, link in zip(members, is_link, strict=True)
             if not link and not member.is_dir()
         ]
@@ -194,11 +194,11 @@ def _tar_entries(file: Path, links: list[str]) -> list[_Entry]:
     with tarfile.open(file, "r:") as archive:
         for member in tar_members(archive, file):
             if member.isreg() and not member.issparse():
-                name = checked_name(file, member.name)
-                # If a name occurs several times, its last entry counts.
+                name = require_safe_name(file, member.name)
+                # If a name occurs several times, the last entry replaces earlier ones, as when tar unpacks the file.
                 entries[name] = _Entry(name, member.offset_data, member.size)
-            elif member.islnk() and member.linkname in entries:  # a hard link, that is another name for the same file
-                name = checked_name(file, member.name)
+            elif member.islnk() and member.linkname in entries:  # a hard link: another name for the same file
+                name = require_safe_name(file, member.name)
                 entries[name] = entries[member.linkname]._replace(name=name)
             elif member.issym() or member.islnk():
                 links.append(member.name)
@@ -222,11 +222,12 @@ def tar_members(archive: tarfile.TarFile, file: Path | str) -> Iterator[tarfile.
         raise tarfile.ReadError("the file is truncated or damaged")
 
 
-def checked_name(file: Path | str, name: str) -> str:
-    """Return the path of an entry; raise a `UserError` if the path leads out of the archive."""
+def require_safe_name(file: Path | str, name: str) -> str:
+    """Return the path `name` of an entry in `file`; raise a `UserError` if the path is absolute or contains ".."."""
     plain = name.replace("\\", "/")
     if plain.startswith("/") or PureWindowsPath(plain).drive or ".." in plain.split("/") or "\0" in plain:
-        raise UserError(f"{file} contains the path {name[:80]!r}, which leads out of it: do not trust this file.")
+        problem = f"{file} contains the path {name[:80]!r}, which is absolute or leads to a parent folder"
+        raise UserError(f"{problem}: do not trust this file.")
     return name
 
 

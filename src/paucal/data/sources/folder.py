@@ -18,8 +18,8 @@ from paucal.wording import counted, was_or_were
 
 IMAGE_FOLDERS = ("images", "image", "imgs", "img", "jpegimages", "photos", "pictures", "pics", "frames")
 _MAX_SUFFIXES_SHOWN = 5  # maximum number of suffixes in a note
-# Folders that are created by macOS in archives, by network storage beside photos, by Windows and Linux on disks, and by
-# Python beside code.
+# Folders that are created by macOS in archives, by network storage next to photos, by Windows and Linux on disks, and
+# by Python next to code.
 _SYSTEM_FOLDERS = {
     *("__macosx", "@eadir", "#recycle", "@recycle", "#snapshot", "$recycle.bin", "recycler"),
     *("system volume information", "lost+found", "__pycache__"),
@@ -54,8 +54,8 @@ def open_folder(root: Path, labelled: bool = True) -> ImageSet:
     without labels; images in a folder of a split still belong to that split.
 
     Raises:
-        UserError: There are no images, a split has no class folders, a class folder is empty, or other folders with
-            images are beside the folders of the splits.
+        UserError: There are no images, a split has no class folders, a class folder is empty, or there are other
+            folders with images next to the train/val/test folders.
     """
     other_suffixes: Counter[str] = Counter()
     links: dict[str, str] = {}
@@ -86,7 +86,7 @@ def open_container(
         container: Folder or archive.
         keys: Sorted paths of all images, relative to the root.
         other_suffixes: Number of files that are not images, by suffix.
-        labelled: Whether folders are classes.
+        labelled: Whether to read the folders of the images as classes.
         root: Path of the folder or archive, for messages.
     """
     notes = _note_on_other_files(other_suffixes)
@@ -100,13 +100,13 @@ def open_container(
         return _image_set(container, keys, [None] * len(keys), parts_of(keys), notes)
     keys_in_root = [key for key in keys if "/" not in key]
     if keys_in_root and folders:
-        notes.append(f"{counted(len(keys_in_root), 'image')} beside the folders {_left_out(keys_in_root)}")
+        notes.append(f"{counted(len(keys_in_root), 'image')} outside of the folders {_left_out_text(keys_in_root)}")
     keys = [key for key in keys if "/" in key]
     part_folders = [folder for folder in folders if folder.lower() in PART_BY_WORD]
     if _has_parts(root, folders, part_folders, keys):
         return _open_parts(container, root, part_folders, keys, notes)
     if len(part_folders) > 1:
-        notes.append(f"{_quote_few(part_folders)} have no class folders, so they are read as classes")
+        notes.append(f"{_quote_few(part_folders)} have no class folders, so these folders are read as classes")
     if not folders:
         raise NoLabelsError(
             f"{root} has images but no class folders; expected {root.name}/<class>/<image> "
@@ -118,16 +118,17 @@ def open_container(
 
 
 def _has_parts(root: Path, folders: list[str], part_folders: list[str], keys: list[str]) -> bool:
-    """Return whether `part_folders` are the splits of a set, not classes that happen to be called "train" or "test"."""
+    """Return whether `part_folders` are the splits of a set, and not classes called "train" or "test" by chance."""
     if not part_folders:
         return False
     folders_with_images = {key.split("/")[0] for key in keys}
     other_folders = [folder for folder in folders if folder not in part_folders and folder in folders_with_images]
     has_class_folders = any(key.count("/") >= 2 for key in keys if key.split("/")[0] in part_folders)
     if other_folders and has_class_folders:
+        parts_text, others_text = _quote_few(part_folders), _quote_few(other_folders)
         raise UserError(
-            f"{root} has {_quote_few(other_folders)} with images beside {_quote_few(part_folders)}; move the "
-            f"folders of these images into one of {_quote_few(part_folders)}, or out of {root}."
+            f"{root} has {parts_text} with class folders, and also images in {others_text}; move {others_text} into "
+            f"one of {parts_text}, or out of {root}."
         )
     return not other_folders
 
@@ -151,7 +152,7 @@ def _open_parts(
         class_folders.extend(f"{folder}/{name}" for name in subfolders)
     keys_outside = [key for key in keys if key.count("/") == 1]
     if keys_outside:
-        notes.append(f"{counted(len(keys_outside), 'image')} outside of class folders {_left_out(keys_outside)}")
+        notes.append(f"{counted(len(keys_outside), 'image')} outside of class folders {_left_out_text(keys_outside)}")
     keys = [key for key in keys if key.count("/") >= 2]
     classes_of_images = [key.split("/")[1] for key in keys]
     _refuse_empty_classes(root, class_folders, classes_of_images)
@@ -179,17 +180,21 @@ def _is_same_file(first: Path, second: Path) -> bool:
 
 
 def _image_set(
-    container: ImageContainer, keys: list[str], names: list[str] | list[None], declared: list[str], notes: list[str]
+    container: ImageContainer,
+    keys: list[str],
+    class_names: list[str] | list[None],
+    declared: list[str],
+    notes: list[str],
 ) -> ImageSet:
     """Return the image set of a container, given the class name of each image, or None for each unlabelled image."""
-    classes = tuple(sorted({name for name in names if name is not None}))
-    numbers = {name: label for label, name in enumerate(classes)}
+    classes = tuple(sorted({name for name in class_names if name is not None}))
+    label_by_name = {name: label for label, name in enumerate(classes)}
     return ImageSet(
         name=container.name,
         location=container.location,
         classes=classes,
         keys=keys,
-        labels=np.asarray([-1 if name is None else numbers[name] for name in names], dtype=np.int64),
+        labels=np.asarray([-1 if name is None else label_by_name[name] for name in class_names], dtype=np.int64),
         declared=declared,
         store=container.make_store(keys),
         notes=tuple(notes),
@@ -197,10 +202,10 @@ def _image_set(
 
 
 def parts_of(keys: list[str]) -> list[str]:
-    """Return the split of each image, according to its train/val/test folder, or "" if the folder has another name.
+    """Return the split of each image, according to its train/val/test folder; "" if the folder has another name.
 
-    If such folders seem to be classes, since there are other folders and no nested folders, the result is "" for all
-    images.
+    If train/val/test folders seem to be classes, the result is "" for all images. This is assumed if there are also
+    other folders, and the train/val/test folders have no subfolders.
     """
     parts = [_part_of(key) for key in keys]
     has_other_folders = any("/" in key and not part for key, part in zip(keys, parts, strict=True))
@@ -218,9 +223,9 @@ def find_images(
 ) -> list[str]:
     """Return the sorted paths of all images below `root`, relative to `root` and with forward slashes.
 
-    Hidden files and folders are left out. Links to folders are followed, but each folder is read only once. Files that
-    are not images are counted in `other_suffixes`, by lower-case suffix. Folders that are reached a second time are
-    added to `links`, with the second path as the key and the first path as the value.
+    Hidden files and folders are left out. Links to folders are followed, but each folder is read only once. Two
+    arguments are extended: `other_suffixes` counts the files that are not images by lower-case suffix, and `links` maps
+    the second path of each folder that is reached twice to the first path.
     """
     images: list[str] = []
     for path in find_files(root, links):
@@ -287,7 +292,7 @@ def _note_on_other_files(counts: Counter[str]) -> list[str]:
     return [f"{note}; to read them: {', '.join(commands)}" if commands else note]
 
 
-def _left_out(keys: list[str]) -> str:
+def _left_out_text(keys: list[str]) -> str:
     return f"{was_or_were(len(keys))} left out ({keys[0]}{', ...' if len(keys) > 1 else ''})"
 
 

@@ -16,7 +16,7 @@ SEPARATOR = os.pathsep  # ":", or ";" on Windows, as in the environment variable
 
 
 def split_location(location: str | Path) -> list[str]:
-    """Split a text of several locations that are joined by ":" (";" on Windows), such as "photos:more.zip".
+    """Split a text into several locations at ":" (";" on Windows), such as "photos:more.zip".
 
     The text counts as one location if a file or folder of that name exists, or if none of the pieces exists.
 
@@ -36,9 +36,8 @@ def split_location(location: str | Path) -> list[str]:
 def join_sets(sets: Sequence[ImageSet], location: str) -> ImageSet:
     """Join several sets into one. Classes of the same name become one class, and keys begin with the name of the set.
 
-    If some sets declare splits (train, val or test), all other images become training images. If some sets are
-    multi-label, the joined set is multi-label. If a set lacks a column of another set, the column is empty for its
-    images.
+    If some sets define splits (train, val or test), the images of all other sets become training images. If some sets
+    are multi-label, the joined set is multi-label. A column that only some sets have is empty for all other images.
     """
     if any(image_set.multi_hot is not None for image_set in sets) and all(image_set.classes for image_set in sets):
         sets = [image_set.as_multi_hot() for image_set in sets]
@@ -64,7 +63,7 @@ def join_sets(sets: Sequence[ImageSet], location: str) -> ImageSet:
         store=JoinedStore([image_set.store for image_set in sets]),
         stream=concatenate_streams([image_set.stream for image_set in sets], [len(image_set) for image_set in sets]),
         # The two removed hints apply only to the first set.
-        hints=replace(sets[0].hints, train_per_class=None, official_parts=""),
+        hints=replace(sets[0].hints, train_per_class=None, official_split_advice=""),
         notes=tuple(f"{name}: {note}" for name, image_set in zip(names, sets, strict=True) for note in image_set.notes),
         columns={
             name: [cell for image_set in sets for cell in image_set.columns.get(name, [""] * len(image_set))]

@@ -12,7 +12,7 @@ from paucal.data.images import UNKNOWN
 from paucal.types import UserError
 from paucal.wording import counted, join_first_few
 
-ONE_LABEL = "none"  # value of --label-separator for cells that are one class name, whatever characters they contain
+ONE_LABEL = "none"  # value of --label-separator that reads each whole cell as one class name
 _SEPARATORS = ";|,"  # possible separators between labels in a cell
 MISSING = ("nan", "-nan", "<na>", "nat", "#n/a")  # usual markers of missing values, in lower case
 # Label for each text in a cell of an indicator column, in lower case.
@@ -28,40 +28,40 @@ class Labels:
 
     Attributes:
         classes: K class names, in lexicographic order if the names are from cells.
-        numbers: (N,) int64 class numbers; -1 for unlabelled images, and for all images if there is a `multi_hot`.
+        class_numbers: (N,) int64; -1 for unlabelled images, and for all images if there is a `multi_hot`.
         multi_hot: (N, K) int8 of 1, 0 and -1 (unknown) for a multi-label set, else None.
         notes: Sentences for the user.
     """
 
     classes: tuple[str, ...]
-    numbers: NDArray[np.int64]
+    class_numbers: NDArray[np.int64]
     multi_hot: NDArray[np.int8] | None = None
     notes: tuple[str, ...] = ()
 
     @classmethod
-    def none(cls, count: int) -> "Labels":
+    def unlabelled(cls, count: int) -> "Labels":
         """Return `Labels` without classes for `count` unlabelled images."""
         return cls((), np.full(count, -1, dtype=np.int64))
 
 
-def find_separator(cells: Sequence[str], given: str | None = None) -> str:
+def find_separator(cells: Sequence[str], user_separator: str | None = None) -> str:
     """Return the separator between several labels in the cells of a column; "" if each cell is one label.
 
     A character is a separator if some cell has the character between names, and splitting at the character gives fewer
-    distinct names than there are distinct cells. ";" and "|", which are rare in names, are also separators if some name
-    is in several cells, and either cells (including empty cells) differ in their number of names, or a name is at
-    different positions.
+    distinct names than there are distinct cells. For ";" and "|", which are rare in names, less is required. Some name
+    must be in several cells. In addition, cells (including empty cells) must have different numbers of names, or some
+    name must be at different positions.
 
     Args:
         cells: Cells of the column.
-        given: Separator that the user has set, or "none" for one label in each cell; None to detect the separator.
+        user_separator: Value of --label-separator; "none" for one label in each cell; None to detect the separator.
 
     Example:
         >>> find_separator(["cat;dog", "cat", ""]), find_separator(["cat; tabby", "dog"])
         (';', '')
     """
-    if given is not None:
-        return "" if given == ONE_LABEL else given
+    if user_separator is not None:
+        return "" if user_separator == ONE_LABEL else user_separator
     distinct = {"" if is_missing(cell) else cell for cell in cells}
     return next((separator for separator in _SEPARATORS if _separates_names(separator, distinct)), "")
 
@@ -118,10 +118,10 @@ def _separates_names(separator: str, distinct_cells: Collection[str]) -> bool:
     return separator != "," and len(set(names)) < len(names) and (len(name_counts) > 1 or has_moved_name)
 
 
-def from_cells(cells: Sequence[str], separator: str) -> Labels:
+def labels_from_cells(cells: Sequence[str], separator: str) -> Labels:
     """Return the labels of images from their cells, with several labels per cell unless the separator is ""."""
     rows = [split_names(cell, separator) for cell in cells]
-    return from_names(rows, bool(separator), describe_separator(cells, separator))
+    return labels_from_names(rows, bool(separator), describe_separator(cells, separator))
 
 
 def split_names(cell: str, separator: str) -> list[str]:
@@ -130,46 +130,48 @@ def split_names(cell: str, separator: str) -> list[str]:
 
 
 def describe_separator(cells: Sequence[str], separator: str) -> str:
-    """Return a text that shows the separator in an example cell; "" if the separator is ""."""
+    """Return a description of the separator with an example cell, for a note; "" if the separator is ""."""
     example = max(cells, key=lambda cell: cell.count(separator)) if separator and cells else ""
     return f"such as {example[:_MAX_SHOWN]!r}, divided at {separator!r}" if separator else ""
 
 
-def from_names(rows: Sequence[Sequence[str]], is_multi_label: bool, source: str) -> Labels:
+def labels_from_names(rows: Sequence[Sequence[str]], is_multi_label: bool, source: str) -> Labels:
     """Return the labels of images from the class names of each image; exactly one name unless `is_multi_label`.
 
-    `source` is a text for the notes on where the labels of a multi-label set are in the table.
+    `source` says in the notes where the table has the labels of a multi-label set.
     """
     classes = tuple(sorted({name for row in rows for name in row}))
-    number = {name: index for index, name in enumerate(classes)}
+    label_by_name = {name: label for label, name in enumerate(classes)}
     if not is_multi_label:
-        return Labels(classes, np.asarray([number[row[0]] for row in rows], dtype=np.int64))
+        return Labels(classes, np.asarray([label_by_name[row[0]] for row in rows], dtype=np.int64))
     multi_hot = np.zeros((len(rows), len(classes)), dtype=np.int8)
     for index, row in enumerate(rows):
-        multi_hot[index, [number[name] for name in row]] = 1
-    return multi_labels(classes, multi_hot, source)
+        multi_hot[index, [label_by_name[name] for name in row]] = 1
+    return multi_hot_labels(classes, multi_hot, source)
 
 
-def indicator_columns(rows: Sequence[Sequence[str]], width: int, used: Collection[int | None]) -> tuple[int, ...]:
+def find_indicator_columns(
+    rows: Sequence[Sequence[str]], width: int, used_columns: Collection[int | None]
+) -> tuple[int, ...]:
     """Return the positions of the columns of 1 and 0, one for each class; empty if there are fewer than two columns.
 
-    Of the `width` columns, those at the positions `used` have another meaning.
+    A table has `width` columns. Those at the positions `used_columns` have another meaning, and are not returned.
     """
     columns = tuple(
         index
         for index in range(width)
-        if index not in used
+        if index not in used_columns
         and all(len(row) > index and row[index].strip().lower() in _INDICATORS for row in rows)
         and any(row[index].strip() for row in rows)
     )
     return columns if len(columns) > 1 else ()
 
 
-def from_columns(classes: tuple[str, ...], rows: Sequence[Sequence[str]]) -> Labels:
+def labels_from_indicators(classes: tuple[str, ...], rows: Sequence[Sequence[str]]) -> Labels:
     """Return the labels of images from the cells of the indicator columns, one column for each class.
 
-    -1 means that the label is unknown, as in CheXpert (arXiv:1901.07031). An empty cell also means unknown, but means 0
-    if the table contains no 0. If each image is of exactly one class, the set is not multi-label.
+    -1 means that the label is unknown, as in CheXpert (arXiv:1901.07031). An empty cell means 0 if the table contains
+    no 0, else unknown. If each image is of exactly one class, the set is not multi-label.
     """
     if len(set(classes)) < len(classes):
         repeated = next(name for name in classes if classes.count(name) > 1)
@@ -180,18 +182,22 @@ def from_columns(classes: tuple[str, ...], rows: Sequence[Sequence[str]]) -> Lab
     source = f"{len(classes)} columns of 1 and 0 ({join_first_few(classes)})"
     if (indicators != UNKNOWN).all() and (indicators.sum(1) == 1).all():
         return Labels(classes, indicators.argmax(1).astype(np.int64), notes=(f"one label per image, from {source}",))
-    return multi_labels(classes, indicators, f"in {source}")
+    return multi_hot_labels(classes, indicators, f"in {source}")
 
 
-def multi_labels(
+def multi_hot_labels(
     classes: tuple[str, ...], multi_hot: NDArray[np.int8], source: str, has_labels: NDArray[np.bool_] | None = None
 ) -> Labels:
-    """Return the labels of a multi-label set from its (N, K) int8 of 1, 0 and -1 (unknown), with notes on them.
+    """Return the labels of a multi-label set from its (N, K) int8 of 1, 0 and -1 (unknown), with notes.
 
-    `source` is a text on where the labels are. Only images with labels count in the notes; None if all have labels.
+    Args:
+        classes: K class names.
+        multi_hot: Labels of the N images.
+        source: Where the labels come from, for the notes.
+        has_labels: (N,) images that the notes count; None for all images.
     """
-    rows = multi_hot if has_labels is None else multi_hot[has_labels]
-    notes = _multi_label_notes(rows, source) if len(rows) else ()
+    labelled_rows = multi_hot if has_labels is None else multi_hot[has_labels]
+    notes = _multi_label_notes(labelled_rows, source) if len(labelled_rows) else ()
     return Labels(classes, np.full(len(multi_hot), -1, dtype=np.int64), multi_hot, notes)
 
 
@@ -200,7 +206,7 @@ def _multi_label_notes(multi_hot: NDArray[np.int8], source: str) -> tuple[str, .
     n_unlabelled, n_unknown = int((label_counts == 0).sum()), int((multi_hot == UNKNOWN).sum())
     notes = [f"images have several labels ({source}): {label_counts.mean():.2g} on average, up to {label_counts.max()}"]
     if n_unlabelled:
-        notes.append(f"{counted(n_unlabelled, 'image')} without a label: not of any class")
+        notes.append(f"{counted(n_unlabelled, 'image')} without a label: read as not of any class")
     if n_unknown:
-        notes.append(f"{counted(n_unknown, 'label')} unknown: left out of loss and scores")
+        notes.append(f"{counted(n_unknown, 'unknown label')}: left out of the loss and the scores")
     return tuple(notes)

@@ -27,11 +27,11 @@ FOLDERS_OF_TABLES = (
 _ESCAPED_BYTE = re.compile(r"\\udc([89a-f][0-9a-f])")
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/+\S", re.IGNORECASE)
 # An absolute path (of any operating system), a path with "..", or a path with a zero byte.
-_OUTSIDE = re.compile(r"/|[A-Za-z]:|(?:.*/)?\.\.(?:/|$)|[^\0]*\0", re.DOTALL)
+_OUTSIDE_PATH = re.compile(r"/|[A-Za-z]:|(?:.*/)?\.\.(?:/|$)|[^\0]*\0", re.DOTALL)
 # Label Studio adds a prefix to the names of uploaded files, and writes the path of a local file as a URL.
 UPLOAD_PREFIX = re.compile(r"[0-9a-f]{8}-(?=.)")
 _LABEL_STUDIO_URL = re.compile(r"/data/(?:upload/\d+/|local-files/\?d=)")
-_SAMPLED_ROWS = 32  # number of rows whose images are looked up to choose the folder that the paths are relative to
+_SAMPLED_ROWS = 32  # rows whose images are looked up to find the folder that the paths are relative to
 _MAX_SHOWN = 80  # maximum number of characters of a path in a message
 
 
@@ -40,13 +40,13 @@ class ListedImage(NamedTuple):
 
     Attributes:
         path: Path in the row, with forward slashes.
-        part: "train", "val" or "test"; "" if not declared.
+        part: Split of the image: "train", "val" or "test"; "" if the table assigns no split.
         line: Line number of the row in its file, from 1.
         file: Table or list file.
-        label: Content of the label column.
-        further_cells: Contents of the columns in `Columns.further_columns`, such as a patient column.
-        indicators: Contents of the indicator columns: 1 or 0 for each class.
-        names: Names of the image's classes, from `label`.
+        label: Text of the label column.
+        extra_cells: Texts of the columns in `Columns.extra_columns`, such as a patient column.
+        indicators: Texts of the indicator columns: 1 or 0 for each class.
+        names: Names of the image's classes, split from `label`.
         key: Path of the image file relative to the common folder of all images; "" if the file is not located yet.
     """
 
@@ -55,7 +55,7 @@ class ListedImage(NamedTuple):
     line: int
     file: Path
     label: str = ""
-    further_cells: tuple[str, ...] = ()
+    extra_cells: tuple[str, ...] = ()
     indicators: tuple[str, ...] = ()
     names: tuple[str, ...] = ()
     key: str = ""
@@ -69,7 +69,7 @@ class LocatedImages(NamedTuple):
     notes: list[str]
 
 
-def locate(listed_images: Sequence[ListedImage], root: Path | None) -> LocatedImages:
+def locate_images(listed_images: Sequence[ListedImage], root: Path | None) -> LocatedImages:
     """Find the image files of rows; the paths of each split (train, val or test) may be relative to another folder.
 
     Paths are relative to `root` or a subfolder of `root`. If `root` is None, paths are relative to the folder of the
@@ -99,7 +99,8 @@ def locate(listed_images: Sequence[ListedImage], root: Path | None) -> LocatedIm
             folders[index], keys[index] = finder.root, files[0] if files else path
             n_respelt += not keys[index].startswith(path)
     if n_respelt:
-        notes.append(f"{counted(n_respelt, 'path')} and names of files differ in case, Unicode form or encoding")
+        path_text = counted(n_respelt, "path differs from the file name", "paths differ from the file names")
+        notes.append(f"{path_text} in case, Unicode form or encoding")
     base = Path(os.path.commonpath(set(folders)))
     prefixes = {folder: "" if folder == base else f"{folder.relative_to(base).as_posix()}/" for folder in set(folders)}
     return LocatedImages(base, [prefixes[folder] + key for folder, key in zip(folders, keys, strict=True)], notes)
@@ -119,7 +120,7 @@ def plain_path(text: str) -> str:
 
 def leads_out(path: str) -> bool:
     """Return whether a path is absolute or contains "..", in the notation of any operating system."""
-    return _OUTSIDE.match(path) is not None
+    return _OUTSIDE_PATH.match(path) is not None
 
 
 def _candidates(file: Path, part: str, root: Path | None, finders: dict[Path, "FileFinder"]) -> Iterator["FileFinder"]:
@@ -136,7 +137,7 @@ def _candidates(file: Path, part: str, root: Path | None, finders: dict[Path, "F
 def _likely_subfolders(
     folder: Path, file: Path, part: str, finders: dict[Path, "FileFinder"], depth: int = 2
 ) -> list[Path]:
-    """Return the subfolders, to `depth` levels, that are alone or named after images, the split or the table."""
+    """Return subfolders, to `depth` levels, that are named after images, the split or the table, or the only one."""
     names = finders.setdefault(folder, FileFinder(folder)).subfolders()
     usual_names = (*IMAGE_FOLDERS, file.stem.lower(), *(("train",) if part == "" else ()))
     folders = [folder / name for name in names if name.lower() in usual_names or is_named_after_part(name, part)]
@@ -149,9 +150,9 @@ def _likely_subfolders(
 def _choose_folder(
     rows: Sequence[ListedImage], candidates: Sequence["FileFinder"], root: Path | None
 ) -> tuple["FileFinder", str]:
-    """Return the folder that paths are relative to, and the prefix to remove from paths of another machine (else "").
+    """Return the folder that paths are relative to: the candidate in which most images of a sample exist.
 
-    The folder is the candidate in which most images of a sample exist.
+    The second result is a prefix of another machine, which must be removed from all paths; "" if there is none.
     """
     sample = [rows[index] for index in evenly_spaced(len(rows), _SAMPLED_ROWS)]
     best, best_count = None, 0
@@ -183,9 +184,9 @@ def _choose_folder(
 
 
 def _foreign_prefix(paths: Sequence[str], finder: "FileFinder") -> str:
-    """Return the prefix that all absolute paths of another machine share; "" if they share none.
+    """Return the prefix that another machine has put before all paths; "" if the paths have no common prefix.
 
-    This is the shortest prefix after whose removal the first path exists in the finder's folder.
+    The result is the shortest prefix without which the first path exists in the finder's folder.
     """
     pieces = paths[0].split("/")
     for count in range(1, len(pieces)):
@@ -211,16 +212,16 @@ def _strip_prefix(path: str, prefixes: Sequence[str]) -> str:
 def _refuse_outside(row: ListedImage, rows: Sequence[ListedImage]) -> NoReturn:
     """Raise a UserError for a row whose path leads out of the folder of the images.
 
-    The message names the folder that the paths of all `rows` share, if they share a folder.
+    If all `rows` have paths in one folder, the message names this folder.
     """
     folders = [other.path.split("/")[:-1] for other in rows]
     all_outside = all(leads_out(other.path) for other in rows)
     shared = "/".join(os.path.commonprefix(folders)) if all_outside else ""  # noqa: RUF071 (of lists of names)
     advice = "write paths relative to one folder, and give this folder with --data-root"
     if shared and ".." not in shared.split("/"):
-        advice = f"all paths are in {shared}, which is not on this machine: give its location with --data-root"
+        advice = f"all paths are in {shared}, which is not on this machine: use --data-root to give their folder here"
         if os.path.isdir(shared):
-            advice = f"all paths are in {shared}: give --data-root {shlex.quote(shared)}"
+            advice = f"all paths are in {shared}: use --data-root {shlex.quote(shared)}"
     raise UserError(
         f"line {row.line} of {row.file} has a path outside of the folder of the images ({row.path[:_MAX_SHOWN]!r}); "
         f"{advice}."
@@ -230,65 +231,67 @@ def _refuse_outside(row: ListedImage, rows: Sequence[ListedImage]) -> NoReturn:
 class FileFinder:
     """Finds files in a folder by relative paths, which may have been written on another operating system.
 
-    If a file has exactly the name in the path, only this file is found. Otherwise the search finds the files whose
-    names differ only in case, in Unicode form or in bytes that are not UTF-8; or else the images whose names differ
-    only in the suffix. If no file is found, the search is repeated without the prefix that Label Studio adds to the
-    names of uploaded files.
+    The search stops at the first of these steps that finds a file:
+
+    1. the file with exactly the name in the path;
+    2. files whose names differ from the path only in case, in Unicode form or in bytes that are not UTF-8;
+    3. images whose names differ only in the suffix;
+    4. all steps again, without the prefix that Label Studio adds to the names of uploaded files.
     """
 
     def __init__(self, root: Path) -> None:
         self.root = root
-        self._names_in: dict[str, _Names | None] = {}
+        self._listings: dict[str, _FolderListing | None] = {}
         self._folders: dict[str, str | None] = {"": ""}
 
     def find(self, path: str) -> list[str]:
         """Return the paths, relative to the root, of all files that `path` may refer to."""
         folder_path, _, name = path.rpartition("/")
-        folder = self._folder(folder_path)
+        folder = self._find_folder(folder_path)
         if folder is None:
             return []
-        prefix, names = f"{folder}/" if folder else "", self._names(folder)
-        if names is None:  # there is no permission to list the folder, but the files may still be readable
+        prefix, listing = f"{folder}/" if folder else "", self._listing(folder)
+        if listing is None:  # there is no permission to list the folder, but the files may still be readable
             return [f"{prefix}{name}"] if os.path.isfile(self.root / folder / name) else []
-        if name in names.files:
+        if name in listing.files:
             return [f"{prefix}{name}"]
         key = comparison_key(name)
-        matches = names.files_by_key.get(key) or names.images_by_stem.get(key, [])
+        matches = listing.files_by_key.get(key) or listing.images_by_stem.get(key, [])
         if not matches and UPLOAD_PREFIX.match(name):
             return self.find(f"{folder_path}/{UPLOAD_PREFIX.sub('', name, count=1)}".lstrip("/"))
         return [prefix + match for match in matches]
 
     def subfolders(self, path: str = "") -> Sequence[str]:
         """Return the sorted names of the folders in a folder, except hidden folders."""
-        names = self._names(path)
-        return sorted(name for name in names.folders if not name.startswith(".")) if names else []
+        listing = self._listing(path)
+        return sorted(name for name in listing.folders if not name.startswith(".")) if listing else []
 
-    def _folder(self, path: str) -> str | None:
+    def _find_folder(self, path: str) -> str | None:
         """Return the path of the only folder that `path` may refer to; None if no folder or several folders match."""
         if path not in self._folders:
             parent_path, _, name = path.rpartition("/")
-            folder = self._folder(parent_path)
-            names = None if folder is None else self._names(folder)
+            folder = self._find_folder(parent_path)
+            listing = None if folder is None else self._listing(folder)
             matches: list[str] = []
-            if names is not None:
-                similar = (other for other in names.folders if comparison_key(other) == comparison_key(name))
-                matches = [name] if name in names.folders else list(similar)
+            if listing is not None:
+                similar = (other for other in listing.folders if comparison_key(other) == comparison_key(name))
+                matches = [name] if name in listing.folders else list(similar)
             elif folder is not None and os.path.isdir(self.root / folder / name):  # the parent cannot be listed
                 matches = [name]
             self._folders[path] = f"{folder}/{matches[0]}".lstrip("/") if len(matches) == 1 else None
         return self._folders[path]
 
-    def _names(self, folder: str) -> "_Names | None":
+    def _listing(self, folder: str) -> "_FolderListing | None":
         """Return the names in a folder; None if there is no permission to list the folder."""
-        if folder not in self._names_in:
+        if folder not in self._listings:
             problems: list[OSError] = []
             _, folders, files = next(os.walk(self.root / folder, onerror=problems.append), ("", [], []))
             is_unlisted = any(isinstance(problem, PermissionError) for problem in problems)
-            self._names_in[folder] = None if is_unlisted else _Names(files, folders)
-        return self._names_in[folder]
+            self._listings[folder] = None if is_unlisted else _FolderListing(files, folders)
+        return self._listings[folder]
 
 
-class _Names:
+class _FolderListing:
     """Names of the files and folders in one folder."""
 
     def __init__(self, files: Iterable[str], folders: Iterable[str]) -> None:
@@ -310,7 +313,7 @@ def comparison_key(name: str) -> str:
 
 
 def unescape(name: str) -> str:
-    r"""Return a name in which the escapes that paucal writes for bytes outside of UTF-8 are replaced by these bytes.
+    r"""Return a name with the bytes that are not UTF-8, which paucal writes as escapes such as `\udce9`.
 
     Example:
         >>> unescape(r"caf\udce9") == "caf\udce9"

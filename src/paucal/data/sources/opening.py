@@ -10,9 +10,15 @@ import numpy as np
 from paucal.data.boxes.opening import STRUCTURE_FOLDERS, find_boxes, open_boxed_images, open_tagged_images
 from paucal.data.classes import with_plain_classes
 from paucal.data.images import Hints, ImageSet
-from paucal.data.label_kinds import are_parts, boxes_note, refuse_masks, refuse_other_kinds, refuse_structure
+from paucal.data.label_kinds import (
+    are_parts,
+    boxes_note,
+    refuse_masks,
+    refuse_other_kinds,
+    refuse_structure_folders,
+)
 from paucal.data.masks.recognition import exclude_masks
-from paucal.data.named.table import NAMED, is_named
+from paucal.data.named.table import NAMED, is_published_set
 from paucal.data.shards.folders import LocalShardFolder, RemoteShardFolder, is_remote
 from paucal.data.shards.opening import has_shards, is_shard, open_shards
 from paucal.data.sources.archive import is_archive, open_archive
@@ -83,16 +89,21 @@ def open_images(  # noqa: PLR0913 (all arguments are optional)
         >>> len(images), len(images.classes), images.store.read(0).size
         (1797, 10, (8, 8))
     """
-    if root is not None and not download and not is_named(location, root) and not Path(root).expanduser().is_dir():
+    if (
+        root is not None
+        and not download
+        and not is_published_set(location, root)
+        and not Path(root).expanduser().is_dir()
+    ):
         raise UserError(f"--data-root: the folder {str(root)!r} does not exist; correct the path, or remove the flag.")
     root_path = None if root is None else Path(root).expanduser()
     options = SourceOptions(
         labelled, label_column, image_column, root_path, label_separator, progress, download, skip_damaged
     )
-    if (images := _open_first(location, "name", options)) is not None:
+    if (images := _open_recognised(location, "name", options)) is not None:
         return images
     locations = split_location(location)
-    sets = [_open_single(single, options) for single in locations]
+    sets = [_open_one_location(single, options) for single in locations]
     if labelled:
         sets = [_with_annotated_classes(single, images) for single, images in zip(locations, sets, strict=True)]
     images = sets[0] if len(sets) == 1 else join_sets(sets, str(location))
@@ -113,27 +124,27 @@ def open_images(  # noqa: PLR0913 (all arguments are optional)
     return images
 
 
-def _open_first(
+def _open_recognised(
     location: str | Path, kind: Literal["name", "address", "file", "folder"], options: SourceOptions
 ) -> Any:
     for source in SOURCES:
-        if source.kind == kind and (recognised := source.recognise(location, options)):
-            return source.open(location, recognised, options)
+        if source.kind == kind and (recognition := source.recognise(location, options)):
+            return source.open(location, recognition, options)
     return None
 
 
-def _open_single(location: str | Path, options: SourceOptions) -> ImageSet:
+def _open_one_location(location: str | Path, options: SourceOptions) -> ImageSet:
     """Open one location that is not the name of built-in or published data."""
-    if (images := _open_first(location, "address", options)) is not None:
+    if (images := _open_recognised(location, "address", options)) is not None:
         return images
     path = Path(location).expanduser()
     if not path.exists():
         raise UserError(f"{path} does not exist{_suggest_names(path)}")
     try:
-        images = _open_first(path, "file" if path.is_file() else "folder", options)
+        images = _open_recognised(path, "file" if path.is_file() else "folder", options)
         if images is None:
             nouns = dict.fromkeys(source.noun for source in SOURCES if source.kind == "file")
-            raise UserError(f"{path} is not supported; expected a folder, or {', or '.join(nouns)}.")
+            raise UserError(f"{path} has an unsupported format; expected a folder, or {', or '.join(nouns)}.")
         return images
     except UserError:
         if options.labelled and (images := _open_tagged_or_refuse(path)) is not None:
@@ -144,16 +155,19 @@ def _open_single(location: str | Path, options: SourceOptions) -> ImageSet:
 
 
 def _with_annotated_classes(location: str, images: ImageSet) -> ImageSet:
-    """Return the images of a location, labelled by its annotation files if its folders are not classes."""
+    """Return the images of a location, with labels from annotation files if the folders are not classes."""
     path, names = Path(location).expanduser(), images.classes
     if len(names) < 2 or {name.lower() for name in names} & set(STRUCTURE_FOLDERS) or are_parts(names):
         images = _open_tagged_or_refuse(path) or images
-    refuse_structure(path, images.classes)
+    refuse_structure_folders(path, images.classes)
     return images
 
 
 def _open_tagged_or_refuse(path: Path) -> ImageSet | None:
-    """Open a location whose annotation files label whole images, else None; refuse annotations of boxes or masks."""
+    """Open a location whose annotation files label whole images; return None if there are no such files.
+
+    Raises a UserError if there are annotations of boxes or masks.
+    """
     if (images := open_tagged_images(path)) is None:
         refuse_other_kinds(path, "train")
     return images
@@ -210,7 +224,7 @@ def _open_classes(path: Path, _: Any, options: SourceOptions) -> ImageSet:
         tables = find_tables(path, options)
         if not tables:
             refuse_masks(open_folder(path, labelled=False))
-            refuse_structure(path, tuple(subfolders_of(path)))
+            refuse_structure_folders(path, tuple(subfolders_of(path)))
             raise
         return open_tables(tables, options)
     # If train/val/test folders contain no class folders, `open_folder` has read them as classes.
@@ -229,7 +243,7 @@ def _has_suffix(*suffixes: str) -> Any:
 SOURCES = (
     Source("the built-in digits", "name", lambda name, options: name == BUILT_IN,
            lambda name, recognised, options: open_digits(options.labelled)),
-    Source("a published set", "name", lambda name, options: is_named(name, options.root), _open_named),
+    Source("a published set", "name", lambda name, options: is_published_set(name, options.root), _open_named),
     Source("a set of the Hugging Face hub", "address", lambda name, options: is_on_hub(name), open_hub),
     Source("Parquet files or shards at a URL", "address", lambda url, options: is_remote(url), _open_remote),
     Source("a Parquet or Arrow file (.parquet, .arrow)", "file", _has_suffix(*PARQUET_SUFFIXES),
@@ -271,7 +285,7 @@ def _suggest_names(path: Path) -> str:
 
 
 def _suggest_subfolder(path: Path) -> str:
-    """Return the end of a message that suggests the only subfolder of a path, if its folders may be the classes."""
+    """Return the end of a message: suggest the only subfolder of a path if the folders inside may be the classes."""
     subfolders = [entry for entry in path.iterdir() if entry.is_dir()] if path.is_dir() else []
     if len(subfolders) == 1 and sum(entry.is_dir() for entry in subfolders[0].iterdir()) > 1:
         return f"; did you mean {subfolders[0]}?"
@@ -281,8 +295,8 @@ def _suggest_subfolder(path: Path) -> str:
 def open_digits(labelled: bool = True) -> ImageSet:
     """Return scikit-learn's digits: 1,797 images of 8 x 8 pixels, which need no download.
 
-    The hints ask for images of 16 pixels (with 8 pixels, a ViT would have too few tokens), no flipping and 16 epochs,
-    so that a first run takes about a minute.
+    By default the images are trained at 16 pixels (with 8 pixels, a ViT would have too few tokens), without flipping
+    and for 16 epochs, so that a first run takes about a minute.
     """
     from sklearn.datasets import load_digits  # imported here, since the import takes a second
 

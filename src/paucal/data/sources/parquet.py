@@ -12,24 +12,24 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from paucal.data.images import ImageSet
-from paucal.data.shards.folders import LocalShardFolder, RemoteShardFolder, stamp_file
+from paucal.data.shards.folders import LocalShardFolder, RemoteShardFolder, shard_from_file
 from paucal.data.shards.index import DamagedShard, damage_notes
-from paucal.data.shards.stream import Stream, is_streamed, streaming_note, window_for
+from paucal.data.shards.stream import Stream, is_streamed, streaming_note, window_size
 from paucal.data.sources.folder import is_ignored, require_readable
 from paucal.data.sources.labels import Labels
 from paucal.data.sources.parquet_columns import (
     Columns,
-    Values,
-    cells_of,
+    StoredLabels,
     class_names,
+    csv_cells,
+    describe_columns,
     encode_labels,
-    features_of,
     find_columns,
+    find_label_column,
     is_number_or_text,
-    label_column_of,
-    list_columns,
-    read_values,
-    unreadable_column,
+    read_features,
+    read_label_column,
+    unreadable_column_error,
 )
 from paucal.data.sources.parquet_store import ARROW_SUFFIX, PARQUET_SUFFIX, ArrowStore, ParquetStore, RowFile
 from paucal.data.sources.source import SourceOptions
@@ -45,7 +45,7 @@ _FILE_OF_SERIES = re.compile(r"(?P<series>.*)-(?P<number>\d{5})-of-(?P<total>\d{
 HUB_PREFIX = "hf:"  # prefix of the location of a data set on the Hugging Face hub
 CONVERTED_REVISION = "refs/convert/parquet"  # branch on which the hub keeps most data sets as Parquet files
 PARTIAL_PREFIX = "partial-"  # prefix of folders on this branch that have only the first gigabytes of a split
-_SAFE_HUB_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")  # has no slash, so it cannot lead to another folder
+_SAFE_HUB_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")  # without a slash, which could lead to another folder
 
 PARQUET_SUFFIXES = (".parquet", ".pq", ".arrow")
 
@@ -75,7 +75,7 @@ def find_parquet(folder: Path) -> list[Path]:
 def _is_ignored(name: str) -> bool:
     """Return whether a file or folder is hidden, is a system file, or is a cache file of Hugging Face's `datasets`.
 
-    `Dataset.map` and other methods write cache files such as `cache-1a2b.arrow` beside the images.
+    `Dataset.map` and other methods write cache files such as `cache-1a2b.arrow` next to the images.
     """
     return is_ignored(name) or (name.startswith("cache-") and name.endswith(ARROW_SUFFIX))
 
@@ -84,7 +84,7 @@ def open_parquet(root: Path, files: Sequence[Path], options: SourceOptions) -> I
     """Open Parquet or Arrow files as one set.
 
     The split (train, val or test) of a file's images is in the name of the file (`train-00000-of-00002.parquet`), or
-    else of its folder (`train/0000.parquet`). A single file declares no split. Rows without a label (null or -1, as in
+    else of its folder (`train/0000.parquet`). A single file has no split. Rows without a label (null or -1, as in
     test data whose labels are not published) are left out of a labelled set, with a note. If rows have lists of
     labels, the set is multi-label.
 
@@ -93,7 +93,7 @@ def open_parquet(root: Path, files: Sequence[Path], options: SourceOptions) -> I
             files; or a label has no class name.
     """
     folder = LocalShardFolder(root)
-    shards = [stamp_file(require_regular(file), file.relative_to(root).as_posix()) for file in files]
+    shards = [shard_from_file(require_regular(file), file.relative_to(root).as_posix()) for file in files]
     location = files[0].resolve() if len(files) == 1 else root.resolve()
     name = files[0].stem if len(files) == 1 else location.name
     return _open_files([RowFile(folder, shard) for shard in shards], name, str(location), options)
@@ -125,19 +125,20 @@ def open_remote_parquet(files: Sequence[RowFile], options: SourceOptions) -> Ima
 
 
 def _open_files(files: list[RowFile], name: str, location: str, options: SourceOptions) -> ImageSet:
-    files, notes_on_damage = _readable_files(files, location) if options.skip_damaged else (files, [])
+    files, notes_on_damage = _exclude_damaged_files(files, location) if options.skip_damaged else (files, [])
     files, notes = _select_files_of_parts(files)
     notes += [*notes_on_damage, *_notes_on_missing_files(files)]
     columns = find_columns(str(files[0]), files[0].schema(), options)
-    groups, values = _read_labels(files, columns)
-    counts = [sum(lengths) for lengths in groups]
+    group_sizes, stored_labels = _read_labels(files, columns)
+    counts = [sum(sizes) for sizes in group_sizes]
     file_numbers = np.repeat(np.arange(len(counts)), counts)
     # (N, 2) number of the file of each image, and number of the image's row in this file.
     positions = np.stack([file_numbers, np.concatenate([np.arange(count) for count in counts])], axis=1)
-    labels, labelled_rows = Labels.none(len(positions)), np.arange(len(positions))
+    labels, labelled_rows = Labels.unlabelled(len(positions)), np.arange(len(positions))
     if columns.label is not None:
-        labels = encode_labels(values, columns, str(files[0]) if len(files) == 1 else location, options.separator)
-        is_labelled = labels.numbers >= 0 if labels.multi_hot is None else (labels.multi_hot >= 0).any(1)
+        shown_path = str(files[0]) if len(files) == 1 else location
+        labels = encode_labels(stored_labels, columns, shown_path, options.separator)
+        is_labelled = labels.class_numbers >= 0 if labels.multi_hot is None else (labels.multi_hot >= 0).any(1)
         labelled_rows = np.flatnonzero(is_labelled)
     if len(labelled_rows) == 0:
         raise UserError(f"{files[0]} has no rows with an image and a label; choose another file.")
@@ -146,7 +147,7 @@ def _open_files(files: list[RowFile], name: str, location: str, options: SourceO
     parts, part_notes = _parts_of_files(files, options.labelled)
     positions = positions[labelled_rows]
     keys = StringArray.numbered([file.shard.name for file in files], counts).take(labelled_rows)
-    stream = _make_stream(files, groups, positions)
+    stream = _make_stream(files, group_sizes, positions)
     stream_notes = [streaming_note(len(labelled_rows), len(files))] if stream is not None else []
     declared = RepeatedStrings(parts, positions[:, 0])
     store = ArrowStore if files[0].is_arrow else ParquetStore
@@ -155,37 +156,37 @@ def _open_files(files: list[RowFile], name: str, location: str, options: SourceO
         location=location,
         classes=labels.classes,
         keys=list(keys) if stream is None else keys,
-        labels=labels.numbers[labelled_rows],
+        labels=labels.class_numbers[labelled_rows],
         declared=list(declared) if stream is None else declared,
         store=store(files[0].folder, [file.shard for file in files], columns.image, positions, keys),
         notes=(*notes, *part_notes, *stream_notes, *labels.notes),
         multi_hot=None if labels.multi_hot is None else labels.multi_hot[labelled_rows],
         stream=stream,
-        columns={} if stream is not None else _further_columns(files, columns, labelled_rows),
+        columns={} if stream is not None else _extra_columns(files, columns, labelled_rows),
     )
 
 
-def _further_columns(files: Sequence[RowFile], columns: Columns, rows: NDArray[np.int64]) -> dict[str, list[str]]:
-    """Return the cells, as CSV text, of up to 16 columns of numbers or text that are not the image or label column.
+def _extra_columns(files: Sequence[RowFile], columns: Columns, rows: NDArray[np.int64]) -> dict[str, list[str]]:
+    """Return the values, as CSV text, of up to 16 columns of numbers or text that are not the image or label column.
 
     `rows` are the positions of the rows to keep, counted over all files. Damaged columns are left out, since most runs
-    do not need further columns.
+    do not need extra columns.
     """
-    further: dict[str, list[str]] = {}
+    extra_columns: dict[str, list[str]] = {}
     schemas = [file.schema() for file in files]
     for field in schemas[0]:
-        if len(further) == MAX_COLUMNS:
+        if len(extra_columns) == MAX_COLUMNS:
             break
         are_unique = all(schema.names.count(field.name) == 1 for schema in schemas)
         have_same_types = are_unique and all(schema.field(field.name).type == field.type for schema in schemas)
         if have_same_types and field.name not in (columns.image, columns.label) and is_number_or_text(field.type):
             with suppress(pa.ArrowException, OSError):
-                cells = [cell for file in files for cell in cells_of(file.read_rows(field.name).column)]
-                further[field.name] = [cells[row] for row in rows.tolist()]
-    return further
+                cells = [cell for file in files for cell in csv_cells(file.read_rows(field.name).column)]
+                extra_columns[field.name] = [cells[row] for row in rows.tolist()]
+    return extra_columns
 
 
-def _readable_files(files: list[RowFile], location: str) -> tuple[list[RowFile], list[str]]:
+def _exclude_damaged_files(files: list[RowFile], location: str) -> tuple[list[RowFile], list[str]]:
     damaged: dict[str, str] = {}
     for file in files:
         try:
@@ -210,46 +211,53 @@ def _notes_on_missing_files(files: Sequence[RowFile]) -> list[str]:
     ]
 
 
-def _read_labels(files: Sequence[RowFile], columns: Columns) -> tuple[list[list[int]], list[Values]]:
-    """Return the row counts of the row groups of each file, and the labels of each file, if there is a label column."""
-    groups: list[list[int]] = []
-    labels: list[Values] = []
+def _read_labels(files: Sequence[RowFile], columns: Columns) -> tuple[list[list[int]], list[StoredLabels]]:
+    """Return the numbers of rows in the row groups of each file, and the labels of each file.
+
+    The list of labels is empty if there is no label column.
+    """
+    group_sizes: list[list[int]] = []
+    labels: list[StoredLabels] = []
     for file in files:
         schema = file.schema()
         missing = [name for name in (columns.image, columns.label) if name and name not in schema.names]
         if missing:
             raise UserError(
-                f"{file} has no column '{missing[0]}', unlike the other files; its columns are {list_columns(schema)}."
+                f"{file} has no column '{missing[0]}', unlike the other files; its columns are "
+                f"{describe_columns(schema)}."
             )
         if columns.label is not None:
-            names = class_names(features_of(schema), columns.label)
+            names = class_names(read_features(schema), columns.label)
             if names and columns.classes and names != columns.classes:
                 raise UserError(
                     f"{file} numbers its classes differently from the other files; write all files with the same "
                     "class names in the same order."
                 )
         try:
-            rows = file.read_rows(columns.label)
+            row_groups = file.read_rows(columns.label)
         except (pa.ArrowException, OSError) as error:
-            raise unreadable_column(str(columns.label), str(file), error) from None
-        groups.append(rows.groups)
-        if rows.column is not None:
-            labels.append(read_values(rows.column, str(columns.label), str(file)))
-    return groups, labels
+            raise unreadable_column_error(str(columns.label), str(file), error) from None
+        group_sizes.append(row_groups.sizes)
+        if row_groups.column is not None:
+            labels.append(read_label_column(row_groups.column, str(columns.label), str(file)))
+    return group_sizes, labels
 
 
-def _make_stream(files: Sequence[RowFile], groups: Sequence[list[int]], positions: NDArray[np.int64]) -> Stream | None:
+def _make_stream(
+    files: Sequence[RowFile], group_sizes: Sequence[list[int]], positions: NDArray[np.int64]
+) -> Stream | None:
     """Return the stream of the images in the order of their row groups; None if the set is decoded before a run."""
     n_bytes = sum(file.shard.size for file in files)
     is_remote = isinstance(files[0].folder, RemoteShardFolder)
     if files[0].is_arrow or not (is_remote or is_streamed(len(positions), n_bytes)):
         return None
     blocks, n_blocks = np.zeros(len(positions), dtype=np.int32), 0
-    for number, lengths in enumerate(groups):
-        rows = positions[:, 0] == number
-        blocks[rows] = n_blocks + np.searchsorted(np.cumsum(lengths), positions[rows, 1], side="right")
-        n_blocks += len(lengths)
-    return Stream.in_blocks(positions[:, 0].astype(np.int32), blocks, window_for(n_bytes / max(1, len(positions))))
+    for file_number, sizes in enumerate(group_sizes):
+        is_in_file = positions[:, 0] == file_number
+        group_numbers = np.searchsorted(np.cumsum(sizes), positions[is_in_file, 1], side="right")
+        blocks[is_in_file] = n_blocks + group_numbers
+        n_blocks += len(sizes)
+    return Stream.from_blocks(positions[:, 0].astype(np.int32), blocks, window_size(n_bytes / max(1, len(positions))))
 
 
 def _parts_of_files(files: Sequence[RowFile], labelled: bool) -> tuple[list[str], list[str]]:
@@ -265,15 +273,15 @@ def _parts_of_files(files: Sequence[RowFile], labelled: bool) -> tuple[list[str]
 def _are_test_labels_hidden(files: Sequence[RowFile], parts: Sequence[str]) -> bool:
     """Return whether no row of the test files has a label, as in data sets whose authors evaluate submissions."""
     schema = files[0].schema()
-    label = label_column_of(schema, features_of(schema))
-    if label is None:
+    label_column = find_label_column(schema, read_features(schema))
+    if label_column is None:
         return False
-    tests = [file for file, part in zip(files, parts, strict=True) if part == "test"]
+    test_files = [file for file, part in zip(files, parts, strict=True) if part == "test"]
     try:
-        _, values = _read_labels(tests, Columns(label, label, ()))
+        _, stored_labels = _read_labels(test_files, Columns(label_column, label_column, ()))
     except UserError:
         return False
-    return all(labels.are_missing for labels in values)
+    return all(labels.are_missing for labels in stored_labels)
 
 
 def _part_of_file(name: str) -> str:
@@ -287,7 +295,10 @@ def _part_of_folder(name: str) -> str:
 
 
 def _select_files_of_parts(files: list[RowFile]) -> tuple[list[RowFile], list[str]]:
-    """Return all files if none belongs to a split; else leave out files such as `unsupervised-...`, with a note."""
+    """Return only the files of train, val and test, with a note on other files such as `unsupervised-...`.
+
+    If no file belongs to a split, all files are returned.
+    """
     files_with_part = [file for file in files if _part_of_file(file.shard.name)]
     if not files_with_part or len(files_with_part) == len(files):
         return files, []
@@ -323,7 +334,8 @@ def _hub_files(location: str, download: bool) -> tuple[Path, list[Path]]:
     owner, name, *configuration = [*location.removeprefix(HUB_PREFIX).split("/", 2), "", ""][:3]
     if not all(map(_SAFE_HUB_NAME.fullmatch, (owner, name, configuration[0] or name))):
         raise UserError(
-            f"{location!r} is not a data set of the hub; expected hf:OWNER/NAME, such as hf:uoft-cs/cifar100."
+            f"{location!r} is not the name of a data set on the Hugging Face hub; expected hf:OWNER/NAME, such as "
+            "hf:uoft-cs/cifar100."
         )
     repository, problem = f"{owner}/{name}", ""
     for revision in (None, CONVERTED_REVISION):

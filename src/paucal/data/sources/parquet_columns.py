@@ -11,13 +11,13 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from paucal.data.images import UNKNOWN
-from paucal.data.sources.labels import ONE_LABEL, Labels, from_cells, is_missing, multi_labels
+from paucal.data.sources.labels import ONE_LABEL, Labels, is_missing, labels_from_cells, multi_hot_labels
 from paucal.data.sources.source import SourceOptions
 from paucal.types import NoLabelsError, UserError
 from paucal.wording import first_line
 
 Features = dict[str, dict[str, Any]]  # Hugging Face's description of each column, by the column's name
-_NO_LIST = -1  # length that stands for a missing list
+_NO_LIST = -1  # value in `StoredLabels.lengths` of a row without a list
 _MAX_EXACT_INTEGER = 2**53  # float64 represents all smaller integers exactly
 
 
@@ -38,52 +38,52 @@ class Columns:
 
 def find_columns(shown_path: str, schema: pa.Schema, options: SourceOptions) -> Columns:
     """Return the columns of images and labels in a schema; `shown_path` is the path of the file for messages."""
-    features = features_of(schema)
+    features = read_features(schema)
     image = options.image_column or _image_column(schema, features)
     if image is None:
         raise UserError(
             f"{shown_path} has no image column; expected a column 'image' with bytes, but found "
-            f"{list_columns(schema)}. Choose the column with --image-column."
+            f"{describe_columns(schema)}. Choose the column with --image-column."
         )
     if image not in schema.names or not _holds_bytes(schema.field(image).type):
         raise UserError(
             f"--image-column: {shown_path} has no column {image!r} with bytes of images; its columns are "
-            f"{list_columns(schema)}."
+            f"{describe_columns(schema)}."
         )
     if not options.labelled:
         return Columns(image, None, ())
-    label = options.label_column or label_column_of(schema, features)
+    label = options.label_column or find_label_column(schema, features)
     if label is None or label not in schema.names:
         expected = f"'{label}'" if label else "'label' or 'labels'"
         suggested = f", such as {' or '.join(classes[:3])}" if (classes := _class_features(features)) else ""
         raise (UserError if label or len(schema.names) > 1 else NoLabelsError)(
-            f"{shown_path} has no label column; expected {expected}, but found {list_columns(schema)}. "
+            f"{shown_path} has no label column; expected {expected}, but found {describe_columns(schema)}. "
             f"Rename the column of the classes to 'label', or choose a column with --label-column{suggested}."
         )
     return Columns(image, label, class_names(features, label))
 
 
-def is_number_or_text(kind: pa.DataType) -> bool:
+def is_number_or_text(column_type: pa.DataType) -> bool:
     """Return whether the values of a column type are numbers, text or booleans."""
     types = pa.types
-    if types.is_dictionary(kind):
-        return is_number_or_text(kind.value_type)
+    if types.is_dictionary(column_type):
+        return is_number_or_text(column_type.value_type)
     tests = (types.is_integer, types.is_floating, types.is_decimal, types.is_string, types.is_large_string)
-    return types.is_boolean(kind) or any(test(kind) for test in tests)
+    return types.is_boolean(column_type) or any(test(column_type) for test in tests)
 
 
-def cells_of(column: Any) -> list[str]:
+def csv_cells(column: Any) -> list[str]:
     """Return the numbers, texts or booleans in a column as text for the cells of a CSV file; "" for missing values.
 
     Example:
-        >>> cells_of(pa.array([1.5, None, 3.0]))
+        >>> csv_cells(pa.array([1.5, None, 3.0]))
         ['1.5', '', '3']
     """
     values = ["" if value is None or value != value else value for value in column.to_pylist()]
     return [str(int(value) if isinstance(value, float) and value.is_integer() else value) for value in values]
 
 
-def features_of(schema: pa.Schema) -> Features:
+def read_features(schema: pa.Schema) -> Features:
     """Return Hugging Face's description of each column, from the metadata; for lists, the description of the items."""
     try:
         features = json.loads((schema.metadata or {})[b"huggingface"])["info"]["features"]
@@ -100,12 +100,15 @@ def features_of(schema: pa.Schema) -> Features:
 
 
 def class_names(features: Features, label: str) -> tuple[str, ...]:
-    """Return the class names in the description of a label column, as valid Unicode text; () if it has no names."""
+    """Return the class names in the description of a label column; () if the description has no names.
+
+    Characters that are not valid Unicode are replaced.
+    """
     names = features.get(label, {}).get("names", [])
     return tuple(str(name).encode(errors="replace").decode() for name in names) if isinstance(names, list) else ()
 
 
-def label_column_of(schema: pa.Schema, features: Features) -> str | None:
+def find_label_column(schema: pa.Schema, features: Features) -> str | None:
     """Return the label column: "label", or else "labels", or else the only column of the type `ClassLabel`, or None."""
     for name in ("label", "labels"):
         if name in schema.names:
@@ -114,8 +117,8 @@ def label_column_of(schema: pa.Schema, features: Features) -> str | None:
     return classes[0] if len(classes) == 1 else None
 
 
-def list_columns(schema: pa.Schema) -> str:
-    """Return a text with the names and types of all columns, for messages."""
+def describe_columns(schema: pa.Schema) -> str:
+    """Return the names and types of all columns as text for messages."""
     return ", ".join(f"'{field.name}' ({field.type})" for field in schema)
 
 
@@ -131,15 +134,15 @@ def _image_column(schema: pa.Schema, features: Features) -> str | None:
     return None
 
 
-def _holds_bytes(kind: pa.DataType) -> bool:
-    if pa.types.is_struct(kind):
-        position = kind.get_field_index("bytes")
-        return position >= 0 and _holds_bytes(kind.field(position).type)
-    return pa.types.is_binary(kind) or pa.types.is_large_binary(kind)
+def _holds_bytes(column_type: pa.DataType) -> bool:
+    if pa.types.is_struct(column_type):
+        position = column_type.get_field_index("bytes")
+        return position >= 0 and _holds_bytes(column_type.field(position).type)
+    return pa.types.is_binary(column_type) or pa.types.is_large_binary(column_type)
 
 
 @dataclass(frozen=True)
-class Values:
+class StoredLabels:
     """Labels of N rows, as stored in a file.
 
     Attributes:
@@ -170,18 +173,18 @@ class Values:
         return bool((self.values == "").all() if self.values.dtype == object else (self.values < 0).all())
 
 
-def read_values(column: pa.ChunkedArray, name: str, shown_path: str) -> Values:
+def read_label_column(column: pa.ChunkedArray, name: str, shown_path: str) -> StoredLabels:
     """Return the labels in a column; `name` and `shown_path` are the names of the column and the file for messages."""
     kind = column.type
     try:
         if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
             return _list_values(column, name, shown_path)
-        return Values(_plain_values(column, kind, name, shown_path))
+        return StoredLabels(_plain_values(column, kind, name, shown_path))
     except pa.ArrowException as error:
-        raise unreadable_column(name, shown_path, error) from None
+        raise unreadable_column_error(name, shown_path, error) from None
 
 
-def unreadable_column(name: str, shown_path: str, problem: Exception) -> UserError:
+def unreadable_column_error(name: str, shown_path: str, problem: Exception) -> UserError:
     """Return the error for a column that cannot be read."""
     return UserError(f"column '{name}' of {shown_path} cannot be read ({first_line(problem)}); give another file.")
 
@@ -205,13 +208,12 @@ def _plain_values(column: pa.ChunkedArray, shown_type: pa.DataType, name: str, s
     )
 
 
-def _list_values(column: pa.ChunkedArray, name: str, shown_path: str) -> Values:
+def _list_values(column: pa.ChunkedArray, name: str, shown_path: str) -> StoredLabels:
     lengths = pc.call_function("list_value_length", [column]).cast(pa.int64()).fill_null(_NO_LIST).to_numpy()
     items = pc.call_function("list_flatten", [column])
     if items.null_count:
         raise UserError(
-            f"column '{name}' of {shown_path} has a list with an empty item; replace the item by a label, or remove "
-            "the item."
+            f"column '{name}' of {shown_path} has a list with a null item; replace this item by a label, or remove it."
         )
     if pa.types.is_boolean(items.type) or pa.types.is_floating(items.type):
         indicators = items.cast(pa.float64()).to_numpy()
@@ -220,11 +222,11 @@ def _list_values(column: pa.ChunkedArray, name: str, shown_path: str) -> Values:
                 f"column '{name}' of {shown_path} has the type {column.type}; expected lists of integers or names, "
                 "or lists with a 1 or 0 for every class."
             )
-        return Values(indicators.astype(np.int64), lengths, are_indicators=True)
+        return StoredLabels(indicators.astype(np.int64), lengths, are_indicators=True)
     values = _plain_values(items, column.type, name, shown_path)
     if values.dtype != object and len(values) and values.min() < 0:
         raise UserError(f"column '{name}' of {shown_path} has the label {values.min()} in a list; expected 0 or more.")
-    return Values(values, lengths)
+    return StoredLabels(values, lengths)
 
 
 def _are_equally_long(lengths: NDArray[np.int64]) -> bool:
@@ -233,7 +235,9 @@ def _are_equally_long(lengths: NDArray[np.int64]) -> bool:
     return len(distinct_lengths) == 1 and distinct_lengths[0] > 1
 
 
-def encode_labels(stored: Sequence[Values], columns: Columns, shown_path: str, separator: str | None = None) -> Labels:
+def encode_labels(
+    stored: Sequence[StoredLabels], columns: Columns, shown_path: str, separator: str | None = None
+) -> Labels:
     """Return the classes and class numbers of all rows of several files.
 
     A row without a label has the class number -1, or -1 for every class in a multi-label set. `separator` separates
@@ -245,18 +249,18 @@ def encode_labels(stored: Sequence[Values], columns: Columns, shown_path: str, s
             f"column '{columns.label}' has {kinds[0]} in some files of {shown_path} and {kinds[1]} in other files; "
             "use one type in all files."
         )
-    values = np.concatenate([of_file.values for of_file in stored])
-    lengths = [of_file.lengths for of_file in stored if of_file.lengths is not None]
+    values = np.concatenate([labels.values for labels in stored])
+    lengths = [labels.lengths for labels in stored if labels.lengths is not None]
     if lengths:
-        are_indicators = any(of_file.are_indicators for of_file in stored)
-        return _from_lists(Values(values, np.concatenate(lengths), are_indicators), columns, shown_path)
+        are_indicators = any(labels.are_indicators for labels in stored)
+        return _labels_from_lists(StoredLabels(values, np.concatenate(lengths), are_indicators), columns, shown_path)
     if separator is not None and separator != ONE_LABEL:
         if values.dtype != object:
             raise UserError(
                 f"--label-separator is for text, but column '{columns.label}' of {shown_path} has numbers; remove "
                 "--label-separator."
             )
-        return from_cells(values.tolist(), separator)
+        return labels_from_cells(values.tolist(), separator)
     return Labels(*_number_classes(values, columns, shown_path))
 
 
@@ -266,8 +270,8 @@ def _number_classes(
     """Return the class names, and the class number of each value (-1 for no label)."""
     if values.dtype == object:
         distinct = sorted(set(values) - {""})
-        number_of = {name: label for label, name in enumerate(distinct)}
-        return tuple(distinct), np.asarray([number_of.get(name, -1) for name in values], dtype=np.int64)
+        label_by_name = {name: label for label, name in enumerate(distinct)}
+        return tuple(distinct), np.asarray([label_by_name.get(name, -1) for name in values], dtype=np.int64)
     if not columns.classes:
         distinct, labels = np.unique(values[values >= 0], return_inverse=True)
         encoded = np.full(len(values), -1, dtype=np.int64)
@@ -281,19 +285,19 @@ def _number_classes(
     return columns.classes, np.maximum(values, -1)
 
 
-def _from_lists(stored: Values, columns: Columns, shown_path: str) -> Labels:
+def _labels_from_lists(stored: StoredLabels, columns: Columns, shown_path: str) -> Labels:
     assert stored.lengths is not None
     values, lengths = stored.values, stored.lengths
     rows = np.repeat(np.arange(len(lengths)), np.maximum(lengths, 0))  # row of each value
     if stored.are_indicators or _are_indicator_lists(values, lengths, rows):
-        return _from_indicators(values, lengths, columns, shown_path)
+        return _labels_from_indicator_lists(values, lengths, columns, shown_path)
     classes, numbers = _number_classes(values, columns, shown_path)
     if (lengths == 1).all():  # one label per image: not a multi-label set
         return Labels(classes, numbers)
     multi_hot = np.zeros((len(lengths), len(classes)), dtype=np.int8)
     multi_hot[rows[numbers >= 0], numbers[numbers >= 0]] = 1
     multi_hot[lengths < 0] = UNKNOWN  # rows without a list
-    return multi_labels(classes, multi_hot, f"lists in the column '{columns.label}'", lengths >= 0)
+    return multi_hot_labels(classes, multi_hot, f"lists in the column '{columns.label}'", lengths >= 0)
 
 
 def _are_indicator_lists(values: NDArray[Any], lengths: NDArray[np.int64], rows: NDArray[np.int64]) -> bool:
@@ -307,7 +311,7 @@ def _are_indicator_lists(values: NDArray[Any], lengths: NDArray[np.int64], rows:
     return bool(((n_ones > 1) | (lengths[lengths >= 0] - n_ones > 1)).any())
 
 
-def _from_indicators(
+def _labels_from_indicator_lists(
     values: NDArray[np.int64], lengths: NDArray[np.int64], columns: Columns, shown_path: str
 ) -> Labels:
     n_classes = int(lengths.max())
@@ -320,4 +324,4 @@ def _from_indicators(
     multi_hot[lengths >= 0] = values.reshape(-1, n_classes)
     classes = columns.classes or tuple(str(index) for index in range(n_classes))
     source = f"lists of a 1 or 0 for every class in the column '{columns.label}'"
-    return multi_labels(classes, multi_hot, source, lengths >= 0)
+    return multi_hot_labels(classes, multi_hot, source, lengths >= 0)

@@ -17,7 +17,7 @@ from paucal.data.shards.folders import RemoteShardFolder, ShardFolder
 from paucal.data.shards.index import DamagedShard, Shard
 from paucal.data.shards.requests import retry
 from paucal.data.shards.stream import WINDOW_BYTES, is_streamed
-from paucal.data.stores import EncodedStore, Stamp
+from paucal.data.stores import EncodedStore, FileStamp
 from paucal.types import UserError
 from paucal.wording import first_line
 
@@ -28,10 +28,10 @@ _MAX_CACHED_BYTES_STREAMED = 2 * WINDOW_BYTES  # maximum size of the cached row 
 _MAX_OPEN_FILES = 16  # low, since the disk space of a deleted download is freed only when the file is closed
 
 
-class Rows(NamedTuple):
+class RowGroups(NamedTuple):
     """The number of rows in each row group of a file, and the values of one column (None if no column was read)."""
 
-    groups: list[int]
+    sizes: list[int]
     column: pa.ChunkedArray | None
 
 
@@ -55,7 +55,7 @@ class RowFile:
             return read_arrow(self.folder.local_path(self.shard)).schema
         return self._query(lambda file: file.schema_arrow)
 
-    def read_rows(self, column: str | None) -> Rows:
+    def read_rows(self, column: str | None) -> RowGroups:
         """Read the number of rows in each row group, and the values of a column unless `column` is None.
 
         Raises:
@@ -64,9 +64,11 @@ class RowFile:
         """
         if self.is_arrow:
             table = read_arrow(self.folder.local_path(self.shard))
-            return Rows([table.num_rows], None if column is None else table[column])
+            return RowGroups([table.num_rows], None if column is None else table[column])
         return self._query(
-            lambda file: Rows(row_groups(file), None if column is None else file.read(columns=[column])[column])
+            lambda file: RowGroups(
+                row_group_sizes(file), None if column is None else file.read(columns=[column])[column]
+            )
         )
 
     def _query(self, query: Callable[[pq.ParquetFile], Any]) -> Any:
@@ -76,11 +78,11 @@ class RowFile:
         try:
             file = pq.ParquetFile(self.folder.local_path(self.shard), memory_map=True)
         except (pa.ArrowException, OSError) as problem:
-            raise self._damaged(problem) from None
+            raise self._damage_error(problem) from None
         with file:
             return query(file)
 
-    def _damaged(self, problem: Exception) -> DamagedShard:
+    def _damage_error(self, problem: Exception) -> DamagedShard:
         return DamagedShard(f"{self} cannot be read as a Parquet file ({first_line(problem)}); give another file.")
 
     def _query_remote(self, folder: RemoteShardFolder, query: Callable[[pq.ParquetFile], Any]) -> Any:
@@ -92,7 +94,7 @@ class RowFile:
                 # Other OSErrors are failed requests, which are retried.
                 if isinstance(problem, OSError) and _DAMAGED_FOOTER not in str(problem):
                     raise
-                raise self._damaged(problem) from None
+                raise self._damage_error(problem) from None
 
         try:
             return retry(attempt)
@@ -118,7 +120,7 @@ def read_arrow(file: Path) -> pa.Table:
         raise DamagedShard(f"{file} cannot be read as an Arrow file ({reason}); save the data set again.") from None
 
 
-def row_groups(file: pq.ParquetFile) -> list[int]:
+def row_group_sizes(file: pq.ParquetFile) -> list[int]:
     """Return the number of rows in each row group of a Parquet file."""
     return [file.metadata.row_group(group).num_rows for group in range(file.metadata.num_row_groups)]
 
@@ -146,15 +148,15 @@ class RowStore(EncodedStore):
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self._folder, self._files, self._column, self._rows, self._keys)
 
-    def stamp(self, index: int) -> Stamp:
+    def stamp(self, index: int) -> FileStamp:
         """Return a stamp with the file and row of an image, and the size and modification time of the file."""
         file, row = (int(number) for number in self._rows[index])
         shard = self._files[file]
-        return Stamp(f"{self._folder.location}/{shard.name}#{row}", shard.size, shard.changed)
+        return FileStamp(f"{self._folder.location}/{shard.name}#{row}", shard.size, shard.changed)
 
-    def fetch_ahead(self, index: int) -> None:
+    def prefetch(self, index: int) -> None:
         """Download the file of an image, unless the file is local or already downloaded."""
-        self._folder.fetch_ahead(self._files[int(self._rows[index, 0])])
+        self._folder.prefetch(self._files[int(self._rows[index, 0])])
 
     def source(self, index: int) -> bytes:
         """Return the encoded bytes of an image."""
@@ -172,7 +174,7 @@ class RowStore(EncodedStore):
 
     @abstractmethod
     def _read_block(self, file: int, row: int) -> tuple[pa.Array | pa.ChunkedArray, int]:
-        """Return the images that are read together with the image in a row, and the position of this image in them."""
+        """Return all images that are read together with the image in a row, and the position of this image in them."""
 
 
 class ArrowStore(RowStore):
@@ -205,7 +207,7 @@ class ParquetStore(RowStore):
 
     def _read_block(self, file: int, row: int) -> tuple[pa.Array, int]:
         if file not in self._starts:
-            self._starts[file] = np.cumsum([0, *row_groups(self._reader(file))])[:-1]
+            self._starts[file] = np.cumsum([0, *row_group_sizes(self._reader(file))])[:-1]
         starts = self._starts[file]
         group = int(np.searchsorted(starts, row, side="right")) - 1
         images = self._groups.get((file, group))

@@ -13,9 +13,9 @@ from paucal.data.unreadable import ReportProgress
 class SourceOptions:
     """Options for opening one location, with the meaning of the arguments of `open_images`.
 
-    If `root` is None, the paths in a table or list are relative to the folder of the file, to the parent of that
-    folder, or to a subfolder called `images` (or the only subfolder), whichever contains the images. The images of a
-    split (train, val or test) may be in a folder named after the split.
+    If `root` is None, the folder that the paths in a table or list are relative to is searched for. It may be the
+    folder of the file, its parent, or a subfolder that is called `images` or is the only one. The images of a split
+    (train, val or test) may be in a folder named after the split.
     """
 
     labelled: bool = True

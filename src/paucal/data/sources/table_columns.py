@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from paucal.data.sources.labels import indicator_columns
+from paucal.data.sources.labels import find_indicator_columns
 from paucal.data.sources.locating import FOLDERS_OF_TABLES
 from paucal.data.sources.source import SourceOptions
 from paucal.data.sources.suffixes import IMAGE_SUFFIXES
@@ -14,7 +14,7 @@ from paucal.data.splits.part_names import PART_BY_WORD, files_of_set, part_name,
 from paucal.reading import is_regular
 from paucal.types import UserError
 
-MAX_COLUMNS = 16  # maximum number of further columns that are kept, such as a patient column
+MAX_COLUMNS = 16  # maximum number of extra columns that are kept, such as a patient column
 # Usual names of columns, in the form that `normalise_column_name` returns.
 IMAGE_COLUMNS = (
     *("image_path", "image", "path", "file_name", "filename", "file", "filepath", "img_path", "img", "image_id"),
@@ -23,10 +23,11 @@ IMAGE_COLUMNS = (
 LABEL_COLUMNS = (
     *("label", "labels", "class", "class_name", "classname", "category", "target", "y", "species", "breed", "choice"),
 )
-CLEAR_NAME_COLUMNS = ("class_name", "classname", "label_name", "category_name")  # contain names even if they are digits
+# Columns whose cells are read as class names even if all cells are digits.
+CLEAR_NAME_COLUMNS = ("class_name", "classname", "label_name", "category_name")
 NAME_COLUMNS = (*CLEAR_NAME_COLUMNS, "class", "category", "species", "breed")
 SPLIT_COLUMNS = ("split", "part", "subset", "set")
-# Names of columns of true and false for the images of one split, and the split; fastai writes `is_valid`.
+# Boolean columns that mark the images of one split, by name, with this split; fastai writes `is_valid`.
 FLAG_COLUMNS = {"is_valid": "val", "is_val": "val", "is_validation": "val", "is_test": "test"}
 FOLD_COLUMNS = ("fold", "folds", "kfold", "cv_fold")
 BOX_COLUMNS = (
@@ -36,8 +37,8 @@ BOX_COLUMNS = (
     *(("bbox_x", "bbox_y", "bbox_width", "bbox_height"), ("bbox_x1", "bbox_y1", "bbox_x2", "bbox_y2")),
 )
 SPLIT_CSV_COLUMNS = ["key", "label", "class", "split"]  # header of split.csv; "label" has numbers, "class" has names
-# Value of each text in a flag column.
-FLAGS = {"1": True, "1.0": True, "true": True, "0": False, "0.0": False, "false": False, "": False}
+# Meaning of the text in a cell of `FLAG_COLUMNS`, in lower case.
+FLAG_VALUES = {"1": True, "1.0": True, "true": True, "0": False, "0.0": False, "false": False, "": False}
 _SAMPLED_ROWS = 21  # number of rows from which the columns are detected
 _MAX_SHOWN = 80  # maximum number of characters of a name in a message
 
@@ -52,7 +53,7 @@ class Columns:
         split: Position of the column of splits (train, val or test), or None.
         names: Names of all columns; empty if the table has no header.
         indicators: Positions of the columns of 1 and 0, one for each class.
-        flags: Position of each column of true and false for the images of one split, and the name of the split.
+        flags: Position of each Boolean column that marks the images of one split, and the name of the split.
         notes: Sentences for the user on how columns were chosen, and on columns that are not read.
     """
 
@@ -70,7 +71,7 @@ class Columns:
         return [self.names[index] for index in self.indicators]
 
     @property
-    def further_columns(self) -> list[int]:
+    def extra_columns(self) -> list[int]:
         """Positions of up to 16 columns except path, split and indicators, such as the label or a patient column."""
         used_columns = (self.image, self.split, *self.indicators, *(column for column, _ in self.flags))
         return [index for index in range(len(self.names)) if index not in used_columns][:MAX_COLUMNS]
@@ -82,13 +83,13 @@ class Columns:
         return next((", ".join(names) for names in BOX_COLUMNS if set(names) <= set(plain_names)), "")
 
 
-def refuse_repeated_columns(file: object, names: Sequence[str], used: Iterable[int]) -> None:
-    """Raise a UserError if another column has the same name as a column at one of the positions `used`."""
-    if repeated := next((names[index] for index in used if names.count(names[index]) > 1), ""):
-        raise UserError(repeated_column_text(file, repeated))
+def refuse_repeated_columns(file: object, names: Sequence[str], used_columns: Iterable[int]) -> None:
+    """Raise a UserError if another column has the same name as a column at one of the positions `used_columns`."""
+    if repeated := next((names[index] for index in used_columns if names.count(names[index]) > 1), ""):
+        raise UserError(repeated_column_message(file, repeated))
 
 
-def repeated_column_text(file: object, name: str) -> str:
+def repeated_column_message(file: object, name: str) -> str:
     """Return the message on several columns of the same name."""
     return f"{file} has several columns called {name[:_MAX_SHOWN]!r}; rename or remove all but one."
 
@@ -121,9 +122,10 @@ def find_columns(file: Path, rows: Sequence[TableRow], options: SourceOptions) -
     if label is not None:
         name_column = _find_name_column(plain_names, cells, label)
         if name_column != label:
-            notes.append(f"the class names are in the column {first[name_column]!r}; {first[label]!r} has the numbers")
+            name_text = f"the class names are in the column {first[name_column]!r}"
+            notes.append(f"{name_text}; the column {first[label]!r} has the class numbers")
         return replace(columns, label=name_column, notes=tuple(notes))
-    indicators = indicator_columns(cells, len(first), (image, split, *(column for column, _ in flags)))
+    indicators = find_indicator_columns(cells, len(first), (image, split, *(column for column, _ in flags)))
     if not indicators or columns.boxes:
         box_note = f" ({columns.boxes} describe boxes: use paucal detect)" if columns.boxes else ""
         raise UserError(
@@ -137,9 +139,9 @@ def find_columns(file: Path, rows: Sequence[TableRow], options: SourceOptions) -
 def find_tables(folder: Path, options: SourceOptions) -> dict[str, Path]:
     """Return the tables that describe the images of a folder, by split; empty if there is no such table.
 
-    The folder itself and subfolders such as `annotations` are searched for a train table, with val and test tables
-    beside it, or for the only table with paths and classes. Otherwise each train/val/test folder is searched for one
-    table. The key of a table that does not belong to a split is "".
+    The folder itself and subfolders such as `annotations` are searched first. They may have a train table together with
+    val and test tables, or only one table with paths and classes. Otherwise each train/val/test folder is searched for
+    one table. The key of a table that does not belong to a split is "".
     """
     table_folders, part_folders = (
         [entry for entry in sorted(folder.iterdir()) if entry.name.lower() in names and entry.is_dir()]
@@ -152,7 +154,7 @@ def find_tables(folder: Path, options: SourceOptions) -> dict[str, Path]:
     for subfolder in sorted(part_folders, key=lambda subfolder: PART_BY_WORD[subfolder.name.lower()] != "train"):
         part, table = PART_BY_WORD[subfolder.name.lower()], _find_table(subfolder, options)
         if table is None and "train" in tables and (same_name := subfolder / tables["train"].name).exists():
-            table = same_name if describes_images(same_name, options, refuse=True) else None
+            table = same_name if describes_images(same_name, options, must_be_readable=True) else None
         if table is not None and tables.setdefault(part, table) != table:
             raise UserError(f"{tables[part]} and {table} are both tables for {part}; keep one table.")
     return {part: tables[part] for part in ("train", "val", "test") if part in tables} if "train" in tables else {}
@@ -172,23 +174,23 @@ def _find_table(folder: Path, options: SourceOptions) -> Path | None:
 
 
 def tables_of_set(file: Path, options: SourceOptions) -> dict[str, Path]:
-    """Return a table and the tables of other splits beside it, by split; the key is "" for a single table."""
+    """Return a table and the tables of other splits in the same folder, by split; the key of a single table is ""."""
     # A test table without labels, as in competitions, is not opened.
-    return files_of_set(file, lambda other: describes_images(other, options, refuse=True), "tables")
+    return files_of_set(file, lambda other: describes_images(other, options, must_be_readable=True), "tables")
 
 
-def describes_images(file: Path, options: SourceOptions, refuse: bool = False) -> bool:
+def describes_images(file: Path, options: SourceOptions, must_be_readable: bool = False) -> bool:
     """Return whether a file has a column of paths, and a column of classes or an indicator column for each class.
 
-    For an unreadable file, an error is raised if `refuse` (for files that belong to a set); otherwise False is
-    returned.
+    An unreadable file raises an error if `must_be_readable`, as for files that belong to a set; otherwise the result is
+    False.
     """
     if not is_regular(file) or file.stat().st_size > MAX_BYTES:
         return False
     try:
         rows = read_table(file, _SAMPLED_ROWS).rows
     except (OSError, UserError):
-        if refuse:
+        if must_be_readable:
             raise
         return False
     if not rows:
@@ -207,7 +209,7 @@ def describes_images(file: Path, options: SourceOptions, refuse: bool = False) -
     split, flags, _ = _part_columns(plain_names, plain_names, cells)
     used_columns = (image, split, *(column for column, _ in flags))
     return first_position(plain_names, LABEL_COLUMNS) is not None or bool(
-        indicator_columns(cells, len(plain_names), used_columns)
+        find_indicator_columns(cells, len(plain_names), used_columns)
     )
 
 
@@ -231,13 +233,16 @@ def _unnamed_columns(file: Path, rows: Sequence[TableRow], labelled: bool) -> Co
 def _part_columns(
     plain_names: Sequence[str], names: Sequence[str], cells: Sequence[Sequence[str]]
 ) -> tuple[int | None, tuple[tuple[int, str], ...], list[str]]:
-    """Return the column of splits, or else the flag columns (see `Columns.flags`), and notes for the user."""
+    """Return the position of the column of splits, the flag columns if there is none, and notes for the user.
+
+    See `Columns.flags` for flag columns.
+    """
     split = first_position(plain_names, SPLIT_COLUMNS)
     flags, notes = [], []
     for index, name in enumerate(plain_names):
         if name not in FLAG_COLUMNS:
             continue
-        if split is None and all(len(row) <= index or row[index].lower() in FLAGS for row in cells):
+        if split is None and all(len(row) <= index or row[index].lower() in FLAG_VALUES for row in cells):
             flags.append((index, FLAG_COLUMNS[name]))
             notes.append(f"the split is in the column {names[index]!r}")
         else:
@@ -248,7 +253,10 @@ def _part_columns(
 
 
 def _find_name_column(plain_names: Sequence[str], cells: Sequence[Sequence[str]], label: int) -> int:
-    """Return the column with the names of the classes whose numbers are in `label`; without one, `label` itself."""
+    """Return the position of the column with the class names; `label` is the position of the label column.
+
+    The result is `label` itself, unless the label column has numbers and another column has one name per number.
+    """
     numbers = [row[label] for row in cells if len(row) > label]
     if not all(re.fullmatch(r"\d*(\.0)?", number) for number in numbers):
         return label

@@ -40,20 +40,20 @@ class TableRows(NamedTuple):
     note: str
 
 
-def read_table(file: Path, max_rows: int | None = None, exact: bool = False) -> TableRows:
+def read_table(file: Path, max_rows: int | None = None, keep_whitespace: bool = False) -> TableRows:
     """Read the non-empty rows of a table.
 
     Args:
         file: CSV, TSV or JSON-lines file.
         max_rows: Maximum number of rows to read, including the header; None for all rows.
-        exact: Whether to keep white space at the ends of cells, for files that paucal has written.
+        keep_whitespace: Whether to keep white space at the ends of cells, for files that paucal has written.
 
     Raises:
         UserError: The file is not text, or has an unclosed quote or a line that is not a JSON object.
         OSError: The file does not exist, or cannot be read.
     """
     text, _, note = read_decoded(file, MAX_BYTES)
-    rows = _json_rows(file, text) if file.suffix.lower() in JSON_LINES else csv_rows(file, text, exact)
+    rows = _json_rows(file, text) if file.suffix.lower() in JSON_LINES else csv_rows(file, text, keep_whitespace)
     return TableRows(list(islice(rows, max_rows)), note)
 
 
@@ -79,7 +79,7 @@ def read_list(file: Path, labelled: bool, max_rows: int | None = None) -> TableR
     return TableRows(rows, note)
 
 
-def csv_rows(file: Path, text: str, exact: bool = False) -> Iterator[TableRow]:
+def csv_rows(file: Path, text: str, keep_whitespace: bool = False) -> Iterator[TableRow]:
     """Yield the non-empty rows in the text of a CSV file; refuse an unclosed quote, which would join lines in one cell.
 
     Raises:
@@ -87,29 +87,32 @@ def csv_rows(file: Path, text: str, exact: bool = False) -> Iterator[TableRow]:
     """
     first_line, _, later_lines = text.partition("\n")
     first_line = first_line.strip().lower()
-    if first_line.startswith("sep=") and len(first_line) == 5:  # a line that Excel recognises
+    if first_line.startswith("sep=") and len(first_line) == 5:  # names the separator for Excel
         delimiter, text = first_line[4], f"\n{later_lines}"
     else:
         delimiter = _detect_delimiter(file, text)
 
-    def reader(strict: bool) -> Any:
+    def make_reader(strict: bool) -> Any:
         content = io.StringIO(text, newline="")
-        return csv.reader(content, delimiter=delimiter, skipinitialspace=not exact, strict=strict)
+        return csv.reader(content, delimiter=delimiter, skipinitialspace=not keep_whitespace, strict=strict)
 
-    # The quotes are checked in a pass of its own, so that the cells of a large table are never all in memory.
-    lines, row_line = reader(_check_quotes(file, reader)), 1
+    # The quotes are checked in a separate pass, so that the cells of a large table are never all in memory.
+    lines, row_line = make_reader(_check_quotes(file, make_reader)), 1
     for cells in lines:
         if any(cell.strip() for cell in cells):
-            yield TableRow(row_line, cells if exact else [cell.strip() for cell in cells])
+            yield TableRow(row_line, cells if keep_whitespace else [cell.strip() for cell in cells])
         row_line = lines.line_num + 1
 
 
-def _check_quotes(file: Path, reader: Callable[[bool], Any]) -> bool:
-    """Refuse an unclosed quote; return whether strict parsing reads the file. `reader` returns a CSV reader."""
+def _check_quotes(file: Path, make_reader: Callable[[bool], Any]) -> bool:
+    """Raise a UserError for an unclosed quote; return whether the file can be parsed with `strict`.
+
+    `make_reader` returns a CSV reader, given `strict`.
+    """
     # Strict parsing finds unclosed quotes, but also refuses white space after a closing quote. In that case, the file
     # is parsed again without `strict`, and an unclosed quote is recognised as a cell of several lines.
     for strict in (True, False):
-        lines, row_line, unclosed_line = reader(strict), 1, 0
+        lines, row_line, unclosed_line = make_reader(strict), 1, 0
         try:
             for _ in lines:
                 if not strict and lines.line_num > row_line and unclosed_line == 0:
@@ -129,7 +132,7 @@ def _check_quotes(file: Path, reader: Callable[[bool], Any]) -> bool:
                 'the quote as "".'
             )
         return strict
-    raise AssertionError("parsing without `strict` refuses no white space after a closing quote")
+    raise AssertionError("parsing without `strict` must accept white space after a closing quote")
 
 
 def _detect_delimiter(file: Path, text: str) -> str:

@@ -17,20 +17,20 @@ from paucal.data.sources.labels import (
     Labels,
     describe_separator,
     find_separator,
-    from_columns,
-    from_names,
     is_missing,
+    labels_from_indicators,
+    labels_from_names,
     labels_in_lists,
     split_names,
 )
-from paucal.data.sources.locating import ListedImage, locate, plain_path
+from paucal.data.sources.locating import ListedImage, locate_images, plain_path
 from paucal.data.sources.source import SourceOptions
 from paucal.data.sources.table_columns import (
-    FLAGS,
+    FLAG_VALUES,
     Columns,
     find_columns,
     refuse_repeated_columns,
-    repeated_column_text,
+    repeated_column_message,
 )
 from paucal.data.sources.table_reading import LIST_SUFFIX, MAX_LIST_BYTES, TableRow, read_list, read_table
 from paucal.data.splits.part_names import PART_BY_WORD, files_of_set, part_name, train_files
@@ -54,7 +54,7 @@ class _Tables(NamedTuple):
 class _LocatedRows(NamedTuple):
     """One row for each image, with its key relative to `folder`, and notes for the user.
 
-    `conflicts` has two rows of one image that differ in a further column, by the table and the position of this column.
+    `conflicts` has two rows of one image that differ in an extra column, by the table and the position of this column.
     """
 
     rows: list[ListedImage]
@@ -72,7 +72,7 @@ def open_tables(files: dict[str, Path], options: SourceOptions) -> ImageSet:
 
     `files` has the table of each split, as returned by `find_tables`; the key is "" for a single table.
     """
-    tables, is_multi_label, label_source = _name_classes(_read_tables(files, options), options)
+    tables, is_multi_label, label_source = _split_label_cells(_read_tables(files, options), options)
     if not tables.rows:
         needed_text = "a path and a label" if options.labelled else "a path"
         raise UserError(f"{next(iter(files.values()))} has no row with {needed_text}; give a table of images.")
@@ -82,30 +82,32 @@ def open_tables(files: dict[str, Path], options: SourceOptions) -> ImageSet:
     if columns.boxes:
         notes.append(f"only one label per image is read; the boxes ({columns.boxes}) are not read")
     located = located._replace(rows=rows, notes=[*located.notes, *notes])
-    labels = Labels.none(len(rows))
+    labels = Labels.unlabelled(len(rows))
     if columns.indicators:
-        labels = from_columns(tuple(columns.classes), [row.indicators for row in rows])
+        labels = labels_from_indicators(tuple(columns.classes), [row.indicators for row in rows])
     elif options.labelled:
-        labels = from_names([row.names for row in rows], is_multi_label, label_source)
+        labels = labels_from_names([row.names for row in rows], is_multi_label, label_source)
     images = _image_set(files, located, labels, tables.notes)
-    return _with_further_columns(images, located, dict(zip(files.values(), tables.columns, strict=True)))
+    return _with_extra_columns(images, located, dict(zip(files.values(), tables.columns, strict=True)))
 
 
-def _with_further_columns(images: ImageSet, located: _LocatedRows, columns: Mapping[Path, Columns]) -> ImageSet:
-    """Return the set with the further columns of its tables, which are empty for images of tables without them."""
-    names_of = {file: [columns.names[index] for index in columns.further_columns] for file, columns in columns.items()}
+def _with_extra_columns(images: ImageSet, located: _LocatedRows, columns: Mapping[Path, Columns]) -> ImageSet:
+    """Return the set with the extra columns of all tables; columns that a table lacks are empty for its images."""
+    names_of = {file: [columns.names[index] for index in columns.extra_columns] for file, columns in columns.items()}
     positions = {file: {name: n for n, name in enumerate(names)} for file, names in names_of.items()}
     problems = {
-        names_of[file][n]: f"{first.key[:_MAX_SHOWN]!r} is in {_lines_text(first, second)} with different cells in the "
+        names_of[file][
+            n
+        ]: f"{first.key[:_MAX_SHOWN]!r} is in {_describe_lines(first, second)} with different cells in the "
         f"column {names_of[file][n]!r}; keep one of the lines."
         for (file, n), (first, second) in located.conflicts.items()
     }
     for file, names in names_of.items():
         repeated = [name for name in names if names.count(name) > 1]
-        problems |= {name: repeated_column_text(file, name) for name in repeated}
+        problems |= {name: repeated_column_message(file, name) for name in repeated}
     cells = {
         name: [
-            row.further_cells[positions[row.file][name]] if name in positions[row.file] else "" for row in located.rows
+            row.extra_cells[positions[row.file][name]] if name in positions[row.file] else "" for row in located.rows
         ]
         for name in dict.fromkeys(name for names in names_of.values() for name in names)
     }
@@ -119,7 +121,7 @@ def _read_tables(files: dict[str, Path], options: SourceOptions) -> _Tables:
         rows, columns = _read_table(file, options, part, tables.notes)
         if tables.columns and columns.classes != tables.columns[0].classes:
             first = next(iter(files.values())).name
-            raise UserError(f"{file} has other columns of classes than {first}: give both tables the same columns.")
+            raise UserError(f"{file} and {first} have different columns of classes: give both tables the same columns.")
         tables.rows.extend(row for row in rows if row.part != "unused")
         tables.columns.append(columns)
         if unused := sum(row.part == "unused" for row in rows):
@@ -145,15 +147,16 @@ def _read_table(
                 "correct the line, and put quotes around names that contain the separator."
             )
     columns = find_columns(file, rows, options)
-    used = [columns.image, columns.label, columns.split, *(column for column, _ in columns.flags)]
-    refuse_repeated_columns(file, columns.names, [index for index in used if index is not None and columns.names])
+    used_columns = [columns.image, columns.label, columns.split, *(column for column, _ in columns.flags)]
+    named_columns = [index for index in used_columns if index is not None and columns.names]
+    refuse_repeated_columns(file, columns.names, named_columns)
     notes += [text for text in (note, *columns.notes) if text]
-    further = columns.further_columns
-    return [_listed_image(file, row, columns, further, part_of_file) for row in rows[bool(columns.names) :]], columns
+    extra_columns, data_rows = columns.extra_columns, rows[bool(columns.names) :]
+    return [_listed_image(file, row, columns, extra_columns, part_of_file) for row in data_rows], columns
 
 
 def _listed_image(
-    file: Path, row: TableRow, columns: Columns, further: Sequence[int], part_of_file: str
+    file: Path, row: TableRow, columns: Columns, extra_columns: Sequence[int], part_of_file: str
 ) -> ListedImage:
     """Return the image that a row describes; a split in the row takes precedence over the split of the file."""
     cells, path = row.cells, row.cells[columns.image]
@@ -173,17 +176,18 @@ def _listed_image(
             )
         part = PART_BY_WORD.get(word, word)
     if columns.flags:
-        part = next((part for column, part in columns.flags if FLAGS[cells[column].lower()]), "train")
-    further_cells, indicators = (
-        tuple([cells[index] for index in indices]) for indices in (further, columns.indicators)
+        part = next((part for column, part in columns.flags if FLAG_VALUES[cells[column].lower()]), "train")
+    extra_cells, indicators = (
+        tuple([cells[index] for index in indices]) for indices in (extra_columns, columns.indicators)
     )
-    return ListedImage(plain_path(path), part, row.line, file, label, further_cells, indicators)
+    return ListedImage(plain_path(path), part, row.line, file, label, extra_cells, indicators)
 
 
-def _name_classes(tables: _Tables, options: SourceOptions) -> tuple[_Tables, bool, str]:
+def _split_label_cells(tables: _Tables, options: SourceOptions) -> tuple[_Tables, bool, str]:
     """Split the label cells into class names, and leave out rows without a label.
 
-    Return also whether the set is multi-label, and a text on how labels are separated.
+    Returns:
+        The tables with class names, whether the set is multi-label, and a description of how labels are separated.
     """
     if not options.labelled or tables.columns[0].indicators:
         return tables, True, ""
@@ -207,7 +211,7 @@ def _name_classes(tables: _Tables, options: SourceOptions) -> tuple[_Tables, boo
 
 
 def _with_parts_of_folders(rows: list[ListedImage]) -> tuple[list[ListedImage], list[str]]:
-    """Return rows with the splits that the folders of the images are named after, and a note on them, if any."""
+    """Return rows with splits from the train/val/test folders of the images, and a note if any split was found."""
     keys = [row.key for row in rows]
     folders = parts_of(keys)
     if any(row.part for row in rows) or not all(folders) or not {"train"} < set(folders):
@@ -217,16 +221,16 @@ def _with_parts_of_folders(rows: list[ListedImage]) -> tuple[list[ListedImage], 
 
 
 def open_list(file: Path, options: SourceOptions) -> ImageSet:
-    """Open a list file, such as DomainNet's `real_train.txt`, with the lists of the other splits beside it.
+    """Open a list file, such as DomainNet's `real_train.txt`, with the lists of the other splits in the same folder.
 
     Each line has a path, which may contain spaces, and a class number. A train list (`real_train.txt`, `train.txt`) is
-    opened with the val and test lists of the same name beside it, and each list is a split. Any other list is opened
-    alone, and declares no split. Labels are numbered over all lists, in the order of the class numbers in the lists, so
-    labels do not depend on classes that are missing in a split. If each class has one folder of images, and each folder
-    one class, classes are named after the folders; otherwise the class numbers are the names.
+    opened with the val and test lists of the same name, and each list is a split. Any other list is opened alone, and
+    defines no split. Labels are numbered over all lists, in the order of the class numbers in the lists, so labels do
+    not depend on classes that are missing in a split. If each class has its own folder of images, classes are named
+    after the folders; otherwise the class numbers are the names.
 
     Raises:
-        UserError: A line does not have this form, or has a path outside of the root; an image is listed with two splits
+        UserError: A line has no path or class number, or a path outside of the root; an image is listed with two splits
             or labels; or the first image does not exist.
     """
     lists = files_of_set(file, lambda other: True, "lists")
@@ -237,7 +241,7 @@ def open_list(file: Path, options: SourceOptions) -> ImageSet:
         notes += [note] if note else []
         rows += [ListedImage(row.cells[0], part, row.line, path, names=(row.cells[1],)) for row in list_rows]
     located = _locate_rows(rows, options.root)
-    labels = Labels.none(len(located.rows))
+    labels = Labels.unlabelled(len(located.rows))
     if options.labelled:
         values, numbers = np.unique([int(row.names[0]) for row in located.rows], return_inverse=True)
         labels = Labels(_classes_of_numbers(located.rows, values.tolist()), numbers.astype(np.int64))
@@ -257,8 +261,8 @@ def _classes_of_numbers(rows: Sequence[ListedImage], numbers: Sequence[int]) -> 
 def find_train_list(folder: Path, root: Path | None = None) -> Path | None:
     """Return the train list in a folder; None if there is no train list.
 
-    A file is a train list if its name is that of a train list, the first line has a path and a class number, and
-    `open_list` would find the image in this line.
+    A file is a train list if it is named like one (`train.txt`, `real_train.txt`), the first line has a path and a
+    class number, and `open_list` would find the image of this line.
     """
     lists = train_files([file for file in sorted(folder.glob(f"[!.]*{LIST_SUFFIX}")) if _is_list(file, root)])
     if len(lists) > 1:
@@ -274,18 +278,17 @@ def _is_list(file: Path, root: Path | None, labelled: bool = True) -> bool:
         return False
     try:
         rows = read_list(file, labelled, max_rows=1).rows
-        return bool(locate([ListedImage(row.cells[0], part, row.line, file) for row in rows], root))
+        return bool(locate_images([ListedImage(row.cells[0], part, row.line, file) for row in rows], root))
     except UserError:
         return False
 
 
-def hold_out_listed(images: ImageSet, folder: Path, root: Path | None = None) -> ImageSet:
+def hold_out_listed_images(images: ImageSet, folder: Path, root: Path | None = None) -> ImageSet:
     """Return an unlabelled set in which the images in the test lists of the folder are test images.
 
-    If there is a val list but no test list beside a train list, the val list is used as test list, as in `make_split`.
-    If the folder has several train lists with test lists, all test lists are used, since a later run may be trained on
-    any of the train lists.
-    `root` is the folder that the paths in the lists are relative to; None to find this folder.
+    If a train list has a val list but no test list, the val list is used as test list, as in `make_split`. If the
+    folder has several train lists with test lists, all test lists are used, since a later run may be trained on any of
+    the train lists. `root` is the folder that the paths in the lists are relative to; None to find this folder.
     """
     lists = [file for file in sorted(folder.glob(f"[!.]*{LIST_SUFFIX}")) if _is_list(file, root, False)]
     names = {file: part_name(file) for file in lists}
@@ -299,7 +302,7 @@ def hold_out_listed(images: ImageSet, folder: Path, root: Path | None = None) ->
     held_out_keys: set[str] = set()
     for file in test_lists:
         rows = read_list(file, labelled=False).rows
-        located = locate([ListedImage(row.cells[0], names[file].part, row.line, file) for row in rows], root)
+        located = locate_images([ListedImage(row.cells[0], names[file].part, row.line, file) for row in rows], root)
         held_out_keys.update(f"{located.folder}/{key}".removeprefix(folder_prefix) for key in located.keys)
     held_out = held_out_part(images.declared)
     keys_and_parts = zip(images.keys, images.declared, strict=True)
@@ -313,15 +316,15 @@ def _locate_rows(rows: Sequence[ListedImage], root: Path | None, boxes: str = ""
 
     `boxes` has the names of the columns of boxes, for a message; "" if there are no such columns.
     """
-    located = locate(rows, root)
+    located = locate_images(rows, root)
     row_of_key: dict[str, ListedImage] = {}
     conflicts: dict[tuple[Path, int], tuple[ListedImage, ListedImage]] = {}
     for row, key in zip(rows, located.keys, strict=True):
         first = row_of_key.setdefault(key, row._replace(key=key))
         if (first.names, first.indicators, first.part) != (row.names, row.indicators, row.part):
             raise _conflict_error(key, first, row, boxes)
-        if first.further_cells != row.further_cells and first.file == row.file:
-            cells = zip(first.further_cells, row.further_cells, strict=True)
+        if first.extra_cells != row.extra_cells and first.file == row.file:
+            cells = zip(first.extra_cells, row.extra_cells, strict=True)
             conflicts |= {(row.file, n): (first, row) for n, (cell, other) in enumerate(cells) if cell != other}
     notes = list(located.notes)
     if repeated := len(rows) - len(row_of_key):
@@ -336,12 +339,12 @@ def _conflict_error(key: str, first: ListedImage, second: ListedImage, boxes: st
             "detect, or give each image one row."
         )
     return UserError(
-        f"{key[:_MAX_SHOWN]!r} is in {_lines_text(first, second)} with different labels or splits; "
+        f"{key[:_MAX_SHOWN]!r} is in {_describe_lines(first, second)} with different labels or splits; "
         "keep one of the lines."
     )
 
 
-def _lines_text(first: ListedImage, second: ListedImage) -> str:
+def _describe_lines(first: ListedImage, second: ListedImage) -> str:
     if first.file != second.file:
         return f"line {first.line} of {first.file} and line {second.line} of {second.file}"
     return f"lines {first.line} and {second.line} of {second.file}"
@@ -349,19 +352,19 @@ def _lines_text(first: ListedImage, second: ListedImage) -> str:
 
 def _image_set(files: Mapping[str, Path], located: _LocatedRows, labels: Labels, notes: Sequence[str]) -> ImageSet:
     file = next(iter(files.values()))
-    in_folders = len({path.parent for path in files.values()}) > 1  # each split has its own folder with a table
+    has_split_folders = len({path.parent for path in files.values()}) > 1  # each split has its own folder with a table
     name = part_name(file)
     title = (name.title or file.resolve().parent.name) if name.part == "train" else file.stem
     keys = [row.key for row in located.rows]
-    files_text = " and ".join(f"{path.parent.name}/{path.name}" if in_folders else path.name for path in files.values())
+    shown_files = [f"{path.parent.name}/{path.name}" if has_split_folders else path.name for path in files.values()]
     return ImageSet(
-        name=file.resolve().parent.parent.name if in_folders else title,
+        name=file.resolve().parent.parent.name if has_split_folders else title,
         location=str(located.folder),
         classes=labels.classes,
         keys=keys,
-        labels=labels.numbers,
+        labels=labels.class_numbers,
         declared=[row.part for row in located.rows],
         store=FileStore(located.folder, keys),
-        notes=(f"read from {files_text}", *notes, *located.notes, *labels.notes),
+        notes=(f"read from {' and '.join(shown_files)}", *notes, *located.notes, *labels.notes),
         multi_hot=labels.multi_hot,
     )

@@ -1,4 +1,4 @@
-"""PASCAL VOC's layout for classification: `ImageSets/Main/cat_train.txt` tells for each image if it shows a cat."""
+"""PASCAL VOC's layout for classification: `ImageSets/Main/cat_train.txt` says of each image whether it shows a cat."""
 
 import io
 import re
@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from paucal.data.images import UNKNOWN, ImageSet
-from paucal.data.sources.labels import Labels, from_names, multi_labels
+from paucal.data.sources.labels import Labels, labels_from_names, multi_hot_labels
 from paucal.data.sources.locating import FileFinder, leads_out, plain_path
 from paucal.data.sources.suffixes import IMAGE_SUFFIXES
 from paucal.data.splits.part_names import PART_BY_WORD, TRAINVAL
@@ -18,12 +18,12 @@ from paucal.wording import counted, was_or_were
 
 LISTS, IMAGES = Path("ImageSets/Main"), Path("JPEGImages")
 MAX_LIST_BYTES = 256 << 20  # maximum size of a list
-_MULTI_HOT_OF_MARK = {1: 1, 0: UNKNOWN, -1: 0}  # label for each mark in a list, in which 0 means "difficult"
+_LABEL_BY_MARK = {1: 1, 0: UNKNOWN, -1: 0}  # label for each mark in a list, in which 0 means "difficult"
 _LINE = re.compile(r"(?P<image>\S.*?)\s+(?P<mark>-?[01])")
 
 
 def is_voc(folder: Path) -> bool:
-    """Return whether a folder has a folder of images and lists of classes, as PASCAL VOC has."""
+    """Return whether a folder has PASCAL VOC's folder of images and lists of classes."""
     return (folder / IMAGES).is_dir() and bool(_list_files(folder))
 
 
@@ -61,23 +61,25 @@ def open_voc(root: Path, labelled: bool = True) -> ImageSet:
     files = {image: _find_image_file(finder, image, root) for image in kept_images}
     missing = [image for image in kept_images if not files[image]]
     if missing or not kept_images:
-        problem = f"lack {missing[0]!r}, which is in the lists" if missing else "have no class in the lists"
-        raise UserError(f"the images in {root / IMAGES} {problem}; restore the original files.")
+        problem = (
+            f"lacks {missing[0]!r}, which is in the lists" if missing else "has no image with a class in the lists"
+        )
+        raise UserError(f"{root / IMAGES} {problem}; restore the original files.")
     classes = tuple(sorted({name for image in kept_images for name in classes_of[image]})) if labelled else ()
     keys = [f"{IMAGES}/{files[image]}" for image in kept_images]
-    labels = Labels.none(len(kept_images))
+    labels = Labels.unlabelled(len(kept_images))
     if is_multi_label:
         example = max(kept_images, key=lambda image: len(classes_of[image]))
-        rows = [[_MULTI_HOT_OF_MARK[marks[image].get(name, -1)] for name in classes] for image in kept_images]
-        labels = multi_labels(classes, np.asarray(rows, dtype=np.int8), f"such as {example!r}")
+        rows = [[_LABEL_BY_MARK[marks[image].get(name, -1)] for name in classes] for image in kept_images]
+        labels = multi_hot_labels(classes, np.asarray(rows, dtype=np.int8), f"such as {example!r}")
     elif labelled:
-        labels = from_names([sorted(classes_of[image]) for image in kept_images], False, "")
+        labels = labels_from_names([sorted(classes_of[image]) for image in kept_images], False, "")
     return ImageSet(
         name=root.resolve().name,
         location=str(root.resolve()),
         classes=labels.classes,
         keys=keys,
-        labels=labels.numbers,
+        labels=labels.class_numbers,
         declared=[parts[image] for image in kept_images],
         store=FileStore(root.resolve(), keys),
         notes=(f"read from the lists in {LISTS}", *notes, *labels.notes),

@@ -32,7 +32,7 @@ def group_numbers(images: ImageSet, by: str) -> NDArray[np.int64]:
             itself.
     """
     if by in images.columns:
-        if n_missing := sum(is_missing(cell.strip()) for cell in images.cells(by)):
+        if n_missing := sum(is_missing(cell.strip()) for cell in images.column_values(by)):
             raise UserError(
                 f"--group-by: {n_missing} of {counted(len(images), 'image')} have no value in the column {by!r}, so "
                 "their groups are unknown: fill in the column, or remove these images."

@@ -131,7 +131,7 @@ def _label_numbers(image_set: ImageSet) -> Iterator[object]:
 def read_rows(path: Path) -> list[dict[str, str]]:
     """Return the rows of a split file as text by column name, without comparing the rows with a set."""
     try:
-        lines = read_table(path, exact=True).rows
+        lines = read_table(path, keep_whitespace=True).rows
     except OSError as error:
         raise UserError(f"{path} cannot be read as a split ({error}); give the split.csv of a run.") from None
     columns = [name.strip() for name in lines[0].cells] if lines else []

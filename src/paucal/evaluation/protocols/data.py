@@ -78,7 +78,7 @@ def with_parts(images: ImageSet, seed: int, val_fraction: float | None, test_fra
     if set(images.declared) <= {"", "train"} and test_fraction is None:
         if images.hints.train_per_class is not None and images.labelled:
             return _draw_train_per_class(images, images.hints.train_per_class, seed, fractions)
-        advice = images.hints.official_parts or "give a folder with train and test"
+        advice = images.hints.official_split_advice or "give a folder with train and test"
         raise UserError(
             f"{images.location} has no test split: {advice}, or draw one with --test-fraction 0.2 (only if the model "
             "was not trained on these images)."

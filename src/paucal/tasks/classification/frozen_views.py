@@ -21,7 +21,7 @@ from torch.utils.data import Dataset
 
 from paucal.backbones.frozen_stages import FrozenStages
 from paucal.data.dataset import Sample, SampleKey, as_label, collate
-from paucal.data.decoded.cache_folder import free_bytes
+from paucal.data.decoded.cache_folder import usable_disk_bytes
 from paucal.data.images import Targets
 from paucal.data.loader import TrainLoader, inference_batch_size, make_ordered_loader
 from paucal.memory import read_available_memory
@@ -205,7 +205,7 @@ def max_views(folder: Path, n_images: int, n_bytes: int) -> int:
 
 def max_activation_bytes(folder: Path) -> int:
     """Return a quarter of the free memory, or half of the free disk space if this is less."""
-    return min(int(MAX_MEMORY_FRACTION * read_available_memory()), free_bytes(folder))
+    return min(int(MAX_MEMORY_FRACTION * read_available_memory()), usable_disk_bytes(folder))
 
 
 def _memory_mapped_tensor(folder: Path, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:

@@ -10,7 +10,7 @@ from torch import nn
 from paucal.backbones.weights.inputs import ImageInput, input_of_scratch
 from paucal.data.dataset import ViewDataset
 from paucal.data.images import evenly_spaced
-from paucal.data.loader import KeptBatches, TrainLoader
+from paucal.data.loader import CachedBatches, TrainLoader
 from paucal.data.views.augmentation import Augmentation
 from paucal.data.views.normalisation import Normalisation
 from paucal.data.views.sheets import MAX_IMAGES, draw_sheet
@@ -131,7 +131,7 @@ def make_val_predictor(
     """
     indices = data.part("val")
     height, width = preprocess.image_size
-    batches = KeptBatches(
+    batches = CachedBatches(
         lambda workers: eval_loader(data, indices, preprocess, replace(settings, workers=workers)),
         n_bytes=len(indices) * height * width * preprocess.channels * 4,
         workers=settings.workers,

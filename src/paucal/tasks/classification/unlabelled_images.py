@@ -11,7 +11,7 @@ from paucal.data.images import ImageSet, evenly_spaced
 from paucal.data.sources.joining import split_location
 from paucal.data.sources.parquet import find_parquet
 from paucal.data.sources.table_reading import TABLE_SUFFIXES
-from paucal.data.sources.tables import hold_out_listed
+from paucal.data.sources.tables import hold_out_listed_images
 from paucal.data.splits.split import Split, held_out_part
 from paucal.data.splits.split_csv import read_rows, write_split
 from paucal.evaluation.seen_images import UNLABELLED_IMAGES
@@ -35,7 +35,7 @@ def open_unlabelled(settings: TrainSettings) -> ImageSet:
         )
     folder = Path(str(settings.unlabelled)).expanduser()
     if images.location == str(folder.resolve()) and folder.is_dir():
-        images = hold_out_listed(images, folder)
+        images = hold_out_listed_images(images, folder)
     part = held_out_part(images.declared)
     images = images.select(np.flatnonzero([not part or declared != part for declared in images.declared]))
     if not len(images):

@@ -7,7 +7,7 @@ import numpy as np
 
 from paucal.backbones import BackboneSpec
 from paucal.backbones.weights.inputs import ImageInput, input_of_timm
-from paucal.data.decode import DEFAULT_READING
+from paucal.data.decode import DEFAULT_DECODE_OPTIONS
 from paucal.data.splits.split import make_split
 from paucal.data.views.normalisation import Normalisation
 from paucal.models.preprocessing import Preprocessing
@@ -218,7 +218,7 @@ def _decode(
     settings: DetectSettings, boxed: BoxedImages, data: SplitImages, bars: Bars, run: RunFolder | None
 ) -> tuple[BoxedImages, SplitImages]:
     """Decode the images at the network's size; if some images cannot be read, split the other images again."""
-    reading = reading_for([max(settings.img_size)], DEFAULT_READING)
+    reading = reading_for([max(settings.img_size)], DEFAULT_DECODE_OPTIONS)
     with bars("reading images") as advance:
         images = decode_images(boxed.images, settings, reading, advance)
     decoded_set = replace(boxed, images=images)

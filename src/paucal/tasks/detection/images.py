@@ -16,7 +16,7 @@ from paucal.data.channels.decoding import array_shape
 from paucal.data.classes import alike_names
 from paucal.data.decode import ambiguity_note, read_orientation
 from paucal.data.images import ImageSet
-from paucal.data.label_kinds import other_kinds_named
+from paucal.data.label_kinds import name_other_kinds
 from paucal.data.stores import EncodedStore
 from paucal.reading import expand_user_path
 from paucal.tasks.detection.masks import RunLengths, masks_of_outlines
@@ -89,7 +89,7 @@ def open_boxed(location: str | Path, outlines: bool = True) -> BoxedImages:
     path = expand_user_path(str(location), "DATA")
     if not path.exists():
         raise UserError(f"there is no file or folder {str(location)!r}: give a folder of images with boxes.")
-    with other_kinds_named(path, "detect"):
+    with name_other_kinds(path, "detect"):
         tree, annotations = read_boxes(path)
         if not any(image.boxes for image in annotations.images) and any(image.tags for image in annotations.images):
             raise NoLabelsError(f"{path} has image labels, but no boxes: use 'paucal train'.")

@@ -201,7 +201,7 @@ class DetectionJob(TimedJob[DetectSettings, DetectionSetup, DetectResult]):
         partners = [int(index) for index in setup.data.part("train")]
         pasting = CopyPaste(settings.copy_paste, partners) if settings.copy_paste else None
         dataset = BoxedDataset(setup.images, view, settings.seed, pasting, settings.least_box)
-        return step_loader(dataset, setup.data, settings, setup.plan, start, into_batch=collate_boxes)
+        return step_loader(dataset, setup.data, settings, setup.plan, start, collate_fn=collate_boxes)
 
     def optimization(self, setup: DetectionSetup) -> Optimization:
         """Return the settings of AdamW and its learning-rate schedule."""

@@ -12,7 +12,7 @@ from paucal.backbones.weights.inputs import ImageInput, input_of_timm
 from paucal.data.channels.pixel_format import describe_channels
 from paucal.data.images import ImageSet
 from paucal.data.sources.opening import open_images
-from paucal.data.sources.tables import hold_out_listed
+from paucal.data.sources.tables import hold_out_listed_images
 from paucal.data.splits.split import Split, held_out_part
 from paucal.data.views.normalisation import Normalisation
 from paucal.methods.pretraining import method_of, resolve_pretraining
@@ -162,7 +162,7 @@ def load_unlabelled(settings: PretrainSettings, advance: Advance | None = None) 
     )
     folder = Path(settings.data).expanduser()
     if images.location == str(folder.resolve()) and folder.is_dir():
-        images = hold_out_listed(images, folder, None if root is None else Path(root).expanduser())
+        images = hold_out_listed_images(images, folder, None if root is None else Path(root).expanduser())
     return images
 
 

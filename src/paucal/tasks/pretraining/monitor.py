@@ -13,7 +13,7 @@ from paucal.backbones import FeatureBackbone
 from paucal.backbones.layout import Size
 from paucal.data.decode import DecodeOptions
 from paucal.data.images import ImageSet
-from paucal.data.loader import KeptBatches, inference_batch_size, make_eval_loader
+from paucal.data.loader import CachedBatches, inference_batch_size, make_eval_loader
 from paucal.data.sources.opening import open_images
 from paucal.data.splits.split import make_split
 from paucal.distributed import rank, world_size
@@ -64,7 +64,7 @@ def knn_monitor(
     images, bank, queries = _open_monitor_images(settings, max_images, seed, preprocess.reading)
     indices, batch_size = np.concatenate([bank, queries]), inference_batch_size(preprocess.image_size, device)
     height, width = preprocess.image_size
-    batches = KeptBatches(
+    batches = CachedBatches(
         lambda n: make_eval_loader(images, indices, preprocess.transform(), batch_size, n, rank(), world_size()),
         n_bytes=len(indices) * height * width * 3 * 4,
         workers=workers,

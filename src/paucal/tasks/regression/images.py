@@ -44,7 +44,7 @@ def read_targets(images: ImageSet, column: str, fewest: int = MIN_TARGETS) -> tu
         raise UserError(
             f"--target: {images.location} has no column {column!r}; the columns are {column_names}{limit_note}."
         )
-    cells = images.cells(column)
+    cells = images.column_values(column)
     indices = [index for index, cell in enumerate(cells) if not is_missing(cell)]
     targets = [_parse_number(cells[index], column, images.keys[index]) for index in indices]
     if len(indices) < fewest:

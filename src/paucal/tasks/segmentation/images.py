@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from paucal.data.decode import DEFAULT_READING
+from paucal.data.decode import DEFAULT_DECODE_OPTIONS
 from paucal.data.images import ImageSet
-from paucal.data.label_kinds import other_kinds_named
+from paucal.data.label_kinds import name_other_kinds
 from paucal.data.masks.coding import NamedClasses, read_class_names
 from paucal.data.masks.masked_images import MaskedImages, MaskStore, images_of_pairs, read_masks, require_enough_images
 from paucal.data.masks.pairs import find_pairs
@@ -64,10 +64,10 @@ def open_segmentation_data(settings: SegmentSettings, bars: Bars, run: RunFolder
             "masks/), or --images and --masks."
         )
     paths = (None if value is None else Path(value) for value in (settings.images, settings.masks))
-    with other_kinds_named(Path(location), "segment"):
+    with name_other_kinds(Path(location), "segment"):
         pairs = find_pairs(Path(location), *paths)
     card = stored_card(run, SegmentationCard)
-    reading = card.preprocessing.reading if card is not None else DEFAULT_READING
+    reading = card.preprocessing.reading if card is not None else DEFAULT_DECODE_OPTIONS
     with bars("reading images") as advance:
         images = decode_images(images_of_pairs(pairs, location), settings, replace(reading, side=None), advance)
     class_names = None if settings.classes is None else read_class_names(Path(settings.classes))

@@ -14,7 +14,7 @@ from paucal.data.boxes.opening import find_boxes, open_tagged_images, read_boxes
 from paucal.data.checking.findings import Finding, refusal_finding
 from paucal.data.checking.survey import Survey
 from paucal.data.images import ImageSet
-from paucal.data.label_kinds import other_kinds_named, recognise
+from paucal.data.label_kinds import describe_labels, name_other_kinds
 from paucal.data.masks.coding import read_class_names
 from paucal.data.masks.mask_table import is_mask_table
 from paucal.data.masks.masked_images import MaskedImages, images_of_pairs, read_masks, require_enough_images
@@ -61,7 +61,7 @@ def open_with_masks(settings: CheckSettings) -> tuple[ImageSet, list[Finding]] |
     if settings.verb not in (None, "segment") or not (is_requested or _has_masks(root)):
         return None
     try:
-        with other_kinds_named(root, "segment"):
+        with name_other_kinds(root, "segment"):
             pairs = find_pairs(root, *paths)
     except UserError as problem:
         return _open_without_masks(paths[0] or root, problem), [refusal_finding(BAD_MASKS, problem)]
@@ -118,7 +118,7 @@ def crop_findings(opening_findings: Sequence[Finding], survey: Survey, device: s
 
 def _has_masks(root: Path) -> bool:
     if not root.is_dir():
-        return (is_archive(root) or is_mask_table(root)) and "segment" in recognise(root)
+        return (is_archive(root) or is_mask_table(root)) and "segment" in describe_labels(root)
     keys = find_images(root)
     return find_masks_among(keys, FileStore(root, keys)) is not None
 
@@ -178,7 +178,7 @@ def open_with_boxes(settings: CheckSettings) -> tuple[ImageSet, list[Finding]] |
     if not is_requested and (layout is None or (layout.are_among_classes and _has_classes(data))):
         return None
     try:
-        with other_kinds_named(path, "detect"):
+        with name_other_kinds(path, "detect"):
             tree, annotations = read_boxes(path)
     except UserError as problem:
         return None if not is_requested and _has_classes(data) else _open_without_boxes(path, problem)
@@ -196,7 +196,7 @@ def other_label_findings(path: Path, verb: str) -> list[Finding]:
     """Return a note on each kind of labels in the set that is ignored because the set is checked for `verb`."""
     return [
         Finding(f"also-{LABEL_NOUNS[other]}", "note", f"there are also {text}: check these with --verb {other}")
-        for other, text in recognise(path).items()
+        for other, text in describe_labels(path).items()
         if other != verb
     ]
 

@@ -25,7 +25,7 @@ from paucal.data.checking.pictures import UNREADABLE, image_findings
 from paucal.data.checking.related import CANDIDATE_SIDE, Pair, exact_groups, merge_groups, similar_pairs
 from paucal.data.checking.survey import Survey, survey_images
 from paucal.data.classes import choose_classes
-from paucal.data.decode import DEFAULT_READING, DecodeOptions
+from paucal.data.decode import DEFAULT_DECODE_OPTIONS, DecodeOptions
 from paucal.data.images import ImageSet, reduce_images
 from paucal.data.sources.joining import split_location
 from paucal.data.sources.opening import open_images
@@ -244,7 +244,7 @@ def with_pixel_format(images: ImageSet, channels: int | None) -> tuple[ImageSet,
     try:
         reading = DecodeOptions(channels=channels or count_channels(images))
     except UserError as problem:
-        findings, reading = [refusal_finding("channels", problem)], DEFAULT_READING
+        findings, reading = [refusal_finding("channels", problem)], DEFAULT_DECODE_OPTIONS
     reading, notes = with_value_ranges(reading, images)
     findings += [Finding("values", "warning", note) for note in notes]
     return replace(images, store=ConvertedStore(images.store, reading), reading=reading), findings

@@ -299,7 +299,7 @@ def contact_sheet(images: ImageSet, seed: int = 0) -> Image.Image:
     rows: list[tuple[str, list[int]]] = []
     if images.classes:
         for label, name in enumerate(images.classes[:MAX_ROWS]):
-            members = images.members(label)
+            members = images.members_of(label)
             sample = np.sort(generator.permutation(members)[:MAX_COLUMNS])
             rows.append((f"{name} ({len(members)})", sample.tolist()))
     else:

@@ -13,7 +13,7 @@ from paucal.data.boxes.annotations import AnnotatedImage, Corners
 from paucal.data.boxes.opening import read_boxes
 from paucal.data.classes import valid_text
 from paucal.data.images import ImageSet
-from paucal.data.label_kinds import KINDS, recognise
+from paucal.data.label_kinds import LABEL_KINDS, describe_labels
 from paucal.data.masks.coding import read_class_names
 from paucal.data.masks.masked_images import images_of_pairs, read_masks
 from paucal.data.masks.pairs import find_pairs
@@ -110,14 +110,14 @@ def read_content(settings: ConvertSettings, kinds: Sequence[Kind], progress: Rep
     """Read a set with its labels, which are of the first kind in `kinds` that the set contains."""
     path = Path(settings.data).expanduser()
     has_masks = settings.images is not None or settings.masks is not None
-    kinds_found = {"segment": "masks"} if has_masks else recognise(path) if path.exists() else {}
+    kinds_found = {"segment": "masks"} if has_masks else describe_labels(path) if path.exists() else {}
     kind, content = next((kind for kind in kinds if kind in kinds_found), None), None
     if not kinds_found:  # `path` is a table, a published set, shards or similar, or is invalid
         content = _read_classes(settings, path, progress)  # raises a UserError if `path` is invalid
         kind = "train" if "train" in kinds else None
         kinds_found = {"train": f"classes of {counted(len(content.items), 'image')}"}
     if kind is None:
-        nouns = " or ".join(kind.noun for kind in KINDS if kind.verb in kinds)
+        nouns = " or ".join(kind.noun for kind in LABEL_KINDS if kind.verb in kinds)
         contents_text = f"{settings.data} has {' and '.join(kinds_found.values())}"
         raise UserError(f"{contents_text}, but --to {settings.to} takes {nouns}: choose another --to.")
     readers = {"detect": _read_boxes, "segment": _read_mask_set, "train": _read_classes}

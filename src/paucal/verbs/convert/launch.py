@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from paucal.data.shards.writing import encode_image
-from paucal.data.unreadable import drop_unreadable, for_each
+from paucal.data.unreadable import drop_unreadable, process_images
 from paucal.runner.annotation_frames import takes_annotations
 from paucal.runner.console import Console, RecordingConsole
 from paucal.runner.frames import Data
@@ -85,7 +85,7 @@ def convert_set(settings: ConvertSettings, console: Console) -> Converted:
 def _without_unreadable(content: Content, console: Console) -> Content:
     items, images = content.items, content.images
     with console.progress("checking images") as advance:
-        problems = for_each(len(items), lambda row: images.store.check(items[row].index), None, advance)
+        problems = process_images(len(items), lambda row: images.store.check(items[row].index), None, advance)
     readable, _ = drop_unreadable(images, {items[row].index: problem for row, problem in problems.items()}, "skip")
     for note in readable.notes[len(images.notes) :]:
         console.say(f"note: {note}")

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from paucal.data.decode import DEFAULT_READING
+from paucal.data.decode import DEFAULT_DECODE_OPTIONS
 from paucal.metrics.intervals import Score
 from paucal.runner.console import Console
 from paucal.runner.images import decode_images, reading_for
@@ -74,7 +74,7 @@ def _open_images(
     for note in boxed.images.notes if target is not None else ():
         console.say(f"note: {note}")
     with console.progress("reading images") as advance:
-        reading = reading_for([max(card.resize_to)], DEFAULT_READING)
+        reading = reading_for([max(card.resize_to)], DEFAULT_DECODE_OPTIONS)
         boxed = replace(boxed, images=decode_images(boxed.images, settings, reading, advance))
     chosen = choose_images(run, boxed.images, settings.part, target)
     if not boxed.count_boxes(chosen.positions):

@@ -161,8 +161,8 @@ def _open_subjects(
 def _with_unique_names(subjects: Sequence[FrozenBackbone]) -> list[FrozenBackbone]:
     used_names, renamed = {RANDOM_NAME}, []
     for subject in subjects:
-        numbered_names = (f"{subject.name} ({number})" for number in count(2))
-        name = next(name for name in chain([subject.name], numbered_names) if name not in used_names)
+        class_names_by_line = (f"{subject.name} ({number})" for number in count(2))
+        name = next(name for name in chain([subject.name], class_names_by_line) if name not in used_names)
         used_names.add(name)
         renamed.append(replace(subject, name=name))
     return renamed

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paucal.data.channels.pixel_format import depth_notes
-from paucal.data.decode import DEFAULT_READING, DecodeOptions
+from paucal.data.decode import DEFAULT_DECODE_OPTIONS, DecodeOptions
 from paucal.data.images import ImageSet
 from paucal.data.splits.split import PARTS, Split, held_out_part
 from paucal.data.splits.split_csv import read_split
@@ -169,7 +169,7 @@ def open_data(
     run: RunFolder | None,
     settings: EvalSettings,
     console: Console,
-    reading: DecodeOptions = DEFAULT_READING,
+    reading: DecodeOptions = DEFAULT_DECODE_OPTIONS,
 ) -> EvaluationData:
     """Open a data set for frozen features, with the splits of the run if all its images are images of the run.
 

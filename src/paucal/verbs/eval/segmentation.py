@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from paucal.data.label_kinds import other_kinds_named
+from paucal.data.label_kinds import name_other_kinds
 from paucal.data.masks.coding import NamedClasses
 from paucal.data.masks.masked_images import images_of_pairs, read_masks
 from paucal.data.masks.pairs import find_pairs
@@ -99,7 +99,7 @@ def _open_masked(
     target: str, model: SegmentationModel, settings: EvalSettings, ignore: list[int] | None, console: Console
 ) -> SegmentationData:
     """Open images with masks from outside the run; mask values must have the same meaning as in training."""
-    with other_kinds_named(Path(target), "segment"):
+    with name_other_kinds(Path(target), "segment"):
         pairs = find_pairs(Path(target))
     with console.progress("reading images") as advance:
         images = decode_images(images_of_pairs(pairs, target), settings, model.reading, advance)

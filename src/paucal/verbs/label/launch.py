@@ -18,7 +18,7 @@ from paucal.data.classes import read_class_list
 from paucal.data.images import ImageSet
 from paucal.data.loader import make_eval_loader
 from paucal.data.maps.reader import LabelMaps
-from paucal.data.maps.store import MapFacts, MapWriter, content_hashes, require_maps
+from paucal.data.maps.store import MapFacts, MapWriter, content_hashes, require_maps_or_empty
 from paucal.data.views.normalisation import Normalisation
 from paucal.data.views.transforms import WholeImageTransform
 from paucal.evaluation.plots import save_figure
@@ -149,7 +149,7 @@ def _output_paths(settings: LabelSettings) -> tuple[Path, Path | None]:
     refuse_inside_images(output, images, root)
     check_folder_writable(output)
     require_unlocked(output, LOCK_NOUN)
-    require_maps(output)
+    require_maps_or_empty(output)
     return output, None if settings.picture is None else check_new_file(settings.picture, images, root, "--picture")
 
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from paucal.data.checking.copies import find_copies
 from paucal.data.images import ImageSet, without_decoded_copies
-from paucal.data.label_kinds import KINDS
+from paucal.data.label_kinds import LABEL_KINDS
 from paucal.data.sources.opening import open_images
 from paucal.evaluation.seen_images import Identities, training_history
 from paucal.models.tasks import TRAINING_COMMANDS, task_of
@@ -107,7 +107,7 @@ def choose_next(source: str, settings: NextSettings, console: Console) -> NextIm
             "segmentation model."
         )
     if settings.to is not None and TRAINING_COMMANDS[task] not in LAYOUTS[settings.to].kinds:
-        supported_kinds = " or ".join(kind.noun for kind in KINDS if kind.verb in LAYOUTS[settings.to].kinds)
+        supported_kinds = " or ".join(kind.noun for kind in LABEL_KINDS if kind.verb in LAYOUTS[settings.to].kinds)
         raise UserError(
             f"--to {settings.to} stores {supported_kinds}, but {source} is a model for {task}: choose another --to."
         )

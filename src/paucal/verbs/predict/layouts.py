@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from paucal.data.decode import DEFAULT_READING, UnreadableImage
+from paucal.data.decode import DEFAULT_DECODE_OPTIONS, UnreadableImage
 from paucal.data.images import ImageSet
 from paucal.data.sources.joining import join_sets
 from paucal.export.reading import task_of_model
@@ -61,7 +61,7 @@ def predict_as_labels(
     target = check_new_folder(outputs.output, {})
     for path in paths:
         refuse_inside_images(target, {"PATHS": path})
-    opened = open_sources(paths, NullConsole(), DEFAULT_READING)
+    opened = open_sources(paths, NullConsole(), DEFAULT_DECODE_OPTIONS)
     sets = [images for images in opened if not isinstance(images, MemoryImage)]
     names = [path_of_image(images, key) for images in sets for key in images.keys]
     images = sets[0] if len(sets) == 1 else join_sets(sets, "+".join(paths))

@@ -12,8 +12,8 @@ import numpy as np
 
 from paucal.data.classes import choose_classes
 from paucal.data.images import ImageSet
-from paucal.data.label_kinds import recognise
-from paucal.data.shards.folders import is_remote, upload
+from paucal.data.label_kinds import describe_labels
+from paucal.data.shards.folders import is_remote, upload_folder
 from paucal.data.shards.writing import write_shards
 from paucal.data.stores import EncodedStore, locate
 from paucal.runner.console import Console, RecordingConsole
@@ -92,7 +92,7 @@ def shard_set(settings: ShardSettings, console: Console) -> Sharded:
     if is_remote(settings.output):
         with TemporaryDirectory(prefix="paucal-shards-") as folder:
             result = _write_shards(settings, Path(folder), console)
-            upload(Path(folder), settings.output)
+            upload_folder(Path(folder), settings.output)
     else:
         target = check_new_folder(settings.output, {"DATA": settings.data}, settings.data_root, "OUT")
         with replace_folder(target) as folder:
@@ -136,7 +136,7 @@ def _open_images(settings: ShardSettings) -> ImageSet:
         images = find_images(replace(settings, classes=None), labelled=False)
     except UserError:
         path = Path(settings.data).expanduser()
-        contents = recognise(path) if path.exists() and not settings.unlabelled else {}
+        contents = describe_labels(path) if path.exists() and not settings.unlabelled else {}
         if not contents or "train" in contents:
             raise
         raise UserError(

@@ -9,11 +9,11 @@ from numpy.typing import NDArray
 from paucal.data.shards.stream import StreamOrder
 from paucal.data.stores import EncodedStore, Store, locate
 
-# Number of download threads, and minimum number of shards that are downloaded in advance. Sixteen threads were slower.
-SHARDS_AHEAD = 4
+# Number of download threads, and minimum number of shards that are downloaded in advance; 16 threads were slower.
+PREFETCHED_SHARDS = 4
 
 
-class ShardsAhead:
+class ShardPrefetcher:
     """Downloads shards in background threads, in the order in which an epoch needs them.
 
     Args:
@@ -32,24 +32,26 @@ class ShardsAhead:
     def request_shards(self, order: StreamOrder, index: int) -> None:
         """Request the shards that an epoch needs for the current window and for the next window.
 
-        The next step begins at the position `index` of `order`, which must be one object for all steps of an epoch.
+        The next step begins at the position `index` of `order`. All steps of an epoch must pass the same object as
+        `order`.
         """
-        begin = index // order.window * order.window
+        window_start = index // order.window * order.window
         if order is not self._order:
-            self._order, self._n_requested = order, int(np.searchsorted(order.ends, begin, side="right"))
+            self._order, self._n_requested = order, int(np.searchsorted(order.ends, window_start, side="right"))
         # Number of shards that are needed up to the end of this window, and up to the end of the next window.
-        n_for_window, n_for_next = 1 + np.searchsorted(order.ends, [begin + order.window, begin + 2 * order.window])
-        n_wanted = max(self._n_requested, n_for_window + SHARDS_AHEAD, n_for_next)
+        window_ends = [window_start + order.window, window_start + 2 * order.window]
+        n_for_window, n_for_next = 1 + np.searchsorted(order.ends, window_ends)
+        n_wanted = max(self._n_requested, n_for_window + PREFETCHED_SHARDS, n_for_next)
         requested, self._n_requested = order.shard_images[self._n_requested : n_wanted], n_wanted
         for image in self._images[requested].tolist():
             with self._lock:
                 self._queue.append(image)
-                needs_thread = self._n_threads < SHARDS_AHEAD
+                needs_thread = self._n_threads < PREFETCHED_SHARDS
                 self._n_threads += needs_thread
             if needs_thread:
-                threading.Thread(target=self._fetch, name="shards ahead", daemon=True).start()
+                threading.Thread(target=self._download_requested, name="shard prefetching", daemon=True).start()
 
-    def _fetch(self) -> None:
+    def _download_requested(self) -> None:
         while True:
             with self._lock:
                 if not self._queue:
@@ -58,4 +60,4 @@ class ShardsAhead:
                 image = self._queue.popleft()
             store, position = locate(self._store, image)
             if isinstance(store, EncodedStore):
-                store.fetch_ahead(position)
+                store.prefetch(position)

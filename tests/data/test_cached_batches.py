@@ -3,7 +3,7 @@
 import pytest
 
 from paucal.data import loader as kept
-from paucal.data.loader import KeptBatches
+from paucal.data.loader import CachedBatches
 
 
 class Readings:
@@ -24,14 +24,14 @@ class Readings:
 @pytest.mark.parametrize(
     ("n_bytes", "device", "workers", "passes"),
     [
-        (kept.MAX_KEPT_BYTES, "cpu", 0, 1),
-        (kept.MAX_KEPT_BYTES, "cuda", 3, 1),
-        (kept.MAX_KEPT_BYTES + 1, "cpu", 3, 2),
+        (kept.MAX_CACHED_BYTES, "cpu", 0, 1),
+        (kept.MAX_CACHED_BYTES, "cuda", 3, 1),
+        (kept.MAX_CACHED_BYTES + 1, "cpu", 3, 2),
     ],
 )
 def test_batches__are_read_once_where_they_are_small_and_without_processes_on_a_cpu(n_bytes, device, workers, passes):
     readings = Readings()
-    batches = KeptBatches(readings, n_bytes, workers=3, device=device)
+    batches = CachedBatches(readings, n_bytes, workers=3, device=device)
     assert readings.workers == []  # nothing before the first pass
     assert [list(batches), list(batches)] == [["a", "b"]] * 2
     assert (readings.workers, readings.passes) == ([workers], passes)
@@ -39,5 +39,5 @@ def test_batches__are_read_once_where_they_are_small_and_without_processes_on_a_
 
 def test_batches__may_be_none_at_all():
     made = []
-    batches = KeptBatches(lambda workers: made.append(workers) or [], 0, workers=0, device="cpu")
+    batches = CachedBatches(lambda workers: made.append(workers) or [], 0, workers=0, device="cpu")
     assert [list(batches), list(batches), made] == [[], [], [0]]
