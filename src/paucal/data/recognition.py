@@ -11,9 +11,8 @@ from paucal.data.boxes.opening import LAYOUTS, STRUCTURE_FOLDERS, find_boxes, op
 from paucal.data.boxes.tree import Tree, folder_tree, open_tree
 from paucal.data.images import ImageSet
 from paucal.data.masks.mask_table import is_mask_table
-from paucal.data.masks.panoptic import NAME as PANOPTIC
-from paucal.data.masks.panoptic import find_panoptic
-from paucal.data.masks.recognition import find_masks_among
+from paucal.data.masks.panoptic import PANOPTIC_NAME, find_panoptic
+from paucal.data.masks.recognition import find_masks_in_set
 from paucal.data.shards.opening import has_shards, is_shard
 from paucal.data.sources.archive import is_archive, open_archive
 from paucal.data.sources.folder import open_folder
@@ -78,7 +77,7 @@ def other_kinds_named(path: Path, verb: str) -> Iterator[None]:
 
 def refuse_masks(images: ImageSet) -> None:
     """Refuse images with masks where images with classes are expected."""
-    if masks := find_masks_among(images.keys, images.store):
+    if masks := find_masks_in_set(images.keys, images.store):
         raise _refusal(images.location, {"segment": masks.describe()}, "train")
 
 
@@ -126,8 +125,8 @@ def _describe_masks(path: Path) -> str:
         return ""
     tree = folder_tree(path.parent, [path.name]) if is_json else open_tree(path)
     if panoptic := find_panoptic(tree):
-        return f"masks as {PANOPTIC} ({panoptic[0]})"
-    masks = find_masks_among(tree.images, tree.store(list(tree.images)))
+        return f"masks as {PANOPTIC_NAME} ({panoptic[0]})"
+    masks = find_masks_in_set(tree.images, tree.store(list(tree.images)))
     return masks.describe() if masks else ""
 
 

@@ -18,7 +18,7 @@ from paucal.data.masks.coding import read_class_names
 from paucal.data.masks.mask_table import is_mask_table
 from paucal.data.masks.masked_images import MaskedImages, images_of_pairs, read_masks, require_enough_images
 from paucal.data.masks.pairs import Pairs, find_pairs
-from paucal.data.masks.recognition import find_masks_among
+from paucal.data.masks.recognition import find_masks_in_set
 from paucal.data.recognition import other_kinds_named, recognise
 from paucal.data.sources.archive import is_archive
 from paucal.data.sources.folder import find_images
@@ -120,7 +120,7 @@ def _has_masks(root: Path) -> bool:
     if not root.is_dir():
         return (is_archive(root) or is_mask_table(root)) and "segment" in recognise(root)
     keys = find_images(root)
-    return find_masks_among(keys, FileStore(root, keys)) is not None
+    return find_masks_in_set(keys, FileStore(root, keys)) is not None
 
 
 def _open_without_masks(root: Path, problem: UserError) -> ImageSet:
