@@ -7,7 +7,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 
-from paucal.data.boxes.opening import LAYOUTS, STRUCTURE_FOLDERS, find_boxes, open_tagged_images
+from paucal.data.boxes.opening import LAYOUTS, STRUCTURE_FOLDERS, find_annotation_files, open_tagged_images
 from paucal.data.boxes.tree import Tree, folder_tree, open_tree
 from paucal.data.images import ImageSet
 from paucal.data.masks.mask_table import is_mask_table
@@ -109,12 +109,12 @@ def _describe_kind(kind: Kind, path: Path) -> str:
 
 
 def _describe_boxes(path: Path) -> str:
-    annotation_files = find_boxes(path)
+    annotation_files = find_annotation_files(path)
     with suppress(UserError):  # the error is reported when the path is opened
         annotation_files = None if open_tagged_images(path) is not None else annotation_files
     if annotation_files is None:
         return ""
-    return f"boxes{f' ({annotation_files.shown})' if path.is_dir() else ''} as {annotation_files.name}"
+    return f"boxes{f' ({annotation_files.shown_path})' if path.is_dir() else ''} as {annotation_files.name}"
 
 
 def _describe_masks(path: Path) -> str:
@@ -139,7 +139,7 @@ def _describe_classes(path: Path) -> str:
     with suppress(UserError):  # a damaged file beside classes is reported when boxes are opened
         if (images := open_tagged_images(path)) is not None:
             return f"labels of whole images ({images.notes[0]})"
-    annotation_files = find_boxes(path)  # a table of boxes has columns of images and classes too
+    annotation_files = find_annotation_files(path)  # a table of boxes has columns of images and classes too
     if is_file:
         is_other = path.suffix.lower() not in TABLE_SUFFIXES or annotation_files is not None or is_mask_table(path)
         return "" if is_other or not describes_images(path, SourceOptions()) else "a table of classes"

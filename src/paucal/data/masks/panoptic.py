@@ -60,14 +60,16 @@ def draw_panoptic(root: Path) -> tuple[DrawnMasks, list[str]]:
     categories = names[files[0]]
     if any(other != categories for other in names.values()):
         raise UserError(
-            f"the panoptic files of {tree.shown!r} have different categories: give all files the same categories."
+            f"the panoptic files of {tree.shown_root!r} have different categories: give all files the same categories."
         )
     entries = [row for file in files for row in _plan_masks(tree, file, contents[file])]
     file_stats = [(path, (root / path).stat()) for path in (*files, *(png for _, png, _, _ in entries))]
     stamps = [(path, stat.st_size, stat.st_mtime_ns) for path, stat in file_stats]
     folder = unpacked_folder() / hashlib.sha256(f"panoptic {root.resolve()} {stamps}".encode()).hexdigest()[:32]
     if repeated := next((key for key, count in Counter(row[0] for row in entries).items() if count > 1), None):
-        raise UserError(f"the panoptic files of {tree.shown!r} describe {repeated!r} twice: give each image one entry.")
+        raise UserError(
+            f"the panoptic files of {tree.shown_root!r} describe {repeated!r} twice: give each image one entry."
+        )
     if not folder.is_dir():
         _draw_masks(tree, entries, categories, folder)
     n_without_mask = sum(
@@ -80,7 +82,7 @@ def draw_panoptic(root: Path) -> tuple[DrawnMasks, list[str]]:
 
 
 def _read_entries(tree: Tree, file: str) -> dict[str, list[dict[str, Any]]]:
-    content, _ = tree.json(file, MAX_BYTES, f"give {PANOPTIC_NAME}")
+    content, _ = tree.read_json(file, MAX_BYTES, f"give {PANOPTIC_NAME}")
     rows: dict[str, Any] = {name: content.get(name) if isinstance(content, dict) else None for name in _REQUIRED_KEYS}
     for name, keys in _REQUIRED_KEYS.items():
         if not isinstance(rows[name], list) or not all(
@@ -129,7 +131,7 @@ def _plan_masks(
         if key is None or png is None:
             raise UserError(
                 f"{shown_path!r} describes {name if key is None else str(row['file_name'])!r}, but there is no such "
-                f"image in {tree.shown!r}{'' if key is None else f', in a folder such as {stem}/'}: add the file."
+                f"image in {tree.shown_root!r}{'' if key is None else f', in a folder such as {stem}/'}: add the file."
             )
     return [(str(key), str(png), row[SEGMENTS], part) for row, key, png in zip(rows, keys, pngs, strict=True)]
 
