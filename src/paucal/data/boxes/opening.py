@@ -238,8 +238,8 @@ def _read_preferred_layout(groups: Sequence[AnnotationFiles], tree: Tree) -> Ann
         if not keys[name] <= keys[preferred]:
             raise UserError(
                 f"{tree.shown_root!r} has boxes as {preferred} ({counted(len(keys[preferred]), 'image')}) and as "
-                f"{name} ({counted(len(keys[name]), 'image')}) of different images: move the files of one layout away, or "
-                "give an annotation file as DATA."
+                f"{name} ({counted(len(keys[name]), 'image')}) of different images: move the files of one layout away, "
+                "or give an annotation file as DATA."
             )
         notes.append(f"the boxes were read as {preferred}, and the boxes as {name} were skipped")
     return replace(annotations[preferred], notes=(*annotations[preferred].notes, *notes))

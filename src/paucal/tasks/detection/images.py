@@ -130,8 +130,8 @@ def check_annotations(tree: Tree, annotations: AnnotationSet) -> BoxedImages:
     if not classes:
         if tally["crowd"]:
             raise UserError(
-                f"all {counted(tally['crowd'], 'box', 'boxes')} of {tree.shown_root!r} are marked as crowds (iscrowd) or "
-                "as difficult, which are neither trained on nor counted: remove the mark from single objects."
+                f"all {counted(tally['crowd'], 'box', 'boxes')} of {tree.shown_root!r} are marked as crowds (iscrowd) "
+                "or as difficult, which are neither trained on nor counted: remove the mark from single objects."
             )
         raise UserError(
             f"{tree.shown_root!r} has no box in {counted(len(annotated), 'image')}: annotate some objects first."
