@@ -127,8 +127,8 @@ def _array_shape(
     """
     if dtype.kind not in _DTYPE_KINDS or len(shape) not in (2, 3) or min(shape) < 1:
         raise ValueError(
-            f"the array has the type {dtype} and the shape {tuple(shape)}, expected numbers with 2 axes, or with 3 axes "
-            "of which one has the channels"
+            f"the array has the type {dtype} and the shape {tuple(shape)}, expected numbers with 2 axes, or with 3 "
+            "axes of which one has the channels"
         )
     if len(shape) == 2:
         image_shape = ArrayShape(shape[0], shape[1], 1, None)

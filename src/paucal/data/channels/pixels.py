@@ -195,7 +195,7 @@ def to_8_bits(values: NDArray[np.generic], value_range: tuple[float, float] | No
 
 
 def open_tiff(source: bytes | Path, content: str) -> Any:
-    """Open a TIFF with tifffile; if tifffile is not installed, raise a ValueError that names the `content` of the TIFF."""
+    """Open a TIFF with tifffile; if tifffile is not installed, raise a ValueError that names the TIFF's `content`."""
     try:
         import tifffile
     except ImportError:

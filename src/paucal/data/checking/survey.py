@@ -1,9 +1,10 @@
-"""Measurement of all images of a set in one pass: size, mode, brightness, digest (copies) and hash (similar images).
+"""Measurement of all images of a set in one pass: size, mode, brightness, digest (to find copies) and hash.
 
-The perceptual hash is pHash (Zauner 2010, "Implementation and benchmarking of perceptual image hash functions", section
-3.2.1), 64 bits that change little when an image is resized, saved again or made a little brighter. The image is reduced
-to 32 x 32 grey pixels. Each of the 8 x 8 lowest frequencies of the discrete cosine transform gives one bit: whether the
-frequency exceeds the median of the 64 frequencies, which include the constant term, as in the package `imagehash`.
+The perceptual hash, by which similar images are found, is pHash (Zauner 2010, "Implementation and benchmarking of
+perceptual image hash functions", section 3.2.1), 64 bits that change little when an image is resized, saved again or
+made a little brighter. The image is reduced to 32 x 32 grey pixels. Each of the 8 x 8 lowest frequencies of the
+discrete cosine transform gives one bit: whether the frequency exceeds the median of the 64 frequencies, which include
+the constant term, as in the package `imagehash`.
 """
 
 from collections.abc import Iterator
@@ -23,7 +24,7 @@ from paucal.data.unreadable import ReportProgress, for_each
 
 _DECODED_SIDE = 64  # shorter side of decoded images in pixels, enough for the hash and the brightness
 GREY_SIDE, KEPT_FREQUENCIES = 32, 8  # number of pixels, and number of frequencies, along each axis
-MAX_DISTANCE = 7  # largest number of differing bits (of 64) for which `near_pairs` finds every pair
+MAX_DISTANCE = 7  # largest number of differing bits (of 64) for which `find_near_pairs` finds every pair
 _QUARTERS, _QUARTER_BITS = 4, 16  # number of quarters of a hash, and number of bits in each quarter
 _CHUNK_HASHES = 1 << 14  # number of hashes whose neighbours are searched at a time
 _MAX_PAIRS = 1 << 24  # number of candidate pairs whose distances are computed at a time
@@ -93,7 +94,7 @@ def survey_images(images: ImageSet, workers: int | None = None, progress: Report
     def measure(index: int) -> None:
         image, mode, size = _read_for_display(images.store, index, images.reading.value_range)
         if images.reading.channels != RGB:
-            images.store.check(index)  # a decodable image may have channels that a run cannot read
+            images.store.check(index)  # images that can be shown may have channels that a run cannot read
         digest = digest_of(images.store, index)
         grey = reduce_to_grey(image)
         survey.sizes[index], survey.modes[index], survey.digests[index] = size, mode, digest
@@ -168,13 +169,13 @@ def compute_hash(grey: NDArray[np.float64]) -> int:
     return int(np.packbits(frequencies > np.median(frequencies)).view(">u8")[0])
 
 
-def hamming(first: NDArray[np.uint64], second: NDArray[np.uint64]) -> NDArray[np.int64]:
+def hamming_distances(first: NDArray[np.uint64], second: NDArray[np.uint64]) -> NDArray[np.int64]:
     """Return the number of bits in which hashes differ, (N,) for two (N,) arrays."""
     differing_bits = np.bitwise_xor(first, second)
     return _ONES_PER_BYTE[differing_bits.view(np.uint8).reshape(len(differing_bits), 8)].sum(1, dtype=np.int64)
 
 
-def near_pairs(hashes: NDArray[np.uint64], max_distance: int = MAX_DISTANCE) -> NDArray[np.int64]:
+def find_near_pairs(hashes: NDArray[np.uint64], max_distance: int = MAX_DISTANCE) -> NDArray[np.int64]:
     """Return the (P, 2) positions of pairs of hashes with at most `max_distance` differing bits, ascending.
 
     If several hashes are equal, only the first is paired with other hashes, and the others are paired with the first.
@@ -189,10 +190,10 @@ def near_pairs(hashes: NDArray[np.uint64], max_distance: int = MAX_DISTANCE) -> 
     unique_hashes, first, numbers = np.unique(hashes, return_index=True, return_inverse=True)
     copies = np.flatnonzero(first[numbers] != np.arange(len(hashes)))
     pairs = [np.stack([first[numbers[copies]], copies], axis=1)]
-    for band in range(_QUARTERS):
-        quarter = ((unique_hashes >> np.uint64(band * _QUARTER_BITS)) & np.uint64(0xFFFF)).astype(np.int64)
+    for quarter_index in range(_QUARTERS):
+        quarter = ((unique_hashes >> np.uint64(quarter_index * _QUARTER_BITS)) & np.uint64(0xFFFF)).astype(np.int64)
         for left, right in _candidate_pairs(quarter):
-            close = hamming(unique_hashes[left], unique_hashes[right]) <= max_distance
+            close = hamming_distances(unique_hashes[left], unique_hashes[right]) <= max_distance
             pairs.append(np.sort(np.stack([first[left[close]], first[right[close]]], axis=1), axis=1))
     return np.unique(np.concatenate(pairs), axis=0).astype(np.int64).reshape(-1, 2)
 
