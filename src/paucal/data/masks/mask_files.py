@@ -180,7 +180,7 @@ class FileStatistics:
     Attributes:
         name: Name of the file, for messages.
         pixels: Number of pixels with each value, by value (grey level, palette index, or packed colour).
-        solid: Values that fill at least one block of 2x2 pixels; other values occur only on edges and lines.
+        solid_values: Values that fill at least one block of 2x2 pixels; other values occur only on edges and lines.
         kind: "grey", "palette" or "colour".
         bits: Bits per value, as defined by `RawMask.bits`.
         lossy: Whether the format is lossy.
@@ -191,7 +191,7 @@ class FileStatistics:
 
     name: str
     pixels: dict[int, int]
-    solid: frozenset[int]
+    solid_values: frozenset[int]
     kind: str = GREY
     bits: int = 8
     lossy: bool = False
@@ -237,7 +237,7 @@ class MaskStatistics:
         return tuple(self.pixels)
 
     @cached_property
-    def solid(self) -> frozenset[int]:
+    def solid_values(self) -> frozenset[int]:
         """Values that fill a block of 2x2 pixels in at least one file."""
         return frozenset(value for file in self.files for value in file.solid_values)
 

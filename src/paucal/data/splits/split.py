@@ -158,7 +158,7 @@ def _declared_split(image_set: ImageSet, val_fraction: float, groups: NDArray[np
 def _plan_moves(
     image_set: ImageSet, seed: int, val_fraction: float, test_fraction: float
 ) -> tuple[NDArray[np.str_], dict[str, float], str]:
-    """Return the (N,) splits before images move from train to val and test, the fractions to move, and a description."""
+    """Return (N,) splits before images of train move to val and test, the fractions that move, and a description."""
     declared_parts = set(image_set.declared)
     if declared_parts in ({"train", "test"}, {"train", "val"}):
         held_out = held_out_part(declared_parts)

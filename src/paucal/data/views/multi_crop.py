@@ -207,8 +207,8 @@ def _check_crops(pipeline: str, groups: Sequence[Crops], image_size: Size, blur:
         raise UserError(f"the pipeline of crops is {pipeline!r}; expected dino, alike or deit.")
     if not groups or groups[0].count < 1:
         raise UserError(
-            "there is no global crop, but the teacher gets only global crops: give at least one global crop, preferably "
-            "two."
+            "there is no global crop, but the teacher gets only global crops: give at least one global crop, "
+            "preferably two."
         )
     for crops in groups:
         size, (low, high) = crops.sides or image_size, crops.scale or LOCAL_SCALE
