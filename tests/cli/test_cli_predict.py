@@ -93,7 +93,7 @@ def test_predict__takes_arrays_and_pictures_as_it_takes_files(trained):
     ("images", "message"),
     [
         (None, "the images are of the type NoneType, expected files, folders or patterns"),
-        (np.zeros((3, 20, 24), np.uint8), "image 1 cannot be used: it has 24 channels"),
+        (np.zeros((3, 20, 24), np.uint8), "image 1 cannot be used: the image has 24 channels"),
         (np.full((20, 24, 3), 0.5, np.float32), "image 1 cannot be used: "),
         ([np.zeros((20, 24, 3), np.uint8), b"x"], "image 2 is of the type bytes"),
         (

@@ -101,7 +101,7 @@ class ViewDataset(Dataset[Sample]):
         images: list[Pixels] = []
         for key in keys:
             pixels = decoded_pixels(self.image_set.store, key.index)
-            if pixels is None or not transform.supports(pixels):
+            if pixels is None or not transform.can_transform_batch(pixels):
                 return None
             images.append(pixels)
         views, geometry = transform.transform_batch(images, (derive_seed(self.seed, *key) for key in keys))

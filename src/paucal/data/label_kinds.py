@@ -7,13 +7,12 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 
-from paucal.data.boxes.opening import LAYOUTS, STRUCTURE_FOLDERS, find_boxes, open_tagged_images
+from paucal.data.boxes.opening import LAYOUTS, STRUCTURE_FOLDERS, find_annotation_files, open_tagged_images
 from paucal.data.boxes.tree import Tree, folder_tree, open_tree
 from paucal.data.images import ImageSet
 from paucal.data.masks.mask_table import is_mask_table
-from paucal.data.masks.panoptic import NAME as PANOPTIC
-from paucal.data.masks.panoptic import find_panoptic
-from paucal.data.masks.recognition import find_masks_among
+from paucal.data.masks.panoptic import PANOPTIC_NAME, find_panoptic
+from paucal.data.masks.recognition import find_masks_in_set
 from paucal.data.shards.opening import has_shards, is_shard
 from paucal.data.sources.archive import is_archive, open_archive
 from paucal.data.sources.folder import open_folder
@@ -79,8 +78,8 @@ def name_other_kinds(path: Path, verb: str) -> Iterator[None]:
 
 
 def refuse_masks(images: ImageSet) -> None:
-    """Raise a UserError if images that should have classes have masks."""
-    if masks := find_masks_among(images.keys, images.store):
+    """Refuse images with masks where images with classes are expected."""
+    if masks := find_masks_in_set(images.keys, images.store):
         raise _other_kinds_error(images.location, {"segment": masks.describe()}, "train")
 
 
@@ -115,12 +114,12 @@ def _describe_kind(kind: LabelKind, path: Path) -> str:
 
 
 def _describe_boxes(path: Path) -> str:
-    annotation_files = find_boxes(path)
+    annotation_files = find_annotation_files(path)
     with suppress(UserError):  # the error is reported when the path is opened
         annotation_files = None if open_tagged_images(path) is not None else annotation_files
     if annotation_files is None:
         return ""
-    return f"boxes{f' ({annotation_files.shown})' if path.is_dir() else ''} as {annotation_files.name}"
+    return f"boxes{f' ({annotation_files.shown_path})' if path.is_dir() else ''} as {annotation_files.name}"
 
 
 def _describe_masks(path: Path) -> str:
@@ -131,8 +130,8 @@ def _describe_masks(path: Path) -> str:
         return ""
     tree = folder_tree(path.parent, [path.name]) if is_json else open_tree(path)
     if panoptic := find_panoptic(tree):
-        return f"masks as {PANOPTIC} ({panoptic[0]})"
-    masks = find_masks_among(tree.images, tree.store(list(tree.images)))
+        return f"masks as {PANOPTIC_NAME} ({panoptic[0]})"
+    masks = find_masks_in_set(tree.images, tree.store(list(tree.images)))
     return masks.describe() if masks else ""
 
 
@@ -145,7 +144,8 @@ def _describe_classes(path: Path) -> str:
     with suppress(UserError):  # a damaged annotation file is reported when boxes are opened
         if (images := open_tagged_images(path)) is not None:
             return f"labels of whole images ({images.notes[0]})"
-    annotation_files = find_boxes(path)  # checked first, since a table of boxes also has columns of images and classes
+    # Checked first, since a table of boxes also has columns of images and classes.
+    annotation_files = find_annotation_files(path)
     if is_file:
         is_other = path.suffix.lower() not in TABLE_SUFFIXES or annotation_files is not None or is_mask_table(path)
         return "" if is_other or not describes_images(path, SourceOptions()) else "a table of classes"

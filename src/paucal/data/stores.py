@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from paucal.data.channels.decoding import check_image, convert_image, decode_image, image_shape, resize_as_read
+from paucal.data.channels.decoding import check_image, convert_image, decode_image, image_shape, reduce_size
 from paucal.data.channels.pixels import RGB
 from paucal.data.decode import DEFAULT_DECODE_OPTIONS, DecodeOptions, ImageSource, decoding_errors
 
@@ -223,7 +223,7 @@ class ConvertedStore(NestedStore):
         if isinstance(store, EncodedStore):
             return decode_image(store.source(position), store.name(position), self.reading)
         if self.reading.channels == RGB:
-            return resize_as_read(store.read(position), self.reading)
+            return reduce_size(store.read(position), self.reading)
         with decoding_errors(f"number {index + 1}"):
             return convert_image(store.read(position), self.reading)
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from paucal.data.boxes.table import columns_of as columns_of_boxes
+from paucal.data.boxes.table import find_columns as find_box_columns
 from paucal.data.masks.mask_table import MASK_COLUMNS
 from paucal.data.sources.table_columns import IMAGE_COLUMNS, normalise_column_name
 from paucal.runner.frames import (
@@ -45,7 +45,7 @@ def _store_frame(data: Any, settings: Mapping[str, Any]) -> tuple[Any, dict[str,
                 f"{name}: the table has no column {column!r}; its columns are {', '.join(map(repr, columns))}."
             )
     mask = named_columns["mask"] or next((name for name in columns if name.lower() in MASK_COLUMNS), None)
-    if mask is None and columns_of_boxes([IMAGE_COLUMN, *columns]) is None:
+    if mask is None and find_box_columns([IMAGE_COLUMN, *columns]) is None:
         return replace_frame_by_path(data, settings)
     image = find_image_column(columns, named_columns["image"])
     root = settings.get("data_root") or ""

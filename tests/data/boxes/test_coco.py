@@ -78,7 +78,7 @@ def test_files_of_other_things__are_passed_over_and_named(tmp_path: Path):
     described = read_boxes(root)[1]
     assert declared(described) == {str(n): part for part, numbers in PARTS.items() for n in numbers}
     assert described.notes == (
-        "3 files beside instances_*.json were skipped: captions_val2017.json, image_info_test2017.json, "
+        "3 files other than instances_*.json were skipped: captions_val2017.json, image_info_test2017.json, "
         "person_keypoints_val2017.json",
     )
 
@@ -105,7 +105,7 @@ def test_encodings__are_those_of_any_text(tmp_path: Path, encoding: str):
     text = file.read_text().replace('"red"', '"Käfer"')
     file.write_bytes(text.encode(encoding))
     described = read_boxes(file.parent)[1]
-    assert set(described.numbers) == {"Käfer", "blue"}
+    assert set(described.class_numbers) == {"Käfer", "blue"}
     assert bool(described.notes) == (encoding == "cp1252")
 
 
@@ -127,7 +127,7 @@ def test_ids__are_one_number_however_they_are_written(tmp_path: Path, form: Any)
 
     described = changed(tmp_path, change)
     assert [(one.boxes, one.names) for one in described.images] == [(o.boxes, o.names) for o in expected.images]
-    assert described.numbers == {"red": 3, "blue": 7}
+    assert described.class_numbers == {"red": 3, "blue": 7}
 
 
 def test_long_ids__are_not_rounded(tmp_path: Path):
@@ -204,8 +204,8 @@ def test_runs_that_are_none__have_no_box():
 def test_images_that_are_not_there__are_named_for_what_they_are(tmp_path: Path):
     for name, words in {
         "https://host.example/9.png": "a URL: download the images",
-        "C:\\pictures\\9.png": "a path out of the folder of the data, which has no such image",
-        "../../9.png": "a path out of the folder of the data",
+        "C:\\pictures\\9.png": "a path out of the data folder, which has no such image",
+        "../../9.png": "a path out of the data folder",
         "9.png": "there is no such image in",
     }.items():
         file = write_coco(tmp_path / "set")

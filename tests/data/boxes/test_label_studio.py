@@ -165,7 +165,7 @@ def test_annotations__of_several_people_and_of_nobody(tmp_path: Path):
     described = read_boxes(write(tmp_path / "set", [several, truth, nobody, cancelled]))[1]
     assert {one.key: one.names for one in described.images} == {"0.png": ["d"], "1.png": ["b"]}
     assert set(described.notes) == {
-        "2 images with several annotations: read the ground truth, or else the last one",
+        "2 images with several annotations: the ground truth was read, or else the last annotation",
         "2 images without an annotation left out",
         "2 images without an annotation are left out",
     }
@@ -178,7 +178,7 @@ def test_annotations__of_several_people_and_of_nobody(tmp_path: Path):
         ({"x": "far"}, "whose numbers cannot be read: correct the numbers"),
         ({"points": [[1, 2], [3]]}, "whose numbers cannot be read"),
         ({"rectanglelabels": [" "]}, "without a label"),
-        ({"rle": [1, 2, 3]}, r"whose mask cannot be read \(it ends too early\)"),
+        ({"rle": [1, 2, 3]}, r"whose mask cannot be read \(the mask ends too early\)"),
         ({"x": float("nan")}, "whose corners nan .* are not finite numbers"),
         ({"points": [[0, 0], [1e9, 0], [1e9, 1e9]]}, "far outside the image"),
     ],

@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 
 from data.boxes.written import PIXELS, write_cvat, write_label_studio, write_labelme, write_tables, write_yolo
-from paucal.data.boxes.opening import LAYOUTS, find_boxes, read_boxes, root_of_set
+from paucal.data.boxes.opening import LAYOUTS, find_annotation_files, read_boxes, root_of_set
 from paucal.data.sources.opening import open_images
 from paucal.types import UserError
 from tasks.detection.made import write_coco, write_voc
@@ -33,7 +33,7 @@ def test_the_table__has_an_entry_for_each_set():
 @pytest.mark.parametrize("name", SETS)
 def test_each_layout__is_recognised_and_train_says_its_name(tmp_path: Path, name: str):
     root = SETS[name](tmp_path / "set")
-    found = find_boxes(root)
+    found = find_annotation_files(root)
     assert found is not None
     assert found.name == name
     with pytest.raises(UserError, match=rf"has boxes \(.*\) as {name}, and no classes of images: `paucal detect`"):

@@ -48,19 +48,19 @@ def test_parts__are_whole_names_of_folders(path: str, part: str):
     ],
 )
 def test_names_from_elsewhere__are_found(written: str):
-    assert [one.path for one in names(["x/a b.png", "x/c.png"]).matches(written)] == ["x/a b.png"]
+    assert [one.path for one in names(["x/a b.png", "x/c.png"]).find_matches(written)] == ["x/a b.png"]
 
 
 def test_names__differ_in_unicode_form_and_exact_ones_come_first():
     composed, decomposed = "\u00e9.png", "e\u0301.png"
-    assert names([decomposed]).matches(composed)[0].path == decomposed
-    assert names([composed, decomposed]).matches(decomposed)[0].path == decomposed
-    assert [one.path for one in names(["a.png", "A.png"]).matches("A.png")] == ["A.png"]
+    assert names([decomposed]).find_matches(composed)[0].path == decomposed
+    assert names([composed, decomposed]).find_matches(decomposed)[0].path == decomposed
+    assert [one.path for one in names(["a.png", "A.png"]).find_matches("A.png")] == ["A.png"]
 
 
 def test_an_image_that_lacks_in_its_folder__is_not_taken_from_another():
     known = names([*(f"train/{n}.png" for n in range(8)), *(f"val/{n}.png" for n in range(9))])
-    assert known.matches("train/8.png") == []
+    assert known.find_matches("train/8.png") == []
     found = known.find_images([f"{n}.png" for n in range(9)], "train.json", "train")
     assert found == [*(f"train/{n}.png" for n in range(8)), None]
     plain = names([*(f"a/{n}.png" for n in range(8)), *(f"b/{n}.png" for n in range(20))])

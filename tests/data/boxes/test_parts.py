@@ -97,7 +97,9 @@ def test_names_with_spaces__are_whole_names(tmp_path: Path):
 
 def test_lists_of_no_image__are_refused_or_named(tmp_path: Path):
     root = write_lists(write_voc(tmp_path / "set"), train=["a", "b"], val=["1"])
-    with pytest.raises(UserError, match=r"no line of '.*train\.txt' names an image with annotations; the first is 'a'"):
+    with pytest.raises(
+        UserError, match=r"no line of '.*train\.txt' names an image with annotations; the first line is 'a'"
+    ):
         read_boxes(root)
     top = write_lists(write_voc(tmp_path / "top"), ".", test=["notes on the test"])
     assert set(parts(top).values()) == {""}

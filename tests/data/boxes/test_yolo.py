@@ -50,7 +50,7 @@ def test_data_yaml__in_its_forms(tmp_path: Path, kind: str, names: object):
     require_read(read_boxes(root)[1])
     described = read_boxes(root / "data.yaml")[1]
     require_read(described)
-    assert described.numbers == {"red": 0, "blue": 1}
+    assert described.class_numbers == {"red": 0, "blue": 1}
 
 
 @pytest.mark.parametrize(
@@ -121,7 +121,7 @@ def test_key_points__are_passed_over_where_the_yaml_has_their_shape(tmp_path: Pa
 
 def test_without_names__classes_are_numbers(tmp_path: Path):
     described = read_boxes(write_yolo(tmp_path / "set"))[1]
-    assert described.numbers == {"0": 0, "1": 1}
+    assert described.class_numbers == {"0": 0, "1": 1}
     assert "there is no data.yaml and no classes.txt, so the class numbers are used as class names" in described.notes
 
 

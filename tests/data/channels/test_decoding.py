@@ -95,13 +95,13 @@ def test_size__is_reduced_as_that_of_photographs():
 @pytest.mark.parametrize(
     ("source", "channels", "words"),
     [
-        (SOURCES["npy, channels last"], 3, "it has 5 channels, expected 3"),
-        (SOURCES["tiff, samples"], 3, "it has 5 channels, expected 3"),
-        (SOURCES["tiff, samples"], 2, "it has 5 channels, expected 2"),
+        (SOURCES["npy, channels last"], 3, "the image has 5 channels, expected 3"),
+        (SOURCES["tiff, samples"], 3, "the image has 5 channels, expected 3"),
+        (SOURCES["tiff, samples"], 2, "the image has 5 channels, expected 2"),
         (as_npy(np.zeros((2, 3, 4, 5))), 3, "expected numbers with 2 axes"),
         (as_npy(np.zeros((4, 4), dtype="U3")), 3, "expected numbers with 2 axes"),
         (as_npy(np.zeros((0, 4))), 3, "expected numbers with 2 axes"),
-        (as_npy(FIVE)[:-1], 5, "it is truncated"),
+        (as_npy(FIVE)[:-1], 5, "the array is truncated"),
         (as_npy(FIVE)[:20], 5, "reading array header"),
         (as_npy(np.zeros((4, 2000), dtype=np.uint8)), 3, "more than 100 times as long as wide"),
         (b"\x93NUMPY\x09\x00", 3, "format"),

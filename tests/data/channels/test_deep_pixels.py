@@ -77,7 +77,7 @@ def test_decode__names_the_extra_for_a_tiff_in_deep_colours(monkeypatch):
     buffer = io.BytesIO()
     tifffile.imwrite(buffer, np.zeros((5, 7, 3), dtype=np.uint16), photometric="rgb")
     monkeypatch.setitem(__import__("sys").modules, "tifffile", None)
-    with pytest.raises(UnreadableImage, match=r"16-bit colours, which needs: pip install 'paucal\[tiff\]'"):
+    with pytest.raises(UnreadableImage, match=r"16-bit colours; to read such files: pip install 'paucal\[tiff\]'"):
         check_decodes(buffer.getvalue(), "x")
 
 

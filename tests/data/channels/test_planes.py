@@ -126,7 +126,7 @@ def test_shown__is_rgb_for_any_number_of_channels():
     for channels in (1, 2, 3, 5):
         normalisation = Normalisation((0.5,) * channels, (0.25,) * channels)
         views = normalisation.apply(image_from_pixels(made(channels)))[None]
-        seen = normalisation.shown(views)
+        seen = normalisation.to_display(views)
         assert seen.shape == (1, 3, 24, 32)
         assert (seen[0, 0].numpy() == made(channels)[..., 0]).all()
         if channels == 2:

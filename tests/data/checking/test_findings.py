@@ -15,14 +15,14 @@ from paucal.data.checking.findings import (
     size_findings,
     sort_findings,
 )
-from paucal.data.checking.pictures import exact_findings, image_findings
+from paucal.data.checking.pictures import exact_copy_findings, image_findings
 from paucal.data.checking.related import (
     CANDIDATE_SIDE,
     Pair,
-    exact_groups,
+    find_similar_pairs,
+    group_by_digest,
     merge_groups,
-    similar_pairs,
-    suggested_groups,
+    suggest_groups,
 )
 from paucal.data.checking.survey import digest_of, survey_images
 from paucal.data.images import ImageSet, reduce_images
@@ -87,7 +87,7 @@ def video(count: int, frames: int, n_classes: int = 2) -> tuple[list[str], list[
 
 def test_names__of_frames_suggest_groups():
     keys, labels = video(6, 5)
-    found = suggested_groups(made(keys, labels))
+    found = suggest_groups(made(keys, labels))
     assert found is not None
     assert (found.count, found.largest) == (6, 5)
     assert found.names[:6] == ["vid00"] * 5 + ["vid01"]
@@ -104,7 +104,7 @@ def test_names__of_frames_suggest_groups():
     ids=["counted", "dated", "hashed", "all different"],
 )
 def test_names__that_only_count_suggest_nothing(keys: list[str]):
-    assert suggested_groups(made(keys, [n % 2 for n in range(40)])) is None
+    assert suggest_groups(made(keys, [n % 2 for n in range(40)])) is None
 
 
 @pytest.mark.parametrize(("declared", "level"), [(True, "misleads"), (False, "warning")])
@@ -117,7 +117,7 @@ def test_groups__in_two_parts_are_told(declared: bool, level: str):
 
 def test_exact_groups__between_parts_and_labels_mislead_and_others_do_not():
     one = checked([0, 0, 0, 1, 1, 1], ["train", "test", "train", "train", "train", "train"])
-    found = exact_findings(one, [[0, 1], [2, 3], [4, 5]])
+    found = exact_copy_findings(one, [[0, 1], [2, 3], [4, 5]])
     assert kinds(found) == {
         "duplicates-across-parts": "misleads",
         "conflicting-labels": "misleads",
@@ -191,8 +191,8 @@ def test_survey__knows_every_file(folder: Path):
     assert survey.brightness[place["b/blank.png"]] == pytest.approx(1.0)
     grey = np.asarray(photo(2).convert("L"), dtype=float) / 255
     assert survey.brightness[place["a/2.jpg"]] == pytest.approx(grey.mean(), abs=0.01)
-    assert exact_groups(survey.digests) == [[place["a/1.png"], place["b/1copy.png"]]]
-    pairs = similar_pairs(survey, images.store)
+    assert group_by_digest(survey.digests) == [[place["a/1.png"], place["b/1copy.png"]]]
+    pairs = find_similar_pairs(survey, images.store)
     assert [(images.keys[p.first], images.keys[p.second]) for p in pairs] == [("a/2.jpg", "b/2near.jpg")]
     parts = np.full(len(images), "train")
     found = kinds(image_findings(CheckedSet(images, parts, False), survey, pairs))
@@ -212,13 +212,13 @@ def test_near_pairs__of_images_too_small_to_tell_apart_are_left_out(tmp_path: Pa
     for number, quality in enumerate((95, 80)):
         photo(1).resize((side, side)).save(tmp_path / "a" / f"{number}.jpg", quality=quality)
     images = open_folder(tmp_path)
-    assert len(similar_pairs(survey_images(images), images.store)) == found
+    assert len(find_similar_pairs(survey_images(images), images.store)) == found
 
 
 def test_near_pairs__that_features_tell_apart_are_left_out(folder: Path):
     images = open_folder(folder)
     survey = survey_images(images)
-    (pair,) = similar_pairs(survey, images.store)
+    (pair,) = find_similar_pairs(survey, images.store)
     one = CheckedSet(images, np.full(len(images), "train"), False)
     for cosine, there in ((0.95, True), (0.5, False)):
         found = image_findings(one, survey, [Pair(pair.first, pair.second, pair.correlation, cosine)])
@@ -242,13 +242,13 @@ def test_near_pairs__of_video_frames_are_those_of_a_plain_loop(tmp_path: Path):
         frame = ImageEnhance.Brightness(scenes[number % 2]).enhance(0.8 + 0.02 * number)
         frame.save(tmp_path / "a" / f"{number:02}.jpg", quality=60 + number)
     images = open_folder(tmp_path)
-    found = similar_pairs(survey_images(images), images.store)
+    found = find_similar_pairs(survey_images(images), images.store)
     small = [np.asarray(images.store.read(n).resize((24, 24), Image.Resampling.BOX)).reshape(-1) for n in range(24)]
     for pair in found:
         assert pair.correlation == pytest.approx(np.corrcoef(small[pair.first], small[pair.second])[0, 1], abs=1e-4)
     scenes_of = [list(range(first, 24, 2)) for first in (0, 1)]  # of frames with one hash, the first stands for all
     assert merge_groups([pair.first, pair.second] for pair in found) == scenes_of
-    reduced = similar_pairs(survey_images(images), reduce_images(images, CANDIDATE_SIDE).store)
+    reduced = find_similar_pairs(survey_images(images), reduce_images(images, CANDIDATE_SIDE).store)
     assert [(one.first, one.second) for one in reduced] == [(one.first, one.second) for one in found]
 
 

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paucal.data.checking.findings import CheckedSet, label_findings
-from paucal.data.checking.related import suggested_groups
+from paucal.data.checking.related import suggest_groups
 from paucal.data.images import ImageSet
 from paucal.data.splits.groups import group_numbers
 from paucal.data.splits.split import make_split
@@ -40,13 +40,13 @@ def signs(tracks: list[int], frames: int = 30) -> ImageSet:
 def test_tracks__of_each_class_are_groups_of_their_own_and_are_divided_well():
     tracks = [7 + (13 * label) % 68 for label in range(43)]
     images = signs(tracks, frames=5)
-    found = suggested_groups(images)
+    found = suggest_groups(images)
     assert found is not None
     assert (found.count, found.largest) == (sum(tracks), 5)
     assert len(np.unique(group_numbers(images, found.pattern))) == sum(tracks)
     split = make_split(images, group_by=found.pattern)
     assert 0.19 < len(split.indices("test")) / len(images) < 0.21
-    assert f"({sum(tracks)} of them)" in split.description
+    assert f"({sum(tracks)} groups)" in split.description
 
 
 def test_names_in_several_folders__are_told_with_both_patterns():
@@ -97,13 +97,13 @@ def test_pattern__that_is_advised_gives_the_groups_that_were_counted(layout, for
     ]
     keys = [key.replace("trainING", "Training").replace("testING", "TESTING") for key in keys]
     images = a_set(keys, [label for label, _, _ in rows])
-    found = suggested_groups(images)
+    found = suggest_groups(images)
     assert found is not None
     right = [f"{label} {track}" for label, track, _ in rows]
     assert same_partition(found.names, right)
     assert same_partition(group_numbers(images, found.pattern), right)
     assert found.count == len(np.unique(group_numbers(images, found.pattern))) == len(set(right))
-    assert (found.across != "") == (anew and len(counts) > 1)
+    assert (found.across_pattern != "") == (anew and len(counts) > 1)
 
 
 def shard_keys(keys: list[str]) -> list[str]:
@@ -119,10 +119,10 @@ def test_shards__hold_the_groups_of_the_images_and_no_others():
     plain = [f"c{n % 2}/{n:03}.png" for n in range(48)]
     counted = [f"c{n % 2}/img_2024_{n:03}.png" for n in range(48)]
     for keys in (plain, counted):
-        assert suggested_groups(a_set(shard_keys(keys), [n % 2 for n in range(48)])) is None
+        assert suggest_groups(a_set(shard_keys(keys), [n % 2 for n in range(48)])) is None
     videos = [f"c{v % 2}/vid{v:02}_frame{f:03}.jpg" for v in range(8) for f in range(6)]
     images = a_set(shard_keys(videos), [v % 2 for v in range(8) for _ in range(6)])
-    found = suggested_groups(images)
+    found = suggest_groups(images)
     assert found is not None
     assert same_partition(found.names, [v for v in range(8) for _ in range(6)])
     assert same_partition(group_numbers(images, found.pattern), found.names)
@@ -138,4 +138,4 @@ def test_shards__hold_the_groups_of_the_images_and_no_others():
     ids=["rows", "counted in folders", "numbers alone"],
 )
 def test_names__that_only_count_suggest_nothing(keys: list[str]):
-    assert suggested_groups(a_set(keys, [n % 2 for n in range(40)])) is None
+    assert suggest_groups(a_set(keys, [n % 2 for n in range(40)])) is None

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image, ImageEnhance
 
-from paucal.data.checking.image_hashes import hamming, near_pairs, perceptual_hash
+from paucal.data.checking.image_hashes import find_near_pairs, hamming_distances, perceptual_hash
 
 
 def photo(seed: int, size: tuple[int, int] = (160, 120)) -> Image.Image:
@@ -81,20 +81,20 @@ def crowded_hashes(draw) -> list[int]:
 @settings(max_examples=60, deadline=None)
 @given(crowded_hashes(), st.integers(0, 7))
 def test_near_pairs__are_all_pairs(hashes, most):
-    found = near_pairs(np.asarray(hashes, dtype=np.uint64), most)
+    found = find_near_pairs(np.asarray(hashes, dtype=np.uint64), most)
     assert set(map(tuple, found.tolist())) == all_pairs(hashes, most)
 
 
 def test_near_pairs__of_many_copies_stay_few():
-    assert near_pairs(np.full(20_000, 7, dtype=np.uint64)).shape == (19_999, 2)
-    assert near_pairs(np.zeros(0, dtype=np.uint64)).shape == (0, 2)
+    assert find_near_pairs(np.full(20_000, 7, dtype=np.uint64)).shape == (19_999, 2)
+    assert find_near_pairs(np.zeros(0, dtype=np.uint64)).shape == (0, 2)
 
 
 def test_near_pairs__refuses_what_it_cannot_find():
     with pytest.raises(ValueError, match="0 to 7"):
-        near_pairs(np.zeros(2, dtype=np.uint64), 8)
+        find_near_pairs(np.zeros(2, dtype=np.uint64), 8)
 
 
 def test_hamming__counts_bits():
     first, second = np.array([0, 2**63, 255], dtype=np.uint64), np.array([0, 0, 0], dtype=np.uint64)
-    assert hamming(first, second).tolist() == [0, 1, 8]
+    assert hamming_distances(first, second).tolist() == [0, 1, 8]

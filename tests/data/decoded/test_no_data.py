@@ -37,7 +37,7 @@ def filled(values: np.ndarray, fill: float) -> np.ndarray:
         (
             filled(HEIGHTS, -9999),
             None,
-            "-9999 (31.2 % of the values) lies far from all others, and is treated as no data",
+            "-9999 (31.2 % of the values) lies far from all other values, and is treated as no data",
         ),
         (filled(HEIGHTS, -9999), "-9999", None),
         (filled(HEIGHTS, 0.5) * 0 + filled(HEIGHTS, 7777), "7777", None),

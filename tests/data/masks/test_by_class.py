@@ -7,7 +7,7 @@ import pytest
 
 from data.masks.saving import save
 from paucal.data.masks.coding import MaskCoding, NamedClasses
-from paucal.data.masks.masked_images import MaskedImages, images_of_pairs, join_classes, read_masks
+from paucal.data.masks.masked_images import MaskedImages, images_of_pairs, join_class_masks, read_masks
 from paucal.data.masks.pairs import find_pairs
 from paucal.types import UserError
 
@@ -54,14 +54,16 @@ def test_files_of_classes__are_joined_to_class_numbers(tmp_path: Path, image: st
 
 def test_given_classes__are_the_order_and_have_to_name_all(tmp_path: Path):
     root = make(tmp_path, *FORMS[0])
-    masked = opened(root, named=NamedClasses(("dog", "cow", "Cat")))
+    masked = opened(root, named_classes=NamedClasses(("dog", "cow", "Cat")))
     assert masked.images.classes == ("background", "dog", "cow", "Cat")
     assert masked.masks.read(0).tolist() == np.asarray([0, 3, 1])[NUMBERS[0]].tolist()
-    later = opened(root, named=NamedClasses(masked.images.classes), coding=masked.coding)  # a run on other images
+    later = opened(
+        root, named_classes=NamedClasses(masked.images.classes), coding=masked.coding
+    )  # a run on other images
     assert later.masks.read(0).tolist() == masked.masks.read(0).tolist()
     assert later.images.classes == masked.images.classes
     with pytest.raises(UserError, match="named after the class 'Cat', but the classes are background, dog: add"):
-        opened(root, named=NamedClasses(("background", "dog")))
+        opened(root, named_classes=NamedClasses(("background", "dog")))
 
 
 def test_pixels_of_two_classes__are_of_the_last_and_said(tmp_path: Path):
@@ -73,7 +75,7 @@ def test_pixels_of_two_classes__are_of_the_last_and_said(tmp_path: Path):
         masked.images.notes
     )
     first, second = np.asarray([[1, 0, 255, 1]], np.uint8), np.asarray([[1, 0, 0, 255]], np.uint8)
-    joined, is_overlapping = join_classes([first, second], (2, 1))
+    joined, is_overlapping = join_class_masks([first, second], (2, 1))
     assert (joined.tolist(), is_overlapping) == ([[2, 0, 255, 2]], True)
 
 
@@ -100,5 +102,5 @@ def test_files_of_classes_with_more_values__are_refused(tmp_path: Path):
         save(root / f"masks/dog/{n}.png", NUMBERS[n])
         save(root / f"masks/Cat/{n}.png", NUMBERS[n])
     save(root / "masks/Cat/0.png", NUMBERS[0])
-    with pytest.raises(UserError, match="a mask for each class of an image, but masks have 3 classes"):
+    with pytest.raises(UserError, match="each class has its own mask files, but these files have 3 classes"):
         opened(root)

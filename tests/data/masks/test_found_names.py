@@ -81,8 +81,8 @@ def test_tables__count_less_than_what_is_given(tmp_path: Path):
     root = make(tmp_path / "set", True)
     (root / "class_dict.csv").write_text(TABLES["class_dict.csv"])
     (tmp_path / "mine.csv").write_text("a,0,0,0\nb,128,0,0\nc,0,128,0\n")
-    assert opened(root, named=read_class_names(tmp_path / "mine.csv")).images.classes == ("a", "b", "c")
-    assert opened(root, requested="colour").images.classes == ("#000000", "#008000", "#800000")
+    assert opened(root, named_classes=read_class_names(tmp_path / "mine.csv")).images.classes == ("a", "b", "c")
+    assert opened(root, requested_kind="colour").images.classes == ("#000000", "#008000", "#800000")
 
 
 def test_masks_by_transparency__are_read_by_it(tmp_path: Path):

@@ -11,24 +11,26 @@ from paucal.data.masks.coding import (
     read_class_names,
     require_same_coding,
 )
-from paucal.data.masks.mask_files import COLOUR, PALETTE, FileFacts, MaskFacts
+from paucal.data.masks.mask_files import COLOUR, PALETTE, FileStatistics, MaskStatistics
 from paucal.types import UserError
 
 
-def file_facts(*values: int, name: str = "a.png", solid: tuple[int, ...] | None = None, **more) -> FileFacts:
+def file_facts(
+    *values: int, name: str = "a.png", solid_values: tuple[int, ...] | None = None, **more
+) -> FileStatistics:
     """Return the facts of a file in which each value has as many pixels, or those of `pixels`."""
     pixels = more.pop("pixels", dict.fromkeys(values, 100))
-    return FileFacts(name, pixels, frozenset(values if solid is None else solid), **more)
+    return FileStatistics(name, pixels, frozenset(values if solid_values is None else solid_values), **more)
 
 
-def one_file(*values: int, **more) -> MaskFacts:
+def one_file(*values: int, **more) -> MaskStatistics:
     """Return the facts of a set of one file."""
-    return MaskFacts((file_facts(*values, **more),))
+    return MaskStatistics((file_facts(*values, **more),))
 
 
-def several_files(*many: tuple[int, ...], **more) -> MaskFacts:
+def several_files(*many: tuple[int, ...], **more) -> MaskStatistics:
     """Return the facts of a set of files with these values."""
-    return MaskFacts(tuple(file_facts(*values, name=f"{place}.png", **more) for place, values in enumerate(many)))
+    return MaskStatistics(tuple(file_facts(*values, name=f"{place}.png", **more) for place, values in enumerate(many)))
 
 
 @pytest.mark.parametrize(
@@ -103,21 +105,21 @@ def test_values_of_no_class__are_refused_with_the_file():
     [
         (one_file(*range(0, 256, 2)), {}, r"mask a\.png has 128 grey levels from 0 to 254, as after blurring"),
         (one_file(0, 3, 250, 255, lossy=True, name="a.jpg"), {}, "a.jpg is in a lossy format"),
-        (one_file(0, 400, bits=16), {"requested": "grey"}, "a.png has 16 bits per pixel"),
+        (one_file(0, 400, bits=16), {"requested_kind": "grey"}, "a.png has 16 bits per pixel"),
         (one_file(0, 20000, bits=16), {}, "a.png has 16 bits per pixel"),
-        (one_file(0, 300, bits=16), {"requested": "index"}, "at most 255 classes are supported"),
+        (one_file(0, 300, bits=16), {"requested_kind": "index"}, "at most 255 classes are supported"),
         (one_file(255), {}, "are of one class"),
         (one_file(0), {}, "are of one class"),
         (one_file(0), {"ignore": [0]}, "no pixel of the masks is labelled"),
         (one_file(0, 255), {"ignore": [1, 2, 3]}, "expected one grey value"),
         (one_file(0, 255, kind=COLOUR), {"ignore": [1]}, "expected red, green and blue"),
-        (one_file(0, 255), {"requested": "colour"}, "the masks are grey"),
-        (one_file(0, 255, kind=COLOUR), {"requested": "index"}, "the masks are in colour"),
+        (one_file(0, 255), {"requested_kind": "colour"}, "the masks are grey"),
+        (one_file(0, 255, kind=COLOUR), {"requested_kind": "index"}, "the masks are in colour"),
         (one_file(*range(300), kind=COLOUR), {}, "300 colours, but at most 255"),
-        (one_file(0, 1, 2), {"named": NamedClasses(("a", "b"))}, "names 2 classes, but the masks have 3"),
+        (one_file(0, 1, 2), {"named_classes": NamedClasses(("a", "b"))}, "names 2 classes, but the masks have 3"),
         (
             one_file(0, 1),
-            {"named": NamedClasses(("a", "b"), (0, 9), colours=True)},
+            {"named_classes": NamedClasses(("a", "b"), (0, 9), has_colours=True)},
             "gives colours, but the masks are grey",
         ),
     ],
@@ -204,11 +206,11 @@ def test_palettes_that_differ__are_refused_and_their_colours_may_be_meant():
     one = file_facts(0, 1, name="one.png", kind=PALETTE, palette={0: black, 1: red})
     other = file_facts(0, 1, 2, name="two.png", kind=PALETTE, palette={0: black, 1: blue, 2: red})
     with pytest.raises(UserError, match=r"index 1 has the colour \(255, 0, 0\) in one\.png, and \(0, 0, 255\) in two"):
-        find_coding(MaskFacts((one, other)))
-    assert find_coding(MaskFacts((one, other)), "colour") == MaskCoding("colour", (black, blue, red))
-    assert find_coding(MaskFacts((one, other)), "index") == MaskCoding("index", (0, 1, 2))
-    table = NamedClasses(("sky", "car", "none"), (blue, red, black), colours=True)
-    assert find_coding(MaskFacts((one, other)), named=table).values == (blue, red, black)
+        find_coding(MaskStatistics((one, other)))
+    assert find_coding(MaskStatistics((one, other)), "colour") == MaskCoding("colour", (black, blue, red))
+    assert find_coding(MaskStatistics((one, other)), "index") == MaskCoding("index", (0, 1, 2))
+    table = NamedClasses(("sky", "car", "none"), (blue, red, black), has_colours=True)
+    assert find_coding(MaskStatistics((one, other)), named_classes=table).values == (blue, red, black)
 
 
 @pytest.mark.parametrize(
@@ -226,41 +228,45 @@ def test_palettes_that_differ__are_refused_and_their_colours_may_be_meant():
 )
 def test_masks_that_are_stored_in_two_ways__are_refused(pair, words):
     with pytest.raises(UserError, match=words):
-        find_coding(MaskFacts(pair))
+        find_coding(MaskStatistics(pair))
 
 
 def test_black_white_and_grey__are_colours_where_a_file_of_three_channels_has_them():
     colour, grey = file_facts(0, 0xFF0000, kind=COLOUR), file_facts(0, 128, 255, bits=24)
-    found = find_coding(MaskFacts((colour, grey, file_facts(0, 128), file_facts(0, 255), file_facts(0, 1, bits=1))))
+    found = find_coding(
+        MaskStatistics((colour, grey, file_facts(0, 128), file_facts(0, 255), file_facts(0, 1, bits=1)))
+    )
     assert found == MaskCoding("colour", (0, 0x808080, 0xFF0000, 0xFFFFFF))
 
 
 def test_one_bit_and_eight__are_black_and_white_alike():
-    assert find_coding(MaskFacts((file_facts(0, 1, bits=1), file_facts(0, 255)))) == MaskCoding("binary", (0, 255))
-    assert find_coding(MaskFacts((file_facts(0, 1, bits=1), file_facts(0, 1, 2)))) == MaskCoding("index", (0, 1, 2))
+    assert find_coding(MaskStatistics((file_facts(0, 1, bits=1), file_facts(0, 255)))) == MaskCoding("binary", (0, 255))
+    assert find_coding(MaskStatistics((file_facts(0, 1, bits=1), file_facts(0, 1, 2)))) == MaskCoding(
+        "index", (0, 1, 2)
+    )
 
 
 def test_blurred_masks__are_named():
     clean, grey = file_facts(0, 255, name="clean.png"), tuple(range(0, 256, 12))
-    blurred = file_facts(*grey, 255, name="blurred.png", solid=(0, 255), pixels=dict.fromkeys((*grey, 255), 1))
+    blurred = file_facts(*grey, 255, name="blurred.png", solid_values=(0, 255), pixels=dict.fromkeys((*grey, 255), 1))
     with pytest.raises(UserError, match=r"mask blurred\.png has 23 grey levels .* \(1 of 4 masks affected\)"):
-        find_coding(MaskFacts((clean, blurred, clean, clean)))
+        find_coding(MaskStatistics((clean, blurred, clean, clean)))
     edges = file_facts(
-        0, 64, 128, 191, 255, name="edges.png", solid=(0, 255), pixels={0: 900, 64: 9, 128: 9, 191: 9, 255: 900}
+        0, 64, 128, 191, 255, name="edges.png", solid_values=(0, 255), pixels={0: 900, 64: 9, 128: 9, 191: 9, 255: 900}
     )
     with pytest.raises(UserError, match=r"mask edges\.png has 5 grey levels"):
-        find_coding(MaskFacts((edges, clean)))
+        find_coding(MaskStatistics((edges, clean)))
     colours = [n * 0x010203 for n in range(9)]
     with pytest.raises(
         UserError, match=r"mask a\.png has 9 colours, and 7 of the 9 colours of all masks occur only on edges"
     ):
-        find_coding(one_file(*colours, kind=COLOUR, solid=tuple(colours[:2])))
+        find_coding(one_file(*colours, kind=COLOUR, solid_values=tuple(colours[:2])))
 
 
 def test_lossy_masks_of_numbers__are_refused_even_where_nothing_is_left():
     with pytest.raises(UserError, match=r"mask b\.jpg is in a lossy format"):
-        find_coding(MaskFacts((file_facts(0, 1), file_facts(0, name="b.jpg", lossy=True))))
-    assert find_coding(MaskFacts((file_facts(0, 255), file_facts(0, 255, lossy=True)))).kind == "binary"
+        find_coding(MaskStatistics((file_facts(0, 1), file_facts(0, name="b.jpg", lossy=True))))
+    assert find_coding(MaskStatistics((file_facts(0, 255), file_facts(0, 255, lossy=True)))).kind == "binary"
 
 
 def test_masks_for_a_run__must_have_the_coding_that_it_knows():
@@ -277,9 +283,9 @@ def test_masks_for_a_run__must_have_the_coding_that_it_knows():
 
 
 def test_names__give_classes_that_no_mask_shows():
-    assert find_coding(one_file(0, 1), named=NamedClasses(("a", "b", "c"))).values == (0, 1, 2)
+    assert find_coding(one_file(0, 1), named_classes=NamedClasses(("a", "b", "c"))).values == (0, 1, 2)
     named = NamedClasses(("road", "sky"), (7, 23))
-    assert find_coding(one_file(7, 23, 255), named=named) == MaskCoding("index", (7, 23), 255)
+    assert find_coding(one_file(7, 23, 255), named_classes=named) == MaskCoding("index", (7, 23), 255)
 
 
 @pytest.mark.parametrize(
@@ -289,8 +295,8 @@ def test_names__give_classes_that_no_mask_shows():
         ("name\ncat\ndog\n", NamedClasses(("cat", "dog"))),
         ("0,cat\n7,dog\n", NamedClasses(("cat", "dog"), (0, 7))),
         ("name,value\ncat,1\ndog,2\n", NamedClasses(("cat", "dog"), (1, 2))),
-        ("name,r,g,b\nsky, 0, 0,255\nroad,128,0,0\n", NamedClasses(("sky", "road"), (255, 0x800000), colours=True)),
-        ("0,0,255,sky\n128,0,0,road\n", NamedClasses(("sky", "road"), (255, 0x800000), colours=True)),
+        ("name,r,g,b\nsky, 0, 0,255\nroad,128,0,0\n", NamedClasses(("sky", "road"), (255, 0x800000), has_colours=True)),
+        ("0,0,255,sky\n128,0,0,road\n", NamedClasses(("sky", "road"), (255, 0x800000), has_colours=True)),
     ],
 )
 def test_files_of_classes__are_read(tmp_path, text, expected):

@@ -152,7 +152,7 @@ def test_cityscapes__has_pictures_and_instances_beside_its_masks(tmp_path):
     folder(tmp_path, f"leftImg8bit/{base}_leftImg8bit.png")
     folder(tmp_path, *(f"gtFine/{base}_gtFine_{kind}.png" for kind in ("color", "instanceIds", "labelIds")))
     assert masks_by_image(tmp_path) == {f"leftImg8bit/{base}_leftImg8bit.png": f"gtFine/{base}_gtFine_labelIds.png"}
-    assert "2 files beside the masks were left out" in find_pairs(tmp_path).notes[0]
+    assert "2 masks of another kind were left out" in find_pairs(tmp_path).notes[0]
     folder(tmp_path, f"gtFine/{base}_gtFine_labelTrainIds.png")
     assert list(masks_by_image(tmp_path).values()) == [f"gtFine/{base}_gtFine_labelTrainIds.png"]
 

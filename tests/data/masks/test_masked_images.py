@@ -8,7 +8,7 @@ from data.masks.saving import grey, save
 from paucal.data.decode import UnreadableImage
 from paucal.data.masks.coding import IGNORED
 from paucal.data.masks.mask_files import read_mask
-from paucal.data.masks.masked_images import images_of_pairs, join_masks, read_masks
+from paucal.data.masks.masked_images import images_of_pairs, join_binary_masks, read_masks
 from paucal.data.masks.pairs import find_pairs
 from paucal.types import UserError
 
@@ -152,7 +152,7 @@ def test_several_masks_of_an_image__are_joined(tmp_path, monkeypatch):
 
 def test_joined_masks__are_unlabelled_where_none_marks_and_one_is():
     one, other = grey([0, 1, IGNORED, 0]), grey([0, IGNORED, 0, 1])
-    assert join_masks([one, other]).tolist() == [[0, 1, IGNORED, 1]]
+    assert join_binary_masks([one, other]).tolist() == [[0, 1, IGNORED, 1]]
 
 
 @pytest.mark.parametrize("orientation", [3, 6, 65537])

@@ -8,7 +8,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from paucal.data.images import ImageSet
-from paucal.data.splits.groups import fold_parts, group_numbers, parse_fold
+from paucal.data.splits.groups import group_numbers, parse_fold, parts_of_fold
 from paucal.data.splits.split import make_split
 from paucal.data.stores import ArrayStore
 from paucal.types import UserError
@@ -45,7 +45,7 @@ def test_groups__stay_on_one_side_and_shares_are_kept():
     assert split.counts() == {"train": 70, "val": 10, "test": 20, "unused": 0}
     assert images.class_counts(split.indices("test")).tolist() == [10, 10]
     assert "whole groups by" in split.description
-    assert "(20 of them)" in split.description
+    assert "(20 groups)" in split.description
     assert (make_split(images, seed=1, group_by=PATTERN).parts == split.parts).all()
     assert (make_split(images, seed=2, group_by=PATTERN).parts != split.parts).any()
 
@@ -149,8 +149,8 @@ def test_folds__test_every_image_once(by):
 def test_folds__do_not_depend_on_the_order_of_the_images():
     images = patients(20, 5)
     order = np.random.default_rng(0).permutation(100)
-    parts = fold_parts(images, 2, 5, 0, None)
-    assert (fold_parts(images.select(order), 2, 5, 0, None) == parts[order]).all()
+    parts = parts_of_fold(images, 2, 5, 0, None)
+    assert (parts_of_fold(images.select(order), 2, 5, 0, None) == parts[order]).all()
 
 
 @pytest.mark.parametrize("text", ["2", "0/5", "a/b", "6/5", "1/1", "2/5/1"])

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from paucal.data.splits.groups import iterative_parts
+from paucal.data.splits.groups import stratify_iteratively
 
 
 def drawn(rows: int, classes: int, seed: int = 0) -> np.ndarray:
@@ -13,7 +13,7 @@ def drawn(rows: int, classes: int, seed: int = 0) -> np.ndarray:
 
 def test_iterative_parts__give_every_part_its_share_of_every_class():
     rows, shares = drawn(1000, 8), [0.7, 0.1, 0.2]
-    parts = iterative_parts(rows, shares, seed=3)
+    parts = stratify_iteratively(rows, shares, seed=3)
     for part, share in enumerate(shares):
         assert abs((parts == part).sum() - 1000 * share) <= 5
         counts, wanted = rows[parts == part].sum(0), rows.sum(0) * share
@@ -29,22 +29,22 @@ def test_iterative_parts__keep_the_only_image_of_a_class_in_the_largest_part():
     rows[:, 0] = 0
     rows[7, 0] = 1
     for seed in range(5):
-        assert iterative_parts(rows, [0.7, 0.1, 0.2], seed)[7] == 0
+        assert stratify_iteratively(rows, [0.7, 0.1, 0.2], seed)[7] == 0
 
 
 def test_iterative_parts__deal_out_images_without_a_label_and_unknown_ones():
     rows = np.zeros((100, 2), dtype=np.int8)
-    assert np.bincount(iterative_parts(rows, [0.7, 0.1, 0.2], 0)).tolist() == [70, 10, 20]
-    assert np.bincount(iterative_parts(rows - 1, [0.5, 0.5], 0)).tolist() == [50, 50]
+    assert np.bincount(stratify_iteratively(rows, [0.7, 0.1, 0.2], 0)).tolist() == [70, 10, 20]
+    assert np.bincount(stratify_iteratively(rows - 1, [0.5, 0.5], 0)).tolist() == [50, 50]
 
 
 def test_iterative_parts__depend_on_the_seed_alone():
     rows = drawn(60, 4)
-    first, again, other = (iterative_parts(rows, [0.5, 0.5], seed) for seed in (1, 1, 2))
+    first, again, other = (stratify_iteratively(rows, [0.5, 0.5], seed) for seed in (1, 1, 2))
     assert (first == again).all()
     assert (first != other).any()
 
 
 def test_iterative_parts__of_shares_that_make_no_whole():
     with pytest.raises(ValueError, match="fractions from 0 with the sum 1"):
-        iterative_parts(drawn(4, 2), [0.5, 0.4], 0)
+        stratify_iteratively(drawn(4, 2), [0.5, 0.4], 0)

@@ -5,7 +5,7 @@ import pytest
 
 from paucal.data.sources.opening import open_images
 from paucal.data.splits.fewer_images import limit_val, take_few, take_fraction
-from paucal.data.splits.split import keep_all, make_split
+from paucal.data.splits.split import keep_all_for_training, make_split
 from paucal.data.splits.split_csv import read_rows, read_split, write_split
 from paucal.types import UserError
 
@@ -33,11 +33,11 @@ def test_make_split__gives_every_part_of_a_tiny_class_an_image(make_set):
 
 
 def test_keep_all__trains_on_every_image_and_refuses_a_lone_one(make_set):
-    split = keep_all(make_set([0, 0, 1, 1, 1]))
+    split = keep_all_for_training(make_set([0, 0, 1, 1, 1]))
     assert split.counts() == {"train": 5, "val": 0, "test": 0, "unused": 0}
     assert "cross-validated" in split.description
     with pytest.raises(UserError, match="has 1 image to train on; expected at least 2"):
-        keep_all(make_set([0, 0, 1]))
+        keep_all_for_training(make_set([0, 0, 1]))
 
 
 def test_make_split__depends_on_keys_and_seed_but_not_on_order(make_set):
@@ -166,7 +166,7 @@ def test_take_few__takes_all_of_a_small_class_and_says_so(make_set):
     split = make_split(images, val_fraction=0, test_fraction=0.2)
     few = take_few(split, images.labels, 9, seed=0)
     assert _per_class(images, few, "train") == [9, 8]
-    assert "all of them for the one class that has fewer" in few.description
+    assert "(all images of the one class that has fewer)" in few.description
     fewer = take_few(split, images.labels, 4, seed=0)
     assert set(fewer.indices("train")) < set(few.indices("train"))
     assert "fewer" not in fewer.description

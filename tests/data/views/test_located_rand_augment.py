@@ -8,7 +8,7 @@ from timm.data.auto_augment import rand_augment_transform
 from torch.nn.functional import affine_grid
 
 from data.seeding import seeded
-from paucal.data.views.augmentation import Augmentation, LocatedRandAugment
+from paucal.data.views.augmentation import Augmentation, RandAugmentWithGeometry
 from paucal.data.views.normalisation import Normalisation
 from paucal.data.views.transforms import TrainTransform
 
@@ -29,7 +29,7 @@ def gradient(width, height):
 @pytest.mark.parametrize("names", [[name] for name in MOVES] + [MOVES])
 @pytest.mark.parametrize("size", [(120, 80), (64, 96)])
 def test_located__says_where_each_pixel_came_from(names, size):
-    policy = LocatedRandAugment(
+    policy = RandAugmentWithGeometry(
         rand_augment_transform("rand-m9-mstd0.5-n2-p1", {"img_mean": (0, 0, 0), "interpolation": 2}, names)
     )
     image, moved = gradient(*size), 0

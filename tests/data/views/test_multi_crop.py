@@ -12,7 +12,7 @@ from paucal.data.dataset import SampleKey, ViewDataset
 from paucal.data.images import ImageSet
 from paucal.data.stores import ArrayStore
 from paucal.data.views import multi_crop
-from paucal.data.views.multi_crop import DinoCrop, crop_views, jitter_colours
+from paucal.data.views.multi_crop import DinoCrop, build_crop_transforms, jitter_colours
 from paucal.data.views.normalisation import Normalisation
 from paucal.types import Crops, UserError
 
@@ -154,7 +154,7 @@ def test_jittered__draws_orders_and_factors_anew():
     ],
 )
 def test_crop_views__any_groups_in_their_order(pipeline, groups, make_set):
-    views = crop_views(pipeline, groups, PLAIN, image_size=(20, 28))
+    views = build_crop_transforms(pipeline, groups, PLAIN, image_size=(20, 28))
     dataset = ViewDataset(make_set([0, 0], side=30), views, seed=3, labels=False, geometry=True)
     sample = dataset[SampleKey(1, 1)]
     sizes = [
@@ -168,7 +168,7 @@ def test_crop_views__any_groups_in_their_order(pipeline, groups, make_set):
 def test_crop_views__the_same_key_gives_the_same_crops(pipeline):
     pixels = np.random.default_rng(0).integers(0, 256, (3, 30, 30, 3), dtype=np.uint8)
     images = ImageSet("made", "made", (), list("abc"), np.full(3, -1), [""] * 3, ArrayStore(pixels))
-    views = crop_views(pipeline, [Crops(2, 24), Crops(3, 12)], PLAIN)
+    views = build_crop_transforms(pipeline, [Crops(2, 24), Crops(3, 12)], PLAIN)
     dataset = ViewDataset(images, views, seed=3, labels=False)
     first = dataset[SampleKey(1, 2)].views
     dataset[SampleKey(0, 0)]
@@ -183,7 +183,7 @@ def areas(pipeline: str, groups: list[Crops]) -> list[tuple[float, float]]:
     """Smallest and largest share of the image that the crops of each transform cover, from their geometry."""
     image, found = noise(64), []
     with seeded(0):
-        for transform, _ in crop_views(pipeline, groups, PLAIN):
+        for transform, _ in build_crop_transforms(pipeline, groups, PLAIN):
             shares = [abs(theta[0, 0] * theta[1, 1]).item() for _, theta in (transform(image) for _ in range(150))]
             found.append((min(shares), max(shares)))
     return found
@@ -207,7 +207,7 @@ def test_crop_views__only_the_first_global_crop_is_always_blurred(no_grey, monke
     monkeypatch.setattr(ImageFilter.GaussianBlur, "filter", lambda self, image: blurred.append(1) or image)
     counts = []
     with seeded(2):
-        for transform, count in crop_views("dino", [Crops(3, 8), Crops(2, 8)], PLAIN):
+        for transform, count in build_crop_transforms("dino", [Crops(3, 8), Crops(2, 8)], PLAIN):
             blurred.clear()
             for _ in range(200):
                 transform(noise(16))
@@ -220,7 +220,7 @@ def test_crop_views__only_the_first_global_crop_is_always_blurred(no_grey, monke
 
 def test_crop_views__of_lejepa_change_all_crops_alike():
     """LeJEPA's sheet, the README's setting: flip 0.5, colours 0.8, grey 0.2, blur 0.5, solarise 0.2, for every view."""
-    views = crop_views("alike", [Crops(2, 16), Crops(6, 8)], PLAIN)
+    views = build_crop_transforms("alike", [Crops(2, 16), Crops(6, 8)], PLAIN)
     assert [count for _, count in views] == [2, 6]
     assert [transform._probs for transform, _ in views] == [(0.5, 0.8, 0.2, 0.5, 0.2)] * 2
     assert multi_crop.JITTER == (0.4, 0.4, 0.2, 0.1)
@@ -242,14 +242,14 @@ def test_crop_views__of_lejepa_change_all_crops_alike():
 def test_crop_views__refuses_what_makes_no_sense(changes, message):
     arguments = {"pipeline": "dino", "groups": [Crops(2, 8)], "normalisation": PLAIN, **changes}
     with pytest.raises(UserError, match=message):
-        crop_views(**arguments)
+        build_crop_transforms(**arguments)
 
 
 @pytest.mark.parametrize("pipeline", ["dino", "deit"])
 @pytest.mark.parametrize("resize", ["letterbox", "squash"])
 def test_crop_views__of_a_fitted_image_know_where_they_come_from(pipeline, resize, no_grey):
     groups = [Crops(1, (48, 64), WHOLE), Crops(1, 48, WHOLE)]
-    views = crop_views(pipeline, groups, PLAIN, (48, 64), BLURLESS, 0.0, 0.0, resize)
+    views = build_crop_transforms(pipeline, groups, PLAIN, (48, 64), BLURLESS, 0.0, 0.0, resize)
     if pipeline == "deit":
         for transform, _ in views:
             transform.transform._rand_augment = None

@@ -65,7 +65,7 @@ def test_train__learns_from_the_fifth_channel_and_predicts_with_its_range(five, 
     for name, vector in zip(("dark", "light"), naive, strict=True):
         place = features["path"].index(str(five / name / "03.npy"))
         torch.testing.assert_close(torch.tensor(features["features"][place]), vector, rtol=1e-4, atol=1e-5)
-    with pytest.raises(ValueError, match="it has 2 channels, expected 5"):
+    with pytest.raises(ValueError, match="the image has 2 channels, expected 5"):
         model.probabilities([arrays[0][..., :2]])
 
 

@@ -151,11 +151,11 @@ BAD_FILES = {
     "no file": (json.dumps(coco([("9.png", (96, 64), [])], {"red": 1})), "there is no such image"),
     "out of it": (
         json.dumps({**coco([], {"red": 1}), "images": named("../secret.png")}),
-        "a path out of the folder of the data",
+        "a path out of the data folder",
     ),
     "absolute": (
         json.dumps({**coco([], {"red": 1}), "images": named("/etc/passwd")}),
-        "a path out of the folder of the data",
+        "a path out of the data folder",
     ),
     "no name": (json.dumps({**coco([], {"red": 1}), "images": named(None)}), "without an id or a file_name"),
     "two of one id": (json.dumps({**coco([], {"red": 1}), "images": named("0.png") * 2}), "two images with the id 0"),

@@ -7,7 +7,7 @@ import torch
 from paucal.backbones import BackboneSpec
 from paucal.data.dataset import SampleKey, ViewDataset, collate
 from paucal.data.sources.opening import open_digits
-from paucal.data.views.multi_crop import crop_views
+from paucal.data.views.multi_crop import build_crop_transforms
 from paucal.data.views.normalisation import Normalisation
 from paucal.evaluation.collapse import PATIENCE, find_collapse
 from paucal.objectives import SelfDistillation, SelfDistillationOptions
@@ -40,7 +40,7 @@ def watched_run(epochs: int, **options) -> tuple[CollapseWatcher, list[str], lis
     objective = SelfDistillation(spec, CROPS, numbers, drop_path_rate=0.0).train()
     optimizer = torch.optim.AdamW([p for p in objective.parameters() if p.requires_grad], lr=2e-3)
     images = open_digits(labelled=False)
-    views = crop_views("dino", CROPS, Normalisation((0.3,) * 3, (0.35,) * 3), blur=(0.01, 0.15), hflip=0.0)
+    views = build_crop_transforms("dino", CROPS, Normalisation((0.3,) * 3, (0.35,) * 3), blur=(0.01, 0.15), hflip=0.0)
     dataset = ViewDataset(images, views, seed=0, labels=False)
     said: list[str] = []
 

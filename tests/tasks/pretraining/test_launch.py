@@ -206,8 +206,10 @@ def test_settings__of_a_run_can_be_used_again(finished):
 
 def test_resize__comes_before_the_crops_and_is_stored_with_the_model(pictures, tmp_path, monkeypatch):
     asked = []
-    made = crops.crop_views
-    monkeypatch.setattr(crops, "crop_views", lambda *args, **named: (asked.append(named), made(*args, **named))[1])
+    made = crops.build_crop_transforms
+    monkeypatch.setattr(
+        crops, "build_crop_transforms", lambda *args, **named: (asked.append(named), made(*args, **named))[1]
+    )
     run = start(pictures, tmp_path / "run", resize="letterbox", epochs=1).run
     assert {named["resize"] for named in asked} == {"letterbox"}
     card = json.loads((run / "model.json").read_text())

@@ -107,7 +107,7 @@ def test_outlines__become_masks_as_the_detector_draws_them(tmp_path: Path):
     paucal.convert(root, to="masks", output=tmp_path / "masks")
     pairs = find_pairs(tmp_path / "masks")
     masked = read_masks(images_of_pairs(pairs, "masks"), pairs)
-    names = ["background", *read_boxes(root)[1].numbers]
+    names = ["background", *read_boxes(root)[1].class_numbers]
     assert list(masked.images.classes) == names
     for number, image in enumerate(read_boxes(root)[1].images):
         size = masked.images.store.size(number)

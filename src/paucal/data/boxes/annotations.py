@@ -1,4 +1,4 @@
-"""Images with boxes as annotation files describe them, before they are compared with the image files."""
+"""Images with boxes as annotation files describe them, before a comparison with the image files."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -18,8 +18,8 @@ MAX_CLASSES = 10_000  # largest number of classes in a set
 MAX_PIXELS = 1 << 28  # largest number of pixels of a mask in an annotation file
 MAX_ROUNDING = 0.5  # largest difference, due to rounding, between the edges of a box in two files, in pixels
 # COCO writes the run lengths of a mask as text. Each character is the code of "0" plus six bits: five bits of a number,
-# and a flag that the number continues in the next character. The highest of the five bits in the last character of a
-# number is its sign.
+# and a flag that the number continues in the next character. The sign of a number is the highest of the five bits in
+# the last character of the number.
 CODE_OF_ZERO, BITS_PER_CHARACTER, CONTINUES_FLAG, SIGN_FLAG = 48, 5, 0x20, 0x10
 MAX_CHARACTERS = 7  # largest number of characters of a number; 35 bits are enough for the pixels of any image
 MAX_TEXT_LENGTH = 1 << 24  # largest number of characters of a mask
@@ -38,8 +38,8 @@ class AnnotatedImage:
         size: (height, width) in pixels as the annotation file states it; None if the file states no size.
         declared: Split that the data set assigns: "train", "val" or "test"; "" if the data set assigns no split.
         source: Path of the annotation file within the set.
-        outlines: Outline of each box in the form of COCO's "segmentation". A box without an outline has a false value,
-            and the list is empty if no box has an outline.
+        outlines: Outline of each box in the form of COCO's "segmentation"; None or an empty value for a box without an
+            outline. The list is empty if no box has an outline.
         crowd_word: Name that the layout uses for the boxes that are flagged in `crowd`, for messages.
         tags: Labels of the whole image.
     """
@@ -72,10 +72,10 @@ class AnnotatedImage:
 
 @dataclass(frozen=True)
 class AnnotationSet:
-    """The content of a set's annotation files: the images, the class number of each class name, and notes."""
+    """What the annotation files of a set contain: the images, the class number of each class name, and notes."""
 
     images: list[AnnotatedImage]
-    numbers: Mapping[str, int]
+    class_numbers: Mapping[str, int]
     notes: tuple[str, ...] = ()
 
     @classmethod
@@ -99,7 +99,7 @@ class Layout:
         expected: Description of the files, for messages that list the supported layouts.
         suffixes: Suffixes of annotation files, by which a single file is recognised.
         find: Function (tree, files) that returns those files that are annotation files of this layout.
-        read: Function (tree, annotation files) that reads the annotation files.
+        read: Function (tree, annotation files) that returns what the annotation files contain.
         roots: Function that returns the folders in which the images of a single annotation file may be.
         tree: Function that returns a tree of the images of a single annotation file; None if the file does not name all
             images by absolute paths.
@@ -125,12 +125,12 @@ def add_image(images: dict[str, AnnotatedImage], image: AnnotatedImage, shown_pa
 
 
 def shorten_notes(notes: Sequence[str]) -> list[str]:
-    """Return the first two notes on individual files, and a note with the number of further files."""
+    """Return the first two of several notes on files, and a note with the number of further files."""
     return [*notes[:2], *([f"and likewise for {counted(len(notes) - 2, 'more file')}"] if len(notes) > 2 else [])]
 
 
 def unread_shapes_notes(counts: Counter[str]) -> list[str]:
-    """Return a list with a note on shapes that were not read, given their number by type; empty if all were read."""
+    """Return a list with a note on shapes that were not read, given counts by type; empty if all shapes were read."""
     if not counts:
         return []
     kinds = ", ".join(f"{name} {count}" for name, count in counts.most_common())
@@ -138,7 +138,7 @@ def unread_shapes_notes(counts: Counter[str]) -> list[str]:
 
 
 def unique_class_names(names: Mapping[int, str]) -> dict[int, str]:
-    """Return class names by number; if a name occurs again, its number is appended.
+    """Return class names by number; if a name occurs again, the number of the class is appended to the name.
 
     Example:
         >>> unique_class_names({3: "cell", 7: "cell"})
@@ -189,17 +189,17 @@ def unpack_run_lengths(text: bytes) -> NDArray[np.int64]:
         ValueError: The text is invalid; the message says why.
     """
     if len(text) > MAX_TEXT_LENGTH:
-        raise ValueError(f"it has {len(text):,} characters, at most {MAX_TEXT_LENGTH:,} are read")
+        raise ValueError(f"the mask has {len(text):,} characters, at most {MAX_TEXT_LENGTH:,} are read")
     codes = np.frombuffer(text, dtype=np.uint8).astype(np.int64) - CODE_OF_ZERO
     if not len(codes) or codes.min() < 0 or codes.max() >= 64:
-        raise ValueError("it is empty or has an invalid character")
+        raise ValueError("the mask is empty or has an invalid character")
     if codes[-1] & CONTINUES_FLAG:
-        raise ValueError("it ends in the middle of a number")
+        raise ValueError("the mask ends in the middle of a number")
     last_bytes = np.flatnonzero((codes & CONTINUES_FLAG) == 0)
     starts = np.concatenate([[0], last_bytes[:-1] + 1])
     lengths = last_bytes - starts + 1
     if lengths.max() > MAX_CHARACTERS:
-        raise ValueError("it has a number that is too large for any image")
+        raise ValueError("the mask has a number that is too large for any image")
     index = np.arange(len(codes)) - np.repeat(starts, lengths)
     numbers = np.add.reduceat((codes & (CONTINUES_FLAG - 1)) << (BITS_PER_CHARACTER * index), starts)
     numbers -= np.where(codes[last_bytes] & SIGN_FLAG, np.int64(1) << (BITS_PER_CHARACTER * lengths), 0)

@@ -28,7 +28,7 @@ from paucal.wording import counted, short_repr, was_or_were
 
 GIVE_COCO = "give a COCO annotation file"
 _COCO_NAME = re.compile(r".*\.coco\.json|instances_.*\.json")
-MAX_BYTES = 1 << 29  # size of the largest file that is read; instances_train2017.json is 449 MB large
+MAX_BYTES = 1 << 29  # size of the largest file that is read; instances_train2017.json has 449 MB
 MAX_EDGE = 1.02  # largest right or bottom edge of a box relative to the image's side; 2 % tolerance for rounding
 # If at least this fraction of the boxes ends outside the image, boxes are treated as left, top, right and bottom.
 MIN_FRACTION_OUTSIDE = 0.25
@@ -55,44 +55,44 @@ def read(tree: Tree, files: Sequence[str]) -> AnnotationSet:
     if any(_name_starts_with(file, INSTANCES) for file in files):
         box_files = [file for file in files if not _name_starts_with(file, *OTHER_TASKS)]
     finder = ImageNames(tree.images, tree)
-    contents, notes = _remove_repetitions([_FileReader(tree, file, finder).read() for file in box_files])
+    contents, notes = _drop_repeated_files([_FileReader(tree, file, finder).read() for file in box_files])
     images: dict[str, AnnotatedImage] = {}
     for content in contents:
         for image in content.images:
-            add_image(images, image, tree.shown)
+            add_image(images, image, tree.shown_root)
     skipped = [PurePosixPath(file).name for file in tree.files_ending(".json") if _name_starts_with(file, *OTHER_TASKS)]
     if skipped and len(files) > 1 and box_files is not files:
-        count = f"{counted(len(skipped), 'file')} beside {INSTANCES}_*.json {was_or_were(len(skipped))} skipped"
+        count = f"{counted(len(skipped), 'file')} other than {INSTANCES}_*.json {was_or_were(len(skipped))} skipped"
         notes.append(f"{count}: {', '.join(skipped)}")
-    numbers = _merge_numbers([content.numbers for content in contents], tree)
+    class_numbers = _merge_class_numbers([content.class_numbers for content in contents], tree)
     file_notes = [note for content in contents for note in content.notes]
-    return AnnotationSet(list(images.values()), numbers, (*file_notes, *notes))
+    return AnnotationSet(list(images.values()), class_numbers, (*file_notes, *notes))
 
 
-_FILES = "COCO JSON beside or above the images or in annotations/, one file for each split if there are splits"
-LAYOUT = Layout("COCO JSON", _FILES, (".json",), find, read)
+_EXPECTED_FILES = "COCO JSON beside or above the images or in annotations/, one file for each split if there are splits"
+LAYOUT = Layout("COCO JSON", _EXPECTED_FILES, (".json",), find, read)
 
 
 def _name_starts_with(file: str, *words: str) -> bool:
     return PurePosixPath(file).name.lower().startswith(words)
 
 
-def _remove_repetitions(contents: Sequence[AnnotationSet]) -> tuple[list[AnnotationSet], list[str]]:
-    """Leave out files that repeat smaller files, such as a file for all images; return the others, and notes."""
+def _drop_repeated_files(contents: Sequence[AnnotationSet]) -> tuple[list[AnnotationSet], list[str]]:
+    """Return the contents of files, and notes; a file that repeats smaller files is dropped."""
     images: dict[str, AnnotatedImage] = {}
-    repeated: list[AnnotationSet] = []
+    repeated_contents: list[AnnotationSet] = []
     for content in sorted(contents, key=lambda content: len(content.images)):
         if content.images and all(
             image.key in images and image.has_same_objects(images[image.key]) for image in content.images
         ):
-            repeated.append(content)
+            repeated_contents.append(content)
         images.update({image.key: image for image in content.images})
-    notes = [f"{content.images[0].source} repeats other files, and was skipped" for content in repeated]
-    return [content for content in contents if not any(content is other for other in repeated)], notes
+    notes = [f"{content.images[0].source} repeats other files, and was skipped" for content in repeated_contents]
+    return [content for content in contents if not any(content is repeated for repeated in repeated_contents)], notes
 
 
 class _FileReader:
-    """Reads one JSON file, and raises a UserError if the file is invalid."""
+    """Reader of one JSON file; raises a UserError if the file is invalid."""
 
     def __init__(self, tree: Tree, file: str, finder: ImageNames) -> None:
         self._tree, self._file, self._finder = tree, file, finder
@@ -101,18 +101,18 @@ class _FileReader:
 
     def read(self) -> AnnotationSet:
         """Return the images, boxes and classes in the file."""
-        content, notes = self._tree.json(self._file, MAX_BYTES, GIVE_COCO)
+        content, notes = self._tree.read_json(self._file, MAX_BYTES, GIVE_COCO)
         if not isinstance(content, dict) or not set(ENTRIES) <= set(content):
             raise NoLabelsError(f"{self._shown_path!r} lacks 'images', 'annotations' or 'categories': {GIVE_COCO}.")
-        categories, numbers = self._read_categories(content)
+        categories, class_numbers = self._read_categories(content)
         images = self._read_images(content)
-        boxes = self._entry_rows(content, "annotations")
+        boxes = self._read_entries(content, "annotations")
         if boxes and all("score" in row for row in boxes):
             notes.append(f"the boxes of {self._file} have scores, like the predictions of a detector")
         for row in boxes:
             self._add_box(row, images, categories)
         self._refuse_right_and_bottom(images.values())
-        return AnnotationSet(list(images.values()), numbers, tuple(notes))
+        return AnnotationSet(list(images.values()), class_numbers, tuple(notes))
 
     def _error(self, problem: str) -> UserError:
         return UserError(f"{self._shown_path!r} has {problem}.")
@@ -120,9 +120,8 @@ class _FileReader:
     def _refuse_right_and_bottom(self, images: Iterable[AnnotatedImage]) -> None:
         """Refuse a file whose boxes seem to be left, top, right, bottom instead of left, top, width, height.
 
-        Some programs write such boxes, although COCO defines boxes differently. Such boxes are recognised if many
-        boxes end outside the image when read as COCO defines them, and no box does when read as left, top, right,
-        bottom.
+        Some programs write such boxes, contrary to the format. The boxes are recognised if many boxes end outside the
+        image when read as left, top, width, height, and no box ends outside when read as left, top, right, bottom.
         """
         boxes = [(box, image.size) for image in images if image.size for box in image.boxes]
         outside = [box for box, (height, width) in boxes if box[2] > MAX_EDGE * width or box[3] > MAX_EDGE * height]
@@ -141,40 +140,40 @@ class _FileReader:
                 "bottom: give left, top, width and height, as in COCO JSON"
             )
 
-    def _entry_rows(self, content: Mapping[str, Any], name: str) -> list[dict[str, Any]]:
+    def _read_entries(self, content: Mapping[str, Any], name: str) -> list[dict[str, Any]]:
         rows = content[name]
         if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
             raise self._error(f"{name!r} that are not a list of entries: {GIVE_COCO}")
         return rows
 
     def _read_categories(self, content: Mapping[str, Any]) -> tuple[dict[Any, str], dict[str, int]]:
-        rows = self._entry_rows(content, "categories")
+        rows = self._read_entries(content, "categories")
         if len(rows) > MAX_CLASSES:
             raise self._error(f"{len(rows):,} categories; at most {MAX_CLASSES:,} are read")
         categories: dict[Any, str] = {}
         for row in rows:
-            number, name = _normalise_id(row.get("id")), row.get("name")
-            if number is None or not isinstance(name, str) or not name.strip() or number in categories:
+            category_id, name = _normalise_id(row.get("id")), row.get("name")
+            if category_id is None or not isinstance(name, str) or not name.strip() or category_id in categories:
                 raise self._error(f"a category without a name or a unique id: {short_repr(row)}; correct the entry")
-            categories[number] = unicodedata.normalize("NFC", name)
+            categories[category_id] = unicodedata.normalize("NFC", name)
         names = unique_class_names(categories)
-        are_integers = all(isinstance(number, int) for number in names)
+        are_integers = all(isinstance(category_id, int) for category_id in names)
         return names, {name: number if are_integers else index for index, (number, name) in enumerate(names.items(), 1)}
 
     def _read_images(self, content: Mapping[str, Any]) -> dict[Any, AnnotatedImage]:
         """Return the images by id, before their boxes are added."""
         images: dict[Any, AnnotatedImage] = {}
-        rows = self._entry_rows(content, "images")
+        rows = self._read_entries(content, "images")
         for row in rows:
-            name, number = row.get("file_name"), _normalise_id(row.get("id"))
-            if not isinstance(name, str) or not name or number is None:
+            name, image_id = row.get("file_name"), _normalise_id(row.get("id"))
+            if not isinstance(name, str) or not name or image_id is None:
                 raise self._error(f"an image without an id or a file_name: {short_repr(row)}; correct the entry")
-            if number in images:
-                raise self._error(f"two images with the id {number!r}: give each image a different id")
+            if image_id in images:
+                raise self._error(f"two images with the id {image_id!r}: give each image a different id")
             # Some programs write 0 for an unknown size.
             sides = (_finite_number(row.get(name)) for name in ("height", "width"))
             size = positive_size(*(None if side is None else int(side) for side in sides))
-            images[number] = AnnotatedImage("", size=size, declared=self._part, source=self._file)
+            images[image_id] = AnnotatedImage("", size=size, declared=self._part, source=self._file)
         keys = self._finder.find_images([row["file_name"] for row in rows], self._file, self._part)
         for row, key, image in zip(rows, keys, images.values(), strict=True):
             if key is None:
@@ -189,10 +188,10 @@ class _FileReader:
         self, row: dict[str, Any], images: Mapping[Any, AnnotatedImage], categories: Mapping[Any, str]
     ) -> None:
         """Add the box of an entry in "annotations" to its image."""
-        image, category = _normalise_id(row.get("image_id")), _normalise_id(row.get("category_id"))
-        if image not in images:
+        image_id, category_id = _normalise_id(row.get("image_id")), _normalise_id(row.get("category_id"))
+        if image_id not in images:
             raise self._error(f"a box of the image {row.get('image_id')!r}, which is not in 'images': add the image")
-        if category not in categories:
+        if category_id not in categories:
             expected = ", ".join(map(str, list(categories)[:8]))
             raise self._error(
                 f"a box of the category {row.get('category_id')!r}, expected one of {expected}: add the category, or "
@@ -200,7 +199,7 @@ class _FileReader:
             )
         outline = row.get("segmentation")
         crowd = bool(_finite_number(row.get("iscrowd")) or 0)
-        images[image].add(categories[category], self._read_box(row.get("bbox"), outline), outline, crowd)
+        images[image_id].add(categories[category_id], self._read_box(row.get("bbox"), outline), outline, crowd)
 
     def _read_box(self, box: Any, outline: Any) -> Corners:
         """Return a "bbox" as left, top, right, bottom; without a "bbox", return the box around the outline."""
@@ -242,19 +241,20 @@ def _box_of_outline(outline: Any) -> Corners | None:
     return box_of_points(zip(values[::2], values[1::2], strict=True))
 
 
-def _merge_numbers(numbers: Sequence[Mapping[str, int]], tree: Tree) -> dict[str, int]:
-    """Return the class numbers by class name for all files, given the numbers in each file.
+def _merge_class_numbers(mappings: Sequence[Mapping[str, int]], tree: Tree) -> dict[str, int]:
+    """Return one mapping from class names to numbers for all files, given the mapping of each file.
 
-    If the numbers in different files conflict and each file numbers its classes from 1, the classes are renumbered.
+    If mappings conflict and each mapping numbers its classes from 1, the classes are renumbered.
     """
     merged: dict[str, int] = {}
-    for file_numbers in numbers:
-        for name, number in file_numbers.items():
+    for mapping in mappings:
+        for name, number in mapping.items():
             merged.setdefault(name, number)
     if len(set(merged.values())) == len(merged):
         return merged
-    if all(sorted(file_numbers.values()) == list(range(1, len(file_numbers) + 1)) for file_numbers in numbers):
+    if all(sorted(mapping.values()) == list(range(1, len(mapping) + 1)) for mapping in mappings):
         return {name: number for number, name in enumerate(sorted(merged), 1)}
     raise UserError(
-        f"the files of {tree.shown!r} give several classes the same number: give each class one number in all files."
+        f"the files of {tree.shown_root!r} give several classes the same number: give each class one number in all "
+        "files."
     )

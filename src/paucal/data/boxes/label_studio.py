@@ -38,12 +38,12 @@ from paucal.wording import counted
 
 MAX_BYTES = 1 << 29  # size of the largest file that is read; a mask drawn with the brush may be a megabyte large
 EXPORT_AGAIN = "export Label Studio JSON again"
-# Entries of a region that contain the labels of the region.
+# Names of the entries in which a region may have its labels.
 LABEL_ENTRIES = ("rectanglelabels", "polygonlabels", "brushlabels", "ellipselabels", "labels")
 # Bits per value, and the four possible numbers of bits per count, in the packed masks that Label Studio writes.
 _VALUE_BITS, _COUNT_BITS = 8, (3, 4, 8, 16)
 CHOICE_ENTRIES = ("choice", "choices", "class", "category")  # common entries of image-level labels in the short form
-# Every export has at least one of the first entries. The second ones show that an export is in the long form.
+# Every export has at least one entry that `_USUAL_ENTRY` matches. `_LONG_FORM` matches exports in the long form.
 _USUAL_ENTRY = re.compile(
     rb'"(?:result|rectanglelabels|polygonlabels|brushlabels|ellipselabels|choices?|completions)"\s*:'
 )
@@ -56,7 +56,7 @@ class _Task(NamedTuple):
 
     image: str  # path or URL
     values: list[Mapping[str, Any]]  # regions and labels, which may also state the size of the image
-    uploaded: str = ""  # name of the uploaded file, if it is stated
+    upload_name: str = ""  # name of the uploaded file; "" if the task does not state this name
 
 
 def find(tree: Tree, files: Sequence[str]) -> list[str]:
@@ -75,7 +75,7 @@ def read(tree: Tree, files: Sequence[str]) -> AnnotationSet:
     unread: Counter[str] = Counter()
     notes: list[str] = []
     for file in files:
-        content, file_notes = tree.json(file, MAX_BYTES, EXPORT_AGAIN)
+        content, file_notes = tree.read_json(file, MAX_BYTES, EXPORT_AGAIN)
         notes += file_notes
         shown_path = tree.shown_path(file)
         tasks = list(_read_tasks(content, shown_path, special_cases))
@@ -86,10 +86,10 @@ def read(tree: Tree, files: Sequence[str]) -> AnnotationSet:
             size = next(filter(None, sizes), None)
             image = AnnotatedImage(key, size=size, source=file, declared=part_of_file(file))
             for value in task.values:
-                _add_region(image, value, _Context(shown_path, key, image.size or store.size(number)), unread)
-            add_image(images, image, tree.shown)
+                _add_region(image, value, _RegionContext(shown_path, key, image.size or store.size(number)), unread)
+            add_image(images, image, tree.shown_root)
     notes += [f"{counted(count, 'image')} {case}" for case, count in special_cases.items()]
-    return AnnotationSet.with_numbered_classes(images.values(), tree.shown, [*notes, *unread_shapes_notes(unread)])
+    return AnnotationSet.with_numbered_classes(images.values(), tree.shown_root, [*notes, *unread_shapes_notes(unread)])
 
 
 LAYOUT = Layout("Label Studio JSON", "Label Studio JSON of all images", (".json",), find, read)
@@ -109,17 +109,17 @@ def _read_tasks(rows: Any, shown_path: str, special_cases: Counter[str]) -> Iter
     for row in rows:
         data = row.get("data")
         is_long = isinstance(data, dict)
-        image = _image_of(data if is_long else row, shown_path)
-        values = _annotation_values(row, special_cases) if is_long else list(_short_values(row))
+        image = _image_path(data if is_long else row, shown_path)
+        values = _annotation_values(row, special_cases) if is_long else list(_values_of_short_form(row))
         if values is None:
             special_cases["without an annotation left out"] += 1
         else:
-            uploaded = row.get("file_upload")
-            yield _Task(image, values, uploaded if isinstance(uploaded, str) else "")
+            upload_name = row.get("file_upload")
+            yield _Task(image, values, upload_name if isinstance(upload_name, str) else "")
 
 
-def _image_of(data: Mapping[str, Any], shown_path: str) -> str:
-    """Return the path or URL of the image: the entry "image", else the first text that ends in an image suffix."""
+def _image_path(data: Mapping[str, Any], shown_path: str) -> str:
+    """Return the path or URL of a task's image: the entry "image", else the first text that ends in an image suffix."""
     texts = [text for text in data.values() if isinstance(text, str)]
     image_texts = [text for text in texts if text.split("?X-")[0].lower().endswith(IMAGE_SUFFIXES)]
     image = data.get("image") if isinstance(data.get("image"), str) else next(iter(image_texts), None)
@@ -129,14 +129,17 @@ def _image_of(data: Mapping[str, Any], shown_path: str) -> str:
 
 
 def _annotation_values(task: Mapping[str, Any], special_cases: Counter[str]) -> list[Mapping[str, Any]] | None:
-    """Return what the annotation marked as ground truth, or else the last one, has; None without an annotation."""
+    """Return the regions and labels of the annotation marked as ground truth, or else of the last annotation.
+
+    The result is None if the task has no annotation.
+    """
     rows = task.get("annotations", task.get("completions"))
     rows = [row for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []
     rows = [row for row in rows if not row.get("was_cancelled") and isinstance(row.get("result"), list)]
     if not rows:
         return None
     if len(rows) > 1:
-        special_cases["with several annotations: read the ground truth, or else the last one"] += 1
+        special_cases["with several annotations: the ground truth was read, or else the last annotation"] += 1
     annotation = next((row for row in rows if row.get("ground_truth")), rows[-1])
     values = [
         {**result, **result["value"], "kind": result.get("type")}
@@ -148,7 +151,7 @@ def _annotation_values(task: Mapping[str, Any], special_cases: Counter[str]) -> 
     return [value for value in values if value.keys() & {*LABEL_ENTRIES, "choices"} or value.get("id") not in labelled]
 
 
-def _short_values(row: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+def _values_of_short_form(row: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
     """Yield the values of an image in the short form, which has an entry for each control of the labelling page."""
     for name, value in row.items():
         if isinstance(value, list):
@@ -168,26 +171,26 @@ def _find_images(tasks: Sequence[_Task], finder: ImageNames, tree: Tree, file: s
     decoded = [path if key is not None else unquote(path) for path, key in zip(paths, keys_of_paths, strict=True)]
     keys: list[str] = []
     for task, key in zip(tasks, finder.find_images(decoded, file, part), strict=True):
-        image = key or next(iter(finder.find_images([task.uploaded], file, part)), None)
+        image = key or next(iter(finder.find_images([task.upload_name], file, part)), None)
         if image is None:
             raise missing_image(tree, file, task.image)
         keys.append(image)
     return keys
 
 
-class _Context(NamedTuple):
-    """The file and the image that contain a region, for messages; the size is (height, width) in pixels."""
+class _RegionContext(NamedTuple):
+    """File and image that contain a region, for messages; `size` is the (height, width) of the image in pixels."""
 
     shown_path: str
     key: str
     size: tuple[int, int]
 
     def error(self, kind: object, problem: str) -> UserError:
-        """Return an error about a region of type `kind`, such as "rectangle"; `problem` ends the message."""
+        """Return an error about a region of type `kind`, such as "rectangle"; `problem` is the end of the message."""
         return UserError(f"{self.shown_path!r} has a {kind} in {self.key!r} {problem}.")
 
 
-def _add_region(image: AnnotatedImage, value: Mapping[str, Any], context: _Context, unread: Counter[str]) -> None:
+def _add_region(image: AnnotatedImage, value: Mapping[str, Any], context: _RegionContext, unread: Counter[str]) -> None:
     """Add the objects of a region, or the labels of the whole image; other values are counted by type in `unread`."""
     kind, choices = value.get("kind") or value.get("type") or "region", value.get("choices")
     if isinstance(choices, list) and not {"x", "points", "rle"} & value.keys():
@@ -208,7 +211,7 @@ def _add_region(image: AnnotatedImage, value: Mapping[str, Any], context: _Conte
         image.add(name, *box_and_outline)
 
 
-def _read_region(value: Mapping[str, Any], context: _Context, kind: str) -> tuple[Corners, Any] | None:
+def _read_region(value: Mapping[str, Any], context: _RegionContext, kind: str) -> tuple[Corners, Any] | None:
     """Return the box and the outline of a region in pixels; None if the value has no supported shape."""
     height, width = context.size
     invalid_numbers = context.error(kind, "whose numbers cannot be read: correct the numbers")
@@ -255,17 +258,17 @@ def decode_brush(values: Sequence[Any], size: tuple[int, int]) -> NDArray[np.boo
     """
     total = 4 * math.prod(size)
     if total > 4 * MAX_PIXELS or not all(type(value) is int and 0 <= value < 256 for value in values):
-        raise ValueError("it is too large, or has values that are not bytes (0 to 255)")
+        raise ValueError("the mask is too large, or has values that are not bytes (0 to 255)")
     bits = _BitReader(bytes(values))
     if bits.read(32) != total:
-        raise ValueError(f"it is not of {size[1]}x{size[0]} pixels")
+        raise ValueError(f"the size of the mask is not {size[1]}x{size[0]} pixels")
     value_bits, count_bits = bits.read(5) + 1, [bits.read(4) + 1 for _ in range(4)]
     are_set, index = np.zeros(total, dtype=np.bool_), 0
     while index < total:
         is_repeated = bits.read(1)
         end = index + 1 + bits.read(count_bits[bits.read(2)])
         if end > total:
-            raise ValueError("it has more values than pixels")
+            raise ValueError("the mask has more values than pixels")
         n_values = 1 if is_repeated else end - index
         are_set[index:end] = [bits.read(value_bits) for _ in range(n_values)]
         index = end
@@ -299,6 +302,6 @@ class _BitReader:
         start, end = self._position, self._position + count
         self._position = end
         if end > 8 * len(self._content):
-            raise ValueError("it ends too early")
+            raise ValueError("the mask ends too early")
         number = int.from_bytes(self._content[start // 8 : -(-end // 8)])
         return number >> (-end % 8) & ((1 << count) - 1)

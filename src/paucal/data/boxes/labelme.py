@@ -32,7 +32,7 @@ _Object = tuple[str, Corners, Any]  # class name, box, outline
 
 
 def find(tree: Tree, files: Sequence[str]) -> list[str]:
-    """Return LabelMe JSON files, and other JSON files beside them that have the stem of an image.
+    """Return LabelMe JSON files, and other JSON files in the same folders that have the stem of an image.
 
     The other files may be damaged LabelMe files, which are then reported.
     """
@@ -40,8 +40,10 @@ def find(tree: Tree, files: Sequence[str]) -> list[str]:
     recognised = {file for file in json_files if all(mentions(tree.peek(file, HEAD_BYTES), name) for name in ENTRIES)}
     folders = {file.rpartition("/")[0] for file in recognised}
     stems = {image.rpartition(".")[0] for image in tree.images} if recognised else set()
-    beside = {file for file in json_files if file.rpartition("/")[0] in folders and file.rpartition(".")[0] in stems}
-    return [file for file in json_files if file in recognised | beside]
+    files_of_images = {
+        file for file in json_files if file.rpartition("/")[0] in folders and file.rpartition(".")[0] in stems
+    }
+    return [file for file in json_files if file in recognised | files_of_images]
 
 
 def read(tree: Tree, files: Sequence[str]) -> AnnotationSet:
@@ -51,7 +53,7 @@ def read(tree: Tree, files: Sequence[str]) -> AnnotationSet:
     notes: list[str] = []
     unread: Counter[str] = Counter()
     for file in files:
-        content, file_notes = tree.json(file, MAX_BYTES, "give LabelMe JSON")
+        content, file_notes = tree.read_json(file, MAX_BYTES, "give LabelMe JSON")
         notes += file_notes
         shown_path = tree.shown_path(file)
         shapes = content.get("shapes") if isinstance(content, dict) else None
@@ -65,7 +67,7 @@ def read(tree: Tree, files: Sequence[str]) -> AnnotationSet:
             image.add(name, box, outline)
         images.append(image)
     notes = [*shorten_notes(notes), *assign_keys(images, stated_names, tree), *unread_shapes_notes(unread)]
-    return AnnotationSet.with_numbered_classes(images, tree.shown, notes)
+    return AnnotationSet.with_numbered_classes(images, tree.shown_root, notes)
 
 
 LAYOUT = Layout("LabelMe JSON", "LabelMe JSON of each image", (JSON_SUFFIX,), find, read)

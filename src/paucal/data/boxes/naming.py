@@ -33,13 +33,13 @@ class MissingImage(UserError):
 def missing_image(tree: Tree, file: str, name: str) -> MissingImage:
     """Return the error for an image that the annotation file `file` describes, but that does not exist."""
     return MissingImage(
-        f"{tree.shown_path(file)!r} describes {name[:120]!r}, but there is no such image in {tree.shown!r}: add the "
-        "image, or give the folder above both as DATA."
+        f"{tree.shown_path(file)!r} describes {name[:120]!r}, but there is no such image in {tree.shown_root!r}: add "
+        "the image, or give the folder that contains images and annotations as DATA."
     )
 
 
 class Match(NamedTuple):
-    """A file that a name in an annotation file may refer to, and the folder that the name is then relative to."""
+    """A file that a name in an annotation file may mean, and the folder `base` to which the name is then relative."""
 
     path: str
     base: str
@@ -65,20 +65,20 @@ def split_path(name: str) -> tuple[str, ...]:
 
 
 def explain_foreign_path(name: str) -> str:
-    """Return why a name is not a path relative to the folder of the images, and advice; "" for a relative path."""
+    """Return why a name is not a relative path inside the image folder, with advice; "" for such a path."""
     if _URL_START.match(name):
         return "a URL: download the images, and put them into the folder"
     path = name.replace("\\", "/")
     if path.startswith("/") or _DRIVE_LETTER.match(name) or ".." in path.split("/") or "\0" in name:
         return (
-            "a path out of the folder of the data, which has no such image: add the image, or give names within the "
+            "a path out of the data folder, which has no such image: add the image, or give paths inside the data "
             "folder"
         )
     return ""
 
 
 class ImageNames:
-    """Finds files, usually images, by their names in annotation files.
+    """Finds files, usually images, by the names that annotation files give.
 
     Args:
         paths: Paths of the files to find, relative to the tree.
@@ -99,7 +99,7 @@ class ImageNames:
             self._by_stem.setdefault(normalise_name(PurePosixPath(name).stem), []).append(path)
             self._files_per_folder[path.rpartition("/")[0]] += 1
 
-    def matches(self, name: str, by_stem: bool = False) -> list[Match]:
+    def find_matches(self, name: str, by_stem: bool = False) -> list[Match]:
         """Return the files with this name whose paths share the most folders with the name, counted from the end.
 
         A file is excluded if it is in a different folder of the data set: "train/1.jpg" does not match "val/1.jpg". If
@@ -142,7 +142,9 @@ class ImageNames:
         Raises:
             UserError: The names may be relative to any of several folders.
         """
-        matches_per_name = [self.matches(name, by_stem=not name.lower().endswith(IMAGE_SUFFIXES)) for name in names]
+        matches_per_name = [
+            self.find_matches(name, by_stem=not name.lower().endswith(IMAGE_SUFFIXES)) for name in names
+        ]
         main_base = self._main_base(matches_per_name, file, part)
         paths: list[str | None] = []
         for matches in matches_per_name:
@@ -158,7 +160,7 @@ class ImageNames:
         return paths
 
     def _main_base(self, matches_per_name: Sequence[Sequence[Match]], file: str, part: str) -> str | None:
-        """Return the folder that the names are relative to: the nearest to `file` of those with half of the images."""
+        """Return the folder to which names are relative: of folders with half of the images, the nearest to `file`."""
         counts = Counter(match.base for matches in matches_per_name for match in matches)
         if not counts:
             return None
@@ -194,7 +196,7 @@ class ImageNames:
         part = part_of_folders(file)
         for are_near in (True, False):
             for name, by_stem in candidates:
-                paths = [match.path for match in self.matches(name, by_stem) if part_fits(match.path, part)]
+                paths = [match.path for match in self.find_matches(name, by_stem) if part_fits(match.path, part)]
                 paths = [path for path in paths if not self._has_other_folders(path, file)]
                 ranks = {path: _folder_rank(path, file) for path in paths}
                 paths = [path for path in paths if (ranks[path] <= 1) == are_near]
@@ -262,25 +264,31 @@ def assign_images(tree: Tree, stated_names: Mapping[str, Sequence[str]]) -> tupl
         stated_names: Names of the described image in each annotation file, the most likely first.
     """
     finder = ImageNames(tree.images, tree)
-    found_images = {file: finder.find_described_image(file, names) for file, names in stated_names.items()}
-    keys = {file: key for file, key in found_images.items() if key is not None}
+    images_by_file = {file: finder.find_described_image(file, names) for file, names in stated_names.items()}
+    keys = {file: key for file, key in images_by_file.items() if key is not None}
     files_by_image: dict[str, list[str]] = {}
     for file, key in keys.items():
         files_by_image.setdefault(key, []).append(file)
-    corrected = []
+    corrected_files = []
     for file in [file for files in files_by_image.values() if len(files) > 1 for file in files]:
         image_by_stem = finder.find_described_image(file, ())
         if image_by_stem is not None and image_by_stem not in keys.values():
             keys[file] = image_by_stem
-            corrected.append(file)
+            corrected_files.append(file)
     images: dict[str, AnnotatedImage] = {}
     for file, key in keys.items():
-        add_image(images, AnnotatedImage(key, source=file), tree.shown)
-    respelt = [file for file in keys if file not in corrected and _has_other_suffix(stated_names[file], keys[file])]
+        add_image(images, AnnotatedImage(key, source=file), tree.shown_root)
+    files_with_other_suffix = [
+        file for file in keys if file not in corrected_files and _has_other_suffix(stated_names[file], keys[file])
+    ]
     notes = []
     for files, problem, image in (
-        (corrected, "the image of another file", "the image with the name of the annotation file"),
-        (respelt, "an image with another suffix", keys[respelt[0]] if respelt else ""),
+        (corrected_files, "the image of another file", "the image with the name of the annotation file"),
+        (
+            files_with_other_suffix,
+            "an image with another suffix",
+            keys[files_with_other_suffix[0]] if files_with_other_suffix else "",
+        ),
     ):
         if files:
             subject = counted(len(files), "annotation file names", "annotation files name")
@@ -304,7 +312,7 @@ def assign_keys(images: Iterable[AnnotatedImage], stated_names: Mapping[str, Seq
 
 
 def _has_other_suffix(stated_names: Sequence[str], key: str) -> bool:
-    """Return whether some names have an image suffix, but no such name is the file name of the image."""
+    """Return whether some names end in an image suffix, and none of these is the file name of the image `key`."""
     file_names = [split_path(name)[-1] for name in stated_names if split_path(name)]
     names = [normalise_name(name) for name in file_names if name.lower().endswith(IMAGE_SUFFIXES)]
     return bool(names) and normalise_name(key.rpartition("/")[2]) not in names

@@ -14,7 +14,7 @@ import numpy as np
 from paucal.data.boxes import coco, label_studio, labelme, table, xml_layouts, yolo
 from paucal.data.boxes.annotations import AnnotationSet, Layout
 from paucal.data.boxes.naming import LABEL_FOLDERS, MissingImage
-from paucal.data.boxes.parts import with_parts
+from paucal.data.boxes.parts import assign_parts
 from paucal.data.boxes.tree import Tree, ascii_bytes, folder_tree, open_tree
 from paucal.data.images import ImageSet
 from paucal.data.sources.archive import ARCHIVE_SUFFIXES, is_archive
@@ -24,7 +24,7 @@ from paucal.data.splits.part_names import part_of_folders
 from paucal.types import NoLabelsError, UserError
 from paucal.wording import counted, left_out_notes, was_or_were
 
-# In order of preference if a data set has the same boxes in several layouts.
+# Layouts in order of preference, for data sets that have the same boxes in several layouts.
 LAYOUTS: tuple[Layout, ...] = (
     *(xml_layouts.VOC, coco.LAYOUT, xml_layouts.CVAT, labelme.LAYOUT, label_studio.LAYOUT, yolo.LAYOUT, table.LAYOUT),
 )
@@ -51,7 +51,7 @@ class UnsupportedLayout(NamedTuple):
 
 
 def _entries_pattern(*names: str) -> re.Pattern[bytes]:
-    """Return a pattern that matches JSON text that has entries with all these names."""
+    """Return a pattern that matches JSON text in which all these entries occur."""
     return re.compile("".join(f'(?=.*"{name}"\\s*:)' for name in names).encode(), re.DOTALL)
 
 
@@ -88,30 +88,30 @@ class AnnotationFiles:
     advice: str = "convert the boxes to COCO JSON"
 
     @property
-    def shown(self) -> str:
-        """Path for messages: the folder of the files if each image has its own file, else the first file."""
+    def shown_path(self) -> str:
+        """Path for messages: the folder of the files if each image has an annotation file, else the first file."""
         folders = {file.rpartition("/")[0] for file in self.files}
         has_file_per_image = self.name not in (coco.LAYOUT.name, table.LAYOUT.name, *TAGGED_LAYOUTS)
         return "".join(folders) if len(folders) == 1 and has_file_per_image and folders != {""} else self.files[0]
 
     @property
-    def are_among_classes(self) -> bool:
-        """Whether all files are in folders whose names may be names of classes."""
+    def are_in_class_folders(self) -> bool:
+        """Whether all files are in folders that may be named after classes."""
         folders = [file.rpartition("/")[0] for file in self.files]
         names = {name for folder in folders for name in folder.lower().split("/")}
         return all(folders) and names.isdisjoint(STRUCTURE_FOLDERS) and not any(map(part_of_folders, self.files))
 
 
-def find_boxes(path: Path) -> AnnotationFiles | None:
-    """Return the annotation files of a folder, an archive or a single file; None if no layout is recognised."""
+def find_annotation_files(path: Path) -> AnnotationFiles | None:
+    """Return the annotation files at a path (a folder, an archive or a file); None if no layout is recognised."""
     has_files = path.is_dir() or is_archive(path)
     if not path.exists() or not (has_files or path.suffix.lower() in SUFFIXES):
         return None
     tree = open_tree(path) if has_files else folder_tree(path.parent, [path.name])
-    return next(iter(find_annotation_files(tree)), None) or find_unsupported_files(tree)
+    return next(iter(find_annotation_files_in_tree(tree)), None) or find_unsupported_files(tree)
 
 
-def find_annotation_files(tree: Tree) -> list[AnnotationFiles]:
+def find_annotation_files_in_tree(tree: Tree) -> list[AnnotationFiles]:
     """Return the annotation files of a tree in supported layouts, grouped by layout."""
     groups = ((layout, layout.find(tree, tree.files)) for layout in LAYOUTS)
     return [AnnotationFiles(layout.name, files, layout.read) for layout, files in groups if files]
@@ -130,7 +130,7 @@ def find_unsupported_files(tree: Tree) -> AnnotationFiles | None:
     if not archives:
         return None
     try:
-        boxes_in_archive = find_boxes(Path(tree.location, archives[0]))
+        boxes_in_archive = find_annotation_files(Path(tree.location, archives[0]))
     except UserError:  # a damaged archive is reported when it is opened
         return None
     advice = "give one archive as DATA, or unpack the archives"
@@ -146,11 +146,11 @@ def read_boxes(path: Path) -> tuple[Tree, AnnotationSet]:
     if path.is_file() and not is_archive(path):
         return _read_single_file(path)
     tree = open_tree(path)
-    groups = find_annotation_files(tree)
+    groups = find_annotation_files_in_tree(tree)
     files_by_group = [[file for file in group.files if not root_of_set(file)] for group in groups]
     root_groups = [replace(group, files=files) for group, files in zip(groups, files_by_group, strict=True) if files]
     if not root_groups:
-        _refuse_without_boxes(tree, groups)
+        _refuse_tree_without_boxes(tree, groups)
     annotations = _read_preferred_layout(root_groups, tree)
     # Images without annotations are left out, since they may show objects that were not annotated.
     keys = {image.key for image in annotations.images}
@@ -162,12 +162,12 @@ def read_boxes(path: Path) -> tuple[Tree, AnnotationSet]:
         count = counted(len(other_files), "annotation file")
         other_set = f"of another set in {root_of_set(other_files[0])!r}"
         notes.append(f"{count} {other_set} {was_or_were(len(other_files))} skipped")
-    return tree, with_parts(replace(annotations, notes=tuple(notes)), tree)
+    return tree, assign_parts(replace(annotations, notes=tuple(notes)), tree)
 
 
-def open_boxed_images(path: Path) -> ImageSet:
+def open_annotated_images(path: Path) -> ImageSet:
     """Return the images that the annotation files at a path describe, without labels."""
-    return without_labels(*read_boxes(path))
+    return unlabelled_images(*read_boxes(path))
 
 
 def open_tagged_images(path: Path) -> ImageSet | None:
@@ -175,7 +175,7 @@ def open_tagged_images(path: Path) -> ImageSet | None:
 
     The result is None if the path has no such files.
     """
-    files = find_boxes(path)
+    files = find_annotation_files(path)
     if files is None or files.name not in TAGGED_LAYOUTS:
         return None
     tree, annotations = read_boxes(path)
@@ -185,16 +185,16 @@ def open_tagged_images(path: Path) -> ImageSet | None:
     is_multi_label = any(len(set(names)) > 1 for names in tags)
     rows = [index for index, names in enumerate(tags) if names or is_multi_label]
     labels = labels_from_names([tags[index] for index in rows], is_multi_label, f"from {files.name}")
-    images = without_labels(tree, annotations).select(np.asarray(rows, dtype=np.int64))
+    images = unlabelled_images(tree, annotations).select(np.asarray(rows, dtype=np.int64))
     notes = left_out_notes(len(tags) - len(rows), "image without a label", "images without a label")
-    all_notes = (f"read from {files.shown}", *images.notes, *notes, *labels.notes)
+    all_notes = (f"read from {files.shown_path}", *images.notes, *notes, *labels.notes)
     return replace(
         images, classes=labels.classes, labels=labels.class_numbers, multi_hot=labels.multi_hot, notes=all_notes
     )
 
 
-def without_labels(tree: Tree, annotations: AnnotationSet) -> ImageSet:
-    """Return the images that annotation files describe as an unlabelled set, without boxes."""
+def unlabelled_images(tree: Tree, annotations: AnnotationSet) -> ImageSet:
+    """Return the images that annotation files describe, as a set without labels and boxes."""
     keys, declared = [image.key for image in annotations.images], [image.declared for image in annotations.images]
     labels = np.full(len(keys), -1, dtype=np.int64)
     return ImageSet(tree.name, tree.location, (), keys, labels, declared, tree.store(keys), notes=annotations.notes)
@@ -239,16 +239,16 @@ def _read_preferred_layout(groups: Sequence[AnnotationFiles], tree: Tree) -> Ann
     for name in [name for name in keys if name != preferred]:
         if not keys[name] <= keys[preferred]:
             raise UserError(
-                f"{tree.shown!r} has boxes as {preferred} ({counted(len(keys[preferred]), 'image')}) and as {name} "
-                f"({counted(len(keys[name]), 'image')}) of different images: move the files of one layout away, or "
-                "give an annotation file as DATA."
+                f"{tree.shown_root!r} has boxes as {preferred} ({counted(len(keys[preferred]), 'image')}) and as "
+                f"{name} ({counted(len(keys[name]), 'image')}) of different images: move the files of one layout away, "
+                "or give an annotation file as DATA."
             )
         notes.append(f"the boxes were read as {preferred}, and the boxes as {name} were skipped")
     return replace(annotations[preferred], notes=(*annotations[preferred].notes, *notes))
 
 
 def _read_single_file(file: Path) -> tuple[Tree, AnnotationSet]:
-    """Read one annotation file, with the images beside it or below its parent folder."""
+    """Read one annotation file, whose images are in the folder of the file or below the parent of this folder."""
     layouts = [layout for layout in LAYOUTS if file.suffix.lower() in layout.suffixes]
     _refuse_unsupported(folder_tree(file.parent, [file.name]))
     if not layouts:
@@ -258,20 +258,20 @@ def _read_single_file(file: Path) -> tuple[Tree, AnnotationSet]:
     tree_of_parent = folder_tree(file.parent)
     layout = next((layout for layout in layouts if layout.find(tree_of_parent, [file.name])), layouts[0])
     if (tree := layout.tree(file)) is not None:
-        return tree, with_parts(layout.read(tree, [str(file.absolute())]), tree)
+        return tree, assign_parts(layout.read(tree, [str(file.absolute())]), tree)
     problem: UserError | None = None
     for root in layout.roots(file):
         try:
             tree = tree_of_parent if root == file.parent else folder_tree(root)
             path = file.relative_to(root).as_posix() if file.is_relative_to(root) else str(file.absolute())
-            annotations = with_parts(layout.read(tree, [path]), tree)
-        except MissingImage as missing:
-            problem = problem or missing
+            annotations = assign_parts(layout.read(tree, [path]), tree)
+        except MissingImage as error:
+            problem = problem or error
         except UserError:
             if problem is None or root == file.parent:
                 raise
         else:
-            # If all images are in one split, as in "train.json", they are treated as if they had no split.
+            # Images that are all in one split, as in "train.json", are treated as if no split were declared.
             if len({image.declared for image in annotations.images}) == 1:
                 images = [replace(image, declared="") for image in annotations.images]
                 annotations = replace(annotations, images=images)
@@ -280,20 +280,21 @@ def _read_single_file(file: Path) -> tuple[Tree, AnnotationSet]:
     raise problem
 
 
-def _refuse_without_boxes(tree: Tree, groups: Sequence[AnnotationFiles]) -> NoReturn:
-    """Refuse a tree that has no annotation files, or has them only in subfolders with separate data sets."""
+def _refuse_tree_without_boxes(tree: Tree, groups: Sequence[AnnotationFiles]) -> NoReturn:
+    """Refuse a tree without annotation files, or with annotation files only in subfolders with separate data sets."""
     if roots := sorted({root_of_set(file) for group in groups for file in group.files}):
         locations = " or ".join(repr(tree.shown_path(root)) for root in roots[:3])
-        raise UserError(f"{tree.shown!r} has several sets with boxes in subfolders: did you mean {locations}?")
+        raise UserError(f"{tree.shown_root!r} has several sets with boxes in subfolders: did you mean {locations}?")
     _refuse_unsupported(tree)
     files = tree.files_ending(".json")
     if len(files) == 1:
         coco.read(tree, files)  # raises an error with the reason why this file has no boxes
-    raise NoLabelsError(f"{tree.shown!r} has no annotations of boxes: expected {EXPECTED_TEXT}.")
+    raise NoLabelsError(f"{tree.shown_root!r} has no annotations of boxes: expected {EXPECTED_TEXT}.")
 
 
 def _refuse_unsupported(tree: Tree) -> None:
     if files := find_unsupported_files(tree):
         raise UserError(
-            f"{tree.shown!r} has boxes as {files.name} ({files.shown}), which is not supported: {files.advice}."
+            f"{tree.shown_root!r} has boxes as {files.name} ({files.shown_path}), which is not supported: "
+            f"{files.advice}."
         )

@@ -19,7 +19,7 @@ _CLASS_MARK = re.compile(r"\s+-?[01]$")  # 1, 0 or -1 after each image in Pascal
 _GAP_BEFORE_ANNOTATION = re.compile(r"\s+(?=\S.*\.(?:xml|json|txt)$)", re.IGNORECASE)
 
 
-def with_parts(annotations: AnnotationSet, tree: Tree) -> AnnotationSet:
+def assign_parts(annotations: AnnotationSet, tree: Tree) -> AnnotationSet:
     """Assign splits to images: by the annotation files, else by list files, else by the folders of the images.
 
     If any image belongs to a split, images without a split are left out, with a note.
@@ -30,37 +30,37 @@ def with_parts(annotations: AnnotationSet, tree: Tree) -> AnnotationSet:
     """
     images, notes = annotations.images, list(annotations.notes)
     if not any(image.declared for image in images):
-        parts, list_notes = _parts_of_lists(images, tree)
+        parts, list_notes = _read_part_lists(images, tree)
         if not parts:
             parts = {image.key: part_of_folders(image.key) for image in images}
             # The folder of one split beside other images does not declare a split.
             parts = {} if len(set(parts.values()) - {""}) < 2 and "" in parts.values() else parts
         images = [replace(image, declared=parts.get(image.key, "")) for image in images]
         notes += list_notes
-    in_parts = [image for image in images if image.declared]
-    if not in_parts or len(in_parts) == len(images):
+    images_with_part = [image for image in images if image.declared]
+    if not images_with_part or len(images_with_part) == len(images):
         return replace(annotations, images=images, notes=tuple(notes))
-    n_left_out = len(images) - len(in_parts)
+    n_left_out = len(images) - len(images_with_part)
     belongs = "belongs" if n_left_out == 1 else "belong"
     notes.append(
         f"{counted(n_left_out, 'image')} with annotations that {belongs} to no split {was_or_were(n_left_out)} left out"
     )
-    return replace(annotations, images=in_parts, notes=tuple(notes))
+    return replace(annotations, images=images_with_part, notes=tuple(notes))
 
 
-def _parts_of_lists(images: Sequence[AnnotatedImage], tree: Tree) -> tuple[dict[str, str], list[str]]:
-    """Return the split of each image that a list file names, by key, and notes on lines that name no image."""
+def _read_part_lists(images: Sequence[AnnotatedImage], tree: Tree) -> tuple[dict[str, str], list[str]]:
+    """Return the split of each image that a list file names, by the key of the image, and notes on other lines."""
     finder = _ListedImageFinder(images, tree)
     parts: dict[str, str] = {}
     notes: list[str] = []
     for file in _find_lists(tree):
-        lines, file_notes = tree.lines(file)
+        lines, file_notes = tree.read_lines(file)
         notes += file_notes
         keys = [finder.find(line, file) for line in lines]
         unmatched = [line for line, key in zip(lines, keys, strict=True) if key is None]
         if lines and len(unmatched) == len(lines):
             shown_path, first = tree.shown_path(file), lines[0][:80]
-            text = f"no line of {shown_path!r} names an image with annotations; the first is {first!r}"
+            text = f"no line of {shown_path!r} names an image with annotations; the first line is {first!r}"
             if "/" in file:
                 raise UserError(f"{text}: correct the list, or remove it.")
             notes.append(f"{text}, so the list is skipped")
@@ -68,7 +68,7 @@ def _parts_of_lists(images: Sequence[AnnotatedImage], tree: Tree) -> tuple[dict[
         if unmatched:
             lines_text = counted(len(unmatched), "line")
             notes.append(f"{lines_text} of {file} without an image with annotations, such as {unmatched[0][:80]!r}")
-        part, is_joint = PART_BY_WORD[_plain_stem(file)], _plain_stem(file) == TRAINVAL
+        part, is_joint = PART_BY_WORD[_lower_stem(file)], _lower_stem(file) == TRAINVAL
         for key in keys:
             if key is None or (is_joint and parts.get(key) == "val"):
                 continue
@@ -83,19 +83,19 @@ def _parts_of_lists(images: Sequence[AnnotatedImage], tree: Tree) -> tuple[dict[
 
 def _find_lists(tree: Tree) -> list[str]:
     """Return the list files of splits in the first of `LIST_FOLDERS` that has list files; "trainval.txt" comes last."""
-    lists = [file for file in tree.files_ending(".txt") if _plain_stem(file) in PART_BY_WORD]
+    lists = [file for file in tree.files_ending(".txt") if _lower_stem(file) in PART_BY_WORD]
     for folder in LIST_FOLDERS:
         if folder_lists := [file for file in lists if file.rpartition("/")[0].lower() == folder]:
-            return sorted(folder_lists, key=lambda file: (_plain_stem(file) == TRAINVAL, file))
+            return sorted(folder_lists, key=lambda file: (_lower_stem(file) == TRAINVAL, file))
     return []
 
 
-def _plain_stem(file: str) -> str:
+def _lower_stem(file: str) -> str:
     return PurePosixPath(file).stem.lower()
 
 
 class _ListedImageFinder:
-    """Finds the image that a line in a list file names, by the name of the image or of its annotation file."""
+    """Finds the image that a line in a list file names; the name may be that of the image or of an annotation file."""
 
     def __init__(self, images: Sequence[AnnotatedImage], tree: Tree) -> None:
         self._tree = tree
@@ -107,10 +107,10 @@ class _ListedImageFinder:
 
     def find(self, line: str, file: str) -> str | None:
         """Return the key of the image that a line in the list `file` names; None if no image with boxes matches."""
-        for name in _names_in(line):
+        for name in _possible_names(line):
             for by_stem in (False, True):
-                keys = {match.path for match in self._keys.matches(name, by_stem)}
-                keys = keys or {self._key_by_file[match.path] for match in self._files.matches(name, by_stem)}
+                keys = {match.path for match in self._keys.find_matches(name, by_stem)}
+                keys = keys or {self._key_by_file[match.path] for match in self._files.find_matches(name, by_stem)}
                 if len(keys) > 1:
                     first, second = sorted(keys)[:2]
                     raise UserError(
@@ -122,8 +122,8 @@ class _ListedImageFinder:
         return None
 
 
-def _names_in(line: str) -> Iterator[str]:
-    """Yield possible names of an image in a line: the line, the line without a mark, the text before a file name."""
+def _possible_names(line: str) -> Iterator[str]:
+    """Yield possible image names in a line: the line, the line without a class mark, the text before a file name."""
     yield line
     if _CLASS_MARK.search(line):
         yield _CLASS_MARK.sub("", line)

@@ -37,7 +37,7 @@ from paucal.wording import counted
 BOX_TABLE_SUFFIXES = (".csv", ".tsv")
 MAX_BYTES = 1 << 30  # size of the largest table that is read
 HEAD_BYTES = 1 << 14  # bytes at the start of a file that are read to recognise a table of boxes
-HEAD_ROWS = 20  # rows at the start of a table without column names that are read to recognise the columns
+HEAD_ROWS = 20  # number of rows from which the columns of a table without column names are recognised
 MAX_EDGE = 1.02  # largest right or bottom edge of a box relative to the image's side; 2 % tolerance for rounding
 EMPTY_CELLS = ("", "none", "null", "na", "n/a", "<na>")  # cells of an image without objects, in lower case
 DEFAULT_CLASS = "object"  # class of all boxes in a table without classes
@@ -57,8 +57,8 @@ COLUMNS = {
     "part": ("split", "part", "subset", "set"),
     "crowd": ("isgroupof", "iscrowd", "difficult"),
 }
-# Columns that define a box, for each form of boxes; the most reliable form comes first. A list has all four numbers in
-# one cell.
+# Columns that define a box, for each form of boxes; the most reliable form comes first. In the form `LIST_CELL`, one
+# cell contains all four numbers.
 EDGES, LIST_CELL = ("left", "top", "right", "bottom"), ("bbox",)
 CORNER_AND_SIZE = ("left", "top", "box_width", "box_height")
 FORMS = (EDGES, CORNER_AND_SIZE, LIST_CELL)
@@ -83,7 +83,7 @@ class _Row(NamedTuple):
     image: str
     name: str  # class of the box
     box: Corners | None  # the four numbers as in the table; None if the image has no objects
-    size: tuple[int, int] | None  # (height, width) of the image in pixels, if it is stated
+    size: tuple[int, int] | None  # (height, width) of the image in pixels; None if the table does not state the size
     part: str  # "train", "val", "test", or "" if the image has no split
     crowd: bool  # whether the box covers many objects or is difficult
 
@@ -102,7 +102,7 @@ def find(tree: Tree, files: Sequence[str]) -> list[str]:
         except UserError:
             continue
         rows = _first_rows(text, file)
-        if rows and (columns_of(rows[0]) or _columns_of_unnamed(rows)):
+        if rows and (find_columns(rows[0]) or _find_columns_by_content(rows)):
             tables.append(file)
     return tables
 
@@ -114,7 +114,7 @@ def read(tree: Tree, files: Sequence[str]) -> AnnotationSet:
     notes: list[str] = []
     for file in files:
         rows, form, row_notes = _read_rows(tree, file)
-        keys = _row_keys(tree, finder, file, rows)
+        keys = _find_image_keys(tree, finder, file, rows)
         file_images: dict[str, AnnotatedImage] = {}
         size_of = _size_reader(tree, keys)
         boxes = [(row.box, key) for row, key in zip(rows, keys, strict=True) if row.box is not None]
@@ -129,7 +129,7 @@ def read(tree: Tree, files: Sequence[str]) -> AnnotationSet:
         for row, key in zip(rows, keys, strict=True):
             if key not in file_images:
                 file_images[key] = AnnotatedImage(key, size=row.size, declared=row.part, source=file)
-                add_image(images, file_images[key], tree.shown)
+                add_image(images, file_images[key], tree.shown_root)
             if row.part != file_images[key].declared:
                 parts = row.part or "no split", file_images[key].declared or "no split"
                 raise UserError(
@@ -141,11 +141,11 @@ def read(tree: Tree, files: Sequence[str]) -> AnnotationSet:
                 left, top, right, bottom = row.box
                 box = left * width, top * height, right * width, bottom * height
                 file_images[key].add(row.name, box, crowd=row.crowd)
-    return AnnotationSet.with_numbered_classes(images.values(), tree.shown, notes)
+    return AnnotationSet.with_numbered_classes(images.values(), tree.shown_root, notes)
 
 
 def _first_rows(text: str, file: str) -> list[list[str]]:
-    """Return the first rows in the beginning of a table; only one row if a quote is not closed in this text."""
+    """Return up to 20 rows of the beginning of a table, or only one row if `text` ends within quotes."""
     for part in (text, text.partition("\n")[0]):
         with suppress(UserError):
             return [row.cells for row in islice(csv_rows(Path(file), part), HEAD_ROWS)]
@@ -153,14 +153,14 @@ def _first_rows(text: str, file: str) -> list[list[str]]:
 
 
 def tree_of_paths(file: Path) -> Tree | None:
-    """Return a tree of the images that a table names, if it names all images by absolute paths; else None.
+    """Return a tree of the images in a table; None unless the table names all images by absolute paths.
 
     Raises:
         MissingImage: Some of the images are missing.
     """
     try:
         rows = csv_rows(file, read_decoded(file, MAX_BYTES).text)
-        columns = columns_of(next(rows, TableRow(1, [])).cells)
+        columns = find_columns(next(rows, TableRow(1, [])).cells)
         if columns is None:
             return None
         paths = {row.cells[columns["image"]] for row in rows if len(row.cells) > columns["image"]} - {""}
@@ -179,11 +179,11 @@ def tree_of_paths(file: Path) -> Tree | None:
     return replace(tree, is_inside=lambda path: True)
 
 
-_FILES = "a CSV with a row for each box (filename, class, xmin, ymin, xmax, ymax; or x, y, w, h; or bbox)"
-LAYOUT = Layout("a CSV of boxes", _FILES, BOX_TABLE_SUFFIXES, find, read, tree=tree_of_paths)
+_EXPECTED_FILES = "a CSV with a row for each box (filename, class, xmin, ymin, xmax, ymax; or x, y, w, h; or bbox)"
+LAYOUT = Layout("a CSV of boxes", _EXPECTED_FILES, BOX_TABLE_SUFFIXES, find, read, tree=tree_of_paths)
 
 
-def columns_of(cells: Sequence[str]) -> Columns | None:
+def find_columns(cells: Sequence[str]) -> Columns | None:
     """Return the position of each column, by its key in `COLUMNS`, from the first row of a table.
 
     The result is None if the table has no column of images or no columns that define a box.
@@ -194,7 +194,7 @@ def columns_of(cells: Sequence[str]) -> Columns | None:
     form = next((form for form in FORMS if set(form) <= columns.keys()), None)
     if form is None or "image" not in columns:
         return None
-    # If "width" and "height" are the size of the box, they are not the size of the image.
+    # Columns "width" and "height" that give the size of a box do not also give the size of the image.
     box_sizes = {columns[key] for key in ("box_width", "box_height")} if form == CORNER_AND_SIZE else set()
     other_forms = {key for keys in FORMS for key in keys} - set(form)
     used_columns = {key: position for key, position in columns.items() if key in form or position not in box_sizes}
@@ -205,8 +205,8 @@ def _plain_names(cells: Sequence[str]) -> list[str]:
     return [_IGNORED_IN_NAMES.sub("", cell).lower() for cell in cells]
 
 
-def _columns_of_unnamed(rows: Sequence[Sequence[str]]) -> Columns | None:
-    """Return the columns of a table without names, from the first row that `UNNAMED_COLUMNS` matches, if any."""
+def _find_columns_by_content(rows: Sequence[Sequence[str]]) -> Columns | None:
+    """Return the columns of a table without column names, from the first row that matches `UNNAMED_COLUMNS`, if any."""
     for row in rows:
         letters = "".join(map(_letter_of_cell, row))
         for pattern, columns in UNNAMED_COLUMNS.items():
@@ -227,12 +227,12 @@ def _letter_of_cell(cell: str) -> str:
 
 def _read_rows(tree: Tree, file: str) -> tuple[list[_Row], tuple[str, ...], list[str]]:
     """Return the rows of a table, the form of its boxes (one of `FORMS`), and notes."""
-    text, notes = tree.text(file, MAX_BYTES)
+    text, notes = tree.read_text(file, MAX_BYTES)
     shown_path = tree.shown_path(file)
     rows = csv_rows(Path(shown_path), text)
     first_rows = list(islice(rows, HEAD_ROWS))
-    named_columns = columns_of(first_rows[0].cells) if first_rows else None
-    columns = named_columns or _columns_of_unnamed([row.cells for row in first_rows])
+    named_columns = find_columns(first_rows[0].cells) if first_rows else None
+    columns = named_columns or _find_columns_by_content([row.cells for row in first_rows])
     if columns is None:
         raise NoLabelsError(
             f"{shown_path!r} has no columns of an image, a class and the edges of a box: add these columns."
@@ -317,8 +317,8 @@ def _detect_form_of_lists(boxes: Sequence[_BoxAndKey], size_of: _SizeOf, file: s
 def _refuse_centres(boxes: Sequence[_BoxAndKey], size_of: _SizeOf, shown_path: str) -> None:
     """Refuse boxes of x, y, width and height if x and y seem to be the centres of the boxes.
 
-    This is the case if some boxes end outside their images when x and y are read as the corner, and no box does when
-    x and y are read as the centre.
+    They seem to be centres if some boxes would end outside their images with x and y as corners, but no box with x and
+    y as centres.
     """
     are_fractions = all(max(box) <= 1 for box, _ in boxes)
 
@@ -347,7 +347,7 @@ def _are_valid_edges(box: Corners, size: tuple[int, int]) -> bool:
     return left <= right <= MAX_EDGE * width and top <= bottom <= MAX_EDGE * height
 
 
-def _row_keys(tree: Tree, finder: ImageNames, file: str, rows: Sequence[_Row]) -> list[str]:
+def _find_image_keys(tree: Tree, finder: ImageNames, file: str, rows: Sequence[_Row]) -> list[str]:
     unique = list(dict.fromkeys(row.image for row in rows))
     keys = dict(zip(unique, finder.find_images(unique, file, part_of_file(file)), strict=True))
     for row in rows:

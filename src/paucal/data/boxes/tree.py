@@ -23,7 +23,7 @@ class Tree:
     """The files of a data set, except hidden files.
 
     Attributes:
-        shown: Path of the folder or archive as the user wrote it, for messages.
+        shown_root: Path of the folder or archive as the user wrote it, for messages.
         name: Short name of the data set.
         location: Absolute path of the folder or archive, as in `ImageSet.location`.
         files: Sorted paths relative to the location, with forward slashes.
@@ -35,7 +35,7 @@ class Tree:
         notes: Sentences for the user on files that were left out.
     """
 
-    shown: str
+    shown_root: str
     name: str
     location: str
     files: tuple[str, ...]
@@ -51,31 +51,31 @@ class Tree:
         return tuple(path for path in self.files if path.lower().endswith(IMAGE_SUFFIXES))
 
     def files_ending(self, *suffixes: str) -> list[str]:
-        """Return the files whose names end in any of the suffixes, in upper or lower case."""
+        """Return the files whose names end in any of the (lower-case) suffixes, regardless of case."""
         return [path for path in self.files if path.lower().endswith(suffixes)]
 
-    def text(self, path: str, max_bytes: int) -> tuple[str, list[str]]:
-        """Return the text of a file (at most `max_bytes` bytes), and a list with a note if its encoding was guessed."""
+    def read_text(self, path: str, max_bytes: int) -> tuple[str, list[str]]:
+        """Return the text of a file (at most `max_bytes` bytes), and a list with a note if the encoding was guessed."""
         text, _, note = decode_text(self.read(path, max_bytes), self.shown_path(path))
         return text, [note] if note else []
 
-    def lines(self, path: str, blank: bool = False) -> tuple[list[str], list[str]]:
+    def read_lines(self, path: str, blank: bool = False) -> tuple[list[str], list[str]]:
         """Return the lines of a text file, and a list with a note if the encoding of the file was guessed.
 
         White space at the ends of lines is removed. Empty lines are left out unless `blank` is True, which is needed if
         the position of a line matters.
         """
-        text, notes = self.text(path, MAX_LIST_BYTES)
+        text, notes = self.read_text(path, MAX_LIST_BYTES)
         lines = [line.strip() for line in re.split(r"\r\n|\r|\n", text)]
         return [line for line in lines if line or blank], notes
 
-    def json(self, path: str, max_bytes: int, advice: str) -> tuple[Any, list[str]]:
+    def read_json(self, path: str, max_bytes: int, advice: str) -> tuple[Any, list[str]]:
         """Return the content of a JSON file, and a list with a note if the encoding of the file was guessed.
 
         Raises:
             UserError: The file has more than `max_bytes` bytes, or is not JSON. The message ends with `advice`.
         """
-        text, notes = self.text(path, max_bytes)
+        text, notes = self.read_text(path, max_bytes)
         try:
             return parse_json(text), notes
         except ValueError as problem:
@@ -83,7 +83,7 @@ class Tree:
 
     def shown_path(self, path: str) -> str:
         """Return the path of a file as messages show it, with the location as the user wrote it."""
-        return str(Path(self.shown, path))
+        return str(Path(self.shown_root, path))
 
 
 def open_tree(path: Path) -> Tree:
@@ -95,7 +95,7 @@ def folder_tree(root: Path, files: Sequence[str] | None = None) -> Tree:
     """Return the tree of a folder, with all files below the folder or only with `files`."""
     real_root = root.resolve()
     return Tree(
-        shown=str(root),
+        shown_root=str(root),
         name=real_root.name,
         location=str(real_root),
         files=tuple(sorted(find_files(root)) if files is None else files),
@@ -122,7 +122,7 @@ def _archive_tree(file: Path) -> Tree:
         return content if len(content) <= 2 * count else content[:count] + content[-count:]
 
     return Tree(
-        shown=str(file),
+        shown_root=str(file),
         name=file.stem,
         location=str(file.resolve()),
         files=tuple(files),

@@ -30,8 +30,7 @@ from paucal.reading import decode_text
 from paucal.types import UserError
 
 XML_SUFFIX = ".xml"
-# Size of the largest file that is read. CVAT writes the annotations of all images to one file, in which an image takes
-# up a few kilobytes.
+# Size of the largest file that is read. CVAT writes a few kilobytes for each image, and all images to one file.
 MAX_BYTES = 1 << 28
 _MAX_DIGITS = 9  # largest number of digits of a width or height
 HEAD_BYTES = 1 << 13  # bytes at the start and at the end of a file that are searched for the outermost element
@@ -43,7 +42,7 @@ _FIRST_ELEMENT = re.compile(rb"<([A-Za-z_][\w.:-]*)")
 
 
 def find_voc(tree: Tree, files: Sequence[str]) -> list[str]:
-    """Return the XML files that describe one image each, and the other XML files beside them, which may be damaged."""
+    """Return the XML files that describe one image each, and other XML files in their folders, which may be damaged."""
     roots = {file: _root_name(tree, file) for file in files if file.lower().endswith(XML_SUFFIX)}
     folders = {file.rpartition("/")[0] for file, root in roots.items() if root == "annotation"}
     return [file for file, root in roots.items() if file.rpartition("/")[0] in folders and root != "annotations"]
@@ -64,7 +63,7 @@ def read_voc(tree: Tree, files: Sequence[str]) -> AnnotationSet:
         images.append(_voc_image(content, file, tree.shown_path(file)))
         notes += file_notes
     key_notes = assign_keys(images, stated_names, tree)
-    return AnnotationSet.with_numbered_classes(images, tree.shown, [*shorten_notes(notes), *key_notes])
+    return AnnotationSet.with_numbered_classes(images, tree.shown_root, [*shorten_notes(notes), *key_notes])
 
 
 def find_cvat(tree: Tree, files: Sequence[str]) -> list[str]:
@@ -82,12 +81,12 @@ def read_cvat(tree: Tree, files: Sequence[str]) -> AnnotationSet:
         content, file_notes = parse_xml(tree, file)
         notes += file_notes
         for image in _cvat_images(content, tree, file, finder, unread):
-            add_image(images, image, tree.shown)
-    return AnnotationSet.with_numbered_classes(images.values(), tree.shown, [*notes, *unread_shapes_notes(unread)])
+            add_image(images, image, tree.shown_root)
+    return AnnotationSet.with_numbered_classes(images.values(), tree.shown_root, [*notes, *unread_shapes_notes(unread)])
 
 
-_VOC_FILES = "Pascal VOC's Annotations/*.xml and JPEGImages/, or the XML files beside the images"
-VOC = Layout("Pascal VOC XML", _VOC_FILES, (XML_SUFFIX,), find_voc, read_voc)
+_EXPECTED_VOC_FILES = "Pascal VOC's Annotations/*.xml and JPEGImages/, or the XML files beside the images"
+VOC = Layout("Pascal VOC XML", _EXPECTED_VOC_FILES, (XML_SUFFIX,), find_voc, read_voc)
 CVAT = Layout("CVAT XML for images", "CVAT's annotations.xml for images", (XML_SUFFIX,), find_cvat, read_cvat)
 
 
@@ -107,14 +106,17 @@ def parse_xml(tree: Tree, file: str) -> tuple[ElementTree.Element, list[str]]:
     if not ascii_bytes(content).strip():
         raise UserError(f"{shown_path!r} is not XML (it is empty): give annotations as XML.")
     encoding = _ENCODING.match(content.lstrip())
-    declared = encoding[1].decode() if encoding else None
-    if declared is not None and declared.lower().startswith(_MULTI_BYTE_ENCODINGS):
-        declared = None  # wrong, since the declaration itself was read as single bytes
-    text, _, note = decode_text(content, shown_path, declared)
+    declared_encoding = encoding[1].decode() if encoding else None
+    if declared_encoding is not None and declared_encoding.lower().startswith(_MULTI_BYTE_ENCODINGS):
+        # The declared encoding cannot be right, since the declaration itself was readable as single bytes.
+        declared_encoding = None
+    text, _, note = decode_text(content, shown_path, declared_encoding)
     builder, parser = ElementTree.TreeBuilder(), expat.ParserCreate("utf-8")
 
     def refuse(*_: object) -> None:
-        raise UserError(f"{shown_path!r} declares a document type, which annotations do not need: remove it.")
+        raise UserError(
+            f"{shown_path!r} declares a document type, which annotations do not need: remove the declaration."
+        )
 
     parser.StartDoctypeDeclHandler = parser.EntityDeclHandler = refuse
     parser.StartElementHandler, parser.EndElementHandler = builder.start, builder.end
@@ -289,7 +291,7 @@ def _cvat_outline(shape: ElementTree.Element, size: tuple[int, int] | None) -> t
     lengths = np.asarray([int(text) for text in (shape.get("rle") or "").split(",")], dtype=np.int64)
     is_inside = 0 <= left < left + width <= size[1] and 0 <= top < top + height <= size[0]
     if not is_inside or lengths.min() < 0 or lengths.max() > width * height or lengths.sum() != width * height:
-        raise ValueError("it does not fit the image")
+        raise ValueError("the mask does not fit the image")
     is_object = np.repeat(np.arange(len(lengths)) % 2 == 1, lengths)  # one value per pixel of the box, row by row
     if not is_object.any():
         return None, None

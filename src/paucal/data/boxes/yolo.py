@@ -31,8 +31,8 @@ TEXT_SUFFIX, YAML_SUFFIXES = ".txt", (".yaml", ".yml")
 NAME_FILES, NAME_ENDINGS = ("classes.txt",), (".names", ".labels")
 HEAD_BYTES = 1 << 12  # bytes at the start of a label file that are searched for the first object
 MAX_FILES_SEARCHED = 200  # number of label files that are searched for an object, to recognise the layout
-# How many numbers a line has for a box (class number and four numbers), and at least has for an outline (class number,
-# and x and y of three points).
+# A line with a box has 5 numbers (class, centre x and y, width, height). A line with an outline has 7 or more numbers
+# (class, and x and y of three or more points).
 BOX_NUMBERS, MIN_OUTLINE_NUMBERS = 5, 7
 # Largest distance of a coordinate from the image, as a fraction of the side; boxes are cut at the edge of the image.
 MAX_OUTSIDE = 0.01
@@ -70,8 +70,8 @@ def find(tree: Tree, files: Sequence[str]) -> list[str]:
 def read(tree: Tree, files: Sequence[str]) -> AnnotationSet:
     """Read the label files of a data set.
 
-    An empty label file means that the image has no objects. If a YAML file names the images of each split, a missing
-    label file means the same, as in Ultralytics' code.
+    An image with an empty label file has no objects. If a YAML file names the images of each split, an image without a
+    label file also has no objects, as in Ultralytics' code.
     """
     config = _read_config(tree, files)
     parts, notes = _images_by_part(config, tree, ImageNames(tree.images, tree)) if config.parts else ({}, [])
@@ -79,21 +79,21 @@ def read(tree: Tree, files: Sequence[str]) -> AnnotationSet:
     keys, key_notes = assign_images(tree, {file: () for file in labels})
     notes += [*key_notes, *_unmatched_label_notes(tree, keys)]
     if not keys:
-        raise MissingImage(f"{tree.shown!r} has no label files beside its images or in labels/: add label files.")
+        raise MissingImage(f"{tree.shown_root!r} has no label files beside its images or in labels/: add label files.")
     store = tree.store(list(keys.values()))
     images: list[AnnotatedImage] = []
     encoding_notes: list[str] = []
     for index, (file, key) in enumerate(keys.items()):
         image = AnnotatedImage(key, declared=parts.get(key, ""), source=file)
-        lines, file_notes = tree.lines(file, blank=True)
+        lines, file_notes = tree.read_lines(file, blank=True)
         encoding_notes += file_notes
         for number, line in enumerate(lines, 1):
             if line:
                 _add_object(image, line, f"line {number} of {tree.shown_path(file)!r}", store.size(index), config)
         images.append(image)
     notes += shorten_notes(encoding_notes)
-    described = {image.key for image in images}
-    if unlabelled := [key for key in parts if key not in described]:
+    labelled_keys = {image.key for image in images}
+    if unlabelled := [key for key in parts if key not in labelled_keys]:
         images += [AnnotatedImage(key, declared=parts[key], source=config.shown_path) for key in unlabelled]
         count = counted(len(unlabelled), "image")
         notes.append(f"{count} without a label file {was_or_were(len(unlabelled))} read as having no objects")
@@ -115,8 +115,8 @@ def roots_of_config(file: Path) -> list[Path]:
     return [root for root in (*stated_roots, file.parent, file.parent.parent) if root.is_dir()]
 
 
-_FILES = "YOLO labels/*.txt beside images/, with data.yaml or classes.txt"
-LAYOUT = Layout("YOLO text files", _FILES, YAML_SUFFIXES, find, read, roots=roots_of_config)
+_EXPECTED_FILES = "YOLO labels/*.txt beside images/, with data.yaml or classes.txt"
+LAYOUT = Layout("YOLO text files", _EXPECTED_FILES, YAML_SUFFIXES, find, read, roots=roots_of_config)
 
 
 def _is_config(tree: Tree, file: str) -> bool:
@@ -132,12 +132,12 @@ def _read_config(tree: Tree, files: Sequence[str]) -> Config:
         return Config(names=_names_of_text_files(tree))
     if len(configs) > 1:
         raise UserError(
-            f"{tree.shown!r} has several YAML files of a YOLO data set ({', '.join(configs[:3])}): give one of these "
-            "files as DATA."
+            f"{tree.shown_root!r} has several YAML files of a YOLO data set ({', '.join(configs[:3])}): give one of "
+            "these files as DATA."
         )
     file, shown_path = configs[0], tree.shown_path(configs[0])
     try:
-        content = parse_yaml(tree.text(file, MAX_CONFIG_BYTES)[0])
+        content = parse_yaml(tree.read_text(file, MAX_CONFIG_BYTES)[0])
     except ValueError as problem:
         raise UserError(f"{shown_path!r} cannot be read ({problem}): give the YAML file of a YOLO data set.") from None
     if not isinstance(content, dict):
@@ -172,7 +172,7 @@ def _names_of_yaml(value: Any, tree: Tree, shown_path: str) -> dict[int, str] | 
     if isinstance(value, str):
         file = next((file for file in tree.files if split_path(file)[-1:] == split_path(value)[-1:]), None)
         if file is None:
-            raise UserError(f"{shown_path!r} gives {value!r} as the file of names, but there is no such file: add it.")
+            raise UserError(f"{shown_path!r} gives {value!r} as the file of names, which does not exist: add it.")
         return _check_names(dict(enumerate(_listed_names(tree, file))), shown_path)
     pairs = enumerate(value) if isinstance(value, list) else value.items() if isinstance(value, dict) else ()
     names: dict[int, str] = {}
@@ -199,12 +199,12 @@ def _names_of_text_files(tree: Tree) -> dict[int, str] | None:
             files.setdefault(_listed_names(tree, file), file)
     if len(files) > 1:
         first, second = list(files.values())[:2]
-        raise UserError(f"{first!r} and {second!r} in {tree.shown!r} name different classes: remove one of them.")
+        raise UserError(f"{first!r} and {second!r} in {tree.shown_root!r} name different classes: remove one of them.")
     return next((_check_names(dict(enumerate(names)), tree.shown_path(file)) for names, file in files.items()), None)
 
 
 def _listed_names(tree: Tree, file: str) -> tuple[str, ...]:
-    return tuple(map(plain_name, class_names_by_line(tree.lines(file, blank=True)[0], tree.shown_path(file))))
+    return tuple(map(plain_name, class_names_by_line(tree.read_lines(file, blank=True)[0], tree.shown_path(file))))
 
 
 def _check_names(names: Mapping[int, str], shown_path: str) -> dict[int, str]:
@@ -214,17 +214,17 @@ def _check_names(names: Mapping[int, str], shown_path: str) -> dict[int, str]:
 
 
 def _images_by_part(config: Config, tree: Tree, finder: ImageNames) -> tuple[dict[str, str], list[str]]:
-    """Return the split of each image that the YAML file names, by key, and notes."""
+    """Return the split of each image that the YAML file names, by the key of the image, and notes."""
     parts: dict[str, str] = {}
     notes: list[str] = []
     keys_by_part: dict[str, set[str]] = {}
     for part in ("train", "val", "test"):
         keys: set[str] = set()
         for value in config.parts.get(part, ()):
-            images = _images_at(value, config, tree, finder, part, notes)
+            images = _find_images_of_entry(value, config, tree, finder, part, notes)
             if images is None and part == "train":
                 raise MissingImage(
-                    f"{config.shown_path!r} gives {value!r} as the train images, but {tree.shown!r} has no such "
+                    f"{config.shown_path!r} gives {value!r} as the train images, but {tree.shown_root!r} has no such "
                     "images: correct the path."
                 )
             if images is None:
@@ -245,12 +245,13 @@ def _images_by_part(config: Config, tree: Tree, finder: ImageNames) -> tuple[dic
     return parts, notes
 
 
-def _images_at(
+def _find_images_of_entry(
     value: str, config: Config, tree: Tree, finder: ImageNames, part: str, notes: list[str]
 ) -> set[str] | None:
     """Return the keys of the images of an entry in the YAML file; None if the entry leads to no image.
 
-    `value` is the path of a folder of images or of a list file. A note on missing images is appended to `notes`.
+    `value` is the entry: the path of a folder of images or of a list file. A note on missing images is appended to
+    `notes`.
     """
     folders = {normalise_name(path): path for image in tree.images for path in map(str, PurePosixPath(image).parents)}
     files = {normalise_name(file): file for file in tree.files_ending(TEXT_SUFFIX)}
@@ -264,7 +265,7 @@ def _images_at(
             break  # "train/images" must not become "images"
         name = normalise_name("/".join(full_path[index:]) or ".")
         if name in files:
-            lines = tree.lines(files[name])[0]
+            lines = tree.read_lines(files[name])[0]
             image_keys = finder.find_images(lines, files[name], part)
             missing = [line for line, key in zip(lines, image_keys, strict=True) if key is None]
             if 0 < len(missing) < len(lines):
@@ -314,7 +315,7 @@ def _begins_with_object(tree: Tree, file: str) -> bool:
 
 
 def _add_object(image: AnnotatedImage, line: str, context: str, size: tuple[int, int], config: Config) -> None:
-    """Add the object in a line of a label file to its image of `size` (height, width); `context` names the line."""
+    """Add the object in a line of a label file to an image of `size` (height, width); `context` names the line."""
     name, values = _parse_line(line, context, config)
     if min(values) < -MAX_OUTSIDE or max(values) > 1 + MAX_OUTSIDE:
         raise UserError(

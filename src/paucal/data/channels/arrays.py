@@ -59,13 +59,13 @@ def npy_shape(source: ImageSource) -> ArrayShape:
     Raises:
         ValueError: The array has the wrong type or number of axes for an image, or the file is truncated.
     """
-    with _open_source(source) as file:
+    with _open_binary(source) as file:
         return _npy_header(file, None)
 
 
 def read_npy(source: ImageSource, channels: int | None = None) -> NDArray[np.generic]:
-    """Return the (H, W, C) values of a NumPy file; `channels`, if known, shows which axis of the array is C."""
-    with _open_source(source) as file:
+    """Return the (H, W, C) values of a NumPy file; the number of `channels`, if known, shows which axis is C."""
+    with _open_binary(source) as file:
         shape = _npy_header(file, channels)
         file.seek(0)
         return _move_channels_last(npy.read_array(file, allow_pickle=False), shape.axis)
@@ -96,7 +96,7 @@ def _npy_header(file: BinaryIO, channels: int | None) -> ArrayShape:
     version = npy.read_magic(file)
     read_header = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}.get(version)
     if read_header is None:
-        raise ValueError(f"it is an array in version {version} of NumPy's format, expected 1.0 or 2.0")
+        raise ValueError(f"the array has version {version} of NumPy's format, expected 1.0 or 2.0")
     shape, _, dtype = read_header(file)
     image_shape = _array_shape(shape, dtype, channels)
     end = file.seek(0, io.SEEK_END)
@@ -104,14 +104,14 @@ def _npy_header(file: BinaryIO, channels: int | None) -> ArrayShape:
     npy.read_magic(file)
     read_header(file)
     if end - file.tell() < prod(shape) * dtype.itemsize:
-        raise ValueError("it is truncated")
+        raise ValueError("the array is truncated")
     return image_shape
 
 
 def _tiff_shape(series: Any, channels: int | None) -> ArrayShape:
     sides = [(side, axis) for side, axis in zip(series.shape, series.axes, strict=True) if side > 1 or axis in "YX"]
     shape, axes = [side for side, _ in sides], "".join(axis for _, axis in sides)
-    # For other axes, it is unknown which axis the channels are.
+    # If the file names the axes otherwise, the axis of the channels is unknown.
     channels_first = not axes.startswith("YX") if axes in ("YXS", "SYX", "CYX", "YXC") else None
     return _array_shape(shape, np.dtype(series.dtype), channels, channels_first)
 
@@ -119,7 +119,7 @@ def _tiff_shape(series: Any, channels: int | None) -> ArrayShape:
 def _array_shape(
     shape: Sequence[int], dtype: np.dtype, channels: int | None, channels_first: bool | None = None
 ) -> ArrayShape:
-    """Return the shape of an image; `channels` and `channels_first` are None if unknown.
+    """Return the shape of an image from the shape of an array; `channels` and `channels_first` are None if unknown.
 
     Raises:
         ValueError: The array is not a valid image.
@@ -127,7 +127,8 @@ def _array_shape(
     """
     if dtype.kind not in _DTYPE_KINDS or len(shape) not in (2, 3) or min(shape) < 1:
         raise ValueError(
-            f"it has the type {dtype} and the shape {tuple(shape)}, expected numbers with 2 axes, or 3 with channels"
+            f"the array has the type {dtype} and the shape {tuple(shape)}, expected numbers with 2 axes, or with 3 "
+            "axes of which one has the channels"
         )
     if len(shape) == 2:
         image_shape = ArrayShape(shape[0], shape[1], 1, None)
@@ -136,7 +137,7 @@ def _array_shape(
     else:
         image_shape = ArrayShape(shape[0], shape[1], shape[2], 2)
     if image_shape.channels > MAX_CHANNELS:
-        raise ValueError(f"it has {image_shape.channels:,} channels, expected at most {MAX_CHANNELS:,}")
+        raise ValueError(f"the image has {image_shape.channels:,} channels, expected at most {MAX_CHANNELS:,}")
     check_shape(image_shape.width, image_shape.height)
     if prod(shape) > 6 * (Image.MAX_IMAGE_PIXELS or prod(shape)):  # twice Pillow's limit of pixels, times 3 channels
         raise Image.DecompressionBombError
@@ -165,5 +166,5 @@ def _first_bytes(source: ImageSource) -> bytes:
         return b""
 
 
-def _open_source(source: ImageSource) -> AbstractContextManager[BinaryIO]:
+def _open_binary(source: ImageSource) -> AbstractContextManager[BinaryIO]:
     return nullcontext(io.BytesIO(source)) if isinstance(source, bytes) else source.open("rb")

@@ -1,6 +1,6 @@
 """Decoding of images with any number of channels, by Pillow (`data.decode`) if possible, else as arrays.
 
-Values of more than 8 bits are scaled to 8 bits by the value range of the set. Images without exactly three channels
+Values of more than 8 bits are scaled to 8 bits with the value range of the set. Images without exactly three channels
 have a range for each channel, since the channels may measure different quantities, such as reflectance and height.
 """
 
@@ -72,7 +72,9 @@ def decode_for_display(
         return decode_reduced(source, name, side, value_range)
     values = channel_values(source, name, array.channels)
     with decoding_errors(name):
-        ranges = None if values.dtype.itemsize == 1 else tuple(range_of(values[..., c]) for c in range(array.channels))
+        ranges = (
+            None if values.dtype.itemsize == 1 else tuple(value_range_of(values[..., c]) for c in range(array.channels))
+        )
         image = image_from_values(values, DecodeOptions(side, None, array.channels, ranges))
         mode = f"{array.channels} channels, {values.dtype}" if array.channels > 1 else f"grey, {values.dtype}"
     return image.convert("RGB"), mode, (array.height, array.width)
@@ -83,7 +85,7 @@ def array_shape(source: ImageSource, name: str) -> ArrayShape | None:
     with decoding_errors(name):
         if is_npy(source):
             return npy_shape(source)
-        if is_tiff(source) and not _pillow_reads(source, name):
+        if is_tiff(source) and not _pillow_can_read(source, name):
             return tiff_shape(source)
     return None
 
@@ -93,15 +95,15 @@ def channel_values(source: ImageSource, name: str, channels: int) -> NDArray[np.
     with decoding_errors(name):
         values = read_npy(source, channels) if is_npy(source) else _pillow_values(source, name, channels)
         if values is None and not is_tiff(source):
-            raise ValueError(f"Pillow cannot read it with {channels} channels, {_expected_channels(channels)}")
-        return _with_channels(read_tiff(source, channels) if values is None else values, channels)
+            raise ValueError(f"Pillow cannot read the image with {channels} channels, {_expected_channels(channels)}")
+        return _adapt_channels(read_tiff(source, channels) if values is None else values, channels)
 
 
-def _with_channels(values: NDArray[np.generic], channels: int) -> NDArray[np.generic]:
+def _adapt_channels(values: NDArray[np.generic], channels: int) -> NDArray[np.generic]:
     if values.shape[2] == GREY and channels == RGB:
         return np.repeat(values, RGB, axis=2)
     if values.shape[2] != channels:
-        raise ValueError(f"it has {values.shape[2]} channels, {_expected_channels(channels)}")
+        raise ValueError(f"the image has {values.shape[2]} channels, {_expected_channels(channels)}")
     return values
 
 
@@ -124,9 +126,9 @@ def image_from_values(values: NDArray[np.generic], reading: DecodeOptions) -> Im
     if values.dtype.kind == "b":
         values = values.astype(np.uint8) * 255
     if values.dtype == np.uint8:
-        return resize_as_read(image_from_pixels(values.astype(np.uint8, copy=False)), reading)
+        return reduce_size(image_from_pixels(values.astype(np.uint8, copy=False)), reading)
     planes = [to_8_bits(values[..., channel], ranges[channel]) for channel in range(values.shape[2])]
-    return resize_as_read(Image.merge("RGB", planes) if len(planes) == RGB else Planes(planes), reading)
+    return reduce_size(Image.merge("RGB", planes) if len(planes) == RGB else Planes(planes), reading)
 
 
 def convert_image(image: Image.Image | NDArray[np.generic], reading: DecodeOptions) -> Image.Image:
@@ -135,35 +137,35 @@ def convert_image(image: Image.Image | NDArray[np.generic], reading: DecodeOptio
         values = image[..., None] if image.ndim == 2 else image
         if values.ndim != 3:
             raise ValueError(f"an array has {image.ndim} axes, expected (H, W) or (H, W, C)")
-        return image_from_values(_with_channels(values, reading.channels), reading)
+        return image_from_values(_adapt_channels(values, reading.channels), reading)
     if isinstance(image, Planes):
         if len(image.planes) != reading.channels:
-            raise ValueError(f"it has {len(image.planes)} channels, {_expected_channels(reading.channels)}")
-        return resize_as_read(image, reading)
+            raise ValueError(f"the image has {len(image.planes)} channels, {_expected_channels(reading.channels)}")
+        return reduce_size(image, reading)
     if reading.channels == RGB:
         return upright_rgb(image, reading)
-    values = _values_of(image, reading.channels)
+    values = _pillow_image_values(image, reading.channels)
     if values is None:
-        raise ValueError(f"it has the mode {image.mode}, {_expected_channels(reading.channels)}")
+        raise ValueError(f"the image has the mode {image.mode}, {_expected_channels(reading.channels)}")
     return image_from_values(values, reading)
 
 
-def resize_as_read(image: Image.Image, reading: DecodeOptions) -> Image.Image:
-    """Return an image reduced to the size that `reading` specifies."""
+def reduce_size(image: Image.Image, reading: DecodeOptions) -> Image.Image:
+    """Return an image at the reduced size that `reading` specifies."""
     size = reading.reduced_size(image.size)
     return image if size == image.size else image.resize(size, Image.Resampling.HAMMING, reducing_gap=2.0)
 
 
-def range_of(values: NDArray[np.generic], outside: float = 0.0) -> tuple[float, float]:
-    """Return the (low, high) range of the finite values, without the fraction `outside` of the values at each end."""
+def value_range_of(values: NDArray[np.generic], outside_fraction: float = 0.0) -> tuple[float, float]:
+    """Return the (low, high) range of the finite values, without `outside_fraction` of the values at each end."""
     finite = values[np.isfinite(values)].astype(np.float64)
     if not finite.size:
         return 0.0, 1.0
-    low, high = (float(edge) for edge in np.quantile(finite, (outside, 1 - outside)))
+    low, high = (float(edge) for edge in np.quantile(finite, (outside_fraction, 1 - outside_fraction)))
     return (low, high) if high > low else (low, low + 1)
 
 
-def _pillow_reads(source: ImageSource, name: str) -> bool:
+def _pillow_can_read(source: ImageSource, name: str) -> bool:
     try:
         with open_image(source, name):
             return True
@@ -175,14 +177,14 @@ def _pillow_values(source: ImageSource, name: str, channels: int) -> NDArray[np.
     """Return the (H, W, C) values of an image read by Pillow; None if Pillow cannot read this number of channels."""
     try:
         with open_image(source, name) as image:
-            return _values_of(image, channels)
+            return _pillow_image_values(image, channels)
     except UnreadableImage:
         if is_tiff(source):
             return None  # channels that Pillow does not support
         raise
 
 
-def _values_of(image: Image.Image, channels: int) -> NDArray[np.generic] | None:
+def _pillow_image_values(image: Image.Image, channels: int) -> NDArray[np.generic] | None:
     if is_deep(image):
         values = np.atleast_3d(deep_values(image, opacity=True))
         return values if values.shape[2] == channels else None
@@ -208,7 +210,7 @@ def _decode_or_report_channels(decode: Callable[[], T], source: ImageSource) -> 
         if shape.channels <= RGBA:
             raise
         prefix = str(problem).partition(":")[0]
-        raise UnreadableImage(f"{prefix}: it has {shape.channels} channels, {_expected_channels(RGB)}") from None
+        raise UnreadableImage(f"{prefix}: the image has {shape.channels} channels, {_expected_channels(RGB)}") from None
 
 
 def _expected_channels(channels: int) -> str:

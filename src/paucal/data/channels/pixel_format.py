@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from paucal.data.channels.arrays import NPY_SUFFIXES, TIFF_SUFFIXES, is_tiff
-from paucal.data.channels.decoding import array_shape, deep_channel_values, range_of
+from paucal.data.channels.decoding import array_shape, deep_channel_values, value_range_of
 from paucal.data.channels.pixels import RGB
 from paucal.data.decode import DecodeOptions, ImageSource, UnreadableImage
 from paucal.data.images import ImageSet, evenly_spaced
@@ -59,7 +59,7 @@ def count_channels(images: ImageSet) -> int:
 
 
 def describe_channels(channels: int) -> str:
-    """Return a note on how images with this number of channels are treated; "" for RGB."""
+    """Return a note on how images with a number of channels other than three are treated; "" for RGB."""
     if channels == RGB:
         return ""
     note = "" if channels < RGB else "; sheets and reports show the first three channels"
@@ -67,8 +67,8 @@ def describe_channels(channels: int) -> str:
     return f"images are read with {count}{note}; colour augmentations are off, since they only apply to RGB"
 
 
-def has_other_depth(source: ImageSource, name: str, reading: DecodeOptions) -> bool:
-    """Return whether either an image or a model's training images have more than 8 bits per channel, but not both.
+def differs_in_depth(source: ImageSource, name: str, reading: DecodeOptions) -> bool:
+    """Return whether an image has more than 8 bits per channel and a model's training images have not, or vice versa.
 
     Args:
         source: Encoded image.
@@ -87,13 +87,15 @@ def depth_notes(images: ImageSet, reading: DecodeOptions) -> list[str]:
     for index in sample:
         store, position = locate_original(images.store, int(index))
         if isinstance(store, EncodedStore):
-            n_other += has_other_depth(store.source(position), store.name(position), reading)
-    note = f"{describe_depth(reading)} ({n_other} of {len(sample)} sampled images): predictions are unreliable"
+            n_other += differs_in_depth(store.source(position), store.name(position), reading)
+    note = (
+        f"{describe_depth_difference(reading)} ({n_other} of {len(sample)} sampled images): predictions are unreliable"
+    )
     return [note] if n_other else []
 
 
-def describe_depth(reading: DecodeOptions, subject: str = "images have") -> str:
-    """Return a sentence on images whose bits per channel differ from those of a model's training images."""
+def describe_depth_difference(reading: DecodeOptions, subject: str = "images have") -> str:
+    """Return a sentence about images whose bits per channel differ from those of a model's training images."""
     actual, trained = ("8", "more") if _is_deep(reading) else ("more than 8", "8")
     return f"{subject} {actual} bits per channel, and the model was trained on images with {trained}"
 
@@ -108,39 +110,39 @@ class SampledValues:
 
     Attributes:
         values: (n,) values, or (n, C) for C channels.
-        no_data: Number that means no data, as declared by the file; None if the file declares no such number.
+        nodata_value: Value that means "no data", as the file declares; None if the file declares no such value.
     """
 
     values: NDArray[np.float64]
-    no_data: float | None = None
+    nodata_value: float | None = None
 
 
 def with_value_ranges(reading: DecodeOptions, images: ImageSet) -> tuple[DecodeOptions, list[str]]:
-    """Return `DecodeOptions` with value ranges, and notes on values that were left out because they mean no data.
+    """Return `DecodeOptions` with value ranges, and notes on values that were left out because they mean "no data".
 
-    The ranges are measured if `reading` has no ranges and images have more than 8 bits per channel. For that, evenly
-    spaced values are sampled from up to 32 such images, spread over the set, and a fraction of 0.0001 of the values may
-    lie below the range, and the same fraction above it. Labels and the split are not used; unreadable images and
+    The ranges are measured if `reading` has no ranges and images have more than 8 bits per channel. For this, evenly
+    spaced values are sampled from up to 32 such images, spread over the set. A fraction of 0.0001 of the values may lie
+    below the range, and the same fraction above the range. Labels and the split are not used. Unreadable images and
     no-data values are left out.
     """
     if (reading.value_range if reading.channels == RGB else reading.channel_ranges) is not None:
         return reading, []
-    sampled = list(_sample_deep(images, reading.channels))
+    sampled = list(_sample_deep_images(images, reading.channels))
     if not sampled:
         return reading, []
     if reading.channels == RGB:
-        values, notes = measured_values(sampled, _OUTSIDE_FRACTION)
-        return replace(reading, value_range=range_of(values, _OUTSIDE_FRACTION) if len(values) else None), notes
+        values, notes = remove_nodata_values(sampled, _OUTSIDE_FRACTION)
+        return replace(reading, value_range=value_range_of(values, _OUTSIDE_FRACTION) if len(values) else None), notes
     ranges, notes = [], []
     for channel in range(reading.channels):
         channel_values = [replace(image, values=image.values[:, channel]) for image in sampled]
-        values, channel_notes = measured_values(channel_values, _OUTSIDE_FRACTION)
-        ranges.append(range_of(values, _OUTSIDE_FRACTION))
+        values, channel_notes = remove_nodata_values(channel_values, _OUTSIDE_FRACTION)
+        ranges.append(value_range_of(values, _OUTSIDE_FRACTION))
         notes += [f"channel {channel + 1}: {note}" for note in channel_notes]
     return replace(reading, channel_ranges=tuple(ranges)), notes
 
 
-def _sample_deep(images: ImageSet, channels: int) -> Iterator[SampledValues]:
+def _sample_deep_images(images: ImageSet, channels: int) -> Iterator[SampledValues]:
     """Yield values of up to 32 images with more than 8 bits per channel, (n,) for RGB and grey, else (n, channels)."""
     sampled = map(int, images.sample(_MAX_HEADERS))
     encoded = [index for index in sampled if isinstance(locate(images.store, index)[0], EncodedStore)]
@@ -156,14 +158,14 @@ def _sample_deep(images: ImageSet, channels: int) -> Iterator[SampledValues]:
             continue
         flat = values.reshape(-1) if values.ndim == 2 or channels == RGB else values.reshape(-1, channels)
         spaced: NDArray[np.float64] = flat[:: max(1, len(flat) // _MAX_IMAGE_VALUES)].astype(np.float64)
-        yield SampledValues(spaced, declared_no_data(store.source(position)))
+        yield SampledValues(spaced, read_nodata_value(store.source(position)))
         count += 1
         if count == _MAX_RANGE_IMAGES:
             return
 
 
-def declared_no_data(source: ImageSource) -> float | None:
-    """Return the no-data value that a TIFF declares in a tag; None if there is no such tag."""
+def read_nodata_value(source: ImageSource) -> float | None:
+    """Return the no-data value that a TIFF file declares in a tag; None if the file has no such tag."""
     if not is_tiff(source):
         return None
     try:
@@ -173,35 +175,37 @@ def declared_no_data(source: ImageSource) -> float | None:
         return None
 
 
-def measured_values(sampled: Sequence[SampledValues], outside: float) -> tuple[NDArray[np.float64], list[str]]:
-    """Return the sampled values of all images except values that mean no data, and notes on the values left out.
+def remove_nodata_values(
+    sampled: Sequence[SampledValues], outside_fraction: float
+) -> tuple[NDArray[np.float64], list[str]]:
+    """Return the sampled values of all images except values that mean "no data", and notes on the excluded values.
 
     NaN, infinite values, absolute values of 1e30 or more, and the no-data values that files declare are left out. A
     common no-data number such as -9999 is left out if it is the lowest or the highest value, has a frequency of at
-    least `outside`, and is farther from the other values than the width of their range.
+    least `outside_fraction`, and is farther from the other values than the width of their range.
     """
     values = np.concatenate([image.values for image in sampled])
-    no_data = [np.nan if image.no_data is None else image.no_data for image in sampled]
-    declared = np.repeat(no_data, [len(image.values) for image in sampled])
+    image_nodata = [np.nan if image.nodata_value is None else image.nodata_value for image in sampled]
+    nodata_values = np.repeat(image_nodata, [len(image.values) for image in sampled])
     finite, notes = np.isfinite(values), []
     if not finite.all():
         n_images = sum(not np.isfinite(image.values).all() for image in sampled)
         context = f"(in {n_images} of {len(sampled)} sampled images)"
         notes.append(f"{_format_fraction(~finite)} of the values are NaN or infinite {context}; NaN is read as black")
-    is_valid = finite & (values != declared)
-    if (is_beyond := is_valid & (np.abs(values) >= _MIN_NO_DATA_MAGNITUDE)).any():
-        is_valid &= ~is_beyond
+    is_valid = finite & (values != nodata_values)
+    if (is_huge := is_valid & (np.abs(values) >= _MIN_NO_DATA_MAGNITUDE)).any():
+        is_valid &= ~is_huge
         limit = f"±{_MIN_NO_DATA_MAGNITUDE:g}"
-        notes.append(f"{_format_fraction(is_beyond)} of the values are beyond {limit}, and are treated as no data")
-    for number in _far_values(values[is_valid], outside):
-        message = f"{number:g} ({_format_fraction(values == number)} of the values) lies far from all others"
+        notes.append(f"{_format_fraction(is_huge)} of the values are beyond {limit}, and are treated as no data")
+    for number in _find_far_extremes(values[is_valid], outside_fraction):
+        message = f"{number:g} ({_format_fraction(values == number)} of the values) lies far from all other values"
         if re.fullmatch(_NO_DATA_PATTERN, f"{number:.1f}"):
             is_valid &= values != number
             notes.append(f"{message}, and is treated as no data")
         else:
             notes.append(
-                f"{message}, so few of the 256 levels remain for the other values: if {number:g} means no data, write "
-                "NaN instead"
+                f"{message}, which leaves few of the 256 levels for the other values: if {number:g} means no data, "
+                "write NaN instead"
             )
     return values[is_valid], notes
 
@@ -210,17 +214,17 @@ def _format_fraction(mask: NDArray[np.bool_]) -> str:
     return percent(float(mask.mean()), ".3g")
 
 
-def _far_values(values: NDArray[np.float64], outside: float) -> list[float]:
+def _find_far_extremes(values: NDArray[np.float64], outside_fraction: float) -> list[float]:
     """Return the lowest and the highest value, each only if the value is frequent and far from all other values."""
     if not len(values):
         return []
-    far = []
+    far_values = []
     for extreme, sign in ((float(values.min()), 1), (float(values.max()), -1)):
         other_values = values[values != extreme]
-        if not len(other_values) or 1 - len(other_values) / len(values) < max(outside, 2 / len(values)):
+        if not len(other_values) or 1 - len(other_values) / len(values) < max(outside_fraction, 2 / len(values)):
             continue
-        low, high = np.quantile(other_values, (outside, 1 - outside))
+        low, high = np.quantile(other_values, (outside_fraction, 1 - outside_fraction))
         gap = math.fabs((low if sign > 0 else high) - extreme)
         if high > low and gap > high - low:
-            far.append(extreme)
-    return far
+            far_values.append(extreme)
+    return far_values

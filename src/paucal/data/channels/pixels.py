@@ -21,7 +21,7 @@ from PIL.TiffImagePlugin import TiffImageFile
 from paucal.wording import first_line
 
 RGB = 3  # number of channels
-_LEVELS = np.arange(256) / 255  # the 256 levels of 8-bit pixels, in [0, 1]
+_LEVELS = np.arange(256) / 255  # the values of 8-bit pixels, scaled to [0, 1]
 _MAX_VALUE = 65535  # largest 16-bit value
 _BITS_TAG, _ORIENTATION_TAG = 258, 274  # TIFF tags: bits of each channel, EXIF orientation
 _ALPHA_CHANNELS = (2, 4)  # numbers of channels for which the last channel is the opacity
@@ -55,9 +55,9 @@ class Planes(Image.Image):
     def __reduce__(self) -> Any:
         return Planes, (self.planes,)
 
-    def map_planes(self, change: Callable[[Image.Image], Image.Image]) -> "Planes":
+    def map_planes(self, function: Callable[[Image.Image], Image.Image]) -> "Planes":
         """Return the image with a function applied to every channel."""
-        return Planes([change(plane) for plane in self.planes])
+        return Planes([function(plane) for plane in self.planes])
 
     def copy(self) -> "Planes":
         """Return a copy."""
@@ -68,7 +68,7 @@ class Planes(Image.Image):
         return self.map_planes(lambda plane: plane.resize(*arguments, **options))
 
     def crop(self, box: Any = None) -> "Planes":
-        """Return a crop of the image; pixels of the box outside the image are 0."""
+        """Return a crop of the image; pixels of the crop that lie outside the image are 0."""
         return self.map_planes(lambda plane: plane.crop(box))
 
     def transpose(self, method: Image.Transpose) -> "Planes":
@@ -151,7 +151,7 @@ def deep_values(image: Image.Image, opacity: bool = False) -> NDArray[np.generic
     """Return the (H, W) or (H, W, 3) values of an `is_deep` image; with `opacity`, an alpha channel is kept."""
     if not _has_deep_colours(image):
         return np.asarray(image)
-    file = getattr(image, "fp")  # noqa: B009 (Pillow declares it only for image files)
+    file = getattr(image, "fp")  # noqa: B009 (Pillow declares `fp` only for image files)
     file.seek(0)
     encoded = file.read()
     if isinstance(image, TiffImageFile):
@@ -160,7 +160,7 @@ def deep_values(image: Image.Image, opacity: bool = False) -> NDArray[np.generic
         values = _decode_png(encoded)
     if values.shape[:2] != (image.height, image.width):
         raise ValueError(
-            f"it holds values of shape {values.shape}, but its header says {image.width} x {image.height} pixels"
+            f"the image has values of shape {values.shape}, but its header says {image.width} x {image.height} pixels"
         )
     if values.ndim == 3 and values.shape[2] in _ALPHA_CHANNELS and not opacity:
         values = values[..., :-1]
@@ -180,14 +180,14 @@ def to_8_bits(values: NDArray[np.generic], value_range: tuple[float, float] | No
     """
     if values.dtype.kind not in "iuf" or values.ndim not in (2, 3):
         raise ValueError(
-            f"its pixels have the type {values.dtype} and the shape {values.shape}, expected numbers with 2 or 3 axes"
+            f"the pixels have the type {values.dtype} and the shape {values.shape}, expected numbers with 2 or 3 axes"
         )
     if value_range is None:
         if values.dtype.kind == "f":
-            raise ValueError("its pixels are floats of unknown range (save the image with 8 or 16 bits)")
+            raise ValueError("the pixels are floats of unknown range (save the image with 8 or 16 bits)")
         integers = values.astype(np.int64)
         if integers.min() < 0 or integers.max() > _MAX_VALUE:
-            raise ValueError("its pixels are integers beyond 16 bits (save the image with 8 or 16 bits)")
+            raise ValueError("the pixels are integers beyond 16 bits (save the image with 8 or 16 bits)")
         return Image.fromarray(((integers * 255 + _MAX_VALUE // 2) // _MAX_VALUE).astype(np.uint8))
     low, high = value_range
     scaled = (values.astype(np.float64) - low) * (255 / (high - low))
@@ -195,11 +195,13 @@ def to_8_bits(values: NDArray[np.generic], value_range: tuple[float, float] | No
 
 
 def open_tiff(source: bytes | Path, content: str) -> Any:
-    """Open a TIFF with tifffile; raise a ValueError that names its content if tifffile is not installed."""
+    """Open a TIFF with tifffile; if tifffile is not installed, raise a ValueError that names the TIFF's `content`."""
     try:
         import tifffile
     except ImportError:
-        raise ValueError(f"it is a TIFF of {content}, which needs: pip install 'paucal[tiff]'") from None
+        raise ValueError(
+            f"the image is a TIFF with {content}; to read such files: pip install 'paucal[tiff]'"
+        ) from None
     return tifffile.TiffFile(io.BytesIO(source) if isinstance(source, bytes) else source)
 
 

@@ -1,4 +1,4 @@
-"""`Finding`, one result of a check, and the findings made without decoding images: on labels, splits and names."""
+"""`Finding`, one result of a check, and findings about labels, splits and names, for which no images are decoded."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from paucal.data.checking.related import suggested_groups
+from paucal.data.checking.related import suggest_groups
 from paucal.data.classes import NO_LABEL_NAMES, alike_names, are_measurements
 from paucal.data.images import ImageSet
 from paucal.types import UserError
@@ -17,7 +17,7 @@ Level = Literal["misleads", "warning", "note"]
 LEVELS: tuple[Level, ...] = ("misleads", "warning", "note")
 MIN_CLASS_IMAGES = 10  # number of training images below which the score of a class is unreliable
 UNBALANCED_RATIO, VERY_UNBALANCED_RATIO = 3.0, 20.0  # size ratio of the largest to the smallest class
-_MAX_ENLARGEMENT = 2.0  # enlargement factor above which an image has too little detail for the network
+_MAX_ENLARGEMENT = 2.0  # images that must be enlarged by a larger factor have too little detail for the network
 _PARTS = ("train", "val", "test")  # names of the splits
 
 
@@ -54,7 +54,8 @@ class CheckedSet:
         images: N images.
         parts: (N,) split of each image: "train", "val", "test" or "unused".
         declared: Whether the data set itself defines the splits.
-        origin: Origin of splits that are not declared: "as paucal train would divide them", or "not divided".
+        origin: Phrase on how splits that are not declared were made: "as paucal train would divide them", or
+            "not divided".
     """
 
     images: ImageSet
@@ -77,7 +78,7 @@ def as_groups(positions: Iterable[int] | NDArray[np.int64]) -> tuple[tuple[int, 
 
 
 def refusal_finding(name: str, problem: UserError, prefix: str = "") -> Finding:
-    """Return the finding that a run would refuse the set with this error; `prefix` precedes the error message."""
+    """Return a `Finding` that a run on this set would fail with this error; `prefix` is put before the message."""
     return Finding(name, "misleads", f"{prefix}{str(problem).rstrip('.')}")
 
 
@@ -92,21 +93,21 @@ def has_misleading(findings: Sequence[Finding]) -> bool:
 
 
 def label_findings(checked: CheckedSet) -> list[Finding]:
-    """Return the findings that can be made without decoding images: about labels, splits and file names."""
+    """Return findings about labels, splits and file names, for which no images are decoded."""
     images = checked.images
     findings = [Finding("source", "note", note.rstrip(".;")) for note in images.notes]
     if images.classes:
         findings += [*_class_name_findings(images), *_class_count_findings(checked)]
-    return [*findings, *_name_group_findings(checked)]
+    return [*findings, *_findings_on_name_groups(checked)]
 
 
 def split_finding(problem: UserError) -> Finding:
-    """Return the finding that a set cannot be divided into train, val and test, because of `problem`."""
+    """Return a `Finding` that a set cannot be divided into train, val and test, because of `problem`."""
     return refusal_finding("split", problem, "the images cannot be split: ")
 
 
 def size_findings(sizes: np.ndarray, img_size: int, positions: np.ndarray) -> list[Finding]:
-    """Return a list with the finding about images that must be enlarged to more than twice their size for the network.
+    """Return a list with a `Finding` about images that must be enlarged to more than twice their size for the network.
 
     Args:
         sizes: (N, 2) heights and widths in pixels.
@@ -180,7 +181,7 @@ def _class_count_findings(checked: CheckedSet) -> Iterator[Finding]:
 
 
 def _imbalance_finding(images: ImageSet, counts: NDArray[np.int64]) -> Finding:
-    """Return the finding on unbalanced classes; `counts` are the (K,) training images per class."""
+    """Return a `Finding` about unbalanced classes; `counts` are the (K,) numbers of training images per class."""
     largest, smallest, ratio = int(counts.argmax()), int(counts.argmin()), counts.max() / counts.min()
     text = (
         f"the classes are unbalanced: '{images.classes[largest]}' has {ratio:.0f} times the training images of "
@@ -188,15 +189,15 @@ def _imbalance_finding(images: ImageSet, counts: NDArray[np.int64]) -> Finding:
     )
     advice = "look at the average precision of each class, and try --class-weights auto"
     if images.multi_hot is None:
-        share = percent(counts[largest] / counts.sum())
-        text += f"; always predicting '{images.classes[largest]}' would be right for {share}"
+        fraction = percent(counts[largest] / counts.sum())
+        text += f"; always predicting '{images.classes[largest]}' would be right for {fraction}"
         advice = "look at the balanced accuracy, and try --class-weights auto or --sampling balanced"
     return Finding("imbalance", "warning" if ratio >= VERY_UNBALANCED_RATIO else "note", text, advice)
 
 
-def _name_group_findings(checked: CheckedSet) -> list[Finding]:
+def _findings_on_name_groups(checked: CheckedSet) -> list[Finding]:
     # File names in shards do not show which images belong together.
-    groups = None if checked.images.stream is not None else suggested_groups(checked.images)
+    groups = None if checked.images.stream is not None else suggest_groups(checked.images)
     if groups is None:
         return []
     splits_by_group: dict[str, set[str]] = {}
@@ -207,8 +208,10 @@ def _name_group_findings(checked: CheckedSet) -> list[Finding]:
     advice = "if that is so, split the images again so that no group is in two splits"
     if not checked.declared:
         advice = f"if that is so, keep groups together: --group-by '{groups.pattern}'"
-        if groups.across:
-            advice += f"; if '{groups.shared}' is the same group in every folder: --group-by '{groups.across}'"
+        if groups.across_pattern:
+            advice += (
+                f"; if '{groups.shared_name}' is the same group in every folder: --group-by '{groups.across_pattern}'"
+            )
     text = (
         f"the names of the files suggest {groups.count} groups of up to {groups.largest} images that belong "
         f"together, such as frames of one video ({groups.examples[0]} and {groups.examples[1]}, for example)"

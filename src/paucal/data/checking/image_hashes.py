@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 GREY_SIDE, KEPT_FREQUENCIES = 32, 8  # number of pixels, and number of frequencies, along each axis
-MAX_DISTANCE = 7  # largest number of differing bits (of 64) for which `near_pairs` finds every pair
+MAX_DISTANCE = 7  # largest number of differing bits (of 64) for which `find_near_pairs` finds every pair
 _QUARTERS, _QUARTER_BITS = 4, 16  # number of quarters of a hash, and number of bits in each quarter
 _CHUNK_HASHES = 1 << 14  # number of hashes whose neighbours are searched at a time
 _MAX_PAIRS = 1 << 24  # number of candidate pairs whose distances are computed at a time
@@ -44,13 +44,13 @@ def compute_hash(grey: NDArray[np.float64]) -> int:
     return int(np.packbits(frequencies > np.median(frequencies)).view(">u8")[0])
 
 
-def hamming(first: NDArray[np.uint64], second: NDArray[np.uint64]) -> NDArray[np.int64]:
+def hamming_distances(first: NDArray[np.uint64], second: NDArray[np.uint64]) -> NDArray[np.int64]:
     """Return the number of bits in which hashes differ, (N,) for two (N,) arrays."""
     differing_bits = np.bitwise_xor(first, second)
     return _ONES_PER_BYTE[differing_bits.view(np.uint8).reshape(len(differing_bits), 8)].sum(1, dtype=np.int64)
 
 
-def near_pairs(hashes: NDArray[np.uint64], max_distance: int = MAX_DISTANCE) -> NDArray[np.int64]:
+def find_near_pairs(hashes: NDArray[np.uint64], max_distance: int = MAX_DISTANCE) -> NDArray[np.int64]:
     """Return the (P, 2) positions of pairs of hashes with at most `max_distance` differing bits, ascending.
 
     If several hashes are equal, only the first is paired with other hashes, and the others are paired with the first.
@@ -65,10 +65,10 @@ def near_pairs(hashes: NDArray[np.uint64], max_distance: int = MAX_DISTANCE) -> 
     unique_hashes, first, numbers = np.unique(hashes, return_index=True, return_inverse=True)
     copies = np.flatnonzero(first[numbers] != np.arange(len(hashes)))
     pairs = [np.stack([first[numbers[copies]], copies], axis=1)]
-    for band in range(_QUARTERS):
-        quarter = ((unique_hashes >> np.uint64(band * _QUARTER_BITS)) & np.uint64(0xFFFF)).astype(np.int64)
+    for quarter_index in range(_QUARTERS):
+        quarter = ((unique_hashes >> np.uint64(quarter_index * _QUARTER_BITS)) & np.uint64(0xFFFF)).astype(np.int64)
         for left, right in _candidate_pairs(quarter):
-            close = hamming(unique_hashes[left], unique_hashes[right]) <= max_distance
+            close = hamming_distances(unique_hashes[left], unique_hashes[right]) <= max_distance
             pairs.append(np.sort(np.stack([first[left[close]], first[right[close]]], axis=1), axis=1))
     return np.unique(np.concatenate(pairs), axis=0).astype(np.int64).reshape(-1, 2)
 

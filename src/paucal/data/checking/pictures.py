@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paucal.data.checking.findings import CheckedSet, Finding, as_groups, refusal_finding
-from paucal.data.checking.related import MIN_CONTRAST, Pair, exact_groups, merge_groups
+from paucal.data.checking.related import MIN_CONTRAST, Pair, group_by_digest, merge_groups
 from paucal.data.checking.survey import Survey
 from paucal.data.sources.suffixes import IMAGE_SUFFIXES
 from paucal.data.unreadable import drop_unreadable
@@ -18,12 +18,12 @@ from paucal.types import UserError
 from paucal.wording import counted, join_first_few, percent
 
 UNREADABLE = "unreadable"
-MIN_COSINE = 0.9  # smallest cosine similarity of the frozen features of near duplicates
+MIN_COSINE = 0.9  # smallest cosine similarity of the frozen features of two near duplicates
 # Smallest fraction of test images with a near duplicate in train that makes the test score misleading.
 MISLEADING_FRACTION = 0.01
 _DARK, _BRIGHT = 0.03, 0.97  # an image with a mean brightness below the first or above the second value is blank
 _DEEP_MODES = ("I", "F")  # prefixes of Pillow's modes with more than 8 bits per channel
-MIN_IMAGES = 5  # images per class; fewer files may have a property in common by chance
+MIN_IMAGES = 5  # smallest number of images of a class; fewer files may have a property in common by chance
 REVEALED_FRACTION = 0.95  # smallest recall, precision and specificity of a class that file properties reveal
 _MAX_EXAMPLES = 3  # number of classes that are named as examples
 _SUFFIX_SYNONYMS = {"jpeg": "jpg", "jfif": "jpg", "jpe": "jpg", "tiff": "tif"}
@@ -37,33 +37,33 @@ def image_findings(checked: CheckedSet, survey: Survey, pairs: Sequence[Pair]) -
         survey: Measurements of every image of the set.
         pairs: Pairs of similar images with different bytes.
     """
-    exact_copies = exact_groups(survey.digests)
+    exact_copies = group_by_digest(survey.digests)
     confirmed_pairs = [pair for pair in pairs if pair.cosine is None or pair.cosine >= MIN_COSINE]
     return [
         *_unreadable_findings(survey, checked),
-        *exact_findings(checked, exact_copies),
-        *(_near_findings(checked, confirmed_pairs, exact_copies) if confirmed_pairs else ()),
+        *exact_copy_findings(checked, exact_copies),
+        *(_near_copy_findings(checked, confirmed_pairs, exact_copies) if confirmed_pairs else ()),
         *_blank_findings(survey),
-        *_mode_findings(survey),
+        *_pixel_mode_findings(survey),
         *giveaway_findings(checked, survey),
     ]
 
 
-def exact_findings(checked: CheckedSet, groups: Sequence[Sequence[int]]) -> list[Finding]:
-    """Return findings about groups of images with the same bytes: across splits, with different labels, or neither."""
-    across, conflicts, copies = _classify_groups(checked, groups)
+def exact_copy_findings(checked: CheckedSet, groups: Sequence[Sequence[int]]) -> list[Finding]:
+    """Return findings about images with the same bytes: groups in several splits, with several labels, and the rest."""
+    divided_groups, conflicting_groups, other_groups = _classify_groups(checked, groups)
     findings = []
-    if across:
+    if divided_groups:
         location = "are in several splits" if checked.declared else "would be in several splits"
-        text = f"{_describe_copies(across)}, and {location}: the test images would include training images"
-        findings.append(Finding("duplicates-across-parts", "misleads", text, _copy_advice(checked), across))
-    if conflicts:
-        text = f"{_describe_copies(conflicts)} with a different label: one of the labels is wrong"
+        text = f"{_describe_copies(divided_groups)}, and {location}: the test images would include training images"
+        findings.append(Finding("duplicates-across-parts", "misleads", text, _copy_advice(checked), divided_groups))
+    if conflicting_groups:
+        text = f"{_describe_copies(conflicting_groups)} with a different label: one of the labels is wrong"
         advice = "keep the copy with the right label"
-        findings.append(Finding("conflicting-labels", "misleads", text, advice, conflicts))
-    if copies:
-        text = f"{_describe_copies(copies)} in the same split and class, so that images count more than once"
-        findings.append(Finding("duplicates", "warning", text, "remove the copies", copies))
+        findings.append(Finding("conflicting-labels", "misleads", text, advice, conflicting_groups))
+    if other_groups:
+        text = f"{_describe_copies(other_groups)} in the same split and class, so that images count more than once"
+        findings.append(Finding("duplicates", "warning", text, "remove the copies", other_groups))
     return findings
 
 
@@ -80,33 +80,37 @@ def _classify_groups(checked: CheckedSet, groups: Sequence[Sequence[int]]) -> li
     return [tuple(map(tuple, compress(groups, flags))) for flags in (is_divided, has_conflict, is_plain)]
 
 
-def _near_findings(checked: CheckedSet, pairs: Sequence[Pair], exact: Sequence[Sequence[int]]) -> Iterator[Finding]:
-    """Yield findings on pairs of similar images; exact copies of the images in a pair belong to the same finding."""
-    copies = {group[0]: group for group in exact}
+def _near_copy_findings(
+    checked: CheckedSet, pairs: Sequence[Pair], exact_copies: Sequence[Sequence[int]]
+) -> Iterator[Finding]:
+    """Yield findings about pairs of similar images; exact copies of the two images are added to their group."""
+    copies = {group[0]: group for group in exact_copies}
     groups = merge_groups([[*copies.get(p.first, [p.first]), *copies.get(p.second, [p.second])] for p in pairs])
     confirmed = "" if pairs[0].cosine is None else " (frozen features confirm this)"
-    across, differing, plain = _classify_groups(checked, groups)
-    if across:
+    divided_groups, conflicting_groups, other_groups = _classify_groups(checked, groups)
+    if divided_groups:
         test = np.flatnonzero(checked.parts == "test")
-        leaked_images = {i for group in across if any(checked.parts[j] == "train" for j in group) for i in group}
+        leaked_images = {
+            i for group in divided_groups if any(checked.parts[j] == "train" for j in group) for i in group
+        }
         fraction = len(leaked_images & set(test.tolist())) / max(len(test), 1)
-        verb = "would be" if not checked.declared else "is" if len(across) == 1 else "are"
+        verb = "would be" if not checked.declared else "is" if len(divided_groups) == 1 else "are"
         leak_text = f" ({percent(fraction)} of the test images have a near duplicate in train)" if fraction else ""
         level = "misleads" if fraction >= MISLEADING_FRACTION else "warning"
-        groups_text = f"{counted(len(across), 'group')} of images that look alike{confirmed}"
+        groups_text = f"{counted(len(divided_groups), 'group')} of images that look alike{confirmed}"
         text = f"{groups_text} {verb} in several splits{leak_text}"
         advice = f"look at the images on the page (--output); {_copy_advice(checked)}"
-        yield Finding("near-duplicates-across-parts", level, text, advice, across)
-    if differing:
-        verb = "has" if len(differing) == 1 else "have"
-        text = f"{counted(len(differing), 'group')} of images that look alike{confirmed} {verb} several labels"
+        yield Finding("near-duplicates-across-parts", level, text, advice, divided_groups)
+    if conflicting_groups:
+        verb = "has" if len(conflicting_groups) == 1 else "have"
+        text = f"{counted(len(conflicting_groups), 'group')} of images that look alike{confirmed} {verb} several labels"
         advice = "look at the images on the page (--output), and correct wrong labels"
-        yield Finding("alike-with-other-labels", "warning", text, advice, differing)
-    if plain:
-        verb = "looks" if len(plain) == 1 else "look"
-        text = f"{counted(len(plain), 'group')} of images of one split and class {verb} alike{confirmed}"
+        yield Finding("alike-with-other-labels", "warning", text, advice, conflicting_groups)
+    if other_groups:
+        verb = "looks" if len(other_groups) == 1 else "look"
+        text = f"{counted(len(other_groups), 'group')} of images of one split and class {verb} alike{confirmed}"
         advice = "look at the images on the page (--output); copies add no information"
-        yield Finding("near-duplicates", "note", text, advice, plain)
+        yield Finding("near-duplicates", "note", text, advice, other_groups)
 
 
 def _unreadable_findings(survey: Survey, checked: CheckedSet) -> list[Finding]:
@@ -128,8 +132,8 @@ def _blank_findings(survey: Survey) -> list[Finding]:
     return [Finding("blank", "warning", text, advice, as_groups(blank))]
 
 
-def _mode_findings(survey: Survey) -> Iterator[Finding]:
-    """Yield findings on different modes within the set, which a model might learn, and on more than 8 bits."""
+def _pixel_mode_findings(survey: Survey) -> Iterator[Finding]:
+    """Yield findings about different Pillow modes within the set, and about images with more than 8 bits."""
     counts = Counter(mode for mode in survey.modes if mode)
     if len(counts) > 1:
         usual = counts.most_common(1)[0][0]

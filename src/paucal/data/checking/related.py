@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from paucal.data.checking.image_hashes import near_pairs
+from paucal.data.checking.image_hashes import find_near_pairs
 from paucal.data.checking.survey import Survey
 from paucal.data.images import ImageSet
 from paucal.data.splits.part_names import PART_BY_WORD
@@ -18,14 +18,14 @@ from paucal.data.unreadable import process_images
 
 MIN_CORRELATION = 0.9  # smallest correlation of the pixels of two similar images
 MIN_CONTRAST = 0.02  # images with a smaller standard deviation of the brightness are blank, so their hash is arbitrary
-MIN_SIDE = 16  # side in pixels; smaller images of one class would all look like copies of each other
+MIN_SIDE = 16  # smallest side in pixels of compared images; smaller images of one class all look like copies
 CANDIDATE_SIDE = 64  # pixels to which the shorter side of candidates is reduced
 _COMPARED_SIDE = 24  # side in pixels to which images are reduced for the comparison
 _CHUNK_PAIRS = 4096  # pairs whose pixels are converted to floats at a time
 _MIN_NORM = 1e-6  # avoids division by 0 for blank images
-MIN_GROUP_MEAN = 2.0  # smallest mean number of images in suggested groups
+MIN_GROUP_MEAN = 2.0  # smallest mean number of images per suggested group
 MIN_MATCHED_FRACTION = 0.5  # smallest fraction of the images whose names match the pattern
-# A name with two numbers, captured up to the last number: patient12 of patient12_slice003, v3 of v3-0001.
+# A name with two numbers. The text before the last number is captured: patient12 of patient12_slice003, v3 of v3-0001.
 _NAME_PATTERN = r"[^/]*\d[^/]*?)[-_.\s]+[A-Za-z]*[-_.\s]?\(?\d+\)?"
 _ENDING_PATTERN = r"\.[^./#]+$"  # excludes keys of table rows (train-00001-of-00003.parquet#7)
 GROUP_PATTERN = f"({_NAME_PATTERN}{_ENDING_PATTERN}"
@@ -49,11 +49,11 @@ class Pair:
     cosine: float | None = None
 
 
-def exact_groups(digests: Sequence[bytes]) -> list[list[int]]:
+def group_by_digest(digests: Sequence[bytes]) -> list[list[int]]:
     """Return groups of two or more positions with equal digests, in the order of the set; empty digests are ignored.
 
     Example:
-        >>> exact_groups([b"a", b"b", b"a", b"", b""])
+        >>> group_by_digest([b"a", b"b", b"a", b"", b""])
         [[0, 2]]
     """
     groups: dict[bytes, list[int]] = {}
@@ -63,15 +63,15 @@ def exact_groups(digests: Sequence[bytes]) -> list[list[int]]:
     return [group for group in groups.values() if len(group) > 1]
 
 
-def similar_pairs(survey: Survey, store: Store) -> list[Pair]:
+def find_similar_pairs(survey: Survey, store: Store) -> list[Pair]:
     """Return pairs of similar images with different bytes, in the order of the set.
 
     Candidates have similar perceptual hashes. The correlation of their pixels at 24 x 24 must be at least 0.9, which
-    excludes images that share only a layout. Only candidates are read from the store again, and 64 pixels per
-    side are enough for that. If several files have equal bytes, only the first file is compared. Images smaller than 16
+    excludes images that share only a layout. Only candidates are read from the store again; images of 64 pixels per
+    side are enough. If several files have equal bytes, only the first file is compared. Images smaller than 16
     pixels are left out, since two images of digits of 8 x 8 pixels are as similar as two copies.
     """
-    first_by_digest = {survey.digests[group[0]]: group[0] for group in exact_groups(survey.digests)}
+    first_by_digest = {survey.digests[group[0]]: group[0] for group in group_by_digest(survey.digests)}
     usable = [
         position
         for position in survey.readable.tolist()
@@ -80,7 +80,7 @@ def similar_pairs(survey: Survey, store: Store) -> list[Pair]:
         and first_by_digest.get(survey.digests[position], position) == position
     ]
     positions = np.asarray(usable, dtype=np.int64)
-    candidates = positions[near_pairs(survey.hashes[positions])]
+    candidates = positions[find_near_pairs(survey.hashes[positions])]
     correlations = _compute_correlations(candidates, store)
     rows = zip(candidates.tolist(), correlations.tolist(), correlations >= MIN_CORRELATION, strict=True)
     return [Pair(first, second, correlation) for (first, second), correlation, is_similar in rows if is_similar]
@@ -145,8 +145,9 @@ class NameGroups:
         largest: Number of images in the largest group.
         examples: Two file names in the largest group.
         pattern: Regular expression for `--group-by`, whose first capturing group matches the name of the group.
-        across: Like `pattern`, but equal names in different folders are one group; "" if no name is in two folders.
-        shared: Example of a group name that occurs in several folders; "" if there is no such name.
+        across_pattern: Like `pattern`, but equal names in different folders are one group; "" if no name is in two
+            folders.
+        shared_name: Example of a group name that occurs in several folders; "" if there is no such name.
     """
 
     names: list[str]
@@ -154,8 +155,8 @@ class NameGroups:
     largest: int
     examples: tuple[str, str]
     pattern: str
-    across: str = ""
-    shared: str = ""
+    across_pattern: str = ""
+    shared_name: str = ""
 
 
 def group_name(key: str, pattern: str = GROUP_PATTERN) -> str | None:
@@ -169,7 +170,7 @@ def group_name(key: str, pattern: str = GROUP_PATTERN) -> str | None:
     return match and (match[1] if match.re.groups else match[0])
 
 
-def suggested_groups(images: ImageSet) -> NameGroups | None:
+def suggest_groups(images: ImageSet) -> NameGroups | None:
     """Return the groups that the file names of a set suggest; None if the names suggest no groups.
 
     A name suggests a group if it ends in a number (of a frame, for instance) and contains another number before that
@@ -178,12 +179,14 @@ def suggested_groups(images: ImageSet) -> NameGroups | None:
     only number the images of a class (`cat_0001.jpg`, `img_2024_0001.jpg`) suggest no groups.
 
     A group name that occurs in several folders may mean one group (a patient) or several groups (videos numbered per
-    class). Then each folder has its own groups, and the pattern `across` joins groups of the same name.
+    class). Then each folder has its own groups, and `across_pattern` joins groups of the same name.
     """
     pattern, across = _group_patterns(images)
     names = [group_name(key, pattern) for key in images.keys]
     across_names = [group_name(key, across) for key in images.keys]
-    folder_names = {name: short for name, short in zip(names, across_names, strict=True) if name and short}
+    folder_names = {
+        name: across_name for name, across_name in zip(names, across_names, strict=True) if name and across_name
+    }
     shared_names = [name for name, count in Counter(folder_names.values()).items() if count > 1]
     if not shared_names:
         pattern, names = across, across_names
@@ -196,13 +199,13 @@ def suggested_groups(images: ImageSet) -> NameGroups | None:
         return None
     if len(group_names) < MIN_GROUP_MEAN * len(counts):
         return None
-    if not all(_has_several_groups_per_class(used, images) for used in (names, across_names)):
+    if not all(_has_several_groups_per_class(candidate_names, images) for candidate_names in (names, across_names)):
         return None
     largest, size = counts.most_common(1)[0]
     examples = [key.rsplit("/", 1)[-1] for key, name in zip(images.keys, names, strict=True) if name == largest]
     groups = [key if name is None else name for key, name in zip(images.keys, names, strict=True)]
-    across_pattern = (across, shared_names[0]) if shared_names else ("", "")
-    return NameGroups(groups, len(counts), size, (examples[0], examples[1]), pattern, *across_pattern)
+    across_pattern_and_name = (across, shared_names[0]) if shared_names else ("", "")
+    return NameGroups(groups, len(counts), size, (examples[0], examples[1]), pattern, *across_pattern_and_name)
 
 
 def _group_patterns(images: ImageSet) -> tuple[str, str]:

@@ -80,7 +80,7 @@ def survey_images(images: ImageSet, workers: int | None = None, progress: Report
     def measure(index: int) -> None:
         image, mode, size = _read_for_display(images.store, index, images.reading.value_range)
         if images.reading.channels != RGB:
-            images.store.check(index)  # a decodable image may have channels that a run cannot read
+            images.store.check(index)  # images that can be shown may have channels that a run cannot read
         digest = digest_of(images.store, index)
         grey = reduce_to_grey(image)
         survey.sizes[index], survey.modes[index], survey.digests[index] = size, mode, digest

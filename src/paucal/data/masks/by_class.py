@@ -9,20 +9,24 @@ from paucal.data.masks.matching import File, Folders, Matches
 from paucal.data.masks.naming import MASK_WORDS, fold_name, is_decoy_folder, is_decoy_name
 
 MAX_CLASSES = 64  # maximum number of names that can be classes
-MIN_IMAGES = 2  # a name counts as a class if the masks of at least this many images have the name
+MIN_IMAGES = 2  # minimum number of images whose masks have the name of a class
 _SEPARATORS = re.compile(r"[\s_.,+~-]+")
 ImageAndClass = tuple[str, str]  # key of an image, name of a class
 
 
-def match_classes(images: Sequence[File], masks: Sequence[File]) -> tuple[Matches, dict[str, str]] | None:
-    """Return the masks of each image, and the class of each mask by its key; None if masks are not named by class.
+def match_masks_by_class(images: Sequence[File], masks: Sequence[File]) -> tuple[Matches, dict[str, str]] | None:
+    """Match masks to images in a set with separate mask files for each class.
 
     The class may be the name of a folder above the masks (`masks/cat/1.png`), the end of the file name (`1_cat.png`),
     or the file name in a folder for each image (`1/cat.png`). All masks must be named in the same way.
+
+    Returns:
+        The masks of each image, and the class of each mask by the key of the mask; None if masks are not named after
+        classes.
     """
     for match in (_match_by_folder, _match_by_ending, _match_by_name):
         matched_masks = match(images, masks)
-        if matched_masks is None or not _are_classes(matched_masks.values()):
+        if matched_masks is None or not _are_plausible_classes(matched_masks.values()):
             continue
         masks_by_image: dict[str, list[str]] = defaultdict(list)
         for key, (image, _) in sorted(matched_masks.items(), key=lambda item: item[1][1]):
@@ -32,15 +36,15 @@ def match_classes(images: Sequence[File], masks: Sequence[File]) -> tuple[Matche
     return None
 
 
-def _are_classes(pairs: Iterable[ImageAndClass]) -> bool:
-    """Return whether names are plausible classes: 2 to 64 names, each with several images and one mask per image."""
-    images_of: dict[str, list[str]] = defaultdict(list)
+def _are_plausible_classes(pairs: Iterable[ImageAndClass]) -> bool:
+    """Return whether the names in (image, name) pairs may be classes: 2 to 64 names, each once in several images."""
+    images_by_name: dict[str, list[str]] = defaultdict(list)
     for image, name in pairs:
-        images_of[name].append(image)
-    has_duplicates = len({fold_name(name) for name in images_of}) < len(images_of)
-    decoys = [name for name in images_of if is_decoy_folder(name) or is_decoy_name(name) or name.isdigit()]
-    is_once_per_image = all(len(set(images)) == len(images) >= MIN_IMAGES for images in images_of.values())
-    return 2 <= len(images_of) <= MAX_CLASSES and is_once_per_image and not has_duplicates and not decoys
+        images_by_name[name].append(image)
+    has_similar_names = len({fold_name(name) for name in images_by_name}) < len(images_by_name)
+    decoys = [name for name in images_by_name if is_decoy_folder(name) or is_decoy_name(name) or name.isdigit()]
+    is_once_per_image = all(len(set(images)) == len(images) >= MIN_IMAGES for images in images_by_name.values())
+    return 2 <= len(images_by_name) <= MAX_CLASSES and is_once_per_image and not has_similar_names and not decoys
 
 
 def _keys_by_name(images: Sequence[File]) -> dict[tuple[Folders, str], str]:
@@ -91,6 +95,6 @@ def _match_by_name(images: Sequence[File], masks: Sequence[File]) -> dict[str, I
 
 
 def _class_name(text: str) -> str:
-    """Return a file name, or the end of a file name, without the words that mean "mask"."""
+    """Return the class in a file name, or in the end of a file name: the text without words that mean "mask"."""
     words = filter(None, _SEPARATORS.split(text))
     return " ".join(word for word in words if not re.fullmatch(MASK_WORDS, word, re.IGNORECASE))

@@ -13,19 +13,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paucal.data.masks import consistency
-from paucal.data.masks.consistency import MIN_HIGH, VOID
-from paucal.data.masks.mask_files import MaskFacts, pack_colours, unpack_colour
+from paucal.data.masks.consistency import MIN_FOREGROUND, VOID
+from paucal.data.masks.mask_files import MaskStatistics, pack_colours, unpack_colour
 from paucal.reading import read_decoded
 from paucal.types import UserError
 from paucal.wording import counted
 
 CodingKind = Literal["index", "binary", "grey", "colour"]
-IGNORED = 255  # class number of unlabelled pixels, which are ignored
+IGNORED = 255  # class number of unlabelled pixels, which losses and scores ignore
 MAX_CLASSES = 255  # class numbers 0 to 254 in uint8, since 255 is `IGNORED`
 # Grey levels count as classes if neighbouring levels differ by at least `MIN_LEVEL_GAP`, and there are at most
 # `MAX_LEVELS` levels.
 MIN_LEVEL_GAP, MAX_LEVELS = 8, 32
-MIN_MARKED = 128  # lowest grey level of a foreground pixel in masks of two classes
+BINARY_THRESHOLD = 128  # in masks of two classes, grey levels from this value on are foreground
 MAX_BYTES = 1 << 20  # maximum size of a file of class names
 HEADER_WORDS = {
     *("name", "class", "label", "r", "g", "b", "red", "green", "blue", "value", "index", "id", "color", "colour"),
@@ -44,7 +44,7 @@ class MaskCoding:
         kind: "index" if mask values are class numbers, "binary" for two classes, "grey" for grey levels, "colour" for
             colours.
         values: Mask value of each class, in the order of the classes; colours are packed (`pack_colours`).
-        ignore: Value that means "not labelled"; None if there is no such value.
+        ignore: Mask value that means "not labelled"; None if there is no such value.
 
     Raises:
         UserError: The values are invalid, for example because a model card is damaged.
@@ -71,12 +71,12 @@ class MaskCoding:
     def encode(self, values: NDArray[np.int32], name: str) -> NDArray[np.uint8]:
         """Convert the (H, W) values of a mask to class numbers; unlabelled pixels become `IGNORED`.
 
-        `name` is the name of the mask for messages.
+        `name` is the name of the mask file, for messages.
         """
         if self.kind == "binary":
             labelled = values if self.ignore is None else values[values != self.ignore]
             # In a file that contains only 0 and 1, 1 marks the foreground, even if other files of the set use 255.
-            threshold = 1 if labelled.max(initial=0) <= 1 else min(self.values[1], MIN_MARKED)
+            threshold = 1 if labelled.max(initial=0) <= 1 else min(self.values[1], BINARY_THRESHOLD)
             has_class, classes = np.ones(values.shape, dtype=bool), (values >= threshold).astype(np.int64)
         else:
             order = np.argsort(self.values)
@@ -98,7 +98,7 @@ class MaskCoding:
         return np.asarray(self.values)[classes].astype(np.uint8 if max(self.values) < 256 else np.uint16)
 
     def describe(self) -> str:
-        """Describe the values in a phrase, such as "two classes, 0 and 255"."""
+        """Return a phrase about the mask values, such as "two classes, 0 and 255"."""
         text = {
             "index": f"the value is the number of the class, {self.values[0]} to {self.values[-1]}",
             "binary": f"two classes, 0 and {self.values[1]}",
@@ -108,24 +108,24 @@ class MaskCoding:
         return text if self.ignore is None else f"{text}; {self.format_value(self.ignore)} is not labelled"
 
     def format_value(self, value: int) -> str:
-        """Return a value as text: a number, or (red, green, blue)."""
+        """Return a mask value as text: a number, or (red, green, blue)."""
         return "({}, {}, {})".format(*unpack_colour(value)) if self.kind == "colour" else str(value)
 
 
 @dataclass(frozen=True)
 class NamedClasses:
-    """The content of a file of class names.
+    """Class names from a file, and perhaps the mask value of each class.
 
     Attributes:
         names: Class names in the order of the file.
         values: Mask value of each class, with packed colours (`pack_colours`); None if the file has only names.
-        colours: Whether the values are colours.
+        has_colours: Whether the values are colours.
         note: Sentence on the text encoding that was assumed for the file; "" if the encoding is Unicode.
     """
 
     names: tuple[str, ...]
     values: tuple[int, ...] | None = None
-    colours: bool = False
+    has_colours: bool = False
     note: str = ""
 
 
@@ -159,10 +159,10 @@ def read_class_names(path: Path) -> NamedClasses:
     _refuse_duplicates(names, path)
     if widths == {0}:
         return NamedClasses(names, note=note)
-    colours = widths == {3}
-    values = tuple(int(pack_colours(numbers)) if colours else numbers[0] for _, numbers in classes)  # type: ignore[arg-type]
+    has_colours = widths == {3}
+    values = tuple(int(pack_colours(numbers)) if has_colours else numbers[0] for _, numbers in classes)  # type: ignore[arg-type]
     _refuse_duplicates(values, path)
-    return NamedClasses(names, values, colours, note)
+    return NamedClasses(names, values, has_colours, note)
 
 
 def _normalise_rows(text: str) -> str:
@@ -195,52 +195,52 @@ def _refuse_duplicates(entries: tuple[object, ...], path: Path) -> None:
 
 
 def find_coding(
-    facts: MaskFacts,
-    requested: CodingKind | None = None,
+    stats: MaskStatistics,
+    requested_kind: CodingKind | None = None,
     ignore: Sequence[int] | None = None,
-    named: NamedClasses | None = None,
+    named_classes: NamedClasses | None = None,
 ) -> MaskCoding:
-    """Choose the coding of a set of masks; raise a UserError for masks whose coding is unclear.
+    """Choose the coding of a set of masks; raise a UserError if the coding is unclear.
 
     Args:
-        facts: Statistics of the values in all mask files.
-        requested: `MaskCoding.kind` as set by the user; None to infer the kind from the values.
+        stats: Statistics of the values in all mask files.
+        requested_kind: `MaskCoding.kind` that the user set; None to infer the kind from the values.
         ignore: Grey value (one number) or colour (red, green and blue) that means "not labelled".
-        named: Classes from the file given with --classes.
+        named_classes: Classes from the file of --classes; None without --classes.
     """
-    has_named_colours = named is not None and named.colours
-    if requested is None and not has_named_colours:
-        consistency.refuse_mixed_kinds(facts)
-    in_colour = facts.has_colour or (facts.has_palette and (requested == "colour" or has_named_colours))
-    facts = facts.as_colours() if in_colour else facts
+    has_named_colours = named_classes is not None and named_classes.has_colours
+    if requested_kind is None and not has_named_colours:
+        consistency.refuse_mixed_kinds(stats)
+    in_colour = stats.has_colour or (stats.has_palette and (requested_kind == "colour" or has_named_colours))
+    stats = stats.as_colours() if in_colour else stats
     void = _ignored_value(ignore, in_colour)
-    if requested in (None, "index") and not in_colour:
-        consistency.refuse_mixed_codings(facts, void)
-        consistency.refuse_specks(facts, void)
-    if named is not None and named.values is not None:
-        if named.colours != in_colour:
+    if requested_kind in (None, "index") and not in_colour:
+        consistency.refuse_mixed_codings(stats, void)
+        consistency.refuse_specks(stats, void)
+    if named_classes is not None and named_classes.values is not None:
+        if named_classes.has_colours != in_colour:
             raise UserError(
-                f"--classes gives {'colours' if named.colours else 'grey values'}, but the masks are "
+                f"--classes gives {'colours' if named_classes.has_colours else 'grey values'}, but the masks are "
                 f"{'in colour' if in_colour else 'grey'}: give a file that matches the masks."
             )
-        kind: CodingKind = "colour" if in_colour else requested or "index"
-        if kind == "index" and void is None and VOID in facts.values and VOID not in named.values:
+        kind: CodingKind = "colour" if in_colour else requested_kind or "index"
+        if kind == "index" and void is None and VOID in stats.values and VOID not in named_classes.values:
             void = VOID
-        return MaskCoding(kind, named.values, void)
-    values = [value for value in facts.values if value != void]
-    if requested is None and values:
-        consistency.refuse_lossy(facts)
-    kind = requested or _infer_kind(facts, values, in_colour)
-    _require_kind(kind, facts, values, in_colour)
+        return MaskCoding(kind, named_classes.values, void)
+    values = [value for value in stats.values if value != void]
+    if requested_kind is None and values:
+        consistency.refuse_lossy(stats)
+    kind = requested_kind or _infer_kind(stats, values, in_colour)
+    _require_kind(kind, stats, values, in_colour)
     if kind == "binary":
-        consistency.refuse_faint(facts, void)
+        consistency.refuse_faint(stats, void)
         coding = _binary_coding(values, void)
     elif kind == "index":
-        coding = _index_coding(values, void, len(named.names) if named else 0)
+        coding = _index_coding(values, void, len(named_classes.names) if named_classes else 0)
     else:
         coding = _grey_or_colour_coding(kind, values, void)
-    if named is not None and len(named.names) != coding.count:
-        count = counted(len(named.names), "class", "classes")
+    if named_classes is not None and len(named_classes.names) != coding.count:
+        count = counted(len(named_classes.names), "class", "classes")
         raise UserError(
             f"--classes names {count}, but the masks have {coding.count} ({coding.describe()}): "
             f"give {coding.count} names, or names with their values."
@@ -248,17 +248,17 @@ def find_coding(
     return coding
 
 
-def require_same_coding(coding: MaskCoding, facts: MaskFacts, ignore: Sequence[int] | None = None) -> None:
-    """Raise a UserError for masks whose values have another meaning in the coding of a run or model.
+def require_same_coding(coding: MaskCoding, stats: MaskStatistics, ignore: Sequence[int] | None = None) -> None:
+    """Raise a UserError if mask values mean something else than in the coding of a run or model.
 
     Only masks that `MaskCoding.encode` would accept are checked.
     """
     if coding.kind == "binary":
-        consistency.refuse_faint(facts, coding.ignore)
-    elif coding.kind == "index" and ignore is None and not facts.has_colour:
-        consistency.refuse_mixed_kinds(facts)
-        consistency.refuse_mixed_codings(facts)
-        nonzero = set(facts.values) - {0}
+        consistency.refuse_faint(stats, coding.ignore)
+    elif coding.kind == "index" and ignore is None and not stats.has_colour:
+        consistency.refuse_mixed_kinds(stats)
+        consistency.refuse_mixed_codings(stats)
+        nonzero = set(stats.values) - {0}
         if coding.ignore == VOID and nonzero == {VOID}:
             raise UserError(
                 f"the masks have only the values 0 and 255, but {coding.describe()}: every labelled pixel would be of "
@@ -277,33 +277,36 @@ def _ignored_value(ignore: Sequence[int] | None, in_colour: bool) -> int | None:
     raise UserError(f"--ignore is {' '.join(map(str, ignore))}, expected {expected}.")
 
 
-def _infer_kind(facts: MaskFacts, values: list[int], in_colour: bool) -> CodingKind:
+def _infer_kind(stats: MaskStatistics, values: list[int], in_colour: bool) -> CodingKind:
     if in_colour:
         if len(values) <= MAX_CLASSES:
-            consistency.refuse_blurred_colours(facts)
+            consistency.refuse_blurred_colours(stats)
         return "colour"
-    if consistency.is_black_and_white(facts, values):
+    if consistency.is_black_and_white(stats, values):
         return "binary"
-    if facts.has_palette:
+    if stats.has_palette:
         return "index"
-    if not any(file.bits == 16 for file in facts.files):
-        consistency.refuse_near_levels(facts, values)
-        consistency.refuse_blurred_levels(facts, values)
+    if not any(file.bits == 16 for file in stats.files):
+        consistency.refuse_near_levels(stats, values)
+        consistency.refuse_blurred_levels(stats, values)
     class_values = [value for value in values if value != VOID]
     gaps = [higher - lower for lower, higher in pairwise(values)]
     are_levels = (
-        len(values) > 1 and min(gaps) >= MIN_LEVEL_GAP and len(values) <= MAX_LEVELS and max(class_values) >= MIN_HIGH
+        len(values) > 1
+        and min(gaps) >= MIN_LEVEL_GAP
+        and len(values) <= MAX_LEVELS
+        and max(class_values) >= MIN_FOREGROUND
     )
     return "grey" if are_levels else "index"
 
 
-def _require_kind(kind: CodingKind, facts: MaskFacts, values: list[int], in_colour: bool) -> None:
+def _require_kind(kind: CodingKind, stats: MaskStatistics, values: list[int], in_colour: bool) -> None:
     if (kind == "colour") != in_colour:
         raise UserError(
             f"--mask-values is {kind!r}, but the masks are {'in colour' if in_colour else 'grey'}: remove "
             "--mask-values, or convert the masks."
         )
-    deep_file = next((file.name for file in facts.files if file.bits == 16), "")
+    deep_file = next((file.name for file in stats.files if file.bits == 16), "")
     if deep_file and kind != "index":
         raise UserError(
             f"mask {deep_file} has 16 bits per pixel, which is supported only for class numbers, and the values of the "
@@ -315,7 +318,7 @@ def _require_kind(kind: CodingKind, facts: MaskFacts, values: list[int], in_colo
 
 def _binary_coding(values: list[int], void: int | None) -> MaskCoding:
     top = 1 if max(values) == 1 else 255
-    if len({value >= min(top, MIN_MARKED) for value in values}) < 2:
+    if len({value >= min(top, BINARY_THRESHOLD) for value in values}) < 2:
         raise UserError(
             f"all labelled pixels of the masks are of one class (values {min(values)} to {max(values)}), but masks of "
             "two classes contain 0 and 255: check the masks."

@@ -1,4 +1,4 @@
-"""Mask files: functions that read the stored values unchanged, and count the values to infer the coding of classes."""
+"""Functions that read mask files with unchanged values, and count the values, from which the coding is inferred."""
 
 from collections import Counter
 from collections.abc import Iterable
@@ -22,7 +22,7 @@ GREY_UNIT, WHITE = 0x010101, 0xFFFFFF  # packed colours of grey level 1 and of w
 
 @dataclass(frozen=True)
 class RawMask:
-    """The content of a mask file.
+    """Pixel values of a mask file, as they are stored.
 
     Attributes:
         values: (H, W) int32 grey levels, palette indices, or colours as 65536 R + 256 G + B.
@@ -43,13 +43,13 @@ class RawMask:
         """(height, width) in pixels."""
         return self.values.shape[0], self.values.shape[1]
 
-    def values_for(self, in_colour: bool, name: str) -> NDArray[np.int32]:
-        """Return the values in the form that the set of masks uses.
+    def convert_values(self, in_colour: bool, name: str) -> NDArray[np.int32]:
+        """Return packed colours if other masks of the set are in colour, else the stored values.
 
         Args:
             in_colour: Whether the set has masks in colour, so that grey levels and palette indices are converted to
                 packed colours.
-            name: Name of the file for messages.
+            name: Name of the file, for messages.
         """
         if not in_colour:
             if self.kind == COLOUR:
@@ -71,7 +71,7 @@ def read_mask(path: Path, name: str, max_pixels: int | None = None) -> RawMask:
 
     A colour image whose channels are equal everywhere counts as grey. An image with one bit per pixel also counts as
     grey, with the values 0 and 1. Transparency is ignored, unless all pixels have the same colour; in this case, the
-    values of the mask are the opacities.
+    values of the mask are the values of the alpha channel.
 
     Raises:
         UnreadableImage: The file is not an image, is damaged, holds floats, or has too many pixels.
@@ -124,7 +124,9 @@ def _stored_values(image: Image.Image) -> tuple[NDArray[np.int32], str, int]:
     if mode.startswith("I"):
         integers = np.asarray(image).astype(np.int64)
         if integers.min() < 0 or integers.max() > MAX_VALUE:
-            raise ValueError(f"the values are {integers.min()} to {integers.max()}, expected 0 to {MAX_VALUE}")
+            raise ValueError(
+                f"the mask has values from {integers.min()} to {integers.max()}, expected values from 0 to {MAX_VALUE}"
+            )
         return integers.astype(np.int32), GREY, 16
     rgb = np.asarray(image.convert("RGB"))
     if (rgb[..., 0] == rgb[..., 1]).all() and (rgb[..., 0] == rgb[..., 2]).all():
@@ -133,7 +135,7 @@ def _stored_values(image: Image.Image) -> tuple[NDArray[np.int32], str, int]:
 
 
 def _opacity_mask(image: Image.Image) -> NDArray[np.int32] | None:
-    """Return the (H, W) opacity if all pixels have the same colour and some are transparent, else None."""
+    """Return the (H, W) alpha channel if all pixels have the same colour and some are transparent, else None."""
     values = np.asarray(image)
     colours, opacity = values[..., :-1], values[..., -1]
     if opacity.min() == 255 or (colours != colours[0, 0]).any():
@@ -172,13 +174,13 @@ def unpack_colour(number: int) -> tuple[int, int, int]:
 
 
 @dataclass(frozen=True)
-class FileFacts:
+class FileStatistics:
     """Statistics of the values in one mask file.
 
     Attributes:
-        name: Name of the file for messages.
-        pixels: Number of pixels of each value (grey level, palette index, or packed colour).
-        solid: Values that fill at least one block of 2x2 pixels; other values occur only on edges and lines.
+        name: Name of the file, for messages.
+        pixels: Number of pixels with each value, by value (grey level, palette index, or packed colour).
+        solid_values: Values that fill at least one block of 2x2 pixels; other values occur only on edges and lines.
         kind: "grey", "palette" or "colour".
         bits: Bits per value, as defined by `RawMask.bits`.
         lossy: Whether the format is lossy.
@@ -189,7 +191,7 @@ class FileFacts:
 
     name: str
     pixels: dict[int, int]
-    solid: frozenset[int]
+    solid_values: frozenset[int]
     kind: str = GREY
     bits: int = 8
     lossy: bool = False
@@ -202,7 +204,7 @@ class FileFacts:
         """All values that occur in the file."""
         return frozenset(self.pixels)
 
-    def as_colours(self) -> "FileFacts":
+    def as_colours(self) -> "FileStatistics":
         """Return the same statistics with packed colours as values."""
         if self.palette is not None:
             colours = self.palette
@@ -212,18 +214,18 @@ class FileFacts:
         pixels: Counter[int] = Counter()
         for value, count in self.pixels.items():
             pixels[colours[value]] += count
-        return replace(self, pixels=pixels, solid=frozenset(colours[value] for value in self.solid))
+        return replace(self, pixels=pixels, solid_values=frozenset(colours[value] for value in self.solid_values))
 
 
 @dataclass(frozen=True)
-class MaskFacts:
+class MaskStatistics:
     """Statistics of the values in all mask files of a set."""
 
-    files: tuple[FileFacts, ...]
+    files: tuple[FileStatistics, ...]
 
     @cached_property
     def pixels(self) -> dict[int, int]:
-        """Number of pixels of each value in all files, sorted by value."""
+        """Number of pixels with each value in all files, sorted by value."""
         total: Counter[int] = Counter()
         for file in self.files:
             total.update(file.pixels)
@@ -235,9 +237,9 @@ class MaskFacts:
         return tuple(self.pixels)
 
     @cached_property
-    def solid(self) -> frozenset[int]:
+    def solid_values(self) -> frozenset[int]:
         """Values that fill a block of 2x2 pixels in at least one file."""
-        return frozenset(value for file in self.files for value in file.solid)
+        return frozenset(value for file in self.files for value in file.solid_values)
 
     @property
     def has_colour(self) -> bool:
@@ -249,16 +251,16 @@ class MaskFacts:
         """Whether at least one file has a palette."""
         return any(file.kind == PALETTE for file in self.files)
 
-    def as_colours(self) -> "MaskFacts":
+    def as_colours(self) -> "MaskStatistics":
         """Return the same statistics with packed colours as values."""
-        return MaskFacts(tuple(file.as_colours() for file in self.files))
+        return MaskStatistics(tuple(file.as_colours() for file in self.files))
 
-    def with_value(self, value: int) -> list[FileFacts]:
+    def files_with_value(self, value: int) -> list[FileStatistics]:
         """Return the files that contain a value."""
         return [file for file in self.files if value in file.values]
 
 
-def count_values(raw: RawMask, name: str) -> FileFacts:
+def compute_file_statistics(raw: RawMask, name: str) -> FileStatistics:
     """Compute the statistics of a mask file's values."""
     if int(raw.values.max(initial=0)) < 1 << 16:  # counting all possible values is faster than sorting
         values, numbers = np.arange(int(raw.values.max(initial=0)) + 1), raw.values.astype(np.int64)
@@ -271,10 +273,10 @@ def count_values(raw: RawMask, name: str) -> FileFacts:
     solid = np.bincount(corner[is_uniform], minlength=len(values)) > 0
     slope = np.diff(numbers, axis=1)
     indices = np.flatnonzero(counts).tolist()
-    return FileFacts(
+    return FileStatistics(
         name=name,
         pixels={int(values[index]): int(counts[index]) for index in indices},
-        solid=frozenset(int(values[index]) for index in indices if solid[index]),
+        solid_values=frozenset(int(values[index]) for index in indices if solid[index]),
         kind=raw.kind,
         bits=raw.bits,
         lossy=raw.lossy,
@@ -284,8 +286,8 @@ def count_values(raw: RawMask, name: str) -> FileFacts:
     )
 
 
-def list_files(files: Iterable[FileFacts]) -> str:
-    """Return a text with the name of the first file and the number of further files, such as "a.png and 3 others"."""
+def describe_files(files: Iterable[FileStatistics]) -> str:
+    """Return the name of the first file and the number of other files as text, such as "a.png and 3 others"."""
     names = [file.name for file in files]
     n_others = len(names) - 1
     return names[0] if not n_others else f"{names[0]} and {n_others} other{'s' if n_others > 1 else ''}"

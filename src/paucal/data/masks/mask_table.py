@@ -22,11 +22,12 @@ MASK_COLUMNS = ("mask", "mask_path", "mask_file", "mask_name", "segmentation", "
 
 
 class MaskTable(NamedTuple):
-    """Content of a table of images and masks.
+    """Images and masks that a table lists.
 
     Attributes:
         root: Innermost folder that contains all images.
-        rows: Key (path relative to `root`), mask files and split ("train", "val", "test" or "") of each image.
+        rows: (key, mask files, split) of each image. The key is the path relative to `root`; the split is "train",
+            "val", "test" or "".
         notes: Sentences on rows that were left out.
     """
 
@@ -56,7 +57,7 @@ def read_mask_table(file: Path) -> MaskTable:
     image_column, mask_column, part_column = columns
     used_columns = [position for position in columns if position is not None]
     refuse_repeated_columns(file, list(map(normalise_column_name, header.cells)), used_columns)
-    masks_of: dict[str, tuple[list[Path], str]] = {}
+    masks_and_part: dict[str, tuple[list[Path], str]] = {}
     n_without_mask = n_repeated = 0
     for row in rows:
         context = f"line {row.line} of {file}"
@@ -72,26 +73,31 @@ def read_mask_table(file: Path) -> MaskTable:
             n_without_mask += 1
             continue
         image, mask = (_resolve_path(row.cells[column], file, context) for column in (image_column, mask_column))
-        masks, first_part = masks_of.setdefault(image, ([], PART_BY_WORD.get(part, "")))
+        masks, first_part = masks_and_part.setdefault(image, ([], PART_BY_WORD.get(part, "")))
         if first_part != PART_BY_WORD.get(part, ""):
             raise UserError(f"{context} puts {image!r} into a second split: put each image into one split.")
         if Path(mask) in masks:
             n_repeated += 1
         else:
             masks.append(Path(mask))
-    if not masks_of:
+    if not masks_and_part:
         raise UserError(f"{file} contains no masks: fill in the column {header.cells[mask_column]!r}.")
-    root = Path(os.path.commonpath([os.path.dirname(image) for image in masks_of]))
-    keys = {image: Path(image).relative_to(root).as_posix() for image in masks_of}
+    root = Path(os.path.commonpath([os.path.dirname(image) for image in masks_and_part]))
+    keys = {image: Path(image).relative_to(root).as_posix() for image in masks_and_part}
     notes = left_out_notes(n_without_mask, "image without a mask", "images without a mask")
     notes += left_out_notes(n_repeated, f"repeated row of {file.name}", f"repeated rows of {file.name}")
-    return MaskTable(root, [(keys[i], tuple(masks), part) for i, (masks, part) in masks_of.items()], tuple(notes))
+    table_rows = [(keys[image], tuple(masks), part) for image, (masks, part) in masks_and_part.items()]
+    return MaskTable(root, table_rows, tuple(notes))
 
 
 def _column_positions(cells: Sequence[str]) -> tuple[int, int, int | None] | None:
-    """Return the positions of the columns of images, masks and splits (or None); None without images or masks."""
-    plain = list(map(normalise_column_name, cells))
-    image, mask, part = (first_position(plain, names) for names in (IMAGE_COLUMNS, MASK_COLUMNS, SPLIT_COLUMNS))
+    """Return the positions of the columns of images, masks and splits.
+
+    The position of the splits is None if the table has no such column. The result is None if the table has no column of
+    images or no column of masks.
+    """
+    column_names = list(map(normalise_column_name, cells))
+    image, mask, part = (first_position(column_names, names) for names in (IMAGE_COLUMNS, MASK_COLUMNS, SPLIT_COLUMNS))
     return None if image is None or mask is None else (image, mask, part)
 
 

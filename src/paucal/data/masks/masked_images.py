@@ -13,15 +13,15 @@ from paucal.data.checking.findings import Finding, as_groups
 from paucal.data.decode import Orientation, UnreadableImage, ambiguity_note, read_orientation
 from paucal.data.images import ImageSet
 from paucal.data.masks.coding import IGNORED, CodingKind, MaskCoding, NamedClasses
-from paucal.data.masks.mask_files import FileFacts, MaskFacts, count_values, read_mask
+from paucal.data.masks.mask_files import FileStatistics, MaskStatistics, compute_file_statistics, read_mask
 from paucal.data.masks.meaning import UncodedMasks, classes_from_files, classes_from_values
 from paucal.data.masks.pairs import Pairs
 from paucal.data.stores import FileStore
+from paucal.data.unreadable import ReportProgress
 from paucal.memory import read_available_memory
 from paucal.types import UserError
 from paucal.wording import counted, join_first_few
 
-Report = Callable[[int, int], None]  # function called with (images done, total)
 MAX_MEMORY_FRACTION = 0.1  # fraction of the free memory that decoded masks may use
 MAX_SIZE_RATIO = 4  # a mask with more than this many times the pixels of its image is not decoded
 MAX_VALUES = 1 << 16  # masks with more different values than this are refused as photographs
@@ -39,15 +39,15 @@ MIN_GROUP_FRACTION = 0.25  # minimum fraction of the masks with small cover, and
 
 
 class MaskStore:
-    """Store that reads the class number of each pixel of an image, by the image's position.
+    """Store of masks, which reads the class number of each pixel of an image, given the position of the image.
 
     Args:
         files: Mask files of each image; several masks of an image are joined.
         sizes: (N, 2) heights and widths of the upright images.
         coding: Coding of the mask files.
-        numbers: Number of the class that each mask file of each image marks; None if the values in the files give the
-            classes.
-        kept: Decoded masks by the position of the image; None to decode mask files on each access.
+        class_numbers: Number of the class that each mask file of each image marks; None if the values in the files give
+            the classes.
+        decoded_masks: Decoded masks by the position of the image; None to decode mask files on each access.
     """
 
     def __init__(
@@ -55,34 +55,35 @@ class MaskStore:
         files: Sequence[tuple[Path, ...]],
         sizes: NDArray[np.int64],
         coding: MaskCoding,
-        numbers: Sequence[tuple[int, ...]] | None = None,
-        kept: dict[int, NDArray[np.uint8]] | None = None,
+        class_numbers: Sequence[tuple[int, ...]] | None = None,
+        decoded_masks: dict[int, NDArray[np.uint8]] | None = None,
     ) -> None:
-        self._files, self._sizes, self._coding, self._numbers, self._kept = files, sizes, coding, numbers, kept
+        self._files, self._sizes, self._coding = files, sizes, coding
+        self._class_numbers, self._decoded_masks = class_numbers, decoded_masks
 
     def __len__(self) -> int:
         return len(self._files)
 
     def read(self, index: int) -> NDArray[np.uint8]:
         """Return the (H, W) class numbers of an image; `IGNORED` for unlabelled pixels."""
-        return self.read_files(index)[0] if self._kept is None else self._kept[index]
+        return self.read_files(index)[0] if self._decoded_masks is None else self._decoded_masks[index]
 
     def read_files(self, index: int) -> tuple[NDArray[np.uint8], bool]:
         """Read the masks of an image; return the (H, W) class numbers, and whether masks of two classes overlap."""
         masks = [self._read_file(file, index) for file in self._files[index]]
-        if self._numbers is None:
-            return join_masks(masks), False
-        return join_classes(masks, self._numbers[index])
+        if self._class_numbers is None:
+            return join_binary_masks(masks), False
+        return join_class_masks(masks, self._class_numbers[index])
 
-    def with_decoded(self, kept: dict[int, NDArray[np.uint8]]) -> "MaskStore":
-        """Return a store of the same files that uses the decoded masks `kept`, by the position of the image."""
-        return MaskStore(self._files, self._sizes, self._coding, self._numbers, kept)
+    def with_decoded_masks(self, decoded_masks: dict[int, NDArray[np.uint8]]) -> "MaskStore":
+        """Return a store of the same files that uses decoded masks, by the position of the image."""
+        return MaskStore(self._files, self._sizes, self._coding, self._class_numbers, decoded_masks)
 
     def _read_file(self, file: Path, index: int) -> NDArray[np.uint8]:
         height, width = map(int, self._sizes[index])
         raw = read_mask(file, file.name, MAX_SIZE_RATIO * height * width)
         is_smaller_than_image(raw.shape, (height, width), file.name)  # raises a UserError if the size is wrong
-        mask = self._coding.encode(raw.values_for(self._coding.kind == "colour", file.name), file.name)
+        mask = self._coding.encode(raw.convert_values(self._coding.kind == "colour", file.name), file.name)
         if mask.shape == (height, width):
             return mask
         return np.asarray(Image.fromarray(mask).resize((width, height), Image.Resampling.NEAREST))
@@ -98,7 +99,7 @@ class MaskedImages:
         coding: Coding of the masks; if each class has its own mask files, the coding of the joined masks, whose values
             are class numbers.
         pixels: (N, K) int64 number of pixels of each class in each image.
-        findings: Possible mistakes in the masks.
+        findings: Descriptions of possible mistakes in the masks.
     """
 
     images: ImageSet
@@ -122,10 +123,10 @@ def images_of_pairs(pairs: Pairs, location: str) -> ImageSet:
 def read_masks(
     images: ImageSet,
     pairs: Pairs,
-    requested: CodingKind | None = None,
+    requested_kind: CodingKind | None = None,
     ignore: Sequence[int] | None = None,
-    named: NamedClasses | None = None,
-    report: Report = lambda done, total: None,
+    named_classes: NamedClasses | None = None,
+    report: ReportProgress = lambda done, total: None,
     coding: MaskCoding | None = None,
 ) -> MaskedImages:
     """Read every mask twice: first to choose the coding, then to count the pixels of each class.
@@ -133,9 +134,9 @@ def read_masks(
     Args:
         images: Images of `pairs` in any order; not all images of `pairs` need to be included.
         pairs: Images and masks.
-        requested: `MaskCoding.kind` as set by the user; None to infer the kind from the values.
+        requested_kind: `MaskCoding.kind` that the user set; None to infer the kind from the values.
         ignore: Grey value (one number) or colour (red, green and blue) that means "not labelled".
-        named: Classes from the file given with --classes.
+        named_classes: Classes from the file of --classes; None without --classes.
         report: Function called with (images done, total), where the total counts each image twice.
         coding: Coding that a run or model expects; None to choose the coding from the values.
 
@@ -147,34 +148,36 @@ def read_masks(
     files, total = [pairs_by_key[key].masks for key in images.keys], len(images)
     sizes = np.asarray([images.store.size(index) for index in range(total)], dtype=np.int64)
     orientations = [_orientation(pairs.root / key, size) for key, size in zip(images.keys, sizes.tolist(), strict=True)]
-    facts, smaller, ambiguous = _measure_files(files, orientations, lambda done: report(done, 2 * total))
-    mask_classes = [pairs_by_key[key].classes for key in images.keys]
-    uncoded_masks = UncodedMasks(facts, pairs, requested, ignore, named, coding)
-    is_by_class = any(mask_classes)
-    meaning = classes_from_files(uncoded_masks, mask_classes) if is_by_class else classes_from_values(uncoded_masks)
-    coding, named, mask_notes = meaning.coding, meaning.named, meaning.notes
-    if meaning.numbers is None:
+    stats, smaller_masks, ambiguous = _measure_files(files, orientations, lambda done: report(done, 2 * total))
+    file_classes = [pairs_by_key[key].classes for key in images.keys]
+    uncoded_masks = UncodedMasks(stats, pairs, requested_kind, ignore, named_classes, coding)
+    if any(file_classes):
+        mask_classes = classes_from_files(uncoded_masks, file_classes)
+    else:
+        mask_classes = classes_from_values(uncoded_masks)
+    coding, named_classes, mask_notes = mask_classes.coding, mask_classes.named_classes, mask_classes.notes
+    if mask_classes.class_numbers is None:
         _require_joinable(files, coding)
-    store = MaskStore(files, sizes, meaning.file_coding, meaning.numbers)
-    masks, pixels, overlaps = _decode_all(store, sizes, coding.count, lambda done: report(total + done, 2 * total))
+    store = MaskStore(files, sizes, mask_classes.file_coding, mask_classes.class_numbers)
+    masks, pixels, overlaps = _decode_masks(store, sizes, coding.count, lambda done: report(total + done, 2 * total))
     if overlaps:
         text = counted(len(overlaps), "image has pixels", "images have pixels")
         example = images.keys[overlaps[0]]
         mask_notes.append(f"{text} marked by several classes, such as {example}: the last class is used")
     notes = [*images.notes, f"masks: {coding.describe()}", *mask_notes]
-    if smaller:
-        text = counted(len(smaller), "mask is smaller than its image", "masks are smaller than their images")
-        examples = smaller[0] + (", ..." if smaller[1:] else "")
+    if smaller_masks:
+        text = counted(len(smaller_masks), "mask is smaller than its image", "masks are smaller than their images")
+        examples = smaller_masks[0] + (", ..." if smaller_masks[1:] else "")
         notes.append(f"{text} and enlarged with nearest-neighbour interpolation ({examples})")
-    if named is not None and named.note:
-        notes.append(named.note)
+    if named_classes is not None and named_classes.note:
+        notes.append(named_classes.note)
     findings = (
-        *(find_stray_values(facts, coding) if requested is None and named is None else ()),
-        *(find_interpolated_masks(facts, coding) if meaning.numbers is None else ()),
+        *(find_stray_values(stats, coding) if requested_kind is None and named_classes is None else ()),
+        *(find_interpolated_masks(stats, coding) if mask_classes.class_numbers is None else ()),
         *find_inverted_masks(pixels),
         *find_turned_images(ambiguous, images),
     )
-    classes = _class_names(coding) if named is None else named.names
+    classes = _class_names(coding) if named_classes is None else named_classes.names
     multi_hot = (pixels > 0).astype(np.int8)
     images = replace(images, classes=classes, multi_hot=multi_hot, notes=tuple(notes))
     return MaskedImages(images, masks, coding, pixels, findings)
@@ -194,14 +197,14 @@ def _orientation(path: Path, size: Sequence[int]) -> Orientation:
 
 def _measure_files(
     files: Sequence[tuple[Path, ...]], orientations: Sequence[Orientation], report: Callable[[int], None]
-) -> tuple[MaskFacts, list[str], list[int]]:
+) -> tuple[MaskStatistics, list[str], list[int]]:
     """Count the values in all masks, and check their sizes.
 
     Returns:
         The statistics of the files; the names of the masks that are smaller than their images; and the positions of the
         images whose size does not show whether the mask was drawn before or after the EXIF rotation.
     """
-    facts: list[FileFacts] = []
+    stats: list[FileStatistics] = []
     smaller: list[str] = []
     ambiguous: list[int] = []
     values: set[int] = set()
@@ -210,8 +213,8 @@ def _measure_files(
             raw = read_mask(path, path.name, MAX_SIZE_RATIO * math.prod(orientation.upright))
             if is_smaller_than_image(raw.shape, orientation.upright, path.name, orientation.stored):
                 smaller.append(path.name)
-            facts.append(count_values(raw, path.name))
-            values |= facts[-1].values
+            stats.append(compute_file_statistics(raw, path.name))
+            values |= stats[-1].values
             if len(values) > MAX_VALUES:
                 raise UserError(
                     f"the masks have more than {MAX_VALUES:,} different values (one of the masks is {path.name}), so "
@@ -220,38 +223,43 @@ def _measure_files(
         if orientation.is_ambiguous and read_orientation(paths[0], paths[0].name).value == 1:
             ambiguous.append(index)
         report(index + 1)
-    return MaskFacts(tuple(facts)), smaller, ambiguous
+    return MaskStatistics(tuple(stats)), smaller, ambiguous
 
 
 def is_smaller_than_image(
-    mask: tuple[int, int], image: tuple[int, int], name: str, stored: tuple[int, int] | None = None
+    mask_size: tuple[int, int],
+    image_size: tuple[int, int],
+    name: str,
+    stored_size: tuple[int, int] | None = None,
 ) -> bool:
     """Return whether a mask is smaller than its image; raise a UserError if the mask does not match the image.
 
     Args:
-        mask: (height, width) of the mask.
-        image: (height, width) of the upright image.
-        name: Name of the mask for messages.
-        stored: (height, width) of the image before its EXIF rotation; None if equal to `image`.
+        mask_size: (height, width) of the mask.
+        image_size: (height, width) of the upright image.
+        name: Name of the mask file, for messages.
+        stored_size: (height, width) of the image before its EXIF rotation; None if equal to `image_size`.
 
     Raises:
         UserError: The mask is larger than the image, or has a different aspect ratio.
     """
-    if tuple(mask) == tuple(image):
+    if tuple(mask_size) == tuple(image_size):
         return False
-    same_shape = abs(mask[0] / mask[1] / (image[0] / image[1]) - 1) <= MAX_ASPECT_ERROR
-    if same_shape and mask[0] <= image[0] and mask[1] <= image[1]:
+    (height, width), (image_height, image_width) = mask_size, image_size
+    has_same_ratio = abs(height / width / (image_height / image_width) - 1) <= MAX_ASPECT_ERROR
+    if has_same_ratio and height <= image_height and width <= image_width:
         return True
-    if stored is not None and tuple(mask) == tuple(stored):
+    if stored_size is not None and tuple(mask_size) == tuple(stored_size):
         raise UserError(
-            f"mask {name} has {mask[0]}x{mask[1]} pixels (height x width), but its image has {image[0]}x{image[1]} "
+            f"mask {name} has {height}x{width} pixels (height x width), but its image has {image_height}x{image_width} "
             "after the rotation of the EXIF tag: the mask was drawn before the rotation. Store the image upright, or "
             "without the tag."
         )
-    problem = "is rotated, or belongs to another image" if mask[::-1] == tuple(image) else "has a different size"
+    is_rotated = mask_size[::-1] == tuple(image_size)
+    problem = "is rotated, or belongs to another image" if is_rotated else "has a different size"
     raise UserError(
-        f"mask {name} has {mask[0]}x{mask[1]} pixels (height x width), but its image has {image[0]}x{image[1]}: the "
-        f"mask {problem}. Give a mask of the image's size, or a smaller mask with the image's aspect ratio."
+        f"mask {name} has {height}x{width} pixels (height x width), but its image has {image_height}x{image_width}: "
+        f"the mask {problem}. Give a mask of the image's size, or a smaller mask with the image's aspect ratio."
     )
 
 
@@ -264,7 +272,7 @@ def _require_joinable(files: Sequence[tuple[Path, ...]], coding: MaskCoding) -> 
         )
 
 
-def join_masks(masks: Sequence[NDArray[np.uint8]]) -> NDArray[np.uint8]:
+def join_binary_masks(masks: Sequence[NDArray[np.uint8]]) -> NDArray[np.uint8]:
     """Join (H, W) masks of two classes: 1 where any mask is 1, else `IGNORED` where any mask is `IGNORED`, else 0."""
     if len(masks) == 1:
         return masks[0]
@@ -273,24 +281,26 @@ def join_masks(masks: Sequence[NDArray[np.uint8]]) -> NDArray[np.uint8]:
     return np.where((stacked == 1).any(0), 1, unmarked).astype(np.uint8)
 
 
-def join_classes(masks: Sequence[NDArray[np.uint8]], numbers: Sequence[int]) -> tuple[NDArray[np.uint8], bool]:
+def join_class_masks(
+    masks: Sequence[NDArray[np.uint8]], class_numbers: Sequence[int]
+) -> tuple[NDArray[np.uint8], bool]:
     """Join masks of one class each; if several masks mark a pixel, the highest class number is used.
 
     Args:
         masks: (H, W) masks with 1 for the class, 0 for background and `IGNORED` for unlabelled pixels.
-        numbers: Number of the class that each mask marks.
+        class_numbers: Number of the class that each mask marks.
 
     Returns:
         The (H, W) class numbers, and whether several masks mark the same pixel.
     """
     stacked = np.stack(masks)
     mask = np.where((stacked == IGNORED).any(0), IGNORED, 0).astype(np.uint8)
-    for index in np.argsort(numbers):
-        mask[stacked[index] == 1] = numbers[index]
+    for index in np.argsort(class_numbers):
+        mask[stacked[index] == 1] = class_numbers[index]
     return mask, bool(((stacked == 1).sum(0) > 1).any())
 
 
-def _decode_all(
+def _decode_masks(
     store: MaskStore, sizes: NDArray[np.int64], n_classes: int, report: Callable[[int], None]
 ) -> tuple[MaskStore, NDArray[np.int64], list[int]]:
     """Decode all masks, and keep them in memory if they fit.
@@ -308,7 +318,7 @@ def _decode_all(
         if fits:
             decoded_masks[index] = mask
         report(index + 1)
-    return store.with_decoded(decoded_masks) if fits else store, pixels, overlaps
+    return store.with_decoded_masks(decoded_masks) if fits else store, pixels, overlaps
 
 
 def _class_names(coding: MaskCoding) -> tuple[str, ...]:
@@ -329,27 +339,29 @@ def require_enough_images(masked: MaskedImages) -> None:
         )
 
 
-def find_stray_values(facts: MaskFacts, coding: MaskCoding) -> list[Finding]:
-    """Return a finding on grey levels or colours that count as classes, but occur in few pixels of a single mask."""
-    if coding.kind not in ("grey", "colour") or len(facts.files) < 3:
+def find_stray_values(stats: MaskStatistics, coding: MaskCoding) -> list[Finding]:
+    """Return a `Finding` about grey levels or colours that count as classes, but occur in few pixels of one mask."""
+    if coding.kind not in ("grey", "colour") or len(stats.files) < 3:
         return []
-    facts = facts.as_colours() if coding.kind == "colour" else facts
-    total, strays = sum(facts.pixels.values()), []
+    stats = stats.as_colours() if coding.kind == "colour" else stats
+    total, stray_texts = sum(stats.pixels.values()), []
     for value in coding.values:
-        files = facts.with_value(value)
-        if len(files) == 1 and facts.pixels[value] * PIXELS_PER_STRAY <= total:
-            strays.append(f"{coding.format_value(value)} in {counted(facts.pixels[value], 'pixel')} of {files[0].name}")
-    if not strays:
+        files = stats.files_with_value(value)
+        if len(files) == 1 and stats.pixels[value] * PIXELS_PER_STRAY <= total:
+            stray_texts.append(
+                f"{coding.format_value(value)} in {counted(stats.pixels[value], 'pixel')} of {files[0].name}"
+            )
+    if not stray_texts:
         return []
-    text = counted(len(strays), "stray value counts as a class", "stray values count as classes")
-    examples = join_first_few(strays)
+    text = counted(len(stray_texts), "stray value counts as a class", "stray values count as classes")
+    examples = join_first_few(stray_texts)
     advice = "correct the masks, or name the classes with --classes"
     return [Finding(STRAY_VALUES, "misleads", f"{text}: {examples}", advice)]
 
 
-def find_interpolated_masks(facts: MaskFacts, coding: MaskCoding) -> list[Finding]:
-    """Return a finding on masks with intermediate class numbers at edges, as after interpolation."""
-    interpolated = [file for file in facts.files if file.steps >= MIN_STEPS and 2 * file.steps > file.jumps]
+def find_interpolated_masks(stats: MaskStatistics, coding: MaskCoding) -> list[Finding]:
+    """Return a `Finding` about masks with intermediate class numbers at edges, as after interpolation."""
+    interpolated = [file for file in stats.files if file.steps >= MIN_STEPS and 2 * file.steps > file.jumps]
     if coding.kind != "index" or not interpolated:
         return []
     text = (
@@ -361,10 +373,10 @@ def find_interpolated_masks(facts: MaskFacts, coding: MaskCoding) -> list[Findin
 
 
 def find_inverted_masks(pixels: NDArray[np.int64]) -> list[Finding]:
-    """Return a finding if some masks of two classes seem to be inverted.
+    """Return a `Finding` if some masks of two classes seem to be inverted.
 
-    This is the case if the second class covers a small fraction of some images and a large fraction of all others, and
-    the mean fractions of these two groups sum to about 1.
+    Masks seem inverted if the second class covers a small fraction of some images and a large fraction of all other
+    images, and the mean fractions of these two groups sum to about 1.
 
     Args:
         pixels: (N, K) number of pixels of each class in each mask.
@@ -389,7 +401,7 @@ def find_inverted_masks(pixels: NDArray[np.int64]) -> list[Finding]:
 
 
 def find_turned_images(ambiguous: Sequence[int], images: ImageSet) -> list[Finding]:
-    """Return a finding on images whose size does not show if the masks were drawn before or after the EXIF rotation."""
+    """Return a `Finding` about images whose masks may have been drawn before or after the EXIF rotation."""
     if not ambiguous:
         return []
     text, _, advice = ambiguity_note([images.keys[index] for index in ambiguous], "masks").rpartition("; ")

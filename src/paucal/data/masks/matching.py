@@ -1,4 +1,4 @@
-"""Matching of masks to images by their names alone."""
+"""Matching of masks to images by the names of files and folders alone."""
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
@@ -11,8 +11,8 @@ from paucal.data.masks.naming import (
     is_decoy_folder,
     is_decoy_name,
     name_without_mask_words,
-    parse_counted_name,
     parse_mask_name,
+    parse_name_and_number,
     parse_numbered_name,
     shorter_names,
     without_suffix,
@@ -53,7 +53,8 @@ class Matches:
         masks: Keys of the masks of each image, by the key of the image.
         unmatched_images: Keys of images without a mask.
         unmatched_masks: Keys of masks without an image.
-        decoys: Keys of other files beside the masks, such as coloured masks for display and instance masks.
+        decoys: Keys of files that are named like masks of another kind, such as coloured masks for display and instance
+            masks.
     """
 
     masks: dict[str, list[str]] = field(default_factory=dict)
@@ -69,18 +70,18 @@ class Matches:
         notes = [
             *describe_left_out(self.unmatched_images, "image without a mask", "images without masks"),
             *describe_left_out(self.unmatched_masks, "mask without an image", "masks without images"),
-            *describe_left_out(self.decoys, "file beside the masks", "files beside the masks"),
+            *describe_left_out(self.decoys, "mask of another kind", "masks of another kind"),
         ]
-        with_several = [key for key, masks in self.masks.items() if len(masks) > 1]
-        if with_several and not by_class:
-            text = f"{counted(len(with_several), 'image has', 'images have')} several masks, which are joined"
-            examples = f"{join_first_few(self.masks[with_several[0]])} of {with_several[0]}"
+        keys_with_several = [key for key, masks in self.masks.items() if len(masks) > 1]
+        if keys_with_several and not by_class:
+            text = f"{counted(len(keys_with_several), 'image has', 'images have')} several masks, which are joined"
+            examples = f"{join_first_few(self.masks[keys_with_several[0]])} of {keys_with_several[0]}"
             notes.append(f"{text}: a pixel is foreground if any mask marks it ({examples})")
         return notes
 
 
-def match(images: Sequence[File], masks: Sequence[File]) -> Matches:
-    """Find the masks of each image by their names.
+def match_masks_by_name(images: Sequence[File], masks: Sequence[File]) -> Matches:
+    """Find the masks of each image by file names and folder names.
 
     Raises:
         UserError: A mask may belong to several images, or an image has several masks that are not numbered.
@@ -101,18 +102,18 @@ class _Matching:
         self._assigned: dict[str, list[tuple[File, MaskName]]] = {}
 
     def run(self) -> Matches:
-        name_rules = (self._find_exact, self._find_without_words, self._find_numbered, self._find_counted)
+        name_rules = (self._find_exact, self._find_without_words, self._find_numbered, self._find_by_name_and_number)
         remaining = self._search_other_folders(self.search((*name_rules, self._find_in_folder)))
-        self._refuse_classes()
+        self._refuse_files_named_after_classes()
         decoys = [mask for mask in remaining if self._is_decoy(mask)]
         unmatched = [mask for mask in remaining if not self._is_decoy(mask)]
         for mask in unmatched:
             self._refuse_second_mask(mask)
-        self._refuse_unseparated_counts(unmatched)
+        self._refuse_appended_numbers(unmatched)
         matched = [image for image in self._images if image.key in self._assigned]
-        masks_by_image = {image.key: self._sort_masks(image, decoys) for image in matched}
+        masks_by_image = {image.key: self._select_masks(image, decoys) for image in matched}
         unmatched_images = [image.key for image in self._images if image.key not in self._assigned]
-        decoy_keys = sorted(mask.key for mask in decoys)  # after `_sort_masks`, which adds some
+        decoy_keys = sorted(mask.key for mask in decoys)  # after `_select_masks`, which adds decoys
         return Matches(masks_by_image, unmatched_images, [mask.key for mask in unmatched], decoy_keys)
 
     def search(self, finders: Iterable[Callable[[File], ImageAndName | None]]) -> list[File]:
@@ -133,7 +134,8 @@ class _Matching:
     def _find_without_words(self, mask: File) -> ImageAndName | None:
         """Find the image by the mask's name without words for masks, and by the images' names without words for images.
 
-        The image `a` is found for the masks `a_mask` and `a.jpg`, `a_sat` for `a_mask`, `img_1` for `mask_1` and `1`.
+        For example, the masks `a_mask` and `a.jpg` belong to the image `a`, the mask `a_mask` also to an image `a_sat`,
+        and the masks `mask_1` and `1` to the image `img_1`.
         """
         return self._find_first(mask, [*parse_mask_name(mask.stem), MaskName(mask.stem)])
 
@@ -143,8 +145,8 @@ class _Matching:
         Raises:
             UserError: Both images exist.
         """
-        found = [self._find_first(mask, [name]) for name in parse_numbered_name(mask.stem)]
-        candidates = [pair for pair in found if pair and (pair[1].number or pair[0].key not in self._assigned)]
+        matches = [self._find_first(mask, [name]) for name in parse_numbered_name(mask.stem)]
+        candidates = [pair for pair in matches if pair and (pair[1].number or pair[0].key not in self._assigned)]
         if len({image.key for image, _ in candidates}) > 1:
             raise UserError(
                 f"the mask {mask.key!r} may belong to {candidates[0][0].key!r} or to {candidates[-1][0].key!r}: rename "
@@ -152,9 +154,9 @@ class _Matching:
             )
         return candidates[0] if candidates else None
 
-    def _find_counted(self, mask: File) -> ImageAndName | None:
-        """Find the image `a` for the masks `a_1` and `a_2`, if the previous rules have found no image for any mask."""
-        name = parse_counted_name(mask.stem)
+    def _find_by_name_and_number(self, mask: File) -> ImageAndName | None:
+        """Find the image `a` for the masks `a_1` and `a_2`, if previous rules have found no images."""
+        name = parse_name_and_number(mask.stem)
         return None if name is None or self._assigned else self._find_first(mask, [name])
 
     def _find_in_folder(self, mask: File) -> ImageAndName | None:
@@ -176,7 +178,7 @@ class _Matching:
         flat_images = [replace(image, folders=()) for image in self._images if names[fold_name(image.stem)] == 1]
         inner = _Matching(flat_images, [replace(mask, folders=()) for mask in masks if not self._is_decoy(mask)])
         name_rules = [inner._find_exact, inner._find_without_words, inner._find_numbered]
-        inner.search(name_rules if self._assigned else [*name_rules, inner._find_counted])
+        inner.search(name_rules if self._assigned else [*name_rules, inner._find_by_name_and_number])
         folders_by_mask = {mask.key: mask.folders for mask in self._masks}
         for key, masks_and_names in inner._assigned.items():
             all_masks = [mask for mask, _ in [*self._assigned.get(key, ()), *masks_and_names]]
@@ -214,38 +216,38 @@ class _Matching:
                     "mask out of the folder."
                 )
 
-    def _refuse_unseparated_counts(self, unmatched: Sequence[File]) -> None:
+    def _refuse_appended_numbers(self, unmatched: Sequence[File]) -> None:
         """Raise a UserError if masks are named like images with a number appended (mask `a072` of image `a07`).
 
         The same number must be appended to the names of more than half of the images.
         """
         images = {(file.folders, fold_name(file.stem)): file for file in self._images if file.key in self._assigned}
-        pairs_by_count: dict[str, list[tuple[File, File]]] = defaultdict(list)
+        pairs_by_number: dict[str, list[tuple[File, File]]] = defaultdict(list)
         for mask in unmatched:
             for cut in range(1, len(mask.stem)):
                 if mask.stem[cut:].isdigit() and (image := images.get((mask.folders, fold_name(mask.stem[:cut])))):
-                    pairs_by_count[mask.stem[cut:]].append((mask, image))
-        for count, pairs in pairs_by_count.items():
+                    pairs_by_number[mask.stem[cut:]].append((mask, image))
+        for number, pairs in pairs_by_number.items():
             if len(pairs) > max(1, len(images) / 2):
                 mask, image = pairs[0]
                 raise UserError(
                     f"the mask {mask.key!r} has no image of the same name. The names of {counted(len(pairs), 'mask')} "
-                    f"consist of the name of an image (here {image.key!r}) and {count!r}. If this is another mask of "
-                    f"the image, rename the mask to {image.stem}_mask_{count}; otherwise move masks without an image "
+                    f"consist of the name of an image (here {image.key!r}) and {number!r}. If this is another mask of "
+                    f"the image, rename the mask to {image.stem}_mask_{number}; otherwise move masks without an image "
                     "out of the folder."
                 )
 
-    def _refuse_classes(self) -> None:
+    def _refuse_files_named_after_classes(self) -> None:
         """Raise a UserError if masks in a folder for one image seem to be named after classes.
 
         For example, the classes of `7/masks/liver.png` and `7/masks/spleen.png` would otherwise be joined.
         """
-        images_of: dict[str, set[str]] = defaultdict(set)
+        images_by_name: dict[str, set[str]] = defaultdict(set)
         for key, masks_and_names in self._assigned.items():
             for mask, parsed in masks_and_names:
                 if parsed.kind == FOLDER and (name := name_without_mask_words(mask.stem)):
-                    images_of[name].add(key)
-        names = sorted(name for name, keys in images_of.items() if len(keys) > 1)
+                    images_by_name[name].add(key)
+        names = sorted(name for name, keys in images_by_name.items() if len(keys) > 1)
         if len(names) > 1:
             listed_names = ", ".join(map(repr, names[:MAX_NAMES_SHOWN]))
             raise UserError(
@@ -253,10 +255,10 @@ class _Matching:
                 "into one file for each image, with a value for each class."
             )
 
-    def _sort_masks(self, image: File, decoys: list[File]) -> list[str]:
-        """Return the sorted keys of an image's masks; masks that repeat another mask in a second coding are left out.
+    def _select_masks(self, image: File, decoys: list[File]) -> list[str]:
+        """Return the sorted keys of an image's masks, except masks that repeat another mask in a second coding.
 
-        The masks that are left out are added to `decoys`.
+        Those other masks are added to `decoys`.
         """
         pairs = self._assigned[image.key]
         kinds = {name.kind for _, name in pairs}
@@ -277,14 +279,14 @@ class _Index:
     """Index of images by folder and file name, with and without words such as "image" in the name."""
 
     def __init__(self, images: Iterable[tuple[Folders, File]]) -> None:
-        self._exact: dict[tuple[Folders, str], list[File]] = defaultdict(list)
-        self._stripped: dict[tuple[Folders, str], list[File]] = defaultdict(list)
-        self._at: dict[Folders, list[File]] = defaultdict(list)
+        self._by_name: dict[tuple[Folders, str], list[File]] = defaultdict(list)
+        self._by_stripped_name: dict[tuple[Folders, str], list[File]] = defaultdict(list)
+        self._by_folder: dict[Folders, list[File]] = defaultdict(list)
         for folders, image in images:
-            self._at[folders].append(image)
-            self._exact[folders, fold_name(image.stem)].append(image)
+            self._by_folder[folders].append(image)
+            self._by_name[folders, fold_name(image.stem)].append(image)
             for base in image_bases(image.stem):
-                self._stripped[folders, fold_name(base)].append(image)
+                self._by_stripped_name[folders, fold_name(base)].append(image)
 
     def find_exact(self, folders: Folders, stem: str, mask: File) -> File | None:
         """Return the image in `folders` with the name `stem`, or None.
@@ -292,23 +294,24 @@ class _Index:
         If the names of several images differ only in case, the image with the same case as `stem` is returned. `mask`
         is the mask to name in the error message if there are several images.
         """
-        return self._single_image(self._exact.get((folders, fold_name(stem)), []), stem, mask)
+        return self._single_image(self._by_name.get((folders, fold_name(stem)), []), stem, mask)
 
     def find_stripped(self, folders: Folders, base: str, mask: File) -> File | None:
         """Return the image whose name without words such as "image" is `base`; see `find_exact`."""
-        return self._single_image(self._stripped.get((folders, fold_name(base)), []), base, mask)
+        return self._single_image(self._by_stripped_name.get((folders, fold_name(base)), []), base, mask)
 
     def find_unique(self, folders: Folders, stem: str) -> File | None:
         """Return the only image with a name, with or without words such as "image".
 
         The result is None if no image or several images have the name.
         """
-        images = self._exact.get((folders, fold_name(stem)), []) or self._stripped.get((folders, fold_name(stem)), [])
+        key = (folders, fold_name(stem))
+        images = self._by_name.get(key, []) or self._by_stripped_name.get(key, [])
         return images[0] if len(images) == 1 else None
 
     def find_only_image(self, folders: Folders) -> File | None:
         """Return the image of a folder that contains exactly one image, else None."""
-        images = self._at.get(folders, [])
+        images = self._by_folder.get(folders, [])
         return images[0] if len(images) == 1 else None
 
     def _single_image(self, images: Sequence[File], stem: str, mask: File) -> File | None:
@@ -322,6 +325,6 @@ class _Index:
         return images[0] if images else None
 
 
-def describe_left_out(names: Sequence[str], one: str, many: str) -> list[str]:
-    """Return a list with a sentence on the files that are left out; the list is empty if `names` is empty."""
-    return [f"{note}: {join_first_few(names)}" for note in left_out_notes(len(names), one, many)]
+def describe_left_out(names: Sequence[str], singular: str, plural: str) -> list[str]:
+    """Return a list with a sentence about files that are left out; the list is empty if `names` is empty."""
+    return [f"{note}: {join_first_few(names)}" for note in left_out_notes(len(names), singular, plural)]

@@ -12,7 +12,7 @@ from paucal.data.masks.coding import (
     read_class_names,
     require_same_coding,
 )
-from paucal.data.masks.mask_files import MaskFacts
+from paucal.data.masks.mask_files import MaskStatistics
 from paucal.data.masks.naming import folder_role
 from paucal.data.masks.pairs import Pairs
 from paucal.data.splits.part_names import PART_BY_WORD
@@ -29,17 +29,17 @@ MAX_PARENTS = 5  # number of folders above a file that are searched for tables o
 
 
 class UncodedMasks(NamedTuple):
-    """Masks whose coding is not chosen yet: the statistics of their values, and the arguments of `read_masks`."""
+    """Statistics of masks whose coding is not chosen yet, and the arguments of `read_masks` with which it is chosen."""
 
-    facts: MaskFacts
+    stats: MaskStatistics
     pairs: Pairs
     kind: CodingKind | None
     ignore: Sequence[int] | None
-    named: NamedClasses | None
+    named_classes: NamedClasses | None
     coding: MaskCoding | None
 
 
-class MaskMeaning(NamedTuple):
+class MaskClasses(NamedTuple):
     """The classes of a set of masks.
 
     Attributes:
@@ -47,56 +47,61 @@ class MaskMeaning(NamedTuple):
             are class numbers.
         file_coding: Coding of the mask files. If each class has its own files, the values are 0 for background, and 1
             or 255 for the class.
-        named: Class names; None to name the classes after their values.
+        named_classes: Class names; None to name each class after its mask value.
         notes: Sentences for the user.
-        numbers: Number of the class that each mask file of each image marks; None if the values in the files give the
-            classes.
+        class_numbers: Number of the class that each mask file of each image marks; None if the values in the files give
+            the classes.
     """
 
     coding: MaskCoding
     file_coding: MaskCoding
-    named: NamedClasses | None
+    named_classes: NamedClasses | None
     notes: list[str]
-    numbers: list[tuple[int, ...]] | None = None
+    class_numbers: list[tuple[int, ...]] | None = None
 
 
-def classes_from_values(masks: UncodedMasks) -> MaskMeaning:
-    """Return the classes of masks whose values give the classes."""
-    named, notes = masks.named, list[str]()
-    if named is None and masks.kind is None:
-        named, notes = _find_class_names(masks)
-    coding = masks.coding or find_coding(masks.facts, masks.kind, masks.ignore, named)
+def classes_from_values(masks: UncodedMasks) -> MaskClasses:
+    """Return the classes of masks in which each value stands for a class."""
+    named_classes, notes = masks.named_classes, list[str]()
+    if named_classes is None and masks.kind is None:
+        named_classes, notes = _find_class_names(masks)
+    coding = masks.coding or find_coding(masks.stats, masks.kind, masks.ignore, named_classes)
     if masks.coding is not None:
-        require_same_coding(coding, masks.facts, masks.ignore)
-    return MaskMeaning(coding, coding, named, notes)
+        require_same_coding(coding, masks.stats, masks.ignore)
+    return MaskClasses(coding, coding, named_classes, notes)
 
 
-def classes_from_files(masks: UncodedMasks, marked: Sequence[tuple[str, ...]]) -> MaskMeaning:
-    """Return the classes of masks with separate files for each class; `marked`: class of each file of each image."""
-    names = sorted({name for classes in marked for name in classes})
-    classes = ("background", *names) if masks.named is None else masks.named.names
+def classes_from_files(masks: UncodedMasks, file_classes: Sequence[tuple[str, ...]]) -> MaskClasses:
+    """Return the classes of masks with separate files for each class.
+
+    Args:
+        masks: Masks whose coding is not chosen yet.
+        file_classes: For each image, the class that each of its mask files marks.
+    """
+    names = sorted({name for classes in file_classes for name in classes})
+    classes = ("background", *names) if masks.named_classes is None else masks.named_classes.names
     if masks.coding is None and classes[0].lower() != "background":
         classes = ("background", *classes)
     if unknown := sorted(set(names) - set(classes)):
         raise UserError(
             f"masks are named after the class {unknown[0]!r}, but the classes are {', '.join(classes[:8])}: add the "
-            "class to --classes, or move its masks out of the folder."
+            "class to --classes, or move the masks of this class out of the folder."
         )
-    file_coding = find_coding(masks.facts, masks.kind, masks.ignore)
+    file_coding = find_coding(masks.stats, masks.kind, masks.ignore)
     if file_coding.count != 2 or file_coding.values[0] != 0:
         raise UserError(
-            f"there is a mask for each class of an image, but masks have {file_coding.count} classes "
+            f"each class has its own mask files, but these files have {file_coding.count} classes "
             f"({file_coding.describe()}): give one mask for each image, or masks with only background and foreground."
         )
-    numbers = [tuple(map(classes.index, image_classes)) for image_classes in marked]
+    class_numbers = [tuple(map(classes.index, image_classes)) for image_classes in file_classes]
     coding = masks.coding or MaskCoding("index", tuple(range(len(classes))))
-    return MaskMeaning(
-        coding, file_coding, NamedClasses(classes), [f"a file for each class: {', '.join(names)}"], numbers
+    return MaskClasses(
+        coding, file_coding, NamedClasses(classes), [f"a file for each class: {', '.join(names)}"], class_numbers
     )
 
 
 def _find_class_names(masks: UncodedMasks) -> tuple[NamedClasses | None, list[str]]:
-    """Return the classes of the first table in the set that fits the masks (None if no table fits), and user notes."""
+    """Return the classes of the first table in the set that fits the masks (None if no table fits), and notes."""
     notes: list[str] = []
     for file in _find_class_tables(masks.pairs):
         try:
@@ -140,9 +145,9 @@ def _fits_masks(class_names: NamedClasses, masks: UncodedMasks) -> bool:
 
     A table without mask values fits if it has as many names as the coding of the masks has classes.
     """
-    named = None if class_names.values is None else class_names
-    coding = masks.coding or find_coding(masks.facts, None, masks.ignore, named)
+    named_classes = None if class_names.values is None else class_names
+    coding = masks.coding or find_coding(masks.stats, None, masks.ignore, named_classes)
     if class_names.values is None:
         return len(class_names.names) == coding.count
-    facts = masks.facts.as_colours() if coding.kind == "colour" else masks.facts
-    return coding.values == class_names.values and set(facts.values) <= {*coding.values, coding.ignore}
+    stats = masks.stats.as_colours() if coding.kind == "colour" else masks.stats
+    return coding.values == class_names.values and set(stats.values) <= {*coding.values, coding.ignore}

@@ -30,7 +30,7 @@ MASK_WORDS = (
     r"masks?|labels?|lbl|label(?:train)?ids|seg(?:s|mented|masks?|mentations?)?|annot(?:s|ated|ations?)?|"
     r"gt(?:fine|coarse)?|ground[\W_]?truths?|truth|targets?|trimaps?|manual\d?"
 )
-# Words for masks, by the argument `strict` of `parse_mask_name`: without `strict`, "l" is also such a word.
+# Words for masks, by the argument `strict` of `parse_mask_name`. If `strict` is False, "l" is also such a word.
 _MASK_WORDS_BY_STRICT = ((True, MASK_WORDS), (False, rf"{MASK_WORDS}|l"))
 _GAP = r"[\s_.,+~-]+"  # separator between words of a file name
 _COUNT = r"(?:[\s_.,+~-]*)\(?(\d{1,6})\)?"  # number at the end of a file name, such as "_1", "1" or "(1)"
@@ -61,7 +61,7 @@ def fold_name(text: str) -> str:
 
 @dataclass(frozen=True)
 class FolderRole:
-    """The content and the split of a folder's files, according to the folder's name.
+    """What a folder's name says about the files in the folder: their content and their split.
 
     Attributes:
         content: "image", "mask", "other" for labels of another kind, or "" if the name does not tell.
@@ -92,8 +92,8 @@ def folder_role(name: str) -> FolderRole:
         parts = {FOLDER_WORDS[part_match["part"] or part_match["tail"]]}
         joined_words = part_match["rest"] or part_match["head"]
     content = _content_of_words(joined_words)
-    is_understood = content or (not unknown_words and all(word in STANDALONE_WORDS for word in words))
-    return FolderRole(content, "".join(parts) if is_understood and len(parts) == 1 else "")
+    is_recognised = content or (not unknown_words and all(word in STANDALONE_WORDS for word in words))
+    return FolderRole(content, "".join(parts) if is_recognised and len(parts) == 1 else "")
 
 
 def ends_in_mask_words(name: str) -> bool:
@@ -114,14 +114,14 @@ def is_decoy_folder(name: str) -> bool:
     return any(_DECOYS.fullmatch(word) for word in folder_words(name))
 
 
-def is_decoy_name(words: str) -> bool:
+def is_decoy_name(name: str) -> bool:
     """Return whether a word of a file name stands for a mask visualisation or a label of another kind.
 
     Example:
         >>> is_decoy_name("_gtFine_color"), is_decoy_name("_tumor")
         (True, False)
     """
-    return any(_DECOYS.fullmatch(word) for word in re.split(_GAP, words))
+    return any(_DECOYS.fullmatch(word) for word in re.split(_GAP, name))
 
 
 def _content_of_words(joined_words: str) -> str:
@@ -179,7 +179,7 @@ def parse_mask_name(stem: str, strict: bool = False) -> Iterator[MaskName]:
 
 
 def parse_numbered_name(stem: str, strict: bool = False) -> Iterator[MaskName]:
-    """Yield the possible parses of a mask's name that ends in a word for masks and a number.
+    """Yield the possible parses of a mask's name that ends in a word for masks and a number, such as `a_mask_1`.
 
     In `a_mask_1`, the number may be that of a mask of the image `a`, or belong to the name of the image `a_1`.
 
@@ -199,14 +199,14 @@ def parse_numbered_name(stem: str, strict: bool = False) -> Iterator[MaskName]:
     yield MaskName(f"{base}{gap}{number}", kind)
 
 
-def parse_counted_name(stem: str) -> MaskName | None:
-    """Parse a name as the name of an image and the number of a mask; None if the name does not end in a number."""
+def parse_name_and_number(stem: str) -> MaskName | None:
+    """Parse a name such as `a_1` as the name of an image and the number of a mask; None without a number at the end."""
     match = _NUMBERED.fullmatch(stem)
     return MaskName(match[1], "", match[2]) if match else None
 
 
 def image_bases(stem: str) -> Iterator[str]:
-    """Yield the name of an image without words such as "image" at the beginning or end.
+    """Yield shorter forms of an image's name, without words such as "image" at the beginning or end.
 
     Example:
         >>> list(image_bases("aachen_000000_leftImg8bit")), list(image_bases("img001"))

@@ -10,10 +10,10 @@ import numpy as np
 
 from paucal.data.decode import UnreadableImage
 from paucal.data.images import evenly_spaced
-from paucal.data.masks.by_class import match_classes
+from paucal.data.masks.by_class import match_masks_by_class
 from paucal.data.masks.mask_files import pack_colours
 from paucal.data.masks.mask_table import is_mask_table, read_mask_table
-from paucal.data.masks.matching import File, Matches, describe_left_out, match
+from paucal.data.masks.matching import File, Matches, describe_left_out, match_masks_by_name
 from paucal.data.masks.naming import (
     ends_in_mask_words,
     fold_name,
@@ -23,7 +23,7 @@ from paucal.data.masks.naming import (
     parse_numbered_name,
     without_suffix,
 )
-from paucal.data.masks.panoptic import NAME, draw_panoptic
+from paucal.data.masks.panoptic import PANOPTIC_NAME, draw_panoptic
 from paucal.data.masks.part_lists import read_part_lists
 from paucal.data.masks.unpacking import unpack
 from paucal.data.sources.archive import is_archive
@@ -33,7 +33,7 @@ from paucal.data.stores import FileStore, Store
 from paucal.types import NoLabelsError, UserError
 from paucal.wording import counted
 
-_SAMPLED_PAIRS = 5  # number of pairs of files whose colours are counted
+_SAMPLED_PAIRS = 5  # number of pairs of an image and a mask whose colours are counted
 MAX_MASK_COLOURS, MIN_PHOTO_COLOURS = 32, 256  # number of colours in a file: masks have at most 32, photos above 256
 _JPEG = (".jpg", ".jpeg", ".jpe", ".jfif")
 
@@ -57,7 +57,7 @@ class Pair:
 
 @dataclass(frozen=True)
 class Pairs:
-    """The images of a set that have masks.
+    """All images of a set that have masks.
 
     Attributes:
         root: Folder to which the keys are relative.
@@ -111,7 +111,7 @@ def find_pairs(data: Path, images: Path | None = None, masks: Path | None = None
         panoptic, notes = draw_panoptic(data)
         if panoptic:
             drawn_pairs = tuple(Pair(key, (mask,), part) for key, mask, part in sorted(panoptic))
-            return Pairs(data, drawn_pairs, (f"the masks are drawn from {NAME}", *notes))
+            return Pairs(data, drawn_pairs, (f"the masks are drawn from {PANOPTIC_NAME}", *notes))
         keys = find_images(data)
         files = separate_images_and_masks(keys)
         if not files.masks and (folders := find_folders_by_colours(keys, FileStore(data.resolve(), keys))):
@@ -137,7 +137,7 @@ def separate_images_and_masks(keys: Sequence[str]) -> ImageAndMaskFiles:
     keys_by_content: dict[str, list[str]] = {"image": [], "mask": [], "other": [], "": []}
     for key in keys:
         contents = (folder_role(name).content for name in reversed(PurePosixPath(key).parts[:-1]))
-        keys_by_content[next(filter(None, contents), "")].append(key)  # of the innermost folder that tells the content
+        keys_by_content[next(filter(None, contents), "")].append(key)  # content of the innermost folder that tells it
     images, masks, others, unknown = (keys_by_content[content] for content in ("image", "mask", "other", ""))
     if not masks:
         masks = [key for key in unknown if any(map(ends_in_mask_words, PurePosixPath(key).parts[:-1]))]
@@ -156,7 +156,7 @@ def _files_of_two_folders(images: Path, masks: Path) -> ImageAndMaskFiles:
 
 
 def _files_outside(folder: Path, other: Path) -> tuple[File, ...]:
-    """Return the files of a folder, without the files of the other folder if it is inside."""
+    """Return the files of a folder, except files of the other folder if that folder is inside."""
     keys, inner = find_images(folder), other.resolve()
     if inner.is_relative_to(folder.resolve()):
         keys = [key for key in keys if not (folder / key).resolve().is_relative_to(inner)]
@@ -243,13 +243,13 @@ def _match_and_split(root: Path, mask_root: Path, files: ImageAndMaskFiles, base
     """
     matches, classes = _match_masks(files)
     if not matches.masks:
-        image, mask = (found[0].key if found else "missing" for found in (files.images, files.masks))
+        image, mask = (group[0].key if group else "missing" for group in (files.images, files.masks))
         raise UserError(
             f"none of the {counted(len(files.images), 'image')} has a mask with its name. The first image is "
             f"{image!r}, and the first mask is {mask!r}: give each mask the name of its image, except for the suffix."
         )
-    image_folders = {_folders_above(file.key) for file in files.images} - {""}
-    mask_folders = {_folders_above(file.key, below=1) for file in files.masks} - {""}
+    image_folders = {_path_above_named_folder(file.key) for file in files.images} - {""}
+    mask_folders = {_path_above_named_folder(file.key, n_more=1) for file in files.masks} - {""}
     bases = [*bases, *(root / path for path in sorted(image_folders))]
     bases += [mask_root / path for path in sorted(mask_folders)]
     parts, notes = _assign_parts(matches, files, bases)
@@ -262,31 +262,31 @@ def _match_and_split(root: Path, mask_root: Path, files: ImageAndMaskFiles, base
 
 
 def _match_masks(files: ImageAndMaskFiles) -> tuple[Matches, dict[str, str]]:
-    """Return the masks of each image and, if there is a file for each class, the class of each mask."""
+    """Return the masks of each image and, if each class has its own mask files, the class of each mask."""
     problem: UserError | None = None
     try:
-        matches = match(files.images, files.masks)
+        matches = match_masks_by_name(files.images, files.masks)
     except UserError as error:
         problem, matches = error, Matches()
     if matches.masks:
         return matches, {}
-    class_match = match_classes(files.images, files.masks)
+    class_match = match_masks_by_class(files.images, files.masks)
     if class_match is None and problem is not None:
         raise problem
     return class_match or (matches, {})
 
 
-def _folders_above(key: str, below: int = 0) -> str:
-    """Return the path above the outermost folder named after images or masks, extended by the next `below` folders."""
+def _path_above_named_folder(key: str, n_more: int = 0) -> str:
+    """Return the path above the outermost folder named after images or masks, plus the next `n_more` folders."""
     parts = PurePosixPath(key).parts[:-1]
-    index = next((index + below for index, name in enumerate(parts) if folder_role(name).content), len(parts))
+    index = next((index + n_more for index, name in enumerate(parts) if folder_role(name).content), len(parts))
     return "/".join(parts[:index])
 
 
 def _assign_parts(
     matches: Matches, files: ImageAndMaskFiles, bases: Iterable[Path]
 ) -> tuple[dict[str, str], list[str]]:
-    """Return the split of each used image ("" if not declared), and sentences on images that are not listed."""
+    """Return the split of each image that has masks ("" if not declared), and notes on images that are not listed."""
     folders = {file.key: file.part for file in files.images if file.key in matches.masks}
     lists = read_part_lists(bases, [file.key for file in files.images])
     notes = list(lists.notes)
@@ -298,9 +298,9 @@ def _assign_parts(
                     "or the list, or remove the lists."
                 )
         unlisted = [key for key in folders if key not in lists.parts]
-        if unlisted and lists.missing:
+        if unlisted and lists.unmatched_lines:
             raise UserError(
-                f"the lists of the splits name {lists.missing[0]}, but there is no such image, and they do not name "
+                f"the split lists name {lists.unmatched_lines[0]}, which does not exist, and omit the image "
                 f"{unlisted[0]!r}: correct or remove the lists."
             )
         notes += describe_left_out(unlisted, "image that is in no list", "images that are in no list")
@@ -318,5 +318,5 @@ def _assign_parts(
 def _require_folder(path: Path, flag: str) -> None:
     if not path.is_dir():
         problem = "is not a folder" if path.exists() else "does not exist"
-        kind = NoLabelsError if path.exists() else UserError  # a file may have labels of another kind
-        raise kind(f"{flag}: {str(path)!r} {problem}; give a folder of image files.")
+        error_class = NoLabelsError if path.exists() else UserError  # a file may have labels of another kind
+        raise error_class(f"{flag}: {str(path)!r} {problem}; give a folder of image files.")

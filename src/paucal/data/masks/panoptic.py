@@ -1,7 +1,7 @@
 """COCO's panoptic format: PNG files of segment numbers, converted once to masks of class numbers in the cache folder.
 
 Format: https://cocodataset.org/#format-data, "Panoptic Segmentation". The number of a segment is red + 256
-green + 65,536 blue; 0 is an unlabelled pixel. The JSON gives the category of each segment, "thing" or "stuff".
+green + 65,536 blue; unlabelled pixels are 0. The JSON file gives the category of each segment.
 """
 
 import csv
@@ -27,9 +27,9 @@ from paucal.data.splits.part_names import part_of_file
 from paucal.types import UserError
 from paucal.wording import left_out_notes
 
-NAME = "COCO's panoptic JSON"
-MAX_BYTES = 1 << 29  # maximum size of a JSON file; panoptic_train2017.json is 360 MB large
-_KEYS = {
+PANOPTIC_NAME = "COCO's panoptic JSON"
+MAX_BYTES = 1 << 29  # maximum size of a JSON file; panoptic_train2017.json has 360 MB
+_REQUIRED_KEYS = {
     "images": {"id", "file_name"},
     "annotations": {"image_id", "file_name", SEGMENTS},
     "categories": {"id", "name"},
@@ -38,12 +38,12 @@ DrawnMasks = list[tuple[str, Path, str]]  # key of the image, mask file, split
 
 
 def find_panoptic(tree: Tree) -> list[str]:
-    """Return the panoptic JSON files of a set."""
+    """Return the paths of the panoptic JSON files of a set."""
     return [file for file in tree.files_ending(".json") if mentions(tree.peek(file, PEEK_BYTES), SEGMENTS)]
 
 
 def draw_panoptic(root: Path) -> tuple[DrawnMasks, list[str]]:
-    """Draw the masks of a folder with panoptic JSON files, unless the masks are in the cache.
+    """Draw the masks that panoptic JSON files in a folder describe, unless these masks are in the cache.
 
     Mask values are positions in the list of categories in the JSON file. The names of the categories are in
     `classes.csv` in the folder above the masks.
@@ -60,16 +60,18 @@ def draw_panoptic(root: Path) -> tuple[DrawnMasks, list[str]]:
     categories = names[files[0]]
     if any(other != categories for other in names.values()):
         raise UserError(
-            f"the panoptic files of {tree.shown!r} have different categories: give all files the same categories."
+            f"the panoptic files of {tree.shown_root!r} have different categories: give all files the same categories."
         )
     entries = [row for file in files for row in _plan_masks(tree, file, contents[file])]
-    status = [(path, (root / path).stat()) for path in (*files, *(png for _, png, _, _ in entries))]
-    stamps = [(path, stat.st_size, stat.st_mtime_ns) for path, stat in status]
+    file_stats = [(path, (root / path).stat()) for path in (*files, *(png for _, png, _, _ in entries))]
+    stamps = [(path, stat.st_size, stat.st_mtime_ns) for path, stat in file_stats]
     folder = (
         unpacked_archives_folder() / hashlib.sha256(f"panoptic {root.resolve()} {stamps}".encode()).hexdigest()[:32]
     )
     if repeated := next((key for key, count in Counter(row[0] for row in entries).items() if count > 1), None):
-        raise UserError(f"the panoptic files of {tree.shown!r} describe {repeated!r} twice: give each image one entry.")
+        raise UserError(
+            f"the panoptic files of {tree.shown_root!r} describe {repeated!r} twice: give each image one entry."
+        )
     if not folder.is_dir():
         _draw_masks(tree, entries, categories, folder)
     n_without_mask = sum(
@@ -82,26 +84,26 @@ def draw_panoptic(root: Path) -> tuple[DrawnMasks, list[str]]:
 
 
 def _read_entries(tree: Tree, file: str) -> dict[str, list[dict[str, Any]]]:
-    content, _ = tree.json(file, MAX_BYTES, f"give {NAME}")
-    rows: dict[str, Any] = {name: content.get(name) if isinstance(content, dict) else None for name in _KEYS}
-    for name, keys in _KEYS.items():
+    content, _ = tree.read_json(file, MAX_BYTES, f"give {PANOPTIC_NAME}")
+    rows: dict[str, Any] = {name: content.get(name) if isinstance(content, dict) else None for name in _REQUIRED_KEYS}
+    for name, keys in _REQUIRED_KEYS.items():
         if not isinstance(rows[name], list) or not all(
             isinstance(row, dict) and keys <= row.keys() for row in rows[name]
         ):
             raise UserError(
                 f"{tree.shown_path(file)!r} has no list {name!r} of entries with {', '.join(sorted(keys))}: "
-                f"give {NAME}."
+                f"give {PANOPTIC_NAME}."
             )
     return rows
 
 
-def _category_names(place: str, rows: Sequence[Mapping[str, Any]]) -> dict[Any, str]:
+def _category_names(shown_path: str, rows: Sequence[Mapping[str, Any]]) -> dict[Any, str]:
     """Return the name of each category by its id (as text), in the order of the JSON file."""
     names = {repr(row["id"]): str(row["name"]).strip() for row in rows}
     are_unique = len(names) == len(rows) == len(set(names.values()))
     if not 1 <= len(names) <= IGNORED or not are_unique or not all(names.values()):
         raise UserError(
-            f"{place!r} has {len(rows)} categories, expected 1 to {IGNORED} categories with unique ids and unique "
+            f"{shown_path!r} has {len(rows)} categories, expected 1 to {IGNORED} categories with unique ids and unique "
             "names: correct the categories."
         )
     return names
@@ -111,7 +113,7 @@ def _plan_masks(
     tree: Tree, file: str, content: Mapping[str, Sequence[Mapping[str, Any]]]
 ) -> list[tuple[str, str, Any, str]]:
     """Return (key of the image, path of the PNG file, segments, split) for each annotation in a JSON file."""
-    place, part = tree.shown_path(file), part_of_file(file)
+    shown_path, part = tree.shown_path(file), part_of_file(file)
     stem = PurePosixPath(file).stem.lower()
     segment_files = [path for path in tree.images if stem in path.lower().split("/")[:-1]]
     if not segment_files:
@@ -121,17 +123,17 @@ def _plan_masks(
     rows = content["annotations"]
     if missing := next((row for row in rows if repr(row["image_id"]) not in images), None):
         raise UserError(
-            f"{place!r} has segments of the image {missing['image_id']!r}, but does not list the image: add the image "
-            "to 'images'."
+            f"{shown_path!r} has segments of the image {missing['image_id']!r}, but does not list the image: add the "
+            "image to 'images'."
         )
-    stated_images = [images[repr(row["image_id"])] for row in rows]
-    keys = ImageNames(sorted(set(image_files) - set(segment_files)), tree).find_images(stated_images, file, part)
+    image_names = [images[repr(row["image_id"])] for row in rows]
+    keys = ImageNames(sorted(set(image_files) - set(segment_files)), tree).find_images(image_names, file, part)
     pngs = ImageNames(segment_files, tree).find_images([str(row["file_name"]) for row in rows], file, part)
-    for row, name, key, png in zip(rows, stated_images, keys, pngs, strict=True):
+    for row, name, key, png in zip(rows, image_names, keys, pngs, strict=True):
         if key is None or png is None:
             raise UserError(
-                f"{place!r} describes {name if key is None else str(row['file_name'])!r}, but there is no such image "
-                f"in {tree.shown!r}{'' if key is None else f', in a folder such as {stem}/'}: add the file."
+                f"{shown_path!r} describes {name if key is None else str(row['file_name'])!r}, but there is no such "
+                f"image in {tree.shown_root!r}{'' if key is None else f', in a folder such as {stem}/'}: add the file."
             )
     return [(str(key), str(png), row[SEGMENTS], part) for row, key, png in zip(rows, keys, pngs, strict=True)]
 
@@ -157,7 +159,7 @@ def _draw_masks(
 
 def _draw_mask(path: Path, name: str, segments: Any, classes: Mapping[Any, int]) -> NDArray[np.uint8]:
     """Return the (H, W) class number of each pixel; `IGNORED` for pixels outside of all segments."""
-    packed = read_mask(path, name).values_for(True, name)  # red is the highest byte
+    packed = read_mask(path, name).convert_values(True, name)  # red is the highest byte
     numbers = (packed >> 16) | (packed & 0xFF00) | (packed & 0xFF) << 16
     mask = np.full(numbers.shape, IGNORED, dtype=np.uint8)
     for segment in segments if isinstance(segments, list) else [segments]:

@@ -26,16 +26,16 @@ _BEFORE_PATH = re.compile(rf"(.+?(?:{_SUFFIXES}))[\s,;]+\S.*", re.IGNORECASE)
 
 @dataclass(frozen=True)
 class ListedParts:
-    """Content of the lists of a set.
+    """Splits of images, as list files declare them.
 
     Attributes:
         parts: Split ("train", "val" or "test") of each listed image, by the key of the image.
-        missing: Lines that match no image, each with the name of the list.
+        unmatched_lines: Lines that match no image, each with the name of the list.
         notes: Sentences for the user.
     """
 
     parts: Mapping[str, str]
-    missing: tuple[str, ...] = ()
+    unmatched_lines: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
 
 
@@ -45,13 +45,13 @@ def read_part_lists(bases: Iterable[Path], keys: Sequence[str]) -> ListedParts:
     Each line has the name, the file name or the path of an image, and perhaps a second path or numbers. A list is named
     after a split, with the same spellings as for folders, or "trainval" for training and validation images together.
     """
-    names = _ImageIndex(keys)
+    index = _ImageIndex(keys)
     parts: dict[str, str] = {}
-    missing: list[str] = []
+    unmatched_lines: list[str] = []
     notes: list[str] = []
     for base in bases:
         folder, files = _find_lists(base)
-        lists = {part: _read_list(file, names) for part, file in files.items()}
+        lists = {part: _read_list(file, index) for part, file in files.items()}
         file_names = ", ".join(file.name for file in files.values())
         if files and not any(list_keys for list_keys, _ in lists.values()):
             if folder != base:
@@ -59,14 +59,14 @@ def read_part_lists(bases: Iterable[Path], keys: Sequence[str]) -> ListedParts:
                     f"the lists in {folder} ({file_names}) contain none of the images: correct or remove the lists."
                 )
             notes.append(f"lists that contain none of the images are not used: {file_names}")
-            continue  # a text file with such a name need not be a list of images
+            continue  # a text file with the name of a split may have other content
         parts = _join_lists({part: list_keys for part, (list_keys, _) in lists.items()}, files, parts)
-        missing += [f"{line!r} in {files[part].name}" for part, (_, lines) in lists.items() for line in lines]
-        notes += [f"parts are from the lists in {folder.name}: {file_names}"] if files else []
-    if missing:
-        count = counted(len(missing), "line")
-        notes.append(f"{count} of the lists without a matching image: {join_first_few(missing)}")
-    return ListedParts(parts, tuple(missing), tuple(notes))
+        unmatched_lines += [f"{line!r} in {files[part].name}" for part, (_, lines) in lists.items() for line in lines]
+        notes += [f"splits are from the lists in {folder.name}: {file_names}"] if files else []
+    if unmatched_lines:
+        count = counted(len(unmatched_lines), "line")
+        notes.append(f"{count} of the lists without a matching image: {join_first_few(unmatched_lines)}")
+    return ListedParts(parts, tuple(unmatched_lines), tuple(notes))
 
 
 def _find_lists(base: Path) -> tuple[Path, dict[str, Path]]:
@@ -97,27 +97,27 @@ def _list_children(folder: Path) -> list[Path]:
     return sorted(child for child in folder.iterdir() if not is_ignored(child.name)) if folder.is_dir() else []
 
 
-def _read_list(file: Path, names: "_ImageIndex") -> tuple[list[str], list[str]]:
+def _read_list(file: Path, index: "_ImageIndex") -> tuple[list[str], list[str]]:
     """Return the keys of the images in a list, and the lines that match no image."""
-    keys, missing = [], []
+    keys, unmatched_lines = [], []
     for line in read_decoded(file, MAX_BYTES).text.splitlines():
         if line.strip():
             matches = (pattern.fullmatch(line.strip()) for pattern in (_BEFORE_PATH, *_BEFORE_NUMBERS))
             entries = (line.strip(), *(match[1] for match in matches if match))
-            key = next((key for entry in entries if (key := names.find(entry))), None)
-            keys.append(key) if key is not None else missing.append(line.strip()[:80])
-    return keys, missing
+            key = next((key for entry in entries if (key := index.find(entry))), None)
+            keys.append(key) if key is not None else unmatched_lines.append(line.strip()[:80])
+    return keys, unmatched_lines
 
 
 class _ImageIndex:
     """Index of images by the ends of their paths (`b.png`, `a/b.png`), with and without suffix."""
 
     def __init__(self, keys: Sequence[str]) -> None:
-        self._ends: dict[str, set[str]] = defaultdict(set)
+        self._keys_by_ending: dict[str, set[str]] = defaultdict(set)
         for key in keys:
             for end in _path_endings(fold_name(key)):
-                self._ends[end].add(key)
-                self._ends[without_suffix(end)].add(key)
+                self._keys_by_ending[end].add(key)
+                self._keys_by_ending[without_suffix(end)].add(key)
 
     def find(self, entry: str) -> str | None:
         """Return the key of the image that a list entry names; None if no end of the path matches exactly one image.
@@ -127,7 +127,7 @@ class _ImageIndex:
         path = fold_name(entry).replace("\\", "/")
         for end in _path_endings(path):
             for name in (end, without_suffix(end)):
-                if len(keys := self._ends.get(name, ())) == 1:
+                if len(keys := self._keys_by_ending.get(name, ())) == 1:
                     return next(iter(keys))
         return None
 

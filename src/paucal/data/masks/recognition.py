@@ -10,15 +10,15 @@ import numpy as np
 from paucal.data.decode import UnreadableImage
 from paucal.data.images import ImageSet, evenly_spaced
 from paucal.data.masks.mask_files import pack_colours
-from paucal.data.masks.matching import match
+from paucal.data.masks.matching import match_masks_by_name
 from paucal.data.masks.naming import MASK_WORDS, folder_role
 from paucal.data.masks.pairs import find_folders_by_colours, separate_images_and_masks
 from paucal.data.stores import Store
 from paucal.types import UserError
 from paucal.wording import counted, was_or_were
 
-MIN_NAMED_FRACTION = 0.1  # if a smaller fraction of the files is named like masks, the names are a coincidence
-SAMPLED_NAMES = 4096  # number of names in the quick check
+MIN_NAMED_FRACTION = 0.1  # smallest fraction of files named like masks for which the names are not a coincidence
+SAMPLED_NAMES = 4096  # largest number of file names that are checked for words such as "mask"
 MAX_READ_MASKS = 5  # number of files whose colours are counted
 MAX_COLOURS = 256  # maximum number of colours in a mask; photographs have more
 _WORD = re.compile(rf"(?:^|[\W_])(?:{MASK_WORDS})(?:$|[\W_]|\d)", re.IGNORECASE)
@@ -26,7 +26,7 @@ _WORD = re.compile(rf"(?:^|[\W_])(?:{MASK_WORDS})(?:$|[\W_]|\d)", re.IGNORECASE)
 
 @dataclass(frozen=True)
 class MasksInSet:
-    """The masks in a set of images.
+    """Masks that a set of images contains.
 
     Attributes:
         keys: Keys of the masks.
@@ -43,7 +43,7 @@ class MasksInSet:
         return f"{counted(len(self.keys), 'mask')}{example}"
 
 
-def find_masks_among(keys: Sequence[str], store: Store) -> MasksInSet | None:
+def find_masks_in_set(keys: Sequence[str], store: Store) -> MasksInSet | None:
     """Return the masks in a set of images; None if there are no masks, or so few that the names are a coincidence.
 
     The names of folders suffice if all folders are named after images or masks (`images/`, `masks/`, `trainannot/`).
@@ -62,18 +62,19 @@ def find_masks_among(keys: Sequence[str], store: Store) -> MasksInSet | None:
     named_keys = set(keys) - set(files.others)
     are_folders_enough = all(_has_content(key, "mask" if key in mask_keys else "image") for key in named_keys)
     try:
-        masks_of = match(files.images, files.masks).masks
-        are_matched = 2 * sum(map(len, masks_of.values())) >= len(mask_keys)
-    except UserError:  # `paucal segment` would refuse these masks
-        masks_of, are_matched = {}, True
+        masks_by_image = match_masks_by_name(files.images, files.masks).masks
+        are_matched = 2 * sum(map(len, masks_by_image.values())) >= len(mask_keys)
+    except UserError:  # `paucal segment` refuses these masks with the same error
+        masks_by_image, are_matched = {}, True
     if not are_folders_enough and not (are_matched and _have_few_colours(keys, mask_keys, store)):
         return None
-    return MasksInSet(mask_keys, next(((image, image_masks[0]) for image, image_masks in masks_of.items()), ("", "")))
+    example = next(((image, image_masks[0]) for image, image_masks in masks_by_image.items()), ("", ""))
+    return MasksInSet(mask_keys, example)
 
 
 def exclude_masks(images: ImageSet) -> ImageSet:
     """Return a set without the masks among its images; a note says how many masks were left out."""
-    masks = None if images.stream is not None else find_masks_among(images.keys, images.store)
+    masks = None if images.stream is not None else find_masks_in_set(images.keys, images.store)
     if masks is None:
         return images
     images_only = np.flatnonzero([key not in masks.keys for key in images.keys])
@@ -96,7 +97,7 @@ def _may_have_masks(keys: Sequence[str]) -> bool:
 
 
 def _has_content(key: str, content: str) -> bool:
-    """Return whether a file's folders are named after this content (`FolderRole`).
+    """Return whether the folders of a file are named after a content, such as "mask" (see `FolderRole`).
 
     Folders that are named only after a split (`train/`) count as folders of images.
     """

@@ -19,7 +19,7 @@ UNPACKED_SUFFIXES = (*IMAGE_SUFFIXES, ".txt", ".csv", ".json")
 
 
 def unpack(archive: Path) -> tuple[Path, tuple[str, ...]]:
-    """Unpack the images, masks and lists of a zip or tar file, unless the files are in the cache folder.
+    """Unpack the images, masks and lists of a zip or tar file, unless the cache folder already contains these files.
 
     Returns:
         The folder with the files, and notes on files that were left out.

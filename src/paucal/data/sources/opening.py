@@ -7,7 +7,12 @@ from typing import Any, Literal
 
 import numpy as np
 
-from paucal.data.boxes.opening import STRUCTURE_FOLDERS, find_boxes, open_boxed_images, open_tagged_images
+from paucal.data.boxes.opening import (
+    STRUCTURE_FOLDERS,
+    find_annotation_files,
+    open_annotated_images,
+    open_tagged_images,
+)
 from paucal.data.classes import with_plain_classes
 from paucal.data.images import Hints, ImageSet
 from paucal.data.label_kinds import (
@@ -149,8 +154,8 @@ def _open_one_location(location: str | Path, options: SourceOptions) -> ImageSet
     except UserError:
         if options.labelled and (images := _open_tagged_or_refuse(path)) is not None:
             return images
-        if path.is_file() and find_boxes(path):
-            return open_boxed_images(path)
+        if path.is_file() and find_annotation_files(path):
+            return open_annotated_images(path)
         raise
 
 

@@ -10,7 +10,7 @@ from paucal.data.sources.locating import FOLDERS_OF_TABLES
 from paucal.data.sources.source import SourceOptions
 from paucal.data.sources.suffixes import IMAGE_SUFFIXES
 from paucal.data.sources.table_reading import MAX_BYTES, TABLE_SUFFIXES, TableRow, read_table
-from paucal.data.splits.part_names import PART_BY_WORD, files_of_set, part_name, train_files
+from paucal.data.splits.part_names import PART_BY_WORD, files_of_set, parse_part_name, select_train_files
 from paucal.reading import is_regular
 from paucal.types import UserError
 
@@ -165,8 +165,8 @@ def _find_table(folder: Path, options: SourceOptions) -> Path | None:
     files = [file for file in sorted(folder.iterdir()) if file.suffix.lower() in TABLE_SUFFIXES]
     files = [file for file in files if not file.name.startswith(".") and "submission" not in file.stem.lower()]
     tables = [file for file in files if describes_images(file, options)]
-    without_part = [file for file in tables if not part_name(file).part]
-    candidates = without_part or train_files(tables) or tables[: len(tables) == 1]
+    without_part = [file for file in tables if not parse_part_name(file).part]
+    candidates = without_part or select_train_files(tables) or tables[: len(tables) == 1]
     if len(candidates) > 1:
         names = ", ".join(file.name for file in candidates)
         raise UserError(f"{folder} has several tables of images ({names}); give one table, such as {candidates[0]}.")

@@ -33,7 +33,7 @@ from paucal.data.sources.table_columns import (
     repeated_column_message,
 )
 from paucal.data.sources.table_reading import LIST_SUFFIX, MAX_LIST_BYTES, TableRow, read_list, read_table
-from paucal.data.splits.part_names import PART_BY_WORD, files_of_set, part_name, train_files
+from paucal.data.splits.part_names import PART_BY_WORD, files_of_set, parse_part_name, select_train_files
 from paucal.data.splits.split import held_out_part
 from paucal.data.stores import FileStore
 from paucal.reading import is_regular
@@ -264,7 +264,7 @@ def find_train_list(folder: Path, root: Path | None = None) -> Path | None:
     A file is a train list if it is named like one (`train.txt`, `real_train.txt`), the first line has a path and a
     class number, and `open_list` would find the image of this line.
     """
-    lists = train_files([file for file in sorted(folder.glob(f"[!.]*{LIST_SUFFIX}")) if _is_list(file, root)])
+    lists = select_train_files([file for file in sorted(folder.glob(f"[!.]*{LIST_SUFFIX}")) if _is_list(file, root)])
     if len(lists) > 1:
         names = ", ".join(file.name for file in lists)
         raise UserError(f"{folder} has lists of several data sets ({names}): give one list, such as {lists[0]}.")
@@ -273,7 +273,7 @@ def find_train_list(folder: Path, root: Path | None = None) -> Path | None:
 
 def _is_list(file: Path, root: Path | None, labelled: bool = True) -> bool:
     """Return whether a file is a list that is named after a split, and the first image in the list exists."""
-    part = part_name(file).part
+    part = parse_part_name(file).part
     if not part or not is_regular(file) or file.stat().st_size > MAX_LIST_BYTES:
         return False
     try:
@@ -291,11 +291,11 @@ def hold_out_listed_images(images: ImageSet, folder: Path, root: Path | None = N
     the train lists. `root` is the folder that the paths in the lists are relative to; None to find this folder.
     """
     lists = [file for file in sorted(folder.glob(f"[!.]*{LIST_SUFFIX}")) if _is_list(file, root, False)]
-    names = {file: part_name(file) for file in lists}
+    names = {file: parse_part_name(file) for file in lists}
     parts: dict[tuple[str, ...], set[str]] = {}
     for name in names.values():
-        parts.setdefault(name.others, {""}).add(name.part)  # "" is the split of images that are in no list
-    test_lists = [file for file, name in names.items() if name.part == held_out_part(parts[name.others])]
+        parts.setdefault(name.other_words, {""}).add(name.part)  # "" is the split of images that are in no list
+    test_lists = [file for file, name in names.items() if name.part == held_out_part(parts[name.other_words])]
     if not test_lists:
         return images
     folder_prefix = f"{folder.resolve()}/"
@@ -353,7 +353,7 @@ def _describe_lines(first: ListedImage, second: ListedImage) -> str:
 def _image_set(files: Mapping[str, Path], located: _LocatedRows, labels: Labels, notes: Sequence[str]) -> ImageSet:
     file = next(iter(files.values()))
     has_split_folders = len({path.parent for path in files.values()}) > 1  # each split has its own folder with a table
-    name = part_name(file)
+    name = parse_part_name(file)
     title = (name.title or file.resolve().parent.name) if name.part == "train" else file.stem
     keys = [row.key for row in located.rows]
     shown_files = [f"{path.parent.name}/{path.name}" if has_split_folders else path.name for path in files.values()]

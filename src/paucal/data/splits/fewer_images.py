@@ -6,14 +6,14 @@ import numpy as np
 
 from paucal.data.images import Targets
 from paucal.data.randomness import derive_seed
-from paucal.data.splits.groups import iterative_parts
+from paucal.data.splits.groups import stratify_iteratively
 from paucal.data.splits.split import Split, shuffle_class
 from paucal.types import UserError
 from paucal.wording import counted
 
 
 def take_fraction(split: Split, labels: Targets, fraction: float, seed: int) -> Split:
-    """Keep a fraction of the training images of every class, at least one image; the others become "unused".
+    """Keep a fraction of the training images of every class, at least one image; other images become "unused".
 
     If each image has one label, the images for a smaller fraction are a subset of those for a larger fraction with the
     same seed. Images with (N, K) multi-hot labels are chosen by iterative stratification.
@@ -23,7 +23,9 @@ def take_fraction(split: Split, labels: Targets, fraction: float, seed: int) -> 
     if labels.ndim == 2:
         text = f"{fraction:.4g} of the training images are used, by iterative stratification (seed {seed})"
         return _keep_stratified_fraction(split, labels, fraction, seed, text)
-    kept_counts = {label: max(1, round(count * fraction)) for label, count in _count_labels(split, labels).items()}
+    kept_counts = {
+        label: max(1, round(count * fraction)) for label, count in _count_images_by_label(split, labels).items()
+    }
     text = f"{fraction:.4g} of the training images of each class are used (seed {seed})"
     return _keep_counts_per_class(split, labels, kept_counts, seed, text)
 
@@ -41,19 +43,19 @@ def take_few(split: Split, labels: Targets, per_class: int, seed: int) -> Split:
         )
     if per_class < 1:
         raise UserError(f"the number of training images per class is {per_class}; expected 1 or more.")
-    counts = _count_labels(split, labels)
+    counts = _count_images_by_label(split, labels)
     n_short = sum(count < per_class for count in counts.values())
     used_text = counted(per_class, "training image of each class is", "training images of each class are")
     text = f"{used_text} used (seed {seed})"
     if n_short:
         have = "one class that has" if n_short == 1 else f"{n_short} classes that have"
-        text += f", all of them for the {have} fewer"
+        text += f" (all images of the {have} fewer)"
     kept_counts = {label: min(per_class, count) for label, count in counts.items()}
     return _keep_counts_per_class(split, labels, kept_counts, seed, text)
 
 
 def limit_val(split: Split, labels: Targets, seed: int) -> Split:
-    """Keep at most as many validation images as training images, stratified by class; the others become "unused".
+    """Keep at most as many validation images as training images, stratified by class; other images become "unused".
 
     Results with a larger validation set would be too optimistic, since users with few labels have few validation images
     in practice (Oliver et al. 2018, "Realistic evaluation of deep semi-supervised learning algorithms").
@@ -64,7 +66,7 @@ def limit_val(split: Split, labels: Targets, seed: int) -> Split:
     text = "no more validation than training images"
     if labels.ndim == 2:
         return _keep_stratified_fraction(split, labels, n_train / n_val, seed, text, part="val")
-    counts = _count_labels(split, labels, "val")
+    counts = _count_images_by_label(split, labels, "val")
     kept_counts = {label: max(1, count * n_train // n_val) for label, count in counts.items()}
     while sum(kept_counts.values()) > n_train and max(kept_counts.values()) > 1:  # rare classes were rounded up to 1
         kept_counts[max(kept_counts, key=kept_counts.__getitem__)] -= 1
@@ -74,14 +76,14 @@ def limit_val(split: Split, labels: Targets, seed: int) -> Split:
 def _keep_stratified_fraction(
     split: Split, multi_hot: Targets, fraction: float, seed: int, reason: str, part: str = "train"
 ) -> Split:
-    """Keep a fraction of the images of a split by their (N, K) multi-hot labels; the others become "unused"."""
+    """Keep a fraction of the images of a split by their (N, K) multi-hot labels; other images become "unused"."""
     pool, parts = split.indices(part), split.parts
-    part_numbers = iterative_parts(multi_hot[pool], [fraction, 1 - fraction], derive_seed(seed, len(pool)))
+    part_numbers = stratify_iteratively(multi_hot[pool], [fraction, 1 - fraction], derive_seed(seed, len(pool)))
     parts[pool[part_numbers == 1]] = "unused"
     return Split(parts, f"{split.description}; {reason}", split.groups)
 
 
-def _count_labels(split: Split, labels: Targets, part: str = "train") -> dict[int, int]:
+def _count_images_by_label(split: Split, labels: Targets, part: str = "train") -> dict[int, int]:
     values, counts = np.unique(labels[split.indices(part)], return_counts=True)
     return dict(zip(values.tolist(), counts.tolist(), strict=True))
 

@@ -7,7 +7,7 @@ from itertools import combinations
 import numpy as np
 from numpy.typing import NDArray
 
-from paucal.data.checking.related import CANDIDATE_SIDE, exact_groups, group_name, merge_groups, similar_pairs
+from paucal.data.checking.related import CANDIDATE_SIDE, find_similar_pairs, group_by_digest, group_name, merge_groups
 from paucal.data.checking.survey import survey_images
 from paucal.data.images import UNKNOWN, ImageSet, Targets, reduce_images
 from paucal.data.randomness import derive_seed
@@ -17,47 +17,47 @@ from paucal.types import UserError
 from paucal.wording import counted
 
 DUPLICATES = "duplicates"
-_MIN_MATCHED_FRACTION = 0.5  # fraction of the image names that a pattern must match
+_MIN_MATCHED_FRACTION = 0.5  # smallest fraction of the image names that a pattern must match
 _MAX_PATTERN_LENGTH = 300  # maximum length of a pattern in characters
 
 
-def group_numbers(images: ImageSet, by: str) -> NDArray[np.int64]:
+def group_numbers(images: ImageSet, group_by: str) -> NDArray[np.int64]:
     """Return the (N,) group number of each image.
 
     Args:
         images: N images.
-        by: Column of the table that the set was read from; "duplicates" to group images that are equal or look alike;
-            or a regular expression for the keys of the images, whose first capturing group (or full match, if there is
-            no capturing group) is the name of the image's group. An image whose key does not match is a group by
-            itself.
+        group_by: Column of the table that the set was read from; "duplicates" to group images that are equal or look
+            alike; or a regular expression for the keys of the images, whose first capturing group (or full match, if
+            there is no capturing group) is the name of the image's group. An image whose key does not match is a group
+            by itself.
     """
-    if by in images.columns:
-        if n_missing := sum(is_missing(cell.strip()) for cell in images.column_values(by)):
+    if group_by in images.columns:
+        if n_missing := sum(is_missing(cell.strip()) for cell in images.column_values(group_by)):
             raise UserError(
-                f"--group-by: {n_missing} of {counted(len(images), 'image')} have no value in the column {by!r}, so "
-                "their groups are unknown: fill in the column, or remove these images."
+                f"--group-by: {n_missing} of {counted(len(images), 'image')} have no value in the column {group_by!r}, "
+                "so their groups are unknown: fill in the column, or remove these images."
             )
-        return np.unique(np.asarray(images.columns[by], dtype=object).astype(str), return_inverse=True)[1]
-    if by == DUPLICATES:
+        return np.unique(np.asarray(images.columns[group_by], dtype=object).astype(str), return_inverse=True)[1]
+    if group_by == DUPLICATES:
         if images.stream is not None:
             raise UserError(
                 "--group-by duplicates compares all images before the run, but images in shards are read during the "
                 "run: remove the copies that 'paucal check' finds, or group by a pattern in the names."
             )
         return _group_copies(images)
-    if len(by) > _MAX_PATTERN_LENGTH:
-        raise UserError(f"--group-by has {len(by)} characters; give a shorter pattern, or the name of a column.")
+    if len(group_by) > _MAX_PATTERN_LENGTH:
+        raise UserError(f"--group-by has {len(group_by)} characters; give a shorter pattern, or the name of a column.")
     columns = f"; the columns are {', '.join(images.columns)}" if images.columns else ""
     try:
-        names = [group_name(key, by) for key in images.keys]
+        names = [group_name(key, group_by) for key in images.keys]
     except re.error as problem:
-        text = f"--group-by: {by!r} is neither a column nor a regular expression ({problem}){columns}"
+        text = f"--group-by: {group_by!r} is neither a column nor a regular expression ({problem}){columns}"
         raise UserError(text) from None
     matches = sum(name is not None for name in names)
     if matches < _MIN_MATCHED_FRACTION * len(names):
         raise UserError(
-            f"--group-by: {by!r} is not a column, and as a pattern matches only {matches} of {len(names)} names (such "
-            f"as {images.keys[0]!r}){columns}; give a pattern that most names match, such as 'patient[0-9]+'."
+            f"--group-by: {group_by!r} is not a column, and as a pattern matches only {matches} of {len(names)} names "
+            f"(such as {images.keys[0]!r}){columns}; give a pattern that most names match, such as 'patient[0-9]+'."
         )
     pairs = zip(names, images.keys, strict=True)
     group_names = [f"image {key}" if name is None else f"group {name}" for name, key in pairs]
@@ -67,25 +67,27 @@ def group_numbers(images: ImageSet, by: str) -> NDArray[np.int64]:
 def _group_copies(images: ImageSet) -> NDArray[np.int64]:
     """Return the (N,) group number of each image; images that are equal or look alike have the same number."""
     survey = survey_images(images)
-    pairs = ([pair.first, pair.second] for pair in similar_pairs(survey, reduce_images(images, CANDIDATE_SIDE).store))
+    pairs = (
+        [pair.first, pair.second] for pair in find_similar_pairs(survey, reduce_images(images, CANDIDATE_SIDE).store)
+    )
     numbers = np.arange(len(images))
-    for group in merge_groups([*exact_groups(survey.digests), *pairs]):
+    for group in merge_groups([*group_by_digest(survey.digests), *pairs]):
         numbers[group] = group[0]
     return np.unique(numbers, return_inverse=True)[1]
 
 
-def cut_groups(
-    images: ImageSet, parts: NDArray[np.str_], cut: Mapping[str, float], seed: int, groups: NDArray[np.int64]
+def move_groups(
+    images: ImageSet, parts: NDArray[np.str_], fractions: Mapping[str, float], seed: int, groups: NDArray[np.int64]
 ) -> NDArray[np.str_]:
-    """Move whole groups of training images to other splits, which each get about their fraction of every class.
+    """Move whole groups of training images to other splits; each split gets about its fraction of every class.
 
-    Groups are visited from the largest to the smallest, and groups of equal size in a random order. A group moves if
-    the number of images per class in the new split then comes closer to the intended fraction.
+    Groups are visited from the largest to the smallest, and groups of equal size in a random order. A group moves to a
+    split if this brings the number of images per class in the split closer to the intended fraction.
 
     Args:
         images: N images.
         parts: (N,) split of each image before the move.
-        cut: Fraction of the training images that moves to each split, by the name of the split.
+        fractions: Fraction of the training images that moves to each split, by the name of the split.
         seed: Seed of the random order.
         groups: (N,) group number of each image.
     """
@@ -93,10 +95,10 @@ def cut_groups(
     pool = np.flatnonzero(parts == "train")
     refuse_divided_groups(parts, groups)
     members = {group: pool[groups[pool] == group] for group in np.unique(groups[pool]).tolist()}
-    cut_parts = {part: fraction for part, fraction in cut.items() if fraction > 0}
-    if len(members) <= len(cut_parts):
+    fractions = {part: fraction for part, fraction in fractions.items() if fraction > 0}
+    if len(members) <= len(fractions):
         raise UserError(
-            f"--group-by gives {counted(len(members), 'group')}, too few for {len(cut_parts) + 1} splits: "
+            f"--group-by gives {counted(len(members), 'group')}, too few for {len(fractions) + 1} splits: "
             "give a pattern or column with more groups."
         )
     order = np.random.default_rng(derive_seed(seed, len(members))).permutation(list(members))
@@ -104,7 +106,7 @@ def cut_groups(
     counts = {group: _class_counts(images, positions, n_classes) for group, positions in members.items()}
     total = _class_counts(images, pool, n_classes)
     remaining_counts = total.copy()
-    for n_later, (part, fraction) in zip(reversed(range(len(cut_parts))), cut_parts.items(), strict=True):
+    for n_later, (part, fraction) in zip(reversed(range(len(fractions))), fractions.items(), strict=True):
         candidates = [group for group in order if group in counts]
         moved_groups = _choose_groups(total * fraction, remaining_counts, counts, candidates)
         while len(moved_groups) > 1 and not _leaves_enough_groups(remaining_counts, counts, moved_groups, n_later):
@@ -137,10 +139,10 @@ def _choose_groups(
     counts: Mapping[int, NDArray[np.int64]],
     order: list[int],
 ) -> list[int]:
-    """Return groups of `order`, tried in that order, whose number of images per class is close to `target_counts`.
+    """Choose groups, in the given order, whose images per class add up to about `target_counts`.
 
-    If no group brings the number closer, the smallest group that can move is returned. A group can move if every class
-    keeps a training image. All counts are (K,) images per class, and `counts` has those of each group.
+    If no group brings the sum closer to `target_counts`, the smallest group that can move is returned. A group can move
+    if every class keeps a training image. All counts are (K,) images per class; `counts` has the counts of each group.
     """
     moved_groups, reached_counts = [], np.zeros(len(target_counts))
     for group in order:
@@ -153,16 +155,16 @@ def _choose_groups(
 
 
 def _leaves_enough_groups(
-    remaining_counts: NDArray[np.int64], counts: Mapping[int, NDArray[np.int64]], moved_groups: list[int], parts: int
+    remaining_counts: NDArray[np.int64], counts: Mapping[int, NDArray[np.int64]], moved_groups: list[int], n_parts: int
 ) -> bool:
-    """Return whether at least `parts` groups can still move to further splits after `moved_groups` have moved."""
+    """Return whether at least `n_parts` groups can still move to other splits after `moved_groups` have moved."""
     after_move = remaining_counts - sum(counts[group] for group in moved_groups)
-    return sum(_keeps_classes(after_move, counts[group]) for group in counts.keys() - moved_groups) >= parts
+    return sum(_keeps_classes(after_move, counts[group]) for group in counts.keys() - moved_groups) >= n_parts
 
 
-def _keeps_classes(remaining_counts: NDArray[np.int64], moved: NDArray[np.int64]) -> bool:
-    """Return whether every class with remaining training images keeps at least one if `moved` images per class move."""
-    return bool(((remaining_counts - moved) > 0)[remaining_counts > 0].all())
+def _keeps_classes(remaining_counts: NDArray[np.int64], moved_counts: NDArray[np.int64]) -> bool:
+    """Return whether every class keeps a training image if `moved_counts` images per class move."""
+    return bool(((remaining_counts - moved_counts) > 0)[remaining_counts > 0].all())
 
 
 def refuse_divided_groups(parts: NDArray[np.str_], groups: NDArray[np.int64]) -> None:
@@ -177,10 +179,10 @@ def refuse_divided_groups(parts: NDArray[np.str_], groups: NDArray[np.int64]) ->
         )
 
 
-def fold_parts(
+def parts_of_fold(
     images: ImageSet, fold: int, folds: int, seed: int, groups: NDArray[np.int64] | None
 ) -> NDArray[np.str_]:
-    """Return the (N,) splits of a cross-validation run: "test" for the images of a fold, "train" for all others.
+    """Return the (N,) splits of a cross-validation run: "test" for the images of a fold, "train" for all other images.
 
     Every image is in exactly one fold; splits that the data declares are ignored. Folds have about the same fraction of
     every class, and do not divide groups. Unlabelled images are divided as one class.
@@ -209,7 +211,7 @@ def fold_parts(
     # As in all splits, folds depend on the sorted keys, not on the order of the files.
     order, parts = sorted_positions(images.keys), np.full(len(images), "train", dtype="<U6")
     if images.multi_hot is not None:
-        fold_numbers = iterative_parts(images.multi_hot[order], [1 / folds] * folds, derive_seed(seed, folds))
+        fold_numbers = stratify_iteratively(images.multi_hot[order], [1 / folds] * folds, derive_seed(seed, folds))
         parts[order[fold_numbers == fold - 1]] = "test"
         return parts
     splitter_class = StratifiedKFold if groups is None else StratifiedGroupKFold
@@ -238,12 +240,12 @@ def parse_fold(text: str) -> tuple[int, int]:
     return int(match[1]), int(match[2])
 
 
-def describe_groups(by: str, groups: NDArray[np.int64]) -> str:
-    """Return a phrase on the groups that a split did not divide, for the description of the split."""
-    return f"whole groups by {by!r} ({len(np.unique(groups))} of them)"
+def describe_groups(group_by: str, groups: NDArray[np.int64]) -> str:
+    """Return a phrase about the groups that a split keeps together, for the description of the split."""
+    return f"whole groups by {group_by!r} ({len(np.unique(groups))} groups)"
 
 
-def iterative_parts(multi_hot: Targets, shares: Sequence[float], seed: int) -> NDArray[np.int64]:
+def stratify_iteratively(multi_hot: Targets, fractions: Sequence[float], seed: int) -> NDArray[np.int64]:
     """Divide images with several labels into subsets with about the same fraction of every class.
 
     Iterative stratification (Sechidis, Tsoumakas and Vlahavas, "On the stratification of multi-label data", ECML PKDD
@@ -255,24 +257,24 @@ def iterative_parts(multi_hot: Targets, shares: Sequence[float], seed: int) -> N
 
     Args:
         multi_hot: (N, K) labels: 1, 0, or -1 for unknown, which counts as 0.
-        shares: (P,) fraction of the images for each of the P subsets; the fractions sum to 1.
+        fractions: (P,) fraction of the images for each of the P subsets; the fractions sum to 1.
         seed: Seed of the order of the images.
 
     Returns:
         (N,) number of each image's subset, from 0 to P - 1.
     """
-    if abs(sum(shares) - 1) > 1e-6 or min(shares) < 0:
-        raise ValueError(f"expected fractions from 0 with the sum 1, got {list(shares)}")
+    if abs(sum(fractions) - 1) > 1e-6 or min(fractions) < 0:
+        raise ValueError(f"expected fractions of at least 0 whose sum is 1, got {list(fractions)}")
     rows = np.where(multi_hot == UNKNOWN, 0, multi_hot).astype(bool)
     order = np.random.default_rng(seed).permutation(len(rows))
     parts = np.full(len(rows), -1, dtype=np.int64)
-    wanted_images = np.asarray(shares, dtype=np.float64) * len(rows)
-    wanted_counts = np.outer(shares, rows.sum(0))  # (P, K)
+    wanted_images = np.asarray(fractions, dtype=np.float64) * len(rows)
+    wanted_counts = np.outer(fractions, rows.sum(0))  # (P, K)
     remaining_counts = rows.sum(0)
     while remaining_counts.any():
         label = int(np.where(remaining_counts > 0, remaining_counts, len(rows) + 1).argmin())
         for index in order[(parts[order] < 0) & rows[order, label]]:
-            part = max(range(len(shares)), key=lambda part: (wanted_counts[part, label], wanted_images[part]))
+            part = max(range(len(fractions)), key=lambda part: (wanted_counts[part, label], wanted_images[part]))
             parts[index] = part
             wanted_counts[part] -= rows[index]
             wanted_images[part] -= 1

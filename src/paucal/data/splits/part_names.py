@@ -36,25 +36,26 @@ class PartName(NamedTuple):
 
     Attributes:
         part: "train", "val" or "test"; "" if the name has no word for a split.
-        others: Other words of the name in lower case; all files of a set have the same other words.
+        other_words: Other words of the name in lower case, which are the same for all files of a set.
         title: Text of the name before the word for the split, used as the name of the set; "" if the name begins
             with the word for the split.
-        joint: Whether the file lists training and validation images (`trainval.txt`).
+        is_joint: Whether the file lists training and validation images together (`trainval.txt`).
     """
 
     part: str
-    others: tuple[str, ...]
+    other_words: tuple[str, ...]
     title: str
-    joint: bool = False
+    is_joint: bool = False
 
 
-def part_name(file: Path) -> PartName:
+def parse_part_name(file: Path) -> PartName:
     """Parse a file name whose first or last word may stand for a split.
 
     Example:
-        >>> part_name(Path("birds_train.csv"))
-        PartName(part='train', others=('birds',), title='birds', joint=False)
-        >>> [part_name(Path(name)).part for name in ("testLabels.csv", "latest.csv", "train_val.txt", "a_test_b.txt")]
+        >>> parse_part_name(Path("birds_train.csv"))
+        PartName(part='train', other_words=('birds',), title='birds', is_joint=False)
+        >>> names = ("testLabels.csv", "latest.csv", "train_val.txt", "a_test_b.txt")
+        >>> [parse_part_name(Path(name)).part for name in names]
         ['test', '', 'train', '']
     """
     stem = _INNER_CAPITAL.sub("_", file.stem)
@@ -70,11 +71,11 @@ def part_name(file: Path) -> PartName:
     return PartName(next(filter(None, parts)), other_words, title, TRAINVAL in words)
 
 
-def train_files(files: Sequence[Path]) -> list[Path]:
+def select_train_files(files: Sequence[Path]) -> list[Path]:
     """Return the files of training images; `trainval.txt` is left out if there is a `train.txt` of the same set."""
-    names = {file: name for file in files if (name := part_name(file)).part == "train"}
-    train_only = {name.others for name in names.values() if not name.joint}
-    return [file for file, name in names.items() if not (name.joint and name.others in train_only)]
+    names = {file: name for file in files if (name := parse_part_name(file)).part == "train"}
+    train_only = {name.other_words for name in names.values() if not name.is_joint}
+    return [file for file, name in names.items() if not (name.is_joint and name.other_words in train_only)]
 
 
 def files_of_set(file: Path, accepts: Callable[[Path], bool], noun: str) -> dict[str, Path]:
@@ -84,19 +85,19 @@ def files_of_set(file: Path, accepts: Callable[[Path], bool], noun: str) -> dict
 
     Args:
         file: File that the user named.
-        accepts: Function that returns whether another file has the right format.
+        accepts: Function that returns whether a file has the format of `file`.
         noun: Plural noun for such files in messages, such as "tables".
     """
-    train_name = part_name(file)
+    train_name = parse_part_name(file)
     if train_name.part != "train":
         return {"": file}
     files = {"train": file}
     for other in sorted(file.parent.glob(f"*{file.suffix}")):
-        name = part_name(other)
+        name = parse_part_name(other)
         is_hidden = other.name.startswith(".")
-        if is_hidden or name.others != train_name.others or name.part in ("", "train"):
+        if is_hidden or name.other_words != train_name.other_words or name.part in ("", "train"):
             continue
-        if train_name.joint and name.part == "val":
+        if train_name.is_joint and name.part == "val":
             continue
         if accepts(other) and files.setdefault(name.part, other) != other:
             raise UserError(f"{other} and {files[name.part].name} are both {noun} for {name.part}; keep one file.")

@@ -9,13 +9,13 @@ from paucal.data.classes import are_measurements
 from paucal.data.images import ImageSet
 from paucal.data.randomness import derive_seed
 from paucal.data.splits.groups import (
-    cut_groups,
     describe_groups,
-    fold_parts,
     group_numbers,
-    iterative_parts,
+    move_groups,
     parse_fold,
+    parts_of_fold,
     refuse_divided_groups,
+    stratify_iteratively,
 )
 from paucal.data.string_arrays import RepeatedStrings, sorted_positions
 from paucal.types import UserError
@@ -60,9 +60,9 @@ class Split:
         """Return the number of images in train, val, test and unused."""
         return {part: int(self.strings.equals(part).sum()) for part in PARTS}
 
-    def without(self, rows: NDArray[np.bool_], reason: str) -> "Split":
-        """Return the split with the images in `rows`, (N,) bool, unused; the description is extended by a reason."""
-        return Split(np.where(rows, "unused", self.parts), f"{self.description}; {reason}", self.groups)
+    def exclude(self, is_excluded: NDArray[np.bool_], reason: str) -> "Split":
+        """Return the split with the images in `is_excluded`, (N,), set to "unused", and a reason in the description."""
+        return Split(np.where(is_excluded, "unused", self.parts), f"{self.description}; {reason}", self.groups)
 
 
 def held_out_part(declared: Collection[str]) -> str:
@@ -88,7 +88,7 @@ def make_split(
 
     Missing splits are taken from the training images: a fraction of each class, with at least one image of each class
     in every split. The result depends only on the seed and the keys. If images may have several labels, the set is
-    divided by iterative stratification (`iterative_parts`), and a rare class may be missing in val or test.
+    divided by iterative stratification (`stratify_iteratively`), and a rare class may be missing in val or test.
 
     - If the set declares train, val and test, nothing is changed.
     - If the set declares train and test, val is taken from train.
@@ -106,7 +106,7 @@ def make_split(
             the value 0 has an effect.
         test_fraction: Fraction of each class for test, 0 for no test images; not used if the set declares test (or val)
             images.
-        group_by: Column or pattern of groups that are kept together (`by` of `group_numbers`); None for no groups. With
+        group_by: Column or pattern of groups that are kept together (see `group_numbers`); None for no groups. With
             groups, a class may be missing in val or test.
         fold: Fold such as "2/5": the second of five folds is the test set, and val is taken from the other folds; the
             declared splits are ignored.
@@ -125,21 +125,21 @@ def make_split(
         return _split_fold(image_set, seed, val_fraction, fold, groups, group_by)
     if set(image_set.declared) == {"train", "val", "test"}:
         return _declared_split(image_set, val_fraction, groups)
-    parts, cut, description = _plan_cut(image_set, seed, val_fraction, test_fraction)
+    parts, fractions, description = _plan_moves(image_set, seed, val_fraction, test_fraction)
     if groups is not None:
         text = f"{description.replace('cut per class', 'cut by class')}, in {describe_groups(group_by or '', groups)}"
-        return Split(cut_groups(image_set, parts, cut, seed, groups), text, groups)
-    return Split(_cut_parts(image_set, parts, cut, seed), _adapt_description(description, image_set))
+        return Split(move_groups(image_set, parts, fractions, seed, groups), text, groups)
+    return Split(_move_images(image_set, parts, fractions, seed), _adapt_description(description, image_set))
 
 
-def keep_all(image_set: ImageSet) -> Split:
+def keep_all_for_training(image_set: ImageSet) -> Split:
     """Return a split in which all images are training images, for sets that are too small for test images.
 
     Raises:
         UserError: A class has only one image, so that cross-validation is impossible.
     """
     _refuse_small_classes(image_set, np.ones(len(image_set), dtype=bool), 2)
-    text = f"all {len(image_set)} images are for training, too few for a test part: scores are cross-validated"
+    text = f"all {len(image_set)} images are for training, too few for a test set: scores are cross-validated"
     return Split(np.full(len(image_set), "train", dtype="<U6"), text)
 
 
@@ -150,23 +150,27 @@ def _declared_split(image_set: ImageSet, val_fraction: float, groups: NDArray[np
         refuse_divided_groups(parts, groups)
     _refuse_small_classes(image_set, parts == "train", 1)
     if val_fraction == 0:
-        text = f"test is the data's own folder; train is its train and val folders, {NO_VAL_TEXT}"
+        text = f"test is the data's own test folder; train is the data's own train and val folders, {NO_VAL_TEXT}"
         return Split(parts, text, groups)
     return Split(parts, "train, val and test are the data's own folders", groups)
 
 
-def _plan_cut(
+def _plan_moves(
     image_set: ImageSet, seed: int, val_fraction: float, test_fraction: float
 ) -> tuple[NDArray[np.str_], dict[str, float], str]:
-    """Return (N,) splits before val and test are taken from train, the fractions to take, and a description."""
+    """Return (N,) splits before images of train move to val and test, the fractions that move, and a description."""
     declared_parts = set(image_set.declared)
     if declared_parts in ({"train", "test"}, {"train", "val"}):
         held_out = held_out_part(declared_parts)
         parts = np.where(np.asarray(image_set.declared) == held_out, "test", "train").astype("<U6")
-        cut = {"val": val_fraction}
-        return parts, cut, f"test is the data's own {held_out} folder; {_describe_cut(cut, seed, 'its train folder')}"
+        fractions = {"val": val_fraction}
+        return (
+            parts,
+            fractions,
+            f"test is the data's own {held_out} folder; {_describe_moves(fractions, seed, 'its train folder')}",
+        )
     if declared_parts in ({""}, {"train"}):
-        description = _describe_cut({"val": val_fraction, "test": test_fraction}, seed, "all images")
+        description = _describe_moves({"val": val_fraction, "test": test_fraction}, seed, "all images")
         first = {"val": val_fraction} if val_fraction > 0 else {"train": DEFAULT_VAL_FRACTION}
         return np.full(len(image_set), "train", dtype="<U6"), {**first, "test": test_fraction}, description
     raise UserError(
@@ -184,25 +188,25 @@ def _split_fold(
     pattern: str | None,
 ) -> Split:
     number, folds = parse_fold(fold)
-    parts = fold_parts(image_set, number, folds, seed, groups)
-    cut = {"val": val_fraction}
-    text = f"test is fold {number} of {folds}; {_describe_cut(cut, seed, 'the other folds')}"
+    parts = parts_of_fold(image_set, number, folds, seed, groups)
+    fractions = {"val": val_fraction}
+    text = f"test is fold {number} of {folds}; {_describe_moves(fractions, seed, 'the other folds')}"
     if groups is not None:
-        grouped_parts = cut_groups(image_set, parts, cut, seed, groups) if val_fraction > 0 else parts
+        grouped_parts = move_groups(image_set, parts, fractions, seed, groups) if val_fraction > 0 else parts
         return Split(grouped_parts, f"{text}, in {describe_groups(pattern or '', groups)}", groups)
-    return Split(_cut_parts(image_set, parts, cut, seed), _adapt_description(text, image_set))
+    return Split(_move_images(image_set, parts, fractions, seed), _adapt_description(text, image_set))
 
 
 def _adapt_description(cut_text: str, image_set: ImageSet) -> str:
-    """Replace "per class" in the description of a split if images have several labels, which need another method."""
+    """Replace "per class" in the description of a split if images may have several labels."""
     method = "per class" if image_set.multi_hot is None else "by iterative stratification"
     return cut_text.replace("cut per class", f"cut {method}")
 
 
-def _describe_cut(cut: Mapping[str, float], seed: int, source: str) -> str:
-    phrases = [f"{part} is {fraction:.4g} of {source}" for part, fraction in cut.items() if fraction > 0]
+def _describe_moves(fractions: Mapping[str, float], seed: int, source: str) -> str:
+    phrases = [f"{part} is {fraction:.4g} of {source}" for part, fraction in fractions.items() if fraction > 0]
     text = f"{' and '.join(phrases)}, cut per class (seed {seed})" if phrases else f"train is {source}"
-    return text if cut["val"] > 0 else f"{text}, {NO_VAL_TEXT}"
+    return text if fractions["val"] > 0 else f"{text}, {NO_VAL_TEXT}"
 
 
 def _refuse_small_classes(image_set: ImageSet, pool: NDArray[np.bool_], min_images: int) -> None:
@@ -220,10 +224,12 @@ def _refuse_small_classes(image_set: ImageSet, pool: NDArray[np.bool_], min_imag
             )
 
 
-def _cut_parts(image_set: ImageSet, parts: NDArray[np.str_], cut: Mapping[str, float], seed: int) -> NDArray[np.str_]:
-    """Move fractions of the training images of every class to other splits; `cut` has the fraction for each split."""
-    cut = {part: fraction for part, fraction in cut.items() if fraction > 0}
-    min_images, is_single_label = len({"train", *cut}), image_set.multi_hot is None
+def _move_images(
+    image_set: ImageSet, parts: NDArray[np.str_], fractions: Mapping[str, float], seed: int
+) -> NDArray[np.str_]:
+    """Move a fraction of the training images of every class to each split in `fractions`."""
+    fractions = {part: fraction for part, fraction in fractions.items() if fraction > 0}
+    min_images, is_single_label = len({"train", *fractions}), image_set.multi_hot is None
     pool, parts = parts == "train", parts.copy()
     if pool.sum() < min_images and not (image_set.classes and is_single_label):
         count = counted(int(pool.sum()), "image")
@@ -234,21 +240,23 @@ def _cut_parts(image_set: ImageSet, parts: NDArray[np.str_], cut: Mapping[str, f
     sorted_rows = sorted_rows[pool[sorted_rows]]
     if image_set.multi_hot is not None:
         # Train comes first, so that the only image of a class becomes a training image.
-        names, fractions = ["train", *cut], [1 - sum(cut.values()), *cut.values()]
-        part_numbers = iterative_parts(image_set.multi_hot[sorted_rows], fractions, derive_seed(seed, len(sorted_rows)))
+        names, all_fractions = ["train", *fractions], [1 - sum(fractions.values()), *fractions.values()]
+        part_numbers = stratify_iteratively(
+            image_set.multi_hot[sorted_rows], all_fractions, derive_seed(seed, len(sorted_rows))
+        )
         parts[sorted_rows] = np.asarray(names)[part_numbers]
         return parts
     for label in np.unique(image_set.labels[sorted_rows]):
         members = shuffle_class(sorted_rows[image_set.labels[sorted_rows] == label], seed, int(label))
-        for part, size in _part_sizes(len(members), cut).items():
+        for part, size in _part_sizes(len(members), fractions).items():
             parts[members[:size]] = part
             members = members[size:]
     return parts
 
 
-def _part_sizes(count: int, cut: Mapping[str, float]) -> dict[str, int]:
-    """Return how many of `count` images move to each split: the rounded fraction, at least 1; at least 1 remains."""
-    sizes = {part: max(1, round(count * fraction)) for part, fraction in cut.items()}
+def _part_sizes(count: int, fractions: Mapping[str, float]) -> dict[str, int]:
+    """Return how many of `count` images move to each split: the rounded fraction, at least 1. At least 1 remains."""
+    sizes = {part: max(1, round(count * fraction)) for part, fraction in fractions.items()}
     while sum(sizes.values()) >= count:
         sizes[max(sizes, key=sizes.__getitem__)] -= 1
     return sizes

@@ -20,7 +20,7 @@ from paucal.reading import is_regular
 from paucal.types import UserError
 from paucal.writing import write_atomically
 
-MAX_BYTES = 512 << 20  # maximum size of a file, five times that of the file for ImageNet's 1.3 million images
+MAX_BYTES = 512 << 20  # maximum size of a file, five times the size for ImageNet's 1.3 million images
 MAX_NAME_LENGTH = 20  # number of characters of a column name that are shown in messages
 _SEPARATORS = ";|,"
 _COLUMNS = ["key", "label", "class", "split"]
@@ -37,7 +37,7 @@ def write_split(path: Path, image_set: ImageSet, split: Split, digests: Iterable
     """
     if len(split.strings) != len(image_set):
         raise ValueError(f"the split has {len(split.strings)} rows for {len(image_set)} images")
-    columns = [image_set.keys, _label_numbers(image_set), class_cells(image_set), split.strings]
+    columns = [image_set.keys, _label_numbers(image_set), format_class_names(image_set), split.strings]
     optional = {_DIGEST: digests, _GROUP: split.groups}
     optional_columns = {name: column for name, column in optional.items() if column is not None}
 
@@ -78,7 +78,7 @@ def read_split(path: Path, image_set: ImageSet) -> Split:
             f"file, and {_count_and_first(unknown)} of the file's rows are not among the images; give the data that "
             "the split was made for."
         )
-    for key, name in zip(keys, class_cells(image_set), strict=True):
+    for key, name in zip(keys, format_class_names(image_set), strict=True):
         if not are_alike(table[key]["class"], name):  # a spreadsheet program may have changed 001 to 1
             raise UserError(
                 f"{key} is in class '{table[key]['class']}' in {path}, but in class '{name}' in {image_set.location}; "
@@ -92,7 +92,7 @@ def read_split(path: Path, image_set: ImageSet) -> Split:
 
 
 def require_same_images(path: Path, image_set: ImageSet) -> None:
-    """Raise a UserError if the images of a set, their labels or their order differ from the split file of a run.
+    """Raise a UserError if a set differs from the split file of a run in its images, labels or order.
 
     Raises:
         UserError: An image differs (the message names the first such image), or the file is missing or does not have
@@ -116,9 +116,9 @@ def require_same_images(path: Path, image_set: ImageSet) -> None:
             )
 
 
-def class_cells(image_set: ImageSet) -> Iterator[str]:
-    """Yield the class names of each image as text for the split file; several names are joined by a separator."""
-    separator = next((sign for sign in _SEPARATORS if not any(sign in name for name in image_set.classes)), ";")
+def format_class_names(image_set: ImageSet) -> Iterator[str]:
+    """Yield the class names of each image as one text for the split file, joined by a separator."""
+    separator = next((mark for mark in _SEPARATORS if not any(mark in name for name in image_set.classes)), ";")
     return (separator.join(image_set.classes_of(index)) for index in range(len(image_set)))
 
 

@@ -1,4 +1,4 @@
-"""Training augmentation: settings, timm's RandAugment with the geometry of its operations, and mixup and CutMix."""
+"""Training augmentation: settings, timm's RandAugment with the affine map of its operations, mixup and CutMix."""
 
 import math
 import re
@@ -131,7 +131,7 @@ def _check_description(description: str) -> None:
 
 
 def _at_least_one_bit(n_bits: Callable[..., tuple[int]], *args: object) -> tuple[int]:
-    """Return timm's number of bits for posterising, but at least 1, since Pillow 13 refuses 0."""
+    """Return the number of bits that timm keeps when posterising, but at least 1, since Pillow 13 refuses 0."""
     return (max(1, n_bits(*args)[0]),)
 
 
@@ -158,15 +158,15 @@ _OPERATION_MAPS: dict[str, Callable[[float, int, int], Affine]] = {
 }
 
 
-class LocatedRandAugment:
-    """timm's RandAugment, which also returns the map from the augmented to the original image.
+class RandAugmentWithGeometry:
+    """timm's RandAugment, extended to return the affine map from the augmented image to the original image.
 
     timm's geometric operations call PIL's affine transforms. Each geometric operation is wrapped in a function that
     also multiplies the operation's affine map with those of earlier operations.
 
     Example:
         >>> from timm.data.auto_augment import rand_augment_transform
-        >>> policy = LocatedRandAugment(rand_augment_transform("rand-m9-n1-p1", {}, ["TranslateXRel"]))
+        >>> policy = RandAugmentWithGeometry(rand_augment_transform("rand-m9-n1-p1", {}, ["TranslateXRel"]))
         >>> _, theta = policy(Image.new("RGB", (20, 10)))
         >>> theta[0, 0].item(), theta[0, 2].abs().item() > 0
         (1.0, True)
@@ -232,7 +232,7 @@ class Mixing:
     Attributes:
         mixup: Parameter of mixup's Beta distribution, within `ALPHA_RANGE`; 0 for no mixup.
         cutmix: Parameter of CutMix's Beta distribution, within `ALPHA_RANGE`; 0 for no CutMix.
-        prob: Probability that a batch is mixed.
+        prob: Probability of mixing a batch.
         switch_prob: Probability that a mixed batch uses CutMix if both mixup and CutMix are on.
     """
 

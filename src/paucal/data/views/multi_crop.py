@@ -79,7 +79,7 @@ class DinoCrop:
         self._blur = blur
 
     def __call__(self, image: Image.Image) -> tuple[Tensor, Tensor]:
-        """Return the (C, H, W) view and its (2, 3) geometry, as `types.Batch.geometry` defines it."""
+        """Return the (C, H, W) view, and the (2, 3) map from view to image coordinates (see `types.Batch.geometry`)."""
         view, theta = random_resized_crop(self._crop, image, self.size, "bicubic")
         draws = torch.rand(len(self._probs)).tolist()
         flip, jitter, grey, blur, solarise = (draw < prob for draw, prob in zip(draws, self._probs, strict=True))
@@ -102,7 +102,7 @@ class DinoCrop:
 class FitThenTransform:
     """Transform that gives an image the aspect ratio of the view (`fit_shape`) before another transform crops it.
 
-    The geometry refers to the original image.
+    The returned map leads from the view to the original image.
 
     Args:
         transform: Transform of the image with the new aspect ratio.
@@ -116,7 +116,7 @@ class FitThenTransform:
         self.resize: Resize = resize
 
     def __call__(self, image: Image.Image) -> tuple[Tensor, Tensor]:
-        """Return the (C, H, W) view and its (2, 3) geometry, as `types.Batch.geometry` defines it."""
+        """Return the (C, H, W) view, and the (2, 3) map from view to image coordinates (see `types.Batch.geometry`)."""
         image, factors = fit_shape(image, self.size, self.resize, self.normalisation, "bicubic")
         view, theta = self.transform(image)
         return view, theta * factors
@@ -138,7 +138,7 @@ def jitter_colours(view: Image.Image) -> Image.Image:
     return view
 
 
-def crop_views(
+def build_crop_transforms(
     pipeline: Pipeline,
     groups: Sequence[Crops],
     normalisation: Normalisation,
@@ -172,7 +172,7 @@ def crop_views(
         UserError: There is no global crop, or a value is out of range.
 
     Example:
-        >>> views = crop_views("dino", [Crops(2, 224), Crops(8, 96)], Normalisation())
+        >>> views = build_crop_transforms("dino", [Crops(2, 224), Crops(8, 96)], Normalisation())
         >>> [count for _, count in views]
         [1, 1, 8]
     """
@@ -207,13 +207,15 @@ def _check_crops(pipeline: str, groups: Sequence[Crops], image_size: Size, blur:
         raise UserError(f"the pipeline of crops is {pipeline!r}; expected dino, alike or deit.")
     if not groups or groups[0].count < 1:
         raise UserError(
-            "there is no global crop, but the teacher gets only global crops: give at least one, preferably two."
+            "there is no global crop, but the teacher gets only global crops: give at least one global crop, "
+            "preferably two."
         )
     for crops in groups:
         size, (low, high) = crops.sides or image_size, crops.scale or LOCAL_SCALE
         if crops.count < 0 or min(size) < 1:
             raise UserError(
-                f"a group has {crops.count} crops of {size} pixels; expected 0 or more, of at least 1 pixel."
+                f"a group of crops has {crops.count} crops with (height, width) {size}; expected 0 or more crops of at "
+                "least 1 x 1 pixel."
             )
         if not 0 < low <= high <= 1:
             raise UserError(

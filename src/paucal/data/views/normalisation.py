@@ -56,7 +56,7 @@ class Normalisation:
         std = torch.tensor(self.std, device=views.device).view(shape)
         return (views * std + mean).mul(255).round().clamp(0, 255).to(torch.uint8)
 
-    def shown(self, views: Tensor) -> Tensor:
+    def to_display(self, views: Tensor) -> Tensor:
         """Convert normalised (N, C, H, W) views to (N, 3, H, W) uint8 pixels for display.
 
         If there are more than three channels, the first three are shown as red, green and blue. A single channel is

@@ -27,7 +27,7 @@ def draw_sheet(batch: Batch, normalisation: Normalisation, classes: tuple[str, .
 
     The caption of a mixed label gives the two largest class weights in percent.
     """
-    views = normalisation.shown(batch.views[0][:MAX_IMAGES].detach().float().cpu())
+    views = normalisation.to_display(batch.views[0][:MAX_IMAGES].detach().float().cpu())
     zoom = max(1, math.ceil(_MIN_TILE_SIDE / min(views.shape[-2:])))
     height, width = (side * zoom for side in views.shape[-2:])
     labels = [None] * len(views) if batch.labels is None else list(batch.labels[: len(views)].detach().cpu())
@@ -70,7 +70,7 @@ def _as_ascii(name: str) -> str:
 def draw_crop_sheet(batch: Batch, normalisation: Normalisation) -> Image.Image:
     """Draw the crops of up to 6 images of a batch, with a row for each image."""
     n_images = min(MAX_CROP_SHEET_IMAGES, len(batch))
-    views = [normalisation.shown(view[:n_images].detach().float().cpu()) for view in batch.views]
+    views = [normalisation.to_display(view[:n_images].detach().float().cpu()) for view in batch.views]
     boxes, width, height = _layout_crops([(view.shape[-2], view.shape[-1]) for view in views])
     page = Image.new("RGB", (width, n_images * (height + _GAP) + _GAP), "white")
     for row in range(n_images):

@@ -1,4 +1,4 @@
-"""Transforms from a decoded image to a normalised view and its geometry (the map from view to image coordinates)."""
+"""Transforms from an image to a normalised view and its geometry (the affine map from view to image coordinates)."""
 
 import math
 from collections.abc import Callable, Iterable, Sequence
@@ -16,7 +16,7 @@ from paucal.data.views.augmentation import (
     RESAMPLING,
     Augmentation,
     Interpolation,
-    LocatedRandAugment,
+    RandAugmentWithGeometry,
     Resize,
     build_rand_augment,
 )
@@ -78,7 +78,7 @@ class TrainTransform:
         size: (height, width) of the view in pixels.
         augmentation: Settings of the augmentation.
         normalisation: Normalisation, applied after RandAugment.
-        exact_geometry: Whether the returned geometry includes RandAugment; otherwise it includes only crop and flip.
+        exact_geometry: Whether the returned geometry includes RandAugment in addition to crop and flip.
         resize: Method that gives an image the aspect ratio of the view, as the first step; see `fit_shape`.
 
     Example:
@@ -102,17 +102,19 @@ class TrainTransform:
         self._crop = v2.RandomResizedCrop(size, augmentation.scale, augmentation.ratio)
         policy = build_rand_augment(augmentation, size, normalisation)
         self._rand_augment = None if exact_geometry else policy
-        self._located_rand_augment = LocatedRandAugment(policy) if exact_geometry and policy is not None else None
+        self._rand_augment_with_geometry = (
+            RandAugmentWithGeometry(policy) if exact_geometry and policy is not None else None
+        )
         self._crops_last = exact_geometry
         self._erase = RandomErasing(augmentation.erase_prob, mode="pixel", device="cpu")
 
     def __call__(self, image: Image.Image) -> tuple[Tensor, Tensor]:
-        """Return the (C, H, W) view and its (2, 3) geometry, as `types.Batch.geometry` defines it."""
+        """Return the (C, H, W) view, and the (2, 3) map from view to image coordinates (see `types.Batch.geometry`)."""
         image, factors = fit_shape(image, self.size, self.resize, self.normalisation, self.augmentation.interpolation)
         view, theta = self._augment_then_crop(image) if self._crops_last else self._crop_then_augment(image)
         return self._erase(self.normalisation.apply(view)), theta * factors
 
-    def supports(self, pixels: Pixels) -> bool:
+    def can_transform_batch(self, pixels: Pixels) -> bool:
         """Return whether `transform_batch` applies: the image has the view's size, and is only shifted and mirrored."""
         settings = self.augmentation
         is_plain = settings.crop == "padded" and settings.rand_augment is None and not settings.erase_prob
@@ -147,8 +149,8 @@ class TrainTransform:
         if self._draw_flip():
             image = image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
             theta[0, 0] = -1
-        if self._located_rand_augment is not None:
-            image, geometry = self._located_rand_augment(image)
+        if self._rand_augment_with_geometry is not None:
+            image, geometry = self._rand_augment_with_geometry(image)
             theta = theta @ geometry
         view, box = self._crop_view(image)
         return view, theta[:2] @ torch.cat((box, torch.tensor([[0.0, 0.0, 1.0]])))
@@ -204,14 +206,14 @@ class EvalTransform:
         self.interpolation: Interpolation = interpolation
 
     def __call__(self, image: Image.Image) -> tuple[Tensor, Tensor]:
-        """Return the (C, H, W) view and its (2, 3) geometry, as `types.Batch.geometry` defines it."""
+        """Return the (C, H, W) view, and the (2, 3) map from view to image coordinates (see `types.Batch.geometry`)."""
         # Adding 1e-6 corrects rounding errors such as 224 / (224 / 256) = 255.99999.
         height, width = (math.floor(side / self.crop_ratio + 1e-6) for side in self.size)
         image, factors = fit_shape(image, self.size, self.resize, self.normalisation, self.interpolation)
         view, theta = cover_and_centre(image, (height, width), self.size, self.interpolation)
         return self.normalisation.apply(view), theta * factors
 
-    def supports(self, pixels: Pixels) -> bool:
+    def can_transform_batch(self, pixels: Pixels) -> bool:
         """Return whether `transform_batch` applies: the image has the view's size, and is only normalised."""
         return self.crop_ratio == 1 and pixels.shape == (*self.size, len(self.normalisation.mean))
 
@@ -237,7 +239,7 @@ class WholeImageTransform:
         self.interpolation: Interpolation = interpolation
 
     def __call__(self, image: Image.Image) -> tuple[Tensor, Tensor]:
-        """Return the (C, H, W) view and its (2, 3) geometry, which is the identity."""
+        """Return the (C, H, W) view, and the (2, 3) map from view to image coordinates, which is the identity."""
         view = _resize(image, self.size, self.interpolation)
         return self.normalisation.apply(view), box_geometry((0, 0, *image.size), image.size)
 
@@ -245,7 +247,7 @@ class WholeImageTransform:
 def random_resized_crop(
     crop: v2.RandomResizedCrop, image: Image.Image, size: Size, interpolation: Interpolation
 ) -> tuple[Image.Image, Tensor]:
-    """Return a random crop of an image, resized to (height, width), and the (2, 3) geometry of the crop."""
+    """Return a random crop of an image, resized to `size`, and the (2, 3) map from crop to image coordinates."""
     params = crop.make_params([image])
     left, top, width, height = (params[name] for name in ("left", "top", "width", "height"))
     box = (left, top, left + width, top + height)
@@ -258,7 +260,7 @@ def cover_and_centre(
     """Resize an image to cover the size `cover`, keeping the aspect ratio, and crop the centre.
 
     Returns:
-        The crop of the size `size`, and its (2, 3) geometry.
+        The crop of the size `size`, and the (2, 3) map from crop to image coordinates.
     """
     image = _resize(image, cover_size(image, cover), interpolation)
     height, width = size
@@ -279,7 +281,7 @@ def cover_size(image: Image.Image, size: Size) -> Size:
 
 
 def box_geometry(box: tuple[float, float, float, float], source: tuple[int, int]) -> Tensor:
-    """Return the (2, 3) geometry of a view that is cropped from a box of an image; the box may exceed the image.
+    """Return the (2, 3) affine map from a view to the image that it was cropped from; the box may exceed the image.
 
     Args:
         box: (left, top, right, bottom) in pixels.
@@ -292,9 +294,9 @@ def box_geometry(box: tuple[float, float, float, float], source: tuple[int, int]
     """
     left, top, right, bottom = box
     width, height = source
-    across = [(right - left) / width, 0.0, (left + right) / width - 1]
-    down = [0.0, (bottom - top) / height, (top + bottom) / height - 1]
-    return torch.tensor([across, down])
+    x_row = [(right - left) / width, 0.0, (left + right) / width - 1]
+    y_row = [0.0, (bottom - top) / height, (top + bottom) / height - 1]
+    return torch.tensor([x_row, y_row])
 
 
 def _resize(image: Image.Image, size: Size, interpolation: Interpolation) -> Image.Image:
@@ -315,7 +317,7 @@ def _check_size(size: Size) -> None:
 
 
 def _box_geometries(corners: NDArray[np.float64], mirrored: NDArray[np.float64], height: int, width: int) -> Tensor:
-    """Return the (N, 2, 3) geometry of N crops of the image's size.
+    """Return the affine maps of N crops that have the size of the image, (N, 2, 3).
 
     `corners` are the (N, 2) left and top edges of the crops in pixels; `mirrored` is -1 for mirrored crops, else 1.
     """

@@ -4,12 +4,12 @@ import time
 from pathlib import Path
 
 from paucal.data.checking.findings import CheckedSet, Finding, label_findings, sort_findings
-from paucal.data.checking.pictures import exact_findings
-from paucal.data.checking.related import exact_groups
+from paucal.data.checking.pictures import exact_copy_findings
+from paucal.data.checking.related import group_by_digest
 from paucal.data.checking.survey import digest_of
 from paucal.data.images import ImageSet
 from paucal.data.splits.fewer_images import limit_val, take_few, take_fraction
-from paucal.data.splits.split import keep_all, make_split
+from paucal.data.splits.split import keep_all_for_training, make_split
 from paucal.data.splits.split_csv import read_split
 from paucal.methods.training_settings import TrainSettings
 from paucal.runner.images import SplitImages
@@ -50,7 +50,7 @@ def split_images(settings: TrainSettings, images: ImageSet, keep_test: bool = Fa
             )
         split = read_split(Path(settings.split).expanduser(), images)
     elif not keep_test and too_few_for_test(settings, images):
-        split = keep_all(images)
+        split = keep_all_for_training(images)
     else:
         split = make_split(images, seed=settings.seed, group_by=settings.group_by, fold=settings.fold, **fractions)
     if settings.fraction is not None and settings.few_labels is not None:
@@ -78,7 +78,7 @@ def quick_check(data: SplitImages, seconds: float = MAX_READING_SECONDS) -> list
         text = f"{len(images)} images were not compared with each other, since that would have taken over {seconds:g} s"
         advice = f"run 'paucal check {images.location}' to compare the images"
         return sort_findings([*findings, Finding("not-compared", "note", text, advice)])
-    return sort_findings([*findings, *exact_findings(checked_set, exact_groups(digests))])
+    return sort_findings([*findings, *exact_copy_findings(checked_set, group_by_digest(digests))])
 
 
 def write_findings(run: RunFolder, findings: list[Finding] | tuple[Finding, ...], images: ImageSet) -> None:

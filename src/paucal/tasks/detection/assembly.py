@@ -167,7 +167,7 @@ def _split_images(settings: DetectSettings, boxed: BoxedImages, run: RunFolder |
         )
     if len(val) and not boxed.count_boxes(val):
         text = f"left out: {counted(len(val), 'validation image')} without an object, which cannot select a model"
-        split = split.without(split.parts == "val", text)
+        split = split.exclude(split.parts == "val", text)
     empty = np.asarray([not len(boxed.boxes_of(index)) for index in range(len(boxed.images))])
     empty &= split.parts == "train"
     if settings.empty_images == "drop" and empty.any():
@@ -175,7 +175,7 @@ def _split_images(settings: DetectSettings, boxed: BoxedImages, run: RunFolder |
             raise UserError(
                 "--empty-images is drop, but no training image contains an object: give training images with boxes."
             )
-        split = split.without(empty, f"left out: {counted(int(empty.sum()), 'training image')} without an object")
+        split = split.exclude(empty, f"left out: {counted(int(empty.sum()), 'training image')} without an object")
     return SplitImages(boxed.images, split)
 
 

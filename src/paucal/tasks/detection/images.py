@@ -104,13 +104,14 @@ def check_annotations(tree: Tree, annotations: AnnotationSet) -> BoxedImages:
     Boxes without an area are dropped, and boxes are clipped to their image; the notes give the numbers of dropped and
     of clipped boxes. Classes without a box are left out. An image has masks if each of its boxes has an outline.
     """
-    annotated, numbers = annotations.images, annotations.numbers
+    annotated, numbers = annotations.images, annotations.class_numbers
     if not annotated:
-        raise UserError(f"{tree.shown!r} has no annotated image: give a folder with images and their boxes.")
+        raise UserError(f"{tree.shown_root!r} has no annotated image: give a folder with images and their boxes.")
     for image in annotated:
         if not tree.is_inside(image.key):
             raise UserError(
-                f"{image.source} names {image.key!r}, which is outside {tree.shown!r}: move the image into that folder."
+                f"{image.source} names {image.key!r}, which is outside {tree.shown_root!r}: move the image into that "
+                "folder."
             )
     keys = [image.key for image in annotated]
     store = tree.store(keys)
@@ -119,7 +120,7 @@ def check_annotations(tree: Tree, annotations: AnnotationSet) -> BoxedImages:
     edges = [edge for image in annotated for box in image.boxes for edge in box]
     if edges and 0 < max(edges) <= 1:
         raise UserError(
-            f"all box coordinates of {tree.shown!r} are at most 1, like fractions of the images' sides; expected "
+            f"all box coordinates of {tree.shown_root!r} are at most 1, like fractions of the images' sides; expected "
             "pixels: multiply x by the width, and y by the height."
         )
     tally: Counter[str] = Counter()
@@ -129,11 +130,11 @@ def check_annotations(tree: Tree, annotations: AnnotationSet) -> BoxedImages:
     if not classes:
         if tally["crowd"]:
             raise UserError(
-                f"all {counted(tally['crowd'], 'box', 'boxes')} of {tree.shown!r} are marked as crowds (iscrowd) or as "
-                "difficult, which are neither trained on nor counted: remove the mark from single objects."
+                f"all {counted(tally['crowd'], 'box', 'boxes')} of {tree.shown_root!r} are marked as crowds (iscrowd) "
+                "or as difficult, which are neither trained on nor counted: remove the mark from single objects."
             )
         raise UserError(
-            f"{tree.shown!r} has no box in {counted(len(annotated), 'image')}: annotate some objects first."
+            f"{tree.shown_root!r} has no box in {counted(len(annotated), 'image')}: annotate some objects first."
         )
     labels = {name: label for label, name in enumerate(classes)}
     boxes = {

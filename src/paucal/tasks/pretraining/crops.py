@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 
 from paucal.backbones.layout import Size
-from paucal.data.views.multi_crop import BLUR, crop_views
+from paucal.data.views.multi_crop import BLUR, build_crop_transforms
 from paucal.data.views.normalisation import Normalisation
 from paucal.methods.pretraining_settings import PretrainSettings
 from paucal.settings.crops import CropSettings
@@ -38,7 +38,7 @@ def crop_transforms(settings: PretrainSettings, statistics: Normalisation):
     size = height_and_width(settings.img_size)
     groups, radii = crop_groups(settings, size), _blur_radii(settings.blur)
     hflip = settings.hflip
-    return crop_views(settings.pipeline, groups, statistics, size, radii, hflip, resize=settings.resize)
+    return build_crop_transforms(settings.pipeline, groups, statistics, size, radii, hflip, resize=settings.resize)
 
 
 def describe_crops(settings: PretrainSettings) -> str:

@@ -93,7 +93,9 @@ def _draw_extremes(run: RunFolder, setup: SegmentationSetup, tallies: list[Tally
     def compare(row: Tally) -> Image.Image:
         key = data.images.keys[row.index]
         path = png_path(run.evaluation("test") / "masks", key)
-        predicted = coding.encode(read_mask(path, path.name).values_for(coding.kind == "colour", path.name), path.name)
+        predicted = coding.encode(
+            read_mask(path, path.name).convert_values(coding.kind == "colour", path.name), path.name
+        )
         image, mask = data.images.store.read(row.index), data.masks.read(row.index)
         return draw_comparison(image, mask, predicted, colours, f"{key}: mean IoU {percent(row.mean_iou)}")
 

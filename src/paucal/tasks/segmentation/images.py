@@ -83,7 +83,7 @@ def open_segmentation_data(settings: SegmentSettings, bars: Bars, run: RunFolder
     val = split.indices("val")
     if len(val) and not masked.pixels[val].any():  # no epoch could be scored on such a split
         blank = f"{counted(len(val), 'validation image')} without a labelled pixel"
-        split = split.without(split.parts == "val", f"{blank} left out, since they cannot select a model")
+        split = split.exclude(split.parts == "val", f"{blank} left out, since they cannot select a model")
     if not len(split.indices("test")):
         raise UserError(
             f"none of {counted(len(split.parts), 'image')} is for testing: give test images, or a larger "

@@ -134,7 +134,7 @@ def draw_legend(classes: Sequence[str], colours: NDArray[np.uint8]) -> Image.Ima
 def draw_crops(batch: Batch, card: SegmentationCard) -> Image.Image:
     """Draw up to eight training crops as the network sees them, and below them the same crops with their masks."""
     normalisation, colours = Normalisation(card.preprocessing.mean, card.preprocessing.std), class_colours(card.coding)
-    shown = normalisation.shown(batch.views[0][:MAX_CROPS])
+    shown = normalisation.to_display(batch.views[0][:MAX_CROPS])
     crops = [Image.fromarray(crop.permute(1, 2, 0).contiguous().numpy()) for crop in shown]
     masks = [mask.numpy() for mask in (batch.label_maps or {})[MASK][:MAX_CROPS]]
     width, height = crops[0].size

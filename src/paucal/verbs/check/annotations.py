@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from paucal.data.boxes.annotations import AnnotatedImage
-from paucal.data.boxes.opening import find_boxes, open_tagged_images, read_boxes, without_labels
+from paucal.data.boxes.opening import find_annotation_files, open_tagged_images, read_boxes, unlabelled_images
 from paucal.data.checking.findings import Finding, refusal_finding
 from paucal.data.checking.survey import Survey
 from paucal.data.images import ImageSet
@@ -19,7 +19,7 @@ from paucal.data.masks.coding import read_class_names
 from paucal.data.masks.mask_table import is_mask_table
 from paucal.data.masks.masked_images import MaskedImages, images_of_pairs, read_masks, require_enough_images
 from paucal.data.masks.pairs import Pairs, find_pairs
-from paucal.data.masks.recognition import find_masks_among
+from paucal.data.masks.recognition import find_masks_in_set
 from paucal.data.sources.archive import is_archive
 from paucal.data.sources.folder import find_images
 from paucal.data.sources.opening import open_images
@@ -120,7 +120,7 @@ def _has_masks(root: Path) -> bool:
     if not root.is_dir():
         return (is_archive(root) or is_mask_table(root)) and "segment" in describe_labels(root)
     keys = find_images(root)
-    return find_masks_among(keys, FileStore(root, keys)) is not None
+    return find_masks_in_set(keys, FileStore(root, keys)) is not None
 
 
 def _open_without_masks(root: Path, problem: UserError) -> ImageSet:
@@ -170,12 +170,12 @@ def open_with_boxes(settings: CheckSettings) -> tuple[ImageSet, list[Finding]] |
     if settings.verb not in (None, "detect") or (is_requested and not path.exists()):
         return None
     try:
-        layout = find_boxes(path)
+        layout = find_annotation_files(path)
         if not is_requested and layout is not None and open_tagged_images(path) is not None:
             return None
     except UserError:  # damaged archives are reported when the images are opened
         return None
-    if not is_requested and (layout is None or (layout.are_among_classes and _has_classes(data))):
+    if not is_requested and (layout is None or (layout.are_in_class_folders and _has_classes(data))):
         return None
     try:
         with name_other_kinds(path, "detect"):
@@ -187,7 +187,7 @@ def open_with_boxes(settings: CheckSettings) -> tuple[ImageSet, list[Finding]] |
         boxed = check_annotations(tree, annotations).images
         other_kinds = other_label_findings(path, "detect") if settings.verb is None else []
     except UserError as problem:
-        boxed, refusal = without_labels(tree, annotations), [_refusal_finding(problem)]
+        boxed, refusal = unlabelled_images(tree, annotations), [_refusal_finding(problem)]
     counts, findings = (find(annotations.images, boxed.keys) for find in (_class_findings, box_findings))
     return boxed, [*counts, *refusal, *findings, *other_kinds]
 

@@ -22,7 +22,7 @@ from paucal.data.checking.findings import (
     split_finding,
 )
 from paucal.data.checking.pictures import UNREADABLE, image_findings
-from paucal.data.checking.related import CANDIDATE_SIDE, Pair, exact_groups, merge_groups, similar_pairs
+from paucal.data.checking.related import CANDIDATE_SIDE, Pair, find_similar_pairs, group_by_digest, merge_groups
 from paucal.data.checking.survey import Survey, survey_images
 from paucal.data.classes import choose_classes
 from paucal.data.decode import DEFAULT_DECODE_OPTIONS, DecodeOptions
@@ -106,7 +106,7 @@ def check_set(settings: CheckSettings, console: Console) -> CheckResult:
         images, survey, opening_findings = without_unreadable(images, survey, opening_findings)
     verb = training_command_of(opening_findings)
     checked_set, split_findings = split_set(images, settings.seed, verb)
-    pairs, reader = similar_pairs(survey, reduce_images(images, CANDIDATE_SIDE).store), None
+    pairs, reader = find_similar_pairs(survey, reduce_images(images, CANDIDATE_SIDE).store), None
     if settings.labels or (pairs and (settings.model or find_local_weights())):
         reader = open_reader(settings, _median_short_side(survey))
     if reader is not None and reader.trained:
@@ -311,7 +311,7 @@ def _find_label_errors(
         return None, ""
     with console.progress("extracting features") as advance:
         features = reader.read(images, indices, settings, _progress_with_estimate(advance, console))
-    copy_groups = merge_groups([*exact_groups(survey.digests), *([pair.first, pair.second] for pair in pairs)])
+    copy_groups = merge_groups([*group_by_digest(survey.digests), *([pair.first, pair.second] for pair in pairs)])
     group_numbers = np.arange(len(images))
     for group in copy_groups:
         group_numbers[group] = group[0]

@@ -172,7 +172,7 @@ def _read_boxes(settings: ConvertSettings, path: Path, progress: ReportProgress)
         items.append(Item(index, "", image.declared, size, tuple(_clip_objects(image, size))))
     names = {obj.name for item in items for obj in item.objects}
     crowd_classes = names - numbers.keys()  # classes whose objects are all crowds
-    numbers |= {name: annotations.numbers[name] for name in sorted(crowd_classes)}
+    numbers |= {name: annotations.class_numbers[name] for name in sorted(crowd_classes)}
     n_lost = sum(len(image.boxes) for image in annotations.images) - sum(len(item.objects) for item in items)
     n_tags = sum(len(image.tags) for image in annotations.images)
     lost = Counter({"boxes without an area": n_lost, "labels of whole images": n_tags})

@@ -104,8 +104,9 @@ def _open_masked(
     with console.progress("reading images") as advance:
         images = decode_images(images_of_pairs(pairs, target), settings, model.reading, advance)
     with console.progress("reading masks") as advance:
-        named = NamedClasses(model.card.classes)
-        masked = read_masks(images, pairs, ignore=ignore, named=named, report=advance, coding=model.card.coding)
+        named_classes = NamedClasses(model.card.classes)
+        coding = model.card.coding
+        masked = read_masks(images, pairs, ignore=ignore, named_classes=named_classes, report=advance, coding=coding)
     for note in (*masked.images.notes, *masked.describe_findings()):
         console.say(f"note: {note}")
     split = Split(np.full(len(masked.images), "test", dtype="<U6"), "all images are test images")

@@ -10,7 +10,7 @@ from PIL import Image, ImageOps
 from torch import Tensor
 
 from paucal.data.channels.decoding import decode_image, image_shape
-from paucal.data.channels.pixel_format import describe_depth, has_other_depth
+from paucal.data.channels.pixel_format import describe_depth_difference, differs_in_depth
 from paucal.data.decode import UnreadableImage
 from paucal.evaluation.calibration import reach_thresholds
 from paucal.evaluation.familiarity import SIMILAR_FRACTION, Familiarity
@@ -82,9 +82,9 @@ class PicturePredictor:
                 "note": "",
                 "explanation": self._explanation(picture, name, number_fields.get("says")) if explain else None,
             }
-            if has_other_depth(content, name, self._reading):
+            if differs_in_depth(content, name, self._reading):
                 common_fields["note"] = (
-                    f"{describe_depth(self._reading, 'The image has')}. The prediction is unreliable."
+                    f"{describe_depth_difference(self._reading, 'The image has')}. The prediction is unreliable."
                 )
             if number_fields:
                 return {"name": name, **number_fields, **common_fields}

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from paucal.data.splits.groups import iterative_parts
+from paucal.data.splits.groups import stratify_iteratively
 from paucal.evaluation.protocols.classifier import LinearClassifier, balanced_fold_count, draw_folds
 from paucal.evaluation.protocols.logistic import Solver, fit_independent, fit_logistic
 from paucal.metrics.measures import measure_of, value_of
@@ -169,7 +169,7 @@ def _fold_rows(labels: Tensor, seed: int, groups: Tensor | None) -> Folds:
         return draw_folds(labels, seed, balanced_fold_count(labels, N_FOLDS, groups), groups)
     if groups is not None:
         return draw_folds(labels, seed, N_FOLDS, groups)
-    fold_of_row = torch.from_numpy(iterative_parts(labels.numpy().astype(np.int8), [1 / N_FOLDS] * N_FOLDS, seed))
+    fold_of_row = torch.from_numpy(stratify_iteratively(labels.numpy().astype(np.int8), [1 / N_FOLDS] * N_FOLDS, seed))
     return [((fold_of_row != fold).nonzero()[:, 0], (fold_of_row == fold).nonzero()[:, 0]) for fold in range(N_FOLDS)]
 
 
@@ -180,7 +180,7 @@ def stratified_sample(labels: Tensor, count: int, seed: int = 0) -> Tensor:
     """
     if labels.ndim == 2:
         fraction = min(1.0, count / max(len(labels), 1))
-        parts = iterative_parts(labels.numpy().astype(np.int8), [fraction, 1 - fraction], seed)
+        parts = stratify_iteratively(labels.numpy().astype(np.int8), [fraction, 1 - fraction], seed)
         return torch.from_numpy(np.flatnonzero(parts == 0))
     generator = np.random.default_rng(seed)
     fraction, sampled = min(1.0, count / max(len(labels), 1)), []
