@@ -18,11 +18,11 @@ from paucal.explain.attention.reading import require_attention
 from paucal.explain.attention.rollout import class_contributions, roll_out, run_with_blocks
 from paucal.explain.attribution.pruning import PrunedGradients
 from paucal.explain.prepared import (
-    explainable,
+    compute_logits,
     one_hot_classes,
+    prepare_for_hooks,
     require_classes,
     require_classifier,
-    run,
     with_gradient,
 )
 from paucal.types import UserError
@@ -40,7 +40,7 @@ def gradient_rollout(model: nn.Module, images: Tensor, classes: Tensor, pruned: 
     last patch tokens, whereas the original method would weight all patches equally. If `pruned` is True, the gradients
     are pruned as in LibraGrad.
     """
-    with explainable(model) as module, torch.enable_grad():
+    with prepare_for_hooks(model) as module, torch.enable_grad():
         require_attention(module)
         require_classifier(module)
         tracked = with_gradient(module, images)
@@ -65,11 +65,11 @@ def gradient_features(model: nn.Module, images: Tensor, classes: Tensor, pruned:
     positions.
     """
     size = (images.shape[-2], images.shape[-1])
-    with explainable(model) as module, torch.enable_grad():
+    with prepare_for_hooks(model) as module, torch.enable_grad():
         plan = FeatureBackbone(module, size).plan
         pruning = PrunedGradients("values") if pruned else nullcontext()
         with recorded_outputs(module, block_names(module)) as block_outputs, pruning:
-            logits = run(module, with_gradient(module, images))
+            logits = compute_logits(module, with_gradient(module, images))
         outputs = {name: last_tensor(block_outputs[name]) for name in plan.blocks if name in block_outputs}
         if not outputs:
             raise UserError(f"{model_name(module)} has no blocks with feature maps: use integrated-gradients.")
@@ -101,10 +101,10 @@ def integrated_gradients(model: nn.Module, images: Tensor, classes: Tensor, step
     the image minus the logit of this uniform image.
     """
     captum = _import_captum()
-    with explainable(model) as module, torch.enable_grad():
+    with prepare_for_hooks(model) as module, torch.enable_grad():
         inputs = images.detach().to(next(module.parameters()).dtype)
-        indices = _checked_classes(module, inputs, classes)
-        method = captum.IntegratedGradients(lambda batch: run(module, batch))
+        indices = _class_indices(module, inputs, classes)
+        method = captum.IntegratedGradients(lambda batch: compute_logits(module, batch))
         values = method.attribute(inputs, target=indices, n_steps=steps, internal_batch_size=max(len(inputs), steps))
     return values.detach().sum(1)
 
@@ -118,12 +118,12 @@ def grad_cam(model: nn.Module, images: Tensor, classes: Tensor) -> Tensor:
     """
     captum = _import_captum()
     size = (images.shape[-2], images.shape[-1])
-    with explainable(model) as module, torch.enable_grad():
+    with prepare_for_hooks(model) as module, torch.enable_grad():
         inputs = with_gradient(module, images)
-        indices = _checked_classes(module, inputs, classes)
+        indices = _class_indices(module, inputs, classes)
         layer = _GridLayer(module, FeatureBackbone(module, size).plan, size)
         try:
-            method = captum.LayerGradCam(lambda batch: run(module, batch), layer.grid)
+            method = captum.LayerGradCam(lambda batch: compute_logits(module, batch), layer.grid)
             return method.attribute(inputs, target=indices, relu_attributions=True).detach()[:, 0]
         finally:
             layer.handle.remove()
@@ -164,6 +164,6 @@ def _import_captum() -> Any:
 
 
 @torch.no_grad()
-def _checked_classes(module: nn.Module, images: Tensor, classes: Tensor) -> Tensor:
-    logits = run(module, images[:1])
+def _class_indices(module: nn.Module, images: Tensor, classes: Tensor) -> Tensor:
+    logits = compute_logits(module, images[:1])
     return require_classes(classes, logits.shape[1], len(images)).to(images.device)
