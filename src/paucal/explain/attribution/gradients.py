@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from paucal.backbones.features import FeatureBackbone
 from paucal.backbones.forward_hooks import block_names, recorded_outputs
-from paucal.backbones.layout import Hints, last_tensor, read_layout, to_grid
+from paucal.backbones.layout import LayoutHints, last_tensor, read_layout, to_grid
 from paucal.backbones.probe import FeaturePlan, model_name
 from paucal.explain.attention.reading import require_attention
 from paucal.explain.attention.rollout import class_contributions, roll_out, run_with_blocks
@@ -75,7 +75,7 @@ def gradient_features(model: nn.Module, images: Tensor, classes: Tensor, pruned:
             raise UserError(f"{model_name(module)} has no blocks with feature maps: use integrated-gradients.")
         one_hot = one_hot_classes(logits, classes)
         gradients = torch.autograd.grad(logits, list(outputs.values()), one_hot, allow_unused=True)
-    hints = Hints(plan.channels_last, (plan.last[1], plan.last[2]))
+    hints = LayoutHints(plan.channels_last, (plan.last_shape[1], plan.last_shape[2]))
     maps = []
     for output, gradient in zip(outputs.values(), gradients, strict=True):
         grid = None if gradient is None else to_grid(output.detach() * gradient, size, plan.prefixes, hints)
@@ -141,7 +141,7 @@ class _GridLayer:
         self.handle = module.get_submodule(name).register_forward_hook(self._pass_as_grid)
 
     def _pass_as_grid(self, module: nn.Module, inputs: tuple[Any, ...], output: Any) -> Tensor:
-        output, hints = last_tensor(output), Hints(self.plan.channels_last, self.plan.last[1:])
+        output, hints = last_tensor(output), LayoutHints(self.plan.channels_last, self.plan.last_shape[1:])
         layout = read_layout(output.shape, self.size, self.plan.prefixes, hints)
         assert layout is not None
         if layout.kind == "nchw":
