@@ -5,9 +5,9 @@ The mean of the map after the final norm is classified. Queries, keys and values
 Information passes from window to window only through convolutions.
 
 Differences from the published code:
-- The relative position bias is looked up by offset. Therefore, it also works on grids smaller than the window, such as
-  the grids of crops of 96 pixels, for which the published code raises an error. The paper's text describes this bias,
-  but the released configuration does not use it.
+- The relative position bias is looked up by offset. Therefore, the bias also works on grids smaller than the window,
+  such as the grids of crops of 96 pixels, for which the published code raises an error. The paper's text describes
+  this bias, but the released configuration does not use it.
 - `padding` can exclude padded cells from attention; see `WindowAttention`.
 - Options without effect (such as shifted windows) do not exist.
 - EsViT's larger configuration names a model that does not exist; here, it is registered as `esvit_cvt_small`.

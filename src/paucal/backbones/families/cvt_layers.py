@@ -140,8 +140,8 @@ class CvtBackbone(StagedBackbone):
     Args:
         stem_padding: Padding of the first convolution, which is 7x7 with stride 4.
         make_norm: Function that builds the norm for a number of channels.
-        make_block: Function of the stage's index and of the block's index in the stage, both from 0, that builds a
-            block.
+        make_block: Function that builds a block; called with the index of the stage and the index of the block in the
+            stage, both from 0.
         class_token: Whether the last stage has a class token.
         classifier_arguments: Arguments `num_classes`, `global_pool` and `drop_rate` of `StagedBackbone`.
     """

@@ -19,7 +19,7 @@ class StemPlan(NamedTuple):
     """The convolutions of a patch embedding.
 
     Attributes:
-        hidden: (kernel, stride) of each convolution before the last. Each of them has the stem's width.
+        hidden: (kernel, stride) of each convolution before the last; all have the stem's width.
         overlap: Kernel size of the last convolution, divided by its stride.
     """
 

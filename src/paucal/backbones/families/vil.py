@@ -135,8 +135,8 @@ class VisionLongformer(StagedBackbone):
     def set_random_neighbour(self, enabled: bool) -> None:
         """Set whether, in training, cells attend to one random chunk of the 8 surrounding chunks in sparse attention.
 
-        The paper does this, except in the last quarter (or eighth) of the epochs. In evaluation, cells always attend to
-        all chunks.
+        The paper uses one random chunk, except in the last quarter (or eighth) of the epochs. In evaluation,
+        cells always attend to all chunks.
         """
         for module in self.modules():
             if isinstance(module, SparseAttention):

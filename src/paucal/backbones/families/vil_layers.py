@@ -72,7 +72,7 @@ class GlobalPatchEmbedding(nn.Module):
         self.norm = nn.LayerNorm(width, EPS)
         self.cls_token = _new_table(count > 0, count, width)
         self.cls_pos_embed = _new_table(absolute and count > 0, count, width)
-        self.x_pos_embed = _new_table(absolute, settings.grid[0], width // 2)  # the rows' table, despite the name
+        self.x_pos_embed = _new_table(absolute, settings.grid[0], width // 2)  # of rows, despite the `x`
         self.y_pos_embed = _new_table(absolute, settings.grid[1], width // 2)
         self.pos_drop = nn.Dropout(settings.shared.pos_drop)
 

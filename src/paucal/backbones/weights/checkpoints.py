@@ -110,7 +110,7 @@ class Program:
             of at least one tensor.
         model_patterns: Shell patterns of the timm models to which the weights may belong, the most likely first.
         method_pattern: Regular expression of the names of the training method's tensors, such as projection heads.
-        rename: Function that renames tensors to the model's names; `dict` if timm's conversion for the family does so.
+        rename: Function that renames tensors to the model's names; not needed if timm's conversion renames them.
         uses_timm_crop_ratios: Whether models are evaluated with the crop ratios of their timm configurations; False if
             images are resized to 256 pixels and cropped to 224 pixels.
     """
