@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from paucal.data.images import ImageSet
 from paucal.data.sources.opening import open_images
 from paucal.explain.attribution.methods import attribute, methods_of
-from paucal.explain.scores import as_rows, score_methods
+from paucal.explain.scores import as_table_rows, score_methods
 from paucal.models.trained import TrainedModel, load_trained
 
 RESULTS = Path(__file__).parent / "results" / "explaining"
@@ -96,7 +96,7 @@ def main() -> None:
             "threads": 1,
             "plain_ms": 1000 * plain,
             "times_plain": {name: round(value / plain, 2) for name, value in times.items()},
-            "scores": as_rows(scores),
+            "scores": as_table_rows(scores),
         }
         path = RESULTS / f"{Path(run).name}.json"
         if options.methods and path.exists():

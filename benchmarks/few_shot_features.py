@@ -16,7 +16,7 @@ from torch import Tensor
 
 from paucal.backbones import BackboneSpec
 from paucal.backbones.features import FeatureBackbone
-from paucal.backbones.weights.inputs import input_of_timm
+from paucal.backbones.weights.inputs import timm_preprocessing
 from paucal.backbones.weights.start import start_from
 from paucal.data.images import ImageSet
 from paucal.data.sources.opening import open_images
@@ -41,7 +41,7 @@ def frozen_network(model: str, side: int = 224, classes: int = 0) -> tuple[Featu
     """Return a network with its trained weights in evaluation mode, and how its images are prepared."""
     backbone = BackboneSpec(model, classes, image_size=(side, side)).build().eval()
     start_from(backbone.model, read_timm(model, init=False), head="fresh")
-    return backbone, Preprocessing.from_image_input((side, side), input_of_timm(model))
+    return backbone, Preprocessing.from_image_input((side, side), timm_preprocessing(model))
 
 
 @torch.inference_mode()

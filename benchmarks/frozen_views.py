@@ -48,7 +48,7 @@ def seconds(model: str, side: int, frozen: int, rounds: int) -> dict[str, list[f
 
     def from_activations() -> None:
         objective(replace(batch, views=[stages.resume_from(kept)]), start).total.backward()
-        stages.forget()
+        stages.forget_activations()
 
     parts = {"anew": anew, "kept": from_activations, "frozen": lambda: stages.activations(images)}
     times: dict[str, list[float]] = {name: [] for name in parts}

@@ -45,7 +45,7 @@ def teacher_of(data: Path, work: Path, time: str | None) -> Path:
     return run
 
 
-def maps_of(data: Path, work: Path, teacher: Path) -> Path:
+def maps_from_grids(data: Path, work: Path, teacher: Path) -> Path:
     """Return the teacher's label maps."""
     maps = work / "maps"
     if command(["label", str(data), "--teacher", str(teacher), "--output", str(maps), "--min-accuracy", "0.2"]):
@@ -88,7 +88,7 @@ def main() -> None:
     data = options.work / "data"
     export(options.source, data, options.images, options.test_images)
     teacher = teacher_of(data, options.work, options.teacher_time)
-    maps = maps_of(data, options.work, teacher)
+    maps = maps_from_grids(data, options.work, teacher)
     recipe = {**RECIPE, "img_size": [options.side], "epochs": options.epochs, "lr": options.lr}
     recipe["split"] = str(
         teacher / "split.csv"

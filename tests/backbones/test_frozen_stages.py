@@ -34,7 +34,7 @@ def test_going_on__gives_the_logits_and_gradients_of_the_whole_network(name, arg
     wanted = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
     model.zero_grad(set_to_none=True)
     found = model(stages.resume_from(kept.flip(0)))
-    stages.forget()
+    stages.forget_activations()
     torch.testing.assert_close(found, whole.flip(0))
     found.square().sum().backward()
     gradients = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}

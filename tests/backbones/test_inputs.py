@@ -5,7 +5,13 @@ import timm
 import torch
 
 from paucal.backbones.weights.checkpoints import PROGRAMS
-from paucal.backbones.weights.inputs import ImageInput, find_program, input_of_file, input_of_scratch, input_of_timm
+from paucal.backbones.weights.inputs import (
+    ImageInput,
+    checkpoint_preprocessing,
+    find_program,
+    from_scratch_preprocessing,
+    timm_preprocessing,
+)
 
 NAMES = {program.name for program in PROGRAMS}
 DINO = "facebookresearch/dino or microsoft/esvit"
@@ -31,15 +37,15 @@ DINO = "facebookresearch/dino or microsoft/esvit"
 )
 def test_file__is_fed_as_its_program_does(program, model, ratio):
     assert program == "" or program in NAMES
-    assert input_of_file(program, model) == ImageInput(ratio)
-    assert input_of_file(program, model).mean == (0.485, 0.456, 0.406)
+    assert checkpoint_preprocessing(program, model) == ImageInput(ratio)
+    assert checkpoint_preprocessing(program, model).mean == (0.485, 0.456, 0.406)
 
 
 def test_file__of_no_known_program_is_fed_as_timm_has_it():
-    assert input_of_file("", "vit_base_patch16_224") == ImageInput(0.9, "bicubic", (0.5,) * 3, (0.5,) * 3)
-    assert input_of_file("", "resnet50.tv_in1k").interpolation == "bilinear"
-    assert input_of_timm("resnet50").crop_ratio == 0.95
-    assert input_of_timm("no_such_model") == ImageInput()
+    assert checkpoint_preprocessing("", "vit_base_patch16_224") == ImageInput(0.9, "bicubic", (0.5,) * 3, (0.5,) * 3)
+    assert checkpoint_preprocessing("", "resnet50.tv_in1k").interpolation == "bilinear"
+    assert timm_preprocessing("resnet50").crop_ratio == 0.95
+    assert timm_preprocessing("no_such_model") == ImageInput()
 
 
 def test_program__is_found_inside_its_wrapping():
@@ -52,10 +58,10 @@ def test_program__is_found_inside_its_wrapping():
 
 @pytest.mark.parametrize("name", ["esvit_deit_small_patch16_224", "drloc_cvt_13", "esvit_vil_tiny", "cvt_13"])
 def test_families__are_described_as_their_programs_test_them(name):
-    assert input_of_timm(name) == ImageInput()
+    assert timm_preprocessing(name) == ImageInput()
 
 
 def test_scratch__is_tested_as_the_family_is_and_never_as_timms_weights_are():
-    assert input_of_scratch("t2t_vit_14").crop_ratio == 0.9
-    assert input_of_scratch("lvvit_m").crop_ratio == 1.0
-    assert input_of_scratch("vit_base_patch16_224") == input_of_scratch("resnet50") == ImageInput()
+    assert from_scratch_preprocessing("t2t_vit_14").crop_ratio == 0.9
+    assert from_scratch_preprocessing("lvvit_m").crop_ratio == 1.0
+    assert from_scratch_preprocessing("vit_base_patch16_224") == from_scratch_preprocessing("resnet50") == ImageInput()

@@ -4,7 +4,7 @@ import torch
 from timm.optim import param_groups_layer_decay
 
 import paucal.backbones
-from paucal.backbones.layers import classifier_parameters, count_stages, first_stages, layer_ids, layer_scales
+from paucal.backbones.layers import classifier_parameters, count_stages, first_stage_parameters, layer_ids, layer_scales
 from paucal.types import UserError
 
 assert paucal.backbones
@@ -55,7 +55,7 @@ def test_layer_ids__count_tensors_where_timm_has_no_matcher():
     assert [ids[name] for name in trunk[:13]] == [0] * 12 + [1]
     assert ids["head.weight"] == max(ids.values()) == -(-len(trunk) // 12)
     with pytest.raises(UserError, match=r"does not define the stages.*--freeze backbone"):
-        first_stages(model, 1)
+        first_stage_parameters(model, 1)
 
 
 @pytest.mark.parametrize(
@@ -75,16 +75,16 @@ def test_first_stages__are_the_stem_and_so_many(name, stages, inside, outside):
     with torch.device("meta"):
         model = timm.create_model(name)
     assert count_stages(model) == stages
-    two = first_stages(model, 2)
+    two = first_stage_parameters(model, 2)
     assert inside <= two
     assert not [n for n in two if any(n.startswith(start) for start in outside)]
-    assert first_stages(model, 0) < first_stages(model, 1) < two
+    assert first_stage_parameters(model, 0) < first_stage_parameters(model, 1) < two
     below = {n for n, _ in model.named_parameters()} - classifier_parameters(model)
-    assert first_stages(model, stages) | {n for n in below if n.startswith("norm.")} == below
+    assert first_stage_parameters(model, stages) | {n for n in below if n.startswith("norm.")} == below
     with pytest.raises(UserError, match=rf"--freeze is {stages + 1}, but {name} has {stages} stages or blocks"):
-        first_stages(model, stages + 1)
+        first_stage_parameters(model, stages + 1)
     with pytest.raises(UserError, match="--freeze is -1"):
-        first_stages(model, -1)
+        first_stage_parameters(model, -1)
 
 
 def test_classifier__is_found_wherever_it_is():

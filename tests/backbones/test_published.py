@@ -11,7 +11,7 @@ import torch
 import paucal
 from paucal.backbones.empty_models import build_empty
 from paucal.backbones.weights import start
-from paucal.backbones.weights.checkpoints import PROGRAMS, possible_models, recognise
+from paucal.backbones.weights.checkpoints import PROGRAMS, possible_models, recognise_program
 from paucal.backbones.weights.start import StartWeights, pick_network, start_from, suggest_model
 from paucal.types import UserError
 from vectors import recorded
@@ -63,7 +63,7 @@ def empty_state(name):
 def test_recognise__knows_the_program_and_the_variant(name):
     state = empty_state(name)
     program, model = FILES[name]
-    assert recognise(state).name == program
+    assert recognise_program(state).name == program
     assert suggest_model({"model": state}) == model
     assert suggest_model({"state_dict": {f"module.{key}": value for key, value in state.items()}}) == model
 
@@ -83,7 +83,7 @@ def test_recognise__esvit_by_its_region_head(name, model):
     state = {f"module.{key}": value for key, value in empty_state(name).items()}
     state |= {f"module.{key}": torch.empty(4, 4, device="meta") for key in HEADS}
     tree = {"student": state, "teacher": state, "dino_loss": {"center": torch.zeros(1, 4)}}
-    assert recognise({key.removeprefix("module.") for key in state}).name == "microsoft/esvit"
+    assert recognise_program({key.removeprefix("module.") for key in state}).name == "microsoft/esvit"
     assert suggest_model(tree) == model
 
 
@@ -91,7 +91,7 @@ def test_recognise__leaves_timms_own_names_alone():
     for name in ("resnet50", "vit_small_patch16_224", "swin_tiny_patch4_window7_224", "convnext_tiny"):
         with torch.device("meta"):
             model = timm.create_model(name)
-        assert recognise(model.state_dict()) is None
+        assert recognise_program(model.state_dict()) is None
         assert suggest_model(dict(model.state_dict())) is None
 
 

@@ -94,7 +94,7 @@ def test_classifier__passes_gradients_to_the_stages():
 
 def test_map__that_is_constant_has_a_finite_gradient():
     cells = torch.ones(2, 3, 4, 4, requires_grad=True)
-    mean, spread = StageMap("x", "nchw", 0, 3).pooled(cells)
+    mean, spread = StageMap("x", "nchw", 0, 3).pool(cells)
     (mean + spread).sum().backward()
     assert bool(cells.grad.isfinite().all())
 

@@ -257,7 +257,8 @@ def test_other_architecture__is_refused_by_name_by_shape_or_by_kind():
     before = {name: value.clone() for name, value in model.state_dict().items()}
     resnet = timm.create_model("test_resnet").state_dict()
     with pytest.raises(
-        UserError, match=r"here has only 0 of the 32 tensors .*'conv1.0.weight', and the model's such as 'cls_token'"
+        UserError,
+        match=r"here has only 0 of the 32 tensors .*'conv1.0.weight', but the model's have names such as 'cls_token'",
     ):
         start(model, resnet)
     with pytest.raises(UserError, match=r"the weights belong to test_resnet, so choose --model test_resnet\.$"):

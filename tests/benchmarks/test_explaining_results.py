@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from paucal.explain.attribution.methods import BEST
+from paucal.explain.attribution.methods import BEST_METHODS
 
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results" / "explaining"
 
@@ -34,7 +34,7 @@ def test_auto__takes_the_best_mean_rank(file: str, family: str) -> None:
         return rank(row, "faithfulness") + rank(row, "mass"), stored["times_plain"][row["method"]]
 
     ordered = sorted(rows, key=place)
-    assert BEST[family][0] == ordered[0]["method"]
+    assert BEST_METHODS[family][0] == ordered[0]["method"]
     assert all(row["images"] == 200 for row in rows)
     for row in rows:  # each of them had something pasted into it
         assert row["pointing"] * 200 == pytest.approx(round(row["pointing"] * 200), abs=1e-6)

@@ -13,7 +13,7 @@ from paucal.explain.attention.heads import entropy, entropy_over, mass_mask, mea
 from paucal.explain.attention.maps import AttentionMap, averaged, fold_head_tokens, head_token_maps
 from paucal.explain.attention.reading import add_positions, read_attention
 from paucal.explain.attention.rollout import attention_rollout
-from paucal.explain.prepared import explainable
+from paucal.explain.prepared import prepare_for_hooks
 from paucal.types import UserError
 
 SIZE = (32, 48)
@@ -287,7 +287,7 @@ def test_explainable__gives_the_model_back_as_it_was() -> None:
     model.get_submodule("head").requires_grad_(False)
     before = [(name, part.training) for name, part in model.named_modules()]
     learning = {name for name, p in model.named_parameters() if p.requires_grad}
-    with explainable(model) as module:
+    with prepare_for_hooks(model) as module:
         assert not any(p.requires_grad for p in module.parameters())
         assert not any(part.training for part in module.modules())
     assert [(name, part.training) for name, part in model.named_modules()] == before

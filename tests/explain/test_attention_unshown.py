@@ -281,7 +281,7 @@ def test_rollout__follows_pooled_queries_to_the_cells_they_were_pooled_from() ->
     layers = read_attention(model, images(64, 64))
     pooling = next(one for one in layers if one.tokens.grid != one.key_tokens.grid)
     share = torch.rand(2, len(pooling.tokens))
-    flow = follow_back(Flow(share, pooling.tokens), [pooling], keep=0.0, move=1.0)
+    flow = follow_back(Flow(share, pooling.tokens), [pooling], residual_factor=0.0, attention_factor=1.0)
     assert flow.tokens == pooling.key_tokens
     torch.testing.assert_close(flow.values, torch.einsum("bq,bqk->bk", share, pooling.dense().mean(1)))
 

@@ -15,7 +15,7 @@ from paucal.explain.attribution.methods import METHODS, attribute, methods_of, r
 from paucal.explain.attribution.pruning import PrunedGradients
 from paucal.explain.attribution.relevance import layer_relevances, relevance
 from paucal.explain.attribution.relevance_mode import Convolution, Linear, RelevanceMode
-from paucal.explain.prepared import explainable
+from paucal.explain.prepared import prepare_for_hooks
 from paucal.types import UserError
 
 SIZE = (32, 48)
@@ -58,7 +58,7 @@ def test_relevance__is_conserved_from_the_class_to_every_block(name: str) -> Non
     blocks = list(model.get_submodule("blocks").children())
     if name == "lvvit_t":
         model.aux_weight = 0.0
-    with explainable(model) as module:
+    with prepare_for_hooks(model) as module:
         handles = [block.register_forward_hook(lambda m, i, out: kept.append(out)) for block in blocks]
         x = images(name).double().requires_grad_()
         with RelevanceMode():
@@ -107,7 +107,7 @@ def test_relevance__of_a_batch_is_that_of_single_images(name: str) -> None:
 @pytest.mark.parametrize("name", WITH_RULES)
 def test_relevance_mode__leaves_values_as_they_are(name: str) -> None:
     model = build(name)
-    with explainable(model) as module:
+    with prepare_for_hooks(model) as module:
         x = images(name).requires_grad_()
         plain = module(x)
         with RelevanceMode():
@@ -118,7 +118,7 @@ def test_relevance_mode__leaves_values_as_they_are(name: str) -> None:
 @pytest.mark.parametrize("name", list(MODELS))
 def test_pruned_gradients__leave_values_as_they_are(name: str, products: str) -> None:
     model = build(name, 1.0)
-    with explainable(model) as module:
+    with prepare_for_hooks(model) as module:
         x = images(name).requires_grad_()
         plain = module(x)
         with PrunedGradients(products):  # type: ignore[arg-type]
@@ -131,7 +131,7 @@ def test_pruned_gradients__times_input_add_up_to_the_logit_of_a_model_without_bi
     for part, parameter in model.named_parameters():
         if part.endswith(("bias", "cls_token", "pos_embed")):
             parameter.data.zero_()
-    with explainable(model) as module:
+    with prepare_for_hooks(model) as module:
         x = images(name).double().requires_grad_()
         with PrunedGradients("values"):
             logit = module(x)[:, 1]
@@ -143,7 +143,7 @@ def test_pruned_gradients__times_input_add_up_to_the_logit_of_a_model_without_bi
 
 def test_gradient_rollout__is_the_product_of_the_layers() -> None:
     model = build("vit_tiny_patch16_224")
-    with explainable(model) as module:
+    with prepare_for_hooks(model) as module:
         recorded = run_recorded(module, images().requires_grad_())
         one_hot = torch.zeros_like(recorded.logits).scatter(1, CLASSES[:, None], 1.0)
         gradients = recorded.gradients(one_hot)
@@ -260,12 +260,15 @@ def test_auto__takes_what_scored_best_and_can_be_had(monkeypatch: pytest.MonkeyP
     for installed in (True, False):
         monkeypatch.setattr(methods, "has_captum", lambda installed=installed: installed)
         method, reason = methods.best_method(model)
-        usable = [name for name in methods.BEST["dhvt"] if installed or name not in methods.CAPTUM_METHODS]
+        usable = [name for name in methods.BEST_METHODS["dhvt"] if installed or name not in methods.CAPTUM_METHODS]
         assert method == usable[0]
         assert "DHVT" in reason
     assert methods.family_of(build("swin_tiny_patch4_window7_224")) == "staged"
     assert methods.family_of(build("lvvit_t")) == "lvvit"
-    assert methods.best_method(model, among=["rollout", *methods.BEST["dhvt"][-1:]])[0] == methods.BEST["dhvt"][-1]
+    assert (
+        methods.best_method(model, among=["rollout", *methods.BEST_METHODS["dhvt"][-1:]])[0]
+        == methods.BEST_METHODS["dhvt"][-1]
+    )
 
 
 def test_random_maps__come_from_their_seed() -> None:

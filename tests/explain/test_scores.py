@@ -8,7 +8,7 @@ from paucal.explain import scores as explain_scores
 from paucal.explain.figures.cells import OffsetView, all_pairs
 from paucal.explain.scores import (
     area_under_curve,
-    as_rows,
+    as_table_rows,
     paste_objects,
     perturbation_curve,
     pointing_hits,
@@ -98,7 +98,7 @@ def test_comparison__puts_the_true_map_above_the_random_one(monkeypatch: pytest.
     scores = score_methods(LooksAtOneCell(), [(images, torch.tensor([0, 1, 0, 1, 0, 1]))], ["truth"], steps=8)
     assert scores["truth"].faithfulness > scores["random"].faithfulness + 0.2
     assert scores["truth"].images == 6
-    assert [row["method"] for row in as_rows(scores)] == ["truth", "random"]
+    assert [row["method"] for row in as_table_rows(scores)] == ["truth", "random"]
     again = score_methods(LooksAtOneCell(), [(images, torch.tensor([0, 1, 0, 1, 0, 1]))], ["truth"], steps=8)
     assert again == scores
     alike = (images, torch.zeros(6, dtype=torch.long))  # no image of another class to paste

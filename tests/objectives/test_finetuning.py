@@ -11,7 +11,7 @@ from torch import nn
 from contracts import toys
 from contracts.test_objectives import StopAfter
 from paucal.backbones import BackboneSpec
-from paucal.backbones.layers import classifier_parameters, first_stages, layer_scales
+from paucal.backbones.layers import classifier_parameters, first_stage_parameters, layer_scales
 from paucal.evaluation.predictions import predict_all
 from paucal.objectives import Supervised
 from paucal.objectives.finetuning import BackboneTuner, FineTuning
@@ -112,7 +112,7 @@ def test_without_freezing__everything_changes(tmp_path):
 def test_frozen_stages__stay_and_the_others_change(freeze, tmp_path):
     part = objective(FineTuning(freeze=freeze))
     model = part.backbone.model
-    before, frozen = snapshot(model), first_stages(model, 0 if freeze == "stem" else freeze)
+    before, frozen = snapshot(model), first_stage_parameters(model, 0 if freeze == "stem" else freeze)
     assert "patch_embed.backbone.0.conv.weight" in frozen
     assert ("blocks.0.norm1.weight" in frozen) == (freeze == 1)
     toys.train(part, tmp_path, epochs=1, average=None, watch=watch())

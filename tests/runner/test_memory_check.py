@@ -30,7 +30,7 @@ def test_image_cost__of_a_resnet_is_what_is_known_of_it():
     assert cost is not None
     assert cost.parameters == 11_689_512
     assert round(cost.macs / 1e9, 2) == 1.81
-    assert cost.largest_bytes == 64 * 112 * 112 * 4  # what the first norm and its activation read
+    assert cost.largest_tensor_bytes == 64 * 112 * 112 * 4  # what the first norm and its activation read
     twice = image_cost("resnet18", (448, 448), {})
     assert twice is not None
     assert 3.9 < twice.activation_bytes / cost.activation_bytes < 4.1

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from paucal.backbones import BackboneSpec
-from paucal.backbones.cost import PartCost
+from paucal.backbones.cost import SubmoduleCost
 from paucal.recipes.detection import RECIPES
 from paucal.studies.counting import counted_value
 from paucal.studies.reading import find_study
@@ -19,9 +19,9 @@ from paucal.tasks.segmentation.cost import segmenter_cost
 SMALL = BackboneSpec("resnet18", 0, image_size=(256, 384))
 
 
-def conv(before: int, after: int, side: int, cells: int, bias: bool = False) -> PartCost:
+def conv(before: int, after: int, side: int, cells: int, bias: bool = False) -> SubmoduleCost:
     weights = before * after * side * side
-    return PartCost(weights + (after if bias else 0), weights * cells)
+    return SubmoduleCost(weights + (after if bias else 0), weights * cells)
 
 
 def test_detector__is_counted_as_by_hand():
@@ -31,14 +31,14 @@ def test_detector__is_counted_as_by_hand():
     pyramid = [conv(n, 32, 1, c) for n, c in zip((64, 128, 256, 512), cells, strict=True)]
     pyramid += [conv(32, 32, 3, c) for c in cells]
     norms = 2 * 32 * len(pyramid)
-    assert parts["pyramid"] == PartCost(
+    assert parts["pyramid"] == SubmoduleCost(
         sum(one.parameters for one in pyramid) + norms, sum(one.macs for one in pyramid)
     )
     seen = sum(cells) + 4 * 6  # the map of stride 64
     shared, three = conv(32, 32, 3, seen, bias=True), conv(32, 3 + 12, 1, seen, bias=True)
-    assert parts["proposals"] == PartCost(shared.parameters + three.parameters, shared.macs + three.macs)
+    assert parts["proposals"] == SubmoduleCost(shared.parameters + three.parameters, shared.macs + three.macs)
     layers = 32 * 49 * 16 + 16 * 16 + 16 * (4 + 16)
-    assert parts["heads"] == PartCost(layers + 16 + 16 + 4 + 16, 10 * layers)
+    assert parts["heads"] == SubmoduleCost(layers + 16 + 16 + 4 + 16, 10 * layers)
 
 
 @pytest.mark.parametrize("cascade", [False, True])
@@ -47,20 +47,20 @@ def test_masks__are_counted_apart_for_a_hundred_objects(cascade):
     boxes, whole = (detector_cost(SMALL, 3, replace(options, masks=masks), 10) for masks in (False, True))
     layers = [conv(32, 32, 3, 14 * 14, bias=True)] * 4 + [conv(32, 32, 2, 14 * 14, bias=True)]
     layers += [conv(32, 4, 1, 28 * 28, bias=True)]
-    each, times = PartCost(sum(one.parameters for one in layers), sum(one.macs for one in layers)), 1 + 2 * cascade
-    assert whole.pop("masks") == PartCost(times * each.parameters, times * 100 * each.macs)
+    each, times = SubmoduleCost(sum(one.parameters for one in layers), sum(one.macs for one in layers)), 1 + 2 * cascade
+    assert whole.pop("masks") == SubmoduleCost(times * each.parameters, times * 100 * each.macs)
     assert whole == boxes
 
 
 def test_cascade__counts_each_of_its_heads():
     options = DetectorOptions(channels=32, head_dim=16, cascade=True)
     layers = 32 * 49 * 16 + 16 * 16 + 16 * (4 + 4)
-    assert detector_cost(SMALL, 3, options, 10)["heads"] == PartCost(3 * (layers + 16 + 16 + 4 + 4), 30 * layers)
+    assert detector_cost(SMALL, 3, options, 10)["heads"] == SubmoduleCost(3 * (layers + 16 + 16 + 4 + 4), 30 * layers)
 
 
 def test_segmenter__counts_the_auxiliary_head_among_parameters_alone():
     parts = segmenter_cost(SMALL, 5, width=8, auxiliary=6)
-    assert parts["auxiliary"] == PartCost(256 * 6 * 9 + 2 * 6 + 6 * 5 + 5, 0)
+    assert parts["auxiliary"] == SubmoduleCost(256 * 6 * 9 + 2 * 6 + 6 * 5 + 5, 0)
     assert "auxiliary" not in segmenter_cost(SMALL, 5, width=8, auxiliary=None)
     classifier = 8 * 5 * 64 * 96
     more = segmenter_cost(SMALL, 10, width=8)["head"].macs - parts["head"].macs

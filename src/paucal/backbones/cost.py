@@ -15,7 +15,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from paucal.backbones.empty_models import CacheKey, build_empty
 from paucal.backbones.layout import Size
-from paucal.backbones.probe import probe_images
+from paucal.backbones.probe import make_probe_images
 
 FLOAT_BYTES = 4  # size of a float32 in bytes
 
@@ -29,13 +29,13 @@ class Cost:
         macs: Multiply-adds of a forward pass, without the matrix products of attention.
         activation_bytes: Size in bytes of the tensors that a float32 forward pass saves for the backward pass, without
             attention matrices.
-        largest_bytes: Size in bytes of the largest saved tensor.
+        largest_tensor_bytes: Size in bytes of the largest saved tensor.
     """
 
     parameters: int
     macs: int
     activation_bytes: int
-    largest_bytes: int
+    largest_tensor_bytes: int
 
 
 def image_cost(name: str, image_size: Size, arguments: Mapping[str, Any]) -> Cost | None:
@@ -66,7 +66,7 @@ def _measure_cost(name: str, image_size: Size, key: CacheKey) -> Cost | None:
 
     with warnings.catch_warnings(), torch.random.fork_rng(devices=[]):
         warnings.simplefilter("ignore")
-        images = probe_images(model, image_size).repeat(2, 1, 1, 1).requires_grad_()  # batch norms need two images
+        images = make_probe_images(model, image_size).repeat(2, 1, 1, 1).requires_grad_()  # batch norms need two images
         try:
             with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor), counter, MatrixFreeAttention():
                 model(images)
@@ -99,7 +99,7 @@ class MatrixFreeAttention(TorchFunctionMode):
 
 
 @dataclass(frozen=True)
-class PartCost:
+class SubmoduleCost:
     """The cost of a submodule for one image.
 
     Attributes:
@@ -119,8 +119,8 @@ def meta_device() -> Iterator[None]:
         yield
 
 
-def part_cost(part: nn.Module, inputs: Any, run: Callable[[Any], Any] | None = None) -> PartCost:
-    """Return the cost of a submodule on the meta device; `run`, if given, is called instead of the submodule."""
+def submodule_cost(submodule: nn.Module, inputs: Any, run: Callable[[Any], Any] | None = None) -> SubmoduleCost:
+    """Return the cost of a submodule on the meta device; `run`, if not None, is called instead of the submodule."""
     with FlopCounterMode(display=False) as counter, MatrixFreeAttention():
-        (run or part)(inputs)
-    return PartCost(sum(parameter.numel() for parameter in part.parameters()), counter.get_total_flops() // 2)
+        (run or submodule)(inputs)
+    return SubmoduleCost(sum(parameter.numel() for parameter in submodule.parameters()), counter.get_total_flops() // 2)

@@ -12,8 +12,15 @@ from typing import Any, overload
 from torch import Tensor, nn
 
 from paucal.backbones.forward_hooks import HookedTensors
-from paucal.backbones.layout import Hints, Size, last_tensor, to_grid
-from paucal.backbones.probe import FeaturePlan, final_prefixes, make_plan, model_name, probe_images, temporary_eval_mode
+from paucal.backbones.layout import LayoutHints, Size, last_tensor, to_grid
+from paucal.backbones.probe import (
+    FeaturePlan,
+    final_prefixes,
+    make_feature_plan,
+    make_probe_images,
+    model_name,
+    temporary_eval_mode,
+)
 from paucal.types import FeatureRequest, Features, UserError
 
 _LAST_GRID = FeatureRequest()  # default request
@@ -61,7 +68,7 @@ class FeatureBackbone(nn.Module):
         self.image_size = (int(image_size[0]), int(image_size[1]))
         self._hooked = HookedTensors()
         with temporary_eval_mode(self):
-            self._plan = make_plan(model, probe_images(model, self.image_size), self._hooked)
+            self._plan = make_feature_plan(model, make_probe_images(model, self.image_size), self._hooked)
 
     @property
     def plan(self) -> FeaturePlan:
@@ -71,12 +78,12 @@ class FeatureBackbone(nn.Module):
     @property
     def grid(self) -> tuple[int, int]:
         """(rows, columns) of the last grid at `image_size`."""
-        return self._plan.last[1:]
+        return self._plan.last_shape[1:]
 
     @property
     def dim(self) -> int:
         """Number of channels of the last grid."""
-        return self._plan.last[0]
+        return self._plan.last_shape[0]
 
     @property
     def cell_size(self) -> tuple[float, float]:
@@ -150,7 +157,7 @@ class FeatureBackbone(nn.Module):
             image_size: (height, width) in pixels; None for the backbone's image size.
         """
         with temporary_eval_mode(self):
-            features = self.forward(probe_images(self.model, image_size or self.image_size), request)
+            features = self.forward(make_probe_images(self.model, image_size or self.image_size), request)
         return [(grid.shape[1], grid.shape[2], grid.shape[3]) for grid in features.grids]
 
     def _logits_of(self, final: Any, dense: bool) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
@@ -165,7 +172,7 @@ class FeatureBackbone(nn.Module):
         self, images: Tensor, requests: Sequence[FeatureRequest], mix_box: Tensor | None
     ) -> tuple[Any, list[Tensor] | None, dict[str, Any]]:
         """Return the model's final output, its maps per stage (None if not needed), and tensors by module name."""
-        needs_stages = not self._plan.last_is_final or any(request.levels == "stages" for request in requests)
+        needs_stages = not self._plan.final_is_grid or any(request.levels == "stages" for request in requests)
         mix_argument = {} if mix_box is None else {"mix_box": mix_box}
         self._hooked.tensors = {}
         try:
@@ -181,13 +188,13 @@ class FeatureBackbone(nn.Module):
         return final, maps, tensors
 
     def _last_grid(self, final: Any, maps: list[Tensor] | None, size: Size) -> Tensor:
-        if not self._plan.last_is_final:
+        if not self._plan.final_is_grid:
             return maps[-1]  # type: ignore[index]
-        prefixes, hints = final_prefixes(self._plan.prefixes), Hints(self._plan.channels_last)
+        prefixes, hints = final_prefixes(self._plan.prefixes), LayoutHints(self._plan.channels_last)
         return self._require_grid(to_grid(final, size, prefixes, hints), size)
 
     def _hooked_grid(self, tensors: dict[str, Any], size: Size, sides: Size, name: str) -> Tensor:
-        hints = Hints(self._plan.channels_last, sides)
+        hints = LayoutHints(self._plan.channels_last, sides)
         return self._require_grid(to_grid(tensors[name], size, self._plan.prefixes, hints), size)
 
     def _require_grid(self, grid: Tensor | None, size: Size) -> Tensor:
@@ -204,12 +211,12 @@ class FeatureBackbone(nn.Module):
         if request.levels == "stages":
             grids = list(maps or [])
         elif request.levels == "merged":
-            if not self._plan.merging:
+            if not self._plan.merging_layers:
                 raise UserError(
                     f"{model_name(self.model)} has no layers that merge patches, as Swin has; use 'stages' or "
                     "'blocks' instead."
                 )
-            grids = [*map(grid_of, self._plan.merging), last if norm is None else grid_of(norm)]
+            grids = [*map(grid_of, self._plan.merging_layers), last if norm is None else grid_of(norm)]
         elif self._plan.blocks:
             grids = [grid_of(name) for name in self._plan.blocks]
         else:

@@ -19,7 +19,7 @@ _BLOCK_CLASS = re.compile(r"Block|Bottle\w*neck|Residual|DepthwiseSeparable|Outl
 _EXCLUDED_CLASS = re.compile(r"Class|DropBlock|Embed")
 _NORM_NAME = re.compile(r"norm\d*$")  # names of modules that may be the final norm
 _MERGING_CLASS = "PatchMerging"  # name of the class of patch-merging layers in all timm models
-_EXCLUDED_LAYERS = re.compile(r"(^|\.)(stem|downsample|global_block)(\.|$)")  # their blocks are not counted
+_EXCLUDED_LAYERS = re.compile(r"(^|\.)(stem|downsample|global_block)(\.|$)")  # layers whose blocks are not counted
 
 
 class HookedTensors:

@@ -24,16 +24,16 @@ class FrozenStages:
 
     Args:
         model: A timm model whose stem and first stages are frozen and in evaluation mode during training.
-        frozen: Number of frozen stages.
+        n_frozen: Number of frozen stages.
     """
 
-    def __init__(self, model: nn.Module, frozen: int) -> None:
+    def __init__(self, model: nn.Module, n_frozen: int) -> None:
         self._model = model
-        names = [name.replace(".", "/") for name in stage_parameters(model, frozen + 1)]
+        names = [name.replace(".", "/") for name in stage_parameters(model, n_frozen + 1)]
         stage = posixpath.commonpath(names).replace("/", ".")
         if not stage or stage not in dict(model.named_modules()):
             raise UserError(
-                f"--frozen-views is not supported for {model_name(model)}, whose stage {frozen + 1} is not a single "
+                f"--frozen-views is not supported for {model_name(model)}, whose stage {n_frozen + 1} is not a single "
                 "module: remove --frozen-views."
             )
         self._image: Tensor | None = None
@@ -65,7 +65,7 @@ class FrozenStages:
         return activations.detach()
 
     def resume_from(self, activations: Tensor) -> Tensor:
-        """Let the network continue from the activations of a batch, until `forget` is called.
+        """Let the network continue from the activations of a batch, until `forget_activations` is called.
 
         Returns:
             The single image (1, C, H, W) with which to call the network instead of the batch.
@@ -75,7 +75,7 @@ class FrozenStages:
         self._stored = activations.contiguous(memory_format=self._memory_format)
         return self._image
 
-    def forget(self) -> None:
+    def forget_activations(self) -> None:
         """Let the network compute all stages from images again."""
         self._stored = None
 

@@ -80,12 +80,12 @@ def count_stages(model: nn.Module) -> int:
     return max(_stage_numbers(model).values()) - 1
 
 
-def norms_and_biases(model: nn.Module) -> set[str]:
+def norm_and_bias_names(model: nn.Module) -> set[str]:
     """Return the names of the parameters of all norms, and of all other biases.
 
     Example:
         >>> import timm
-        >>> sorted(norms_and_biases(timm.create_model("resnet18")))[:3]
+        >>> sorted(norm_and_bias_names(timm.create_model("resnet18")))[:3]
         ['bn1.bias', 'bn1.weight', 'fc.bias']
     """
     return {
@@ -96,7 +96,7 @@ def norms_and_biases(model: nn.Module) -> set[str]:
     }
 
 
-def first_stages(model: nn.Module, count: int) -> set[str]:
+def first_stage_parameters(model: nn.Module, count: int) -> set[str]:
     """Return the names of the parameters of the stem and of the first `count` stages."""
     stages, n_stages = _stage_numbers(model), count_stages(model)
     if not 0 <= count <= n_stages:

@@ -34,7 +34,7 @@ class Layout:
 
 
 @dataclass(frozen=True)
-class Hints:
+class LayoutHints:
     """Properties of a model that decide between several possible layouts of a tensor.
 
     Attributes:
@@ -48,7 +48,7 @@ class Hints:
     sides: tuple[int, int] | None = None
 
 
-NO_HINTS = Hints()  # the axis order and the grid are unknown
+NO_HINTS = LayoutHints()  # the axis order and the grid are unknown
 
 
 def aspect_mismatch(height: int, width: int, image_size: Size) -> float | None:
@@ -88,7 +88,7 @@ def grid_sides(cells: int, image_size: Size) -> tuple[int, int] | None:
 
 
 def read_layout(
-    shape: Sequence[int], image_size: Size, prefixes: Sequence[int] = (0,), hints: Hints = NO_HINTS
+    shape: Sequence[int], image_size: Size, prefixes: Sequence[int] = (0,), hints: LayoutHints = NO_HINTS
 ) -> Layout | None:
     """Return the layout of a tensor of features; None if the tensor is not a grid of the image's cells.
 
@@ -125,7 +125,9 @@ def last_tensor(output: Any) -> Any:
     return output
 
 
-def to_grid(output: Any, image_size: Size, prefixes: Sequence[int] = (0,), hints: Hints = NO_HINTS) -> Tensor | None:
+def to_grid(
+    output: Any, image_size: Size, prefixes: Sequence[int] = (0,), hints: LayoutHints = NO_HINTS
+) -> Tensor | None:
     """Return a model's output as a (B, D, H, W) grid; None if the output is not a grid; see `read_layout`."""
     output = last_tensor(output)
     if not isinstance(output, Tensor):

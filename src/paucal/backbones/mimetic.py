@@ -48,27 +48,27 @@ def init_mimetic(model: nn.Module, generator: torch.Generator) -> int:
 
 def _layers_with_joint_weights(model: nn.Module) -> Iterator[nn.Module]:
     for layer in attention_layers(model).values():
-        joint, output = getattr(layer, "qkv", None), getattr(layer, "proj", None)
-        if not (isinstance(joint, nn.Linear) and isinstance(output, nn.Linear)):
+        qkv, output = getattr(layer, "qkv", None), getattr(layer, "proj", None)
+        if not (isinstance(qkv, nn.Linear) and isinstance(output, nn.Linear)):
             continue
         # Swin v2 normalises queries and keys, so the scale of their weights has no effect.
         is_cosine = hasattr(layer, "logit_scale")
-        if joint.out_features == 3 * joint.in_features and output.in_features == output.out_features and not is_cosine:
+        if qkv.out_features == 3 * qkv.in_features and output.in_features == output.out_features and not is_cosine:
             yield layer
 
 
 def _init_layer(layer: nn.Module, generator: torch.Generator) -> None:
-    joint, output, heads = layer.qkv, layer.proj, int(layer.num_heads)  # type: ignore[arg-type]
-    assert isinstance(joint, nn.Linear)
+    qkv, output, heads = layer.qkv, layer.proj, int(layer.num_heads)  # type: ignore[arg-type]
+    assert isinstance(qkv, nn.Linear)
     assert isinstance(output, nn.Linear)
-    dim = joint.in_features
+    dim = qkv.in_features
     pairs = [_low_rank_factors(dim, QUERY_KEY_FACTOR, QUERY_KEY_FACTOR, dim // heads, generator) for _ in range(heads)]
     value, out = _low_rank_factors(dim, VALUE_OUTPUT_FACTOR, -VALUE_OUTPUT_FACTOR, dim, generator)
     # The factors are transposed, since a linear layer multiplies by the transpose of its weight.
     rows = [*(query.T for query, _ in pairs), *(key.T for _, key in pairs), value.T]
-    joint.weight.copy_(torch.cat(rows))
+    qkv.weight.copy_(torch.cat(rows))
     output.weight.copy_(out)
-    for bias in (joint.bias, output.bias):
+    for bias in (qkv.bias, output.bias):
         if bias is not None:
             nn.init.zeros_(bias)
 

@@ -29,11 +29,11 @@ _REPEATED_ARGUMENT = re.compile(r"multiple values for keyword argument '(\w+)'")
 _UNKNOWN_ARGUMENT = re.compile(r"unexpected keyword argument '(\w+)'")
 
 
-def nearest_names(name: str, count: int = 3) -> list[str]:
+def nearest_model_names(name: str, count: int = 3) -> list[str]:
     """Return the model names most similar to an unknown name.
 
     Example:
-        >>> nearest_names("swin_tiny", 1)
+        >>> nearest_model_names("swin_tiny", 1)
         ['swin_tiny_patch4_window7_224']
     """
     names = timm.list_models()
@@ -42,12 +42,12 @@ def nearest_names(name: str, count: int = 3) -> list[str]:
     return list(dict.fromkeys([*longer, *close]))[:count]
 
 
-def require_name(name: str) -> None:
+def require_model_name(name: str) -> None:
     """Check that timm has a model with this name and, if the name has a tag, weights with this tag."""
     if timm.is_model(name):
         timm_config(name)
         return
-    near_names = nearest_names(name)
+    near_names = nearest_model_names(name)
     advice = f"did you mean {' or '.join(near_names)}?" if near_names else "see timm.list_models() for the names."
     raise UserError(f"There is no model {name!r}: {advice}")
 
@@ -64,15 +64,15 @@ def timm_config(name: str) -> PretrainedCfg | None:
         ) from None
 
 
-def require_arguments(name: str, arguments: Mapping[str, Any]) -> None:
+def require_architecture_arguments(name: str, arguments: Mapping[str, Any]) -> None:
     """Check that a model's arguments describe only its architecture."""
     for key in arguments:
         if key in ("num_classes", "in_chans", "img_size", "pretrained"):
             raise UserError(f"Model argument {key!r} of {name} is set by another option; remove it.")
-    require_harmless(name, arguments)
+    require_harmless_arguments(name, arguments)
 
 
-def require_harmless(name: str, arguments: Mapping[str, Any]) -> None:
+def require_harmless_arguments(name: str, arguments: Mapping[str, Any]) -> None:
     """Check that building a model with these arguments reads no files, fetches nothing and does not take hours."""
     for key, value in arguments.items():
         if key in _FORBIDDEN_ARGUMENTS or (key == "pretrained" and value):
@@ -93,7 +93,7 @@ def _largest_number(value: Any) -> float:
 
 def create_model(name: str, **arguments: Any) -> nn.Module:
     """Build a timm model; turn errors about its name, weights or arguments into a UserError."""
-    require_name(name)
+    require_model_name(name)
     try:
         if not arguments.get("pretrained"):
             return timm.create_model(name, **arguments)

@@ -15,7 +15,7 @@ from paucal.backbones.forward_hooks import (
     hook_output,
     merging_names,
 )
-from paucal.backbones.layout import Hints, Size, last_tensor, to_grid
+from paucal.backbones.layout import LayoutHints, Size, last_tensor, to_grid
 from paucal.types import UserError
 
 
@@ -24,46 +24,46 @@ class FeaturePlan:
     """How to get a model's features, as determined by a forward pass.
 
     Attributes:
-        last_is_final: Whether the output of `forward_features` is a grid. If not, the deepest intermediate map is used
+        final_is_grid: Whether the output of `forward_features` is a grid. If not, the deepest intermediate map is used
             as the last grid.
         norm: Name of the final norm, whose input is the last grid before normalisation; None if there is no such norm.
         blocks: Names of the blocks whose outputs are grids, shallow to deep.
-        merging: Names of the layers that merge patches, shallow to deep.
+        merging_layers: Names of the layers that merge patches, shallow to deep.
         prefixes: Possible numbers of leading tokens that are not cells, the most likely first.
         channels_last: Whether the model states that its maps are (B, H, W, C).
         class_token: Whether the pooled features are the class token, which is the first token.
-        last: (channels, rows, columns) of the last grid in this forward pass.
+        last_shape: (channels, rows, columns) of the last grid in this forward pass.
     """
 
-    last_is_final: bool
+    final_is_grid: bool
     norm: str | None
     blocks: tuple[str, ...]
-    merging: tuple[str, ...]
+    merging_layers: tuple[str, ...]
     prefixes: tuple[int, ...]
     channels_last: bool
     class_token: bool
-    last: tuple[int, int, int]
+    last_shape: tuple[int, int, int]
 
 
-def make_plan(model: nn.Module, images: Tensor, hooked: HookedTensors) -> FeaturePlan:
+def make_feature_plan(model: nn.Module, images: Tensor, hooked: HookedTensors) -> FeaturePlan:
     """Run the model on images, and return its plan; register hooks that store the needed tensors in `hooked`."""
     size = (images.shape[-2], images.shape[-1])
     handles = {name: hook_output(model, name, hooked) for name in (*block_names(model), *merging_names(model))}
     handles |= {name: hook_input(model, name, hooked) for name in final_norm_names(model)}
-    prefixes, channels_last = declared_layout(model)
+    prefixes, channels_last = prefixes_and_channels_last(model)
     hooked.tensors = {}
     try:
         final, tensors = model.forward_features(images), hooked.tensors  # type: ignore[operator]
     finally:
         hooked.tensors = None
-    last = to_grid(final, size, final_prefixes(prefixes), Hints(channels_last))
-    last_is_final = last is not None
+    last = to_grid(final, size, final_prefixes(prefixes), LayoutHints(channels_last))
+    final_is_grid = last is not None
     if last is None:
         last = _deepest_map(model, images)
-    hints = Hints(channels_last, (last.shape[2], last.shape[3]))
+    hints = LayoutHints(channels_last, (last.shape[2], last.shape[3]))
     grids = {name: to_grid(output, size, prefixes, hints) for name, output in tensors.items()}
     shapes = {name: grid.shape for name, grid in grids.items() if grid is not None}
-    norms = [name for name in final_norm_names(model) if last_is_final and shapes.get(name) == last.shape]
+    norms = [name for name in final_norm_names(model) if final_is_grid and shapes.get(name) == last.shape]
     # Blocks whose outputs have fewer cells than the last grid process class tokens only.
     blocks = [n for n in block_names(model) if n in shapes and shapes[n][2:].numel() >= last.shape[2:].numel()]
     merging = [name for name in merging_names(model) if name in shapes]
@@ -73,7 +73,7 @@ def make_plan(model: nn.Module, images: Tensor, hooked: HookedTensors) -> Featur
     pooled_by_mean = str(getattr(model, "global_pool", "")).startswith("avg")
     class_token = prefixes[0] > 0 and _has_class_token(model) and not pooled_by_mean and last_tensor(final).ndim == 3
     return FeaturePlan(
-        last_is_final,
+        final_is_grid,
         norms[-1] if norms else None,
         tuple(blocks),
         tuple(merging),
@@ -102,7 +102,7 @@ def _deepest_map(model: nn.Module, images: Tensor) -> Tensor:
     return maps[-1]
 
 
-def declared_layout(model: nn.Module) -> tuple[tuple[int, ...], bool]:
+def prefixes_and_channels_last(model: nn.Module) -> tuple[tuple[int, ...], bool]:
     """Return the possible numbers of leading tokens of a model's outputs, and whether its maps are (B, H, W, C)."""
     count = getattr(model, "num_prefix_tokens", None)
     if count is None:
@@ -121,7 +121,7 @@ def model_name(model: nn.Module) -> str:
     return (getattr(model, "pretrained_cfg", None) or {}).get("architecture") or type(model).__name__
 
 
-def probe_images(model: nn.Module, image_size: Size) -> Tensor:
+def make_probe_images(model: nn.Module, image_size: Size) -> Tensor:
     """Return a batch with one image of zeros, with the model's number of channels, device and dtype."""
     weight = next(p for p in model.parameters() if p.is_floating_point())
     first_conv = next((m for m in model.modules() if isinstance(m, nn.Conv2d)), None)

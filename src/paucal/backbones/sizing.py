@@ -26,7 +26,7 @@ from paucal.backbones.candidates import (
 from paucal.backbones.empty_models import CacheKey, build_empty, patch_size, reductions, supports_sizes, try_size
 from paucal.backbones.features import FeatureBackbone
 from paucal.backbones.layout import Size
-from paucal.backbones.names import require_harmless
+from paucal.backbones.names import require_harmless_arguments
 from paucal.types import UserError
 
 _SMALL_MODEL = "vit_mini"  # recommended for small images
@@ -69,7 +69,7 @@ def fit_to_image_size(name: str, image_size: Size, arguments: Mapping[str, Any] 
         >>> fit_to_image_size("resnet18", (224, 224)).arguments
         {}
     """
-    require_harmless(name, arguments or {})
+    require_harmless_arguments(name, arguments or {})
     try:
         user_args = json.dumps(dict(arguments or {}), sort_keys=True)
     except (TypeError, ValueError) as error:
@@ -81,15 +81,15 @@ def fit_to_image_size(name: str, image_size: Size, arguments: Mapping[str, Any] 
 def _choose_sizing(name: str, image_size: Size, arguments: str) -> Sizing:
     """Choose the arguments; cached, since this takes up to a second and a run needs the result several times."""
     user_args = json.loads(arguments)
-    model = _build_unfitted(name, image_size, user_args)
+    model = _build_at_default_size(name, image_size, user_args)
     if not reductions(model):
         raise UserError(f"{name} with {user_args} has no layers: use at least 1 layer.")
     # A model with `dynamic_img_size` works at any size. But if other arguments change the patches, so that the model
     # cannot have its usual position embedding, build the model for this size.
     is_dynamic = bool(getattr(model, "dynamic_img_size", False))
     best: _SizedModel | None = None
-    for extra in candidate_arguments(model, image_size, user_args):
-        sized = _build_at_size(name, image_size, user_args, extra, is_dynamic and bool(extra))
+    for grid_arguments in candidate_arguments(model, image_size, user_args):
+        sized = _build_at_size(name, image_size, user_args, grid_arguments, is_dynamic and bool(grid_arguments))
         if sized is not None and (best is None or sized.side > best.side):
             best = sized
         if best is not None and best.side >= min_cells(model):
@@ -101,14 +101,14 @@ def _choose_sizing(name: str, image_size: Size, arguments: str) -> Sizing:
         raise UserError(_single_cell_message(name, best.backbone.model, image_size))
     return Sizing(
         grid,
-        {**best.size_argument, **best.extra},
-        _size_reason(name, image_size, best) if best.extra else None,
+        {**best.size_argument, **best.grid_arguments},
+        _size_reason(name, image_size, best) if best.grid_arguments else None,
         _coarse_grid_warning(name, best.backbone) if best.side < MIN_STAGED_CELLS else None,
         sum(parameter.numel() for parameter in best.backbone.parameters()),
     )
 
 
-def _build_unfitted(name: str, image_size: Size, user_args: dict[str, Any]) -> nn.Module:
+def _build_at_default_size(name: str, image_size: Size, user_args: dict[str, Any]) -> nn.Module:
     """Build a model with its default image size or, if the arguments do not allow this, with `image_size`."""
     try:
         return build_empty(name, user_args)
@@ -155,12 +155,12 @@ class _SizedModel:
     Attributes:
         backbone: The model, on the meta device.
         size_argument: The argument `img_size`; empty if the model does not need this argument.
-        extra: Arguments that make the grid finer; empty if none are needed.
+        grid_arguments: Arguments that make the grid finer; empty if none are needed.
     """
 
     backbone: FeatureBackbone
     size_argument: dict[str, Any]
-    extra: dict[str, Any]
+    grid_arguments: dict[str, Any]
 
     @property
     def side(self) -> int:
@@ -169,18 +169,18 @@ class _SizedModel:
 
 
 def _build_at_size(
-    name: str, image_size: Size, user_args: dict[str, Any], extra: dict[str, Any], prefer_img_size: bool
+    name: str, image_size: Size, user_args: dict[str, Any], grid_arguments: dict[str, Any], prefer_img_size: bool
 ) -> _SizedModel | None:
     """Build a model with or without `img_size`, whichever works; `prefer_img_size` decides which is tried first."""
     for size_argument in ({"img_size": image_size}, {}) if prefer_img_size else ({}, {"img_size": image_size}):
-        backbone = try_size(name, image_size, {**user_args, **extra, **size_argument})
+        backbone = try_size(name, image_size, {**user_args, **grid_arguments, **size_argument})
         if backbone is not None:
-            return _SizedModel(backbone, size_argument, extra)
+            return _SizedModel(backbone, size_argument, grid_arguments)
     return None
 
 
 def _size_reason(name: str, image_size: Size, sized: _SizedModel) -> str:
-    settings = " and ".join(f"{key}={value}" for key, value in sized.extra.items())
+    settings = " and ".join(f"{key}={value}" for key, value in sized.grid_arguments.items())
     grid = _size_text(sized.backbone.grid)
     return f"For {_size_text(image_size)} pixels {name} is built with {settings}, which gives a last grid of {grid}."
 

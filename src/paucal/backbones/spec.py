@@ -14,7 +14,7 @@ from paucal.backbones.cost import FLOAT_BYTES, image_cost
 from paucal.backbones.empty_models import CacheKey, build_empty
 from paucal.backbones.features import FeatureBackbone
 from paucal.backbones.layout import Size
-from paucal.backbones.names import create_model, require_arguments, require_name
+from paucal.backbones.names import create_model, require_architecture_arguments, require_model_name
 from paucal.backbones.sizing import fit_to_image_size, fit_to_image_sizes
 from paucal.backbones.weights.adapt import position_grid
 from paucal.memory import read_available_memory
@@ -56,9 +56,9 @@ class BackboneSpec:
     arguments: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        require_name(self.name)
-        require_arguments(self.name, self.arguments)
-        _require_numbers(self)
+        require_model_name(self.name)
+        require_architecture_arguments(self.name, self.arguments)
+        _require_valid_sizes(self)
         object.__setattr__(self, "image_size", tuple(self.image_size))
         object.__setattr__(self, "arguments", _as_json_types(self.name, self.arguments))
 
@@ -141,10 +141,11 @@ def _require_memory(spec: BackboneSpec, parameters: int, arguments: Mapping[str,
     if spec.image_size[0] * spec.image_size[1] <= LARGE_IMAGE_PIXELS:
         return
     cost = image_cost(spec.name, spec.image_size, arguments)
-    if cost is not None and 2 * cost.largest_bytes > free_bytes:  # a layer's input and its output
+    layer_bytes = 0 if cost is None else 2 * cost.largest_tensor_bytes  # a layer's input and its output
+    if layer_bytes > free_bytes:
         raise UserError(
             f"one image of {spec.image_size[0]}x{spec.image_size[1]} pixels needs at least "
-            f"{2 * cost.largest_bytes / gib:.3g} GiB with {spec.name}, but only {free_bytes / gib:.3g} GiB of this "
+            f"{layer_bytes / gib:.3g} GiB with {spec.name}, but only {free_bytes / gib:.3g} GiB of this "
             "machine's memory are free: choose smaller images."
         )
 
@@ -159,7 +160,7 @@ def _accepts_arguments(name: str, key: CacheKey) -> bool:
     return True
 
 
-def _require_numbers(spec: BackboneSpec) -> None:
+def _require_valid_sizes(spec: BackboneSpec) -> None:
     size = spec.image_size
     is_size = isinstance(size, list | tuple) and len(size) == 2 and all(type(n) is int and n > 0 for n in size)
     if not is_size:

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from paucal.backbones.forward_hooks import HookedTensors, hook_output, recorded_outputs
 from paucal.backbones.layers import classifier_modules
-from paucal.backbones.layout import Hints, Size, last_tensor, read_layout
-from paucal.backbones.probe import declared_layout, model_name, probe_images, temporary_eval_mode
+from paucal.backbones.layout import LayoutHints, Size, last_tensor, read_layout
+from paucal.backbones.probe import make_probe_images, model_name, prefixes_and_channels_last, temporary_eval_mode
 from paucal.types import UserError
 
 N_STAGES = 3  # number of last stages to pool; earlier stages have few channels and improve accuracy less
@@ -36,7 +36,7 @@ class StageMap:
     prefix: int
     channels: int
 
-    def pooled(self, output: Any) -> tuple[Tensor, Tensor]:
+    def pool(self, output: Any) -> tuple[Tensor, Tensor]:
         """Return the mean and the standard deviation of each channel over all cells, as two (B, C) float32 tensors."""
         cells = last_tensor(output).float()
         cells = cells[:, self.prefix :] if self.kind == "tokens" else cells
@@ -60,13 +60,13 @@ def last_stage_maps(model: nn.Module, image_size: Size) -> tuple[StageMap, ...]:
     if not are_modules or not names or not classifier_modules(model):
         return ()
     with recorded_outputs(model, names[-N_STAGES:]) as outputs, temporary_eval_mode(model):
-        model(probe_images(model, image_size))
-    prefixes, channels_last = declared_layout(model)
+        model(make_probe_images(model, image_size))
+    prefixes, channels_last = prefixes_and_channels_last(model)
     maps = []
     for name in names[-N_STAGES:]:
         output, layout = last_tensor(outputs.get(name)), None
         if isinstance(output, Tensor):
-            layout = read_layout(output.shape, image_size, prefixes, Hints(channels_last))
+            layout = read_layout(output.shape, image_size, prefixes, LayoutHints(channels_last))
         if layout is None:
             return ()
         channels = output.shape[1 if layout.kind == "nchw" else -1]
@@ -97,7 +97,7 @@ class StagePool:
         stage_outputs, self._hooked.tensors = self._hooked.tensors or {}, {}
         if len(stage_outputs) < len(self.maps):
             raise RuntimeError("the outputs of the last stages are missing: call the network, not only its classifier")
-        pooled = [stage.pooled(stage_outputs[stage.name]) for stage in self.maps]
+        pooled = [stage.pool(stage_outputs[stage.name]) for stage in self.maps]
         return torch.cat([features, *(mean for mean, _ in pooled), *(deviation for _, deviation in pooled)], 1)
 
     def close(self) -> None:
@@ -114,20 +114,20 @@ class StageClassifier(nn.Linear):
     Args:
         model: Network whose stages are pooled.
         maps: Maps to pool, see `last_stage_maps`.
-        last_features: Number D of last features.
-        classes: Number K of classes.
+        n_last_features: Number D of last features.
+        n_classes: Number K of classes.
     """
 
-    def __init__(self, model: nn.Module, maps: Sequence[StageMap], last_features: int, classes: int) -> None:
+    def __init__(self, model: nn.Module, maps: Sequence[StageMap], n_last_features: int, n_classes: int) -> None:
         pool = StagePool(model, maps)
-        super().__init__(last_features + pool.width, classes)
+        super().__init__(n_last_features + pool.width, n_classes)
         self.pool = pool
-        self._last_features, self._ignores_stages = last_features, False
+        self._n_last_features, self._ignores_stages = n_last_features, False
 
     def forward(self, input: Tensor) -> Tensor:
         """Return (B, K) logits from (B, D) last features."""
         if self._ignores_stages:
-            return F.linear(input, self.weight[:, : self._last_features])
+            return F.linear(input, self.weight[:, : self._n_last_features])
         return F.linear(self.pool.join(input), self.weight, self.bias)
 
     @contextmanager

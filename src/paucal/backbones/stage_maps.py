@@ -23,7 +23,7 @@ from torch.nn import functional as F
 from paucal.backbones import BackboneSpec, FeatureBackbone, fit_to_image_size
 from paucal.backbones.empty_models import build_empty, patch_size
 from paucal.backbones.layout import Size
-from paucal.backbones.probe import model_name, probe_images, temporary_eval_mode
+from paucal.backbones.probe import make_probe_images, model_name, temporary_eval_mode
 from paucal.backbones.sizing import fit_to_image_sizes
 from paucal.types import FeatureRequest, UserError
 
@@ -88,7 +88,7 @@ class StageMaps(nn.Module):
                 f"{model_name(self.backbone.model)} only supports images of {rows}x{columns} pixels, but sides must be "
                 f"multiples of {self.multiple}: set --img-size to a multiple, or choose another model."
             )
-        self._freeze_unused()
+        self._freeze_unused_parameters()
 
     def forward(self, images: Tensor) -> list[Tensor]:
         """Return the maps of a batch, shallow to deep.
@@ -100,7 +100,7 @@ class StageMaps(nn.Module):
         Returns:
             One (B, channels, H' / stride, W' / stride) map per stride, where H' and W' are the sides after padding.
         """
-        return self.maps_of(self.grids(images), self.padded_size(images.shape[-2], images.shape[-1]))
+        return self.maps_from_grids(self.grids(images), self.padded_size(images.shape[-2], images.shape[-1]))
 
     def grids(self, images: Tensor) -> list[Tensor]:
         """Return the model's grids of a batch: one per level, or the single grid from which all levels are built."""
@@ -116,7 +116,7 @@ class StageMaps(nn.Module):
             images, indices=indices, intermediates_only=True
         )
 
-    def maps_of(self, grids: Sequence[Tensor], size: Size) -> list[Tensor]:
+    def maps_from_grids(self, grids: Sequence[Tensor], size: Size) -> list[Tensor]:
         """Return the maps of a batch from the output of `grids`.
 
         Args:
@@ -149,12 +149,12 @@ class StageMaps(nn.Module):
             return F.pad(images, (0, columns - width, 0, rows - height))
         return images
 
-    def _freeze_unused(self) -> None:
+    def _freeze_unused_parameters(self) -> None:
         """Freeze parameters that affect no map, since distributed training would wait for their gradients."""
         parameters = [parameter for parameter in self.parameters() if parameter.requires_grad]
         side = 2 * self.multiple
         with temporary_eval_mode(self), torch.enable_grad():
-            images = probe_images(self.backbone.model, self.fixed_size or (side, side))
+            images = make_probe_images(self.backbone.model, self.fixed_size or (side, side))
             total = sum((grid.sum() for grid in self(images)), start=images.new_zeros(()))
             gradients = torch.autograd.grad(total, parameters, allow_unused=True)
         for parameter, gradient in zip(parameters, gradients, strict=True):
@@ -171,13 +171,13 @@ def stage_maps(spec: BackboneSpec, drop_path_rate: float | None = None, finest: 
         finest: Smallest stride in pixels.
     """
     spec = replace(spec, image_size=_input_size(spec))
-    other = (2 * spec.image_size[0], spec.image_size[1])
+    other_size = (2 * spec.image_size[0], spec.image_size[1])
     arguments = {**spec.arguments, **fit_to_image_size(spec.name, spec.image_size, spec.arguments).arguments}
     try:
-        fit_to_image_sizes(spec.name, [spec.image_size, other], arguments)
+        fit_to_image_sizes(spec.name, [spec.image_size, other_size], arguments)
     except UserError:
         return StageMaps(spec.build(drop_path_rate=drop_path_rate), any_size=False, finest=finest)
-    return StageMaps(spec.build([spec.image_size, other], drop_path_rate), finest=finest)
+    return StageMaps(spec.build([spec.image_size, other_size], drop_path_rate), finest=finest)
 
 
 def pyramid_factors(stride: float) -> tuple[float, ...]:

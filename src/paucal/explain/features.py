@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from paucal.backbones.features import FeatureBackbone
-from paucal.explain.prepared import explainable
+from paucal.explain.prepared import prepare_for_hooks
 from paucal.types import UserError
 
 
@@ -29,7 +29,7 @@ def feature_colours(model: nn.Module, images: Tensor) -> Tensor:
     Raises:
         UserError: the model has no feature maps.
     """
-    with explainable(model) as module:
+    with prepare_for_hooks(model) as module:
         grid = FeatureBackbone(module, (images.shape[2], images.shape[3]))(images).grids[-1].double()
     cells = grid.permute(0, 2, 3, 1).flatten(0, 2)
     centred = cells - cells.mean(0)
@@ -99,7 +99,7 @@ def match_images(model: nn.Module, first: Tensor, second: Tensor, top: int = TOP
     Raises:
         UserError: the model does not support an image's size, or the last feature map is 1x1.
     """
-    with explainable(model) as module:
+    with prepare_for_hooks(model) as module:
         (grid, pooled), (other_grid, other_pooled) = (_last_features(module, image[None]) for image in (first, second))
     if grid.shape[2:].numel() == 1 or other_grid.shape[2:].numel() == 1:
         raise UserError("the last feature map is 1x1, so there is nothing to match: use a larger image size.")

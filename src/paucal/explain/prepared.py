@@ -27,7 +27,7 @@ def to_full_precision(model: nn.Module) -> nn.Module:
 
 
 @contextmanager
-def explainable(model: nn.Module) -> Iterator[nn.Module]:
+def prepare_for_hooks(model: nn.Module) -> Iterator[nn.Module]:
     """Yield the model prepared for hooks: uncompiled, in evaluation mode, in float32, without gradient checkpointing.
 
     Only tensors that depend on the image require gradients; parameters do not. A compiled model is run uncompiled,
@@ -37,7 +37,7 @@ def explainable(model: nn.Module) -> Iterator[nn.Module]:
     Example:
         >>> import timm
         >>> model = timm.create_model("test_vit").half().train()
-        >>> with explainable(model) as module:
+        >>> with prepare_for_hooks(model) as module:
         ...     print(next(module.parameters()).dtype, module.training)
         torch.float32 False
         >>> next(model.parameters()).dtype, model.training
@@ -64,7 +64,7 @@ def explainable(model: nn.Module) -> Iterator[nn.Module]:
             module.set_grad_checkpointing(True)  # type: ignore[operator]
 
 
-def run(module: nn.Module, images: Tensor) -> Tensor:
+def compute_logits(module: nn.Module, images: Tensor) -> Tensor:
     """Return the (B, K) logits of (B, C, H, W) images."""
     require_classifier(module)
     return forward(module, images)
@@ -105,19 +105,19 @@ def one_hot_classes(logits: Tensor, classes: Tensor) -> Tensor:
     return torch.zeros_like(logits).scatter(1, indices[:, None], 1.0)
 
 
-def require_classes(classes: Tensor, count: int, images: int) -> Tensor:
+def require_classes(classes: Tensor, n_classes: int, n_images: int) -> Tensor:
     """Check that class indices are valid and return an index for each of B images, (B,).
 
-    `classes` contains an index for each image, or a single index that is used for all images. `count` is the number of
-    classes, and `images` is the number B of images.
+    `classes` contains an index for each image, or a single index that is used for all images. `n_images` is the
+    number B of images.
     """
     indices = torch.as_tensor(classes).reshape(-1)
     if len(indices) == 1:
-        indices = indices.expand(images)
-    if len(indices) != images:
+        indices = indices.expand(n_images)
+    if len(indices) != n_images:
         classes_text = counted(len(indices), "class", "classes")
-        raise UserError(f"got {classes_text} for {counted(images, 'image')}: give one class, or one for each image.")
-    invalid = indices[(indices < 0) | (indices >= count)]
+        raise UserError(f"got {classes_text} for {counted(n_images, 'image')}: give one class, or one class per image.")
+    invalid = indices[(indices < 0) | (indices >= n_classes)]
     if len(invalid):
-        raise UserError(f"class {int(invalid[0])} does not exist: the model has classes 0 to {count - 1}.")
+        raise UserError(f"class {int(invalid[0])} does not exist: the model has classes 0 to {n_classes - 1}.")
     return indices.long()

@@ -7,8 +7,8 @@ good, the probability falls early (deletion) or rises early (insertion). Deleted
 colour after normalisation. All maps are compared on the same grid, so that a finer map has no advantage.
 
 Pointing tests whether a map finds an object at a known position (Zhang et al. 2018, "Top-down Neural Attention by
-Excitation Backprop"; pasted objects as in the grid pointing game of Böhle et al. 2021). Here the object is a reduced
-image of another class, pasted at a random position.
+Excitation Backprop"; pasted objects as in the grid pointing game of Böhle et al. 2021). Here the object is a
+downscaled image of another class, pasted at a random position.
 """
 
 import math
@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from paucal.explain.attribution.methods import RANDOM, attribute, methods_of, random_maps
-from paucal.explain.prepared import explainable, run
+from paucal.explain.prepared import compute_logits, prepare_for_hooks
 
 STEPS = 10  # number of steps of deletion, and of insertion
 CELLS = 8  # number of rows and number of columns of the grid on which maps are compared
@@ -45,8 +45,8 @@ def rank_cells(maps: Tensor, cells: int = CELLS) -> Tensor:
 def blur(images: Tensor) -> Tensor:
     """Return strongly blurred images (B, C, H, W)."""
     height, width = images.shape[2:]
-    reduced = F.adaptive_avg_pool2d(images, (math.ceil(height / BLUR_RADIUS / 2), math.ceil(width / BLUR_RADIUS / 2)))
-    return F.interpolate(reduced, (height, width), mode="bilinear", align_corners=False)
+    means = F.adaptive_avg_pool2d(images, (math.ceil(height / BLUR_RADIUS / 2), math.ceil(width / BLUR_RADIUS / 2)))
+    return F.interpolate(means, (height, width), mode="bilinear", align_corners=False)
 
 
 @torch.no_grad()
@@ -64,14 +64,14 @@ def perturbation_curve(
         steps: Number of equal steps from no cells to all cells.
     """
     ranks = rank_cells(maps.to(images.device))
-    total, base = ranks[0].numel(), blur(images) if insert else torch.zeros_like(images)
+    n_cells, base = ranks[0].numel(), blur(images) if insert else torch.zeros_like(images)
     probabilities = []
-    with explainable(model) as module:
+    with prepare_for_hooks(model) as module:
         for step in range(steps + 1):
-            is_changed = (ranks < round(total * step / steps))[:, None].float()
+            is_changed = (ranks < round(n_cells * step / steps))[:, None].float()
             mask = F.interpolate(is_changed, images.shape[2:], mode="nearest")
             mixed = mask * images + (1 - mask) * base if insert else (1 - mask) * images
-            all_classes = run(module, mixed.to(next(module.parameters()).dtype)).float().softmax(1)
+            all_classes = compute_logits(module, mixed.to(next(module.parameters()).dtype)).float().softmax(1)
             probabilities.append(all_classes.gather(1, classes.to(all_classes.device)[:, None])[:, 0])
     return torch.stack(probabilities, 1)
 
@@ -107,7 +107,7 @@ class PastedImages:
 def paste_objects(
     images: Tensor, classes: Tensor, generator: torch.Generator, side: float = PASTED_SIDE
 ) -> PastedImages:
-    """Paste a reduced image of another class into each image, at a random position.
+    """Paste a downscaled image of another class into each image, at a random position.
 
     If all images of a batch belong to the same class, the result is empty.
 
@@ -119,7 +119,7 @@ def paste_objects(
     """
     height, width = images.shape[2:]
     rows, columns = max(1, round(side * height)), max(1, round(side * width))
-    reduced = F.interpolate(images, (rows, columns), mode="bilinear", align_corners=False, antialias=True)
+    downscaled = F.interpolate(images, (rows, columns), mode="bilinear", align_corners=False, antialias=True)
     pasted, labels, boxes = [], [], []
     for index in range(len(images)):
         candidates = (classes != classes[index]).nonzero()[:, 0]
@@ -128,7 +128,7 @@ def paste_objects(
         other = int(candidates[_draw_index(len(candidates), generator)])
         top, left = _draw_index(height - rows + 1, generator), _draw_index(width - columns + 1, generator)
         image = images[index].clone()
-        image[:, top : top + rows, left : left + columns] = reduced[other]
+        image[:, top : top + rows, left : left + columns] = downscaled[other]
         pasted.append(image)
         labels.append(int(classes[other]))
         boxes.append([top, left, top + rows, left + columns])
@@ -227,8 +227,8 @@ def score_methods(
     n_done = 0
     for images, labels in batches:
         generator = torch.Generator().manual_seed(seed + n_done)
-        with explainable(model) as module, torch.no_grad():
-            predicted = run(module, images).argmax(1)
+        with prepare_for_hooks(model) as module, torch.no_grad():
+            predicted = compute_logits(module, images).argmax(1)
         pasted = paste_objects(images, labels, generator)
         for name in names:
             scores[name].append(_score_images(model, name, images, predicted, pasted, seed + n_done, steps))
@@ -273,7 +273,7 @@ def _mean_scores(scores: Tensor) -> MethodScore:
     return MethodScore(*(float(value) for value in values), images=n_images, pasted=pasted)
 
 
-def as_rows(scores: dict[str, MethodScore]) -> list[dict[str, float | str]]:
+def as_table_rows(scores: dict[str, MethodScore]) -> list[dict[str, float | str]]:
     """Return the scores of each method as rows of a table, in descending order of faithfulness."""
     ordered = sorted(scores.items(), key=lambda item: -item[1].faithfulness)
     return [{"method": name, **{f.name: getattr(score, f.name) for f in fields(score)}} for name, score in ordered]

@@ -18,7 +18,7 @@ from paucal.types import UserError
 
 # The files of onnxruntime-web that the page contains.
 RUNTIME_FILE, LOADER_FILE, BINARY_FILE = "ort.wasm.min.js", "ort-wasm-simd-threaded.mjs", "ort-wasm-simd-threaded.wasm"
-MAX_SIDE = 1024  # longest side in pixels; the browser reduces larger images before the preprocessing to save memory
+MAX_SIDE = 1024  # longest side in pixels; the browser downscales larger images before the preprocessing to save memory
 TEMPLATE = Path(__file__).with_name("browser.html")
 MODEL_ELEMENT = re.compile(r'<script type="application/octet-stream" id="model">([A-Za-z0-9+/=]*)</script>')
 
@@ -59,8 +59,8 @@ def _compress(content: bytes) -> str:
     return base64.b64encode(gzip.compress(content, mtime=0)).decode("ascii")
 
 
-def run(path: Path) -> OnnxNetwork:
-    """Return the model in a page that this process has written; onnxruntime runs the model instead of a browser."""
+def load(path: Path) -> OnnxNetwork:
+    """Load the model in a page that this process has written; onnxruntime runs the model instead of a browser."""
     match = MODEL_ELEMENT.search(path.read_text(encoding="utf-8"))
     assert match is not None
     return OnnxNetwork(gzip.decompress(base64.b64decode(match[1])))

@@ -157,20 +157,20 @@ def compare_all(
     differences: list[Difference] = []
     times: tuple[list[float], list[float]] = ([], [])
     with torch.inference_mode():
-        for number in range(len(images) + 1):  # number 0 is the warm-up, with the first image
+        for iteration in range(len(images) + 1):  # iteration 0 is the warm-up, with the first image
             predictions: list[Tensor] = []
             for predicting_subject, model, graph_preprocesses, inputs, milliseconds in (
                 (subject, subject.network, False, images, times[0]),
                 (exported_subject, network, with_preprocessing, exported_images, times[1]),
             ):
-                prepared = predicting_subject.prepare(inputs[max(number - 1, 0)], graph_preprocesses)
+                prepared = predicting_subject.prepare(inputs[max(iteration - 1, 0)], graph_preprocesses)
                 start = clock()
                 predictions.append(predicting_subject.predict(model, prepared, graph_preprocesses))
                 milliseconds.append(1000 * (clock() - start))
-            if number:
-                label = None if labels is None else labels[number - 1]
+            if iteration > 0:
+                label = None if labels is None else labels[iteration - 1]
                 differences.append(subject.compare(predictions[0], predictions[1], label))
-                progress(number, len(images))
+                progress(iteration, len(images))
     accuracies = [item.accuracy for item in differences if item.accuracy is not None]
     return Comparison(
         len(images),

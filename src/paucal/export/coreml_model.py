@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from paucal.export.program import Graph
-from paucal.export.quiet import converting
+from paucal.export.quiet import quiet_conversion
 from paucal.models.card import ModelCard
 from paucal.types import UserError
 
@@ -17,8 +17,8 @@ TOLERANCE = 0.02  # largest accepted difference between a probability computed i
 # coremltools does not support alias operations, which return their input, or mean and variance in a single operation.
 DECOMPOSITIONS: dict[Any, Any] = {
     torch.ops.aten.alias.default: lambda tensor: tensor,
-    torch.ops.aten.var_mean.correction: lambda tensor, dims, keepdim=False, **words: (
-        tensor.var(dims, keepdim=keepdim, **words),
+    torch.ops.aten.var_mean.correction: lambda tensor, dims, keepdim=False, **keywords: (
+        tensor.var(dims, keepdim=keepdim, **keywords),
         tensor.mean(dims, keepdim=keepdim),
     ),
 }
@@ -27,7 +27,7 @@ DECOMPOSITIONS: dict[Any, Any] = {
 def write(graph: Graph, card: ModelCard, path: Path) -> None:
     """Write a graph with a batch size of 1 in float16 as a folder `path` with the suffix `.mlpackage`."""
     example = graph.example[:1]
-    with converting("this network cannot be exported to Core ML", "use --format onnx"), torch.no_grad():
+    with quiet_conversion("this network cannot be exported to Core ML", "use --format onnx"), torch.no_grad():
         import coremltools  # type: ignore[import-not-found]
 
         expected_shapes = {graph.input: [*example.shape], graph.output: [*graph.module(example).shape]}

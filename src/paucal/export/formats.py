@@ -1,4 +1,4 @@
-"""The formats of exported graphs: functions that write, run and quantise a model, and the required packages."""
+"""The formats of exported graphs: functions that write, load and quantise a model, and the required packages."""
 
 import sys
 from collections.abc import Callable, Iterable
@@ -42,14 +42,14 @@ class ExportSource:
 class Format:
     """One format of exported graphs."""
 
-    suffix: str  # of the file name
+    suffix: str  # suffix of the file name
     write: Callable[[ExportSource, Path], object]  # writes a graph to a path
-    run: Callable[[Path], nn.Module]  # loads a file as a module, which runs in the format's runtime
+    load: Callable[[Path], nn.Module]  # loads a file as a module, which runs in the format's runtime
     extra: str = ""  # extra of the paucal package that installs `packages`; "" if no packages are required
     packages: tuple[str, ...] = ()  # names of the required Python modules
     tolerance: float = 1e-3  # largest accepted difference between the file's and the model's probability of a class
-    # Whether the input is pixels, because files always include the preprocessing (True); or normalised images, because
-    # files never include the preprocessing (False). None if the user chooses.
+    # True if files of this format always include the preprocessing, so that their input is pixels. False if they never
+    # include the preprocessing, so that their input is normalised images. None if the user chooses.
     pixels: bool | None = None
     platform: str = ""  # `sys.platform` on the only platform that can run the files; "" if all platforms can
     # Writes a graph quantised to 8 bits to a path. The third argument is (1, C, H, W) inputs for calibration. None if
@@ -122,7 +122,7 @@ GRAPHS: dict[str, Format] = {
         lambda source, path: browser_page.write(
             source.onnx, source.card, path, browser_page.runtime_files(source.onnxruntime_web)
         ),
-        browser_page.run,
+        browser_page.load,
         extra="onnx",
         packages=ONNX_PACKAGES,
         pixels=True,

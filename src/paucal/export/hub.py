@@ -42,7 +42,7 @@ def hub_header(card: ModelCard, facts: HubFacts) -> list[str]:
         metrics = [
             {
                 "type": "accuracy" if name == "top1" else name,
-                "name": _with_interval(name, score, facts.report.level),
+                "name": _metric_title(name, score, facts.report.level),
                 "value": score.value,
             }
             for name, score in facts.report.scores.items()
@@ -53,10 +53,10 @@ def hub_header(card: ModelCard, facts: HubFacts) -> list[str]:
     return ["---", *text.splitlines(), "---", ""]
 
 
-def _with_interval(name: str, score: Any, level: float) -> str:
+def _metric_title(name: str, score: Any, confidence_level: float) -> str:
     if score.low is None or score.high is None:
         return name
-    return f"{name}, {percent(level, 'g')} interval {score.low:.3f} to {score.high:.3f}"
+    return f"{name}, {percent(confidence_level, 'g')} interval {score.low:.3f} to {score.high:.3f}"
 
 
 def licence_lines(facts: HubFacts) -> list[str]:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from paucal.export.program import Graph
-from paucal.export.quiet import converting
+from paucal.export.quiet import quiet_conversion
 from paucal.models.card import ModelCard
 
 SIGNATURE = "serving_default"  # name that litert-torch gives to a model's signature (its inputs and outputs)
@@ -27,7 +27,7 @@ def write(graph: Graph, card: ModelCard, path: Path, calibration: Iterable[NDArr
     measuring the ranges of activations.
     """
     inputs = None if calibration is None else [*calibration]
-    with converting("this network cannot be exported to LiteRT", "use --format onnx"):
+    with quiet_conversion("this network cannot be exported to LiteRT", "use --format onnx"):
         import litert_torch  # type: ignore[import-not-found]
 
         model = litert_torch.convert(graph.module, (graph.example[:1],))

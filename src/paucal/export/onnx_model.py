@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.export import ExportedProgram
 
 from paucal.export.program import Graph
-from paucal.export.quiet import converting, first_line
+from paucal.export.quiet import describe_exception, quiet_conversion
 from paucal.models.card import ModelCard
 from paucal.models.saved import card_from_dict
 from paucal.models.trained import TrainedModel
@@ -31,7 +31,10 @@ def to_onnx(program: ExportedProgram, graph: Graph, card: ModelCard) -> bytes:
     """Return the content of an ONNX file, with the model's card in its metadata."""
     onnx = _import_optional("onnx", "--format onnx")
     _import_optional("onnxscript", "--format onnx")
-    with converting("this network cannot be exported to ONNX", "use --format pt2 or safetensors"), torch.no_grad():
+    with (
+        quiet_conversion("this network cannot be exported to ONNX", "use --format pt2 or safetensors"),
+        torch.no_grad(),
+    ):
         onnx_program = torch.onnx.export(
             program, dynamo=True, input_names=[graph.input], output_names=[graph.output], verbose=False
         )
@@ -40,13 +43,13 @@ def to_onnx(program: ExportedProgram, graph: Graph, card: ModelCard) -> bytes:
         onnx_graph: Any = onnx_program.model_proto  # serialises the tensors
     # Torch gives dynamic dimensions names such as s77, which are replaced by readable names.
     input_dims = onnx_graph.graph.input[0].type.tensor_type.shape.dim
-    names = {
-        input_dims[number].dim_param: name for number, name in graph.dynamic.items() if input_dims[number].dim_param
+    readable_names = {
+        input_dims[index].dim_param: name for index, name in graph.dynamic.items() if input_dims[index].dim_param
     }
     for value in (*onnx_graph.graph.input, *onnx_graph.graph.output, *onnx_graph.graph.value_info):
         for dimension in value.type.tensor_type.shape.dim:
-            if dimension.dim_param in names:
-                dimension.dim_param = names[dimension.dim_param]
+            if dimension.dim_param in readable_names:
+                dimension.dim_param = readable_names[dimension.dim_param]
     onnx.helper.set_model_props(onnx_graph, {CARD_KEY: json.dumps(card.to_dict(), ensure_ascii=False)})
     size = onnx_graph.ByteSize()
     if size >= MAX_BYTES:
@@ -69,7 +72,7 @@ class OnnxNetwork(nn.Module):
             self.session = runtime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
         except Exception as problem:  # onnxruntime's exceptions have no other common base class
             raise UserError(
-                f"onnxruntime cannot read this ONNX model ({first_line(problem)}): export the model again."
+                f"onnxruntime cannot read this ONNX model ({describe_exception(problem)}): export the model again."
             ) from problem
         self.input = self.session.get_inputs()[0]
         self.output = self.session.get_outputs()[0]
@@ -98,7 +101,7 @@ def read_onnx(path: Path) -> TrainedModel:
     if CARD_KEY not in network.metadata:
         raise UserError(
             f"{str(path)!r} was not written by 'paucal export', since its metadata contains no model card: give a file "
-            "that 'paucal export' wrote, or the run."
+            "that 'paucal export' wrote, or the folder of a run."
         )
     try:
         card = card_from_dict(json.loads(network.metadata[CARD_KEY]))
@@ -134,10 +137,11 @@ def _import_optional(name: str, purpose: str) -> ModuleType:
         raise UserError(f"{purpose} {REQUIREMENTS_TEXT}") from problem
 
 
-def quantise(content: bytes, name: str, images: Iterable[NDArray[Any]]) -> bytes:
+def quantise(content: bytes, input_name: str, images: Iterable[NDArray[Any]]) -> bytes:
     """Quantise the content of an ONNX file statically to 8 bits; each output channel of the weights has its own scale.
 
-    `name` is the model's input, and `images` are (1, C, H, W) float32 inputs for measuring the ranges of activations.
+    `input_name` is the name of the model's input. `images` are (1, C, H, W) float32 inputs for measuring the ranges of
+    activations.
     """
     try:
         from onnxruntime import quantization
@@ -154,13 +158,13 @@ def quantise(content: bytes, name: str, images: Iterable[NDArray[Any]]) -> bytes
         def get_next(self) -> dict[str, NDArray[Any]]:
             """Return the next input; None after the last input."""
             image = next(remaining_images, None)
-            return None if image is None else {name: image}  # type: ignore[return-value]
+            return None if image is None else {input_name: image}  # type: ignore[return-value]
 
     with tempfile.TemporaryDirectory(prefix="paucal-int8-") as folder:
         stages = ("float", "prepared", "int8")
         float_file, prepared_file, int8_file = (Path(folder) / f"{stage}.onnx" for stage in stages)
         float_file.write_bytes(content)
-        with converting("onnxruntime cannot quantise this network to 8 bits", "remove --int8"):
+        with quiet_conversion("onnxruntime cannot quantise this network to 8 bits", "remove --int8"):
             quant_pre_process(float_file, prepared_file, skip_symbolic_shape=True)
             quantization.quantize_static(
                 prepared_file,

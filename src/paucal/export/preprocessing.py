@@ -117,16 +117,16 @@ class PixelInput(nn.Module):
         first = excess // 2 + (excess % 2) * (excess // 2 % 2)  # halves are rounded to even, as in Python
         ratio = torch.ones_like(self.bar_colour[0, 0, 0]) * padded / resized
         width = ratio.clamp(min=1.0)
-        centres = (self._number_range(size) + first + 0.5) * ratio
-        image_centres = self._number_range(length) + (padded - length) // 2 + 0.5
-        padded_centres = self._number_range(padded) + 0.5
+        centres = (self._arange(size) + first + 0.5) * ratio
+        image_centres = self._arange(length) + (padded - length) // 2 + 0.5
+        padded_centres = self._arange(padded) + 0.5
         scale = 1 / width
         weights = self._interpolation_kernel((image_centres - centres[:, None]) * scale)
         sums = self._interpolation_kernel((padded_centres - centres[:, None]) * scale).sum(1, keepdim=True)
         weights = weights * (1 / sums)
         return (weights * WEIGHT_STEPS + 0.5 * weights.sign()).trunc() / WEIGHT_STEPS
 
-    def _number_range(self, count: Side) -> Tensor:
+    def _arange(self, count: Side) -> Tensor:
         return torch.arange(count, device=self.bar_colour.device, dtype=self.bar_colour.dtype)
 
     def _interpolation_kernel(self, distance: Tensor) -> Tensor:

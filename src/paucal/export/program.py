@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
 from paucal.export.preprocessing import PixelInput
-from paucal.export.quiet import converting
+from paucal.export.quiet import quiet_conversion
 from paucal.models.card import ModelCard
 from paucal.models.trained import TrainedModel
 
@@ -62,12 +62,12 @@ def graph_of(model: TrainedModel, preprocessing: bool) -> Graph:
 
 def trace_program(graph: Graph) -> ExportedProgram:
     """Trace a graph with `torch.export`; the graph's dynamic dimensions stay dynamic in the program."""
-    dynamic_shapes: Any = ({number: Dim.DYNAMIC for number in graph.dynamic},)
+    dynamic_shapes: Any = ({index: Dim.DYNAMIC for index in graph.dynamic},)
     shape = [*graph.example.shape]
-    for number, name in graph.dynamic.items():
-        shape[number] += 1 if name == "batch" else ADDED_PIXELS
+    for index, name in graph.dynamic.items():
+        shape[index] += 1 if name == "batch" else ADDED_PIXELS
     failure = f"torch.export cannot export this network with dynamic {' and '.join(graph.dynamic.values())}"
-    with converting(failure, "use the weights in the run's model.safetensors"), torch.no_grad():
+    with quiet_conversion(failure, "use the weights in the run's model.safetensors"), torch.no_grad():
         program = torch.export.export(graph.module, (graph.example,), dynamic_shapes=dynamic_shapes, strict=False)
         program.module()(graph.example.new_zeros(shape))  # fails if a dynamic dimension became constant
         return program
@@ -76,7 +76,7 @@ def trace_program(graph: Graph) -> ExportedProgram:
 def pack_program(program: ExportedProgram, card: ModelCard) -> bytes:
     """Return the content of a .pt2 file, which includes the model's card."""
     content = io.BytesIO()
-    with converting("torch cannot store this network as a .pt2 file", "use --format onnx"):
+    with quiet_conversion("torch cannot store this network as a .pt2 file", "use --format onnx"):
         torch.export.save(program, content, extra_files={CARD: json.dumps(card.to_dict(), ensure_ascii=False)})
     return content.getvalue()
 

@@ -1,4 +1,4 @@
-"""Running converters: suppression of their progress, warnings and banners, and one message for any failure."""
+"""Runs converters without their progress, warnings and banners, and reports any failure in one message."""
 
 import contextlib
 import io
@@ -26,16 +26,16 @@ def discard_output() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def converting(failure: str, advice: str) -> Iterator[None]:
-    """Discard the output of the code in a `with` block, and turn any error into a UserError with these two clauses."""
+def quiet_conversion(failure: str, advice: str) -> Iterator[None]:
+    """Discard the output of the code in a `with` block, and turn any error into a UserError with these texts."""
     try:
         with discard_output():
             yield
     except Exception as problem:  # torch and converters raise dozens of exception types, depending on the network
-        raise UserError(f"{failure} ({first_line(problem)}): {advice}.") from problem
+        raise UserError(f"{failure} ({describe_exception(problem)}): {advice}.") from problem
 
 
-def first_line(problem: Exception) -> str:
+def describe_exception(problem: Exception) -> str:
     """Return the type and the first line of an exception as text for a message."""
     lines = [line for line in str(problem).splitlines() if line.strip()]
     return f"{type(problem).__name__}: {lines[0][:300] if lines else 'no reason'}"

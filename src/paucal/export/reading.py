@@ -42,7 +42,7 @@ def load_model(source: str | os.PathLike[str] | RunFolder, device: torch.device 
     if path.suffix.lower() == ".pt2":
         raise UserError(
             f"{str(path)!r}: paucal does not read .pt2 files, since unpickling an untrusted file can execute any code; "
-            "use torch.export.load if you trust the file, or give the run or an .onnx file."
+            "use torch.export.load if you trust the file, or give the folder of a run or an .onnx file."
         )
     return load_trained(source, device)
 

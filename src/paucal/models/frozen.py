@@ -12,9 +12,9 @@ from torch import nn
 
 from paucal.backbones import BackboneSpec, FeatureBackbone
 from paucal.backbones.names import timm_config
-from paucal.backbones.weights.adapt import is_position
-from paucal.backbones.weights.inputs import find_program, input_of_file
-from paucal.backbones.weights.load_report import rounded_down
+from paucal.backbones.weights.adapt import is_position_embedding
+from paucal.backbones.weights.inputs import checkpoint_preprocessing, find_program
+from paucal.backbones.weights.load_report import percent_rounded_down
 from paucal.backbones.weights.start import StartWeights, pick_network, start_from
 from paucal.models.devices import usable_device
 from paucal.models.named import find_named
@@ -147,15 +147,17 @@ def _open_file(
     tensors = tree if network is None else pick_network(tree, network, source)
     report = start_from(backbone.model, StartWeights(tensors, source, grid=grid))
     # Tensors that are both in `fresh` and in `unused` are in the file, but with another shape than in the model.
-    if any(map(is_position, set(report.fresh) & set(report.unused))):
+    if any(map(is_position_embedding, set(report.fresh) & set(report.unused))):
         height, width = spec.image_size
         raise UserError(
             f"{str(path)!r} has position embeddings that cannot be resized to {height}x{width} pixels, since their "
             "grid is not square: give the run folder, or the --img-size with which the weights were trained."
         )
     part_text = f", {report.part}" if report.part else ""
-    weights = f"{source}{part_text}: {rounded_down(report.share)} of the parameters of {spec.name}"
-    image_input = input_of_file(find_program(tree), spec.name) if card is None else card.preprocessing.image_input
+    weights = f"{source}{part_text}: {percent_rounded_down(report.share)} of the parameters of {spec.name}"
+    image_input = (
+        checkpoint_preprocessing(find_program(tree), spec.name) if card is None else card.preprocessing.image_input
+    )
     preprocessing = Preprocessing.from_image_input(spec.image_size, image_input)
     return FrozenBackbone(path.stem, weights, spec, backbone.to(device), preprocessing)
 

@@ -8,7 +8,7 @@ from typing import Literal, overload
 import timm
 import torch
 
-from paucal.backbones.names import nearest_names, timm_config
+from paucal.backbones.names import nearest_model_names, timm_config
 from paucal.backbones.weights.adapt import position_grid
 from paucal.backbones.weights.start import StartWeights, start_from
 from paucal.models.devices import usable_device
@@ -45,7 +45,7 @@ def find_named(name: str, setting: str = "", *, files: bool = False) -> RunFolde
     if timm.is_model(name):
         timm_config(name)  # raises a UserError for an unknown tag
         return name
-    near_text = ", ".join(nearest_names(name))
+    near_text = ", ".join(nearest_model_names(name))
     raise UserError(
         f"{setting and f'{setting}: '}{name!r} is neither a run folder{', nor a weights file,' if files else ''} nor a "
         f"timm model{f' (similar: {near_text})' if near_text else ''}: give a run such as runs/1,"

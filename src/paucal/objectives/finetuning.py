@@ -22,7 +22,13 @@ from typing import Literal
 
 from torch import nn
 
-from paucal.backbones.layers import classifier_parameters, first_stages, layer_ids, layer_scales, norms_and_biases
+from paucal.backbones.layers import (
+    classifier_parameters,
+    first_stage_parameters,
+    layer_ids,
+    layer_scales,
+    norm_and_bias_names,
+)
 from paucal.objectives.base import Objective
 from paucal.types import GroupScale, GroupScales, Progress
 
@@ -175,9 +181,9 @@ def frozen_parameters(model: nn.Module, freeze: Frozen) -> set[str]:
     if freeze is None:
         return set()
     if freeze in ("backbone", "weights"):
-        trained_names = norms_and_biases(model) if freeze == "weights" else set()
+        trained_names = norm_and_bias_names(model) if freeze == "weights" else set()
         return {name for name, _ in model.named_parameters()} - classifier_parameters(model) - trained_names
-    return first_stages(model, 0 if freeze == "stem" else freeze)
+    return first_stage_parameters(model, 0 if freeze == "stem" else freeze)
 
 
 def frozen_modules(model: nn.Module, frozen: set[str], is_all_frozen: bool, prefix: str = "") -> Iterator[nn.Module]:

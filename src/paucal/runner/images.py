@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch.utils.data import DataLoader, Dataset
 
-from paucal.backbones.weights.inputs import ImageInput, input_of_timm
+from paucal.backbones.weights.inputs import ImageInput, timm_preprocessing
 from paucal.cores import count_usable_cores
 from paucal.data.channels.pixel_format import count_channels, with_value_ranges
 from paucal.data.channels.pixels import RGB
@@ -232,7 +232,7 @@ def normalisation(settings: JobSettings, data: SplitImages, start: ImageInput | 
     if settings.normalise == "computed" or data.images.reading.channels != RGB:
         return compute_normalisation(data.images, data.part("train"))
     if settings.normalise == "model":
-        image_input = start or input_of_timm(settings.model)
+        image_input = start or timm_preprocessing(settings.model)
         return Normalisation(image_input.mean, image_input.std)
     return Normalisation()
 

@@ -131,7 +131,7 @@ class RunSetup(Generic[S]):
             "parameters": self.parameters,
             "seconds": round(outcome.seconds, 1),
             "peak_memory": peak_memory(self.settings.device),
-            "start": None if self.start is None else self.start.short(),
+            "start": None if self.start is None else self.start.to_summary(),
             "remarks": [*self.remarks, *outcome.remarks],
         }
 

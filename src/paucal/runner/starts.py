@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from paucal.backbones.names import timm_config
-from paucal.backbones.weights.inputs import ImageInput, find_program, input_of_file
+from paucal.backbones.weights.inputs import ImageInput, checkpoint_preprocessing, find_program
 from paucal.backbones.weights.load_report import LoadReport
 from paucal.backbones.weights.start import Head, StartWeights, pick_network, start_from
 from paucal.models.card import ModelCard
@@ -102,7 +102,7 @@ def find_start(settings: ModelSettings, run: RunFolder | None = None) -> Weights
     return WeightsSource(
         InitialWeightsInfo(source, model, normalise="model"),
         lambda _: StartWeights(read_tree() if network is None else pick_network(read_tree(), network, source), source),
-        lambda name: input_of_file(find_program(read_tree()), name),
+        lambda name: checkpoint_preprocessing(find_program(read_tree()), name),
     )
 
 

@@ -197,8 +197,8 @@ def test_arguments__that_do_not_exist_are_named() -> None:
 
 def test_parts__follow_the_kind_of_feed_forward_unless_given() -> None:
     on = {"local": "conv", "shortcut": True, "split_cls": True, "aggregate": "cls"}
-    assert DhvtParts().feed_forward() == on
-    assert DhvtParts(shortcut=False).feed_forward() == {**on, "shortcut": False}
+    assert DhvtParts().feed_forward_options() == on
+    assert DhvtParts(shortcut=False).feed_forward_options() == {**on, "shortcut": False}
     off = {"local": "none", "shortcut": False, "split_cls": False, "aggregate": "none"}
-    assert DhvtParts(daff=False).feed_forward() == off
-    assert DhvtParts(daff=False, aggregate="all").feed_forward() == {**off, "aggregate": "all"}
+    assert DhvtParts(daff=False).feed_forward_options() == off
+    assert DhvtParts(daff=False, aggregate="all").feed_forward_options() == {**off, "aggregate": "all"}

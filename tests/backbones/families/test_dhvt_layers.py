@@ -240,7 +240,7 @@ def feed_forward(**parts: Any) -> Daff | PlainFeedForward:
 @pytest.mark.parametrize("parts", OPERATIONS, ids=str)
 def test_feed_forward__does_each_operation(parts: dict[str, Any]) -> None:
     layer = feed_forward(**parts)
-    expected = naive_feed_forward(layer, tokens(), DhvtParts(**parts).feed_forward())
+    expected = naive_feed_forward(layer, tokens(), DhvtParts(**parts).feed_forward_options())
     torch.testing.assert_close(layer(tokens(), GRID), expected)
 
 

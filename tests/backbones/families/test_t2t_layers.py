@@ -9,10 +9,10 @@ from torch.nn import functional
 from paucal.backbones.families.t2t_layers import (
     PerformerLayer,
     TransformerLayer,
-    cells_last,
     cut_windows,
     padding_width,
     project_windows,
+    reorder_to_cells_last,
 )
 from paucal.backbones.families.t2t_vit import sinusoid
 
@@ -23,10 +23,10 @@ def test_cut_windows__is_unfold_in_another_order(side, stride, size) -> None:
     cells = torch.randn(2, 5, *size, dtype=torch.float64, requires_grad=True)
     expected = functional.unfold(cells, side, padding=padding_width(side, stride), stride=stride).transpose(1, 2)
     actual = cut_windows(cells.permute(0, 2, 3, 1), side, stride).flatten(1, 2)
-    assert torch.equal(actual, cells_last(expected, 5))
+    assert torch.equal(actual, reorder_to_cells_last(expected, 5))
     grads = [
         torch.autograd.grad((one * torch.arange(one.numel()).view_as(one)).sum(), cells)[0]
-        for one in (actual, cells_last(expected, 5))
+        for one in (actual, reorder_to_cells_last(expected, 5))
     ]
     torch.testing.assert_close(grads[0], grads[1])
 

@@ -26,7 +26,7 @@ every_cut = pytest.mark.parametrize("windows", CUTS, ids=str)
 @every_cut
 def test_lay_out__pads_then_shifts(windows: Windows) -> None:
     x, fill = torch.randn(2, *windows.size, 3), torch.randn(3)
-    (height, width), (rows, columns) = windows.size, windows.padded
+    (height, width), (rows, columns) = windows.size, windows.padded_size
     expected = fill.expand(2, rows, columns, 3).clone()
     expected[:, :height, :width] = x
     expected = expected.roll((-windows.shift[0], -windows.shift[1]), (1, 2))
@@ -46,7 +46,7 @@ def test_take_back__undoes_it(windows: Windows) -> None:
 def test_kept_apart__keeps_what_was_no_neighbour_and_padding_apart(windows: Windows, hides: bool) -> None:
     """A cell's side of the seam, and whether it is padding, told cell by cell."""
     windows = windows._replace(hides_padding=hides)
-    (height, width), (padded_rows, padded_columns) = windows.size, windows.padded
+    (height, width), (padded_rows, padded_columns) = windows.size, windows.padded_size
     (rows, columns), (down, right) = windows.window, windows.shift
 
     def described(row: int, column: int) -> tuple[tuple[bool, bool], bool]:
@@ -90,7 +90,7 @@ def test_relative_bias__looks_up_offsets_in_the_table_of_a_larger_window(window:
 
 
 def test_shrunk__fits_windows_to_the_map_and_keeps_the_shift_of_larger_maps() -> None:
-    windows = Windows((3, 24), (7, 7), (3, 3)).shrunk()
+    windows = Windows((3, 24), (7, 7), (3, 3)).shrink_to_map()
     assert windows == Windows((3, 24), (3, 7), (0, 3))
-    assert windows.padded == (3, 28)
-    assert Windows((7, 7), (7, 7), (3, 3)).shrunk().shift == (0, 0)
+    assert windows.padded_size == (3, 28)
+    assert Windows((7, 7), (7, 7), (3, 3)).shrink_to_map().shift == (0, 0)

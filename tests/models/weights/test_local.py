@@ -9,7 +9,7 @@ import timm
 import torch
 from PIL import Image
 
-from paucal.backbones.weights.inputs import input_of_timm
+from paucal.backbones.weights.inputs import timm_preprocessing
 from paucal.models.preprocessing import Preprocessing
 from paucal.models.published import read_timm
 from paucal.models.weights import table
@@ -107,7 +107,7 @@ def test_packages__know_a_palace(one):
     model = timm.create_model(one.name).eval()
     model.load_state_dict(weights.tree)
     size = timm.get_pretrained_cfg(one.name).input_size[1:]
-    fed = input_of_timm(one.name)
+    fed = timm_preprocessing(one.name)
     transform = Preprocessing(size, fed.crop_ratio, fed.interpolation, fed.mean, fed.std).transform()
     photo = Image.fromarray(load_sample_image("china.jpg"))
     with torch.inference_mode():

@@ -121,8 +121,8 @@ class Cvt(CvtBackbone):
         last = len(depths) - 1
         make_norm = partial(LayerNormFp32, eps=1e-5)
 
-        def make_block(stage: int, number: int) -> nn.Module:
-            width, prefix, rate = embed_dims[stage], int(stage == last), rates[number] if stage == last else 0.0
+        def make_block(stage: int, index: int) -> nn.Module:
+            width, prefix, rate = embed_dims[stage], int(stage == last), rates[index] if stage == last else 0.0
             attn = ConvAttention(width, num_heads[stage], prefix, proj_drop_rate, attn_drop_rate)
             return CvtBlock(width, attn, mlp_ratio, QuickGelu, make_norm, proj_drop_rate, rate)
 

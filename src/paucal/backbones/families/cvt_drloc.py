@@ -123,10 +123,10 @@ class DrlocCvt(CvtBackbone):
         rates: Any = calculate_drop_path_rates(drop_path_rate, list(depths), stagewise=True)
         make_norm = partial(LayerNormFp32, eps=EPS) if eps_in_root else DeviationNorm
 
-        def make_block(stage: int, number: int) -> nn.Module:
+        def make_block(stage: int, index: int) -> nn.Module:
             width = embed_dims[stage]
             attn = SharedConvAttention(width, num_heads[stage], proj_drop_rate, attn_drop_rate)
-            return CvtBlock(width, attn, mlp_ratio, nn.GELU, make_norm, proj_drop_rate, rates[stage][number])
+            return CvtBlock(width, attn, mlp_ratio, nn.GELU, make_norm, proj_drop_rate, rates[stage][index])
 
         super().__init__(
             in_chans=in_chans,
@@ -173,8 +173,8 @@ _BLOCK_RULES = {
 _RENAMING_RULES = (
     *_EMBED_RULES,
     *(
-        (rf"layers\.(\d+)\.2\.layers\.(\d+)\.{end}", rf"stages.\1.blocks.\2.{ours}")
-        for end, ours in _BLOCK_RULES.items()
+        (rf"layers\.(\d+)\.2\.layers\.(\d+)\.{published_name}", rf"stages.\1.blocks.\2.{model_name}")
+        for published_name, model_name in _BLOCK_RULES.items()
     ),
 )
 

@@ -5,9 +5,9 @@ The mean of the map after the final norm is classified. Queries, keys and values
 Information passes from window to window only through convolutions.
 
 Differences from the published code:
-- The relative position bias is looked up by offset. Therefore, it also works on grids smaller than the window, such as
-  the grids of crops of 96 pixels, for which the published code raises an error. The paper's text describes this bias,
-  but the released configuration does not use it.
+- The relative position bias is looked up by offset. Therefore, the bias also works on grids smaller than the window,
+  such as the grids of crops of 96 pixels, for which the published code raises an error. The paper's text describes
+  this bias, but the released configuration does not use it.
 - `padding` can exclude padded cells from attention; see `WindowAttention`.
 - Options without effect (such as shifted windows) do not exist.
 - EsViT's larger configuration names a model that does not exist; here, it is registered as `esvit_cvt_small`.
@@ -265,12 +265,12 @@ class EsvitCvt(CvtBackbone):
         require_valid_sizes(embed_dims, depths, num_heads, mlp_ratio, drop_path_rate)
         rates: Any = calculate_drop_path_rates(drop_path_rate, list(depths), stagewise=True)
         make_norm = partial(LayerNormFp32, eps=1e-5)
-        windows = (window_size, padding, rel_pos_bias, proj_drop_rate, attn_drop_rate)
+        window_arguments = (window_size, padding, rel_pos_bias, proj_drop_rate, attn_drop_rate)
 
-        def make_block(stage: int, number: int) -> nn.Module:
+        def make_block(stage: int, index: int) -> nn.Module:
             width = embed_dims[stage]
-            attn = WindowAttention(width, num_heads[stage], *windows)
-            return CvtBlock(width, attn, mlp_ratio, QuickGelu, make_norm, proj_drop_rate, rates[stage][number])
+            attn = WindowAttention(width, num_heads[stage], *window_arguments)
+            return CvtBlock(width, attn, mlp_ratio, QuickGelu, make_norm, proj_drop_rate, rates[stage][index])
 
         super().__init__(
             in_chans=in_chans,
@@ -312,7 +312,10 @@ _BLOCK_RULES = {
 }
 _RENAMING_RULES = (
     (r"stage(\d+)\.0\.", r"stages.\1.embed."),
-    *((rf"stage(\d+)\.1\.layers\.(\d+)\.{end}", rf"stages.\1.blocks.\2.{ours}") for end, ours in _BLOCK_RULES.items()),
+    *(
+        (rf"stage(\d+)\.1\.layers\.(\d+)\.{published_name}", rf"stages.\1.blocks.\2.{model_name}")
+        for published_name, model_name in _BLOCK_RULES.items()
+    ),
 )
 
 

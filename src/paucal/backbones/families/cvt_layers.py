@@ -140,10 +140,10 @@ class CvtBackbone(StagedBackbone):
     Args:
         stem_padding: Padding of the first convolution, which is 7x7 with stride 4.
         make_norm: Function that builds the norm for a number of channels.
-        make_block: Function that builds a block from the index of its stage and the block's index in the stage, which
-            both start at 0.
+        make_block: Function that builds a block; called with the index of the stage and the index of the block in the
+            stage, both from 0.
         class_token: Whether the last stage has a class token.
-        classifying: Arguments `num_classes`, `global_pool` and `drop_rate` of `StagedBackbone`.
+        classifier_arguments: Arguments `num_classes`, `global_pool` and `drop_rate` of `StagedBackbone`.
     """
 
     embed_layer: type[ConvEmbed] = ConvEmbed
@@ -158,21 +158,23 @@ class CvtBackbone(StagedBackbone):
         make_norm: MakeNorm,
         make_block: Callable[[int, int], nn.Module],
         class_token: bool = False,
-        **classifying: Any,
+        **classifier_arguments: Any,
     ) -> None:
         super().__init__(
             in_chans=in_chans,
             widths=tuple(embed_dims),
             reductions=tuple(4 * 2**stage for stage in range(len(embed_dims))),
             num_prefix_tokens=int(class_token),
-            **classifying,
+            **classifier_arguments,
         )
         last = len(embed_dims) - 1
         self.stages = nn.ModuleList()
         for stage, (width, depth) in enumerate(zip(embed_dims, depths, strict=True)):
-            in_width, window = (in_chans, (7, 4, stem_padding)) if stage == 0 else (embed_dims[stage - 1], (3, 2, 1))
-            embed = self.embed_layer(in_width, width, *window, make_norm(width))
-            blocks = [make_block(stage, number) for number in range(depth)]
+            in_width, convolution = (
+                (in_chans, (7, 4, stem_padding)) if stage == 0 else (embed_dims[stage - 1], (3, 2, 1))
+            )
+            embed = self.embed_layer(in_width, width, *convolution, make_norm(width))
+            blocks = [make_block(stage, index) for index in range(depth)]
             self.stages.append(CvtStage(embed, blocks, width, class_token and stage == last))
 
     def no_weight_decay(self) -> set[str]:

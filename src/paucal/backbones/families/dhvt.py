@@ -36,9 +36,9 @@ from paucal.backbones.families.common.contract import (
 )
 from paucal.backbones.families.common.positions import (
     Size,
+    fit_position_embedding,
     record_input_size,
     resample_positions,
-    with_fitting_positions,
 )
 from paucal.backbones.families.common.tokens import Grid, TokenBackbone
 from paucal.backbones.families.dhvt_layers import Daff, DhvtParts, HeadInteractedAttention, PlainFeedForward, Sope
@@ -235,7 +235,7 @@ def checkpoint_filter_fn(state: Mapping[str, Any], model: nn.Module) -> dict[str
             fitted[name] = value.mean(1, keepdim=True).repeat(1, channels, 1, 1)
     if table is None or not isinstance(fitted.get("pos_embed"), Tensor):
         return fitted
-    return with_fitting_positions(fitted, table, model.patch_embed.grid_size)  # type: ignore[union-attr]
+    return fit_position_embedding(fitted, table, model.patch_embed.grid_size)  # type: ignore[union-attr]
 
 
 # Constructor arguments (`_TINY` to `_PATCH2`) and timm configurations (`_CIFAR_CONFIG` and `_LARGE_IMAGE_CONFIG`).

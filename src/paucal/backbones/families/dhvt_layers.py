@@ -15,8 +15,8 @@ from paucal.backbones.families.common.attention import attend, join_heads, split
 from paucal.backbones.families.common.contract import init_table, to_tokens
 
 Norm = Literal["batch", "layer"]
-Local = Literal["conv", "pool", "none"]
-Aggregate = Literal["cls", "all", "none"]
+LocalMixing = Literal["conv", "pool", "none"]
+GatedTokens = Literal["cls", "all", "none"]
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,8 @@ class DhvtParts:
         abs_pos: Whether a learned position embedding is added to the tokens. Then all images must have the same size,
             unless `dynamic_img_size` is set.
         daff: Whether blocks have the dynamic aggregation feed-forward (convolutions and norms); False for the two
-            linear layers of a ViT. The options from `local` on apply in both cases; None means DAFF's or a ViT's value.
+            linear layers of a ViT. `local` and the options after `local` apply in both cases; None means the
+            value of DAFF or of a ViT.
         daff_norm: Norm after each convolution of DAFF, "batch" or "layer".
         local: How neighbouring patch tokens are mixed between the two layers: "conv" for a depth-wise 3x3 convolution,
             "pool" for the mean over 3x3 tokens (with zero padding, as in a convolution with equal weights), "none" for
@@ -57,22 +58,22 @@ class DhvtParts:
     abs_pos: bool = False
     daff: bool = True
     daff_norm: Norm = "batch"
-    local: Local | None = None
+    local: LocalMixing | None = None
     shortcut: bool | None = None
     split_cls: bool | None = None
-    aggregate: Aggregate | None = None
+    aggregate: GatedTokens | None = None
 
     def __post_init__(self) -> None:
         self._require_choice("sope_norm", Norm)
         self._require_choice("daff_norm", Norm)
-        self._require_choice("local", Local, None)
-        self._require_choice("aggregate", Aggregate, None)
+        self._require_choice("local", LocalMixing, None)
+        self._require_choice("aggregate", GatedTokens, None)
         for name in ("sope", "pre_affine", "post_affine", "head_tokens", "abs_pos", "daff"):
             self._require_choice(name, Literal[True, False])
         for name in ("shortcut", "split_cls"):
             self._require_choice(name, Literal[True, False], None)
 
-    def feed_forward(self) -> dict[str, Any]:
+    def feed_forward_options(self) -> dict[str, Any]:
         """Return `local`, `shortcut`, `split_cls` and `aggregate` with None replaced by the default."""
         defaults = {"local": "conv", "shortcut": True, "split_cls": True, "aggregate": "cls"}
         if not self.daff:
@@ -80,8 +81,8 @@ class DhvtParts:
         options = {name: getattr(self, name) for name in defaults}
         return {name: defaults[name] if value is None else value for name, value in options.items()}
 
-    def _require_choice(self, name: str, allowed: Any, *further: Any) -> None:
-        value, values = getattr(self, name), (*get_args(allowed), *further)
+    def _require_choice(self, name: str, allowed: Any, *also_allowed: Any) -> None:
+        value, values = getattr(self, name), (*get_args(allowed), *also_allowed)
         if not any(value is choice or (isinstance(choice, str) and value == choice) for choice in values):
             raise ValueError(f"{name} is {value!r}; it must be one of {', '.join(map(repr, values))}")
 
@@ -243,7 +244,7 @@ def as_map(tokens: Tensor, grid: Grid) -> Tensor:
     return tokens.reshape(tokens.shape[0], *grid, tokens.shape[2]).permute(0, 3, 1, 2)
 
 
-def build_local_mixing(kind: Local, channels: int) -> nn.Module | None:
+def build_local_mixing(kind: LocalMixing, channels: int) -> nn.Module | None:
     """Return a layer that mixes the 3x3 neighbourhood of each position in each channel; None for "none"."""
     if kind == "conv":
         return nn.Conv2d(channels, channels, 3, padding=1, groups=channels)
@@ -263,10 +264,10 @@ class FeedForward(nn.Module):
 
     def __init__(self, dim: int, parts: DhvtParts, drop: float) -> None:
         super().__init__()
-        options: dict[str, Any] = parts.feed_forward()
+        options: dict[str, Any] = parts.feed_forward_options()
         self.split_cls: bool = options["split_cls"]
         self.shortcut: bool = options["shortcut"]
-        self.aggregate: Aggregate = options["aggregate"]
+        self.aggregate: GatedTokens = options["aggregate"]
         self.act = nn.GELU()
         self.drop = nn.Dropout(drop)
         if self.aggregate != "none":
@@ -325,7 +326,7 @@ class Daff(FeedForward):
         super().__init__(dim, parts, drop)
         self.conv1 = nn.Conv2d(dim, hidden, 1)
         self.bn1 = build_map_norm(parts.daff_norm, hidden)
-        self.conv2 = build_local_mixing(parts.feed_forward()["local"], hidden)
+        self.conv2 = build_local_mixing(parts.feed_forward_options()["local"], hidden)
         self.bn2 = None if self.conv2 is None else build_map_norm(parts.daff_norm, hidden)
         self.conv3 = nn.Conv2d(hidden, dim, 1)
         self.bn3 = build_map_norm(parts.daff_norm, dim)
@@ -351,7 +352,7 @@ class PlainFeedForward(FeedForward):
     def __init__(self, dim: int, hidden: int, parts: DhvtParts, drop: float = 0.0) -> None:
         super().__init__(dim, parts, drop)
         self.fc1 = nn.Linear(dim, hidden)
-        self.local = build_local_mixing(parts.feed_forward()["local"], hidden)
+        self.local = build_local_mixing(parts.feed_forward_options()["local"], hidden)
         self.fc2 = nn.Linear(hidden, dim)
 
     def transform(self, x: Tensor, grid: Grid) -> Tensor:

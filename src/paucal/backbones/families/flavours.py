@@ -23,7 +23,7 @@ from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
 from paucal.backbones.families.common.contract import DEIT_CROP_RATIO, configuration, register_variants
-from paucal.backbones.families.common.positions import resample_positions, with_fitting_positions
+from paucal.backbones.families.common.positions import fit_position_embedding, resample_positions
 
 PAPER = "ViT in the papers' programs"  # in the table of models
 
@@ -123,7 +123,7 @@ def checkpoint_filter_fn(state: Mapping[str, Tensor], model: nn.Module) -> dict[
         state["patch_embed.proj.weight"] = _as_kernel(state["patch_embed.proj.weight"], getattr(model, "in_chans", 3))
     if isinstance(model, EsvitViT) and model.pos_embed is not None:  # before timm resizes with antialiasing
         grid: Any = model.patch_embed.grid_size
-        state = with_fitting_positions(state, model.pos_embed, grid)
+        state = fit_position_embedding(state, model.pos_embed, grid)
     return timm_vit.checkpoint_filter_fn(state, model)  # type: ignore[arg-type]
 
 

@@ -36,7 +36,7 @@ from paucal.backbones.families.common.contract import (
     register_variants,
     to_tokens,
 )
-from paucal.backbones.families.common.positions import record_input_size, resample_positions, with_fitting_positions
+from paucal.backbones.families.common.positions import fit_position_embedding, record_input_size, resample_positions
 from paucal.backbones.families.common.tokens import Grid, TokenBackbone, require_valid_sizes
 from paucal.backbones.families.lvvit_layers import STEMS, LvVitBlock, LvVitStem, Size, first_convolution
 from paucal.backbones.families.mixtoken import Box, exchange_box
@@ -213,7 +213,7 @@ class LvVit(TokenBackbone):
 
 def checkpoint_filter_fn(state: Mapping[str, Tensor], model: LvVit) -> dict[str, Tensor]:
     """Resample the position embedding of a checkpoint for square images of another size."""
-    return with_fitting_positions(state, model.pos_embed, model.patch_embed.grid_size)
+    return fit_position_embedding(state, model.pos_embed, model.patch_embed.grid_size)
 
 
 _BOTH_CLASSIFIERS = ("head", "aux_head")

@@ -19,7 +19,7 @@ class StemPlan(NamedTuple):
     """The convolutions of a patch embedding.
 
     Attributes:
-        hidden: (kernel, stride) of each convolution before the last. Each of them has the stem's width.
+        hidden: (kernel, stride) of each convolution before the last; all have the stem's width.
         overlap: Kernel size of the last convolution, divided by its stride.
     """
 
@@ -75,7 +75,7 @@ class LvVitStem(nn.Module):
         plan = _stem_plan(stem, patch_size)
         self.patch_size = (patch_size, patch_size)
         self.set_input_size(img_size)
-        self.count, stride = len(plan.hidden), patch_size
+        self.n_hidden, stride = len(plan.hidden), patch_size
         for number, (kernel, step) in enumerate(plan.hidden, 1):
             conv = nn.Conv2d(in_chans, width, kernel, step, kernel // 2, bias=False)
             self.add_module(f"conv{number}", conv)
@@ -98,7 +98,7 @@ class LvVitStem(nn.Module):
         # On a CPU, the channels-last format saves a fifth of the time in evaluation. In training it saves little, and
         # batch norms would sum in single instead of double precision.
         x = x if self.training else x.contiguous(memory_format=torch.channels_last)
-        for number in range(1, self.count + 1):
+        for number in range(1, self.n_hidden + 1):
             conv, norm = getattr(self, f"conv{number}"), getattr(self, f"bn{number}")
             x = functional.relu(norm(conv(x)), inplace=True)
         return self.proj(x)

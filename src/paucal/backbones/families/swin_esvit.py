@@ -96,7 +96,7 @@ class PaddedWindowAttention(WindowAttention):
 
     def forward(self, x: Tensor, windows: Windows) -> Tensor:  # type: ignore[override]
         """Return the output (B, H, W, C) for a normalised map (B, H, W, C)."""
-        if windows.padded == windows.size:
+        if windows.padded_size == windows.size:
             # Shift the input, which has a third of the channels of the output of `qkv`.
             qkv = self.qkv(pad_and_shift(x, windows))
         else:
@@ -109,7 +109,7 @@ class PaddedWindowAttention(WindowAttention):
         query, key, value = parts.unbind(0)
         out = attend_windows(query, key, value, self._bias(windows, x), self.scale, self.fused_attn, self.attn_drop)
         out = out.view(-1, down, across, heads, rows, columns, out.shape[-1]).permute(0, 1, 4, 2, 5, 3, 6)
-        out = unpad_and_unshift(out.reshape(-1, *windows.padded, qkv.shape[-1] // 3), windows)
+        out = unpad_and_unshift(out.reshape(-1, *windows.padded_size, qkv.shape[-1] // 3), windows)
         return self.proj_drop(self.proj(out))
 
     def _bias(self, windows: Windows, like: Tensor) -> Tensor:
@@ -140,7 +140,7 @@ class PaddedSwinBlock(SwinTransformerBlock):
     padding: str
 
     @classmethod
-    def adopt(cls, block: SwinTransformerBlock, padding: str) -> None:
+    def convert_in_place(cls, block: SwinTransformerBlock, padding: str) -> None:
         """Turn one of timm's blocks into a `PaddedSwinBlock`, in place.
 
         timm's constructors do not allow another class for the blocks. Since parameters and initialisation are the same,
@@ -154,7 +154,7 @@ class PaddedSwinBlock(SwinTransformerBlock):
     def windows(self, size: Size) -> Windows:
         """Return how a map with these (rows, columns) is divided into windows."""
         windows = Windows(size, self.window_size, self.shift_size, hides_padding=self.padding != "published")
-        return windows.shrunk() if self.padding == "shrunk" else windows
+        return windows.shrink_to_map() if self.padding == "shrunk" else windows
 
     def _attn(self, x: Tensor) -> Any:
         return self.attn(x, self.windows((x.shape[1], x.shape[2])))
@@ -199,7 +199,7 @@ class EsvitSwin(SwinTransformer):
         self.padding = padding
         for module in self.modules():
             if isinstance(module, SwinTransformerBlock):
-                PaddedSwinBlock.adopt(module, padding)
+                PaddedSwinBlock.convert_in_place(module, padding)
 
 
 default_cfgs = generate_default_cfgs(

@@ -113,7 +113,7 @@ def padding_width(side: int, stride: int) -> int:
     return (side - stride + 1) // 2
 
 
-def cells_last(weight: Tensor, channels: int) -> Tensor:
+def reorder_to_cells_last(weight: Tensor, channels: int) -> Tensor:
     """Reorder published weights (..., C * k * k) to (..., k * k * C), the order of the values in `cut_windows`."""
     return weight.unflatten(-1, (channels, -1)).transpose(-2, -1).flatten(-2)
 
@@ -127,7 +127,7 @@ def project_windows(windows: Tensor, norm: nn.LayerNorm, linear: nn.Linear, chan
     windows = functional.layer_norm(windows, norm.normalized_shape, eps=norm.eps)
     shift = linear.weight @ norm.bias
     shift = shift if linear.bias is None else shift + linear.bias
-    return functional.linear(windows, cells_last(linear.weight * norm.weight, channels), shift)
+    return functional.linear(windows, reorder_to_cells_last(linear.weight * norm.weight, channels), shift)
 
 
 class PerformerLayer(nn.Module):
@@ -164,10 +164,10 @@ class PerformerLayer(nn.Module):
         return x + self.mlp(self.norm2(x))
 
     def _attend(self, windows: Tensor) -> Tensor:
-        joint = project_windows(windows, self.norm1, self.kqv, self.channels)
-        key, query, value = joint.flatten(1, 2).chunk(3, -1)
+        qkv = project_windows(windows, self.norm1, self.kqv, self.channels)
+        key, query, value = qkv.flatten(1, 2).chunk(3, -1)
         mixed = linear_attention(query, key, value, self.w).to(value.dtype)
-        return (value + self.drop(self.proj(mixed))).unflatten(1, joint.shape[1:3])
+        return (value + self.drop(self.proj(mixed))).unflatten(1, qkv.shape[1:3])
 
 
 class TokenAttention(nn.Module):
@@ -182,9 +182,9 @@ class TokenAttention(nn.Module):
         self.proj = nn.Linear(dim, dim)
         self.proj_drop = nn.Dropout(drop)
 
-    def forward(self, joint: Tensor) -> Tensor:
+    def forward(self, qkv: Tensor) -> Tensor:
         """Return the output (B, N, dim) for the output of `qkv` (B, N, 3 * dim)."""
-        query, key, value = split_heads(joint, 3, 1)
+        query, key, value = split_heads(qkv, 3, 1)
         x = attend(query, key, value, None, self.scale, self.fused_attn, self.attn_drop)
         return value.squeeze(1) + self.proj_drop(self.proj(x.squeeze(1)))
 
@@ -209,8 +209,8 @@ class TransformerLayer(nn.Module):
 
     def forward(self, windows: Tensor) -> Tensor:
         """Return the cells (B, H, W, dim) for windows (B, H, W, k * k * C)."""
-        joint = project_windows(windows, self.norm1, self.attn.qkv, self.channels)
-        x = self.attn(joint.flatten(1, 2)).unflatten(1, joint.shape[1:3])
+        qkv = project_windows(windows, self.norm1, self.attn.qkv, self.channels)
+        x = self.attn(qkv.flatten(1, 2)).unflatten(1, qkv.shape[1:3])
         return x + self.mlp(self.norm2(x))
 
 
@@ -301,7 +301,7 @@ class TokensToToken(nn.Module):
         # Use a matrix product, which is computed in float32, since GPUs would compute a convolution in TF32.
         windows = cut_windows(x, NEXT_WINDOW, 2)
         channels = windows.shape[-1] // NEXT_WINDOW**2
-        cells = functional.linear(windows, cells_last(self.project.weight, channels), self.project.bias)
+        cells = functional.linear(windows, reorder_to_cells_last(self.project.weight, channels), self.project.bias)
         return cells.flatten(1, 2), (cells.shape[1], cells.shape[2])
 
     def _run_token_layer(self, layer: nn.Module, cells: Tensor, side: int, stride: int) -> Tensor:

@@ -28,7 +28,7 @@ from timm.models import adapt_input_conv, generate_default_cfgs
 from torch import Tensor, nn
 
 from paucal.backbones.families.common.contract import configuration, init_linear, register_variants
-from paucal.backbones.families.common.positions import record_input_size, resample_positions, with_fitting_positions
+from paucal.backbones.families.common.positions import fit_position_embedding, record_input_size, resample_positions
 from paucal.backbones.families.common.tokens import Grid, TokenBackbone, require_valid_sizes
 from paucal.backbones.families.lvvit_layers import LvVitBlock
 from paucal.backbones.families.t2t_layers import FIRST_WINDOW, Size, TokensToToken
@@ -195,7 +195,7 @@ def checkpoint_filter_fn(state: Mapping[str, Tensor], model: T2tVit) -> dict[str
     channels.
     """
     stem = model.tokens_to_token
-    fitted = with_fitting_positions(state, model.pos_embed, stem.grid_size)
+    fitted = fit_position_embedding(state, model.pos_embed, stem.grid_size)
     for name, parameter in stem.attention1.named_parameters(prefix="tokens_to_token.attention1"):
         value = fitted.get(name)
         if value is not None and value.shape != parameter.shape and name.endswith(_PIXEL_PARAMETERS):

@@ -103,7 +103,7 @@ class VisionLongformer(StagedBackbone):
         drop_path_rate: float = 0.0,
     ) -> None:
         stage_arguments = (patch_sizes, embed_dims, depths, num_heads, sparse, global_tokens)
-        _require_stages(stage_arguments, positions)
+        _require_valid_stages(stage_arguments, positions)
         _require_choices(mode, positions, bias_resize, window_size)
         self.reduction = math.prod(patch_sizes)
         self.patch_sizes = tuple(patch_sizes)
@@ -137,8 +137,8 @@ class VisionLongformer(StagedBackbone):
     def set_random_neighbour(self, enabled: bool) -> None:
         """Set whether, in training, cells attend to one random chunk of the 8 surrounding chunks in sparse attention.
 
-        The paper does this, except in the last quarter (or eighth) of the epochs. In evaluation, cells always attend to
-        all chunks.
+        The paper uses one random chunk, except in the last quarter (or eighth) of the epochs. In evaluation,
+        cells always attend to all chunks.
         """
         for module in self.modules():
             if isinstance(module, SparseAttention):
@@ -194,7 +194,7 @@ def _resize_table(attention: FullAttention, grid: tuple[int, int]) -> None:
     attention.window_size = grid
 
 
-def _require_stages(stage_arguments: Sequence[Sequence[Any]], positions: str) -> None:
+def _require_valid_stages(stage_arguments: Sequence[Sequence[Any]], positions: str) -> None:
     names = ("patch_sizes", "embed_dims", "depths", "num_heads", "sparse", "global_tokens")
     stages = dict(zip(names, stage_arguments, strict=True))
     if len({len(values) for values in stage_arguments}) != 1 or not stage_arguments[0]:
@@ -259,20 +259,20 @@ def _model_key(key: str) -> str:
 def _join_projections(state: dict[str, Tensor], model_state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     new_state = dict(state)
     for key in [key for key in state if ".attn.query." in key]:
-        start, _, kind = key.rpartition(".attn.query.")
+        start, _, parameter = key.rpartition(".attn.query.")
         prefix = f"{start}.attn."
-        shared = f"{prefix}query_global.{kind}" not in model_state and f"{prefix}query_global.{kind}" in state
+        shared = f"{prefix}query_global.{parameter}" not in model_state and f"{prefix}query_global.{parameter}" in state
         ending = "_global" if shared else ""
-        if f"{prefix}kv{ending}.{kind}" not in state:
+        if f"{prefix}kv{ending}.{parameter}" not in state:
             continue
-        new_state[f"{prefix}qkv.{kind}"] = torch.cat(
-            (state[f"{prefix}query{ending}.{kind}"], state[f"{prefix}kv{ending}.{kind}"])
+        new_state[f"{prefix}qkv.{parameter}"] = torch.cat(
+            (state[f"{prefix}query{ending}.{parameter}"], state[f"{prefix}kv{ending}.{parameter}"])
         )
         for name in ("query", "kv") + (("query_global", "kv_global") if shared else ()):
-            new_state.pop(f"{prefix}{name}.{kind}", None)
+            new_state.pop(f"{prefix}{name}.{parameter}", None)
         if shared:
-            new_state[f"{prefix}proj.{kind}"] = new_state.pop(
-                f"{prefix}proj_global.{kind}", state[f"{prefix}proj.{kind}"]
+            new_state[f"{prefix}proj.{parameter}"] = new_state.pop(
+                f"{prefix}proj_global.{parameter}", state[f"{prefix}proj.{parameter}"]
             )
     return {key: value for key, value in new_state.items() if value.numel() or key in model_state}  # drop empty tables
 

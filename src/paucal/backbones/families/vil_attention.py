@@ -15,7 +15,15 @@ from torch.nn import functional
 
 from paucal.backbones.attention_layout import AttentionCall, AttentionGroups, AttentionLayout, Tokens, prefix_names
 from paucal.backbones.families.common.attention import attend, join_heads
-from paucal.backbones.families.vil_chunks import N_NEIGHBOURS, OWN_SLOT, Grid, Mode, Pairs, grid_offsets, sparse_pairs
+from paucal.backbones.families.vil_chunks import (
+    N_NEIGHBOURS,
+    OWN_SLOT,
+    Grid,
+    Mode,
+    QueryKeyPairs,
+    grid_offsets,
+    sparse_pairs,
+)
 
 
 @dataclass(frozen=True)
@@ -74,7 +82,7 @@ class VilAttention(nn.Module):
         self.g2l_relative_position_bias = _bias_table(with_global, 2, heads, self.global_tokens)
         self.g2g_relative_position_bias = _bias_table(with_global, heads, self.global_tokens, self.global_tokens)
 
-    def freeze_global(self) -> None:
+    def freeze_global_token_parameters(self) -> None:
         """Freeze the parameters that affect only the output of global tokens, which is not used."""
         if self.g2g_relative_position_bias is not None:
             self.g2g_relative_position_bias.requires_grad_(False)
@@ -146,9 +154,9 @@ def _global_groups(call: AttentionCall, weights: Tensor, image_size: Grid) -> At
 
     The second argument of the block is the grid.
     """
-    layout = Tokens(call.block_inputs[1], prefix_names(call.model, weights.shape[2]))
+    tokens = Tokens(call.block_inputs[1], prefix_names(call.model, weights.shape[2]))
     queries, keys = (torch.arange(count, device=weights.device)[None] for count in weights.shape[2:])
-    return AttentionGroups(layout, layout, queries, keys)
+    return AttentionGroups(tokens, tokens, queries, keys)
 
 
 def _sparse_groups(call: AttentionCall, weights: Tensor, image_size: Grid) -> AttentionGroups:
@@ -227,9 +235,9 @@ class SparseAttention(VilAttention):
         self.kv_global = nn.Linear(width, 2 * width, bias=bias) if has_own_projections else None
         self.proj_global = nn.Linear(width, width) if has_own_projections else None
 
-    def freeze_global(self) -> None:
+    def freeze_global_token_parameters(self) -> None:
         """Freeze the parameters that affect only the output of global tokens, including separate projections."""
-        super().freeze_global()
+        super().freeze_global_token_parameters()
         for layer in (self.query_global, self.kv_global, self.proj_global):
             if layer is not None:
                 layer.requires_grad_(False)
@@ -265,7 +273,7 @@ class SparseAttention(VilAttention):
         out = join_heads(out.flatten(2, 3))
         return out if pairs.restore is None else out.index_select(1, pairs.restore)
 
-    def _pairs_of_grid(self, grid: Grid, like: Tensor) -> Pairs:
+    def _pairs_of_grid(self, grid: Grid, like: Tensor) -> QueryKeyPairs:
         if not (self.training and self.random_neighbour):
             return sparse_pairs(grid, self.window, self.mode, like)
         pairs = sparse_pairs(grid, self.window, self.mode, like, all_slots=True)
@@ -277,7 +285,7 @@ class SparseAttention(VilAttention):
             keys=pairs.keys.index_select(1, slots), hidden=hidden, offsets=pairs.offsets.index_select(1, slots)
         )
 
-    def _gather_chunks(self, tokens: Tensor, pairs: Pairs) -> Tensor:
+    def _gather_chunks(self, tokens: Tensor, pairs: QueryKeyPairs) -> Tensor:
         """Return the keys and values of every chunk, (2, B, heads, chunks, g + S * K, d), from (2, B, heads, N, d)."""
         if pairs.keys is None:
             return tokens.unsqueeze(3)
@@ -285,7 +293,7 @@ class SparseAttention(VilAttention):
         first = torch.arange(self.global_tokens, device=cells.device).expand(pairs.chunks, -1)
         return tokens.index_select(3, torch.cat((first, cells), 1).flatten()).unflatten(3, (pairs.chunks, -1))
 
-    def _chunk_bias(self, pairs: Pairs, like: Tensor) -> Tensor | None:
+    def _chunk_bias(self, pairs: QueryKeyPairs, like: Tensor) -> Tensor | None:
         """Return biases (heads or 1, chunks or 1, Q or 1, g + S * K), which are -inf for masked keys.
 
         The result is None if there is no bias table and no masked key.

@@ -21,7 +21,7 @@ OWN_SLOT = 4  # index of a chunk among the 3x3 chunks around it, row by row
 Grid = tuple[int, int]
 
 
-class Pairs(NamedTuple):
+class QueryKeyPairs(NamedTuple):
     """The keys of every chunk of queries. A chunk has Q queries and, for each of S neighbouring chunks (slots), K keys.
 
     Attributes:
@@ -54,7 +54,7 @@ class _Axis(NamedTuple):
     all_valid: bool
 
 
-def sparse_pairs(grid: Grid, window: int, mode: Mode, like: Tensor, all_slots: bool = False) -> Pairs:
+def sparse_pairs(grid: Grid, window: int, mode: Mode, like: Tensor, all_slots: bool = False) -> QueryKeyPairs:
     """Return the pairs for a grid, which are cached by size and device.
 
     Args:
@@ -83,7 +83,9 @@ def grid_offsets(grid: Grid, table: Grid, like: Tensor) -> Tensor:
     return _cached_grid_offsets(*grid, *table, like.device)
 
 
-def _build_pairs(height: int, width: int, window: int, mode: Mode, all_slots: bool, device: torch.device) -> Pairs:
+def _build_pairs(
+    height: int, width: int, window: int, mode: Mode, all_slots: bool, device: torch.device
+) -> QueryKeyPairs:
     rows = _build_axis(height, window, mode, all_slots, device)
     columns = _build_axis(width, window, mode, all_slots, device)
     keys = (_join_axes(rows.keys * width, columns.keys, torch.add)).flatten(0, 1)
@@ -100,10 +102,12 @@ def _build_pairs(height: int, width: int, window: int, mode: Mode, all_slots: bo
         hidden = ~is_near.unsqueeze(0) if hidden is None else hidden | ~is_near
     chunks = rows.queries.shape[0] * columns.queries.shape[0]
     if chunks == 1 and not all_slots and rows.all_valid and columns.all_valid:
-        return Pairs(1, None, None, None, hidden, offsets)
+        return QueryKeyPairs(1, None, None, None, hidden, offsets)
     keys = keys.masked_fill(~is_valid, 0)
     queries = _join_axes(rows.queries.clamp(max=height - 1) * width, columns.queries.clamp(max=width - 1), torch.add)
-    return Pairs(chunks, queries.flatten(), _rows_by_cell(rows, columns, height, width), keys, hidden, offsets)
+    return QueryKeyPairs(
+        chunks, queries.flatten(), _query_index_of_cells(rows, columns, height, width), keys, hidden, offsets
+    )
 
 
 def _build_axis(length: int, window: int, mode: Mode, all_slots: bool, device: torch.device) -> _Axis:
@@ -149,18 +153,19 @@ def _join_axes(rows: Tensor, columns: Tensor, combine: Callable[[Tensor, Tensor]
     return combined
 
 
-def _rows_by_cell(rows: _Axis, columns: _Axis, height: int, width: int) -> Tensor:
-    device, deep, across = rows.queries.device, rows.queries.shape[1], columns.queries.shape[1]
+def _query_index_of_cells(rows: _Axis, columns: _Axis, height: int, width: int) -> Tensor:
+    device, chunk_rows, chunk_columns = rows.queries.device, rows.queries.shape[1], columns.queries.shape[1]
     row, column = torch.arange(height, device=device)[:, None], torch.arange(width, device=device)
-    chunk = row // deep * columns.queries.shape[0] + column // across
-    return (chunk * (deep * across) + row % deep * across + column % across).flatten()
+    chunk = row // chunk_rows * columns.queries.shape[0] + column // chunk_columns
+    index_in_chunk = row % chunk_rows * chunk_columns + column % chunk_columns
+    return (chunk * (chunk_rows * chunk_columns) + index_in_chunk).flatten()
 
 
-def _grid_offsets(height: int, width: int, deep: int, across: int, device: torch.device) -> Tensor:
+def _grid_offsets(height: int, width: int, table_rows: int, table_columns: int, device: torch.device) -> Tensor:
     row, column = torch.arange(height, device=device), torch.arange(width, device=device)
-    rows = _clamp_offsets(row[:, None] - row, deep - 1) + deep - 1
-    columns = _clamp_offsets(column[:, None] - column, across - 1) + across - 1
-    return (rows[:, None, :, None] * (2 * across - 1) + columns[None, :, None]).reshape(height * width, -1)
+    rows = _clamp_offsets(row[:, None] - row, table_rows - 1) + table_rows - 1
+    columns = _clamp_offsets(column[:, None] - column, table_columns - 1) + table_columns - 1
+    return (rows[:, None, :, None] * (2 * table_columns - 1) + columns[None, :, None]).reshape(height * width, -1)
 
 
 def _clamp_offsets(offsets: Tensor, limit: int) -> Tensor:
@@ -173,11 +178,13 @@ def _clamp_offsets(offsets: Tensor, limit: int) -> Tensor:
 
 @lru_cache(maxsize=64)
 @torch.inference_mode(False)  # since tensors made in inference mode could not be used in training
-def _cached_pairs(height: int, width: int, window: int, mode: Mode, all_slots: bool, device: torch.device) -> Pairs:
+def _cached_pairs(
+    height: int, width: int, window: int, mode: Mode, all_slots: bool, device: torch.device
+) -> QueryKeyPairs:
     return _build_pairs(height, width, window, mode, all_slots, device)
 
 
 @lru_cache(maxsize=64)
 @torch.inference_mode(False)
-def _cached_grid_offsets(height: int, width: int, deep: int, across: int, device: torch.device) -> Tensor:
-    return _grid_offsets(height, width, deep, across, device)
+def _cached_grid_offsets(height: int, width: int, table_rows: int, table_columns: int, device: torch.device) -> Tensor:
+    return _grid_offsets(height, width, table_rows, table_columns, device)

@@ -72,7 +72,7 @@ class GlobalPatchEmbedding(nn.Module):
         self.norm = nn.LayerNorm(width, EPS)
         self.cls_token = _new_table(count > 0, count, width)
         self.cls_pos_embed = _new_table(absolute and count > 0, count, width)
-        self.x_pos_embed = _new_table(absolute, settings.grid[0], width // 2)  # of the rows, despite its published name
+        self.x_pos_embed = _new_table(absolute, settings.grid[0], width // 2)  # of rows, despite the `x`
         self.y_pos_embed = _new_table(absolute, settings.grid[1], width // 2)
         self.pos_drop = nn.Dropout(settings.shared.pos_drop)
 
@@ -123,7 +123,7 @@ class VilStage(nn.Module):
         if not last:
             # Global tokens are dropped after the stage, so parameters that only affect their final values get no
             # gradient.
-            self.blocks[-1].attn.freeze_global()  # type: ignore[operator, union-attr]
+            self.blocks[-1].attn.freeze_global_token_parameters()  # type: ignore[operator, union-attr]
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
         """Return the stage's map (B, C, H, W), and its global tokens (B, g, C) or None."""

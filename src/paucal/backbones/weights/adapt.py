@@ -65,9 +65,9 @@ def fit_to_model(model: nn.Module, state: Mapping[str, Tensor], grid: Size | Non
 
 def _fit_tensors(model: nn.Module, state: Mapping[str, Tensor], grid: Size | None) -> FittedTensors:
     model_state = model.state_dict()
-    source = {name: value for name, value in state.items() if not is_computed(name)}
+    source = {name: value for name, value in state.items() if not is_computed_from_sizes(name)}
     # timm's conversions assume a square source grid, so position embeddings with a known grid are not converted.
-    positions = {name: source.pop(name) for name in list(source) if grid is not None and is_position(name)}
+    positions = {name: source.pop(name) for name in list(source) if grid is not None and is_position_embedding(name)}
     converted = {**_convert_by_timm(model, source), **positions}
     fitted = FittedTensors()
     fitted.unused += _dropped_names(source, converted)
@@ -76,11 +76,11 @@ def _fit_tensors(model: nn.Module, state: Mapping[str, Tensor], grid: Size | Non
             fitted.unused.append(name)
             continue
         parameter = model_state[name]
-        has_other_grid = grid is not None and is_position(name)
+        has_other_grid = grid is not None and is_position_embedding(name)
         fits = value.shape == parameter.shape and not has_other_grid
-        if not fits and is_position(name):
+        if not fits and is_position_embedding(name):
             value = source.get(name, value)  # instead of timm's conversion, which treated an oblong grid as a square
-        result = value if fits else _resample(model, name, value, parameter, grid)
+        result = value if fits else _resample_tensor(model, name, value, parameter, grid)
         if result.shape != parameter.shape or result.is_floating_point() != parameter.is_floating_point():
             fitted.mismatched[name] = value
             continue
@@ -91,12 +91,12 @@ def _fit_tensors(model: nn.Module, state: Mapping[str, Tensor], grid: Size | Non
     return fitted
 
 
-def is_computed(name: str) -> bool:
+def is_computed_from_sizes(name: str) -> bool:
     """Return whether a model computes the named tensor from sizes when it is built, so that files need not have it."""
     return name.endswith(_COMPUTED_NAME_ENDS)
 
 
-def is_position(name: str) -> bool:
+def is_position_embedding(name: str) -> bool:
     """Return whether the named tensor is a position embedding."""
     return _POSITION_NAME.search(name) is not None
 
@@ -108,7 +108,7 @@ def position_grid(model: nn.Module) -> Size | None:
 
 
 def _convert_by_timm(model: nn.Module, state: dict[str, Tensor]) -> dict[str, Tensor]:
-    convert = _converter(model)
+    convert = _find_converter(model)
     if convert is None:
         return state
     try:
@@ -118,7 +118,7 @@ def _convert_by_timm(model: nn.Module, state: dict[str, Tensor]) -> dict[str, Te
     return {name: value for name, value in converted.items() if isinstance(value, Tensor)}
 
 
-def _converter(model: nn.Module) -> Callable[[dict, nn.Module], dict] | None:
+def _find_converter(model: nn.Module) -> Callable[[dict, nn.Module], dict] | None:
     """Return the function that converts checkpoints of the model's family for timm; None if there is no such function.
 
     The function is in the module that defines the model's variant, the model's class or a base class.
@@ -139,9 +139,9 @@ def _dropped_names(source: Mapping[str, Tensor], converted: Mapping[str, Tensor]
     return [name for name, value in source.items() if name not in converted and id(value) not in kept_ids]
 
 
-def _resample(model: nn.Module, name: str, value: Tensor, parameter: Tensor, grid: Size | None) -> Tensor:
+def _resample_tensor(model: nn.Module, name: str, value: Tensor, parameter: Tensor, grid: Size | None) -> Tensor:
     try:
-        if is_position(name):
+        if is_position_embedding(name):
             return _resample_positions(model, value, parameter, grid)
         if name.endswith(_BIAS_TABLE_NAME):
             module: Any = model.get_submodule(name.rpartition(".")[0])
@@ -205,7 +205,7 @@ def _adapt_input_channels(model: nn.Module, name: str, value: Tensor, parameter:
 
 
 def _describe_change(name: str, old_value: Tensor, new_value: Tensor) -> str:
-    if is_position(name):
+    if is_position_embedding(name):
         return f"resampled from {_cells_text(old_value)} to {_cells_text(new_value)} positions"
     if name.endswith(_BIAS_TABLE_NAME):
         return f"resampled from {old_value.shape[0]} to {new_value.shape[0]} offsets"
@@ -233,8 +233,8 @@ def _sizes_text(sizes: Any) -> str:
 ClassifierChoice = tuple[dict[str, Tensor], str]  # (tensors to load, reason as text)
 
 
-def keep_classifier(
-    loaded: Mapping[str, Tensor],
+def choose_classifier_tensors(
+    loaded_tensors: Mapping[str, Tensor],
     shapes: Mapping[str, torch.Size],
     loaded_classes: Sequence[str] | None,
     classes: Sequence[str] | None,
@@ -243,7 +243,7 @@ def keep_classifier(
     """Choose the classifier tensors to load, with rows in the order of the model's classes.
 
     Args:
-        loaded: Tensors of the loaded classifier, by their names in the model.
+        loaded_tensors: Tensors of the loaded classifier, by their names in the model.
         shapes: Shapes of the tensors of the model's classifier, by name.
         loaded_classes: Class names of the loaded weights; None if unknown.
         classes: Class names of the model; None if unknown.
@@ -257,10 +257,10 @@ def keep_classifier(
         return {}, "none"
     if head == "fresh":
         return {}, "fresh, as requested"
-    kept_tensors, verdict = _match_classes(loaded, shapes, loaded_classes, classes)
+    kept_tensors, reason = _match_classes(loaded_tensors, shapes, loaded_classes, classes)
     if head == "keep" and not kept_tensors:
-        raise UserError(f"--init-head keep: the classifier cannot be kept ({verdict}); remove the option.")
-    return kept_tensors, verdict
+        raise UserError(f"--init-head keep: the classifier cannot be kept ({reason}); remove the option.")
+    return kept_tensors, reason
 
 
 def _match_classes(
@@ -277,13 +277,13 @@ def _match_classes(
         if unknown := [name for name in classes if name not in set(loaded_classes)]:
             return {}, f"fresh, since the loaded weights have no class {list_some(unknown)}"
         rows = [loaded_classes.index(name) for name in classes]
-        verdict = f"kept, {n_classes} of {available} classes found by name"
+        reason = f"kept, {n_classes} of {available} classes found by name"
     elif available == n_classes:
         rows = list(range(n_classes))
-        verdict = f"kept, since the loaded weights also have {counted(n_classes, 'class', 'classes')}, without names"
+        reason = f"kept, since the loaded weights also have {counted(n_classes, 'class', 'classes')}, without names"
     else:
         count_text = counted(available, "class", "classes")
         return {}, f"fresh, since the loaded weights have {count_text} and this run {n_classes}"
     if len(counts) > 1 or any(value[:n_classes].shape != shapes[name] for name, value in loaded_tensors.items()):
         return {}, "fresh, since the classifier of the loaded weights has another shape"
-    return {name: value[torch.tensor(rows)] for name, value in loaded_tensors.items()}, verdict
+    return {name: value[torch.tensor(rows)] for name, value in loaded_tensors.items()}, reason

@@ -31,7 +31,8 @@ class Candidate:
     """A set of tensors in a checkpoint that may be a model's weights.
 
     Attributes:
-        part: Keys and prefix of these tensors in the checkpoint, as text; empty if they are the whole checkpoint.
+        part: Keys and prefix of these tensors in the checkpoint, as text; empty if the tensors are the whole
+            checkpoint.
         state: Tensors by name, without the prefix.
     """
 
@@ -39,7 +40,7 @@ class Candidate:
     state: dict[str, Tensor]
 
 
-def candidates(tree: Mapping[str, Any], names: Collection[str]) -> list[Candidate]:
+def find_candidates(tree: Mapping[str, Any], names: Collection[str]) -> list[Candidate]:
     """Return the sets of tensors in a checkpoint that may be a model's weights, in order of preference.
 
     Nested mappings ("state_dict", "model", "teacher", ...) are searched. Prefixes of names ("module.", "backbone.",
@@ -51,18 +52,18 @@ def candidates(tree: Mapping[str, Any], names: Collection[str]) -> list[Candidat
 
     Example:
         >>> import torch
-        >>> first, *_ = candidates({"teacher": {"module.fc.bias": torch.zeros(2)}}, {"fc.bias"})
+        >>> first, *_ = find_candidates({"teacher": {"module.fc.bias": torch.zeros(2)}}, {"fc.bias"})
         >>> first.part, list(first.state)
         ("teacher, 'module.'", ['fc.bias'])
     """
     mappings = sorted(_mappings(tree), key=lambda mapping: -len(mapping[1]))[:MAX_MAPPINGS]
-    found_candidates = []
+    candidates = []
     for path, tensors in mappings:
         for prefix in _prefixes(tensors, names):
             state = {name[len(prefix) :]: tensor for name, tensor in tensors.items() if name.startswith(prefix)}
             part = ", ".join(filter(None, (".".join(path), prefix and repr(prefix))))
-            found_candidates.append(Candidate(part, state))
-    return sorted(found_candidates, key=lambda candidate: _preference_rank(candidate.part))
+            candidates.append(Candidate(part, state))
+    return sorted(candidates, key=lambda candidate: _preference_rank(candidate.part))
 
 
 def _mappings(tree: Mapping[str, Any], path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], dict]]:
@@ -96,7 +97,7 @@ def _preference_rank(part: str) -> int:
     return 0 if words & set(PREFERRED_WORDS) else 2 if words & set(LAST_WORDS) else 1
 
 
-State = dict[str, Tensor]
+State = dict[str, Tensor]  # tensors by name
 
 
 @dataclass(frozen=True)
@@ -105,29 +106,29 @@ class Program:
 
     Attributes:
         name: Name of the repository.
-        signs: Regular expressions that recognise the program's checkpoints. Each expression must match the name of
-            at least one tensor.
-        models: Shell patterns of the timm models to which the weights may belong, the most likely first.
-        method: Regular expression of the names of the training method's tensors, such as projection heads.
-        rename: Function that renames tensors to the model's names, if timm's conversion for the family does not.
-        own_crops: Whether models are evaluated with the crop ratios of their timm configurations; False if images are
-            resized to 256 pixels and cropped to 224 pixels.
+        name_patterns: Regular expressions that recognise the program's checkpoints. Each expression must match the name
+            of at least one tensor.
+        model_patterns: Shell patterns of the timm models to which the weights may belong, the most likely first.
+        method_pattern: Regular expression of the names of the training method's tensors, such as projection heads.
+        rename: Function that renames tensors to the model's names; not needed if timm's conversion renames them.
+        uses_timm_crop_ratios: Whether models are evaluated with the crop ratios of their timm configurations; False if
+            images are resized to 256 pixels and cropped to 224 pixels.
     """
 
     name: str
-    signs: tuple[str, ...]
-    models: tuple[str, ...]
-    method: str = r"(?!)"
+    name_patterns: tuple[str, ...]
+    model_patterns: tuple[str, ...]
+    method_pattern: str = r"(?!)"
     rename: Callable[[State], State] = dict
-    own_crops: bool = False
+    uses_timm_crop_ratios: bool = False
 
     def wrote(self, names: Collection[str]) -> bool:
         """Return whether the program wrote a file with tensors of these names."""
-        return all(any(re.search(sign, name) for name in names) for sign in self.signs)
+        return all(any(re.search(pattern, name) for name in names) for pattern in self.name_patterns)
 
     def without_method(self, state: Mapping[str, Tensor]) -> tuple[State, list[str]]:
         """Return the tensors of the backbone, and the names of the training method's tensors."""
-        removed = [name for name in state if re.search(self.method, name)]
+        removed = [name for name in state if re.search(self.method_pattern, name)]
         return {name: value for name, value in state.items() if name not in set(removed)}, removed
 
 
@@ -155,7 +156,7 @@ _SELF_SUPERVISED_HEADS = r"^(head|head_dense|projection_head)\.(mlp|last_layer)\
 _DRLOC, _DRLOC_HEAD = "yhlleo/VTs-Drloc", r"^drloc\."
 _ESVIT, SWIN = "microsoft/esvit", "microsoft/Swin-Transformer"
 
-# A file is attributed to the first program whose `signs` all match.
+# A file is attributed to the first program whose `name_patterns` all match.
 PROGRAMS: tuple[Program, ...] = (
     Program(_DRLOC, (r"^layers\.\d\.2\.layers\.\d+\.0\.fn\.to_kv",), ("drloc_cvt_13",), _DRLOC_HEAD),
     Program(_DRLOC, (r"^to_patch_embedding\.1\.weight$", r"^transformer\.layers\."), ("drloc_vit_*",), _DRLOC_HEAD),
@@ -181,10 +182,12 @@ PROGRAMS: tuple[Program, ...] = (
         "zihangJiang/TokenLabeling",
         (r"^patch_embed\.conv1\.weight$", r"^patch_embed\.bn1\."),
         ("lvvit_*",),
-        own_crops=True,
+        uses_timm_crop_ratios=True,
     ),
     Program("ArieSeirack/DHVT", (r"^blocks\.0\.attn\.ht_proj\.",), ("dhvt_*",)),
-    Program("yitu-opensource/T2T-ViT", (r"^tokens_to_token\.attention1\.",), ("t2t_vit_*",), own_crops=True),
+    Program(
+        "yitu-opensource/T2T-ViT", (r"^tokens_to_token\.attention1\.",), ("t2t_vit_*",), uses_timm_crop_ratios=True
+    ),
     Program("microsoft/CvT", (r"^stage2\.cls_token$", r"\.attn\.conv_proj_q\."), ("cvt_*",)),
     Program("microsoft/vision-longformer", (r"^layer1\.0\.proj\.weight$",), ("vil_*",)),
     Program(
@@ -195,13 +198,13 @@ PROGRAMS: tuple[Program, ...] = (
 )
 
 
-def recognise(names: Collection[str]) -> Program | None:
+def recognise_program(names: Collection[str]) -> Program | None:
     """Return the program that wrote a file with tensors of these names; None if the program is unknown.
 
     Example:
-        >>> recognise({"tokens_to_token.attention1.kqv.weight"}).name
+        >>> recognise_program({"tokens_to_token.attention1.kqv.weight"}).name
         'yitu-opensource/T2T-ViT'
-        >>> recognise({"conv1.weight", "fc.bias"})
+        >>> recognise_program({"conv1.weight", "fc.bias"})
     """
     return next((program for program in PROGRAMS if program.wrote(names)), None)
 
@@ -209,4 +212,4 @@ def recognise(names: Collection[str]) -> Program | None:
 def possible_models(program: Program) -> list[str]:
     """Return the names of the timm models to which a program's weights may belong, the most likely first."""
     names = timm.list_models()
-    return list(dict.fromkeys(name for pattern in program.models for name in fnmatch.filter(names, pattern)))
+    return list(dict.fromkeys(name for pattern in program.model_patterns for name in fnmatch.filter(names, pattern)))

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
 
 from paucal.backbones.names import timm_config
-from paucal.backbones.weights.checkpoints import PROGRAMS, SWIN, candidates, recognise
+from paucal.backbones.weights.checkpoints import PROGRAMS, SWIN, find_candidates, recognise_program
 
 Channels = tuple[float, ...]
 Filter = Literal["bicubic", "bilinear", "lanczos"]
@@ -47,7 +47,7 @@ class ImageInput:
         return cls(**values)
 
 
-def input_of_timm(model: str) -> ImageInput:
+def timm_preprocessing(model: str) -> ImageInput:
     """Return the preprocessing in timm's configuration of a model; the defaults if the model has no configuration."""
     config = timm_config(model)
     if config is None:
@@ -57,7 +57,7 @@ def input_of_timm(model: str) -> ImageInput:
     return ImageInput(ratio, interpolation, tuple(config.mean), tuple(config.std))  # type: ignore[arg-type]
 
 
-def input_of_file(program: str, model: str) -> ImageInput:
+def checkpoint_preprocessing(program: str, model: str) -> ImageInput:
     """Return the preprocessing with which the weights of a file were evaluated.
 
     Args:
@@ -65,35 +65,35 @@ def input_of_file(program: str, model: str) -> ImageInput:
         model: timm name of the model to which the weights belong.
 
     Example:
-        >>> input_of_file("facebookresearch/dino or microsoft/esvit", "vit_base_patch16_224").mean
+        >>> checkpoint_preprocessing("facebookresearch/dino or microsoft/esvit", "vit_base_patch16_224").mean
         (0.485, 0.456, 0.406)
-        >>> input_of_file("zihangJiang/TokenLabeling", "lvvit_m").crop_ratio
+        >>> checkpoint_preprocessing("zihangJiang/TokenLabeling", "lvvit_m").crop_ratio
         1.0
     """
     if program == SWIN and model.endswith("_384"):
         return ImageInput(crop_ratio=1.0)  # Swin's code resizes images to 384 pixels without a crop
     writer = next((entry for entry in PROGRAMS if entry.name == program), None)
-    if model.startswith("deit_") if writer is None else not writer.own_crops:
+    if model.startswith("deit_") if writer is None else not writer.uses_timm_crop_ratios:
         return ImageInput()
-    return input_of_timm(model)
+    return timm_preprocessing(model)
 
 
 def find_program(tree: Mapping[str, Any]) -> str:
     """Return the name of the program that wrote a file, recognised by the names of its tensors; "" if unknown."""
-    programs = (recognise(candidate.state) for candidate in candidates(tree, ()))
+    programs = (recognise_program(candidate.state) for candidate in find_candidates(tree, ()))
     return next((program.name for program in programs if program is not None), "")
 
 
-def input_of_scratch(model: str) -> ImageInput:
+def from_scratch_preprocessing(model: str) -> ImageInput:
     """Return the preprocessing of the original code of a model's family, for evaluating models trained from scratch.
 
     timm's configurations are not used, since they belong to the weights that timm publishes.
 
     Example:
-        >>> [round(input_of_scratch(name).crop_ratio, 3) for name in ("lvvit_s", "lvvit_m", "resnet50")]
+        >>> [round(from_scratch_preprocessing(name).crop_ratio, 3) for name in ("lvvit_s", "lvvit_m", "resnet50")]
         [0.9, 1.0, 0.875]
     """
-    patterns = [pattern for program in PROGRAMS if program.own_crops for pattern in program.models]
+    patterns = [pattern for program in PROGRAMS if program.uses_timm_crop_ratios for pattern in program.model_patterns]
     if not any(fnmatch.fnmatch(model, pattern) for pattern in patterns):
         return ImageInput()
-    return replace(ImageInput(), crop_ratio=input_of_timm(model).crop_ratio)
+    return replace(ImageInput(), crop_ratio=timm_preprocessing(model).crop_ratio)

@@ -49,8 +49,8 @@ class LoadReport:
         details_text = f" ({details})" if details else ""
         count = len(self.loaded) + len(self.adapted)
         lines = [
-            f"starts from {self.source}{details_text}: {count} tensors loaded, {rounded_down(self.share)} of the "
-            f"parameters below the classifier; classifier: {self.classifier}"
+            f"starts from {self.source}{details_text}: {count} tensors loaded, {percent_rounded_down(self.share)} of "
+            f"the parameters below the classifier; classifier: {self.classifier}"
         ]
         for change in dict.fromkeys(self.adapted.values()):
             names = [name for name, description in self.adapted.items() if description == change]
@@ -68,7 +68,7 @@ class LoadReport:
     def __str__(self) -> str:
         return "\n".join(self.lines())
 
-    def short(self) -> dict[str, Any]:
+    def to_summary(self) -> dict[str, Any]:
         """Return the report without the names of tensors, for `summary.json`."""
         return {name: getattr(self, name) for name in ("source", "program", "part", "share", "classifier")}
 
@@ -100,11 +100,11 @@ def list_some(names: Iterable[str]) -> str:
     return ", ".join(name_list) if n_more <= 1 else f"{', '.join(name_list[:SHOWN_NAMES])} and {n_more} more"
 
 
-def rounded_down(share: float) -> str:
+def percent_rounded_down(share: float) -> str:
     """Return a fraction (0 to 1) as a percentage that is rounded down, so that "100 %" means exactly 1.
 
     Example:
-        >>> rounded_down(1.0), rounded_down(0.99996), rounded_down(0.5)
+        >>> percent_rounded_down(1.0), percent_rounded_down(0.99996), percent_rounded_down(0.5)
         ('100 %', '99.9 %', '50.0 %')
     """
     return percent(share, "g") if share == 1 else percent(int(share * 1000) / 1000)

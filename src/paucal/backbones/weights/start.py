@@ -12,9 +12,14 @@ from paucal.backbones.features import FeatureBackbone
 from paucal.backbones.layers import classifier_modules, is_inside
 from paucal.backbones.layout import Size
 from paucal.backbones.probe import model_name
-from paucal.backbones.weights.adapt import FittedTensors, fit_to_model, is_computed, keep_classifier
-from paucal.backbones.weights.checkpoints import Candidate, Program, candidates, possible_models, recognise
-from paucal.backbones.weights.load_report import LoadReport, rounded_down
+from paucal.backbones.weights.adapt import (
+    FittedTensors,
+    choose_classifier_tensors,
+    fit_to_model,
+    is_computed_from_sizes,
+)
+from paucal.backbones.weights.checkpoints import Candidate, Program, find_candidates, possible_models, recognise_program
+from paucal.backbones.weights.load_report import LoadReport, percent_rounded_down
 from paucal.types import UserError
 
 # Fractions of a model's parameters, by number of elements. If less than `MIN_LOADED_FRACTION` can be loaded, loading is
@@ -78,10 +83,10 @@ def start_from(
         raise UserError(_too_few_weights_message(model, weights, best))
     classifier_names = classifier_modules(model)
     _require_shapes(model, weights.source, best, classifier_names)
-    from_classifier = _take_classifier(fitted, classifier_names)
+    loaded_classifier = _take_classifier(fitted, classifier_names)
     model_state = model.state_dict()
     shapes = {name: value.shape for name, value in model_state.items() if is_inside(name, classifier_names)}
-    kept_classifier, verdict = keep_classifier(from_classifier, shapes, weights.classes, classes, head)  # type: ignore[arg-type]
+    kept_classifier, verdict = choose_classifier_tensors(loaded_classifier, shapes, weights.classes, classes, head)  # type: ignore[arg-type]
     state = {**fitted.state, **kept_classifier}
     _require_finite(state, weights.source)
     model.load_state_dict(state, strict=False)
@@ -117,7 +122,7 @@ def read_complete_state(model: nn.Module, weights: StartWeights) -> tuple[dict[s
     needed_names = [
         name for name in model.state_dict() if not is_inside(name, classifier_names) and not _is_batch_counter(name)
     ]
-    missing = [name for name in needed_names if name not in fitted.state and not is_computed(name)]
+    missing = [name for name in needed_names if name not in fitted.state and not is_computed_from_sizes(name)]
     if missing:
         raise UserError(
             f"{weights.source} does not contain the weights of {model_name(model)}: {len(missing)} of the model's "
@@ -140,8 +145,8 @@ def suggest_model(tree: Mapping[str, Any]) -> str | None:
 
     The names of the tensors identify the program that wrote them, and their shapes identify the variant.
     """
-    for candidate in candidates(tree, ()):
-        program = recognise(candidate.state)
+    for candidate in find_candidates(tree, ()):
+        program = recognise_program(candidate.state)
         fits: dict[str, int] = {}
         for name in possible_models(program) if program is not None else ():
             fit = _fit_candidate(build_empty(name, {}), candidate, None)
@@ -190,7 +195,7 @@ class CandidateFit:
 
 def _best_fit(model: nn.Module, weights: StartWeights) -> CandidateFit:
     best = CandidateFit()
-    for candidate in candidates(weights.tree, model.state_dict().keys()):
+    for candidate in find_candidates(weights.tree, model.state_dict().keys()):
         fit = _fit_candidate(model, candidate, weights.grid)
         if fit.share > best.share or (not best.share and len(fit.fitted.mismatched) > len(best.fitted.mismatched)):
             best = fit
@@ -200,7 +205,7 @@ def _best_fit(model: nn.Module, weights: StartWeights) -> CandidateFit:
 
 
 def _fit_candidate(model: nn.Module, candidate: Candidate, grid: Size | None) -> CandidateFit:
-    program, state, method = recognise(candidate.state), candidate.state, []
+    program, state, method = recognise_program(candidate.state), candidate.state, []
     if program is not None:
         state, method = program.without_method(state)
         state = program.rename(state)
@@ -227,10 +232,11 @@ def _too_few_weights_message(model: nn.Module, weights: StartWeights, best: Cand
         if value.shape == model_state[tensor_name].shape:
             reason = f"{example}: convert the weights to floats"
     else:
-        in_file, in_model = next(iter(_names_in_file(weights.tree)), "nothing"), next(iter(model_state))
-        reason = f"the file's tensors have names such as {in_file!r}, and the model's such as {in_model!r}; choose the "
-        reason += "--model to which the weights belong"
-    return f"--init: {weights.source} has only {loaded_text} ({rounded_down(best.share)} of the parameters): {reason}."
+        in_file, in_model = next(iter(_tensor_names_in_file(weights.tree)), "nothing"), next(iter(model_state))
+        reason = f"the file's tensors have names such as {in_file!r}, but the model's have names such as {in_model!r}; "
+        reason += "choose the --model to which the weights belong"
+    percentage = percent_rounded_down(best.share)
+    return f"--init: {weights.source} has only {loaded_text} ({percentage} of the parameters): {reason}."
 
 
 def _take_classifier(fitted: FittedTensors, classifier_names: Sequence[str]) -> dict[str, Tensor]:
@@ -256,9 +262,9 @@ def _require_shapes(model: nn.Module, source: str, best: CandidateFit, classifie
     )
 
 
-def _names_in_file(tree: Mapping[str, Any]) -> list[str]:
+def _tensor_names_in_file(tree: Mapping[str, Any]) -> list[str]:
     """Return the names of the tensors in the mapping with the most tensors in a file."""
-    inner = [_names_in_file(value) for value in tree.values() if isinstance(value, Mapping)]
+    inner = [_tensor_names_in_file(value) for value in tree.values() if isinstance(value, Mapping)]
     return max([[name for name, value in tree.items() if isinstance(value, Tensor)], *inner], key=len)
 
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from paucal.backbones.features import FeatureBackbone
 from paucal.backbones.forward_hooks import HookedTensors, hook_output
-from paucal.backbones.layout import Hints, last_tensor, read_layout, to_grid
+from paucal.backbones.layout import LayoutHints, last_tensor, read_layout, to_grid
 from paucal.backbones.probe import model_name
 from paucal.data.images import ImageSet
 from paucal.data.loader import MAX_INFERENCE_BATCH, make_eval_loader
@@ -170,7 +170,7 @@ class FeatureReader(nn.Module):
     def _block_features(self, output: Any, images: Tensor, last: Tensor, with_mean: bool) -> Tensor:
         plan, size = self.backbone.plan, (images.shape[-2], images.shape[-1])
         output = last_tensor(output)
-        hints = Hints(plan.channels_last, (last.shape[2], last.shape[3]))
+        hints = LayoutHints(plan.channels_last, (last.shape[2], last.shape[3]))
         layout = read_layout(output.shape, size, plan.prefixes, hints)
         grid = to_grid(output, size, plan.prefixes, hints)
         if layout is None or grid is None:

@@ -105,9 +105,9 @@ def entropy_over(model: nn.Module, batches: Iterable[Tensor]) -> dict[str, Tenso
         UserError: the model has no attention between patches.
     """
     totals: dict[str, Tensor] = {}
-    images = 0
+    n_images = 0
     for batch in batches:
         for attention in read_attention(model, batch):
             totals[attention.layer] = totals.get(attention.layer, 0) + mean_entropy(attention).double() * len(batch)
-        images += len(batch)
-    return {layer: total / images for layer, total in totals.items()}
+        n_images += len(batch)
+    return {layer: total / n_images for layer, total in totals.items()}

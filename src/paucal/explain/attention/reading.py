@@ -17,7 +17,7 @@ from paucal.backbones.layout import grid_sides
 from paucal.backbones.probe import model_name
 from paucal.backbones.timm_attention import layout_of
 from paucal.explain.attention.maps import AttentionMap
-from paucal.explain.prepared import explainable, forward
+from paucal.explain.prepared import forward, prepare_for_hooks
 from paucal.types import UserError
 
 MAX_PREFIX = 9  # largest number of tokens before the patch tokens: 8 registers and a class token
@@ -45,7 +45,7 @@ def read_attention(model: nn.Module, images: Tensor, layers: Sequence[str] | Non
         >>> last.layer, last.tokens.prefix, last.cell_map("class").shape
         ('blocks.1.attn', ('class',), torch.Size([1, 3, 2, 4]))
     """
-    with explainable(model) as module:
+    with prepare_for_hooks(model) as module:
         maps = run_recorded(module, images).maps
     if layers is None:
         return maps
@@ -65,12 +65,14 @@ class AttentionRecord(NamedTuple):
     maps: list[AttentionMap]  # attention of the layers whose token positions are known, from the first to the last
     # Attention weights of these layers as used in the forward pass, from which gradients are computed. The weights in
     # `maps` are views of these tensors.
-    raw: list[Tensor]
+    raw_weights: list[Tensor]
     layers: list[nn.Module]  # attention layers that computed the weights
 
     def gradients(self, output_gradient: Tensor) -> list[Tensor]:
         """Return the gradients of the weights in `maps`, given the (B, K) gradient of the logits."""
-        gradients = torch.autograd.grad(self.logits, self.raw, output_gradient, allow_unused=True, retain_graph=True)
+        gradients = torch.autograd.grad(
+            self.logits, self.raw_weights, output_gradient, allow_unused=True, retain_graph=True
+        )
         return [
             torch.zeros_like(attention.weights)
             if gradient is None
@@ -125,9 +127,9 @@ def require_attention(module: nn.Module) -> None:
 def add_positions(name: str, weights: Tensor, call: AttentionCall, images: Tensor) -> AttentionMap | None:
     """Return a layer's attention with the positions of its queries and keys; None if the positions are unknown."""
     size, positions = (images.shape[-2], images.shape[-1]), None
-    for declared in map(layout_of, call.modules):
-        if positions is None and declared.find_groups is not None:
-            positions = declared.find_groups(call, weights, size)
+    for layout in map(layout_of, call.modules):
+        if positions is None and layout.find_groups is not None:
+            positions = layout.find_groups(call, weights, size)
     positions = _global_groups(weights, call, images) if positions is None else positions
     return None if positions is None else AttentionMap(name, as_groups(weights, call.layer, len(images)), *positions)
 
@@ -161,8 +163,8 @@ def _global_groups(weights: Tensor, call: AttentionCall, images: Tensor) -> Atte
         return None
     if queries not in (1, keys) and layout.pools == "nothing":
         return None  # keys may be pooled along rows (NextViT)
-    first = int(getattr(layer, "has_cls_token", False)) if pools_queries else None
-    tokens = tokens_of(keys if queries == 1 and not pools_queries else queries, call.model, size, suffix, first)
+    n_prefix = int(getattr(layer, "has_cls_token", False)) if pools_queries else None
+    tokens = tokens_of(keys if queries == 1 and not pools_queries else queries, call.model, size, suffix, n_prefix)
     if tokens is None:
         return None
     key_tokens = tokens if keys == len(tokens) else tokens_of(keys, call.model, size, prefix=len(tokens.prefix))
@@ -185,11 +187,11 @@ def tokens_of(
 ) -> Tokens | None:
     """Return the names and the grid of `count` tokens of a model; None if the patch tokens do not form a grid.
 
-    `suffix` has the names of the tokens after the patch tokens, and `prefix` is the number of tokens before them. If it
-    is None, the number is derived from the model or from the aspect ratio of the image.
+    `suffix` has the names of the tokens after the patch tokens, and `prefix` is the number of tokens before the patch
+    tokens. If `prefix` is None, the number is derived from the model or from the aspect ratio of the image.
     """
-    declared = int(getattr(model, "num_prefix_tokens", 0) or 0)
-    for n_prefix in (declared, *range(MAX_PREFIX)) if prefix is None else (prefix,):
+    model_prefix = int(getattr(model, "num_prefix_tokens", 0) or 0)
+    for n_prefix in (model_prefix, *range(MAX_PREFIX)) if prefix is None else (prefix,):
         sides = grid_sides(count - len(suffix) - n_prefix, image_size)
         if sides is not None:
             return Tokens(sides, prefix_names(model, n_prefix), suffix)

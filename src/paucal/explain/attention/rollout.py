@@ -50,22 +50,29 @@ class Flow:
         return Flow(torch.cat((prefix, cells.flatten(1), suffix), 1), tokens)
 
 
-def follow_back(start: Flow, layers: Sequence[AttentionMap], keep: float = 1.0, move: float = 1.0) -> Flow:
+def follow_back(
+    start: Flow, layers: Sequence[AttentionMap], residual_factor: float = 1.0, attention_factor: float = 1.0
+) -> Flow:
     """Trace contributions back from the last tokens of a network to the tokens of its first layer.
 
-    In each layer, a token keeps its contribution times `keep`, because of the residual connection, and passes on its
-    contribution times `move` to the tokens that it attends to. A token that is not a query keeps its whole
-    contribution. For example, patch tokens are not queries in a layer in which only the class token is a query.
+    In each layer, a token keeps its contribution times `residual_factor`, because of the residual connection, and
+    passes its contribution times `attention_factor` on to the tokens that it attends to. A token that is not a query
+    keeps its whole contribution. For example, patch tokens are not queries in a layer in which only the class token is
+    a query.
     """
     flow = start
     for step in reversed(_group_steps(layers)):
         flow = flow.resample(step[0].tokens)
         is_query = torch.stack([attention.query_mask() for attention in step]).any(0)
-        residual_flow = Flow(torch.where(is_query, keep, 1.0) * flow.values, flow.tokens)
+        residual_flow = Flow(torch.where(is_query, residual_factor, 1.0) * flow.values, flow.tokens)
         # In layers that pool their queries (MViT, Hiera, LeViT), the keys have a finer grid.
         finest = max((flow.tokens, *(attention.key_tokens for attention in step)), key=lambda tokens: tokens.cells)
-        moved = [Flow(attention.flow(flow.values), attention.key_tokens).resample(finest).values for attention in step]
-        flow = Flow(residual_flow.resample(finest).values + move * torch.stack(moved).sum(0), finest)
+        attention_flows = [
+            Flow(attention.flow(flow.values), attention.key_tokens).resample(finest).values for attention in step
+        ]
+        flow = Flow(
+            residual_flow.resample(finest).values + attention_factor * torch.stack(attention_flows).sum(0), finest
+        )
     return flow
 
 
@@ -112,13 +119,13 @@ def attention_rollout(model: nn.Module, images: Tensor, residual: float = 0.5) -
     Raises:
         UserError: the model has no attention between patches.
     """
-    layers = [fold_normalised(attention) for attention in read_attention(model, images)]
+    layers = [fold_and_normalise(attention) for attention in read_attention(model, images)]
     start = pooling_weights(model, layers[-1].tokens, len(images), layers[-1].weights)
-    flow = follow_back(start, layers, keep=residual, move=1 - residual)
+    flow = follow_back(start, layers, residual_factor=residual, attention_factor=1 - residual)
     return flow.tokens.to_grid(flow.values)
 
 
-def fold_normalised(attention: AttentionMap) -> AttentionMap:
+def fold_and_normalise(attention: AttentionMap) -> AttentionMap:
     """Merge DHVT's head tokens into the class token (see `fold_head_tokens`), and scale all rows to sum to 1.
 
     The merged row of the class token is the sum of two rows that sum to 1, so without scaling it would sum to 2.

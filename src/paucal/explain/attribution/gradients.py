@@ -12,17 +12,17 @@ from torch import Tensor, nn
 
 from paucal.backbones.features import FeatureBackbone
 from paucal.backbones.forward_hooks import block_names, recorded_outputs
-from paucal.backbones.layout import Hints, last_tensor, read_layout, to_grid
+from paucal.backbones.layout import LayoutHints, last_tensor, read_layout, to_grid
 from paucal.backbones.probe import FeaturePlan, model_name
 from paucal.explain.attention.reading import require_attention
 from paucal.explain.attention.rollout import class_contributions, roll_out, run_with_blocks
 from paucal.explain.attribution.pruning import PrunedGradients
 from paucal.explain.prepared import (
-    explainable,
+    compute_logits,
     one_hot_classes,
+    prepare_for_hooks,
     require_classes,
     require_classifier,
-    run,
     with_gradient,
 )
 from paucal.types import UserError
@@ -40,7 +40,7 @@ def gradient_rollout(model: nn.Module, images: Tensor, classes: Tensor, pruned: 
     last patch tokens, whereas the original method would weight all patches equally. If `pruned` is True, the gradients
     are pruned as in LibraGrad.
     """
-    with explainable(model) as module, torch.enable_grad():
+    with prepare_for_hooks(model) as module, torch.enable_grad():
         require_attention(module)
         require_classifier(module)
         tracked = with_gradient(module, images)
@@ -65,17 +65,17 @@ def gradient_features(model: nn.Module, images: Tensor, classes: Tensor, pruned:
     positions.
     """
     size = (images.shape[-2], images.shape[-1])
-    with explainable(model) as module, torch.enable_grad():
+    with prepare_for_hooks(model) as module, torch.enable_grad():
         plan = FeatureBackbone(module, size).plan
         pruning = PrunedGradients("values") if pruned else nullcontext()
         with recorded_outputs(module, block_names(module)) as block_outputs, pruning:
-            logits = run(module, with_gradient(module, images))
+            logits = compute_logits(module, with_gradient(module, images))
         outputs = {name: last_tensor(block_outputs[name]) for name in plan.blocks if name in block_outputs}
         if not outputs:
             raise UserError(f"{model_name(module)} has no blocks with feature maps: use integrated-gradients.")
         one_hot = one_hot_classes(logits, classes)
         gradients = torch.autograd.grad(logits, list(outputs.values()), one_hot, allow_unused=True)
-    hints = Hints(plan.channels_last, (plan.last[1], plan.last[2]))
+    hints = LayoutHints(plan.channels_last, (plan.last_shape[1], plan.last_shape[2]))
     maps = []
     for output, gradient in zip(outputs.values(), gradients, strict=True):
         grid = None if gradient is None else to_grid(output.detach() * gradient, size, plan.prefixes, hints)
@@ -101,10 +101,10 @@ def integrated_gradients(model: nn.Module, images: Tensor, classes: Tensor, step
     the image minus the logit of this uniform image.
     """
     captum = _import_captum()
-    with explainable(model) as module, torch.enable_grad():
+    with prepare_for_hooks(model) as module, torch.enable_grad():
         inputs = images.detach().to(next(module.parameters()).dtype)
-        indices = _checked_classes(module, inputs, classes)
-        method = captum.IntegratedGradients(lambda batch: run(module, batch))
+        indices = _class_indices(module, inputs, classes)
+        method = captum.IntegratedGradients(lambda batch: compute_logits(module, batch))
         values = method.attribute(inputs, target=indices, n_steps=steps, internal_batch_size=max(len(inputs), steps))
     return values.detach().sum(1)
 
@@ -118,12 +118,12 @@ def grad_cam(model: nn.Module, images: Tensor, classes: Tensor) -> Tensor:
     """
     captum = _import_captum()
     size = (images.shape[-2], images.shape[-1])
-    with explainable(model) as module, torch.enable_grad():
+    with prepare_for_hooks(model) as module, torch.enable_grad():
         inputs = with_gradient(module, images)
-        indices = _checked_classes(module, inputs, classes)
+        indices = _class_indices(module, inputs, classes)
         layer = _GridLayer(module, FeatureBackbone(module, size).plan, size)
         try:
-            method = captum.LayerGradCam(lambda batch: run(module, batch), layer.grid)
+            method = captum.LayerGradCam(lambda batch: compute_logits(module, batch), layer.grid)
             return method.attribute(inputs, target=indices, relu_attributions=True).detach()[:, 0]
         finally:
             layer.handle.remove()
@@ -141,7 +141,7 @@ class _GridLayer:
         self.handle = module.get_submodule(name).register_forward_hook(self._pass_as_grid)
 
     def _pass_as_grid(self, module: nn.Module, inputs: tuple[Any, ...], output: Any) -> Tensor:
-        output, hints = last_tensor(output), Hints(self.plan.channels_last, self.plan.last[1:])
+        output, hints = last_tensor(output), LayoutHints(self.plan.channels_last, self.plan.last_shape[1:])
         layout = read_layout(output.shape, self.size, self.plan.prefixes, hints)
         assert layout is not None
         if layout.kind == "nchw":
@@ -164,6 +164,6 @@ def _import_captum() -> Any:
 
 
 @torch.no_grad()
-def _checked_classes(module: nn.Module, images: Tensor, classes: Tensor) -> Tensor:
-    logits = run(module, images[:1])
+def _class_indices(module: nn.Module, images: Tensor, classes: Tensor) -> Tensor:
+    logits = compute_logits(module, images[:1])
     return require_classes(classes, logits.shape[1], len(images)).to(images.device)

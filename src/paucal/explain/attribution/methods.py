@@ -107,7 +107,7 @@ def random_maps(count: int, grid: tuple[int, int], seed: int) -> Tensor:
 # photographs: insertion minus deletion, and the fraction of a map's positive values that is on a pasted object. If
 # methods are tied, the faster method comes first. The first method that the model and the installation support is used.
 # Families that were not evaluated use the methods of the most similar family.
-BEST: Mapping[str, tuple[str, ...]] = {
+BEST_METHODS: Mapping[str, tuple[str, ...]] = {
     "vit": ("gradient-rollout", "libra-rollout", "libra"),
     "dhvt": ("libra", "integrated-gradients", "gradient-rollout"),
     "lvvit": ("libra", "integrated-gradients", "libra-rollout"),
@@ -117,7 +117,7 @@ BEST: Mapping[str, tuple[str, ...]] = {
 
 
 def family_of(model: nn.Module) -> str:
-    """Return the key of `BEST` for a model's architecture family.
+    """Return the key of `BEST_METHODS` for a model's architecture family.
 
     Example:
         >>> import timm
@@ -138,7 +138,7 @@ def best_method(model: nn.Module, among: Collection[str] = METHODS) -> tuple[str
         among: Methods to choose from.
     """
     family, applicable = family_of(model), [name for name in methods_of(model) if name in among]
-    ranked = [name for name in BEST[family] if name in applicable]
+    ranked = [name for name in BEST_METHODS[family] if name in applicable]
     method = next(name for name in ranked if has_captum() or name not in CAPTUM_METHODS)
     reason = f"it scored best on {_SCORED_MODELS[family]}"
     if method != ranked[0]:
@@ -149,7 +149,7 @@ def best_method(model: nn.Module, among: Collection[str] = METHODS) -> tuple[str
 def ranked_methods(model: nn.Module) -> list[str]:
     """Return the class-specific methods that work with a model; the best methods for its family come first."""
     applicable = [name for name in methods_of(model) if METHODS[name].is_class_specific]
-    best = [name for name in BEST[family_of(model)] if name in applicable]
+    best = [name for name in BEST_METHODS[family_of(model)] if name in applicable]
     return [*best, *(name for name in applicable if name not in best)]
 
 

@@ -73,16 +73,16 @@ def _rescale(func: Callable[..., Any], name: str, args: tuple[Any, ...], keyword
     x = args[0]
     with torch.no_grad():
         value = func(*args, **keywords)
-    dims, offset = _normed_dims(name, x, args, keywords)
-    centred = _centre_groups(x, dims, name)
+    dims, bias = _norm_dims_and_bias(name, x, args, keywords)
+    centred = _subtract_mean(x, dims, name)
     with torch.no_grad():
         is_zero = centred.abs() < 1e-12
-        scale = torch.where(is_zero, 0.0, (value - offset) / torch.where(is_zero, 1.0, centred))
+        scale = torch.where(is_zero, 0.0, (value - bias) / torch.where(is_zero, 1.0, centred))
     out = centred * scale
     return out + (value - out).detach()
 
 
-def _centre_groups(x: Tensor, dims: tuple[int, ...], name: str) -> Tensor:
+def _subtract_mean(x: Tensor, dims: tuple[int, ...], name: str) -> Tensor:
     if name == "rms_norm":
         return x
     if name == "layer_norm":
@@ -92,7 +92,7 @@ def _centre_groups(x: Tensor, dims: tuple[int, ...], name: str) -> Tensor:
     return (grouped - grouped.mean(tuple(range(2, grouped.ndim)), keepdim=True)).flatten(1, 2)
 
 
-def _normed_dims(
+def _norm_dims_and_bias(
     name: str, x: Tensor, args: tuple[Any, ...], keywords: dict[str, Any]
 ) -> tuple[tuple[int, ...], Tensor | float]:
     """Return the normalised dimensions (for `group_norm`, the number of groups), and the bias that the norm adds."""

@@ -23,7 +23,7 @@ from paucal.explain.attention.maps import AttentionMap
 from paucal.explain.attention.reading import run_recorded
 from paucal.explain.attention.rollout import Flow, class_contributions, roll_out, run_with_blocks
 from paucal.explain.attribution.relevance_mode import RelevanceMode
-from paucal.explain.prepared import explainable, one_hot_classes, require_classifier, with_gradient
+from paucal.explain.prepared import one_hot_classes, prepare_for_hooks, require_classifier, with_gradient
 from paucal.types import UserError
 
 
@@ -77,7 +77,7 @@ def layer_relevances(model: nn.Module, images: Tensor, classes: Tensor) -> Relev
             "use --method gradient-rollout."
         )
     require_classifier(model)
-    with explainable(model) as module, _without_auxiliary_head(module), torch.enable_grad():
+    with prepare_for_hooks(model) as module, _without_auxiliary_head(module), torch.enable_grad():
         tracked = with_gradient(module, images)
         gradient_run = run_recorded(module, tracked)
         one_hot = one_hot_classes(gradient_run.logits, classes)

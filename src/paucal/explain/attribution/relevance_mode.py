@@ -33,7 +33,9 @@ def safe_divide(numerator: Tensor, denominator: Tensor) -> Tensor:
     return numerator / (denominator + torch.where(denominator == -EPSILON, 2 * EPSILON, EPSILON)) * (denominator != 0)
 
 
-def _positive_part(x: Tensor, weight: Tensor, relevance: Tensor, apply: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
+def _relevance_by_positive_products(
+    x: Tensor, weight: Tensor, relevance: Tensor, apply: Callable[[Tensor, Tensor], Tensor]
+) -> Tensor:
     """Divide relevance among the inputs x in proportion to their positive products with the weights; ignore biases."""
     with torch.enable_grad():
         positive = x.detach().clamp(min=0).requires_grad_()
@@ -56,7 +58,7 @@ class Linear(torch.autograd.Function):
     def backward(ctx: Any, *relevance: Tensor) -> Any:
         """Return the relevance of x."""
         x, weight = ctx.saved_tensors
-        return _positive_part(x, weight, relevance[0], F.linear), None, None
+        return _relevance_by_positive_products(x, weight, relevance[0], F.linear), None, None
 
 
 class Convolution(torch.autograd.Function):
@@ -81,7 +83,7 @@ class Convolution(torch.autograd.Function):
         def apply(inputs: Tensor, weights: Tensor) -> Tensor:
             return torch.conv2d(inputs, weights, None, *ctx.options)
 
-        return _positive_part(x, weight, relevance[0], apply), None, None, None
+        return _relevance_by_positive_products(x, weight, relevance[0], apply), None, None, None
 
 
 class Unchanged(torch.autograd.Function):
@@ -101,7 +103,8 @@ class Unchanged(torch.autograd.Function):
 class ZRule(torch.autograd.Function):
     """The z-rule for a mean or a sum of one tensor, or for a product of two: relevance in proportion to contributions.
 
-    Each element gets relevance in proportion to its contribution to an output. Each of two factors gets half.
+    Each element gets relevance in proportion to its contribution to an output. In a product, each of the two
+    factors gets half of the relevance.
     """
 
     @staticmethod
@@ -141,8 +144,8 @@ class Sum(torch.autograd.Function):
         first, second = ctx.saved_tensors
         quotient = safe_divide(relevance[0], first + second)
         by_z_rule = [summand * quotient for summand in (first, second)]
-        image_sums = [_to_image_shape(values.sum(tuple(range(1, values.ndim))), values) for values in by_z_rule]
-        total = _to_image_shape(relevance[0].sum(tuple(range(1, relevance[0].ndim))), relevance[0])
+        image_sums = [_add_trailing_dims(values.sum(tuple(range(1, values.ndim))), values) for values in by_z_rule]
+        total = _add_trailing_dims(relevance[0].sum(tuple(range(1, relevance[0].ndim))), relevance[0])
         absolute_sum = image_sums[0].abs() + image_sums[1].abs()
         scaled = [
             values * safe_divide(safe_divide(image_sum.abs(), absolute_sum) * total, image_sum)
@@ -151,7 +154,7 @@ class Sum(torch.autograd.Function):
         return scaled[0].sum_to_size(first.shape), scaled[1].sum_to_size(second.shape)
 
 
-def _to_image_shape(values: Tensor, like: Tensor) -> Tensor:
+def _add_trailing_dims(values: Tensor, like: Tensor) -> Tensor:
     return values.view(-1, *[1] * (like.ndim - 1))
 
 
@@ -209,7 +212,7 @@ def gets_relevance(value: Any) -> bool:
     return isinstance(value, Tensor) and value.requires_grad
 
 
-def _pass_gradient(func: Callable[..., Any], args: tuple[Any, ...], keywords: dict[str, Any]) -> Tensor:
+def _unchanged_rule(func: Callable[..., Any], args: tuple[Any, ...], keywords: dict[str, Any]) -> Tensor:
     with torch.no_grad():
         value = func(args[0].clone(), *args[1:], **keywords)
     return Unchanged.apply(args[0], value)  # type: ignore[return-value]
@@ -269,7 +272,7 @@ def _single_operand_rule(apply: Callable[[Any, Any], Tensor], first: Any, second
 
 
 _RULES: dict[str, Callable[..., Any]] = {
-    **dict.fromkeys(_UNCHANGED, _pass_gradient),
+    **dict.fromkeys(_UNCHANGED, _unchanged_rule),
     **dict.fromkeys(("add", "add_", "__add__", "__iadd__", "__radd__"), _sum_rule),
     **dict.fromkeys(PRODUCTS | MATRIX_PRODUCTS, _product_rule),
     **dict.fromkeys(("mean", "sum", "avg_pool2d", "adaptive_avg_pool2d"), _mean_rule),

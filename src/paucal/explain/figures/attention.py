@@ -31,12 +31,12 @@ from paucal.wording import counted
 
 # Colours of classes: matplotlib's tab10 with yellow instead of grey, which would be invisible on a greyscale image. If
 # there are more classes than colours, the remaining classes are grey.
-TOKEN_COLOURS = [*colormaps["tab10"].colors[:7], "#fff35c", *colormaps["tab10"].colors[8:]]  # type: ignore[attr-defined]
+CLASS_COLOURS = [*colormaps["tab10"].colors[:7], "#fff35c", *colormaps["tab10"].colors[8:]]  # type: ignore[attr-defined]
 MIN_OPACITY, MAX_OPACITY = 0.3, 0.8  # opacity of a class's colour at probability 0 and at probability 1
 
 
 def maps_figure(
-    picture: Picture, maps: Sequence[Tensor], titles: Sequence[str], label: str, smooth: bool = False
+    picture: Picture, maps: Sequence[Tensor], titles: Sequence[str], caption: str, smooth: bool = False
 ) -> Figure:
     """Draw an image; then draw each (h, w) map over a copy of the image. Each map has its own colour scale.
 
@@ -54,7 +54,7 @@ def maps_figure(
         draw_map(panel, picture, values, low, top)
         draw_title(panel, text)
         draw_colour_bar(figure, panel, low, top)
-    draw_caption(figure, label)
+    draw_caption(figure, caption)
     return figure
 
 
@@ -215,9 +215,10 @@ def _describe_token(token: Token) -> str:
 
 
 def tokens_figure(picture: Picture, maps: Sequence[tuple[str, Tensor]], classes: Sequence[str]) -> Figure:
-    """Draw an image and greyscale copies; a patch's colour shows its likeliest class, the opacity the probability.
+    """Draw an image and greyscale copies with the patches' likeliest classes as colours.
 
-    `maps` has the title and the (K, h, w) class probabilities of each copy, for K `classes`.
+    The opacity of a patch's colour shows the probability of the class. `maps` has the title and the (K, h, w) class
+    probabilities of each copy, for K `classes`.
     """
     figure, axes = make_panels(1, 1 + len(maps), picture.shape[:2], extra=0.7)
     axes[0][0].imshow(picture)
@@ -227,15 +228,15 @@ def tokens_figure(picture: Picture, maps: Sequence[tuple[str, Tensor]], classes:
     for panel, (name, probabilities) in zip(axes[0][1:], maps, strict=True):
         best, likeliest = probabilities.max(0)
         rgba = np.full((*best.shape, 4), 0.5)
-        for colour, number in enumerate(shown_classes):
-            rgba[likeliest.numpy() == number, :3] = to_rgb(TOKEN_COLOURS[colour])
+        for colour, class_index in enumerate(shown_classes):
+            rgba[likeliest.numpy() == class_index, :3] = to_rgb(CLASS_COLOURS[colour])
         rgba[..., 3] = MIN_OPACITY + best.numpy() * (MAX_OPACITY - MIN_OPACITY)
         panel.imshow(np.repeat(picture.mean(2, keepdims=True), 3, 2))
         draw_cells(panel, picture, rgba)
         panel.set(xlim=(-0.5, width - 0.5), ylim=(height - 0.5, -0.5))
         draw_title(panel, f"{name}\nprobability {float(best.min()):.0%} to {float(best.max()):.0%}")
     patches = [
-        Patch(color=TOKEN_COLOURS[c], label=_printable(readable_name(classes[n]))) for c, n in enumerate(shown_classes)
+        Patch(color=CLASS_COLOURS[c], label=_printable(readable_name(classes[n]))) for c, n in enumerate(shown_classes)
     ]
     figure.legend(handles=patches, loc="outside lower center", ncols=min(5, len(patches)), fontsize=7, frameon=False)
     return figure
@@ -247,5 +248,5 @@ def _printable(name: str) -> str:
 
 
 def _frequent_classes(maps: Sequence[np.ndarray]) -> list[int]:
-    numbers, counts = np.unique(np.concatenate([values.ravel() for values in maps]), return_counts=True)
-    return sorted(numbers[np.argsort(-counts, kind="stable")[: len(TOKEN_COLOURS)]].tolist())
+    indices, counts = np.unique(np.concatenate([values.ravel() for values in maps]), return_counts=True)
+    return sorted(indices[np.argsort(-counts, kind="stable")[: len(CLASS_COLOURS)]].tolist())

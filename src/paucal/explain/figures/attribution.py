@@ -24,29 +24,29 @@ class AttributedImage:
     prediction: str = ""  # text that is shown instead of class and probability; "" to show class and probability
 
 
-def attribution_figure(explained: AttributedImage, method: str, is_class_specific: bool = True) -> Figure:
+def attribution_figure(image: AttributedImage, method: str, is_class_specific: bool = True) -> Figure:
     """Draw an image and its attribution map for each class; all maps have the same colour scale."""
-    maps = explained.maps if is_class_specific else explained.maps[:1]
-    figure, axes = make_panels(1, 1 + len(maps), explained.picture.shape[:2], extra=0.35)
-    axes[0][0].imshow(explained.picture)
-    draw_title(axes[0][0], explained.name)
+    maps = image.maps if is_class_specific else image.maps[:1]
+    figure, axes = make_panels(1, 1 + len(maps), image.picture.shape[:2], extra=0.35)
+    axes[0][0].imshow(image.picture)
+    draw_title(axes[0][0], image.name)
     low, high = colour_limits(maps)
-    columns = zip(axes[0][1:], maps, explained.classes, explained.probabilities, strict=False)
+    columns = zip(axes[0][1:], maps, image.classes, image.probabilities, strict=False)
     for panel, values, name, probability in columns:
-        draw_heat(panel, explained.picture, values, low, high)
-        prediction = explained.prediction or f"{name}\nprobability {probability:.0%}"
+        draw_heat(panel, image.picture, values, low, high)
+        prediction = image.prediction or f"{name}\nprobability {probability:.0%}"
         draw_title(panel, prediction if is_class_specific else "for any class")
     draw_colour_bar(figure, axes[0], low, high, "attribution")
     draw_caption(figure, f"method: {method}")
     return figure
 
 
-def contact_sheet(explained: Sequence[AttributedImage], method: str, is_class_specific: bool = True) -> Figure:
+def contact_sheet(images: Sequence[AttributedImage], method: str, is_class_specific: bool = True) -> Figure:
     """Draw many images, and beside each image the map for its first class. Each map has its own colour scale."""
-    columns = min(MAX_PAIRS, len(explained))
-    rows = -(-len(explained) // columns)
-    figure, axes = make_panels(rows, 2 * columns, explained[0].picture.shape[:2], extra=0.3)
-    for index, image in enumerate(explained):
+    columns = min(MAX_PAIRS, len(images))
+    rows = -(-len(images) // columns)
+    figure, axes = make_panels(rows, 2 * columns, images[0].picture.shape[:2], extra=0.3)
+    for index, image in enumerate(images):
         pair = axes[index // columns][2 * (index % columns) :][:2]
         pair[0].imshow(image.picture)
         draw_title(pair[0], image.name, 8)
@@ -79,10 +79,10 @@ def mistakes_attribution_figure(mistakes: Sequence[AttributedImage], method: str
     columns = min(MISTAKES_PER_ROW, len(mistakes))
     figure, axes = make_panels(-(-len(mistakes) // columns), 3 * columns, mistakes[0].picture.shape[:2], extra=0.3)
     for index, mistake in enumerate(mistakes):
-        image, predicted, label = axes[index // columns][3 * (index % columns) :][:3]
-        image.imshow(mistake.picture)
-        draw_title(image, mistake.name, 8)
-        roles = ((predicted, "predicted"), (label, "label"))
+        image_panel, predicted_panel, label_panel = axes[index // columns][3 * (index % columns) :][:3]
+        image_panel.imshow(mistake.picture)
+        draw_title(image_panel, mistake.name, 8)
+        roles = ((predicted_panel, "predicted"), (label_panel, "label"))
         class_maps = zip(mistake.maps, mistake.classes, mistake.probabilities, strict=True)
         for (panel, role), (values, name, probability) in zip(roles, class_maps, strict=True):
             draw_heat(panel, mistake.picture, values, *colour_limits(mistake.maps))

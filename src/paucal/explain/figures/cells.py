@@ -73,12 +73,16 @@ def matches_sheet(pairs: Sequence[MatchedPair]) -> Figure:
     return _pairs_sheet(pairs, "lines: most similar cells, dashed and red where wrong")
 
 
-def _pairs_sheet(pairs: Sequence[MatchedPair], lines: str) -> Figure:
+def _pairs_sheet(pairs: Sequence[MatchedPair], lines_caption: str) -> Figure:
     shapes = [picture.shape[:2] for pair in pairs for picture in pair.pictures]
     figure, axes = make_panels(len(pairs), 2, max(shapes, key=max), extra=0.6, scale=PANEL_SCALE)
     for row, pair in zip(axes, pairs, strict=True):
         _draw_pair(figure, row, pair)
-    draw_caption(figure, f"{lines}\nring: nearest to its image's global feature; triangle: to the other image's", 7)
+    draw_caption(
+        figure,
+        f"{lines_caption}\nring: cell nearest to its image's global feature; triangle: nearest to the other image's",
+        7,
+    )
     return figure
 
 

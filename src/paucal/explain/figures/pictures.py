@@ -33,7 +33,7 @@ def visible_region(image: Image.Image, geometry: Tensor, size: tuple[int, int]) 
 
     Args:
         image: Upright RGB image.
-        geometry: (2, 3) map from the model's view to the image, see `types.Batch.geometry`.
+        geometry: (2, 3) affine matrix from the model's view to the image, see `types.Batch.geometry`.
         size: (height, width) of the model's input, which determines the aspect ratio.
     """
     scale = PICTURE_SIDE / max(size)
@@ -129,12 +129,12 @@ def cell_centre(cell: tuple[int, int], grid: tuple[int, int], shape: Sequence[in
     return (column + 0.5) * shape[1] / grid[1] - 0.5, (row + 0.5) * shape[0] / grid[0] - 0.5
 
 
-def figure_to_bytes(figure: Figure, kind: str) -> bytes:
-    """Return a figure as PNG or SVG (`kind` is "png" or "svg"); equal figures give identical SVG files."""
+def figure_to_bytes(figure: Figure, file_format: str) -> bytes:
+    """Return a figure as PNG or SVG (`file_format` is "png" or "svg"); equal figures give identical SVG files."""
     buffer = io.BytesIO()
     with matplotlib.rc_context({"svg.hashsalt": "paucal", "svg.fonttype": "none"}):
-        metadata = {"Date": None} if kind == "svg" else {}
-        figure.savefig(buffer, format=kind, dpi=110, metadata=metadata, bbox_inches="tight", pad_inches=0.12)
+        metadata = {"Date": None} if file_format == "svg" else {}
+        figure.savefig(buffer, format=file_format, dpi=110, metadata=metadata, bbox_inches="tight", pad_inches=0.12)
     return buffer.getvalue()
 
 

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from paucal.backbones.empty_models import build_empty
 from paucal.backbones.layers import classifier_modules, is_inside
-from paucal.backbones.names import create_model, require_name, timm_config
-from paucal.backbones.weights.inputs import ImageInput, input_of_file, input_of_timm
+from paucal.backbones.names import create_model, require_model_name, timm_config
+from paucal.backbones.weights.inputs import ImageInput, checkpoint_preprocessing, timm_preprocessing
 from paucal.backbones.weights.load_report import LoadReport
 from paucal.backbones.weights.start import StartWeights, read_complete_state
 from paucal.models.preprocessing import Preprocessing
@@ -55,7 +55,7 @@ class CheckedWeights:
 
 def check_licence(name: str, licence: str) -> str:
     """Return a licence without surrounding space; raise a UserError if timm states another licence for the weights."""
-    require_name(name)
+    require_model_name(name)
     try:
         licence = require_short_text(licence, "licence")
     except ValueError as problem:
@@ -86,7 +86,7 @@ def check_weights(
     licence = check_licence(name, licence)
     state, report = read_complete_state(build_empty(name, {}), weights)
     if image_input is None:
-        image_input = input_of_file(report.program, name) if "." not in name else input_of_timm(name)
+        image_input = checkpoint_preprocessing(report.program, name) if "." not in name else timm_preprocessing(name)
     Preprocessing.from_image_input((1, 1), image_input)  # raises an error for values out of range
     checked_weights = CheckedWeights(state, name, licence, weights.source, image_input, report, licence_text)
     if not torch.isfinite(compute_outputs(checked_weights, checked_weights.state)).all():

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from paucal.backbones.names import timm_config
 from paucal.backbones.weights.fetching import is_cached, require_reachable
-from paucal.backbones.weights.inputs import ImageInput, input_of_timm
+from paucal.backbones.weights.inputs import ImageInput, timm_preprocessing
 from paucal.models.weights import table
 from paucal.models.weights.store import AddedWeights, file_digest, find_added, list_added
 from paucal.models.weights.table import Package, PretrainedWeights
@@ -30,7 +30,7 @@ def find_added_weights(model: str) -> AddedWeights | None:
 def input_of_weights(model: str) -> ImageInput:
     """Return the preprocessing that a timm model's weights need, from the card of added weights or else from timm."""
     card = find_added_weights(model)
-    return input_of_timm(model) if card is None else ImageInput.from_dict(card.input)
+    return timm_preprocessing(model) if card is None else ImageInput.from_dict(card.input)
 
 
 def verified_path(package: Package) -> Path:

@@ -87,7 +87,7 @@ class FrozenViews:
 
         handles = (
             objective.register_forward_pre_hook(prepare_resume),
-            objective.register_forward_hook(lambda *_: self.stages.forget(), always_call=True),
+            objective.register_forward_hook(lambda *_: self.stages.forget_activations(), always_call=True),
         )
         try:
             yield
@@ -185,7 +185,7 @@ def _check_frozen_stages(
     with torch.no_grad(), autocast(settings):
         logits = model(images)
         resumed = model(stages.resume_from(activations))
-        stages.forget()
+        stages.forget_activations()
     logits, resumed = logits.float(), resumed.float()
     atol = LOGIT_TOLERANCE * float(logits.std(correction=0))  # the logits of an untrained head may be tiny
     if not torch.equal(activations, repeated) or not torch.allclose(logits, resumed, rtol=LOGIT_TOLERANCE, atol=atol):

@@ -7,7 +7,7 @@ import torch
 from PIL import Image
 from torch import nn
 
-from paucal.backbones.weights.inputs import ImageInput, input_of_scratch
+from paucal.backbones.weights.inputs import ImageInput, from_scratch_preprocessing
 from paucal.data.dataset import ViewDataset
 from paucal.data.images import evenly_spaced
 from paucal.data.loader import CachedBatches, TrainLoader
@@ -59,7 +59,7 @@ def preprocessing(
     size = height_and_width(settings.img_size)
     recipe = None if settings.recipe is None else RECIPES.get(settings.recipe)
     recipe_input = ImageInput() if recipe is not None and recipe.imagenet_crop else None
-    image_input = recipe_input or start or input_of_scratch(settings.model)
+    image_input = recipe_input or start or from_scratch_preprocessing(settings.model)
     uses_full_image = settings.crop in ("padded", "none") or min(size) <= SMALL_SIDE or settings.resize != "crop"
     ratio = 1.0 if uses_full_image else image_input.crop_ratio
     mean, std, interpolation = statistics.mean, statistics.std, image_input.interpolation

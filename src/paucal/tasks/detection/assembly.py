@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from paucal.backbones import BackboneSpec
-from paucal.backbones.weights.inputs import ImageInput, input_of_timm
+from paucal.backbones.weights.inputs import ImageInput, timm_preprocessing
 from paucal.data.decode import DEFAULT_DECODE_OPTIONS
 from paucal.data.splits.split import make_split
 from paucal.data.views.normalisation import Normalisation
@@ -251,7 +251,7 @@ def _build_detector(
     if stored := stored_card(run, DetectorCard):
         statistics = Normalisation(stored.preprocessing.mean, stored.preprocessing.std)
     else:
-        statistics = normalisation(settings, data, model_input or input_of_timm(settings.model))
+        statistics = normalisation(settings, data, model_input or timm_preprocessing(settings.model))
     mean, std, value_range = statistics.mean, statistics.std, data.images.reading.value_range
     preprocessing = Preprocessing(spec.image_size, 1.0, "bilinear", mean, std, value_range, "letterbox")
     sides, ids = (min(settings.img_size), max(settings.img_size)), boxed.category_ids

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor, nn
 
 from paucal.backbones import BackboneSpec
-from paucal.backbones.cost import PartCost, meta_device, part_cost
+from paucal.backbones.cost import SubmoduleCost, meta_device, submodule_cost
 from paucal.tasks.detection.network.cascade import CascadeHeads
 from paucal.tasks.detection.network.detector import build_detector
 from paucal.tasks.detection.network.options import DetectorOptions
@@ -17,7 +17,7 @@ OBJECTS = 100  # number of objects per image whose masks are predicted, as in pu
 
 def detector_cost(
     spec: BackboneSpec, classes: int, options: DetectorOptions | DetectSettings, regions: int = REGIONS
-) -> dict[str, PartCost]:
+) -> dict[str, SubmoduleCost]:
     """Return the costs of a detector's "backbone", "pyramid", "proposals", "heads" and, if it predicts masks, "masks".
 
     Non-maximum suppression and region pooling are not counted, since they take few multiplications.
@@ -55,16 +55,16 @@ def detector_cost(
         images = torch.zeros(1, spec.in_chans, *spec.image_size)
         maps = {str(level): grid for level, grid in enumerate(detector.stages(images))}
         levels = list(detector.pyramid(maps).values())
-        heads = part_cost(
+        heads = submodule_cost(
             detector.heads, torch.zeros(regions, options.channels, BOX_POOL_SIZE, BOX_POOL_SIZE), predict_boxes
         )
-        masks = part_cost(
+        masks = submodule_cost(
             mask_layers, torch.zeros(OBJECTS, options.channels, MASK_POOL_SIZE, MASK_POOL_SIZE), predict_masks
         )
         return {
-            "backbone": part_cost(detector.stages, images),
-            "pyramid": part_cost(detector.pyramid, maps),
-            "proposals": part_cost(detector.proposals, levels, detector.proposals.head),
-            "heads": PartCost(heads.parameters - masks.parameters, heads.macs),
+            "backbone": submodule_cost(detector.stages, images),
+            "pyramid": submodule_cost(detector.pyramid, maps),
+            "proposals": submodule_cost(detector.proposals, levels, detector.proposals.head),
+            "heads": SubmoduleCost(heads.parameters - masks.parameters, heads.macs),
             **({"masks": masks} if options.masks else {}),
         }

@@ -59,7 +59,7 @@ class FeatureMapCache:
         ]
         levels = zip(*per_image, strict=True)
         grids = [stack_padded([grid.to(images.device).float() for grid in level]) for level in levels]
-        return self._stages.maps_of(grids, self._stages.padded_size(images.shape[-2], images.shape[-1]))
+        return self._stages.maps_from_grids(grids, self._stages.padded_size(images.shape[-2], images.shape[-1]))
 
     @torch.no_grad()
     def _get_image_maps(self, key: int, image: Tensor) -> list[Tensor]:

@@ -8,7 +8,7 @@ import numpy as np
 import timm
 
 from paucal.backbones.spec import BackboneSpec
-from paucal.backbones.weights.inputs import ImageInput, input_of_timm
+from paucal.backbones.weights.inputs import ImageInput, timm_preprocessing
 from paucal.data.channels.pixel_format import describe_channels
 from paucal.data.images import ImageSet
 from paucal.data.sources.opening import open_images
@@ -79,7 +79,7 @@ def assemble(
     _check_images(settings, facts.n_train, method.min_images)
     objective, spec, notes = _build_objective(method.stage(settings, epochs_done(run)), images.reading.channels)
     timm_model = timm_name(settings.model)  # timm's name of the published weights
-    card = ModelCard(spec, (), _run_preprocessing(settings, data, (start.input or input_of_timm)(timm_model), run))
+    card = ModelCard(spec, (), _run_preprocessing(settings, data, (start.input or timm_preprocessing)(timm_model), run))
     # Raises an error if crop settings are invalid.
     crop_transforms(settings, Normalisation(card.preprocessing.mean, card.preprocessing.std))
     monitor = open_monitor(settings, card)

@@ -12,7 +12,7 @@ from PIL import Image
 from torch import nn
 
 from paucal.backbones.stage_classifier import add_stage_classifier, last_stage_maps
-from paucal.backbones.weights.inputs import input_of_timm
+from paucal.backbones.weights.inputs import timm_preprocessing
 from paucal.evaluation.predictions import predict_in_order
 from paucal.methods.training import resolve_training
 from paucal.methods.training_settings import TrainSettings
@@ -133,7 +133,7 @@ def _summary(setup: RegressionSetup, fitted: FittedRidge, report: RegressionRepo
         "seconds": round(seconds, 1),
         "cross_validated_mae": float(np.abs(fitted.residuals).mean()),
         "test_mae": report.scores["mae"].value,
-        "start": None if setup.start is None else setup.start.short(),
+        "start": None if setup.start is None else setup.start.to_summary(),
         "remarks": list(setup.remarks),
     }
 
@@ -202,7 +202,7 @@ class RegressionJob(Job[TrainSettings, RegressionSetup, RegressionResult]):
         preprocess = Preprocessing(
             spec.image_size,
             1.0,
-            (weights_input or input_of_timm(settings.model)).interpolation,
+            (weights_input or timm_preprocessing(settings.model)).interpolation,
             *(statistics.mean, statistics.std, images.reading.value_range, settings.resize),
             images.reading.channel_ranges,
         )

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from paucal.backbones.layout import Size
-from paucal.backbones.weights.inputs import ImageInput, input_of_timm
+from paucal.backbones.weights.inputs import ImageInput, timm_preprocessing
 from paucal.models.preprocessing import Preprocessing
 from paucal.models.saved import stored_card
 from paucal.objectives.finetuning import FineTuning
@@ -125,7 +125,7 @@ def _preprocessing(
     """
     if stored := stored_card(run, SegmentationCard):
         return stored.preprocessing
-    statistics = normalisation(settings, data, start_input or input_of_timm(settings.model))
+    statistics = normalisation(settings, data, start_input or timm_preprocessing(settings.model))
     size, value_range = height_and_width(settings.img_size), data.images.reading.value_range
     return Preprocessing(size, 1.0, "bilinear", statistics.mean, statistics.std, value_range=value_range)
 

@@ -3,13 +3,13 @@
 import torch
 
 from paucal.backbones import BackboneSpec
-from paucal.backbones.cost import PartCost, meta_device, part_cost
+from paucal.backbones.cost import SubmoduleCost, meta_device, submodule_cost
 from paucal.tasks.segmentation.network import segmentation_network
 
 
 def segmenter_cost(
     spec: BackboneSpec, classes: int, width: int = 512, auxiliary: int | None = 256
-) -> dict[str, PartCost]:
+) -> dict[str, SubmoduleCost]:
     """Return the costs of UPerNet's "backbone", "head" and "auxiliary" head.
 
     The multiply-adds are counted for one image of the spec's size. The auxiliary head of `auxiliary` channels counts 0
@@ -18,8 +18,11 @@ def segmenter_cost(
     with meta_device():
         network = segmentation_network(spec, classes, width).eval()
         images = torch.zeros(1, spec.in_chans, *spec.image_size)
-        parts = {"backbone": part_cost(network.maps, images), "head": part_cost(network.head, network.maps(images))}
+        parts = {
+            "backbone": submodule_cost(network.maps, images),
+            "head": submodule_cost(network.head, network.maps(images)),
+        }
         if auxiliary is not None:
             head = network.auxiliary_head(auxiliary)
-            parts["auxiliary"] = PartCost(sum(parameter.numel() for parameter in head.parameters()), 0)
+            parts["auxiliary"] = SubmoduleCost(sum(parameter.numel() for parameter in head.parameters()), 0)
         return parts

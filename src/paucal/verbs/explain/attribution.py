@@ -7,7 +7,7 @@ import torch
 from paucal.explain.attribution.methods import METHODS, attribute, best_method, methods_of
 from paucal.explain.figures.attribution import AttributedImage
 from paucal.explain.figures.pictures import readable_name
-from paucal.explain.prepared import explainable, run
+from paucal.explain.prepared import compute_logits, prepare_for_hooks
 from paucal.explain.scores import resize_to_cells
 from paucal.models.regression import RegressionCard
 from paucal.models.trained import TrainedModel
@@ -70,8 +70,8 @@ def explain_batch(
 ) -> list[AttributedImage]:
     """Return attribution maps for `classes`; by default, for the `top` most probable classes of each image."""
     images = stack_views(batch, model)
-    with explainable(model.module) as module, torch.no_grad():
-        outputs = model.card.probabilities(run(module, images.to(next(module.parameters()).dtype))).cpu()
+    with prepare_for_hooks(model.module) as module, torch.no_grad():
+        outputs = model.card.probabilities(compute_logits(module, images.to(next(module.parameters()).dtype))).cpu()
     count = min(top, len(model.classes))
     if classes is None:
         explained = outputs.argsort(dim=1, descending=True, stable=True)[:, :count]

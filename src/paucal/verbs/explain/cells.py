@@ -18,7 +18,7 @@ from paucal.backbones.features import FeatureBackbone
 from paucal.explain.features import Correspondence, match_images
 from paucal.explain.figures.attention import tokens_figure
 from paucal.explain.figures.cells import OffsetView, all_pairs, matches_figure, offsets_figure
-from paucal.explain.prepared import explainable
+from paucal.explain.prepared import prepare_for_hooks
 from paucal.labeling import DenseTeacher
 from paucal.losses.drloc_targets import pair_classes, pair_targets
 from paucal.methods.drloc.entry import DRLOC_LOSS
@@ -70,7 +70,7 @@ def open_localizer(name: TrainedModel | str, model: TrainedModel) -> DrLoc:
 @torch.no_grad()
 def predict_offsets(term: DrLoc, model: TrainedModel, image: ExplainInput) -> OffsetView:
     """Return the offsets between all pairs of patches of an image, predicted by the head of the last feature map."""
-    with explainable(model.module) as module:
+    with prepare_for_hooks(model.module) as module:
         backbone = FeatureBackbone(module, model.card.preprocessing.image_size)
         grid = term.pooled(backbone(stack_views([image], model), term.request).grids[-1]).float()
     size = (grid.shape[2], grid.shape[3])

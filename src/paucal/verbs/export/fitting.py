@@ -118,7 +118,7 @@ class Candidate:
 
     def network(self) -> nn.Module:
         """Load the file, and return it as a module."""
-        return GRAPHS[self.format].run(self.folder / self.name)
+        return GRAPHS[self.format].load(self.folder / self.name)
 
     @property
     def title(self) -> str:

@@ -170,7 +170,7 @@ class GraphWriter:
         images, labels = self.images.images, self.images.labels
         with_preprocessing = includes_preprocessing(name, self.settings)
         with self.console.progress(f"comparing {path.name}") as advance:
-            network = GRAPHS[name].run(path)
+            network = GRAPHS[name].load(path)
             comparison = compare_all(
                 self.subject, network, with_preprocessing, images, labels, advance, clock=self.clock
             )

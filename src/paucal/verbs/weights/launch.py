@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from paucal.backbones.weights.inputs import ImageInput, input_of_timm
+from paucal.backbones.weights.inputs import ImageInput, timm_preprocessing
 from paucal.backbones.weights.start import StartWeights
 from paucal.data.arguments import path_text
 from paucal.models.preprocessing import Preprocessing
@@ -188,7 +188,7 @@ def _image_input(settings: WeightsSettings, model: str) -> ImageInput | None:
         return None
     if settings.mean is None or settings.std is None or len(settings.mean) != 3 or len(settings.std) != 3:
         raise UserError("--mean and --std must be given together, with three numbers each, one per channel.")
-    preprocess = replace(input_of_timm(model), mean=tuple(settings.mean), std=tuple(settings.std))
+    preprocess = replace(timm_preprocessing(model), mean=tuple(settings.mean), std=tuple(settings.std))
     Preprocessing.from_image_input((1, 1), preprocess)
     return preprocess
 

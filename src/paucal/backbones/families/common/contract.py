@@ -129,7 +129,8 @@ class ModelWithClassifier(nn.Module):
     """
 
     pools: tuple[str, ...] = ("avg", "")  # allowed values of `global_pool`
-    levels: Literal["blocks", "stages"] = "blocks"  # attribute of the modules whose outputs are intermediate features
+    # Name of the attribute with the modules whose outputs are intermediate features.
+    level_modules: Literal["blocks", "stages"] = "blocks"
     norm: nn.Module
     feature_info: list[dict[str, Any]]
 
@@ -166,9 +167,9 @@ class ModelWithClassifier(nn.Module):
         Returns:
             The indices of the requested levels.
         """
-        modules = getattr(self, self.levels)
+        modules = getattr(self, self.level_modules)
         selected = take_indices(len(modules), indices)
-        setattr(self, self.levels, modules[: max(selected) + 1])
+        setattr(self, self.level_modules, modules[: max(selected) + 1])
         if prune_norm:
             self.norm = nn.Identity()
         if prune_head:
@@ -227,10 +228,10 @@ def init_table(table: Tensor) -> None:
         trunc_normal_(table, std=0.02)
 
 
-def match_model(model: nn.Module, new: nn.Module) -> nn.Module:
-    """Return a new module with the device, dtype and training mode of a model; the module is changed in place."""
+def match_model(model: nn.Module, new_module: nn.Module) -> nn.Module:
+    """Give a new module the device, dtype and training mode of a model, in place; return the module."""
     weight = next((p for p in model.parameters() if p.is_floating_point()), None)
-    moved = new if weight is None else new.to(device=weight.device, dtype=weight.dtype)
+    moved = new_module if weight is None else new_module.to(device=weight.device, dtype=weight.dtype)
     return moved.train(model.training)
 
 

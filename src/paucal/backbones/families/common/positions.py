@@ -23,28 +23,30 @@ def uses_antialiasing(model: nn.Module) -> bool:
     return bool(getattr(model, "antialias_positions", True))
 
 
-def resample_positions(table: Tensor, before: Size, after: Size, prefix: int = 1, antialias: bool = False) -> Tensor:
+def resample_positions(
+    table: Tensor, old_grid: Size, new_grid: Size, prefix: int = 1, antialias: bool = False
+) -> Tensor:
     """Resample a position embedding to another grid; the entries of prefix tokens are not changed.
 
     Args:
         table: (1, P + H * W, C) position embedding: entries of P prefix tokens, then entries of the grid row by row.
-        before: (rows, columns) of the table's grid.
-        after: (rows, columns) of the new grid.
+        old_grid: (rows, columns) of the table's grid.
+        new_grid: (rows, columns) of the new grid.
         prefix: Number P of prefix tokens.
         antialias: Whether to resample with antialiasing, see `uses_antialiasing`.
 
     Returns:
         The resampled (1, P + rows * columns, C) position embedding.
     """
-    return resample_abs_pos_embed(table, list(after), list(before), num_prefix_tokens=prefix, antialias=antialias)
+    return resample_abs_pos_embed(table, list(new_grid), list(old_grid), num_prefix_tokens=prefix, antialias=antialias)
 
 
-def resample_map(table: Tensor, after: Size, antialias: bool) -> Tensor:
-    """Resample a position embedding (1, H, W, C) to another grid with the (rows, columns) `after`."""
-    return resample_abs_pos_embed_nhwc(table, list(after), antialias=antialias)
+def resample_map(table: Tensor, new_grid: Size, antialias: bool) -> Tensor:
+    """Resample a position embedding (1, H, W, C) to another grid with the (rows, columns) `new_grid`."""
+    return resample_abs_pos_embed_nhwc(table, list(new_grid), antialias=antialias)
 
 
-def with_fitting_positions(state: Mapping[str, Tensor], model_table: Tensor, grid: Size) -> dict[str, Tensor]:
+def fit_position_embedding(state: Mapping[str, Tensor], model_table: Tensor, grid: Size) -> dict[str, Tensor]:
     """Return a state dict in which the position embedding "pos_embed" is resampled from a square grid to the model's.
 
     The embedding is not changed if it has the model's shape or does not belong to a square grid with a class token.

@@ -9,7 +9,7 @@ from paucal.backbones.families.common.contract import Indices, ModelWithClassifi
 
 
 class StagedBackbone(ModelWithClassifier):
-    """A sequence of stages, a final norm, and a classifier of the mean of the last map or of the class token.
+    """A sequence of stages, a final norm, and a classifier on the mean of the last map or on the class token.
 
     A stage gets a map (B, C, H, W) and returns a pair: a map, and prefix tokens (B, P, C) or None. Prefix tokens are
     dropped after their stage, except in the last stage, where they go through the final norm.
@@ -19,7 +19,7 @@ class StagedBackbone(ModelWithClassifier):
         stages: The stages, each with the submodules `embed` (the patch embedding) and `blocks`.
     """
 
-    levels = "stages"
+    level_modules = "stages"
     stages: nn.ModuleList
 
     def __init__(

@@ -21,7 +21,7 @@ def require_valid_sizes(embed_dim: int, depth: int, num_heads: int, mlp_ratio: f
 
 
 class TokenBackbone(ModelWithClassifier):
-    """A backbone with `embed`, `blocks` and `norm`, and a classifier of the class token or the mean patch token.
+    """A backbone with `embed`, `blocks` and `norm`, and a classifier on the class token or the mean patch token.
 
     Subclasses define `embed`, and set `norm` and `blocks`, which are called with tokens and their grid. They override
     `run_block` if timm's gradient checkpointing would give wrong results.
@@ -35,7 +35,7 @@ class TokenBackbone(ModelWithClassifier):
     pools = ("token", "avg", "")
     blocks: nn.ModuleList
     antialias_positions = False  # see `common.positions`
-    stem_names: tuple[str, ...] = ("cls_token", "pos_embed", "patch_embed")  # in layer 0 of layer-wise decay
+    stem_names: tuple[str, ...] = ("cls_token", "pos_embed", "patch_embed")  # parameters in layer 0 of layer-wise decay
 
     def __init__(
         self,

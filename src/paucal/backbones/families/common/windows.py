@@ -32,7 +32,7 @@ class Windows(NamedTuple):
     hides_padding: bool = False
 
     @property
-    def padded(self) -> Size:
+    def padded_size(self) -> Size:
         """(rows, columns) of the map after padding."""
         (height, width), (rows, columns) = self.size, self.window
         return height + -height % rows, width + -width % columns
@@ -40,14 +40,14 @@ class Windows(NamedTuple):
     @property
     def counts(self) -> Size:
         """Number of windows along the height and along the width."""
-        return self.padded[0] // self.window[0], self.padded[1] // self.window[1]
+        return self.padded_size[0] // self.window[0], self.padded_size[1] // self.window[1]
 
     @property
     def needs_mask(self) -> bool:
         """Whether some cells of a window must not attend to each other."""
-        return any(self.shift) or (self.hides_padding and self.padded != self.size)
+        return any(self.shift) or (self.hides_padding and self.padded_size != self.size)
 
-    def shrunk(self) -> "Windows":
+    def shrink_to_map(self) -> "Windows":
         """Return windows that are not larger than the map, and are not shifted along sides with a single window."""
         (height, width), (rows, columns), (down, right) = self.size, self.window, self.shift
         return self._replace(
@@ -64,7 +64,7 @@ def pad_and_shift(x: Tensor, windows: Windows, fill: Tensor | None = None) -> Te
         windows: Windows into which the map will be divided.
         fill: (C,) value of padded cells; None for zeros.
     """
-    for axis, padded in zip((1, 2), windows.padded, strict=True):
+    for axis, padded in zip((1, 2), windows.padded_size, strict=True):
         if padded > x.shape[axis]:
             shape = [padded - side if index == axis else side for index, side in enumerate(x.shape)]
             filling = x.new_zeros(shape) if fill is None else fill.to(x.dtype).expand(shape)
@@ -76,7 +76,7 @@ def pad_and_shift(x: Tensor, windows: Windows, fill: Tensor | None = None) -> Te
 def unpad_and_unshift(x: Tensor, windows: Windows) -> Tensor:
     """Undo `pad_and_shift`: return the (B, H, W, C) map shifted back and without padding."""
     x = x.roll(windows.shift, (1, 2)) if any(windows.shift) else x
-    return x if windows.padded == windows.size else x[:, : windows.size[0], : windows.size[1]]
+    return x if windows.padded_size == windows.size else x[:, : windows.size[0], : windows.size[1]]
 
 
 def window_mask(windows: Windows, like: Tensor) -> Tensor:
@@ -100,7 +100,7 @@ def _cached_mask(windows: Windows, device: torch.device) -> Tensor:
 
 def _compute_mask(windows: Windows, device: torch.device) -> Tensor:
     sides = []
-    for size, padded, shift in zip(windows.size, windows.padded, windows.shift, strict=True):
+    for size, padded, shift in zip(windows.size, windows.padded_size, windows.shift, strict=True):
         index = torch.arange(padded, device=device)
         sides.append((index >= padded - shift, (index + shift) % padded >= size))
     (is_wrapped_row, is_padded_row), (is_wrapped_column, is_padded_column) = sides

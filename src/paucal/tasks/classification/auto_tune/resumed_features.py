@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from paucal.backbones.forward_hooks import recorded_outputs
 from paucal.backbones.frozen_stages import FrozenStages
 from paucal.backbones.layout import Size
-from paucal.backbones.probe import probe_images, temporary_eval_mode
+from paucal.backbones.probe import make_probe_images, temporary_eval_mode
 from paucal.backbones.stage_classifier import StagePool, last_stage_maps
 from paucal.models.features import ClassifierInputs
 from paucal.types import UserError
@@ -81,7 +81,7 @@ class ResumableFeatures(nn.Module):
         super().__init__()
         self._network, self._n_images, self._max_bytes = network, n_images, max_bytes
         maps = last_stage_maps(network, image_size) if staged else ()
-        images = probe_images(network, image_size).repeat(2, 1, 1, 1)
+        images = make_probe_images(network, image_size).repeat(2, 1, 1, 1)
         self._hooked: list[FrozenStages | ClassifierInputs | StagePool] = []
         try:
             self._stages, self._inputs = (
@@ -165,7 +165,7 @@ class ResumableFeatures(nn.Module):
         try:
             last = self._inputs(self._stages.resume_from(activations))
         finally:
-            self._stages.forget()
+            self._stages.forget_activations()
         return self._join(pooled, self._trained_pool.join(last), last.shape[1])
 
     def _join(self, frozen: Tensor, trained: Tensor, n_last: int) -> Tensor:

@@ -168,7 +168,7 @@ class LastBlocks(StageMaps):
         grid = last[0](hidden)
         return [grid, final(last[1:](grid))]
 
-    def maps_of(self, grids: Sequence[Tensor], size: tuple[int, int]) -> list[Tensor]:
+    def maps_from_grids(self, grids: Sequence[Tensor], size: tuple[int, int]) -> list[Tensor]:
         """Return the block outputs unchanged, since these already are the feature maps."""
         return list(grids)
 
