@@ -156,7 +156,7 @@ class LastBlocks(StageMaps):
         self.levels = nn.ModuleList([nn.Identity(), nn.Identity()])
         self.multiple, self.fixed_size = MOBILENET_STRIDE, None
         self._has_single_grid, self._image_scale = False, 1.0
-        self._freeze_unused()
+        self._freeze_unused_parameters()
 
     def grids(self, images: Tensor) -> list[Tensor]:
         """Return the outputs of the two blocks for a batch of images."""
