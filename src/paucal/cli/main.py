@@ -16,7 +16,7 @@ from rich.markup import escape
 from paucal.memory import keep_freed_memory
 from paucal.runner.clock import begin_command
 from paucal.runner.plain_console import PlainConsole, closed_descriptors, redirect_to_null
-from paucal.signals import stop_signals_as_interrupt
+from paucal.signals import INTERRUPT_CODE, INTERRUPT_MESSAGE, raise_on_interrupt, stop_signals_as_interrupt
 from paucal.types import UserError
 from paucal.wording import did_you_mean, one_line_message
 
@@ -85,21 +85,22 @@ def main(argv: Sequence[str] | None = None) -> int:
         restart_in_utf8()
     with tolerant_streams():
         code = _run_and_report_errors(list(sys.argv[1:] if argv is None else argv))
-        return code if code in (0, 2, 130) or can_write_output() else CLOSED_PIPE_CODE
+        return code if code in (0, 2, INTERRUPT_CODE) or can_write_output() else CLOSED_PIPE_CODE
 
 
 def _run_and_report_errors(arguments: list[str]) -> int:
     """Run a command and return its exit code; if an error is raised, print its message and return the error's code."""
     console = PlainConsole(stderr=True)
     try:
+        raise_on_interrupt()
         with stop_signals_as_interrupt():
             return _dispatch(arguments)
     except UserError as problem:
         console.print(f"[bold red]error:[/] {escape(str(problem))}", soft_wrap=True)
         return 2
     except KeyboardInterrupt:
-        console.print("interrupted.")
-        return 130
+        console.print(INTERRUPT_MESSAGE)
+        return INTERRUPT_CODE
     except OSError as problem:
         if isinstance(problem, BrokenPipeError) and not can_write_output():
             return CLOSED_PIPE_CODE
