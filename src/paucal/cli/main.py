@@ -8,11 +8,12 @@ import os
 import select
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from importlib.metadata import version
 
 from rich.markup import escape
 
+from paucal.cli.given_flags import given_flags_in_errors
 from paucal.memory import keep_freed_memory
 from paucal.runner.clock import begin_command
 from paucal.runner.plain_console import PlainConsole, closed_descriptors, redirect_to_null
@@ -131,9 +132,8 @@ def _dispatch(arguments: list[str]) -> int:
         )
     # Only this command's module is imported, since some other modules import torch, which is slow.
     module = importlib.import_module(f"paucal.cli.{verb}")
-    if verb == "serve":  # a server is mostly idle and should then return its freed memory to the system
-        return module.run(arguments[1:])
-    with keep_freed_memory():
+    # A server is mostly idle and should then return its freed memory to the system.
+    with given_flags_in_errors(), nullcontext() if verb == "serve" else keep_freed_memory():
         return module.run(arguments[1:])
 
 
