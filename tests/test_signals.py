@@ -26,6 +26,17 @@ sys.stdin.readline()
 os.kill(child, signal.SIGTERM)
 print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
 """
+# Interrupts the process when it begins to import a module; "end" is printed where the process ends in the usual way.
+SITE = """
+import atexit, os, signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)
+class Interrupting:
+    def find_spec(self, name, path=None, target=None):
+        if name == os.environ["INTERRUPTED_IMPORT"]:
+            atexit.register(print, "end")
+            os.kill(os.getpid(), signal.SIGINT)
+sys.meta_path.insert(0, Interrupting())
+"""
 
 
 @pytest.fixture
@@ -64,6 +75,21 @@ def test_loader_process__ends_at_the_signal_of_its_parent_alone():
         parent.stdin.write("\n")
         parent.stdin.flush()
         assert parent.stdout.readline() == "0\n"
+
+
+@pytest.mark.parametrize("script", [True, False])
+@pytest.mark.parametrize(
+    ("module", "output"), [("paucal.cores", ""), ("rich.markup", ""), ("paucal.cli.recipes", "end\n")]
+)
+def test_interrupt__during_imports_ends_the_command_without_a_traceback(script, module, output, tmp_path):
+    (tmp_path / "sitecustomize.py").write_text(SITE)
+    (tmp_path / "paucal").write_text("import sys; from paucal.cli.main import main; sys.exit(main())")
+    program = [str(tmp_path / "paucal")] if script else ["-m", "paucal"]
+    path = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
+    environment = {**os.environ, "PYTHONPATH": path, "INTERRUPTED_IMPORT": module}
+    command = [sys.executable, *program, "recipes"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600, env=environment)
+    assert (done.returncode, done.stdout, done.stderr) == (130, output, "interrupted.\n")
 
 
 @pytest.mark.slow

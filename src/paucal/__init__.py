@@ -13,11 +13,22 @@ Example:
     torch.Size([])
 """
 
+import os
+import sys
+
+from paucal.signals import exit_on_interrupt
+
+_program = sys.argv[0] if sys.argv else ""  # "-m" while Python is still locating the module for `python -m paucal`
+_is_command = os.path.splitext(os.path.basename(_program))[0] == "paucal" or (
+    _program == "-m" and "paucal" in sys.orig_argv
+)
+if _is_command:
+    exit_on_interrupt()  # before all other imports, which take most of the time of a short command
+
+# ruff: noqa: E402
 import importlib
 import pkgutil
-import sys
 from importlib.metadata import version
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from paucal.cores import prepare_threads
@@ -164,8 +175,7 @@ __all__ = [
 ]
 
 prepare_threads()
-_program = sys.argv[0] if sys.argv else ""  # "-m" while Python is still locating the module for `python -m paucal`
-if Path(_program).stem != "paucal" and not (_program == "-m" and "paucal" in sys.orig_argv):
+if not _is_command:
     # This import registers our backbones for timm.create_model. The command line imports timm only when needed, since
     # timm is slow to import and `--help` should be fast.
     importlib.import_module("paucal.backbones")

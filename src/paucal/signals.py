@@ -5,12 +5,31 @@ import signal
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FrameType
 
 _STOP_SIGNALS = ("SIGTERM", "SIGHUP")  # SIGHUP means that the terminal was closed; Windows has no SIGHUP
 # SLURM sends one of these signals before a job's time limit if the job was submitted with `--signal`.
 _SLURM_SIGNALS = ("SIGUSR1", "SIGUSR2")
+INTERRUPT_MESSAGE = "interrupted."
+INTERRUPT_CODE = 130  # the exit code that shells report for a program that was ended by SIGINT
+
+
+def exit_on_interrupt() -> None:
+    """Let SIGINT (Ctrl-C) end the process with one line instead of a traceback, until `raise_on_interrupt` is called.
+
+    The command line needs this while its modules are imported: nothing has to be cleaned up then, and a module that is
+    being imported could catch a KeyboardInterrupt. If SIGINT is ignored or has another handler, that is not changed.
+    """
+    is_main_thread = threading.current_thread() is threading.main_thread()
+    if is_main_thread and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, _exit_at_once)
+
+
+def raise_on_interrupt() -> None:
+    """Let SIGINT raise KeyboardInterrupt again after `exit_on_interrupt`."""
+    if signal.getsignal(signal.SIGINT) is _exit_at_once:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def stop_signals() -> tuple[int, ...]:
@@ -69,6 +88,12 @@ def _exit_on_parent_sigterm() -> None:
     while signal.sigwaitinfo({signal.SIGTERM}).si_pid != os.getppid():
         pass
     os._exit(0)
+
+
+def _exit_at_once(number: int, frame: FrameType | None) -> None:
+    with suppress(OSError):  # standard error may be closed
+        os.write(2, f"{INTERRUPT_MESSAGE}\n".encode())
+    os._exit(INTERRUPT_CODE)
 
 
 def _signal_numbers(names: tuple[str, ...]) -> list[int]:

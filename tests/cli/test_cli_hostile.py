@@ -135,8 +135,8 @@ def test_data_root__that_is_missing_is_said(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("argv", "words"),
     [
-        (["train", "-b", str(2**31)], "--batch-size is 2147483648, expected a number between 1 and 1,048,576"),
-        (["train", "-b", str(2**70)], "--batch-size is"),
+        (["train", "-b", str(2**31)], "error: -b is 2147483648, expected a number between 1 and 1,048,576"),
+        (["train", "-b", str(2**70)], "error: -b is"),
         (["train", "--epochs", "9" * 400], "--epochs is 999"),
         (["train", "--epochs", "9" * 5000], "--epochs: expected a whole number"),
         (["train", "--accumulate", str(2**63)], "--accumulate is"),
@@ -166,11 +166,11 @@ def test_data_root__that_is_missing_is_said(tmp_path, capsys):
         (["pretrain", "--monitor-images", str(2**63)], "--monitor-images is"),
         (["eval", "vit_mini", "digits", "--protocol", "knn", "--seed", "-1"], "--seed is -1"),
         (["eval", "vit_mini", "digits", "--protocol", "knn", "--seed", str(2**70)], "--seed is"),
-        (["eval", "vit_mini", "digits", "--protocol", "knn", "-b", str(2**31)], "--batch-size is"),
+        (["eval", "vit_mini", "digits", "--protocol", "knn", "-b", str(2**31)], "error: -b is"),
         (["eval", "vit_mini", "digits", "--protocol", "knn", "--bootstrap", str(2**31)], "--bootstrap is"),
         (["eval", "vit_mini", "digits", "--protocol", "knn", "--max-images", "-5"], "--max-images is -5"),
-        (["eval", "vit_mini", "digits", "--protocol", "knn", "-j", str(2**31)], "--workers is"),
-        (["predict", "nowhere", "x.png", "-b", str(2**31)], "--batch-size is"),
+        (["eval", "vit_mini", "digits", "--protocol", "knn", "-j", str(2**31)], "error: -j is"),
+        (["predict", "nowhere", "x.png", "-b", str(2**31)], "error: -b is"),
         (["label", "digits", "--teacher", "x", "--output", "y", "--top-k", str(2**70)], "--top-k is"),
     ],
 )

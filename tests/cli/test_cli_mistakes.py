@@ -27,6 +27,15 @@ from paucal.types import UserError
         (["train", "--lr", "-1"], "--lr is -1.0, expected a number above 0"),
         (["train", "--lr", "nan"], "--lr: expected a number, got 'nan'"),
         (["train", "--img-size", "4"], "--img-size is '4', expected"),
+        (["train", "--image-size", "4"], "error: --image-size is '4', expected"),
+        (["train", "--image_size=many"], "error: --image-size: expected a whole number, got 'many'"),
+        (["train", "--imgsz", "--epochs", "3"], "--img-size/--imgsz/--image-size: expected at least one argument"),
+        (["train", "--imgsz", "4", "--img-size", "5"], "error: --img-size is '5', expected"),
+        (["train", "-b0"], "error: -b is 0, expected a number between 1 and"),
+        (
+            ["detect", "x", "--backbone-rate", "11"],
+            "error: --backbone-rate is 11.0, expected a number",
+        ),
         (
             ["train", "--method", "drlok"],
             "--method: 'drlok' is unknown, expected one of supervised, drloc, token-labeling, relabel; did you",
@@ -143,6 +152,8 @@ def test_mistakes__in_a_config(capsys, tmp_path, monkeypatch):
     assert "unknown key 'epoch' in the config (did you mean epochs" in failure(capsys, "train", "--config", "bad.yaml")
     Path("bad.yaml").write_text("epochs: [1, 2]\n")
     assert "--epochs: expected a whole number" in failure(capsys, "train", "--config", "bad.yaml")
+    Path("bad.yaml").write_text("backbone_rate: 11\n")  # an earlier name of backbone_lr
+    assert "error: --backbone-rate is 11.0, expected" in failure(capsys, "detect", "x", "--config", "bad.yaml")
     Path("bad.yaml").write_text("a: [")
     failure(capsys, "train", "--config", "bad.yaml")
 

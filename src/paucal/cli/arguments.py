@@ -10,6 +10,7 @@ from itertools import zip_longest
 from typing import Any, NoReturn, TypeVar
 
 from paucal.cli.config import read_config
+from paucal.cli.given_flags import FLAG_ALIASES, note_given_flags
 from paucal.reading import expand_user_path
 from paucal.settings.options import (
     earlier_names,
@@ -26,17 +27,6 @@ from paucal.wording import did_you_mean
 
 S = TypeVar("S")
 _MISSING = object()
-# Flags by their short forms, and by the names that other tools use for these flags.
-FLAG_ALIASES = {
-    "-b": "--batch-size",
-    "-j": "--workers",
-    "--imgsz": "--img-size",
-    "--image-size": "--img-size",
-    "--out": "--output",
-    "--ema": "--average",
-    # torchrun would take --monitor for an abbreviation of its own --monitor-interval.
-    "--monitor-data": "--monitor",
-}
 CHOSEN_NOTE = "'chosen': chosen from the images and the machine; a run prints the values with their reasons."
 NUMBER_PLACEHOLDERS = {int: "INT", float: "FLOAT"}
 # Placeholders for text values in the help; other flags use the last word of their name as placeholder.
@@ -268,6 +258,7 @@ def parse_arguments(parser: CommandParser, argv: Sequence[str]) -> tuple[Namespa
         text = unknown[0].partition("=")[0] if unknown[0].startswith("--") else unknown[0]
         parser.error(f"unknown argument {text!r}{did_you_mean(text, known_flags)}")
     given = {name: value for name, value in vars(values).items() if value is not _MISSING and value is not None}
+    note_given_flags(arguments, config, parser._option_string_actions.keys(), parser.settings_types)
     typed_values = {name: _convert_argument(parser, name, value) for name, value in given.items()}
     for settings_type in parser.settings_types:
         config = with_current_names(config, settings_type)

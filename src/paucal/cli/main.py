@@ -8,15 +8,16 @@ import os
 import select
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from importlib.metadata import version
 
 from rich.markup import escape
 
+from paucal.cli.given_flags import given_flags_in_errors
 from paucal.memory import keep_freed_memory
 from paucal.runner.clock import begin_command
 from paucal.runner.plain_console import PlainConsole, closed_descriptors, redirect_to_null
-from paucal.signals import stop_signals_as_interrupt
+from paucal.signals import INTERRUPT_CODE, INTERRUPT_MESSAGE, raise_on_interrupt, stop_signals_as_interrupt
 from paucal.types import UserError
 from paucal.wording import did_you_mean, one_line_message
 
@@ -93,21 +94,22 @@ def main(argv: Sequence[str] | None = None) -> int:
         restart_in_utf8()
     with tolerant_streams():
         code = _run_and_report_errors(list(sys.argv[1:] if argv is None else argv))
-        return code if code in (0, 2, 130) or can_write_output() else CLOSED_PIPE_CODE
+        return code if code in (0, 2, INTERRUPT_CODE) or can_write_output() else CLOSED_PIPE_CODE
 
 
 def _run_and_report_errors(arguments: list[str]) -> int:
     """Run a command and return its exit code; if an error is raised, print its message and return the error's code."""
     console = PlainConsole(stderr=True)
     try:
+        raise_on_interrupt()
         with stop_signals_as_interrupt():
             return _dispatch(arguments)
     except UserError as problem:
         console.print(f"[bold red]error:[/] {escape(str(problem))}", soft_wrap=True)
         return 2
     except KeyboardInterrupt:
-        console.print("interrupted.")
-        return 130
+        console.print(INTERRUPT_MESSAGE)
+        return INTERRUPT_CODE
     except OSError as problem:
         if isinstance(problem, BrokenPipeError) and not can_write_output():
             return CLOSED_PIPE_CODE
@@ -138,9 +140,8 @@ def _dispatch(arguments: list[str]) -> int:
         )
     # Only this command's module is imported, since some other modules import torch, which is slow.
     module = importlib.import_module(f"paucal.cli.{verb}")
-    if verb == "serve":  # a server is mostly idle and should then return its freed memory to the system
-        return module.run(arguments[1:])
-    with keep_freed_memory():
+    # A server is mostly idle and should then return its freed memory to the system.
+    with given_flags_in_errors(), nullcontext() if verb == "serve" else keep_freed_memory():
         return module.run(arguments[1:])
 
 

@@ -56,6 +56,8 @@ def test_names__differ_in_unicode_form_and_exact_ones_come_first():
     assert names([decomposed]).find_matches(composed)[0].path == decomposed
     assert names([composed, decomposed]).find_matches(decomposed)[0].path == decomposed
     assert [one.path for one in names(["a.png", "A.png"]).find_matches("A.png")] == ["A.png"]
+    small, capital = "j\u0323\u030c.png", "J\u0323\u030c.png"  # only the small letter is composed, with its caron
+    assert [one.path for one in names([small]).find_matches(capital)] == [small]
 
 
 def test_an_image_that_lacks_in_its_folder__is_not_taken_from_another():

@@ -109,6 +109,12 @@ def test_table__finds_files_by_other_spellings(tmp_path):
     assert any("3 paths differ from the file names in case" in note for note in images.notes)
 
 
+def test_table__finds_a_file_whose_capital_has_no_composed_form(tmp_path):
+    small, capital = "j\u0323\u030c.png", "J\u0323\u030c.png"  # only the small letter is composed, with its caron
+    images_at(tmp_path, small, "b.png")
+    assert open_images(table(tmp_path / "l.csv", [capital, "b.png"])).keys == [small, "b.png"]
+
+
 def test_table__of_bytes_finds_files_of_the_same_bytes(tmp_path):
     try:
         images_at(tmp_path, "K\udce4tz.png", "b.png")

@@ -1,5 +1,7 @@
 """`paucal export --format hub`: a folder that timm loads, a page with scores and licences, and its upload."""
 
+import json
+
 import huggingface_hub
 import pytest
 import timm
@@ -11,6 +13,8 @@ from torch import nn
 import paucal
 from paucal.cli.main import main
 from paucal.export.timm_folder import with_temperature_in_weights
+
+HUB_FILES = ["model.safetensors", "model.json", "config.json", "README.md"]
 
 
 @pytest.fixture(scope="module")
@@ -116,13 +120,43 @@ def test_push__that_fails_says_how_to_upload_the_files_that_are_written(run, tmp
         raise ConnectionError("no network")
 
     monkeypatch.setattr(huggingface_hub, "HfApi", FakeApi)
-    monkeypatch.setattr(FakeApi, "create_repo", refuse)
     monkeypatch.setattr(huggingface_hub, "get_token", lambda: "a token")
     folder = tmp_path / "out"
-    assert main(["export", str(run), "--format", "hub", "--push", "me/model", "--output", str(folder)]) == 2
-    message = capsys.readouterr().err
-    assert f"(no network); the files are in {folder}: upload them with 'hf upload me/model {folder}" in message
-    assert (folder / "model.safetensors").is_file()
+    words = [
+        "export",
+        str(run),
+        "--format",
+        "hub",
+        "pt2",
+        "--push",
+        "me/model",
+        "--output",
+        str(folder),
+        "--images",
+        "9",
+    ]
+    with monkeypatch.context() as without_network:
+        without_network.setattr(FakeApi, "create_repo", refuse)
+        assert main(words) == 2
+    shown = capsys.readouterr()
+    assert f"(no network); the files are in {folder}: upload them with 'hf upload me/model {folder}" in shown.err
+    assert shown.err.count("\n") == 1
+    assert shown.out.endswith(f"wrote model.pt2, {', '.join(HUB_FILES)}, export.json to {folder}\n")
+    assert set(json.loads((folder / "export.json").read_text())["comparisons"]) == {"model.pt2"}
+    assert '<td class="name">model.pt2</td>' in (run / "report.html").read_text()
+
+    FakeApi.calls.clear()
+    before = {path.name: path.stat().st_mtime_ns for path in folder.iterdir()}
+    assert main(words) == 0
+    assert "uploaded to https://hub.example/me/model" in capsys.readouterr().out
+    assert FakeApi.calls[1]["allow_patterns"] == HUB_FILES
+    assert {path.name: path.stat().st_mtime_ns for path in folder.iterdir()} == before
+
+    FakeApi.calls.clear()
+    (folder / "README.md").write_text("of another model")
+    assert main(words) == 2
+    assert "is not empty" in capsys.readouterr().err
+    assert FakeApi.calls == []
 
 
 def test_push__without_the_format_is_refused(run, capsys):

@@ -1,7 +1,6 @@
 """Finds the images that annotation files name, even if the names were written on another machine."""
 
 import re
-import unicodedata
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import PurePosixPath
@@ -11,7 +10,7 @@ from urllib.parse import unquote
 from paucal.data.boxes.annotations import AnnotatedImage, add_image
 from paucal.data.boxes.tree import Tree
 from paucal.data.sources.folder import IMAGE_FOLDERS
-from paucal.data.sources.locating import UPLOAD_PREFIX
+from paucal.data.sources.locating import UPLOAD_PREFIX, fold_name
 from paucal.data.sources.suffixes import IMAGE_SUFFIXES
 from paucal.data.splits.part_names import part_fits, part_of_folders
 from paucal.types import UserError
@@ -46,8 +45,11 @@ class Match(NamedTuple):
 
 
 def normalise_name(name: str) -> str:
-    """Return a key that is equal for names that differ only in case, Unicode form or spaces at the ends."""
-    return unicodedata.normalize("NFC", name).casefold().strip()
+    """Return a key that is equal for names that differ only in case, Unicode form or spaces at the ends.
+
+    Annotation files may have spaces around a name; names in tables are read without them, and those of masks are files.
+    """
+    return fold_name(name).strip()
 
 
 def split_path(name: str) -> tuple[str, ...]:

@@ -6,7 +6,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import PurePosixPath
 
 from paucal.data.masks.matching import File, Folders, Matches
-from paucal.data.masks.naming import MASK_WORDS, fold_name, is_decoy_folder, is_decoy_name
+from paucal.data.masks.naming import MASK_WORDS, is_decoy_folder, is_decoy_name
+from paucal.data.sources.locating import fold_name
 
 MAX_CLASSES = 64  # maximum number of names that can be classes
 MIN_IMAGES = 2  # minimum number of images whose masks have the name of a class

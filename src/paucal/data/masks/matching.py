@@ -6,7 +6,6 @@ from dataclasses import dataclass, field, replace
 
 from paucal.data.masks.naming import (
     MaskName,
-    fold_name,
     image_bases,
     is_decoy_folder,
     is_decoy_name,
@@ -17,6 +16,7 @@ from paucal.data.masks.naming import (
     shorter_names,
     without_suffix,
 )
+from paucal.data.sources.locating import fold_name
 from paucal.data.splits.part_names import PART_BY_WORD
 from paucal.types import UserError
 from paucal.wording import counted, join_first_few, left_out_notes

@@ -1,11 +1,11 @@
 """Interpretation of names in sets with masks: folders of images or of masks, and the image that a mask belongs to."""
 
 import re
-import unicodedata
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 
+from paucal.data.sources.locating import fold_name
 from paucal.data.sources.suffixes import IMAGE_SUFFIXES
 from paucal.data.splits.part_names import FOLDER_WORDS, STANDALONE_WORDS, folder_words
 
@@ -47,16 +47,6 @@ _IMAGE_BEGIN = re.compile(rf"(?:{_IMAGE_WORDS})(?:{_GAP}(.+)|(\d.*))", re.IGNORE
 _IMAGE_ONLY = re.compile(_IMAGE_WORDS, re.IGNORECASE)
 _NUMBERED = re.compile(rf"(.+?)(?:{_GAP}|\s*(?=\()){_COUNT}")
 _LAST_WORD = re.compile(rf"(.+?){_GAP}[^\s_.,+~-]+")
-
-
-def fold_name(text: str) -> str:
-    """Return the folded form of a name, which is equal for names that differ only in case or Unicode form.
-
-    Example:
-        >>> fold_name("E\u0301tang") == fold_name("\u00c9TANG")
-        True
-    """
-    return unicodedata.normalize("NFC", unicodedata.normalize("NFC", text).casefold())
 
 
 @dataclass(frozen=True)

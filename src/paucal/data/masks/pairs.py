@@ -16,7 +16,6 @@ from paucal.data.masks.mask_table import is_mask_table, read_mask_table
 from paucal.data.masks.matching import File, Matches, describe_left_out, match_masks_by_name
 from paucal.data.masks.naming import (
     ends_in_mask_words,
-    fold_name,
     folder_role,
     image_bases,
     parse_mask_name,
@@ -28,6 +27,7 @@ from paucal.data.masks.part_lists import read_part_lists
 from paucal.data.masks.unpacking import unpack
 from paucal.data.sources.archive import is_archive
 from paucal.data.sources.folder import find_images
+from paucal.data.sources.locating import fold_name
 from paucal.data.splits.part_names import part_among_words
 from paucal.data.stores import FileStore, Store
 from paucal.types import NoLabelsError, UserError

@@ -6,8 +6,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from paucal.data.masks.naming import fold_name, without_suffix
+from paucal.data.masks.naming import without_suffix
 from paucal.data.sources.folder import is_ignored
+from paucal.data.sources.locating import fold_name
 from paucal.data.sources.suffixes import IMAGE_SUFFIXES
 from paucal.data.splits.part_names import PART_BY_WORD, TRAINVAL
 from paucal.reading import is_regular, read_decoded

@@ -307,9 +307,23 @@ class _FolderListing:
         return _group_pairs((comparison_key(os.path.splitext(name)[0]), name) for name in images)
 
 
+def fold_name(name: str) -> str:
+    """Return the folded form of a name, which is equal for names that differ only in case or Unicode form.
+
+    Example:
+        >>> fold_name("E\u0301tang") == fold_name("\u00c9TANG")
+        True
+    """
+    # Lower case may compose other characters than upper case, so folding can leave the normal form.
+    return unicodedata.normalize("NFC", unicodedata.normalize("NFC", name).casefold())
+
+
 def comparison_key(name: str) -> str:
-    """Return a key that is equal for names that differ only in case, Unicode form or bytes that are not UTF-8."""
-    return unicodedata.normalize("NFC", valid_text(unescape(name))).casefold()
+    """Return a key that is equal for names that differ only in case, Unicode form or bytes that are not UTF-8.
+
+    Unlike other names, those in tables may contain escapes, since paucal writes such bytes as escapes into tables.
+    """
+    return fold_name(valid_text(unescape(name)))
 
 
 def unescape(name: str) -> str:

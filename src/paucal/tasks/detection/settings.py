@@ -14,55 +14,43 @@ from paucal.tasks.detection.network.options import HEADS, MAX_PROPOSAL_LAYERS, D
 class DetectorSettings:
     """Settings of the detector's layers after the backbone."""
 
-    cascade: bool = option("three heads in sequence (Cascade R-CNN)", False, group="detector")
+    help_group = "detector"
+    cascade: bool = option("three heads in sequence (Cascade R-CNN)", False)
     masks: Literal["auto", "on", "off"] = option(
-        "also predict the pixels of each object (Mask R-CNN), which needs outlines; off ignores outlines",
-        group="detector",
+        "also predict the pixels of each object (Mask R-CNN), which needs outlines; off ignores outlines"
     )
-    finest: int = option("stride of the finest feature map in pixels: 4, 8, 16 or 32", group="detector", low=4, high=32)
-    anchor: int = option("side of the anchors, in strides of their feature map", group="detector", low=1, high=64)
-    pyramid_channels: int = option("channels of the feature pyramid", group="detector", low=8, high=1024)
+    finest: int = option("stride of the finest feature map in pixels: 4, 8, 16 or 32", low=4, high=32)
+    anchor: int = option("side of the anchors, in strides of their feature map", low=1, high=64)
+    pyramid_channels: int = option("channels of the feature pyramid", low=8, high=1024)
     head: str = option(
-        f"layers that classify a region: {', '.join(f'{name} ({head.words})' for name, head in HEADS.items())}",
-        "2fc",
-        group="detector",
+        f"layers that classify a region: {', '.join(f'{name} ({head.words})' for name, head in HEADS.items())}", "2fc"
     )
-    head_dim: int = option("width of the layers that classify a region", group="detector", low=8, high=4096)
-    regions: int = option("sampled regions per image that train the heads", group="detector", low=8, high=4096)
-    proposals: int = option("proposals per image in training", group="detector", low=16, high=10_000)
+    head_dim: int = option("width of the layers that classify a region", low=8, high=4096)
+    regions: int = option("sampled regions per image that train the heads", low=8, high=4096)
+    proposals: int = option("proposals per image in training", low=16, high=10_000)
     candidates: int | None = option(
         "boxes per feature map before non-maximum suppression, in training; by default as many as --proposals",
-        group="detector",
         low=16,
         high=10_000,
     )
-    pyramid_norm: options.PyramidNorm = option(
-        "norm after each convolution of the feature pyramid", "group", group="detector"
-    )
-    proposal_layers: int = option(
-        "convolutions of the proposal network", 1, group="detector", low=1, high=MAX_PROPOSAL_LAYERS
-    )
+    pyramid_norm: options.PyramidNorm = option("norm after each convolution of the feature pyramid", "group")
+    proposal_layers: int = option("convolutions of the proposal network", 1, low=1, high=MAX_PROPOSAL_LAYERS)
     maps: options.Maps = option(
-        "feature maps of the backbone: one per stride, or the two that torchvision's MobileNet detectors use",
-        "strides",
-        group="detector",
+        "feature maps of the backbone: one per stride, or the two that torchvision's MobileNet detectors use", "strides"
     )
     anchor_sides: options.AnchorSides = option(
-        "anchor sides per position: one, proportional to the stride, or five from 32 to 512 pixels on every map",
-        "one",
-        group="detector",
+        "anchor sides per position: one, proportional to the stride, or five from 32 to 512 pixels on every map", "one"
     )
-    mask_norm: options.MaskNorm = option("norm after each convolution of the mask layers", "none", group="detector")
+    mask_norm: options.MaskNorm = option("norm after each convolution of the mask layers", "none")
     pooling: options.Pooling = option(
         "RoIAlign of a region: sampled at 2x2 points per bin, or exactly aligned with more points for larger bins",
         "sampled",
-        group="detector",
     )
     cascade_boxes: options.CascadeBoxes = option(
-        "whether a head of the cascade corrects a box once or for each class", "shared", group="detector"
+        "whether a head of the cascade corrects a box once or for each class", "shared"
     )
     cascade_average: options.CascadeAverage = option(
-        "quantity that a cascade averages over its heads to classify a region", "probabilities", group="detector"
+        "quantity that a cascade averages over its heads to classify a region", "probabilities"
     )
 
 
@@ -89,24 +77,19 @@ class LossSettings:
 class FineTuningSettings:
     """Settings of fine-tuning a backbone with pretrained weights."""
 
+    help_group = "fine-tuning"
     freeze: Literal["none", "stem", "backbone"] | int = option(
         "frozen layers: none, stem, backbone (the whole backbone), or the number of stages frozen with the stem",
-        group="fine-tuning",
         low=0,
         high=64,
         earlier=EarlierName("freeze_stages", int, {0: "none"}),
     )
     eval_mode: bool = option(
         "keep the backbone in evaluation mode: fixed running statistics, no dropout",
-        group="fine-tuning",
         earlier=EarlierName("norms", Literal["learn", "still"], {"learn": False, "still": True}),
     )
     backbone_lr: float = option(
-        "factor on the learning rate of the backbone",
-        group="fine-tuning",
-        low=0,
-        high=10,
-        earlier=EarlierName("backbone_rate", float),
+        "factor on the learning rate of the backbone", low=0, high=10, earlier=EarlierName("backbone_rate", float)
     )
 
 

@@ -12,52 +12,48 @@ from paucal.settings.supervised import FractionSettings, MaskFileSettings, SyncB
 class MaskSettings(MaskFileSettings):
     """Paths of images and masks, the meaning of the masks' values, and the split."""
 
+    help_group = "data"
     classes: str | None = option(
         "text file with a class name per line, or CSV with the value (NAME,VALUE) or the colour (NAME,R,G,B) of each "
-        "class",
-        group="data",
+        "class"
     )
-    split: str | None = option("split the images as in this split.csv", group="data")
+    split: str | None = option("split the images as in this split.csv")
     group_by: str | None = option(
-        "keep the images of a group in one split: 'duplicates', or a pattern in file names such as 'patient[0-9]+'",
-        group="data",
+        "keep the images of a group in one split: 'duplicates', or a pattern in file names such as 'patient[0-9]+'"
     )
 
 
 @dataclass(frozen=True)
 class HeadSettings:
-    """The head, and how the backbone is fine-tuned."""
+    """The layers after the backbone."""
 
-    width: int = option("channels within the head; 512 in the papers", group="model", low=4, high=4096)
-    dropout: float = option(
-        "probability of dropping a channel before the classifier", 0.1, group="model", low=0, high=0.9
-    )
+    help_group = "model"
+    width: int = option("channels within the head; 512 in the papers", low=4, high=4096)
+    dropout: float = option("probability of dropping a channel before the classifier", 0.1, low=0, high=0.9)
     auxiliary: float = option(
         "loss weight of an auxiliary head on a middle feature map of the backbone, used only in training; 0 for none",
         0.4,
-        group="model",
         low=0,
         high=10,
     )
     auxiliary_width: int = option(
-        "channels within the auxiliary head; by default as many as in the head, but at most 256",
-        group="model",
-        low=4,
-        high=4096,
+        "channels within the auxiliary head; by default as many as in the head, but at most 256", low=4, high=4096
     )
-    backbone_lr: float = option("factor on the learning rate of the backbone", group="fine-tuning", low=0.0001, high=10)
+
+
+@dataclass(frozen=True)
+class FineTuningSettings:
+    """How the backbone is fine-tuned."""
+
+    help_group = "fine-tuning"
+    backbone_lr: float = option("factor on the learning rate of the backbone", low=0.0001, high=10)
     layer_decay: float | None = option(
-        "factor on the learning rate of each layer relative to the layer above it, such as 0.9",
-        group="fine-tuning",
-        low=0.01,
-        high=1,
+        "factor on the learning rate of each layer relative to the layer above it, such as 0.9", low=0.01, high=1
     )
     freeze: Literal["none", "stem", "backbone"] | int = option(
-        "frozen part of the backbone: none, stem, backbone (all of it), or a number of stages", group="fine-tuning"
+        "frozen part of the backbone: none, stem, backbone (all of it), or a number of stages"
     )
-    eval_mode: bool = option(
-        "keep the backbone in evaluation mode: fixed running statistics, no dropout", False, group="fine-tuning"
-    )
+    eval_mode: bool = option("keep the backbone in evaluation mode: fixed running statistics, no dropout", False)
 
 
 @dataclass(frozen=True)
@@ -89,21 +85,18 @@ class SegmentScheduleSettings:
 class CropSettings:
     """Scaling and augmentation of training crops."""
 
+    help_group = "augmentation"
     resize_to: list[int] | None = option(
         "maximum shorter and longer side in pixels, to which images are resized before --scale and --scales; by "
         "default, images keep their size",
-        group="augmentation",
         low=8,
         high=MAX_SIDE,
     )
-    scale: list[float] = option(
-        "minimum and maximum factor on an image's sides before it is cropped", group="augmentation"
-    )
-    vflip: float = option("probability of a vertical flip", 0.0, group="augmentation", low=0, high=1)
+    scale: list[float] = option("minimum and maximum factor on an image's sides before it is cropped")
+    vflip: float = option("probability of a vertical flip", 0.0, low=0, high=1)
     colour: float | Literal["photometric"] = option(
         "strength of changes to brightness, contrast and saturation, such as 0.2, or 0 for none; photometric for the "
         "papers' changes, each with probability 0.5",
-        group="augmentation",
         low=0,
         high=1,
     )
@@ -113,17 +106,15 @@ class CropSettings:
 class InferenceSettings:
     """Inference on whole images after the training."""
 
+    help_group = "test"
     test_mode: Literal["windows", "whole"] = option(
-        "run the network on windows of the size of the crops, or on whole images", "windows", group="test"
+        "run the network on windows of the size of the crops, or on whole images", "windows"
     )
-    overlap: float = option(
-        "overlap of consecutive windows, as a fraction of the window size", 0.33, group="test", low=0, high=0.9
-    )
+    overlap: float = option("overlap of consecutive windows, as a fraction of the window size", 0.33, low=0, high=0.9)
     scales: list[float] | None = option(
-        "factors on an image's sides over which predictions are averaged, such as 0.75 1 1.25; by default 1",
-        group="test",
+        "factors on an image's sides over which predictions are averaged, such as 0.75 1 1.25; by default 1"
     )
-    mirror: bool = option("average predictions over an image and its mirror image", False, group="test")
+    mirror: bool = option("average predictions over an image and its mirror image", False)
 
     @property
     def test_scales(self) -> tuple[float, ...]:
@@ -134,6 +125,7 @@ class InferenceSettings:
 @dataclass(frozen=True)
 class SegmentSettings(
     MaskSettings,
+    FineTuningSettings,
     HeadSettings,
     SegmentScheduleSettings,
     CropSettings,

@@ -10,7 +10,6 @@ from typing import Any, Literal
 from paucal.settings.options import option
 from paucal.types import UserError
 
-_GRID, _WORK = "comparison", "workers"  # headings of the help
 # Settings of `paucal train` that a comparison sets for each of its runs.
 SET_BY_COMPARISON = (
     "data",
@@ -29,35 +28,45 @@ UNSUPPORTED = ("fold", "folds", "time_limit", "devices", "nodes", "strategy", "s
 
 
 @dataclass(frozen=True)
-class GridSettings:
-    """Settings of a comparison: the arms to compare, and the workers that train them."""
+class ComparedSettings:
+    """The arms to compare, and their seeds."""
 
+    help_group = "comparison"
     methods: list[str] | None = option(
         "methods, with additional losses after a plus sign: supervised drloc token-labeling+drloc; the first is the "
-        "baseline (default: supervised drloc)",
-        group=_GRID,
+        "baseline (default: supervised drloc)"
     )
-    models: list[str] | None = option("backbones (default: one backbone, chosen from the data)", group=_GRID)
+    models: list[str] | None = option("backbones (default: one backbone, chosen from the data)")
     arms: list[str] | None = option(
         "training configurations, each as 'NAME: FLAGS of paucal train', such as 'light: --method drloc --drloc-weight "
-        "0.1'; instead of --methods or in addition to them",
-        group=_GRID,
+        "0.1'; instead of --methods or in addition to them"
     )
     seeds: list[int] | None = option(
-        "seeds; every arm is trained once with each seed (default: 0 1 2)", group=_GRID, low=0, high=2**62
+        "seeds; every arm is trained once with each seed (default: 0 1 2)", low=0, high=2**62
     )
-    labels: list[str] | None = option("fractions of the training images to train on, such as 1% 10% 100%", group=_GRID)
+    labels: list[str] | None = option("fractions of the training images to train on, such as 1% 10% 100%")
     lrs: list[float] | None = option(
-        "learning rates; the best rate for each arm is chosen by validation with the first seed", group=_GRID, above=0
+        "learning rates; the best rate for each arm is chosen by validation with the first seed", above=0
     )
-    output: str | None = option("folder of the comparison (default: the next runs/compare-N)", group=_WORK)
-    jobs: int = option("number of workers; 0 only shows the stored results", 1, group=_WORK, low=0, high=4096)
-    on: Literal["here", "slurm", "ray"] = option("where the workers run", "here", group=_WORK)
+
+
+@dataclass(frozen=True)
+class WorkerSettings:
+    """The workers that train the arms, and the folder of the comparison."""
+
+    help_group = "workers"
+    output: str | None = option("folder of the comparison (default: the next runs/compare-N)")
+    jobs: int = option("number of workers; 0 only shows the stored results", 1, low=0, high=4096)
+    on: Literal["here", "slurm", "ray"] = option("where the workers run", "here")
     slurm: list[str] | None = option(
-        "resources of each worker on SLURM, as NAME=VALUE: slurm_partition=gpu gpus_per_node=1 timeout_min=600",
-        group=_WORK,
+        "resources of each worker on SLURM, as NAME=VALUE: slurm_partition=gpu gpus_per_node=1 timeout_min=600"
     )
-    retry: bool = option("repeat failed runs", False, group=_WORK)
+    retry: bool = option("repeat failed runs", False)
+
+
+@dataclass(frozen=True)
+class GridSettings(WorkerSettings, ComparedSettings):
+    """Settings of a comparison: the arms to compare, and the workers that train them."""
 
 
 @dataclass(frozen=True)

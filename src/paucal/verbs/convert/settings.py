@@ -7,7 +7,6 @@ from paucal.settings.options import option
 from paucal.settings.shared import LabelledDataSettings
 from paucal.settings.supervised import MaskFileSettings
 
-_GROUP = "convert"
 Form = Literal["yolo", "coco", "voc", "masks", "csv", "folders", "label-studio", "cvat"]
 
 
@@ -15,8 +14,9 @@ Form = Literal["yolo", "coco", "voc", "masks", "csv", "folders", "label-studio",
 class ConvertSettings(MaskFileSettings, LabelledDataSettings):
     """Every setting of `paucal convert`; the command line and `paucal.convert` share it."""
 
-    output: str | None = option("new or empty folder for the images and their labels", group=_GROUP)
-    to: Form | None = option("layout to write", group=_GROUP)
+    help_group = "convert"
+    output: str | None = option("new or empty folder for the images and their labels")
+    to: Form | None = option("layout to write")
     classes: str | None = option(
         "file with the classes to use, or 'imagenet100'; for masks, file with the class names, as in paucal segment",
         group="data",

@@ -8,7 +8,6 @@ from typing import Literal
 from paucal.settings.options import option
 from paucal.types import UserError
 
-_GROUP, _PICTURES = "explanation", "pictures"
 VIEWS = (
     *("attribution", "attention", "rollout", "features", "head-tokens", "entropy", "matches", "tokens"),
     "localization",
@@ -16,36 +15,45 @@ VIEWS = (
 
 
 @dataclass(frozen=True)
-class ExplainSettings:
-    """Every setting of `paucal explain`; the command line and `paucal.explain_images` share it."""
+class ExplanationSettings:
+    """What to explain, and how."""
 
+    help_group = "explanation"
     show: list[str] | None = option(
         "views to draw: attribution, attention, rollout, features, head-tokens, entropy, matches, tokens, localization "
-        "(default: attribution)",
-        group=_GROUP,
+        "(default: attribution)"
     )
-    method: str = option("attribution method; auto: the best method for the model's architecture", "auto", group=_GROUP)
-    explain_class: list[str] | None = option(
-        "names of the classes to explain (default: the most probable classes)", group=_GROUP
-    )
-    top: int = option("number of most probable classes to explain side by side", 2, group=_GROUP, low=1, high=8)
+    method: str = option("attribution method; auto: the best method for the model's architecture", "auto")
+    explain_class: list[str] | None = option("names of the classes to explain (default: the most probable classes)")
+    top: int = option("number of most probable classes to explain side by side", 2, low=1, high=8)
     layer: list[int | str] | None = option(
         "attention layers, by name or number from 1, or 'all' (default: the last layer; for --show head-tokens four "
-        "layers spread over the depth)",
-        group=_GROUP,
+        "layers spread over the depth)"
     )
     token: list[str] | None = option(
-        "query tokens of the attention, a row each: a token's name, or ROW,COLUMN of a patch, from 0", group=_GROUP
+        "query tokens of the attention, a row each: a token's name, or ROW,COLUMN of a patch, from 0"
     )
-    teacher: str | None = option("run or timm model whose token labels are drawn beside the model's", group=_GROUP)
+    teacher: str | None = option("run or timm model whose token labels are drawn beside the model's")
     against: list[str] | None = option(
-        "runs or timm models whose head entropies are drawn beside the model's, for --show entropy", group=_GROUP
+        "runs or timm models whose head entropies are drawn beside the model's, for --show entropy"
     )
-    output: str | None = option("folder for the figures (default: next number in explanations/)", group=_PICTURES)
-    format: Literal["png", "svg", "both"] = option("format of the figures", "png", group=_PICTURES)
-    batch_size: int = option("images per forward pass", 16, group=_PICTURES, low=1, high=1 << 16)
-    device: str = option("cpu, cuda or mps", "cpu", group=_PICTURES)
-    on_bad_image: Literal["refuse", "skip"] = option("how to handle unreadable images", "refuse", group=_PICTURES)
+
+
+@dataclass(frozen=True)
+class FigureSettings:
+    """The figures, and how they are computed."""
+
+    help_group = "pictures"
+    output: str | None = option("folder for the figures (default: next number in explanations/)")
+    format: Literal["png", "svg", "both"] = option("format of the figures", "png")
+    batch_size: int = option("images per forward pass", 16, low=1, high=1 << 16)
+    device: str = option("cpu, cuda or mps", "cpu")
+    on_bad_image: Literal["refuse", "skip"] = option("how to handle unreadable images", "refuse")
+
+
+@dataclass(frozen=True)
+class ExplainSettings(FigureSettings, ExplanationSettings):
+    """Every setting of `paucal explain`; the command line and `paucal.explain_images` share it."""
 
 
 PATCH_POSITION = re.compile(r"\s*(\d{1,6})\s*,\s*(\d{1,6})\s*")  # value ROW,COLUMN of --token

@@ -11,14 +11,10 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from paucal.data.arguments import path_text
-from paucal.evaluation.results import read_report
 from paucal.export.comparison import Comparison
 from paucal.export.formats import GRAPHS
-from paucal.export.hub import HubFacts, push_folder
-from paucal.export.timm_folder import model_page, with_temperature_in_weights, write_timm_folder
-from paucal.models.saved import read_card
-from paucal.models.trained import TrainedModel
-from paucal.models.weights.local import licence_of
+from paucal.export.hub import push_folder
+from paucal.reading import expand_user_path
 from paucal.report.detection import write_detection_report
 from paucal.report.inputs import EXPORTS_FILE
 from paucal.report.page import REPORT_FILE as REPORT
@@ -26,9 +22,8 @@ from paucal.report.page import write_report
 from paucal.report.regression import write_regression_report
 from paucal.report.segmentation import write_segmentation_report
 from paucal.runner.console import Console, RecordingConsole
-from paucal.runner.starts import NONE
 from paucal.runs import RunFolder, open_model_folder
-from paucal.runs.folder import PUBLISHED_WEIGHTS, installed_version, iterate_ancestry
+from paucal.runs.folder import installed_version
 from paucal.settings.options import check_ranges
 from paucal.settings.values import settings_from_keywords, with_settings_signature
 from paucal.types import UserError
@@ -37,10 +32,10 @@ from paucal.verbs.export.fitting import STUDENT_FOLDER, Limits, find_best_file, 
 from paucal.verbs.export.graphs import GraphWriter, file_name, staging_folder
 from paucal.verbs.export.settings import ExportSettings
 from paucal.verbs.export.subjects import ClassifierSubject, DetectorSubject, Subject, open_subject
+from paucal.verbs.export.timm_files import find_hub_files, write_timm_files
 from paucal.writing import write_text
 
 DEFAULT_FOLDER = Path("exports")
-NO_INITIAL_WEIGHTS = "none: the initial weights were random"  # shown in place of the licence of the initial weights
 # Functions that write a run's report, by the model's `unit`.
 REPORT_WRITERS = {
     "images": write_report,
@@ -108,16 +103,65 @@ def export_all(run: str, settings: ExportSettings, console: Console) -> Export:
 
 def _export_formats(folder: RunFolder, subject: Subject, settings: ExportSettings, console: Console) -> Export:
     formats = _choose_formats(settings, subject)
+    graphs = _list_graphs(formats, settings)
+    if settings.push is not None and (hub_files := _find_finished_export(folder, subject, graphs, settings)):
+        output = hub_files[0].parent
+        console.say(f"{output} has the files of this export already: only the upload is repeated")
+        console.say(f"uploaded to {push_folder(output, hub_files, settings.push)}")
+        return Export(output, tuple(hub_files), {})
     output = choose_output_folder(settings.output, [] if settings.data is None else [settings.data], DEFAULT_FOLDER)
+    paths, comparisons, refusals = _write_graphs(output, subject, graphs, settings, console)
+    timm_files: list[Path] = []
+    if {"safetensors", "hub"} & set(formats) and isinstance(subject, ClassifierSubject):
+        timm_files = write_timm_files(output, folder, subject, settings, "hub" in formats)
+        paths += timm_files
+    if comparisons:
+        paths.append(_write_record(output, comparisons))
+        _add_to_report(folder, subject, comparisons)
+    if paths:
+        console.say(f"wrote {', '.join(path.name for path in paths)} to {output}")
+    if settings.push is not None:  # last, since the export is complete even if the upload fails
+        try:
+            console.say(f"uploaded to {push_folder(output, timm_files, settings.push)}")
+        except UserError as problem:
+            refusals.append(str(problem))
+    if refusals:
+        raise UserError(" ".join(dict.fromkeys(refusals)))
+    return Export(output, tuple(paths), comparisons)
+
+
+def _list_graphs(formats: Sequence[str], settings: ExportSettings) -> list[tuple[str, bool]]:
+    """Return (format, whether the file is an 8-bit file) for each graph to write."""
+    return [
+        (name, int8)
+        for name in formats
+        if name in GRAPHS
+        for int8 in ((False, True) if settings.int8 and GRAPHS[name].quantise else (False,))
+    ]
+
+
+def _find_finished_export(
+    run: RunFolder, subject: Subject, graphs: Sequence[tuple[str, bool]], settings: ExportSettings
+) -> list[Path]:
+    """Return the files to upload if `--output` has all files of this export already, and [] otherwise."""
+    if settings.output is None or not isinstance(subject, ClassifierSubject):
+        return []
+    output = expand_user_path(settings.output)
+    has_graphs = all((output / file_name(name, int8)).exists() for name, int8 in graphs)
+    return find_hub_files(output, run, subject, settings) if has_graphs else []
+
+
+def _write_graphs(
+    output: Path, subject: Subject, graphs: Sequence[tuple[str, bool]], settings: ExportSettings, console: Console
+) -> tuple[list[Path], dict[str, Comparison], list[str]]:
+    """Write graphs; return the files, the comparisons by file name, and messages on graphs that were not kept."""
     paths: list[Path] = []
     comparisons: dict[str, Comparison] = {}
     refusals: list[str] = []
     writer = GraphWriter(subject, settings, console)
-    if graphs := [name for name in formats if name in GRAPHS]:
-        writer.open(graphs)  # before any file is written, since this raises errors for invalid settings
-    for name, int8 in [(name, int8) for name in graphs for int8 in (False, True)]:
-        if int8 and not (settings.int8 and GRAPHS[name].quantise):
-            continue
+    if graphs:  # before any file is written, since this raises errors for invalid settings
+        writer.open([name for name, int8 in graphs if not int8])
+    for name, int8 in graphs:
         try:
             with staging_folder(output) as staging:
                 comparison = writer.write(name, int8, staging)
@@ -128,16 +172,7 @@ def _export_formats(folder: RunFolder, subject: Subject, settings: ExportSetting
         paths += [output / file for file in files]
         if comparison is not None:
             comparisons[file_name(name, int8)] = comparison
-    if {"safetensors", "hub"} & set(formats) and isinstance(subject, ClassifierSubject):
-        paths += _write_timm_files(output, folder, subject, settings, "hub" in formats, console)
-    if comparisons:
-        paths.append(_write_record(output, comparisons))
-        _add_to_report(folder, subject, comparisons)
-    if paths:
-        console.say(f"wrote {', '.join(path.name for path in paths)} to {output}")
-    if refusals:
-        raise UserError(" ".join(dict.fromkeys(refusals)))
-    return Export(output, tuple(paths), comparisons)
+    return paths, comparisons, refusals
 
 
 def _export_within_limits(
@@ -222,20 +257,6 @@ def _check_subject(formats: Sequence[str], settings: ExportSettings, subject: Su
         )
 
 
-def _write_timm_files(
-    path: Path, run: RunFolder, subject: ClassifierSubject, settings: ExportSettings, for_hub: bool, console: Console
-) -> list[Path]:
-    path.mkdir(parents=True, exist_ok=True)
-    network, card = subject.network, subject.card
-    if for_hub:
-        network, card = with_temperature_in_weights(network, card)
-    page = _model_page(run, replace(subject.model, card=card), settings, for_hub)
-    files = write_timm_folder(path, network, card, page)
-    if settings.push is not None:
-        console.say(f"uploaded to {push_folder(path, files, settings.push)}")
-    return files
-
-
 def _add_to_report(run: RunFolder, subject: Subject, comparisons: Mapping[str, Comparison]) -> None:
     """Show the comparisons in the run's report, next to the comparisons of earlier exports."""
     if not (run.path / REPORT).is_file():
@@ -252,35 +273,3 @@ def _write_record(output: Path, comparisons: Mapping[str, Comparison], **more: A
     text = json.dumps({"versions": versions, "comparisons": entries, **more}, indent=2)
     write_text(output / "export.json", text + "\n")
     return output / "export.json"
-
-
-def licence_of_initial_weights(run: RunFolder) -> str | None:
-    """Return the licence of the published weights with which the training of a run or of its ancestors began.
-
-    Returns `NO_INITIAL_WEIGHTS` if the initial weights were random, and None if their licence is unknown, because they
-    came from a file or an earlier run is missing.
-    """
-    for ancestor in iterate_ancestry(run):
-        if not ancestor.config.is_file():
-            return None
-        init = ancestor.settings.get("init")
-        if init in (None, NONE):
-            return NO_INITIAL_WEIGHTS
-        if init in PUBLISHED_WEIGHTS:
-            return licence_of(read_card(ancestor).backbone.name)
-    return None
-
-
-def _model_page(run: RunFolder, model: TrainedModel, settings: ExportSettings, for_hub: bool) -> str:
-    summary = run.read_json("summary.json") if run.finished else {}
-    weights_source = run.read_json("init.json").get("source") if (run.path / "init.json").is_file() else None
-    metrics_file = run.evaluation("test") / "metrics.json"
-    metrics_name = str(metrics_file.relative_to(run.path))
-    report = read_report(run.read_json(metrics_name)) if metrics_file.is_file() else None
-    licence = licence_of_initial_weights(run)
-    hub = None
-    if for_hub:
-        data = Path(str(summary.get("data", "images"))).name  # without the path on this machine
-        summary |= {"data": data}
-        hub = HubFacts(None if licence == NO_INITIAL_WEIGHTS else licence, data, settings.data_licence, report)
-    return model_page(model.card, str(weights_source or "random weights"), licence, summary, report, hub)

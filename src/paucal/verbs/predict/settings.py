@@ -7,28 +7,22 @@ from paucal.settings.options import option
 from paucal.settings.shared import FORWARD_PRECISION_HELP, ForwardPrecision
 from paucal.verbs.convert.settings import Form
 
-_GROUP = "prediction"
-
 
 @dataclass(frozen=True)
 class PredictSettings:
     """Every setting of `paucal predict`; the command line and `paucal.predict` share it."""
 
-    batch_size: int | None = option("images per forward pass", group=_GROUP, low=1, high=1 << 20, chosen=True)
-    device: str = option("cpu, cuda or mps", "cpu", group=_GROUP)
+    help_group = "prediction"
+    batch_size: int | None = option("images per forward pass", low=1, high=1 << 20, chosen=True)
+    device: str = option("cpu, cuda or mps", "cpu")
     precision: ForwardPrecision | None = option(
-        f"{FORWARD_PRECISION_HELP}; for videos and watched folders bfloat16 only if requested",
-        group=_GROUP,
-        chosen=True,
+        f"{FORWARD_PRECISION_HELP}; for videos and watched folders bfloat16 only if requested", chosen=True
     )
-    mirror: bool = option(
-        "average the predictions for an image and its mirror image; takes twice the time", False, group=_GROUP
-    )
+    mirror: bool = option("average the predictions for an image and its mirror image; takes twice the time", False)
     scales: list[float] | None = option(
-        "segmentation: image scales over which predictions are averaged, such as 0.75 1 1.25 (default: only 1)",
-        group=_GROUP,
+        "segmentation: image scales over which predictions are averaged, such as 0.75 1 1.25 (default: only 1)"
     )
-    on_bad_image: Literal["refuse", "skip"] = option("how to handle unreadable images", "refuse", group=_GROUP)
+    on_bad_image: Literal["refuse", "skip"] = option("how to handle unreadable images", "refuse")
 
     @property
     def test_scales(self) -> tuple[float, ...]:
@@ -36,45 +30,35 @@ class PredictSettings:
         return tuple(self.scales or (1.0,))
 
 
-_MOVING = "videos, cameras and watched folders"
-
-
 @dataclass(frozen=True)
 class MovingSettings:
     """Settings of `paucal predict` for videos, cameras and watched folders."""
 
-    every: str = option("videos and cameras: time between two frames, such as 0.5s, or 'frame'", "1s", group=_MOVING)
-    watch: str | None = option(
-        "folder to watch: each new image is classified once, when its file is complete", group=_MOVING
-    )
-    idle: str | None = option("--watch: end after this time without a new image (default: never)", group=_MOVING)
-    annotated: str | None = option("video: .mp4 file for a copy with drawn predictions; needs --output", group=_MOVING)
-
-
-_FILES = "what is written"
+    help_group = "videos, cameras and watched folders"
+    every: str = option("videos and cameras: time between two frames, such as 0.5s, or 'frame'", "1s")
+    watch: str | None = option("folder to watch: each new image is classified once, when its file is complete")
+    idle: str | None = option("--watch: end after this time without a new image (default: never)")
+    annotated: str | None = option("video: .mp4 file for a copy with drawn predictions; needs --output")
 
 
 @dataclass(frozen=True)
 class OutputSettings:
     """Settings of the files that `paucal predict` writes; the Python functions return these values instead."""
 
+    help_group = "what is written"
     format: Literal["csv", "json"] | None = option(
-        "format of the predictions; for a detector, json is the COCO format (default: extension of --output, else csv)",
-        group=_FILES,
+        "format of the predictions; for a detector, json is the COCO format (default: extension of --output, else csv)"
     )
     to: Form | None = option(
         "write the predictions as labels, with copies of the images, in this layout of paucal convert, into the "
-        "folder --output",
-        group=_FILES,
+        "folder --output"
     )
     top_k: int | None = option(
-        "write only this number of most probable classes (default: a column per class)", group=_FILES, low=1, high=10**6
+        "write only this number of most probable classes (default: a column per class)", low=1, high=10**6
     )
-    output: str | None = option("file for predictions (default: standard output), or folder for masks", group=_FILES)
-    features: str | None = option(
-        "Parquet file for features (input of the final linear classifier), a row per image", group=_FILES
-    )
-    pictures: str | None = option("folder for copies of the images with drawn detections", group=_FILES)
+    output: str | None = option("file for predictions (default: standard output), or folder for masks")
+    features: str | None = option("Parquet file for features (input of the final linear classifier), a row per image")
+    pictures: str | None = option("folder for copies of the images with drawn detections")
     sheet: str | None = option(
-        "PNG or JPEG file for a contact sheet: images of each class, from the most to the least confident", group=_FILES
+        "PNG or JPEG file for a contact sheet: images of each class, from the most to the least confident"
     )

@@ -399,19 +399,22 @@ def test_run__goes_on_without_images_that_cannot_be_read(data, tmp_path):
 
 
 def test_run__without_time_for_them_gives_that_reason(data, tmp_path, monkeypatch):
-    asked = []
-    monkeypatch.setattr(step, "max_time_fraction", lambda labelled, is_tuned: asked.append((labelled, is_tuned)) or 0.0)
+    monkeypatch.setattr(step, "max_time_fraction", lambda _: 0.0)
     console, more = RecordingConsole(), {"unlabelled": str(tmp_path / "more")}
     result = started_from(photos(tmp_path / "few", each=6), tmp_path / "run", console, time="10m", **more)
     why = "--unlabelled: there is no time left for the images without labels; give a longer --time"
     assert rungs_of(result.folder)["unlabelled"]["details"]["why"] == why
     assert f"note: {why}" in console.lines
     assert not any("usable image" in line for line in console.lines)
-    assert asked == [(18, False)]
 
 
-def test_time_share__is_larger_the_less_tuning_can_gain():
-    assert [step.max_time_fraction(*given) for given in ((2000, True), (100, True), (100, False))] == [0.05, 0.4, 0.7]
+@pytest.mark.parametrize(
+    ("labelled", "is_tuned", "share"), [(2000, True, 0.05), (300, True, 0.05), (299, True, 0.4), (100, False, 0.7)]
+)
+def test_time_share__is_larger_the_less_tuning_can_gain(labelled, is_tuned, share, monkeypatch):
+    monkeypatch.setattr(step, "_is_tuned", lambda _: is_tuned)
+    setup = SimpleNamespace(data=SimpleNamespace(part={"train": range(labelled)}.__getitem__))
+    assert step.max_time_fraction(setup) == share
 
 
 @pytest.mark.parametrize(

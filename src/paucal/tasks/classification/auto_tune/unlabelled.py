@@ -115,9 +115,8 @@ def _select_images(state: TuneState, first: FittedHead) -> tuple[ImageSet, Tenso
     setup, console = state.setup, state.console
     max_images = MAX_IMAGES
     if state.record.budget:
-        is_tuned = _is_tuned(setup)
-        fraction = max_time_fraction(len(setup.data.part("train")), is_tuned)
-        seconds = min(fraction * state.record.budget, state.seconds_left() * (MAX_LEFT_FRACTION if is_tuned else 1))
+        max_left = state.seconds_left() * (MAX_LEFT_FRACTION if _is_tuned(setup) else 1)
+        seconds = min(max_time_fraction(setup) * state.record.budget, max_left)
         max_images = int(seconds * state.precision.speed / max(state.image_seconds, 1e-9))
     path = state.run.path / FEATURES_FILE
     cached = read_weights(path) if path.is_file() else {}
@@ -193,14 +192,11 @@ def has_few_labels(setup: TrainingSetup) -> bool:
     return len(setup.data.part("train")) < FEW_LABELS
 
 
-def max_time_fraction(n_labelled: int, is_tuned: bool) -> float:
-    """Return the fraction of the time budget that may be spent on computing the features of the unlabelled images.
-
-    `n_labelled` is the number of training images; `is_tuned` says whether the network is tuned afterwards.
-    """
-    if not is_tuned:
+def max_time_fraction(setup: TrainingSetup) -> float:
+    """Return the fraction of the time budget that may be spent on computing the features of the unlabelled images."""
+    if not _is_tuned(setup):
         return UNTUNED_FRACTION
-    return FEW_LABELS_FRACTION if n_labelled < FEW_LABELS else TUNED_FRACTION
+    return FEW_LABELS_FRACTION if has_few_labels(setup) else TUNED_FRACTION
 
 
 def _compute_features(state: TuneState, first: FittedHead, images: ImageSet) -> tuple[Tensor, FrozenOutputs | None]:
