@@ -27,8 +27,9 @@ from paucal.models.weights.local import (
 from paucal.models.weights.table import PretrainedWeights, has_terms
 from paucal.objectives import Objective
 from paucal.rules.facts import InitialWeightsInfo, best_device
+from paucal.rules.resolve import automatic
 from paucal.runs import RunFolder, open_model_folder
-from paucal.runs.folder import AUTO, COCO, PUBLISHED_WEIGHTS, TIMM, find_run_of_file, iterate_ancestry
+from paucal.runs.folder import CHOSEN_WEIGHTS, COCO, PUBLISHED_WEIGHTS, TIMM, find_run_of_file, iterate_ancestry
 from paucal.runs.weights import read_untrusted, read_weights
 from paucal.settings.shared import JobSettings, ModelSettings
 from paucal.types import UserError
@@ -228,7 +229,7 @@ def may_choose_start(settings: ModelSettings, given: Collection[str], named: Col
     This is the case if `init` is "auto" (the value in the stored config of such a run), or if the user gave neither
     `init` nor any setting in `named`.
     """
-    return settings.init == AUTO or (settings.init is None and not {"init", *named} & set(given))
+    return settings.init == CHOSEN_WEIGHTS or (settings.init is None and not {"init", *named} & set(given))
 
 
 def choose_start(settings: J, given: Mapping[str, str], side: int) -> tuple[J, dict[str, str], WeightsChoice]:
@@ -238,11 +239,11 @@ def choose_start(settings: J, given: Mapping[str, str], side: int) -> tuple[J, d
     in pixels.
     """
     choice = choose_weights(settings.model, settings.device or best_device()[0], side)
-    origin = {**given, "init": f"auto: {choice.why}"}
+    origin = {**given, "init": automatic(choice.why)}
     if not choice.candidates:
         return replace(settings, init=None), origin, choice
-    origin = {"model": f"auto: {choice.why}", **origin}
-    return replace(settings, init=AUTO, model=choice.candidates[0]), origin, choice
+    origin = {"model": automatic(choice.why), **origin}
+    return replace(settings, init=CHOSEN_WEIGHTS, model=choice.candidates[0]), origin, choice
 
 
 def choose_weights(model: str | None, device: str, side: int) -> WeightsChoice:

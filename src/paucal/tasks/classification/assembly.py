@@ -21,7 +21,7 @@ from paucal.models.card import ModelCard
 from paucal.models.features import linear_classifier
 from paucal.objectives import Objective
 from paucal.rules.facts import DataAndMachine, InitialWeightsInfo
-from paucal.rules.resolve import list_origins
+from paucal.rules.resolve import automatic, list_origins
 from paucal.runner.images import (
     SplitImages,
     decode_images,
@@ -38,7 +38,7 @@ from paucal.runner.starts import WeightsChoice, WeightsSource, choose_start, fin
 from paucal.runner.time_budget import parse_duration
 from paucal.runner.trainer_inputs import check_rates
 from paucal.runs import RunFolder
-from paucal.runs.folder import AUTO
+from paucal.runs.folder import CHOSEN_WEIGHTS
 from paucal.runs.weights import read_weights
 from paucal.tasks.classification.auto_tune.record import TuneRecord, read_record
 from paucal.tasks.classification.balance import set_class_weights, set_label_mode
@@ -259,7 +259,8 @@ def _may_choose_start(settings: TrainSettings, given: Mapping[str, str]) -> bool
     A run with a recipe or with label maps follows a paper, and chooses weights only with `--init auto`.
     """
     follows_paper = settings.recipe is not None or method_of(settings).label_maps
-    return may_choose_start(settings, given, SETTINGS_OF_GIVEN_WEIGHTS) and (settings.init == AUTO or not follows_paper)
+    may_choose = may_choose_start(settings, given, SETTINGS_OF_GIVEN_WEIGHTS)
+    return may_choose and (settings.init == CHOSEN_WEIGHTS or not follows_paper)
 
 
 def _choose_start(
@@ -270,7 +271,9 @@ def _choose_start(
     may_change_method = "method" not in given and not unused_by(replace(settings, method=TUNING_METHOD)) & set(given)
     if choice.candidates and may_change_method:
         settings = replace(settings, method=TUNING_METHOD)
-        given["method"] = "auto: the run starts from pretrained weights, for which the default method has shown no gain"
+        given["method"] = automatic(
+            "the run starts from pretrained weights, for which the default method has shown no gain"
+        )
     return settings, given, choice
 
 
@@ -284,7 +287,7 @@ def choose_image_size(data: SplitImages) -> list[int]:
 
 def _initial_weights_info(start: WeightsSource, init: str | None) -> InitialWeightsInfo | None:
     """Return what the automatic settings need to know about the initial weights; None for random weights."""
-    return None if start.facts is None else replace(start.facts, chosen=init == AUTO)
+    return None if start.facts is None else replace(start.facts, chosen=init == CHOSEN_WEIGHTS)
 
 
 def _open_images(settings: TrainSettings, bars: Bars, run: RunFolder | None) -> SplitImages:

@@ -16,7 +16,7 @@ from paucal.runner.memory_check import checked_backbone, initial_weights
 from paucal.runner.starts import choose_start, find_start, load_start, may_choose_start
 from paucal.runner.trainer_inputs import check_rates, trainer_plan, with_synced_norms
 from paucal.runs import RunFolder
-from paucal.runs.folder import AUTO
+from paucal.runs.folder import CHOSEN_WEIGHTS
 from paucal.tasks.segmentation.crops import CropOptions
 from paucal.tasks.segmentation.images import SegmentationData, open_segmentation_data
 from paucal.tasks.segmentation.model import Head, SegmentationCard
@@ -53,7 +53,7 @@ def assemble(
     data = open_segmentation_data(settings, bars, run)
     remarks: list[str] = []
     if run is None:
-        if may_choose_start(settings, given) and (settings.init == AUTO or settings.recipe is None):
+        if may_choose_start(settings, given) and (settings.init == CHOSEN_WEIGHTS or settings.recipe is None):
             settings, given, choice = choose_start(settings, given, data.facts().median_side)
             remarks = [choice.remark] if choice.remark else []
         check_rates(settings)

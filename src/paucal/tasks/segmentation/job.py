@@ -17,6 +17,7 @@ from paucal.data.sampler import steps_per_epoch
 from paucal.data.views.normalisation import Normalisation
 from paucal.recipes.recipe import fill_in, require_init
 from paucal.recipes.segmentation import RECIPES
+from paucal.rules.resolve import is_automatic
 from paucal.runner import life
 from paucal.runner.annotation_frames import takes_annotations
 from paucal.runner.console import Console
@@ -137,7 +138,7 @@ class SegmentationJob(TimedJob[SegmentSettings, SegmentationSetup, SegmentResult
         training_seconds = left - pace.ending(counts)
         crop_seconds = pace.step * counts["train"] / settings.effective_batch  # per epoch, with one crop per image
         eval_seconds = pace.evaluation(counts)
-        is_given = not setup.origin["crops"].startswith(("auto:", "default"))
+        is_given = setup.origin["crops"] != "default" and not is_automatic(setup.origin["crops"])
         crops, epochs = fill_time(training_seconds, crop_seconds, eval_seconds, settings.crops, is_given)
         epoch_seconds = crops * crop_seconds + eval_seconds
         if epochs < 1:
