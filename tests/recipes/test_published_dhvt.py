@@ -15,7 +15,7 @@ from paucal.recipes.table import RECIPES
 from paucal.rules.backbone import backbone_spec
 from paucal.rules.facts import DataAndMachine, InitialWeightsInfo
 from paucal.tasks.classification.loaders import augmentation, preprocessing
-from paucal.tasks.classification.optimization import check_plan, check_sync_bn, optimization, training_plan
+from paucal.tasks.classification.optimization import check_sync_bn, optimization, plan_remarks, training_plan
 from paucal.training.optimizers import parameter_groups
 from paucal.types import UserError
 
@@ -47,7 +47,7 @@ def resolved(recipe: str, facts: DataAndMachine = CIFAR, **given) -> tuple[Train
 )
 def test_rate__is_the_recorded_one(recipe, devices, batch, rate):
     settings, reasons = resolved(recipe, devices=devices)
-    assert settings.images_per_pass * devices == batch
+    assert settings.batch_size_or_1 * devices == batch
     assert settings.lr == pytest.approx(rate)
     assert recipe in reasons["lr"]
 
@@ -214,4 +214,4 @@ def test_sync_bn__is_refused_without_gpus_and_remarked_on_one_device():
     with pytest.raises(UserError, match=r"--sync-bn: torch.*only on GPUs, but --device is cpu: remove --sync-bn"):
         check_sync_bn(sync(device="cpu", devices=1))
     settings = sync(device="cuda", devices=1, batch_size=16, epochs=5)
-    assert "--sync-bn has no effect on a single device" in check_plan(settings, CIFAR.n_train)
+    assert "--sync-bn has no effect on a single device" in plan_remarks(settings, CIFAR.n_train)

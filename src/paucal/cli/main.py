@@ -14,8 +14,8 @@ from importlib.metadata import version
 from rich.markup import escape
 
 from paucal.memory import keep_freed_memory
-from paucal.runner.clock import begin_command
 from paucal.runner.plain_console import PlainConsole, closed_descriptors, redirect_to_null
+from paucal.runner.run_time import begin_command
 from paucal.signals import stop_signals_as_interrupt
 from paucal.types import UserError
 from paucal.wording import did_you_mean, one_line_message

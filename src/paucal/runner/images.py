@@ -248,7 +248,7 @@ def step_loader(
     train, stream = data.part("train"), data.images.stream
     sampler = StepSampler(
         train,
-        settings.images_per_pass,
+        settings.batch_size_or_1,
         plan.most_steps * plan.accumulate,
         settings.seed,
         start,

@@ -22,7 +22,7 @@ from paucal.runner.images import Advance, SplitImages, pin_data
 from paucal.runner.starts import pin_start
 from paucal.runs import RunFolder, write_atomically
 from paucal.settings.shared import JobSettings
-from paucal.training import Optimization, Outcome, Plan, Watch
+from paucal.training import Optimization, Outcome, Plan, Validation
 from paucal.wording import counted
 
 
@@ -138,7 +138,7 @@ class RunSetup(Generic[S]):
 A = TypeVar("A", bound=RunSetup[Any])
 
 
-class Watcher(Generic[A]):
+class EpochListener(Generic[A]):
     """Receives the results of a run during training, and may stop or restart the run; this class only prints results.
 
     If `scores_start` is true, the initial weights are validated before the first step.
@@ -256,16 +256,16 @@ class Job(ABC, Generic[S, A, R]):
     def optimization(self, setup: A) -> Optimization:
         """Return the settings of the optimizer and its learning-rate schedule."""
 
-    def validation(self, setup: A) -> Watch | None:
+    def validation(self, setup: A) -> Validation | None:
         """Return the validation after each epoch; if None, the weights of the last epoch are kept."""
         return None
 
-    def watcher(self, run: RunFolder, setup: A, console: Console) -> Watcher[A]:
-        """Return the watcher that is called during training."""
-        return Watcher(setup, console)
+    def listener(self, run: RunFolder, setup: A, console: Console) -> EpochListener[A]:
+        """Return the listener that is called during training."""
+        return EpochListener(setup, console)
 
     @abstractmethod
-    def conclude(self, run: RunFolder, setup: A, outcome: Outcome, watcher: Any, console: Console) -> R:
+    def conclude(self, run: RunFolder, setup: A, outcome: Outcome, listener: Any, console: Console) -> R:
         """Evaluate the trained model, draw plots, and write and print the results."""
 
 

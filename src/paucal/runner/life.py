@@ -21,10 +21,9 @@ from paucal.data.shards.folders import is_remote
 from paucal.data.splits.split_csv import require_same_images, write_split
 from paucal.memory import keep_freed_memory
 from paucal.models.trained import save_trained
-from paucal.runner.clock import count_time_from
 from paucal.runner.console import Console, NullConsole, SilentConsole
 from paucal.runner.frames import copy_frame_to_run
-from paucal.runner.job import A, Job, R, S, Watcher
+from paucal.runner.job import A, EpochListener, Job, R, S
 from paucal.runner.loggers import Loggers, check_loggers
 from paucal.runner.outputs import resolve_output
 from paucal.runner.processes import (
@@ -40,6 +39,7 @@ from paucal.runner.processes import (
 )
 from paucal.runner.resuming import input_names, reopen, store_changes, stored_settings
 from paucal.runner.run_folder import RunWriter
+from paucal.runner.run_time import count_time_from
 from paucal.runner.starts import START_FILE
 from paucal.runner.stored_runs import require_one_machine, written_to_storage
 from paucal.runner.time_budget import add_time_plan, describe_change
@@ -250,23 +250,24 @@ def _execute_run(
                 setup = planned_setup
             loggers.describe(setup.settings)
             messages: list[str] = []
+            # One round per stage; only jobs whose listener restarts the run have several.
             while True:
-                watcher = job.watcher(run, setup, console)
-                outcome = _fit_run(job, run, setup, console, watcher, callbacks, loggers)
+                listener = job.listener(run, setup, console)
+                outcome = _fit_run(job, run, setup, console, listener, callbacks, loggers)
                 if outcome.finished:
-                    result = job.conclude(run, setup, outcome, watcher, console)
+                    result = job.conclude(run, setup, outcome, listener, console)
                     loggers.finish(result.test_scores, outcome.step)
                     return result
-                if not broadcast_value(watcher.should_restart):
-                    messages = watcher.stop_message()
+                if not broadcast_value(listener.should_restart):
+                    messages = listener.stop_message()
                     break
                 if outcome.interrupted:
-                    run_on_rank_zero(watcher.advance_stage)
+                    run_on_rank_zero(listener.advance_stage)
                     # Advancing may have restored an older checkpoint.
                     outcome = replace(outcome, step=checkpoint_step(run.last))
                     break
                 loggers.forget_step()
-                setup = _start_next_stage(job, run, setup, watcher, console)
+                setup = _start_next_stage(job, run, setup, listener, console)
             stopped = Stopped(run.path, outcome.step, (outcome.plan or setup.plan).last_step, job.verb)
             for line in [*messages, str(stopped)]:
                 console.say(line)
@@ -296,12 +297,12 @@ def _plan_run(job: Job[S, A, Any], run: RunFolder, setup: A, console: Console) -
     return replace(planned_setup, plan=replace(planned_setup.plan, deadline=setup.plan.deadline), planned_at=planned_at)
 
 
-def _start_next_stage(job: Job[S, A, Any], run: RunFolder, setup: A, watcher: Watcher, console: Console) -> A:
+def _start_next_stage(job: Job[S, A, Any], run: RunFolder, setup: A, listener: EpochListener, console: Console) -> A:
     """Advance a run to its next stage on the first process, and assemble the setup again on every process."""
     setups: list[A] = []
 
     def advance() -> None:
-        watcher.advance_stage()
+        listener.advance_stage()
         setups.append(_reassemble_stored(job, run, console))
 
     run_on_rank_zero(advance)
@@ -316,7 +317,7 @@ def _fit_run(
     run: RunFolder,
     setup: A,
     console: Console,
-    watcher: Watcher,
+    listener: EpochListener,
     callbacks: Sequence[Callback],
     loggers: Loggers,
 ) -> Outcome:
@@ -329,9 +330,9 @@ def _fit_run(
         records = Records(
             run,
             save_model=lambda module: save_trained(run, module, setup.card),
-            watch=job.validation(setup),
-            on_epoch=loggers.log_before(watcher.on_epoch),
-            on_start=watcher.on_start if watcher.scores_start else None,
+            validation=job.validation(setup),
+            on_epoch=loggers.log_before(listener.on_epoch),
+            on_start=listener.on_start if listener.scores_start else None,
             on_change=lambda plan, pace: console.say(describe_change(plan, pace)),
         )
         if setup.settings.ledger:

@@ -14,7 +14,7 @@ from paucal.data.views.normalisation import Normalisation
 from paucal.evaluation.calibration import DEFAULT_THRESHOLD
 from paucal.evaluation.seen_images import seen_by_initial_weights
 from paucal.methods.contract import RunImages
-from paucal.methods.fine_tuning import check_tuning
+from paucal.methods.fine_tuning import check_tuning, tuning_remarks
 from paucal.methods.training import build_objective, method_of, resolve_training, settle_terms, unused_by
 from paucal.methods.training_settings import TrainSettings
 from paucal.models.card import ModelCard
@@ -45,7 +45,7 @@ from paucal.tasks.classification.balance import set_class_weights, set_label_mod
 from paucal.tasks.classification.frozen_views import FrozenViews, why_unsupported
 from paucal.tasks.classification.images import quick_check, split_images, too_few_for_test
 from paucal.tasks.classification.loaders import run_preprocessing, view_transform
-from paucal.tasks.classification.optimization import check_plan, fit_batch, training_plan
+from paucal.tasks.classification.optimization import fit_batch, plan_remarks, training_plan
 from paucal.tasks.classification.unlabelled_images import open_unlabelled
 from paucal.training import Plan
 from paucal.types import UserError
@@ -133,6 +133,7 @@ def assemble(
     load_report = load_start(start, settings.model, objective, images.classes, settings.init_head)
     if tune_record is not None and run is not None and not run.last.exists():
         load_head(run, objective, settings.img_size)
+    _check_objective(objective, settings, card, data, is_new=run is None)
     findings = tuple(quick_check(data)) if run is None else ()
     remarks = [
         *([choice.remark] if choice.remark else ()),
@@ -140,16 +141,15 @@ def assemble(
         *images.notes,
         *filter(None, [describe_channels(images.reading.channels)]),
         *([MULTI_LABEL_REMARK] if images.multi_hot is not None else ()),
-        *(_describe_unlabelled(settings, images, objective) if run is None else ()),
+        *(_unlabelled_remarks(settings) if run is None else ()),
         *([STREAMED_REMARK] if images.stream is not None and choice.candidates else ()),
         *(f"{finding.text}; {finding.advice}" for finding in findings if finding.level != "note"),
-        *check_plan(settings, facts.n_train),
+        *plan_remarks(settings, facts.n_train),
         *(load_report.lines() if load_report else ()),
         *seen_by_initial_weights(settings.init, images, data.split),
-        *check_tuning(settings, objective, images.class_counts(data.part("train")).tolist()),
+        *tuning_remarks(settings, objective),
         *notes,
     ]
-    _check_request(objective, settings, card)
     plan, origin = _make_plan(settings, facts, tune_record), list_origins(settings, given, reasons)
     run_fields = (settings, origin, data, plan, objective, card, tuple(remarks), load_report)
     return TrainingSetup(*run_fields, tune_record, findings)
@@ -216,9 +216,7 @@ def _check_new_run(settings: TrainSettings, tune_record: TuneRecord | None, in_m
         )
 
 
-def _describe_unlabelled(settings: TrainSettings, images: ImageSet, objective: Objective) -> list[str]:
-    if settings.unlabelled is None:
-        return []
+def _check_unlabelled(settings: TrainSettings, images: ImageSet, objective: Objective) -> None:
     if images.multi_hot is not None:
         raise UserError(
             "--unlabelled needs images with one label each, but these may have several labels: remove --unlabelled."
@@ -228,6 +226,11 @@ def _describe_unlabelled(settings: TrainSettings, images: ImageSet, objective: O
             f"--unlabelled replaces the model's linear classifier, but {settings.model} has no linear classifier: "
             "remove --unlabelled."
         )
+
+
+def _unlabelled_remarks(settings: TrainSettings) -> list[str]:
+    if settings.unlabelled is None:
+        return []
     unlabelled = open_unlabelled(settings)
     return [f"{counted(len(unlabelled), 'image')} without labels in {settings.unlabelled}", *unlabelled.notes]
 
@@ -326,14 +329,20 @@ def _build_objective(
         return build_objective(settings, spec), spec, notes
 
 
-def _check_request(objective: Objective, settings: TrainSettings, card: ModelCard) -> None:
+def _check_objective(
+    objective: Objective, settings: TrainSettings, card: ModelCard, data: SplitImages, is_new: bool
+) -> None:
+    """Refuse settings that the objective does not support."""
+    if is_new and settings.unlabelled is not None:
+        _check_unlabelled(settings, data.images, objective)
+    check_tuning(settings, objective, data.images.class_counts(data.part("train")).tolist())
     request = objective.data_request
     if settings.frozen_views and (reason := why_unsupported(settings, objective)) is not None:
         raise UserError(f"--frozen-views is not supported here: {reason}.")
-    if settings.images_per_pass < request.smallest_batch:
+    if settings.batch_size_or_1 < request.smallest_batch:
         raise UserError(
-            f"--batch-size is {settings.images_per_pass}, but --method {settings.method} needs at least "
+            f"--batch-size is {settings.batch_size_or_1}, but --method {settings.method} needs at least "
             f"{request.smallest_batch} images in a forward pass: give a larger --batch-size."
         )
-    for crops in request.views:
+    for crops in request.views:  # built only to refuse invalid augmentation before the run starts
         view_transform(crops, card.preprocessing, settings, request.geometry)

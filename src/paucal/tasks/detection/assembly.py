@@ -129,7 +129,7 @@ def assemble(
     boxed = _with_chosen_masks(settings, boxed)
     boxed, data = _decode(settings, boxed, data, bars, run)
     if run is None:
-        check_rates(replace(settings, epochs=settings.passes))
+        check_rates(replace(settings, epochs=settings.epochs_or_1))
     objective, card, notes = _build_detector(settings, data, boxed, start.input and start.input(settings.model), run)
     if settings.init == COCO and start.record is None:
         load_report = load_published(objective.detector, settings, boxed.classes, bars)

@@ -37,7 +37,7 @@ from paucal.runner.job import Bars, RunSetup
 from paucal.runner.memory_check import checked_backbone, initial_weights
 from paucal.runner.resuming import stored_split
 from paucal.runner.starts import WeightsSource, find_start, load_start
-from paucal.runner.trainer_inputs import check_length, check_rates, trainer_plan
+from paucal.runner.trainer_inputs import check_rates, length_remarks, trainer_plan
 from paucal.runs import RunFolder
 from paucal.tasks.pretraining.crops import crop_groups, crop_transforms, describe_crops, relative_pixels
 from paucal.tasks.pretraining.monitor import Monitor, knn_monitor
@@ -88,7 +88,7 @@ def assemble(
         *images.notes,
         *filter(None, [describe_channels(images.reading.channels)]),
         *renamed,
-        *check_length(settings, facts.n_train),
+        *length_remarks(settings, facts.n_train),
         *(load_report.lines() if load_report else ()),
         *notes,
     ]

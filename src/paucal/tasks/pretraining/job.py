@@ -38,7 +38,7 @@ from paucal.tasks.pretraining.crops import crop_transforms, describe_crops
 from paucal.tasks.pretraining.monitor import KNN_SCORE
 from paucal.tasks.pretraining.stage_watch import StageWatch
 from paucal.tasks.pretraining.stages import add_parameters, lacks_parameters
-from paucal.training import Optimization, Outcome, WarmupThenCosine, Watch
+from paucal.training import Optimization, Outcome, Validation, WarmupThenCosine
 from paucal.wording import counted, percent
 
 
@@ -153,20 +153,20 @@ class PretrainingJob(Job[PretrainSettings, PretrainingSetup, PretrainResult]):
         decay, clip = method.weight_decay(settings), method.clip(settings)
         return Optimization(schedule, decay, clip=clip, optimizer=settings.optimizer)
 
-    def validation(self, setup: PretrainingSetup) -> Watch | None:
-        """Return the `Watch` that scores the backbone on labelled images; None if `--monitor` is not given."""
-        return None if setup.monitor is None else Watch(setup.monitor)
+    def validation(self, setup: PretrainingSetup) -> Validation | None:
+        """Return the `Validation` that scores the backbone on labelled images; None if `--monitor` is not given."""
+        return None if setup.monitor is None else Validation(setup.monitor)
 
-    def watcher(self, run: RunFolder, setup: PretrainingSetup, console: Console) -> StageWatch:
-        """Return the watcher that detects collapse and the end of a stage."""
+    def listener(self, run: RunFolder, setup: PretrainingSetup, console: Console) -> StageWatch:
+        """Return the listener that detects collapse and the end of a stage."""
         return StageWatch(run, setup, console)
 
     def conclude(
-        self, run: RunFolder, setup: PretrainingSetup, outcome: Outcome, watcher: StageWatch, console: Console
+        self, run: RunFolder, setup: PretrainingSetup, outcome: Outcome, listener: StageWatch, console: Console
     ) -> PretrainResult:
         """Draw the curves and write the results on the first process, while the other processes wait."""
         last = outcome.rows[-1] if outcome.rows else {}
-        verdict = watcher.watcher.verdict
+        verdict = listener.watcher.verdict
         if rank() == 0:
             chance = {f"train_{name}": value for name, value in setup.objective.chance_levels().items()}
             save_curves(run, outcome.rows, len(setup.data.part("train")), chance=chance)
@@ -178,7 +178,7 @@ class PretrainingJob(Job[PretrainSettings, PretrainingSetup, PretrainResult]):
                 f"paucal train photos/ --init {path}     # fine-tune the backbone on labelled images",
                 f"paucal eval {path} photos/ --protocol knn linear     # evaluate the frozen features",
             ]
-            content = {**summary(setup, outcome, watcher), "next_steps": steps}
+            content = {**summary(setup, outcome, listener), "next_steps": steps}
             lines, files = result_lines(setup, outcome, verdict), "metrics.csv, plots/"
             publish_results(run, console, content, write_pretraining_report, lines, files, steps)
         wait_for_all()

@@ -8,7 +8,7 @@ from paucal.evaluation.collapse import Verdict, grace_period
 from paucal.methods.contract import HealthScale
 from paucal.methods.pretraining import method_of
 from paucal.runner.console import Console
-from paucal.runner.job import Watcher
+from paucal.runner.job import EpochListener
 from paucal.runner.resuming import store_changes
 from paucal.runs import RunFolder, link_or_copy
 from paucal.tasks.pretraining.assembly import PretrainingSetup
@@ -96,7 +96,7 @@ class CollapseWatcher:
         self._say(f"  {self.verdict.advice} {REACTION_TEXTS[self.on_collapse]}")
 
 
-class StageWatch(Watcher[PretrainingSetup]):
+class StageWatch(EpochListener[PretrainingSetup]):
     """Watches a stage of a run, and ends the stage at its last epoch.
 
     The run is stopped earlier if the networks collapse, or if training makes trained weights worse.

@@ -32,7 +32,7 @@ from paucal.runner.images import (
     pin_data,
     reading_for,
 )
-from paucal.runner.job import Bars, Job, Watcher
+from paucal.runner.job import Bars, EpochListener, Job
 from paucal.runner.memory_check import checked_backbone, initial_weights
 from paucal.runner.results import EvaluatedRun, publish_results
 from paucal.runner.starts import (
@@ -244,7 +244,7 @@ class RegressionJob(Job[TrainSettings, RegressionSetup, RegressionResult]):
         _refuse_training()
 
     def conclude(
-        self, run: RunFolder, setup: RegressionSetup, outcome: Outcome, watcher: Watcher, console: Any
+        self, run: RunFolder, setup: RegressionSetup, outcome: Outcome, listener: EpochListener, console: Any
     ) -> RegressionResult:
         """Fit the regression to the training images, and evaluate the model once on the test images."""
         start_time, settings, data = time.monotonic(), setup.settings, setup.data

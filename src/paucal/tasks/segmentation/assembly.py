@@ -64,9 +64,9 @@ def assemble(
     card, objective, notes = _build_network(settings, data, start.input and start.input(settings.model), run)
     load_report = load_start(start, settings.model, objective, ())
     min_crops = objective.data_request.smallest_batch
-    if settings.images_per_pass < min_crops:
+    if settings.batch_size_or_1 < min_crops:
         raise UserError(
-            f"--batch-size is {settings.images_per_pass}, but the head's batch norms need at least {min_crops} crops "
+            f"--batch-size is {settings.batch_size_or_1}, but the head's batch norms need at least {min_crops} crops "
             "in a forward pass: give a larger --batch-size, and remove --accumulate."
         )
     remarks += [*data.images.notes, *(load_report.lines() if load_report else ()), *notes, *_mask_warnings(data)]

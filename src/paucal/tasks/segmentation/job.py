@@ -23,7 +23,7 @@ from paucal.runner.annotation_frames import takes_annotations
 from paucal.runner.console import Console
 from paucal.runner.frames import Data
 from paucal.runner.images import step_loader
-from paucal.runner.job import Bars, Watcher
+from paucal.runner.job import Bars, EpochListener
 from paucal.runner.starts import pin_start, without_none_init
 from paucal.runner.time_budget import (
     Pace,
@@ -52,7 +52,7 @@ from paucal.tasks.segmentation.images import PATHS, pin_paths
 from paucal.tasks.segmentation.pictures import draw_crops
 from paucal.tasks.segmentation.scores import plain_scores
 from paucal.tasks.segmentation.settings import SegmentSettings
-from paucal.training import CosineWarmup, Optimization, Outcome, Watch
+from paucal.training import CosineWarmup, Optimization, Outcome, Validation
 from paucal.training.schedules import LinearWarmup
 from paucal.types import UserError
 from paucal.wording import counted, format_duration
@@ -176,8 +176,8 @@ class SegmentationJob(TimedJob[SegmentSettings, SegmentationSetup, SegmentResult
         schedule = schedule_type(settings.lr, plan.total_steps, warmup, start, settings.min_lr)
         return Optimization(schedule, settings.weight_decay, clip=settings.clip, average_decay=settings.average)
 
-    def validation(self, setup: SegmentationSetup) -> Watch | None:
-        """Return the `Watch` that scores the validation images.
+    def validation(self, setup: SegmentationSetup) -> Validation | None:
+        """Return the `Validation` that scores the validation images.
 
         None if the run has no validation images; the last epoch is then kept.
         """
@@ -194,10 +194,10 @@ class SegmentationJob(TimedJob[SegmentSettings, SegmentationSetup, SegmentResult
                 LOSS_COLUMN: scores["loss"],
             }
 
-        return Watch(validate, SCORE_COLUMN, LOSS_COLUMN)
+        return Validation(validate, SCORE_COLUMN, LOSS_COLUMN)
 
     def conclude(
-        self, run: RunFolder, setup: SegmentationSetup, outcome: Outcome, watcher: Watcher, console: Console
+        self, run: RunFolder, setup: SegmentationSetup, outcome: Outcome, listener: EpochListener, console: Console
     ) -> SegmentResult:
         """Evaluate the best model on the test images and write the results."""
         return conclude(run, setup, outcome, console)

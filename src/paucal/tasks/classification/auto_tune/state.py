@@ -54,7 +54,7 @@ class FittedHead:
         return len(self.rows)
 
 
-RESERVED_FRACTION = 0.05  # fraction of the time budget for plots, the report page and unforeseen work
+PLANNING_RESERVE = 0.05  # fraction of the time budget for plots, the report page and unforeseen work
 # With fewer training images, validation cannot show whether tuning is better than the probe.
 MIN_IMAGES = 100
 # Automatic settings that are not chosen again when other settings change.
@@ -121,7 +121,7 @@ class TuneState:
 
     def seconds_left(self, pixel_ratio: float = 1.0) -> float:
         """Return the seconds left for training, after subtracting the reserved time and the final evaluations."""
-        return (1 - RESERVED_FRACTION) * self.record.budget - self.spent - self.final_eval_seconds(pixel_ratio)
+        return (1 - PLANNING_RESERVE) * self.record.budget - self.spent - self.final_eval_seconds(pixel_ratio)
 
     def consider(self, preset_settings: Mapping[str, Any]) -> None:
         """Plan the time for tuning with a preset from now on; the preset decides which stages are frozen."""

@@ -20,7 +20,7 @@ from paucal.tasks.classification.auto_tune.paired_losses import LOSSES_KEY, cali
 from paucal.tasks.classification.auto_tune.record import TuneStep
 from paucal.tasks.classification.loaders import make_val_predictor, train_loader, validation_scores
 from paucal.tasks.classification.optimization import optimization
-from paucal.training import CosineWarmup, Outcome, Plan, Records, TimePlan, Watch, checkpoint_step, fit
+from paucal.training import CosineWarmup, Outcome, Plan, Records, TimePlan, Validation, checkpoint_step, fit
 from paucal.training.failures import memory_advice
 from paucal.types import UserError
 
@@ -120,7 +120,7 @@ def run_trial(
         return validation_scores(newest_predictions[0])
 
     start = checkpoint_step(folder.last) * plan.accumulate if folder.last.exists() else 0
-    records = Records(folder, lambda module: None, Watch(validate))
+    records = Records(folder, lambda module: None, Validation(validate))
     try:
         with memory_advice(plan):
             outcome = _fit_trial(setup, plan, start, records, console, callbacks)
