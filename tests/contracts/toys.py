@@ -273,7 +273,7 @@ def train(
     return fit(
         objective,
         make_loader,
-        Optimization(schedule, average_decay=average, optimizer=optimizer),
+        Optimization(schedule, weight_decay=0.05, clip=5.0, average_decay=average, optimizer=optimizer),
         plan,
         Records(
             *(run, lambda module: torch.save(module.state_dict(), folder / "deployed.pt"), validation, None, on_start),

@@ -97,7 +97,9 @@ def test_batch__is_moved_without_waiting_for_the_step_before():
             asked.append((device, non_blocking))
             return self
 
-    trained = TrainingModule(toys.make("per_block"), Optimization(lambda step: 0.0), Plan(4, 4), lambda: None)
+    trained = TrainingModule(
+        toys.make("per_block"), Optimization(lambda step: 0.0, 0.05, 5.0), Plan(4, 4), lambda: None
+    )
     batch = Watched(torch.arange(2), [])
     assert trained.transfer_batch_to_device(batch, torch.device("cuda"), 0) is batch
     assert asked == [(torch.device("cuda"), True)]
@@ -282,7 +284,7 @@ def test_scaler__is_taken_out_once_and_before_clipping(kind, tmp_path):
     def one_step(scale: float | None) -> tuple[nn.Parameter, float]:
         torch.manual_seed(0)
         objective = toys.make("per_block")
-        optimization = Optimization(CosineWarmup(1e-2, 10), clip=0.5, optimizer=kind)
+        optimization = Optimization(CosineWarmup(1e-2, 10), 0.05, clip=0.5, optimizer=kind)
         module = TrainingModule(objective, optimization, Plan(10, 10), lambda: None)
         scaler = None if scale is None else torch.amp.GradScaler("cpu", init_scale=scale)
         plugin = SimpleNamespace(scaler=scaler)
