@@ -17,13 +17,19 @@ from paucal.settings.supervised import (
     TrainScheduleSettings,
 )
 
+# Method of a run that chooses pretrained weights, if the user gave no method. For these weights, the default method has
+# shown no gain.
+TUNING_METHOD = "supervised"
+
 
 @dataclass(frozen=True)
 class MethodSettings(DrLocSettings, LocalitySettings, DistillationSettings, TokenLabelingSettings):
     """The training method, the extra losses, and the options of all methods and losses."""
 
     help_group = "method"
-    method: str = option("training method", "drloc")
+    method: str = option(
+        f"training method; {TUNING_METHOD} instead of the default if the run chooses pretrained weights", "drloc"
+    )
     add: list[str] | None = option("extra losses in addition to the method's own")
 
 

@@ -16,7 +16,7 @@ from paucal.evaluation.seen_images import seen_by_initial_weights
 from paucal.methods.contract import RunImages
 from paucal.methods.fine_tuning import check_tuning, tuning_remarks
 from paucal.methods.training import build_objective, method_of, resolve_training, settle_terms, unused_by
-from paucal.methods.training_settings import TrainSettings
+from paucal.methods.training_settings import TUNING_METHOD, TrainSettings
 from paucal.models.card import ModelCard
 from paucal.models.features import linear_classifier
 from paucal.objectives import Objective
@@ -53,7 +53,6 @@ from paucal.wording import counted
 
 PROBE_FILE = "probe.safetensors"
 STREAMED_REMARK = "no linear probe, since the images are streamed; all steps fine-tune the pretrained weights"
-TUNING_METHOD = "supervised"  # method of a run that chooses pretrained weights, if the user gave no method
 # Settings that apply to weights given by the user, or to random weights. If one of these settings is given, the run
 # chooses no pretrained weights.
 SETTINGS_OF_GIVEN_WEIGHTS = ("init_head", "init_network", "attention_init", "model_args")
