@@ -149,7 +149,9 @@ def test_dhvt__is_the_papers_reading_at_32_pixels():
 def test_finetuning__of_the_program_stays_in_evaluation_mode():
     start = InitialWeightsInfo("runs/1", "dhvt_tiny_imagenet_patch16", (224, 224), normalise="imagenet")
     settings, _ = resolved(
-        "dhvt-finetune-reference", DataAndMachine(n_train=9, n_classes=2, median_side=99, start=start), init="runs/1"
+        "dhvt-finetune-reference",
+        DataAndMachine(n_train=9, n_classes=2, median_side=99, initial_weights=start),
+        init="runs/1",
     )
     assert fine_tuning(settings) == FineTuning(eval_mode=True)
     assert settings.weight_decay == 1e-8

@@ -19,5 +19,5 @@ def run_job(job: AnyJob, parsed: tuple[Namespace, Mapping[str, str], Mapping[str
     if "resume" in given:
         result = resume(job, values.resume, Console(), changes)
     else:
-        result = begin(job, job.settings_type(**changes), given, Console(), start=command_start())
+        result = begin(job, job.settings_type(**changes), given, Console(), start_time=command_start())
     return 130 if isinstance(result, Stopped) else 0

@@ -70,7 +70,8 @@ def normalise(facts: DataAndMachine) -> Choice:
 
 def normalise_for_initial_weights(facts: DataAndMachine) -> Choice | None:
     """Choose the mean and standard deviation that suit the initial weights; None if there are no initial weights."""
-    return None if facts.start is None else (facts.start.normalise, f"as for {facts.start.where}")
+    weights = facts.initial_weights
+    return None if weights is None else (weights.normalise, f"as for {weights.where}")
 
 
 RULES = (crop, crop_scale, hflip, rand_augment, erase, mixup, cutmix, normalise)

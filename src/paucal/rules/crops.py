@@ -43,7 +43,7 @@ def model(facts: DataAndMachine, img_size: Sides) -> Choice:
 
 def _model_args(facts: DataAndMachine, model: str | None, device: str | None) -> Choice:
     """Choose the constructor arguments of the initial weights; for the digits on a CPU, arguments of a small model."""
-    if facts.start is None and model == "vit_mini" and facts.hinted_epochs and device == "cpu":
+    if facts.initial_weights is None and model == "vit_mini" and facts.hinted_epochs and device == "cpu":
         return list(QUICK_MODEL_ARGS), "a first result on this data set in about two minutes"
     return model_args(facts, model)
 

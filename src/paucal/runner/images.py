@@ -221,7 +221,7 @@ def stored_reading(run: RunFolder | None) -> DecodeOptions | None:
     return None if preprocessing is None else preprocessing.reading
 
 
-def normalisation(settings: JobSettings, data: SplitImages, start: ImageInput | None = None) -> Normalisation:
+def normalisation(settings: JobSettings, data: SplitImages, weights_input: ImageInput | None = None) -> Normalisation:
     """Return the mean and standard deviation of the training images, of ImageNet, or of the pretrained weights.
 
     If the images are not RGB, the result is always the mean and standard deviation of the training images.
@@ -229,7 +229,7 @@ def normalisation(settings: JobSettings, data: SplitImages, start: ImageInput | 
     if settings.normalise == "computed" or data.images.reading.channels != RGB:
         return compute_normalisation(data.images, data.part("train"))
     if settings.normalise == "model":
-        image_input = start or input_of_timm(settings.model)
+        image_input = weights_input or input_of_timm(settings.model)
         return Normalisation(image_input.mean, image_input.std)
     return Normalisation()
 
@@ -239,19 +239,19 @@ def step_loader(
     data: SplitImages,
     settings: JobSettings,
     plan: Plan,
-    start: int,
+    first_pass: int,
     repeats: int = 1,
     balanced: bool = False,
     into_batch: Callable[[list[Any]], Any] = collate,
 ) -> TrainLoader:
-    """Return the training loader of this process, which begins with forward pass `start`."""
+    """Return the training loader of this process, which begins with forward pass `first_pass`."""
     train, stream = data.part("train"), data.images.stream
     sampler = StepSampler(
         train,
         settings.batch_size_or_1,
         plan.most_steps * plan.accumulate,
         settings.seed,
-        start,
+        first_pass,
         rank=rank(),
         world=world_size(),
         accumulate=plan.accumulate,

@@ -73,7 +73,7 @@ class RunSetup(Generic[S]):
         objective: Objective to train.
         card: Card of the deployed model.
         remarks: Sentences to print before the run starts.
-        start: Report on the loaded initial weights; None if the initial weights are random.
+        load_report: Report on the loaded initial weights; None if the initial weights are random.
         planned_at: `time.monotonic()` at which the length was planned, or else at which the setup was assembled.
     """
 
@@ -84,7 +84,7 @@ class RunSetup(Generic[S]):
     objective: Objective
     card: ModelCard
     remarks: tuple[str, ...]
-    start: LoadReport | None = None
+    load_report: LoadReport | None = None
     planned_at: float = field(default_factory=time.monotonic, kw_only=True)
 
     @property
@@ -130,7 +130,7 @@ class RunSetup(Generic[S]):
             "parameters": self.parameters,
             "seconds": round(outcome.seconds, 1),
             "peak_memory": peak_memory(self.settings.device),
-            "start": None if self.start is None else self.start.short(),
+            "start": None if self.load_report is None else self.load_report.short(),
             "remarks": [*self.remarks, *outcome.remarks],
         }
 
@@ -249,8 +249,8 @@ class Job(ABC, Generic[S, A, R]):
         yield setup
 
     @abstractmethod
-    def loader(self, setup: A, start: int) -> TrainLoader:
-        """Return the training loader of this process, which begins with forward pass `start`."""
+    def loader(self, setup: A, first_pass: int) -> TrainLoader:
+        """Return the training loader of this process, which begins with forward pass `first_pass`."""
 
     @abstractmethod
     def optimization(self, setup: A) -> Optimization:

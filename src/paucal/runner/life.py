@@ -72,12 +72,12 @@ def begin(
     given: Mapping[str, str],
     console: Console,
     callbacks: Sequence[Callback] = (),
-    start: float | None = None,
+    start_time: float | None = None,
 ) -> R | Stopped:
     """Start a run; return its result, or a `Stopped` with the step at which the run was stopped.
 
     Settings that the user did not give are None; `given` has the origin of each setting that the user gave. The run's
-    duration is measured from `start`, a value of `time.monotonic()`; None means now.
+    duration is measured from `start_time`, a value of `time.monotonic()`; None means now.
     """
     join_processes()
     if not is_first():
@@ -101,7 +101,7 @@ def begin(
         _write_initial_files(job, run, setups[0])
         return run.path
 
-    with ExitStack() as exit_stack, count_time_from(start), limited_threads(), RunWriter(console) as writer:
+    with ExitStack() as exit_stack, count_time_from(start_time), limited_threads(), RunWriter(console) as writer:
         run = RunFolder(broadcast_path(create))
         return _execute_run(job, run, setups[0], console, [*all_callbacks, *writer.callbacks()])
 
@@ -223,8 +223,8 @@ def _write_initial_files(job: Job[S, A, Any], run: RunFolder, setup: A) -> None:
     settings, split, images = setup.settings, setup.data.split, setup.data.images
     run.write_config(asdict(settings), setup.origin, job.verb, split=split.description, location=images.location)
     run.write_json("env.json", describe_environment(settings.device))
-    if setup.start is not None:
-        run.write_json(START_FILE, setup.start.to_dict())
+    if setup.load_report is not None:
+        run.write_json(START_FILE, setup.load_report.to_dict())
     write_split(run.split, images, split, image_digests(images))
     job.write_beginning(run, setup)
 
@@ -324,7 +324,7 @@ def _fit_run(
     if not setup.plan.total_steps:  # the network is not trained, and the probe is the final model
         return Outcome(True, 0, [], {}, 0.0)
     with job.prepared(run, setup, console) as prepared:
-        start = checkpoint_step(run.last) * prepared.plan.accumulate if run.last.exists() else 0
+        first_pass = checkpoint_step(run.last) * prepared.plan.accumulate if run.last.exists() else 0
         plan = add_time_plan(run, prepared.plan, prepared.planned_at)
         setup = replace(prepared, plan=plan)
         records = Records(
@@ -341,7 +341,7 @@ def _fit_run(
             callbacks = [ledger, *callbacks]
         return fit(
             setup.objective,
-            lambda: job.loader(setup, start),
+            lambda: job.loader(setup, first_pass),
             job.optimization(setup),
             plan,
             records,

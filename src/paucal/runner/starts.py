@@ -108,7 +108,7 @@ def find_start(settings: ModelSettings, run: RunFolder | None = None) -> Weights
 
 
 def load_start(
-    start: WeightsSource, model: str | None, objective: Objective, classes: Sequence[str], head: Head = "auto"
+    weights_source: WeightsSource, model: str | None, objective: Objective, classes: Sequence[str], head: Head = "auto"
 ) -> LoadReport | None:
     """Load the initial weights into every backbone of the training objective.
 
@@ -117,12 +117,12 @@ def load_start(
     Returns:
         Report on the loaded weights, or the stored report of a resumed run; None if the initial weights are random.
     """
-    if start.read is None:
-        return start.record
-    weights = start.read(model or "")
+    if weights_source.read is None:
+        return weights_source.record
+    weights = weights_source.read(model or "")
     reports = [start_from(backbone.model, weights, classes, head) for backbone in objective.backbones()]
-    input_values = {} if start.input is None else asdict(start.input(model or ""))
-    undertrained = start.facts is not None and start.facts.undertrained
+    input_values = {} if weights_source.input is None else asdict(weights_source.input(model or ""))
+    undertrained = weights_source.facts is not None and weights_source.facts.undertrained
     return replace(reports[0], input=input_values, undertrained=undertrained)
 
 

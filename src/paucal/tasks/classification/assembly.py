@@ -20,7 +20,7 @@ from paucal.methods.training_settings import TUNING_METHOD, TrainSettings
 from paucal.models.card import ModelCard
 from paucal.models.features import linear_classifier
 from paucal.objectives import Objective
-from paucal.rules.facts import DataAndMachine, InitialWeightsInfo
+from paucal.rules.facts import DataAndMachine
 from paucal.rules.resolve import automatic, list_origins
 from paucal.runner.images import (
     SplitImages,
@@ -97,13 +97,13 @@ def assemble(
     """
     chooses_start = run is None and _may_choose_start(settings, given)
     original_inputs = settings, given
-    start = WeightsSource() if chooses_start else find_start(settings, run)
+    weights_source = WeightsSource() if chooses_start else find_start(settings, run)
     data = opened or _open_images(settings, bars, run)
     choice = WeightsChoice((), "")
     if chooses_start:
         settings, given, choice = _choose_start(settings, given, data)
-        start = find_start(settings)
-    images, facts = data.images, replace(data.facts(), start=_initial_weights_info(start, settings.init))
+        weights_source = find_start(settings)
+    images, facts = data.images, _collect_facts(data, weights_source, settings.init)
     fit_memory = settings.batch_size == "auto"
     settings, reasons = resolve_training(settings, facts)
     data, skipped_images = _decode_at_size(settings, data, bars, run, opened)
@@ -118,7 +118,7 @@ def assemble(
     if objective.data_request.label_maps:
         with bars("reading label maps") as advance:
             data = with_label_maps(data, settings.labels, settings.method, advance)
-    preprocess = run_preprocessing(settings, data, start.input and start.input(settings.model), run)
+    preprocess = run_preprocessing(settings, data, weights_source.input and weights_source.input(settings.model), run)
     held_out_keys = frozenset(key for part in ("val", "test") for key in take_strings(images.keys, data.part(part)))
     settle_terms(settings, objective, RunImages(images, held_out_keys, Normalisation(preprocess.mean, preprocess.std)))
     set_class_weights(settings, data, objective)
@@ -129,7 +129,7 @@ def assemble(
     if fit_memory:
         settings, reasons["batch_size"] = fit_batch(settings, data, objective, card)
         given = {name: origin for name, origin in given.items() if name not in ("batch_size", "accumulate")}
-    load_report = load_start(start, settings.model, objective, images.classes, settings.init_head)
+    load_report = load_start(weights_source, settings.model, objective, images.classes, settings.init_head)
     if tune_record is not None and run is not None and not run.last.exists():
         load_head(run, objective, settings.img_size)
     _check_objective(objective, settings, card, data, is_new=run is None)
@@ -283,13 +283,15 @@ def choose_image_size(data: SplitImages) -> list[int]:
     """Return the image size that a run would choose for these images, in pixels: [side] or [height, width]."""
     settings, given = TrainSettings(), {}
     settings, given, _ = _choose_start(settings, given, data)
-    facts = replace(data.facts(), start=_initial_weights_info(find_start(settings), settings.init))
+    facts = _collect_facts(data, find_start(settings), settings.init)
     return list(resolve_training(settings, facts)[0].img_size)
 
 
-def _initial_weights_info(start: WeightsSource, init: str | None) -> InitialWeightsInfo | None:
-    """Return what the automatic settings need to know about the initial weights; None for random weights."""
-    return None if start.facts is None else replace(start.facts, chosen=init == CHOSEN_WEIGHTS)
+def _collect_facts(data: SplitImages, weights_source: WeightsSource, init: str | None) -> DataAndMachine:
+    """Return the properties of the data, the machine and the initial weights from which settings are chosen."""
+    weights = weights_source.facts
+    weights = None if weights is None else replace(weights, chosen=init == CHOSEN_WEIGHTS)
+    return replace(data.facts(), initial_weights=weights)
 
 
 def _open_images(settings: TrainSettings, bars: Bars, run: RunFolder | None) -> SplitImages:

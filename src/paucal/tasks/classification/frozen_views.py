@@ -60,11 +60,11 @@ class FrozenViews:
     rows: NDArray[np.int64]
     n_views: int
 
-    def loader(self, data: SplitImages, settings: TrainSettings, plan: Plan, start: int) -> TrainLoader:
-        """Return a training loader of activations, starting at forward pass `start`."""
+    def loader(self, data: SplitImages, settings: TrainSettings, plan: Plan, first_pass: int) -> TrainLoader:
+        """Return a training loader of activations, starting at forward pass `first_pass`."""
         dataset, balanced = _ActivationDataset(self, data.images.targets), settings.sampling == "balanced"
         settings = replace(settings, workers=0)  # the activations need no processing that worker processes could share
-        return step_loader(dataset, data, settings, plan, start, settings.repeats, balanced)
+        return step_loader(dataset, data, settings, plan, first_pass, settings.repeats, balanced)
 
     def samples(self, keys: list[SampleKey], targets: Targets) -> list[Sample]:
         """Return a sample per key: the activations of the key's image and view, and the label of the image."""

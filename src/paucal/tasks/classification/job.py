@@ -111,12 +111,12 @@ class TrainingJob(Job[TrainSettings, TrainingSetup, Result]):
             stack.enter_context(views.feed_to(setup.objective))
             yield replace(setup, frozen_views=views)
 
-    def loader(self, setup: TrainingSetup, start: int) -> TrainLoader:
-        """Return the training loader of this process, starting at forward pass `start`."""
+    def loader(self, setup: TrainingSetup, first_pass: int) -> TrainLoader:
+        """Return the training loader of this process, starting at forward pass `first_pass`."""
         if setup.frozen_views is not None:
-            return setup.frozen_views.loader(setup.data, setup.settings, setup.plan, start)
+            return setup.frozen_views.loader(setup.data, setup.settings, setup.plan, first_pass)
         request, preprocess = setup.objective.data_request, setup.card.preprocessing
-        return train_loader(setup.data, preprocess, setup.settings, setup.plan, request, start)
+        return train_loader(setup.data, preprocess, setup.settings, setup.plan, request, first_pass)
 
     def optimization(self, setup: TrainingSetup) -> Optimization:
         """Return the settings of AdamW and of the learning-rate schedule."""

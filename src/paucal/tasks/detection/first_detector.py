@@ -97,15 +97,15 @@ def frozen_backbone_detection(setup: DetectionSetup) -> FrozenBackboneDetection:
     return FrozenBackboneDetection(detector, int(MAX_MEMORY_FRACTION * read_available_memory()))
 
 
-def loader(setup: DetectionSetup, steps: int, start: int = 0) -> TrainLoader:
-    """Return a loader of the training images without augmentation, which begins with forward pass `start`."""
+def loader(setup: DetectionSetup, steps: int, first_pass: int = 0) -> TrainLoader:
+    """Return a loader of the training images without augmentation, which begins with forward pass `first_pass`."""
     settings, preprocessing = setup.settings, setup.card.preprocessing
     view = evaluation_view(setup.card.resize_to, preprocessing.mean, preprocessing.std)
     dataset = BoxedDataset(setup.images, view, settings.seed, min_side=settings.least_box)
     indices, accumulate = setup.data.part("train"), settings.accumulate
     # One process trains the first stage, and its steps are counted without the time limit of the run.
     sampler = StepSampler(
-        indices, settings.batch_size_or_1, steps * accumulate, settings.seed, start, accumulate=accumulate
+        indices, settings.batch_size_or_1, steps * accumulate, settings.seed, first_pass, accumulate=accumulate
     )
     return make_train_loader(dataset, sampler, settings.workers, settings.device == "cuda", collate_boxes)
 
@@ -142,7 +142,7 @@ def train_first_detector(
     assert steps is not None
     folder = RunFolder(run.path / FOLDER)
     (folder.path / "checkpoints").mkdir(parents=True, exist_ok=True)
-    start = checkpoint_step(folder.last) * settings.accumulate if folder.last.exists() else 0
+    first_pass = checkpoint_step(folder.last) * settings.accumulate if folder.last.exists() else 0
 
     def save(detector: nn.Module) -> None:
         save_layers(run, detector)
@@ -151,7 +151,7 @@ def train_first_detector(
     schedule = CosineWarmup(LR_FACTOR * settings.lr, steps, math.ceil(WARMUP_FRACTION * steps))
     outcome = fit(
         frozen_backbone_detection(setup),
-        lambda: loader(setup, steps, start),
+        lambda: loader(setup, steps, first_pass),
         Optimization(schedule, settings.weight_decay, clip=settings.clip, average_decay=settings.average),
         replace(setup.plan, total_steps=steps, steps_per_epoch=steps),
         Records(folder, save, validation),

@@ -194,14 +194,14 @@ class DetectionJob(TimedJob[DetectSettings, DetectionSetup, DetectResult]):
         values = {"steps": plan.steps, "judge_every": plan.judge_every}
         return PlannedLength(values, reasons, text, plan.seconds, int(max_passes / epochs_per_step))
 
-    def loader(self, setup: DetectionSetup, start: int) -> TrainLoader:
-        """Return the training loader of this process, which begins with forward pass `start`."""
+    def loader(self, setup: DetectionSetup, first_pass: int) -> TrainLoader:
+        """Return the training loader of this process, which begins with forward pass `first_pass`."""
         settings, preprocessing, sides = setup.settings, setup.card.preprocessing, setup.card.resize_to
         view = training_view(sides, preprocessing.mean, preprocessing.std, settings.hflip, settings.jitter)
         partners = [int(index) for index in setup.data.part("train")]
         pasting = CopyPaste(settings.copy_paste, partners) if settings.copy_paste else None
         dataset = BoxedDataset(setup.images, view, settings.seed, pasting, settings.least_box)
-        return step_loader(dataset, setup.data, settings, setup.plan, start, into_batch=collate_boxes)
+        return step_loader(dataset, setup.data, settings, setup.plan, first_pass, into_batch=collate_boxes)
 
     def optimization(self, setup: DetectionSetup) -> Optimization:
         """Return the settings of AdamW and its learning-rate schedule."""

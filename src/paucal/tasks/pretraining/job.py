@@ -138,12 +138,12 @@ class PretrainingJob(Job[PretrainSettings, PretrainingSetup, PretrainResult]):
         """Draw the crops of a few images."""
         return draw_crop_sheet(next(iter(self.loader(setup, 0))), _normalisation(setup))  # type: ignore[arg-type]
 
-    def loader(self, setup: PretrainingSetup, start: int) -> TrainLoader:
-        """Return the training loader of this process, starting at forward pass `start`."""
+    def loader(self, setup: PretrainingSetup, first_pass: int) -> TrainLoader:
+        """Return the training loader of this process, starting at forward pass `first_pass`."""
         settings, data = setup.settings, setup.data
         transforms = crop_transforms(settings, _normalisation(setup))
         dataset = ViewDataset(data.images, transforms, settings.seed, labels=False)
-        return step_loader(dataset, data, settings, setup.plan, start)
+        return step_loader(dataset, data, settings, setup.plan, first_pass)
 
     def optimization(self, setup: PretrainingSetup) -> Optimization:
         """Return the settings of the optimizer and its learning-rate schedule; the objective has other schedules."""

@@ -221,8 +221,8 @@ def expects_healthy_start(setup: PretrainingSetup) -> bool:
     This holds if the run starts from sufficiently trained weights, and if the method's health metrics do not depend on
     new heads.
     """
-    start = setup.start
-    return start is not None and not start.undertrained and method_of(setup.settings).settled_start
+    report = setup.load_report
+    return report is not None and not report.undertrained and method_of(setup.settings).settled_start
 
 
 def health_scale(setup: PretrainingSetup) -> HealthScale:

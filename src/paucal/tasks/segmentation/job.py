@@ -161,12 +161,12 @@ class SegmentationJob(TimedJob[SegmentSettings, SegmentationSetup, SegmentResult
         text, seconds = f"{counted(epochs, 'epoch')} of {duration} each fit in {settings.time}", epochs * epoch_seconds
         return PlannedLength(values, reasons, text, seconds + pace.ending(counts), MAX_LENGTH_RATIO * steps)
 
-    def loader(self, setup: SegmentationSetup, start: int) -> TrainLoader:
-        """Return the loader of training crops, starting at forward pass `start`."""
+    def loader(self, setup: SegmentationSetup, first_pass: int) -> TrainLoader:
+        """Return the loader of training crops, starting at forward pass `first_pass`."""
         settings, preprocessing = setup.settings, setup.card.preprocessing
         transform = CropTransform(crop_options(settings), Normalisation(preprocessing.mean, preprocessing.std))
         crops = MaskedCrops(setup.data.images, setup.data.masks, transform, settings.seed)
-        return step_loader(crops, setup.data, settings, setup.plan, start)
+        return step_loader(crops, setup.data, settings, setup.plan, first_pass)
 
     def optimization(self, setup: SegmentationSetup) -> Optimization:
         """Return the settings of AdamW and of the learning-rate schedule."""

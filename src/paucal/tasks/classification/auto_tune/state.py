@@ -150,8 +150,8 @@ class TuneState:
         origin = {**setup.origin, **{name: automatic(reason) for name, reason in reasons.items()}}
         self.setup = replace(setup, origin=origin)
         store_changes(self.run, setup.settings, origin)
-        if setup.start is not None:
-            self.run.write_json(START_FILE, setup.start.to_dict())
+        if setup.load_report is not None:
+            self.run.write_json(START_FILE, setup.load_report.to_dict())
 
 
 def is_timed(setup: TrainingSetup) -> bool:
