@@ -32,6 +32,7 @@ EXTRA_LOSSES: dict[str, ExtraLoss] = {
     entry.name: entry for entry in (drloc.DRLOC_LOSS, locality.LOCALITY_LOSS, distillation.DISTILLATION_LOSS)
 }
 ENTRIES: tuple[Entry, ...] = (*METHODS.values(), *EXTRA_LOSSES.values())
+# The order matters: each rule sees the settings that the rules before it have chosen.
 SHARED_RULES = resolve.rules_by_name(
     (
         *machine.PROCESS_RULES,

@@ -7,6 +7,7 @@ from paucal.recipes.dhvt import dhvt_variant
 from paucal.recipes.table import lvvit_drop_path
 from paucal.rules.facts import DataAndMachine
 from paucal.rules.resolve import Choice
+from paucal.settings.options import DEFAULT_SIDE
 
 IMAGE_SIDES = (32, 64, 96)  # sides in pixels; slightly larger images are resized to one of these sides
 SMALL_SIDE = 64  # side in pixels up to which images are "small" and are used in training like CIFAR images
@@ -66,9 +67,9 @@ def img_size(facts: DataAndMachine, model: str | None) -> Choice:
     return small_img_size(facts) or (_size_as_list(_default_size(model)), "the default of this backbone")
 
 
-def trains_quick_model(facts: DataAndMachine, model: str | None, img_size: Sides, time: str | None) -> bool:
+def trains_quick_model(facts: DataAndMachine, model: str | None, img_size: Sequence[int], time: str | None) -> bool:
     """Return whether a run trains the quick model at a small size from scratch on a CPU within a time budget."""
-    is_small = min(img_size or [SMALL_SIDE + 1]) <= SMALL_SIDE
+    is_small = min(img_size) <= SMALL_SIDE
     is_from_scratch = facts.initial_weights is None
     return is_from_scratch and facts.device == "cpu" and model == QUICK_MODEL and is_small and time is not None
 
@@ -101,7 +102,7 @@ def drop_path(model: str | None) -> Choice:
 
 def _default_size(model: str | None) -> tuple[int, int]:
     config = timm_config(model or "")
-    return (config.input_size[1], config.input_size[2]) if config else (224, 224)
+    return (config.input_size[1], config.input_size[2]) if config else (DEFAULT_SIDE, DEFAULT_SIDE)
 
 
 def _size_as_list(size: tuple[int, int]) -> list[int]:

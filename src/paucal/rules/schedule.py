@@ -62,7 +62,7 @@ def epochs(facts: DataAndMachine, time: str | None, init: str | None, effective_
 def batch_size(
     facts: DataAndMachine,
     model: str | None,
-    img_size: Sequence[int] | None,
+    img_size: Sequence[int],
     time: str | None,
     accumulate: int,
     processes: int,
