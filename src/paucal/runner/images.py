@@ -1,29 +1,24 @@
-"""Open, decode and preprocess the images of a run, and read them in loaders."""
+"""Open, decode and preprocess the images of a run."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch.utils.data import DataLoader, Dataset
 
 from paucal.backbones.weights.inputs import ImageInput, input_of_timm
 from paucal.cores import count_usable_cores
 from paucal.data.channels.pixel_format import count_channels, with_value_ranges
 from paucal.data.channels.pixels import RGB
 from paucal.data.classes import choose_classes
-from paucal.data.dataset import collate
 from paucal.data.decode import DEFAULT_READING, DecodeOptions
 from paucal.data.decoded.prepare import prepare_images, side_for
 from paucal.data.images import ImageSet, without_decoded_copies
-from paucal.data.loader import TrainLoader, inference_batch_size, make_eval_loader, make_train_loader
 from paucal.data.maps.reader import LabelMaps, MapReader
 from paucal.data.named.table import data_root, is_named
-from paucal.data.sampler import StepSampler
-from paucal.data.shards.ahead import ShardsAhead
 from paucal.data.shards.folders import is_remote
 from paucal.data.sources.joining import SEPARATOR, split_location
 from paucal.data.sources.labels import is_missing
@@ -31,7 +26,6 @@ from paucal.data.sources.opening import BUILT_IN, open_images
 from paucal.data.splits.split import Split
 from paucal.data.stores import ConvertedStore
 from paucal.data.views.normalisation import Normalisation, compute_normalisation
-from paucal.distributed import rank, world_size
 from paucal.evaluation.results import PrimaryMetric, primary_metric
 from paucal.models.preprocessing import Preprocessing
 from paucal.models.saved import stored_card
@@ -39,7 +33,6 @@ from paucal.rules.facts import DataAndMachine, best_device
 from paucal.runner.processes import launched_shape
 from paucal.runs import RunFolder
 from paucal.settings.shared import DataSettings, JobSettings, LabelledDataSettings
-from paucal.training import Plan
 from paucal.types import UserError
 
 Advance = Callable[[int, int], None]
@@ -142,7 +135,7 @@ def load_images(
     reading: DecodeOptions = DEFAULT_READING,
 ) -> ImageSet:
     """Open the images and decode each image once; folders of images without labels may be nested to any depth."""
-    return decode_images(find_images(settings, labelled, advance), settings, reading, advance)
+    return decode_images(open_undecoded(settings, labelled, advance), settings, reading, advance)
 
 
 def decode_images(
@@ -152,7 +145,7 @@ def decode_images(
     return prepare_images(without_decoded_copies(images), reading, on_bad=settings.on_bad_image, progress=advance)[0]
 
 
-def find_images(settings: DataSettings, labelled: bool = True, advance: Advance | None = None) -> ImageSet:
+def open_undecoded(settings: DataSettings, labelled: bool = True, advance: Advance | None = None) -> ImageSet:
     """Open the images without reading their pixels; `advance` is called with (shards read, shards in total)."""
     has_labels = isinstance(settings, LabelledDataSettings)
     images = open_images(
@@ -232,50 +225,3 @@ def normalisation(settings: JobSettings, data: SplitImages, weights_input: Image
         image_input = weights_input or input_of_timm(settings.model)
         return Normalisation(image_input.mean, image_input.std)
     return Normalisation()
-
-
-def step_loader(
-    dataset: Dataset[Any],
-    data: SplitImages,
-    settings: JobSettings,
-    plan: Plan,
-    first_pass: int,
-    repeats: int = 1,
-    balanced: bool = False,
-    into_batch: Callable[[list[Any]], Any] = collate,
-) -> TrainLoader:
-    """Return the training loader of this process, which begins with forward pass `first_pass`."""
-    train, stream = data.part("train"), data.images.stream
-    sampler = StepSampler(
-        train,
-        settings.batch_size_or_1,
-        plan.most_steps * plan.accumulate,
-        settings.seed,
-        first_pass,
-        rank=rank(),
-        world=world_size(),
-        accumulate=plan.accumulate,
-        repeats=repeats,
-        labels=data.images.labels[train] if balanced else None,
-        stream=stream and stream.take(train),
-        on_pass=ShardsAhead(data.images.store, train).request_shards
-        if stream and is_remote(data.images.location)
-        else None,
-    )
-    return make_train_loader(dataset, sampler, settings.workers, settings.device == "cuda", into_batch)
-
-
-def eval_loader(
-    data: SplitImages, indices: NDArray[np.int64], preprocess: Preprocessing, settings: JobSettings
-) -> DataLoader:
-    """Return a loader of the images at `indices`, in this order, preprocessed as for the deployed model."""
-    return make_eval_loader(
-        data.images,
-        indices,
-        preprocess.transform(),
-        inference_batch_size(preprocess.image_size, settings.device),
-        settings.workers,
-        rank=rank(),
-        world=world_size(),
-        pin_memory=settings.device == "cuda",
-    )

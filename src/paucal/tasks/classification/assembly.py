@@ -25,8 +25,8 @@ from paucal.rules.resolve import automatic, list_origins
 from paucal.runner.images import (
     SplitImages,
     decode_images,
-    find_images,
     first_reading,
+    open_undecoded,
     reading_for,
     stored_reading,
     with_label_maps,
@@ -296,7 +296,7 @@ def _collect_facts(data: SplitImages, weights_source: WeightsSource, init: str |
 
 def _open_images(settings: TrainSettings, bars: Bars, run: RunFolder | None) -> SplitImages:
     with bars("looking through shards") as advance:
-        images = find_images(settings, advance=advance)
+        images = open_undecoded(settings, advance=advance)
     if settings.img_size is not None:
         reading = reading_for(settings.img_size, first_reading(settings, images, stored_reading(run)))
         with bars("reading images") as advance:

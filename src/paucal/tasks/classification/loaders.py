@@ -22,7 +22,8 @@ from paucal.models.card import ModelCard
 from paucal.models.preprocessing import Preprocessing
 from paucal.recipes.table import RECIPES
 from paucal.rules.model_and_size import SMALL_SIDE
-from paucal.runner.images import SplitImages, eval_loader, normalisation, step_loader, stored_preprocessing
+from paucal.runner.images import SplitImages, normalisation, stored_preprocessing
+from paucal.runner.loaders import eval_loader, step_loader
 from paucal.runs import RunFolder
 from paucal.training import Plan
 from paucal.types import Crops, DataRequest, height_and_width

@@ -22,8 +22,8 @@ from paucal.runner import life
 from paucal.runner.annotation_frames import takes_annotations
 from paucal.runner.console import Console, result_line
 from paucal.runner.frames import Data
-from paucal.runner.images import step_loader
 from paucal.runner.job import Bars, EpochListener
+from paucal.runner.loaders import step_loader
 from paucal.runner.resuming import store_changes
 from paucal.runner.starts import without_none_init
 from paucal.runner.time_budget import Pace, PlannedLength, TimedJob, parse_duration, seconds_per_step, trial_steps

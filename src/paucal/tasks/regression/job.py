@@ -25,14 +25,14 @@ from paucal.report.regression import write_regression_report
 from paucal.rules.resolve import list_origins
 from paucal.runner.images import (
     decode_images,
-    eval_loader,
-    find_images,
     first_reading,
     normalisation,
+    open_undecoded,
     pin_data,
     reading_for,
 )
 from paucal.runner.job import Bars, EpochListener, Job
+from paucal.runner.loaders import eval_loader
 from paucal.runner.memory_check import checked_backbone, initial_weights
 from paucal.runner.results import EvaluatedRun, publish_results
 from paucal.runner.starts import (
@@ -168,7 +168,7 @@ class RegressionJob(Job[TrainSettings, RegressionSetup, RegressionResult]):
         assert settings.target is not None
         column: str = settings.target
         with bars("looking through images") as advance:
-            images, targets = read_targets(find_images(settings, labelled=False, advance=advance), column)
+            images, targets = read_targets(open_undecoded(settings, labelled=False, advance=advance), column)
         if settings.ordinal:
             require_grades(targets, column)
         data = ImagesWithTargets(images, split_images_with_targets(settings, images, run), targets=targets)

@@ -22,8 +22,8 @@ from paucal.runner import life
 from paucal.runner.annotation_frames import takes_annotations
 from paucal.runner.console import Console
 from paucal.runner.frames import Data
-from paucal.runner.images import step_loader
 from paucal.runner.job import Bars, EpochListener
+from paucal.runner.loaders import step_loader
 from paucal.runner.starts import pin_start, without_none_init
 from paucal.runner.time_budget import (
     Pace,

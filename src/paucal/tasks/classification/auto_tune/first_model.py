@@ -19,7 +19,8 @@ from paucal.models.features import ClassifierInputs, StageClassifierInputs, line
 from paucal.models.precision import EXPLICIT_CHOICES
 from paucal.models.preprocessing import Preprocessing
 from paucal.models.trained import save_trained
-from paucal.runner.images import SplitImages, eval_loader
+from paucal.runner.images import SplitImages
+from paucal.runner.loaders import eval_loader
 from paucal.runner.run_time import end_time_text
 from paucal.runs import RunFolder
 from paucal.runs.weights import save_weights
