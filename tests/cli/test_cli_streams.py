@@ -16,8 +16,9 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from paucal.cli import main as program
-from paucal.cli import main as streams
-from paucal.cli.main import ERROR_HANDLER, main, tolerant_streams
+from paucal.cli import streams
+from paucal.cli.main import main
+from paucal.cli.streams import ERROR_HANDLER, tolerant_streams
 from paucal.runner.console import Console
 from paucal.runner.plain_console import PlainConsole
 from paucal.types import UserError

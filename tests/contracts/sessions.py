@@ -7,7 +7,7 @@ import torch
 from lightning.pytorch import Callback
 
 from contracts import toys
-from paucal.training import Watch
+from paucal.training import Validation
 
 
 class Counted(Callback):
@@ -31,5 +31,7 @@ def session(name: str, folder: Path, workers: int, steps) -> None:
     # Loader processes would inherit the way this one was started, which imports everything anew.
     multiprocessing.set_start_method("fork", force=True)
     objective = toys.make(name)
-    watch = Watch(size_of_weights, "val_size", "val_loss")
-    toys.train(objective, folder, epochs=60, workers=workers, watch=watch, save_every=3, callbacks=[Counted(steps)])
+    validation = Validation(size_of_weights, "val_size", "val_loss")
+    toys.train(
+        objective, folder, epochs=60, workers=workers, validation=validation, save_every=3, callbacks=[Counted(steps)]
+    )

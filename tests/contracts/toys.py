@@ -35,7 +35,7 @@ from paucal.training import (
     Plan,
     Records,
     TimePlan,
-    Watch,
+    Validation,
     checkpoint_step,
     fit,
 )
@@ -238,7 +238,7 @@ def train(
     workers: int = 0,
     accumulate: int = 1,
     average: float | None = 0.9,
-    watch: Watch | None = None,
+    validation: Validation | None = None,
     on_start=None,
     callbacks=(),
     hardware: Hardware | None = None,
@@ -273,10 +273,10 @@ def train(
     return fit(
         objective,
         make_loader,
-        Optimization(schedule, average_decay=average, optimizer=optimizer),
+        Optimization(schedule, weight_decay=0.05, clip=5.0, average_decay=average, optimizer=optimizer),
         plan,
         Records(
-            *(run, lambda module: torch.save(module.state_dict(), folder / "deployed.pt"), watch, None, on_start),
+            *(run, lambda module: torch.save(module.state_dict(), folder / "deployed.pt"), validation, None, on_start),
             on_change,
         ),
         callbacks=callbacks,

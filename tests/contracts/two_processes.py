@@ -13,7 +13,7 @@ from torch import nn
 
 from contracts import toys
 from paucal.distributed import world_size
-from paucal.training import Hardware, Outcome, TimePlan, Watch, clock, keeper
+from paucal.training import Hardware, Outcome, TimePlan, Validation, keeper, length_correction
 from paucal.training.sharding import local_shard
 
 
@@ -80,7 +80,7 @@ def check_first_scores(folder: Path, strategy: str) -> None:
         seen.append(world_size())
         return {"val_top1": 0.0, "val_weights": sum(float(p.detach().norm()) for p in module.parameters())}
 
-    train(toys.make("per_block"), folder / "watched", strategy, watch=Watch(validate), on_start=kept.append)
+    train(toys.make("per_block"), folder / "watched", strategy, validation=Validation(validate), on_start=kept.append)
     (folder / f"start{dist.get_rank()}.json").write_text(json.dumps({"seen": seen, "kept": kept}))
 
 
@@ -95,7 +95,7 @@ def check_clock(folder: Path, strategy: str) -> None:
     times = SimpleNamespace(monotonic=lambda: now[0])
     plan = TimePlan(budget=30.0, spent=2.0, closing=2.0, step=1.0, evaluation=0.0, most_steps=100, threads=1)
     hardware, objective = Hardware(devices=2, strategy=strategy), toys.make("per_block")
-    with patch.object(clock, "time", times), patch.object(keeper, "time", times):
+    with patch.object(length_correction, "time", times), patch.object(keeper, "time", times):
         made = toys.train(
             objective, folder / "timed", epochs=6, batch=8, hardware=hardware, callbacks=[Slow()], time=plan
         )

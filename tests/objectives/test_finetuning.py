@@ -15,7 +15,7 @@ from paucal.backbones.layers import classifier_parameters, first_stage_parameter
 from paucal.evaluation.predictions import predict_all
 from paucal.objectives import Supervised
 from paucal.objectives.finetuning import BackboneTuner, FineTuning
-from paucal.training import Watch
+from paucal.training import Validation
 from paucal.types import Batch, GroupScale, Progress, UserError
 
 
@@ -51,7 +51,7 @@ class Steps(Callback):
         self.without_moments.append(known - set(optimizer.state))
 
 
-def watch() -> Watch:
+def validation() -> Validation:
     """Judges the live model between epochs, which puts it in evaluation mode and back."""
     batches = []
 
@@ -62,7 +62,7 @@ def watch() -> Watch:
         logits = predict_all(module, batches, device).logits
         return {"val_top1": float(logits.std()), "val_loss": 0.0}
 
-    return Watch(validate, score="val_top1", loss="val_loss")
+    return Validation(validate, score="val_top1", loss="val_loss")
 
 
 def toys_batch(images: torch.Tensor) -> Batch:
@@ -79,7 +79,7 @@ def test_frozen_weights__leave_norms_biases_and_the_classifier_to_learn(name, tm
     assert all(n.endswith("weight") or n.endswith("pos_embed") or n.endswith("cls_token") for n in still)
     assert [n for n in shapes if "norm" in n or "bn" in n]
     assert still
-    toys.train(tuned, tmp_path, epochs=1, average=None, watch=watch())
+    toys.train(tuned, tmp_path, epochs=1, average=None, validation=validation())
     assert changed(before, model.state_dict()) == heads | set(shapes)  # and no running statistic
 
 
@@ -90,7 +90,7 @@ def test_frozen_backbone__stays_bit_for_bit_and_its_statistics_too(name, tmp_pat
     before, heads = snapshot(model), classifier_parameters(model)
     assert [key for key in before if "running_mean" in key]
     assert {n for n, p in model.named_parameters() if p.requires_grad} == heads
-    toys.train(probe, tmp_path, epochs=2, average=None, watch=watch())
+    toys.train(probe, tmp_path, epochs=2, average=None, validation=validation())
     assert changed(before, model.state_dict()) == heads
 
 
@@ -115,7 +115,7 @@ def test_frozen_stages__stay_and_the_others_change(freeze, tmp_path):
     before, frozen = snapshot(model), first_stage_parameters(model, 0 if freeze == "stem" else freeze)
     assert "patch_embed.backbone.0.conv.weight" in frozen
     assert ("blocks.0.norm1.weight" in frozen) == (freeze == 1)
-    toys.train(part, tmp_path, epochs=1, average=None, watch=watch())
+    toys.train(part, tmp_path, epochs=1, average=None, validation=validation())
     after = changed(before, model.state_dict())
     parameters = {n for n, _ in model.named_parameters()}
     assert after == parameters - frozen  # and no buffer: all statistics lie in the stem
@@ -129,7 +129,7 @@ def test_evaluation_mode__trains_every_parameter_and_keeps_statistics(drop_path,
     tuned = Supervised(spec.build(drop_path_rate=drop_path), tuning=FineTuning(eval_mode=True))
     model = tuned.backbone.model
     before, steps = snapshot(model), Steps()
-    toys.train(tuned, tmp_path, epochs=2, average=None, watch=watch(), callbacks=[steps])
+    toys.train(tuned, tmp_path, epochs=2, average=None, validation=validation(), callbacks=[steps])
     assert [key for key in before if "running_mean" in key]
     assert changed(before, model.state_dict()) == {name for name, _ in model.named_parameters()}
 
@@ -149,7 +149,7 @@ def test_held_backbone__stays_for_its_epochs_and_changes_after(tmp_path):
     tuned, steps = objective(FineTuning(freeze_epochs=2)), Steps()
     model = tuned.backbone.model
     before, heads = snapshot(model), classifier_parameters(model)
-    toys.train(tuned, tmp_path, epochs=4, average=None, callbacks=[steps], watch=watch())  # 4 steps an epoch
+    toys.train(tuned, tmp_path, epochs=4, average=None, callbacks=[steps], validation=validation())  # 4 steps an epoch
     assert not changed(before, steps.states[0])  # the schedule begins at 0
     for number in range(1, 8):
         assert changed(before, steps.states[number]) == heads, number

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 
 from contracts import toys
 from contracts.test_objectives import StopAfter, same
-from paucal.methods.fine_tuning import check_tuning, fine_tuning
+from paucal.methods.fine_tuning import check_tuning, fine_tuning, tuning_remarks
 from paucal.methods.training_settings import TrainSettings
 from paucal.objectives import Supervised
 from paucal.objectives.finetuning import FineTuning
@@ -123,7 +123,8 @@ def test_settings__are_refused_where_adapters_would_not_help():
     with pytest.raises(UserError, match="not supported with --compile"):
         fine_tuning(TrainSettings(lora_rank=8, compile=True))
     objective = adapted()
-    assert check_tuning(TrainSettings(lora_rank=8), objective, [16, 40]) == []
-    assert check_tuning(TrainSettings(), objective, [1, 1]) == []
+    check_tuning(TrainSettings(lora_rank=8), objective, [16, 40])
+    check_tuning(TrainSettings(), objective, [1, 1])
+    assert tuning_remarks(TrainSettings(lora_rank=8), objective) == []
     with pytest.raises(UserError, match="needs 16 training images of each class, but the smallest class has 15"):
         check_tuning(TrainSettings(lora_rank=8), objective, [40, 15])

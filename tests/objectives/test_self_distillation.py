@@ -225,7 +225,9 @@ def test_weight_decay__reaches_tables_of_relative_positions_in_the_programs_read
     monkeypatch.setattr(TrainingModule, "trainer", SimpleNamespace(global_step=0))
     objective = make(name="esvit_swin_tiny_patch4_window7_224", arguments=SWIN, decays_tables=decays_tables)
     plan = Plan(total_steps=100, steps_per_epoch=10)
-    module = TrainingModule(objective, Optimization(lambda step: 1e-3, objective.options.highest_decay), plan, list)
+    module = TrainingModule(
+        objective, Optimization(lambda step: 1e-3, objective.options.highest_decay, clip=5.0), plan, list
+    )
     optimizer = module.configure_optimizers()
     tables = {name for name, _ in objective.student.named_parameters() if "relative_position_bias_table" in name}
     assert len(tables) == 2

@@ -15,7 +15,7 @@ from paucal.recipes.table import RECIPES
 from paucal.rules.backbone import backbone_spec
 from paucal.rules.facts import DataAndMachine, InitialWeightsInfo
 from paucal.tasks.classification.loaders import augmentation, preprocessing
-from paucal.tasks.classification.optimization import check_plan, check_sync_bn, optimization, training_plan
+from paucal.tasks.classification.optimization import check_sync_bn, optimization, plan_remarks, training_plan
 from paucal.training.optimizers import parameter_groups
 from paucal.types import UserError
 
@@ -47,7 +47,7 @@ def resolved(recipe: str, facts: DataAndMachine = CIFAR, **given) -> tuple[Train
 )
 def test_rate__is_the_recorded_one(recipe, devices, batch, rate):
     settings, reasons = resolved(recipe, devices=devices)
-    assert settings.images_per_pass * devices == batch
+    assert settings.batch_size_or_1 * devices == batch
     assert settings.lr == pytest.approx(rate)
     assert recipe in reasons["lr"]
 
@@ -149,7 +149,9 @@ def test_dhvt__is_the_papers_reading_at_32_pixels():
 def test_finetuning__of_the_program_stays_in_evaluation_mode():
     start = InitialWeightsInfo("runs/1", "dhvt_tiny_imagenet_patch16", (224, 224), normalise="imagenet")
     settings, _ = resolved(
-        "dhvt-finetune-reference", DataAndMachine(n_train=9, n_classes=2, median_side=99, start=start), init="runs/1"
+        "dhvt-finetune-reference",
+        DataAndMachine(n_train=9, n_classes=2, median_side=99, initial_weights=start),
+        init="runs/1",
     )
     assert fine_tuning(settings) == FineTuning(eval_mode=True)
     assert settings.weight_decay == 1e-8
@@ -214,4 +216,4 @@ def test_sync_bn__is_refused_without_gpus_and_remarked_on_one_device():
     with pytest.raises(UserError, match=r"--sync-bn: torch.*only on GPUs, but --device is cpu: remove --sync-bn"):
         check_sync_bn(sync(device="cpu", devices=1))
     settings = sync(device="cuda", devices=1, batch_size=16, epochs=5)
-    assert "--sync-bn has no effect on a single device" in check_plan(settings, CIFAR.n_train)
+    assert "--sync-bn has no effect on a single device" in plan_remarks(settings, CIFAR.n_train)

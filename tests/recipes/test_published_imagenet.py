@@ -29,7 +29,7 @@ def chosen(recipe: str, **given) -> TrainSettings:
 )
 def test_rate__of_each_epoch_is_the_programs(recipe, images, rates):
     settings = chosen(recipe, accumulate=8, device="cpu")
-    assert settings.images_per_pass * settings.accumulate == images
+    assert settings.batch_size_or_1 * settings.accumulate == images
     plan = training_plan(settings, IMAGENET.n_train, IMAGENET.n_classes)
     schedule = optimization(settings, plan).schedule
     found = {epoch: schedule(epoch * plan.steps_per_epoch) for epoch in rates}

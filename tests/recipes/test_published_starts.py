@@ -62,7 +62,7 @@ def test_tags__of_more_than_imagenet_1k_are_never_taken():
 def test_moments__are_those_of_the_weights(model, mean):
     settings, _ = with_recipe(TrainSettings(recipe="drloc-finetune", model=model), {"model": "flag"})
     start = InitialWeightsInfo("timm's weights", normalise="model")
-    resolved, _ = resolve(settings, DataAndMachine(50000, 10, 32, start=start))
+    resolved, _ = resolve(settings, DataAndMachine(50000, 10, 32, initial_weights=start))
     assert resolved.normalise == "model"
     coloured: Any = SimpleNamespace(images=SimpleNamespace(reading=DecodeOptions()))
     assert normalisation(resolved, coloured).mean == pytest.approx(mean)
@@ -81,7 +81,7 @@ def test_tuning__of_random_weights_is_refused_and_a_start_brings_its_moments(nam
     settings, _ = with_recipe(TrainSettings(recipe=name, init="runs/1"), {"init": "flag"})
     require_init(RECIPES, name, settings.init)
     start = InitialWeightsInfo("runs/1", normalise="imagenet")
-    assert resolve(settings, DataAndMachine(9000, 10, 300, start=start))[0].normalise == "imagenet"
+    assert resolve(settings, DataAndMachine(9000, 10, 300, initial_weights=start))[0].normalise == "imagenet"
 
 
 def test_command__says_so_in_one_sentence(capsys, tmp_path):

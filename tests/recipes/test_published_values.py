@@ -252,7 +252,7 @@ def test_lvvit__of_each_size_has_its_own_values(model, drop_path, policy, rate):
 def test_drop_path__is_that_of_the_papers_family(model, rate):
     assert resolve(TrainSettings(model=model), IMAGENET)[0].drop_path == rate
     start = InitialWeightsInfo("runs/1", model)
-    tuned, _ = resolve(TrainSettings(init="runs/1"), DataAndMachine(9000, 10, 300, start=start))
+    tuned, _ = resolve(TrainSettings(init="runs/1"), DataAndMachine(9000, 10, 300, initial_weights=start))
     assert (tuned.model, tuned.drop_path) == (model, rate)
 
 

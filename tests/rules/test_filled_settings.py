@@ -24,7 +24,7 @@ def resolved(settings: TrainSettings, facts: DataAndMachine = FACTS) -> TrainSet
 def test_soup__is_off_where_no_rule_wants_it():
     assert resolved(TrainSettings(epochs=100, time=None)).soup == 0
     assert resolved(TrainSettings(soup=2)).soup == 2
-    started = replace(FACTS, start=InitialWeightsInfo("timm", "resnet18", chosen=True))
+    started = replace(FACTS, initial_weights=InitialWeightsInfo("timm", "resnet18", chosen=True))
     assert resolved(TrainSettings(init="timm", time="6m"), started).soup == 3
 
 

@@ -88,7 +88,7 @@ def test_choice__leaves_tiny_images_and_started_runs_as_they_were():
     assert tiny.model == "vit_mini"
     tuned, _ = resolve(
         TrainSettings(init="timm"),
-        DataAndMachine(n_train=99, n_classes=2, median_side=300, start=InitialWeightsInfo("timm")),
+        DataAndMachine(n_train=99, n_classes=2, median_side=300, initial_weights=InitialWeightsInfo("timm")),
     )
     assert tuned.model == "swin_tiny_patch4_window7_224"
 
@@ -96,7 +96,10 @@ def test_choice__leaves_tiny_images_and_started_runs_as_they_were():
 @pytest.mark.parametrize(("time", "light"), [("6m", True), (None, False)])
 def test_choice__from_named_weights_is_light_in_a_given_time_and_the_papers_otherwise(time, light):
     facts = DataAndMachine(
-        n_train=720, n_classes=10, median_side=300, start=InitialWeightsInfo("timm", "tf_efficientnet_lite0.in1k")
+        n_train=720,
+        n_classes=10,
+        median_side=300,
+        initial_weights=InitialWeightsInfo("timm", "tf_efficientnet_lite0.in1k"),
     )
     settings, _ = resolve(TrainSettings(init="timm", model="tf_efficientnet_lite0.in1k", time=time), facts)
     assert (settings.mixup == 0, settings.rand_augment == "none", settings.soup == 3) == (light, light, light)
@@ -107,6 +110,6 @@ def test_choice__from_named_weights_is_light_in_a_given_time_and_the_papers_othe
 @pytest.mark.parametrize(("device", "images", "size"), [("cpu", 2761, 16), ("cuda", 2761, 32), ("cpu", 4500, 32)])
 def test_choice__takes_smaller_steps_where_a_processor_makes_few_passes(device, images, size):
     start = InitialWeightsInfo("auto", "tf_efficientnet_lite0.in1k", chosen=True)
-    facts = DataAndMachine(n_train=images, n_classes=10, median_side=300, start=start, device=device)
+    facts = DataAndMachine(n_train=images, n_classes=10, median_side=300, initial_weights=start, device=device)
     settings, _ = resolve(TrainSettings(init="auto", model="tf_efficientnet_lite0.in1k", time="15m"), facts)
     assert settings.batch_size == size

@@ -76,7 +76,7 @@ def images_of_steps(settings: TrainSettings, first: int, last: int, stream: Stre
     steps = [Counter() for _ in range(first, last)]
     for rank in range(settings.processes):
         sampler = StepSampler(
-            *(np.arange(IMAGES), settings.images_per_pass, last * settings.accumulate, 3, first * settings.accumulate),
+            *(np.arange(IMAGES), settings.batch_size_or_1, last * settings.accumulate, 3, first * settings.accumulate),
             *(rank, settings.processes),
             accumulate=settings.accumulate,
             stream=stream,

@@ -240,7 +240,7 @@ def facts(**changes) -> DataAndMachine:
 
 def test_auto__follows_the_papers_fine_tuning_protocol():
     start = InitialWeightsInfo("timm", normalise="model")
-    settings, reasons = resolve(TrainSettings(init="timm"), facts(start=start))
+    settings, reasons = resolve(TrainSettings(init="timm"), facts(initial_weights=start))
     assert (settings.model, settings.img_size) == ("swin_tiny_patch4_window7_224", [224])
     assert (settings.epochs, settings.warmup_epochs, settings.weight_decay) == (100, 10, 0.05)
     assert (settings.normalise, settings.drloc_weight, settings.crop) == ("model", 0.5, "random-resized")
@@ -253,10 +253,10 @@ def test_auto__follows_the_papers_fine_tuning_protocol():
 
 def test_auto__takes_over_what_a_run_was_trained_with():
     start = InitialWeightsInfo("runs/1", "resnet18", (48, 64), ("stem_width=32",), "imagenet")
-    settings, _ = resolve(TrainSettings(init="runs/1"), facts(start=start))
+    settings, _ = resolve(TrainSettings(init="runs/1"), facts(initial_weights=start))
     assert (settings.model, settings.img_size, settings.normalise) == ("resnet18", [48, 64], "imagenet")
     assert settings.model_args == ["stem_width=32"]
-    other, _ = resolve(TrainSettings(init="runs/1", model="vit_mini", img_size=[32]), facts(start=start))
+    other, _ = resolve(TrainSettings(init="runs/1", model="vit_mini", img_size=[32]), facts(initial_weights=start))
     assert (other.model, other.model_args, other.img_size) == ("vit_mini", None, [32])
 
 

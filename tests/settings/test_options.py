@@ -1,5 +1,6 @@
 """Settings that rules fill, and settings that have had another name."""
 
+import inspect
 from dataclasses import dataclass
 from typing import Literal
 
@@ -8,8 +9,10 @@ import pytest
 from fuzz.flags import spellings_of
 from paucal.cli.arguments import CommandParser, add_settings, parse_arguments
 from paucal.cli.main import COMMAND_SUMMARIES
+from paucal.data.splits.split import make_split
 from paucal.runner.resuming import typed_settings
 from paucal.settings.options import EarlierName, flag_words, option, rule_chosen_names, with_current_names
+from paucal.settings.supervised import DEFAULT_TEST_FRACTION, DEFAULT_VAL_FRACTION
 from paucal.settings.values import settings_from_keywords
 from paucal.tasks.detection.settings import DetectSettings
 from paucal.tasks.segmentation.settings import SegmentSettings
@@ -29,6 +32,11 @@ class Tuning:
 @dataclass(frozen=True)
 class Report:
     mirror: bool = option("average the predictions for an image and its mirror image", False)
+
+
+def test_fractions__are_those_of_the_help_by_default():
+    defaults = {name: item.default for name, item in inspect.signature(make_split).parameters.items()}
+    assert (defaults["val_fraction"], defaults["test_fraction"]) == (DEFAULT_VAL_FRACTION, DEFAULT_TEST_FRACTION)
 
 
 def test_chosen_settings__are_those_that_a_rule_fills():

@@ -49,7 +49,7 @@ ROWS = {
 def test_settings__of_dhvts_rows_at_full_scale_are_those_of_its_fact_sheet(name):
     for run, settings in checked(name, "full"):
         begun = InitialWeightsInfo("a start", settings.model, (224, 224)) if settings.init else None
-        facts = DataAndMachine(50_000, 100, 400, device="cuda", bf16=True, start=begun)
+        facts = DataAndMachine(50_000, 100, 400, device="cuda", bf16=True, initial_weights=begun)
         whole, _ = resolve_training(settings, facts)
         wanted = {key: pytest.approx(value) if key == "lr" else value for key, value in ROWS[name].items()}
         assert {key: getattr(whole, key) for key in wanted} == wanted, run

@@ -50,7 +50,9 @@ def test_settings__leave_nothing_to_be_chosen_that_a_rule_cannot(name, scale):
     """What a run is begun with has a length, a rate and a size, whichever come from the study and which from rules."""
     for run, settings in checked(name, scale):
         begun = InitialWeightsInfo("a start", settings.model, (224, 224)) if getattr(settings, "init", None) else None
-        facts = DataAndMachine(n_train=9000, n_classes=10, median_side=64, device="cuda", bf16=True, start=begun)
+        facts = DataAndMachine(
+            n_train=9000, n_classes=10, median_side=64, device="cuda", bf16=True, initial_weights=begun
+        )
         whole, reasons = RESOLVE[studies()[name].kind](settings, facts)
         for setting in ("epochs", "batch_size", "lr", "warmup_epochs", "img_size", "precision"):
             if hasattr(whole, setting):

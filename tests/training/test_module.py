@@ -15,10 +15,10 @@ from torch import nn
 
 from contracts import toys
 from paucal.runs import RunFolder
-from paucal.training import CosineWarmup, Optimization, Plan, PlanChange, Watch, checkpoint_step, optimizers
+from paucal.training import CosineWarmup, Optimization, Plan, PlanChange, Validation, checkpoint_step, optimizers
 from paucal.training.averaging import MovingAverage
 from paucal.training.keeper import Records, RunKeeper
-from paucal.training.meters import FiniteWatch, Meters
+from paucal.training.meters import Meters, SkippedStepCheck
 from paucal.training.module import TrainingModule, clip_gradients
 from paucal.training.stopping import StopSignal
 from paucal.types import Batch, LossTerms, Progress, UserError
@@ -97,7 +97,9 @@ def test_batch__is_moved_without_waiting_for_the_step_before():
             asked.append((device, non_blocking))
             return self
 
-    trained = TrainingModule(toys.make("per_block"), Optimization(lambda step: 0.0), Plan(4, 4), lambda: None)
+    trained = TrainingModule(
+        toys.make("per_block"), Optimization(lambda step: 0.0, 0.05, 5.0), Plan(4, 4), lambda: None
+    )
     batch = Watched(torch.arange(2), [])
     assert trained.transfer_batch_to_device(batch, torch.device("cuda"), 0) is batch
     assert asked == [(torch.device("cuda"), True)]
@@ -143,8 +145,8 @@ def test_best__is_the_highest_score_and_ties_go_to_the_lower_loss(tmp_path):
     epochs = AfterEpochs()
     torch.manual_seed(0)
     objective = toys.make("per_block")
-    watch = Watch(validate, "score", "cost")
-    outcome = toys.train(objective, tmp_path, epochs=4, average=None, watch=watch, callbacks=[epochs])
+    validation = Validation(validate, "score", "cost")
+    outcome = toys.train(objective, tmp_path, epochs=4, average=None, validation=validation, callbacks=[epochs])
     assert outcome.best["epoch"] == 3
     assert checkpoint_step(tmp_path / "checkpoints" / "best.ckpt") == 12
     saved = torch.load(tmp_path / "deployed.pt", weights_only=True)
@@ -194,11 +196,11 @@ def test_killed_run__knows_which_epoch_its_best_model_is_of(tmp_path):
     def validate(module, device):
         return {"score": next(scores), "cost": 0.0}
 
-    watch = Watch(validate, "score", "cost")
+    validation = Validation(validate, "score", "cost")
     with pytest.raises(InterruptedError):
-        toys.train(toys.make("per_block"), tmp_path, save_every=3, watch=watch, callbacks=[Crash(8)])
+        toys.train(toys.make("per_block"), tmp_path, save_every=3, validation=validation, callbacks=[Crash(8)])
     model = (tmp_path / "deployed.pt").read_bytes()
-    outcome = toys.train(toys.make("per_block"), tmp_path, save_every=3, watch=watch)
+    outcome = toys.train(toys.make("per_block"), tmp_path, save_every=3, validation=validation)
     assert [row["score"] for row in outcome.rows] == [0.5, 0.6, 0.7]
     assert (outcome.best["epoch"], outcome.best["score"]) == (2, 0.9)
     assert (tmp_path / "deployed.pt").read_bytes() == model
@@ -242,7 +244,7 @@ def test_meters__give_means_and_survive_a_checkpoint():
 
 
 def test_keeper__without_a_watch_keeps_the_newest():
-    keeper = RunKeeper(Records(None, None), None, StopSignal(), FiniteWatch())
+    keeper = RunKeeper(Records(None, None), None, StopSignal(), SkippedStepCheck())
     keeper.best = {"epoch": 3}
     assert keeper._improves({"epoch": 4})
 
@@ -255,8 +257,8 @@ def test_keeper__judges_the_weights_a_run_begins_with_where_they_are_trained(ste
         asked.append((judged, device))
         return {"val_knn": 0.5}
 
-    records = Records(RunFolder(tmp_path), None, Watch(validate), on_start=kept.append)
-    keeper = RunKeeper(records, lambda: nullcontext(module), StopSignal(), FiniteWatch())
+    records = Records(RunFolder(tmp_path), None, Validation(validate), on_start=kept.append)
+    keeper = RunKeeper(records, lambda: nullcontext(module), StopSignal(), SkippedStepCheck())
     keeper.step = step
     device = torch.device("meta")  # where nothing but the training module could have it from
     keeper.on_train_start(SimpleNamespace(is_global_zero=True), SimpleNamespace(device=device))
@@ -282,7 +284,7 @@ def test_scaler__is_taken_out_once_and_before_clipping(kind, tmp_path):
     def one_step(scale: float | None) -> tuple[nn.Parameter, float]:
         torch.manual_seed(0)
         objective = toys.make("per_block")
-        optimization = Optimization(CosineWarmup(1e-2, 10), clip=0.5, optimizer=kind)
+        optimization = Optimization(CosineWarmup(1e-2, 10), 0.05, clip=0.5, optimizer=kind)
         module = TrainingModule(objective, optimization, Plan(10, 10), lambda: None)
         scaler = None if scale is None else torch.amp.GradScaler("cpu", init_scale=scale)
         plugin = SimpleNamespace(scaler=scaler)
@@ -320,7 +322,7 @@ def test_meters__leave_values_that_are_not_finite_out_of_means():
 def test_health__remembers_old_skips_when_a_run_goes_on():
     meters = SimpleNamespace(skipped=65.0, rate=1e-3, nonfinite_losses=lambda: ["class"])
     module = SimpleNamespace(plan=Plan(1000, 10), meters=meters)
-    before, after = FiniteWatch(), FiniteWatch()
+    before, after = SkippedStepCheck(), SkippedStepCheck()
     before.on_train_batch_end(SimpleNamespace(global_step=500), module, None, None, 499)
     after.load_state_dict(before.state_dict())
     meters.skipped = 67.0
@@ -329,13 +331,14 @@ def test_health__remembers_old_skips_when_a_run_goes_on():
     assert after.stop_message is None
     after.on_train_batch_end(SimpleNamespace(global_step=600), module, None, None, 599)
     assert "the last 50 steps were all skipped" in after.stop_message
+    assert after.state_key == "FiniteWatch"  # in the checkpoints of stored runs
 
 
 @pytest.mark.parametrize("last_step", [30, 150])
 def test_health__knows_the_length_that_the_clock_gave_a_run(last_step):
     meters = SimpleNamespace(skipped=0.0, rate=1e-3, nonfinite_losses=lambda: ["class"])
     module = SimpleNamespace(plan=Plan(100, 10, changes=(PlanChange(20, last_step, threads=1),)), meters=meters)
-    health = FiniteWatch()
+    health = SkippedStepCheck()
     for step in range(1, last_step + 1):
         meters.skipped += step > last_step - 50
         health.on_train_batch_end(SimpleNamespace(global_step=step), module, None, None, step - 1)

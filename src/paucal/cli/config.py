@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from paucal.reading import MAX_CONFIG_BYTES, expand_user_path, parse_yaml, read_decoded
+from paucal.rules.resolve import is_automatic
 from paucal.settings.values import convert_setting
 from paucal.types import UserError
 from paucal.wording import did_you_mean
@@ -57,4 +58,4 @@ def _read_settings(name: str) -> tuple[dict[Any, Any], set[Any]]:
     # A run without `init` started from random weights. A repetition of the run must not choose pretrained weights.
     if content.get("verb", "train") in ("train", "segment", "detect") and settings.get("init") is None:
         settings["init"] = "none"
-    return settings, {key for key, origin in content["origin"].items() if str(origin).startswith("auto: ")}
+    return settings, {key for key, origin in content["origin"].items() if is_automatic(str(origin))}

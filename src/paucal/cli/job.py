@@ -4,10 +4,10 @@ from argparse import Namespace
 from collections.abc import Mapping
 from typing import Any
 
-from paucal.runner.clock import command_start
 from paucal.runner.console import Console
 from paucal.runner.job import AnyJob
 from paucal.runner.life import Stopped, begin, resume, show_config
+from paucal.runner.run_time import command_start
 
 
 def run_job(job: AnyJob, parsed: tuple[Namespace, Mapping[str, str], Mapping[str, Any]]) -> int:
@@ -19,5 +19,5 @@ def run_job(job: AnyJob, parsed: tuple[Namespace, Mapping[str, str], Mapping[str
     if "resume" in given:
         result = resume(job, values.resume, Console(), changes)
     else:
-        result = begin(job, job.settings_type(**changes), given, Console(), start=command_start())
+        result = begin(job, job.settings_type(**changes), given, Console(), start_time=command_start())
     return 130 if isinstance(result, Stopped) else 0

@@ -1,22 +1,20 @@
 """The `paucal` program, which runs the module of a command and turns errors into messages and exit codes."""
 
-import codecs
 import errno
 import importlib
-import io
 import os
-import select
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Sequence
+from contextlib import nullcontext
 from importlib.metadata import version
 
 from rich.markup import escape
 
 from paucal.cli.given_flags import given_flags_in_errors
+from paucal.cli.streams import can_write_output, restart_in_utf8, tolerant_streams
 from paucal.memory import keep_freed_memory
-from paucal.runner.clock import begin_command
-from paucal.runner.plain_console import PlainConsole, closed_descriptors, redirect_to_null
+from paucal.runner.plain_console import PlainConsole
+from paucal.runner.run_time import begin_command
 from paucal.signals import INTERRUPT_CODE, INTERRUPT_MESSAGE, raise_on_interrupt, stop_signals_as_interrupt
 from paucal.types import UserError
 from paucal.wording import did_you_mean, one_line_message
@@ -79,7 +77,6 @@ _ADVICE_BY_ERRNO = {
 }
 _PATH_ERRORS = (FileNotFoundError, FileExistsError, IsADirectoryError, NotADirectoryError)
 USAGE = "paucal COMMAND [SUBJECT] [DATA...] [--flags]"
-ERROR_HANDLER = "paucal.escaped"  # name under which `_replace_character` is registered with `codecs`
 CLOSED_PIPE_CODE = 141  # the exit code that shells report for a program that was ended by SIGPIPE
 
 
@@ -154,66 +151,6 @@ def _describe_os_error(problem: OSError) -> str:
         else _ADVICE_BY_ERRNO.get(problem.errno or 0, _DEFAULT_ADVICE)
     )
     return one_line_message(f"{problem.strerror or problem}{file_text}: {advice}, then run again.")
-
-
-def restart_in_utf8() -> None:
-    """Restart the command in Python's UTF-8 mode if file names are decoded as ASCII.
-
-    File names are decoded as ASCII in the C locale if Python's UTF-8 mode and locale coercion are switched off. Image
-    names in tables would then not match file names. A running Python cannot change the mode, and child processes need
-    UTF-8 mode too.
-    """
-    if codecs.lookup(sys.getfilesystemencoding()).name == "ascii" and not sys.flags.utf8_mode:
-        os.environ["PYTHONUTF8"] = "1"
-        os.execv(sys.executable, [sys.executable, "-X", "utf8", *sys.orig_argv[1:]])
-
-
-@contextmanager
-def tolerant_streams() -> Iterator[None]:
-    """Let the block print any text: escape characters that a stream cannot encode, and ignore closed pipes."""
-    closed_descriptors.clear()
-    codecs.register_error(ERROR_HANDLER, _replace_character)
-    for name in ("stdout", "stderr"):
-        stream = getattr(sys, name)
-        if stream is None:  # closed before the start; without devnull, the next opened file would reuse the descriptor
-            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
-        elif isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors=ERROR_HANDLER)
-    try:
-        yield
-    finally:
-        for stream in (sys.stdout, sys.stderr):
-            try:
-                stream.flush()
-            except BrokenPipeError:
-                redirect_to_null(stream)
-
-
-def can_write_output() -> bool:
-    """Return whether standard output still has a reader; False if the reader closed the pipe."""
-    try:
-        descriptor = sys.stdout.fileno()
-        poll = select.poll()
-    except (AttributeError, OSError, ValueError):  # Windows has no poll, and captured streams have no descriptor
-        return True
-    poll.register(descriptor, 0)
-    return descriptor not in closed_descriptors and not any(event & select.POLLERR for _, event in poll.poll(0))
-
-
-def _replace_character(problem: UnicodeError) -> tuple[str | bytes, int]:
-    """Return a replacement for a character that cannot be encoded, and the position after it.
-
-    If a byte of a Linux file name is not UTF-8, Python represents the byte by a surrogate character. The surrogate is
-    replaced by the original byte. Any other character is replaced by a backslash escape.
-    """
-    if not isinstance(problem, UnicodeEncodeError):
-        raise problem
-    position, is_wide = problem.start, problem.encoding.replace("_", "-").startswith(("utf-16", "utf-32"))
-    byte = ord(problem.object[position]) - 0xDC00
-    if 0x80 <= byte <= 0xFF and not is_wide:
-        return bytes([byte]), position + 1
-    character_error = UnicodeEncodeError(problem.encoding, problem.object, position, position + 1, problem.reason)
-    return codecs.backslashreplace_errors(character_error)
 
 
 if __name__ == "__main__":

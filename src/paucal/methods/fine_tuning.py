@@ -40,10 +40,9 @@ def fine_tuning(settings: TrainSettings) -> FineTuning:
     )
 
 
-def check_tuning(settings: TrainSettings, objective: Objective, per_class: Sequence[int]) -> list[str]:
-    """Return notes on frozen layers, and warnings about settings that may give poor results.
+def check_tuning(settings: TrainSettings, objective: Objective, per_class: Sequence[int]) -> None:
+    """Refuse fine-tuning options that the method does not have, and `--lora-rank` for too few images.
 
-    Raise a UserError if the method has no fine-tuning options, or if there are too few images for `--lora-rank`.
     `per_class` is the number of training images of each class.
     """
     if settings.lora_rank is not None and min(per_class) < MIN_LORA_IMAGES:
@@ -59,6 +58,10 @@ def check_tuning(settings: TrainSettings, objective: Objective, per_class: Seque
         raise UserError(
             f"{flag(requested[0])} is not supported for --method {settings.method}: remove {flag(requested[0])}."
         )
+
+
+def tuning_remarks(settings: TrainSettings, objective: Objective) -> list[str]:
+    """Return notes on frozen layers, and warnings about settings that may give poor results."""
     remarks = []
     if settings.freeze is not None:
         parameters = [p for backbone in objective.backbones() for p in backbone.model.parameters()]

@@ -5,9 +5,9 @@ from collections.abc import Mapping
 from paucal.methods.contract import PretrainingMethod
 from paucal.methods.diet import entry as diet
 from paucal.methods.lejepa import entry as lejepa
-from paucal.methods.lookup import refuse_unused
 from paucal.methods.pretraining_settings import PretrainSettings
 from paucal.methods.self_distillation import entry as self_distillation
+from paucal.methods.unused_settings import refuse_unused
 from paucal.methods.visreg import entry as visreg
 from paucal.recipes import esvit
 from paucal.recipes.recipe import fill_in

@@ -11,10 +11,10 @@ from paucal.methods.contract import Entry, ExtraLoss, RunImages, TrainingMethod
 from paucal.methods.distillation import entry as distillation
 from paucal.methods.drloc import entry as drloc
 from paucal.methods.locality import entry as locality
-from paucal.methods.lookup import refuse_unused, unused_settings
 from paucal.methods.supervised import entry as supervised
 from paucal.methods.token_labeling import entry as token_labeling
 from paucal.methods.training_settings import TrainSettings
+from paucal.methods.unused_settings import refuse_unused, unused_settings
 from paucal.objectives import Objective
 from paucal.objectives.one_backbone import OneBackbone
 from paucal.recipes.recipe import Recipe, fill_in, require_init
@@ -32,6 +32,7 @@ EXTRA_LOSSES: dict[str, ExtraLoss] = {
     entry.name: entry for entry in (drloc.DRLOC_LOSS, locality.LOCALITY_LOSS, distillation.DISTILLATION_LOSS)
 }
 ENTRIES: tuple[Entry, ...] = (*METHODS.values(), *EXTRA_LOSSES.values())
+# The order matters: each rule sees the settings that the rules before it have chosen.
 SHARED_RULES = resolve.rules_by_name(
     (
         *machine.PROCESS_RULES,

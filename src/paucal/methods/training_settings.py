@@ -18,13 +18,21 @@ from paucal.settings.supervised import (
     TrainScheduleSettings,
 )
 
+# Method of a run that chooses pretrained weights, if the user gave no method. For these weights, the default method has
+# shown no gain.
+TUNING_METHOD = "supervised"
+
 
 @dataclass(frozen=True)
 class MethodSettings(DrLocSettings, LocalitySettings, DistillationSettings, TokenLabelingSettings):
     """The training method, the extra losses, and the options of all methods and losses."""
 
     help_group = "method"
-    method: str = option(f"training method: {describe_names(TRAINING_METHODS)}", "drloc")
+    method: str = option(
+        f"training method; {TUNING_METHOD} instead of the default if the run chooses pretrained weights: "
+        f"{describe_names(TRAINING_METHODS)}",
+        "drloc",
+    )
     add: list[str] | None = option(f"extra losses besides the method's own: {describe_names(EXTRA_LOSSES)}")
 
 

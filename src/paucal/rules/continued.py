@@ -18,7 +18,7 @@ FROZEN_STAGES_FRACTION = 0.5  # fraction of the stages, beginning with the first
 
 def has_trained_weights(facts: DataAndMachine) -> bool:
     """Return whether a run starts from weights that were trained on many images."""
-    return facts.start is not None and not facts.start.undertrained
+    return facts.initial_weights is not None and not facts.initial_weights.undertrained
 
 
 def continued_rate(batch_size: int) -> Choice:

@@ -43,7 +43,7 @@ def model(facts: DataAndMachine, img_size: Sides) -> Choice:
 
 def _model_args(facts: DataAndMachine, model: str | None, device: str | None) -> Choice:
     """Choose the constructor arguments of the initial weights; for the digits on a CPU, arguments of a small model."""
-    if facts.start is None and model == "vit_mini" and facts.hinted_epochs and device == "cpu":
+    if facts.initial_weights is None and model == "vit_mini" and facts.hinted_epochs and device == "cpu":
         return list(QUICK_MODEL_ARGS), "a first result on this data set in about two minutes"
     return model_args(facts, model)
 
@@ -70,13 +70,13 @@ def local_crops(local_size: Sides, device: str | None) -> Choice:
     return [8], PAPER_REASON
 
 
-def local_size(img_size: Sides, local_crops: Sides) -> Choice:
+def local_size(img_size: Sequence[int], local_crops: Sides) -> Choice:
     """Choose local crops of 96 pixels for global crops of 224 pixels, as in the paper.
 
     The side of the local crops is half of the global side for global crops of at most `SMALL_SIDE` pixels, and 96/224
     of the global side for larger global crops, rounded to a multiple of 4 or 16 pixels.
     """
-    side, groups = min(img_size or [PAPER_SIDE]), len(local_crops or [0])
+    side, groups = min(img_size), len(local_crops or [0])
     if side == PAPER_SIDE:
         return [PAPER_LOCAL_SIDE] * groups, PAPER_REASON
     step = 16 if side > SMALL_SIDE else 4
@@ -97,18 +97,18 @@ def global_scale(local_crops: Sides, pipeline: str | None) -> Choice:
     return list(GLOBAL_SCALE), PAPER_REASON
 
 
-def local_scale(img_size: Sides, pipeline: str | None) -> Choice:
+def local_scale(img_size: Sequence[int], pipeline: str | None) -> Choice:
     """Choose the areas published with the augmentation pipeline; larger areas for small images."""
     if pipeline == "deit":
         return list(DEIT_SCALE), DEIT_AREAS_REASON
-    if min(img_size or [PAPER_SIDE]) <= SMALL_SIDE:
+    if min(img_size) <= SMALL_SIDE:
         return [0.2, 0.5], "EsViT's smallest crop, a twentieth of the image, shows too little of a small image"
     return (list(ALIKE_LOCAL_SCALE), ALIKE_AREAS_REASON) if pipeline == "alike" else (list(LOCAL_SCALE), PAPER_REASON)
 
 
-def blur(img_size: Sides) -> Choice:
+def blur(img_size: Sequence[int]) -> Choice:
     """Choose the paper's blur radii, in proportion to the side of the images."""
-    scale = min(img_size or [PAPER_SIDE]) / PAPER_SIDE
+    scale = min(img_size) / PAPER_SIDE
     radii = [round(radius * scale, 3) for radius in BLUR]
     return radii, f"EsViT's {BLUR[0]:g} to {BLUR[1]:g} at 224 pixels, in proportion to the side"
 

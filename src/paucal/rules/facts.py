@@ -40,9 +40,9 @@ class InitialWeightsInfo:
         return self.shown is not None and self.shown < UNDERTRAINED_IMAGES
 
 
-def describe_undertrained(start: InitialWeightsInfo) -> str:
+def describe_undertrained(weights: InitialWeightsInfo) -> str:
     """Return the reason for fine-tuning without an effort to preserve the features of the initial weights."""
-    return f"{start.where} was trained on only {start.shown:,} images: not worth preserving"
+    return f"{weights.where} was trained on only {weights.shown:,} images: not worth preserving"
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class DataAndMachine:
         bf16: Whether the device supports bfloat16 natively.
         devices: Number of devices of the type `device`.
         launched: (number of processes per node, number of nodes) of a launcher; None if there is no launcher.
-        start: Properties of the initial weights; None for training from scratch.
+        initial_weights: Properties of the initial weights; None for training from scratch.
         several_labels: Whether an image can have several labels, or none.
         n_images: Number of all images, including images that the run does not use.
     """
@@ -77,14 +77,14 @@ class DataAndMachine:
     bf16: bool = False
     devices: int = 1
     launched: tuple[int, int] | None = None
-    start: InitialWeightsInfo | None = None
+    initial_weights: InitialWeightsInfo | None = None
     several_labels: bool = False
     n_images: int = 0
 
 
 def makes_few_passes(facts: DataAndMachine, time: str | None) -> bool:
     """Return whether a run fine-tunes within a time budget, which allows fewer epochs than published schedules."""
-    return facts.start is not None and (facts.start.chosen or time is not None)
+    return facts.initial_weights is not None and (facts.initial_weights.chosen or time is not None)
 
 
 def best_device() -> tuple[str, bool]:

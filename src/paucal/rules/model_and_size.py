@@ -7,6 +7,7 @@ from paucal.recipes.dhvt import dhvt_variant
 from paucal.recipes.table import lvvit_drop_path
 from paucal.rules.facts import DataAndMachine
 from paucal.rules.resolve import Choice
+from paucal.settings.options import DEFAULT_SIDE
 
 IMAGE_SIDES = (32, 64, 96)  # sides in pixels; slightly larger images are resized to one of these sides
 SMALL_SIDE = 64  # side in pixels up to which images are "small" and are used in training like CIFAR images
@@ -26,7 +27,7 @@ def model(facts: DataAndMachine, img_size: Sides, recipe: str | None, epochs: in
     """Choose the model of the initial weights; from scratch, the best in our measurements (docs/which_model.md)."""
     if start_model := model_of_initial_weights(facts):
         return start_model
-    if facts.start is not None:
+    if facts.initial_weights is not None:
         return "swin_tiny_patch4_window7_224", "the DrLoc paper's backbone for fine-tuning"
     size = expected_side(facts, img_size)
     if (recipe or "").startswith("dhvt"):
@@ -44,32 +45,33 @@ def model(facts: DataAndMachine, img_size: Sides, recipe: str | None, epochs: in
 
 def model_of_initial_weights(facts: DataAndMachine) -> Choice | None:
     """Choose the model of the initial weights; None if there are no initial weights or their model is unknown."""
-    start = facts.start
-    return None if start is None or start.model is None else (start.model, f"the model of {start.where}")
+    weights = facts.initial_weights
+    return None if weights is None or weights.model is None else (weights.model, f"the model of {weights.where}")
 
 
 def model_args(facts: DataAndMachine, model: str | None) -> Choice:
     """Choose the constructor arguments of the model that the initial weights are from, so that the weights fit."""
-    start = facts.start
-    if start is None or not start.model_args or model != start.model:
+    weights = facts.initial_weights
+    if weights is None or not weights.model_args or model != weights.model:
         return None, ""
-    return list(start.model_args), f"the arguments of {start.where}"
+    return list(weights.model_args), f"the arguments of {weights.where}"
 
 
 def img_size(facts: DataAndMachine, model: str | None) -> Choice:
     """Choose the image size of the initial weights; from scratch, a size for small images, else the default size."""
-    if facts.start is not None:
-        size = facts.start.image_size
-        return _size_as_list(size or _default_size(model)), f"the size for {facts.start.where}"
+    if facts.initial_weights is not None:
+        size = facts.initial_weights.image_size
+        return _size_as_list(size or _default_size(model)), f"the size for {facts.initial_weights.where}"
     if model == QUICK_MODEL and small_img_size(facts) is None and facts.device == "cpu":
         return [SMALL_SIDE], QUICK_REASON
     return small_img_size(facts) or (_size_as_list(_default_size(model)), "the default of this backbone")
 
 
-def trains_quick_model(facts: DataAndMachine, model: str | None, img_size: Sides, time: str | None) -> bool:
+def trains_quick_model(facts: DataAndMachine, model: str | None, img_size: Sequence[int], time: str | None) -> bool:
     """Return whether a run trains the quick model at a small size from scratch on a CPU within a time budget."""
-    is_small = min(img_size or [SMALL_SIDE + 1]) <= SMALL_SIDE
-    return facts.start is None and facts.device == "cpu" and model == QUICK_MODEL and is_small and time is not None
+    is_small = min(img_size) <= SMALL_SIDE
+    is_from_scratch = facts.initial_weights is None
+    return is_from_scratch and facts.device == "cpu" and model == QUICK_MODEL and is_small and time is not None
 
 
 def small_img_size(facts: DataAndMachine) -> Choice | None:
@@ -100,7 +102,7 @@ def drop_path(model: str | None) -> Choice:
 
 def _default_size(model: str | None) -> tuple[int, int]:
     config = timm_config(model or "")
-    return (config.input_size[1], config.input_size[2]) if config else (224, 224)
+    return (config.input_size[1], config.input_size[2]) if config else (DEFAULT_SIDE, DEFAULT_SIDE)
 
 
 def _size_as_list(size: tuple[int, int]) -> list[int]:

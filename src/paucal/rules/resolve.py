@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 
 from paucal.rules.backbone import BackboneShape, backbone_shape
 from paucal.rules.facts import DataAndMachine
+from paucal.settings.options import CHOSEN_BY_RULE
 from paucal.settings.shared import JobSettings
 
 # Settings that depend on the number of epochs. These settings are None as long as the number of epochs has not been
@@ -47,7 +48,7 @@ def resolve(settings: S, facts: DataAndMachine, rules: Mapping[str, Rule]) -> tu
     reasons: dict[str, str] = {}
     hints = typing.get_type_hints(type(settings))
     for name, rule in rules.items():
-        if getattr(settings, name) not in (None, "auto"):
+        if getattr(settings, name) not in (CHOSEN_BY_RULE, "auto"):
             continue
         shape = partial(backbone_shape, settings.model, settings.model_args, settings.img_size)
         extra_inputs: dict[str, Any] = {"facts": facts, "shape": shape}
@@ -65,5 +66,16 @@ def resolve(settings: S, facts: DataAndMachine, rules: Mapping[str, Rule]) -> tu
 
 def list_origins(settings: object, given: Mapping[str, str], reasons: Mapping[str, str]) -> dict[str, str]:
     """Return the origin of each setting: "auto: REASON", the entry in `given` ("flag" or "config"), or "default"."""
-    auto_origins = {name: f"auto: {reason}" for name, reason in reasons.items()}
-    return {name: auto_origins.get(name) or given.get(name, "default") for name in vars(settings)}
+    return {
+        name: automatic(reasons[name]) if name in reasons else given.get(name, "default") for name in vars(settings)
+    }
+
+
+def automatic(reason: str) -> str:
+    """Return the origin of a setting that the run chose for a reason."""
+    return f"auto: {reason}"
+
+
+def is_automatic(origin: str) -> bool:
+    """Return whether the run chose the setting that has this origin."""
+    return origin.startswith("auto: ")

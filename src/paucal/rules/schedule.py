@@ -35,7 +35,7 @@ def time(facts: DataAndMachine, recipe: str | None, epochs: int | None) -> Choic
     There is no time budget if the length of the run follows from --epochs, a recipe, the data set's recommendation, or
     initial weights that the user gave.
     """
-    is_start_given = facts.start is not None and not facts.start.chosen
+    is_start_given = facts.initial_weights is not None and not facts.initial_weights.chosen
     if epochs is not None or recipe is not None or facts.hinted_epochs or is_start_given:
         return None, ""
     if facts.device == "cuda":
@@ -62,7 +62,7 @@ def epochs(facts: DataAndMachine, time: str | None, init: str | None, effective_
 def batch_size(
     facts: DataAndMachine,
     model: str | None,
-    img_size: Sequence[int] | None,
+    img_size: Sequence[int],
     time: str | None,
     accumulate: int,
     processes: int,

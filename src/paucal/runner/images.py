@@ -1,37 +1,31 @@
-"""Open, decode and preprocess the images of a run, and read them in loaders."""
+"""Open, decode and preprocess the images of a run."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch.utils.data import DataLoader, Dataset
 
 from paucal.backbones.weights.inputs import ImageInput, timm_preprocessing
 from paucal.cores import count_usable_cores
 from paucal.data.channels.pixel_format import count_channels, with_value_ranges
 from paucal.data.channels.pixels import RGB
 from paucal.data.classes import choose_classes
-from paucal.data.dataset import collate
 from paucal.data.decode import DEFAULT_DECODE_OPTIONS, DecodeOptions
 from paucal.data.decoded.prepare import prepare_images, stored_side
 from paucal.data.images import ImageSet, without_decoded_copies
-from paucal.data.loader import TrainLoader, inference_batch_size, make_eval_loader, make_train_loader
 from paucal.data.maps.reader import LabelMaps, MapReader
 from paucal.data.named.table import data_root, is_published_set
-from paucal.data.sampler import StepSampler
 from paucal.data.shards.folders import is_remote
-from paucal.data.shards.prefetching import ShardPrefetcher
 from paucal.data.sources.joining import SEPARATOR, split_location
 from paucal.data.sources.labels import is_missing
 from paucal.data.sources.opening import BUILT_IN, open_images
 from paucal.data.splits.split import Split
 from paucal.data.stores import ConvertedStore
 from paucal.data.views.normalisation import Normalisation, compute_normalisation
-from paucal.distributed import rank, world_size
 from paucal.evaluation.results import PrimaryMetric, primary_metric
 from paucal.models.preprocessing import Preprocessing
 from paucal.models.saved import stored_card
@@ -39,7 +33,6 @@ from paucal.rules.facts import DataAndMachine, best_device
 from paucal.runner.processes import launched_shape
 from paucal.runs import RunFolder
 from paucal.settings.shared import DataSettings, JobSettings, LabelledDataSettings
-from paucal.training import Plan
 from paucal.types import UserError
 
 Advance = Callable[[int, int], None]
@@ -142,7 +135,7 @@ def load_images(
     reading: DecodeOptions = DEFAULT_DECODE_OPTIONS,
 ) -> ImageSet:
     """Open the images and decode each image once; folders of images without labels may be nested to any depth."""
-    return decode_images(find_images(settings, labelled, advance), settings, reading, advance)
+    return decode_images(open_undecoded(settings, labelled, advance), settings, reading, advance)
 
 
 def decode_images(
@@ -152,7 +145,7 @@ def decode_images(
     return prepare_images(without_decoded_copies(images), reading, on_bad=settings.on_bad_image, progress=advance)[0]
 
 
-def find_images(settings: DataSettings, labelled: bool = True, advance: Advance | None = None) -> ImageSet:
+def open_undecoded(settings: DataSettings, labelled: bool = True, advance: Advance | None = None) -> ImageSet:
     """Open the images without reading their pixels; `advance` is called with (shards read, shards in total)."""
     has_labels = isinstance(settings, LabelledDataSettings)
     images = open_images(
@@ -224,7 +217,7 @@ def stored_reading(run: RunFolder | None) -> DecodeOptions | None:
     return None if preprocessing is None else preprocessing.reading
 
 
-def normalisation(settings: JobSettings, data: SplitImages, start: ImageInput | None = None) -> Normalisation:
+def normalisation(settings: JobSettings, data: SplitImages, weights_input: ImageInput | None = None) -> Normalisation:
     """Return the mean and standard deviation of the training images, of ImageNet, or of the pretrained weights.
 
     If the images are not RGB, the result is always the mean and standard deviation of the training images.
@@ -232,53 +225,6 @@ def normalisation(settings: JobSettings, data: SplitImages, start: ImageInput | 
     if settings.normalise == "computed" or data.images.reading.channels != RGB:
         return compute_normalisation(data.images, data.part("train"))
     if settings.normalise == "model":
-        image_input = start or timm_preprocessing(settings.model)
+        image_input = weights_input or timm_preprocessing(settings.model)
         return Normalisation(image_input.mean, image_input.std)
     return Normalisation()
-
-
-def step_loader(
-    dataset: Dataset[Any],
-    data: SplitImages,
-    settings: JobSettings,
-    plan: Plan,
-    start: int,
-    repeats: int = 1,
-    balanced: bool = False,
-    collate_fn: Callable[[list[Any]], Any] = collate,
-) -> TrainLoader:
-    """Return the training loader of this process, which begins with forward pass `start`."""
-    train, stream = data.part("train"), data.images.stream
-    sampler = StepSampler(
-        train,
-        settings.images_per_pass,
-        plan.most_steps * plan.accumulate,
-        settings.seed,
-        start,
-        rank=rank(),
-        world=world_size(),
-        accumulate=plan.accumulate,
-        repeats=repeats,
-        labels=data.images.labels[train] if balanced else None,
-        stream=stream and stream.take(train),
-        on_pass=ShardPrefetcher(data.images.store, train).request_shards
-        if stream and is_remote(data.images.location)
-        else None,
-    )
-    return make_train_loader(dataset, sampler, settings.workers, settings.device == "cuda", collate_fn)
-
-
-def eval_loader(
-    data: SplitImages, indices: NDArray[np.int64], preprocess: Preprocessing, settings: JobSettings
-) -> DataLoader:
-    """Return a loader of the images at `indices`, in this order, preprocessed as for the deployed model."""
-    return make_eval_loader(
-        data.images,
-        indices,
-        preprocess.transform(),
-        inference_batch_size(preprocess.image_size, settings.device),
-        settings.workers,
-        rank=rank(),
-        world=world_size(),
-        pin_memory=settings.device == "cuda",
-    )

@@ -22,7 +22,7 @@ from paucal.runner.images import Advance, SplitImages, pin_data
 from paucal.runner.starts import pin_start
 from paucal.runs import RunFolder
 from paucal.settings.shared import JobSettings
-from paucal.training import Optimization, Outcome, Plan, Watch
+from paucal.training import Optimization, Outcome, Plan, Validation
 from paucal.wording import counted
 from paucal.writing import write_atomically
 
@@ -74,7 +74,7 @@ class RunSetup(Generic[S]):
         objective: Objective to train.
         card: Card of the deployed model.
         remarks: Sentences to print before the run starts.
-        start: Report on the loaded initial weights; None if the initial weights are random.
+        load_report: Report on the loaded initial weights; None if the initial weights are random.
         planned_at: `time.monotonic()` at which the length was planned, or else at which the setup was assembled.
     """
 
@@ -85,7 +85,7 @@ class RunSetup(Generic[S]):
     objective: Objective
     card: ModelCard
     remarks: tuple[str, ...]
-    start: LoadReport | None = None
+    load_report: LoadReport | None = None
     planned_at: float = field(default_factory=time.monotonic, kw_only=True)
 
     @property
@@ -131,7 +131,7 @@ class RunSetup(Generic[S]):
             "parameters": self.parameters,
             "seconds": round(outcome.seconds, 1),
             "peak_memory": peak_memory(self.settings.device),
-            "start": None if self.start is None else self.start.to_summary(),
+            "start": None if self.load_report is None else self.load_report.to_summary(),
             "remarks": [*self.remarks, *outcome.remarks],
         }
 
@@ -139,7 +139,7 @@ class RunSetup(Generic[S]):
 A = TypeVar("A", bound=RunSetup[Any])
 
 
-class Watcher(Generic[A]):
+class EpochListener(Generic[A]):
     """Receives the results of a run during training, and may stop or restart the run; this class only prints results.
 
     If `scores_start` is true, the initial weights are validated before the first step.
@@ -250,23 +250,23 @@ class Job(ABC, Generic[S, A, R]):
         yield setup
 
     @abstractmethod
-    def loader(self, setup: A, start: int) -> TrainLoader:
-        """Return the training loader of this process, which begins with forward pass `start`."""
+    def loader(self, setup: A, first_pass: int) -> TrainLoader:
+        """Return the training loader of this process, which begins with forward pass `first_pass`."""
 
     @abstractmethod
     def optimization(self, setup: A) -> Optimization:
         """Return the settings of the optimizer and its learning-rate schedule."""
 
-    def validation(self, setup: A) -> Watch | None:
+    def validation(self, setup: A) -> Validation | None:
         """Return the validation after each epoch; if None, the weights of the last epoch are kept."""
         return None
 
-    def watcher(self, run: RunFolder, setup: A, console: Console) -> Watcher[A]:
-        """Return the watcher that is called during training."""
-        return Watcher(setup, console)
+    def listener(self, run: RunFolder, setup: A, console: Console) -> EpochListener[A]:
+        """Return the listener that is called during training."""
+        return EpochListener(setup, console)
 
     @abstractmethod
-    def conclude(self, run: RunFolder, setup: A, outcome: Outcome, watcher: Any, console: Console) -> R:
+    def conclude(self, run: RunFolder, setup: A, outcome: Outcome, listener: Any, console: Console) -> R:
         """Evaluate the trained model, draw plots, and write and print the results."""
 
 

@@ -21,10 +21,9 @@ from paucal.data.shards.folders import is_remote
 from paucal.data.splits.split_csv import require_same_images, write_split
 from paucal.memory import keep_freed_memory
 from paucal.models.trained import save_trained
-from paucal.runner.clock import count_time_from
 from paucal.runner.console import Console, NullConsole, SilentConsole
 from paucal.runner.frames import copy_frame_to_run
-from paucal.runner.job import A, Job, R, S, Watcher
+from paucal.runner.job import A, EpochListener, Job, R, S
 from paucal.runner.loggers import Loggers, check_loggers
 from paucal.runner.outputs import resolve_output
 from paucal.runner.processes import (
@@ -40,6 +39,7 @@ from paucal.runner.processes import (
 )
 from paucal.runner.resuming import input_names, reopen, store_changes, stored_settings
 from paucal.runner.run_folder import RunWriter
+from paucal.runner.run_time import count_time_from
 from paucal.runner.starts import START_FILE
 from paucal.runner.stored_runs import require_one_machine, written_to_storage
 from paucal.runner.time_budget import add_time_plan, describe_change
@@ -72,12 +72,12 @@ def begin(
     given: Mapping[str, str],
     console: Console,
     callbacks: Sequence[Callback] = (),
-    start: float | None = None,
+    start_time: float | None = None,
 ) -> R | Stopped:
     """Start a run; return its result, or a `Stopped` with the step at which the run was stopped.
 
     Settings that the user did not give are None; `given` has the origin of each setting that the user gave. The run's
-    duration is measured from `start`, a value of `time.monotonic()`; None means now.
+    duration is measured from `start_time`, a value of `time.monotonic()`; None means now.
     """
     join_processes()
     if not is_first():
@@ -101,7 +101,7 @@ def begin(
         _write_initial_files(job, run, setups[0])
         return run.path
 
-    with ExitStack() as exit_stack, count_time_from(start), limited_threads(), RunWriter(console) as writer:
+    with ExitStack() as exit_stack, count_time_from(start_time), limited_threads(), RunWriter(console) as writer:
         run = RunFolder(broadcast_path(create))
         return _execute_run(job, run, setups[0], console, [*all_callbacks, *writer.callbacks()])
 
@@ -223,8 +223,8 @@ def _write_initial_files(job: Job[S, A, Any], run: RunFolder, setup: A) -> None:
     settings, split, images = setup.settings, setup.data.split, setup.data.images
     run.write_config(asdict(settings), setup.origin, job.verb, split=split.description, location=images.location)
     run.write_json("env.json", describe_environment(settings.device))
-    if setup.start is not None:
-        run.write_json(START_FILE, setup.start.to_dict())
+    if setup.load_report is not None:
+        run.write_json(START_FILE, setup.load_report.to_dict())
     write_split(run.split, images, split, image_digests(images))
     job.write_beginning(run, setup)
 
@@ -250,23 +250,24 @@ def _execute_run(
                 setup = planned_setup
             loggers.describe(setup.settings)
             messages: list[str] = []
+            # One round per stage; only jobs whose listener restarts the run have several.
             while True:
-                watcher = job.watcher(run, setup, console)
-                outcome = _fit_run(job, run, setup, console, watcher, callbacks, loggers)
+                listener = job.listener(run, setup, console)
+                outcome = _fit_run(job, run, setup, console, listener, callbacks, loggers)
                 if outcome.finished:
-                    result = job.conclude(run, setup, outcome, watcher, console)
+                    result = job.conclude(run, setup, outcome, listener, console)
                     loggers.finish(result.test_scores, outcome.step)
                     return result
-                if not broadcast_value(watcher.should_restart):
-                    messages = watcher.stop_message()
+                if not broadcast_value(listener.should_restart):
+                    messages = listener.stop_message()
                     break
                 if outcome.interrupted:
-                    run_on_rank_zero(watcher.advance_stage)
+                    run_on_rank_zero(listener.advance_stage)
                     # Advancing may have restored an older checkpoint.
                     outcome = replace(outcome, step=checkpoint_step(run.last))
                     break
                 loggers.forget_step()
-                setup = _start_next_stage(job, run, setup, watcher, console)
+                setup = _start_next_stage(job, run, setup, listener, console)
             stopped = Stopped(run.path, outcome.step, (outcome.plan or setup.plan).last_step, job.verb)
             for line in [*messages, str(stopped)]:
                 console.say(line)
@@ -296,12 +297,12 @@ def _plan_run(job: Job[S, A, Any], run: RunFolder, setup: A, console: Console) -
     return replace(planned_setup, plan=replace(planned_setup.plan, deadline=setup.plan.deadline), planned_at=planned_at)
 
 
-def _start_next_stage(job: Job[S, A, Any], run: RunFolder, setup: A, watcher: Watcher, console: Console) -> A:
+def _start_next_stage(job: Job[S, A, Any], run: RunFolder, setup: A, listener: EpochListener, console: Console) -> A:
     """Advance a run to its next stage on the first process, and assemble the setup again on every process."""
     setups: list[A] = []
 
     def advance() -> None:
-        watcher.advance_stage()
+        listener.advance_stage()
         setups.append(_reassemble_stored(job, run, console))
 
     run_on_rank_zero(advance)
@@ -316,22 +317,22 @@ def _fit_run(
     run: RunFolder,
     setup: A,
     console: Console,
-    watcher: Watcher,
+    listener: EpochListener,
     callbacks: Sequence[Callback],
     loggers: Loggers,
 ) -> Outcome:
     if not setup.plan.total_steps:  # the network is not trained, and the probe is the final model
         return Outcome(True, 0, [], {}, 0.0)
     with job.prepared(run, setup, console) as prepared:
-        start = checkpoint_step(run.last) * prepared.plan.accumulate if run.last.exists() else 0
+        first_pass = checkpoint_step(run.last) * prepared.plan.accumulate if run.last.exists() else 0
         plan = add_time_plan(run, prepared.plan, prepared.planned_at)
         setup = replace(prepared, plan=plan)
         records = Records(
             run,
             save_model=lambda module: save_trained(run, module, setup.card),
-            watch=job.validation(setup),
-            on_epoch=loggers.log_before(watcher.on_epoch),
-            on_start=watcher.on_start if watcher.scores_start else None,
+            validation=job.validation(setup),
+            on_epoch=loggers.log_before(listener.on_epoch),
+            on_start=listener.on_start if listener.scores_start else None,
             on_change=lambda plan, pace: console.say(describe_change(plan, pace)),
         )
         if setup.settings.ledger:
@@ -340,7 +341,7 @@ def _fit_run(
             callbacks = [ledger, *callbacks]
         return fit(
             setup.objective,
-            lambda: job.loader(setup, start),
+            lambda: job.loader(setup, first_pass),
             job.optimization(setup),
             plan,
             records,

@@ -31,7 +31,7 @@ def check_memory(settings: JobSettings, spec: BackboneSpec, views: float = 1.0) 
     of the backbone's size.
     """
     check_step_size(settings.effective_batch)
-    batch_size = 1 if settings.batch_size == "auto" else settings.images_per_pass
+    batch_size = 1 if settings.batch_size == "auto" else settings.batch_size_or_1
     pixels = spec.image_size[0] * spec.image_size[1]
     if batch_size * pixels * views <= SMALL_STEP_PIXELS and not spec.arguments:
         return []

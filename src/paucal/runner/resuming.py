@@ -55,7 +55,7 @@ def with_processes(settings: J, devices: int, nodes: int) -> tuple[J, dict[str, 
             f"{counted(processes, 'process', 'processes')} cannot share the {counted(batch, 'image')} of a step of "
             f"this run equally: the number of processes must be {' or '.join(map(str, nearest))}."
         )
-    max_batch_size = min(images_per_process, settings.images_per_pass)
+    max_batch_size = min(images_per_process, settings.batch_size_or_1)
     batch_size = max(n for n in range(1, max_batch_size + 1) if images_per_process % n == 0)
     text = f"{counted(processes, 'process shares', 'processes share')} the {batch} images of a step"
     strategy = "auto" if processes == 1 else settings.strategy if settings.strategy == "fsdp" else "ddp"

@@ -27,8 +27,9 @@ from paucal.models.weights.local import (
 from paucal.models.weights.table import PretrainedWeights, has_terms
 from paucal.objectives import Objective
 from paucal.rules.facts import InitialWeightsInfo, best_device
+from paucal.rules.resolve import automatic
 from paucal.runs import RunFolder, open_model_folder
-from paucal.runs.folder import AUTO, COCO, PUBLISHED_WEIGHTS, TIMM, find_run_of_file, iterate_ancestry
+from paucal.runs.folder import CHOSEN_WEIGHTS, COCO, PUBLISHED_WEIGHTS, TIMM, find_run_of_file, iterate_ancestry
 from paucal.runs.weights import read_untrusted, read_weights
 from paucal.settings.shared import JobSettings, ModelSettings
 from paucal.types import UserError
@@ -107,7 +108,7 @@ def find_start(settings: ModelSettings, run: RunFolder | None = None) -> Weights
 
 
 def load_start(
-    start: WeightsSource, model: str | None, objective: Objective, classes: Sequence[str], head: Head = "auto"
+    weights_source: WeightsSource, model: str | None, objective: Objective, classes: Sequence[str], head: Head = "auto"
 ) -> LoadReport | None:
     """Load the initial weights into every backbone of the training objective.
 
@@ -116,12 +117,12 @@ def load_start(
     Returns:
         Report on the loaded weights, or the stored report of a resumed run; None if the initial weights are random.
     """
-    if start.read is None:
-        return start.record
-    weights = start.read(model or "")
+    if weights_source.read is None:
+        return weights_source.record
+    weights = weights_source.read(model or "")
     reports = [start_from(backbone.model, weights, classes, head) for backbone in objective.backbones()]
-    input_values = {} if start.input is None else asdict(start.input(model or ""))
-    undertrained = start.facts is not None and start.facts.undertrained
+    input_values = {} if weights_source.input is None else asdict(weights_source.input(model or ""))
+    undertrained = weights_source.facts is not None and weights_source.facts.undertrained
     return replace(reports[0], input=input_values, undertrained=undertrained)
 
 
@@ -228,7 +229,7 @@ def may_choose_start(settings: ModelSettings, given: Collection[str], named: Col
     This is the case if `init` is "auto" (the value in the stored config of such a run), or if the user gave neither
     `init` nor any setting in `named`.
     """
-    return settings.init == AUTO or (settings.init is None and not {"init", *named} & set(given))
+    return settings.init == CHOSEN_WEIGHTS or (settings.init is None and not {"init", *named} & set(given))
 
 
 def choose_start(settings: J, given: Mapping[str, str], side: int) -> tuple[J, dict[str, str], WeightsChoice]:
@@ -238,11 +239,11 @@ def choose_start(settings: J, given: Mapping[str, str], side: int) -> tuple[J, d
     in pixels.
     """
     choice = choose_weights(settings.model, settings.device or best_device()[0], side)
-    origin = {**given, "init": f"auto: {choice.why}"}
+    origin = {**given, "init": automatic(choice.why)}
     if not choice.candidates:
         return replace(settings, init=None), origin, choice
-    origin = {"model": f"auto: {choice.why}", **origin}
-    return replace(settings, init=AUTO, model=choice.candidates[0]), origin, choice
+    origin = {"model": automatic(choice.why), **origin}
+    return replace(settings, init=CHOSEN_WEIGHTS, model=choice.candidates[0]), origin, choice
 
 
 def choose_weights(model: str | None, device: str, side: int) -> WeightsChoice:

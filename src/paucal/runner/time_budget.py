@@ -1,6 +1,6 @@
 """Plan the length of a run from its time budget, by timing a few steps on this machine; store and print the plan.
 
-During training, `paucal.training.clock` corrects the planned length. A resumed run reads the stored plan.
+During training, `paucal.training.length_correction` corrects the planned length. A resumed run reads the stored plan.
 """
 
 import math
@@ -19,10 +19,10 @@ from torch import nn
 from paucal.cores import choose_threads, cores_are_shared
 from paucal.objectives import Objective
 from paucal.rules.resolve import list_origins
-from paucal.runner.clock import end_time_text, start_time
 from paucal.runner.console import Console
 from paucal.runner.job import A, Job, R, S
 from paucal.runner.resuming import store_changes
+from paucal.runner.run_time import end_time_text, start_time
 from paucal.runs import RunFolder
 from paucal.settings.values import EXPECTED_DURATION
 from paucal.training import Plan, TimePlan

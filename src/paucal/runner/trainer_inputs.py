@@ -24,10 +24,13 @@ MIN_STEPS_PER_EPOCH = 5  # a remark is printed if an epoch has fewer steps
 
 
 def trainer_plan(settings: JobSettings, n_train: int, mixing: Mixing | None = None, n_classes: int = 0) -> Plan:
-    """Return the plan of a run: length, seed, time limit and hardware."""
+    """Return the plan of a run: length, seed, time limit and hardware.
+
+    Before the number of epochs is known, the plan has the length of one epoch.
+    """
     per_epoch = steps_per_epoch(n_train, settings.effective_batch)
     return Plan(
-        total_steps=per_epoch * settings.passes,
+        total_steps=per_epoch * settings.epochs_or_1,
         steps_per_epoch=per_epoch,
         accumulate=settings.accumulate,
         seed=settings.seed,
@@ -128,7 +131,7 @@ def check_rates(settings: JobSettings) -> None:
         )
 
 
-def check_length(settings: JobSettings, n_train: int) -> list[str]:
+def length_remarks(settings: JobSettings, n_train: int) -> list[str]:
     """Return warnings about a batch larger than the training set, few steps per epoch, or a warm-up of all epochs."""
     remarks = []
     batch = settings.effective_batch
@@ -142,6 +145,6 @@ def check_length(settings: JobSettings, n_train: int) -> list[str]:
         remarks.append(
             f"an epoch has only {counted(steps, 'step')}: a smaller --batch-size or more --epochs may train better"
         )
-    if settings.warmup_epochs is not None and settings.warmup_epochs >= settings.passes:
+    if settings.warmup_epochs is not None and settings.warmup_epochs >= settings.epochs_or_1:
         remarks.append("the warm-up is at least as long as the run, so the learning rate never falls")
     return remarks

@@ -1,8 +1,8 @@
 """Declare settings: fields of frozen dataclasses that are also command-line flags and keys of config files.
 
-If the default of a field is `AUTO` (None) and the field's type does not allow None, a rule chooses the value of the
-field (see `rules.resolve.resolve`), and the rule's reason is kept. If the type allows None, None is a valid value that
-means, for instance, "no limit".
+If the default of a field is `CHOSEN_BY_RULE` (None) and the field's type does not allow None, a rule chooses the value
+of the field (see `rules.resolve.resolve`), and the rule's reason is kept. If the type allows None, None is a valid
+value that means, for instance, "no limit".
 """
 
 import difflib
@@ -14,7 +14,7 @@ from typing import Any, get_args, get_type_hints
 
 from paucal.types import UserError
 
-AUTO = None  # default of settings whose value is chosen by a rule
+CHOSEN_BY_RULE = None  # default of settings whose value is chosen by a rule
 DEFAULT_SIDE = 224  # default image size in pixels
 MAX_SIDE = 4096  # largest valid side of an image in pixels
 MAX_IMAGES = 10**9  # largest valid number of images, far below the limit of 64-bit integers
@@ -39,7 +39,7 @@ class EarlierName:
 
 def option(  # noqa: PLR0913 (a declaration passes only a few of the arguments, by name)
     help: str,
-    default: Any = AUTO,
+    default: Any = CHOSEN_BY_RULE,
     *,
     group: str | None = None,
     low: float | None = None,
@@ -88,7 +88,7 @@ def rule_chosen_names(settings: type) -> frozenset[str]:
     return frozenset(
         name
         for name, item in setting_fields(settings).items()
-        if item.metadata["chosen"] or (item.default is AUTO and type(None) not in get_args(hints[name]))
+        if item.metadata["chosen"] or (item.default is CHOSEN_BY_RULE and type(None) not in get_args(hints[name]))
     )
 
 

@@ -157,12 +157,12 @@ class JobSettings(
     """Settings that every training command has."""
 
     @property
-    def passes(self) -> int:
+    def epochs_or_1(self) -> int:
         """The number of epochs; 1 if this number is 0 or has not been planned from the time budget yet."""
         return self.epochs or 1
 
     @property
-    def images_per_pass(self) -> int:
+    def batch_size_or_1(self) -> int:
         """The number of images per forward pass and device; 1 if the batch size has not been chosen yet."""
         return self.batch_size if isinstance(self.batch_size, int) else 1
 
@@ -174,4 +174,4 @@ class JobSettings(
     @property
     def effective_batch(self) -> int:
         """The number of images per optimizer step, over all devices and accumulated forward passes."""
-        return self.images_per_pass * self.accumulate * self.processes
+        return self.batch_size_or_1 * self.accumulate * self.processes

@@ -8,6 +8,8 @@ from paucal.settings.shared import ScheduleSettings, ViewSettings
 
 # Limits for the alpha of mixup and CutMix, equal to `data.views.augmentation.ALPHA_RANGE`, which is slow to import.
 LOWEST_ALPHA, HIGHEST_ALPHA = 1e-3, 1e3
+# Defaults in `data.splits.split.make_split`, which is slow to import.
+DEFAULT_VAL_FRACTION, DEFAULT_TEST_FRACTION = 0.1, 0.2
 
 
 @dataclass(frozen=True)
@@ -16,12 +18,14 @@ class FractionSettings:
 
     help_group = "data"
     val_fraction: float | None = option(
-        "fraction of the training images used for validation; with 0, the weights of the last epoch are kept",
+        f"fraction of the training images used for validation, by default {DEFAULT_VAL_FRACTION}; with 0, the weights "
+        "of the last epoch are kept",
         low=0,
         high=0.999,
     )
     test_fraction: float | None = option(
-        "fraction of the images used for testing if the data has no test split", above=0
+        f"fraction of the images used for testing if the data has no test split, by default {DEFAULT_TEST_FRACTION}",
+        above=0,
     )
 
     @property

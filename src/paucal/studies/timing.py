@@ -18,8 +18,8 @@ from paucal.backbones import BackboneSpec
 from paucal.models.devices import usable_device
 from paucal.rules.backbone import model_arguments
 from paucal.rules.facts import best_device
-from paucal.runner.clock import end_time_text
 from paucal.runner.console import Console
+from paucal.runner.run_time import end_time_text
 from paucal.studies.settings import StudySettings
 from paucal.studies.study import TIMED_METRICS, Column, Row, Study
 from paucal.types import UserError

@@ -6,7 +6,7 @@ from paucal.training.failures import largest_batch as largest_batch
 from paucal.training.fit import Outcome as Outcome
 from paucal.training.fit import fit as fit
 from paucal.training.keeper import Records as Records
-from paucal.training.keeper import Watch as Watch
+from paucal.training.keeper import Validation as Validation
 from paucal.training.plan import Hardware as Hardware
 from paucal.training.plan import Optimization as Optimization
 from paucal.training.plan import Plan as Plan

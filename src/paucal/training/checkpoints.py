@@ -36,7 +36,7 @@ def checkpoint_step(path: Path) -> int:
         return int(state["step"])
 
 
-def recount_passes(checkpoint: dict[str, Any], accumulate: int) -> None:
+def recount_forward_passes(checkpoint: dict[str, Any], accumulate: int) -> None:
     """Set Lightning's count of forward passes in a checkpoint to `accumulate` per optimizer step.
 
     The stored count is wrong if the run is resumed with another number of processes, because the number of forward

@@ -19,11 +19,11 @@ from paucal.distributed import broadcast_tensors
 from paucal.objectives.base import Objective
 from paucal.training.averaging import MovingAverage
 from paucal.training.checkpoints import AtomicCheckpoints, checkpoint_changes, mismatch_advice
-from paucal.training.clock import RunClock
 from paucal.training.failures import compile_advice, memory_advice
 from paucal.training.hanging import HangLimit
 from paucal.training.keeper import ObjectiveHooks, Records, RunKeeper
-from paucal.training.meters import FiniteWatch
+from paucal.training.length_correction import RunClock
+from paucal.training.meters import SkippedStepCheck
 from paucal.training.module import TrainingModule
 from paucal.training.plan import Hardware, Optimization, Plan
 from paucal.training.sharding import BufferBroadcast, ShardedStrategy, UnshardedCopy
@@ -62,7 +62,7 @@ class Outcome:
     plan: Plan | None = None
     interrupted: bool = False
 
-    def passes(self, planned: int | None) -> float | None:
+    def epochs_done(self, planned: int | None) -> float | None:
         """Return the completed epochs if the number of steps was corrected, else the planned number of epochs."""
         if self.plan is None or not self.plan.changes:
             return planned
@@ -114,15 +114,15 @@ def fit(
     get_model = objective.deployable if average is None else lambda: average.module
     is_sharded = plan.hardware.strategy == "fsdp"
     evaluation_model = UnshardedCopy(get_model).updated if is_sharded else lambda: _equal_buffers(get_model())
-    finite_watch = FiniteWatch()
+    skipped_step_check = SkippedStepCheck()
     clock = None if plan.time is None else RunClock(plan, records.on_change)
-    keeper = RunKeeper(records, evaluation_model, stop, finite_watch, clock, plan.changes)
+    keeper = RunKeeper(records, evaluation_model, stop, skipped_step_check, clock, plan.changes)
     required_callbacks: list[Callback] = [
         ObjectiveHooks(),
         *([BufferBroadcast()] if is_sharded else []),
         *([average] if average else []),
         *([HangLimit(plan.hardware.hang_seconds)] if plan.hardware.hang_seconds is not None else []),
-        finite_watch,
+        skipped_step_check,
         keeper,
         stop,
     ]

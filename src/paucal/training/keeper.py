@@ -13,9 +13,9 @@ from torch import nn
 
 from paucal.runs import RunFolder
 from paucal.training.averaging import KeptEpochs
-from paucal.training.checkpoints import checkpoint_best, recount_passes
-from paucal.training.clock import OnChange, RunClock
-from paucal.training.meters import FiniteWatch
+from paucal.training.checkpoints import checkpoint_best, recount_forward_passes
+from paucal.training.length_correction import OnChange, RunClock
+from paucal.training.meters import SkippedStepCheck
 from paucal.training.module import TrainingModule
 from paucal.training.plan import Plan, PlanChange
 from paucal.training.stopping import StopSignal
@@ -27,7 +27,7 @@ OnEpoch = Callable[[int, int, Mapping[str, float]], bool | None]
 
 
 @dataclass(frozen=True)
-class Watch:
+class Validation:
     """How a run is validated during training, and how its best epoch is chosen.
 
     Attributes:
@@ -53,7 +53,7 @@ class Records:
     Attributes:
         run: Run folder for checkpoints and metrics.
         save_model: Function that saves the deployable model, called after each epoch that is the best so far.
-        watch: Validation and choice of the best epoch; if None, the newest epoch counts as the best.
+        validation: Validation and choice of the best epoch; if None, the newest epoch counts as the best.
         on_epoch: Function called on the first process with (epoch, number of epochs, metrics of the epoch), which may
             return True to save a checkpoint and stop the run.
         on_start: Function called on the first process with the metrics of the initial weights; if None, the initial
@@ -64,7 +64,7 @@ class Records:
 
     run: RunFolder
     save_model: Callable[[nn.Module], None]
-    watch: Watch | None = None
+    validation: Validation | None = None
     on_epoch: OnEpoch | None = None
     on_start: Callable[[Mapping[str, float]], None] | None = None
     on_change: OnChange | None = None
@@ -72,14 +72,14 @@ class Records:
     @property
     def kept_epochs(self) -> KeptEpochs | None:
         """The files with the weights of the best epochs; None if only the best epoch's model is kept."""
-        return None if self.watch is None else kept_epochs(self.run, self.watch)
+        return None if self.validation is None else kept_epochs(self.run, self.validation)
 
 
-def kept_epochs(run: RunFolder, watch: Watch) -> KeptEpochs | None:
+def kept_epochs(run: RunFolder, validation: Validation) -> KeptEpochs | None:
     """Return the files with the weights of a run's best epochs; None if only the best epoch's model is kept."""
-    if watch.score is None or watch.keep < 2:
+    if validation.score is None or validation.keep < 2:
         return None
-    return KeptEpochs(run.last.parent, watch.keep, watch.score, watch.loss)
+    return KeptEpochs(run.last.parent, validation.keep, validation.score, validation.loss)
 
 
 class ObjectiveHooks(Callback):
@@ -101,7 +101,7 @@ class RunKeeper(Callback):
         records: Run folder, validation and functions that are called during training.
         evaluation_model: Function that returns a context manager, which yields the model to validate and save.
         stop: Callback that requests a stop after a signal or at the time limit.
-        finite_watch: Callback that checks for NaN and infinite losses.
+        skipped_step_check: Callback that checks for NaN and infinite losses.
         clock: Clock that corrects the number of steps; None if the run has no time budget.
         changes: Earlier corrections of the length of a resumed run, oldest first.
     """
@@ -111,14 +111,14 @@ class RunKeeper(Callback):
         records: Records,
         evaluation_model: EvaluationModel,
         stop: StopSignal,
-        finite_watch: FiniteWatch,
+        skipped_step_check: SkippedStepCheck,
         clock: RunClock | None = None,
         changes: Sequence[PlanChange] = (),
     ) -> None:
         self.records = records
         self.evaluation_model = evaluation_model
         self.stop = stop
-        self.finite_watch = finite_watch
+        self.skipped_step_check = skipped_step_check
         self.clock = clock
         self.changes = tuple(changes)
         self.rows: list[dict[str, float]] = []
@@ -145,11 +145,11 @@ class RunKeeper(Callback):
                 self.records.run.write_rows(self.rows)
             else:
                 self.records.run.metrics.unlink(missing_ok=True)
-        if self.step == 0 and self.records.on_start is not None and self.records.watch is not None:
+        if self.step == 0 and self.records.on_start is not None and self.records.validation is not None:
             # This cannot be done before `fit`, since the processes divide the validation images among themselves and
             # need the process group, which `fit` initialises.
             with self.evaluation_model() as model:
-                metrics = self.records.watch.validate(model, pl_module.device)
+                metrics = self.records.validation.validate(model, pl_module.device)
             if trainer.is_global_zero:
                 self.records.on_start(metrics)
         if self.clock is not None:
@@ -169,7 +169,7 @@ class RunKeeper(Callback):
             with self.evaluation_model() as model:
                 self._finish_epoch(trainer, pl_module, model)
         stopping = self.stop.requested(trainer) or self._on_epoch_requested_stop
-        failure = self.finite_watch.stop_message
+        failure = self.skipped_step_check.stop_message
         # Save a checkpoint after a correction: a run resumed from an older checkpoint would make another correction.
         if stopping or finished or length_changed or failure or self._save_is_due(trainer, plan):
             self._save_checkpoint(trainer, pl_module)
@@ -191,8 +191,8 @@ class RunKeeper(Callback):
         row: dict[str, float] = {"epoch": round(self.step / module.plan.steps_per_epoch, 2), "step": self.step}
         row |= module.meters.read()
         module.meters.reset()
-        if self.records.watch is not None:
-            row |= self.records.watch.validate(model, module.device)
+        if self.records.validation is not None:
+            row |= self.records.validation.validate(model, module.device)
         self._count_seconds()
         row["seconds"] = self.seconds
         self.rows.append(row)
@@ -217,16 +217,19 @@ class RunKeeper(Callback):
 
     @property
     def _selects_by_score(self) -> bool:
-        return self.records.watch is not None and self.records.watch.score is not None
+        return self.records.validation is not None and self.records.validation.score is not None
 
     def _improves(self, row: dict[str, float]) -> bool:
         """Return whether an epoch with these metrics is the best so far."""
-        watch = self.records.watch
-        if watch is None or watch.score is None:
+        validation = self.records.validation
+        if validation is None or validation.score is None:
             return True
         if not self.best:
-            return watch.floor is None or row[watch.score] > watch.floor
-        return (row[watch.score], -row[watch.loss]) > (self.best[watch.score], -self.best[watch.loss])
+            return validation.floor is None or row[validation.score] > validation.floor
+        return (row[validation.score], -row[validation.loss]) > (
+            self.best[validation.score],
+            -self.best[validation.loss],
+        )
 
     def _save_checkpoint(self, trainer: Trainer, module: TrainingModule) -> None:
         self._meters_state = module.meters.state_dict()
@@ -247,7 +250,7 @@ class RunKeeper(Callback):
 
     def on_load_checkpoint(self, trainer: Trainer, pl_module: Any, checkpoint: dict[str, Any]) -> None:
         """Make Lightning continue at the first forward pass of the next step, even if `accumulate` has changed."""
-        recount_passes(checkpoint, pl_module.plan.accumulate)
+        recount_forward_passes(checkpoint, pl_module.plan.accumulate)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore the state of a checkpoint."""

@@ -108,7 +108,7 @@ def _joint_means(values: dict[str, Tensor]) -> dict[str, Tensor]:
     return dict(zip(values, joint / dist.get_world_size(), strict=True))
 
 
-class FiniteWatch(Callback):
+class SkippedStepCheck(Callback):
     """Checks every `CHECK_STEPS` steps whether steps were skipped, and warns with the names of the non-finite losses.
 
     If all `CHECK_STEPS` steps since the last check were skipped, or all steps of a shorter run, `RunKeeper` saves a
@@ -122,6 +122,11 @@ class FiniteWatch(Callback):
         self.stop_message: str | None = None
         self._n_skipped = 0.0  # number of skipped steps at the last check
         self._checked_step = 0  # step of the last check
+
+    @property
+    def state_key(self) -> str:
+        """The key of this state in a checkpoint: the earlier name of this class, so that stored runs can be resumed."""
+        return "FiniteWatch"
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state for a checkpoint."""

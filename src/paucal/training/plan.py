@@ -16,19 +16,19 @@ class Optimization:
     Attributes:
         schedule: Function that returns the learning rate from the number of completed steps.
         weight_decay: Weight decay of the parameter groups that are decayed.
+        clip: Global L2 norm to which gradients are clipped; None or 0 disables clipping.
         betas: Betas of AdamW.
         eps: Epsilon of AdamW.
-        clip: Global L2 norm to which gradients are clipped; None or 0 disables clipping.
         average_decay: Maximum decay of the moving average of the weights; None or 0 disables the average.
         optimizer: "adamw", "sgd" or "lars".
         momentum: Momentum of SGD and LARS.
     """
 
     schedule: Callable[[float], float]
-    weight_decay: float = 0.05
+    weight_decay: float
+    clip: float | None
     betas: tuple[float, float] = (0.9, 0.999)
     eps: float = 1e-8
-    clip: float | None = 5.0
     average_decay: float | None = None
     optimizer: OptimizerName = "adamw"
     momentum: float = 0.9

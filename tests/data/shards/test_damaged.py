@@ -13,7 +13,7 @@ from paucal.data.shards.folders import RemoteShardFolder, upload_folder
 from paucal.data.shards.index import INDEX_NAME
 from paucal.data.shards.writing import write_shards
 from paucal.data.sources.opening import open_images
-from paucal.runner.images import find_images
+from paucal.runner.images import open_undecoded
 from paucal.settings.shared import LabelledDataSettings
 from paucal.types import UserError
 
@@ -76,7 +76,7 @@ def test_damaged_shards__all_of_them_are_refused(written):
 def test_damaged_shard__is_left_out_by_the_flag_for_images(written):
     damage(written, "cut off")
     settings = LabelledDataSettings(data=str(written), on_bad_image="skip")
-    assert len(find_images(settings)) == 75
+    assert len(open_undecoded(settings)) == 75
 
 
 def test_damaged_parquet__is_left_out_and_counted(tmp_path):

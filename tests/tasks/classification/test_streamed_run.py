@@ -10,8 +10,9 @@ from paucal.data.shards.stream import Stream
 from paucal.data.splits.split import make_split
 from paucal.methods.training_settings import TrainSettings
 from paucal.objectives.supervised import Supervised
-from paucal.runner import images as images_module
-from paucal.runner.images import SplitImages, pin_data, step_loader
+from paucal.runner import loaders
+from paucal.runner.images import SplitImages, pin_data
+from paucal.runner.loaders import step_loader
 from paucal.runner.starts import WeightsChoice
 from paucal.tasks.classification.assembly import _open_tune_record
 from paucal.tasks.classification.balance import set_class_weights
@@ -51,7 +52,7 @@ def test_rungs__leave_out_the_probe_whose_features_would_not_fit(monkeypatch):
 
 @pytest.mark.parametrize(("location", "is_there"), [("/shards", False), ("s3://bucket/set", True)])
 def test_step_loader__fetches_ahead_only_what_is_not_on_this_machine(data, monkeypatch, location, is_there):
-    monkeypatch.setattr(images_module, "make_train_loader", lambda dataset, sampler, *_, **__: sampler)
+    monkeypatch.setattr(loaders, "make_train_loader", lambda dataset, sampler, *_, **__: sampler)
     there = replace(data, images=replace(data.images, location=location))
     settings = TrainSettings(batch_size=8, accumulate=1, devices=1, nodes=1)
     sampler = step_loader([], there, settings, Plan(2, 1, 1, seed=3, n_classes=3), 0)  # type: ignore[arg-type]

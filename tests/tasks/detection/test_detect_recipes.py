@@ -59,7 +59,9 @@ def test_a_start_that_has_been_shown_little__is_not_handled_with_care():
         (None, (1, 0.5, True)),
     ):
         start = InitialWeightsInfo("runs/5", "resnet10t", normalise="model", shown=shown)
-        settings, reasons = resolve(DetectSettings(data="cells/", init="runs/5"), replace(few, start=start), RULES)
+        settings, reasons = resolve(
+            DetectSettings(data="cells/", init="runs/5"), replace(few, initial_weights=start), RULES
+        )
         assert (settings.freeze, settings.backbone_lr, settings.eval_mode) == expected
         assert ("runs/5 was trained on only 2,050 images" in reasons["eval_mode"]) == (shown == 2_050)
 

@@ -83,12 +83,12 @@ def test_stopped_stage__ends_with_the_weights_of_one_that_was_not(images: Path, 
     for name, stop in (("whole", []), ("stopped", [StopAfter(3)])):
         run, setup = RunFolder(tmp_path / name), setup_of(images, heads_steps=5)
         run.path.mkdir()
-        watch = DetectionJob().validation(setup)
-        first = train_first_detector(run, setup, watch, SilentConsole(), stop)
+        validation = DetectionJob().validation(setup)
+        first = train_first_detector(run, setup, validation, SilentConsole(), stop)
         if stop:
             assert first is None
             assert read_first_detector(run) is None
-            first = train_first_detector(run, setup_of(images, heads_steps=5), watch, SilentConsole())
+            first = train_first_detector(run, setup_of(images, heads_steps=5), validation, SilentConsole())
         assert first is not None
         assert first == read_first_detector(run)
         assert first.steps == 5

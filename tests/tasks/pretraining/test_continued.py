@@ -28,7 +28,7 @@ SMALL = {
 
 
 def chosen(start_facts, method, device="cuda", n_train=3000):
-    facts = DataAndMachine(n_train, 0, 400, device=device, start=start_facts, n_images=n_train)
+    facts = DataAndMachine(n_train, 0, 400, device=device, initial_weights=start_facts, n_images=n_train)
     return resolve_pretraining(PretrainSettings(method=method, model="resnet18", batch_size=32), facts)
 
 
@@ -119,7 +119,7 @@ def test_grace__is_left_out_only_for_trained_features_without_new_heads(method, 
         settings=PretrainSettings(method=method, warmup_epochs=1.0),
         plan=SimpleNamespace(steps_per_epoch=10, total_steps=1000),
         objective=SimpleNamespace(backbones=lambda: [SimpleNamespace(dim=8)]),
-        start=None if undertrained is None else SimpleNamespace(undertrained=undertrained),
+        load_report=None if undertrained is None else SimpleNamespace(undertrained=undertrained),
     )
     assert expects_healthy_start(setup) is settled
     assert (health_scale(setup).grace_steps == 0) is settled

@@ -38,7 +38,7 @@ def chosen(facts: DataAndMachine, **given):
 
 def test_few_images_on_a_processor__get_a_small_network_and_a_frozen_stem():
     start = InitialWeightsInfo("the weights", "tf_efficientnet_lite0", normalise="model")
-    settings, reasons = chosen(DataAndMachine(21, 2, 512, start=start))
+    settings, reasons = chosen(DataAndMachine(21, 2, 512, initial_weights=start))
     assert (settings.model, settings.img_size, settings.width) == ("tf_efficientnet_lite0", [256], 64)
     assert (settings.freeze, settings.backbone_lr, settings.scale) == ("stem", 0.1, [0.7, 1.4])
     assert settings.crops == 8  # 42 steps of 4 crops
@@ -49,10 +49,10 @@ def test_few_images_on_a_processor__get_a_small_network_and_a_frozen_stem():
 def test_a_start_that_has_been_shown_little__is_not_handled_with_care():
     for shown, freeze, rate in ((2_050, "none", 1.0), (UNDERTRAINED_IMAGES, "stem", 0.1), (None, "stem", 0.1)):
         start = InitialWeightsInfo("runs/5", "resnet10t", normalise="model", shown=shown)
-        settings, _ = chosen(DataAndMachine(21, 2, 512, start=start))
+        settings, _ = chosen(DataAndMachine(21, 2, 512, initial_weights=start))
         assert (settings.freeze, settings.backbone_lr) == (freeze, rate)
     start = InitialWeightsInfo("runs/5", "resnet10t", normalise="model", shown=2_050)
-    reasons = chosen(DataAndMachine(21, 2, 512, start=start))[1]
+    reasons = chosen(DataAndMachine(21, 2, 512, initial_weights=start))[1]
     assert "runs/5 was trained on only 2,050 images: not worth preserving" in reasons["freeze"]
 
 

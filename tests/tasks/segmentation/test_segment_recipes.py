@@ -18,7 +18,9 @@ from tasks.segmentation.test_segment_card import card
 from tasks.segmentation.test_segment_objective import build_objective
 
 IMAGES, STEPS = 20_210, 160_000
-ADE20K = DataAndMachine(IMAGES, 150, 512, device="cuda", devices=8, bf16=True, start=InitialWeightsInfo("w.pth", None))
+ADE20K = DataAndMachine(
+    IMAGES, 150, 512, device="cuda", devices=8, bf16=True, initial_weights=InitialWeightsInfo("w.pth", None)
+)
 
 
 def resolved(name: str, **given) -> SegmentSettings:

@@ -71,14 +71,13 @@ def pipeline() -> Choice:
 
 
 def local_size(
-    local_crops: Sequence[int] | None, model: str | None, model_args: Sequence[str] | None,
-    img_size: Sequence[int] | None,
-) -> Choice:  # fmt: skip
+    local_crops: Sequence[int] | None, model: str | None, model_args: Sequence[str] | None, img_size: Sequence[int]
+) -> Choice:
     """Choose the authors' 98 pixels for global crops of 224 pixels, if the backbone supports both sizes.
 
     A backbone with patches of 14 pixels supports both sizes, for example.
     """
-    if set(img_size or [PAPER_SIDE]) == {PAPER_SIDE}:
+    if set(img_size) == {PAPER_SIDE}:
         if supports_sides(model, model_args, (PAPER_SIDE, LOCAL_SIDE)):
             return [LOCAL_SIDE] * len(local_crops or [0]), AUTHORS_REASON
         side, _ = crops.local_size(img_size, local_crops)

@@ -14,19 +14,19 @@ from paucal.data.views.normalisation import Normalisation
 from paucal.evaluation.calibration import DEFAULT_THRESHOLD
 from paucal.evaluation.seen_images import seen_by_initial_weights
 from paucal.methods.contract import RunImages
-from paucal.methods.fine_tuning import check_tuning
+from paucal.methods.fine_tuning import check_tuning, tuning_remarks
 from paucal.methods.training import build_objective, method_of, resolve_training, settle_terms, unused_by
-from paucal.methods.training_settings import TrainSettings
+from paucal.methods.training_settings import TUNING_METHOD, TrainSettings
 from paucal.models.card import ModelCard
 from paucal.models.features import linear_classifier
 from paucal.objectives import Objective
-from paucal.rules.facts import DataAndMachine, InitialWeightsInfo
-from paucal.rules.resolve import list_origins
+from paucal.rules.facts import DataAndMachine
+from paucal.rules.resolve import automatic, list_origins
 from paucal.runner.images import (
     SplitImages,
     decode_images,
-    find_images,
     first_reading,
+    open_undecoded,
     reading_for,
     stored_reading,
     with_label_maps,
@@ -38,14 +38,14 @@ from paucal.runner.starts import WeightsChoice, WeightsSource, choose_start, fin
 from paucal.runner.time_budget import parse_duration
 from paucal.runner.trainer_inputs import check_rates
 from paucal.runs import RunFolder
-from paucal.runs.folder import AUTO
+from paucal.runs.folder import CHOSEN_WEIGHTS
 from paucal.runs.weights import read_weights
 from paucal.tasks.classification.auto_tune.record import TuneRecord, read_record
 from paucal.tasks.classification.balance import set_class_weights, set_label_mode
 from paucal.tasks.classification.frozen_views import FrozenViews, why_unsupported
 from paucal.tasks.classification.images import quick_check, split_images, too_few_for_test
 from paucal.tasks.classification.loaders import run_preprocessing, view_transform
-from paucal.tasks.classification.optimization import check_plan, fit_batch, training_plan
+from paucal.tasks.classification.optimization import fit_batch, plan_remarks, training_plan
 from paucal.tasks.classification.unlabelled_images import open_unlabelled
 from paucal.training import Plan
 from paucal.types import UserError
@@ -53,7 +53,6 @@ from paucal.wording import counted
 
 PROBE_FILE = "probe.safetensors"
 STREAMED_REMARK = "no linear probe, since the images are streamed; all steps fine-tune the pretrained weights"
-TUNING_METHOD = "supervised"  # method of a run that chooses pretrained weights, if the user gave no method
 # Settings that apply to weights given by the user, or to random weights. If one of these settings is given, the run
 # chooses no pretrained weights.
 SETTINGS_OF_GIVEN_WEIGHTS = ("init_head", "init_network", "attention_init", "model_args")
@@ -98,13 +97,13 @@ def assemble(
     """
     chooses_start = run is None and _may_choose_start(settings, given)
     original_inputs = settings, given
-    start = WeightsSource() if chooses_start else find_start(settings, run)
+    weights_source = WeightsSource() if chooses_start else find_start(settings, run)
     data = opened or _open_images(settings, bars, run)
     choice = WeightsChoice((), "")
     if chooses_start:
         settings, given, choice = _choose_start(settings, given, data)
-        start = find_start(settings)
-    images, facts = data.images, replace(data.facts(), start=_initial_weights_info(start, settings.init))
+        weights_source = find_start(settings)
+    images, facts = data.images, _collect_facts(data, weights_source, settings.init)
     fit_memory = settings.batch_size == "auto"
     settings, reasons = resolve_training(settings, facts)
     data, skipped_images = _decode_at_size(settings, data, bars, run, opened)
@@ -119,7 +118,7 @@ def assemble(
     if objective.data_request.label_maps:
         with bars("reading label maps") as advance:
             data = with_label_maps(data, settings.labels, settings.method, advance)
-    preprocess = run_preprocessing(settings, data, start.input and start.input(settings.model), run)
+    preprocess = run_preprocessing(settings, data, weights_source.input and weights_source.input(settings.model), run)
     held_out_keys = frozenset(key for part in ("val", "test") for key in take_strings(images.keys, data.part(part)))
     settle_terms(settings, objective, RunImages(images, held_out_keys, Normalisation(preprocess.mean, preprocess.std)))
     set_class_weights(settings, data, objective)
@@ -130,9 +129,10 @@ def assemble(
     if fit_memory:
         settings, reasons["batch_size"] = fit_batch(settings, data, objective, card)
         given = {name: origin for name, origin in given.items() if name not in ("batch_size", "accumulate")}
-    load_report = load_start(start, settings.model, objective, images.classes, settings.init_head)
+    load_report = load_start(weights_source, settings.model, objective, images.classes, settings.init_head)
     if tune_record is not None and run is not None and not run.last.exists():
         load_head(run, objective, settings.img_size)
+    _check_objective(objective, settings, card, data, is_new=run is None)
     findings = tuple(quick_check(data)) if run is None else ()
     remarks = [
         *([choice.remark] if choice.remark else ()),
@@ -140,16 +140,15 @@ def assemble(
         *images.notes,
         *filter(None, [describe_channels(images.reading.channels)]),
         *([MULTI_LABEL_REMARK] if images.multi_hot is not None else ()),
-        *(_describe_unlabelled(settings, images, objective) if run is None else ()),
+        *(_unlabelled_remarks(settings) if run is None else ()),
         *([STREAMED_REMARK] if images.stream is not None and choice.candidates else ()),
         *(f"{finding.text}; {finding.advice}" for finding in findings if finding.level != "note"),
-        *check_plan(settings, facts.n_train),
+        *plan_remarks(settings, facts.n_train),
         *(load_report.lines() if load_report else ()),
         *seen_by_initial_weights(settings.init, images, data.split),
-        *check_tuning(settings, objective, images.class_counts(data.part("train")).tolist()),
+        *tuning_remarks(settings, objective),
         *notes,
     ]
-    _check_request(objective, settings, card)
     plan, origin = _make_plan(settings, facts, tune_record), list_origins(settings, given, reasons)
     run_fields = (settings, origin, data, plan, objective, card, tuple(remarks), load_report)
     return TrainingSetup(*run_fields, tune_record, findings)
@@ -216,9 +215,7 @@ def _check_new_run(settings: TrainSettings, tune_record: TuneRecord | None, in_m
         )
 
 
-def _describe_unlabelled(settings: TrainSettings, images: ImageSet, objective: Objective) -> list[str]:
-    if settings.unlabelled is None:
-        return []
+def _check_unlabelled(settings: TrainSettings, images: ImageSet, objective: Objective) -> None:
     if images.multi_hot is not None:
         raise UserError(
             "--unlabelled needs images with one label each, but these may have several labels: remove --unlabelled."
@@ -228,6 +225,11 @@ def _describe_unlabelled(settings: TrainSettings, images: ImageSet, objective: O
             f"--unlabelled replaces the model's linear classifier, but {settings.model} has no linear classifier: "
             "remove --unlabelled."
         )
+
+
+def _unlabelled_remarks(settings: TrainSettings) -> list[str]:
+    if settings.unlabelled is None:
+        return []
     unlabelled = open_unlabelled(settings)
     return [f"{counted(len(unlabelled), 'image')} without labels in {settings.unlabelled}", *unlabelled.notes]
 
@@ -259,7 +261,8 @@ def _may_choose_start(settings: TrainSettings, given: Mapping[str, str]) -> bool
     A run with a recipe or with label maps follows a paper, and chooses weights only with `--init auto`.
     """
     follows_paper = settings.recipe is not None or method_of(settings).label_maps
-    return may_choose_start(settings, given, SETTINGS_OF_GIVEN_WEIGHTS) and (settings.init == AUTO or not follows_paper)
+    may_choose = may_choose_start(settings, given, SETTINGS_OF_GIVEN_WEIGHTS)
+    return may_choose and (settings.init == CHOSEN_WEIGHTS or not follows_paper)
 
 
 def _choose_start(
@@ -270,7 +273,9 @@ def _choose_start(
     may_change_method = "method" not in given and not unused_by(replace(settings, method=TUNING_METHOD)) & set(given)
     if choice.candidates and may_change_method:
         settings = replace(settings, method=TUNING_METHOD)
-        given["method"] = "auto: the run starts from pretrained weights, for which the default method has shown no gain"
+        given["method"] = automatic(
+            "the run starts from pretrained weights, for which the default method has shown no gain"
+        )
     return settings, given, choice
 
 
@@ -278,18 +283,20 @@ def choose_image_size(data: SplitImages) -> list[int]:
     """Return the image size that a run would choose for these images, in pixels: [side] or [height, width]."""
     settings, given = TrainSettings(), {}
     settings, given, _ = _choose_start(settings, given, data)
-    facts = replace(data.facts(), start=_initial_weights_info(find_start(settings), settings.init))
+    facts = _collect_facts(data, find_start(settings), settings.init)
     return list(resolve_training(settings, facts)[0].img_size)
 
 
-def _initial_weights_info(start: WeightsSource, init: str | None) -> InitialWeightsInfo | None:
-    """Return what the automatic settings need to know about the initial weights; None for random weights."""
-    return None if start.facts is None else replace(start.facts, chosen=init == AUTO)
+def _collect_facts(data: SplitImages, weights_source: WeightsSource, init: str | None) -> DataAndMachine:
+    """Return the properties of the data, the machine and the initial weights from which settings are chosen."""
+    weights = weights_source.facts
+    weights = None if weights is None else replace(weights, chosen=init == CHOSEN_WEIGHTS)
+    return replace(data.facts(), initial_weights=weights)
 
 
 def _open_images(settings: TrainSettings, bars: Bars, run: RunFolder | None) -> SplitImages:
     with bars("looking through shards") as advance:
-        images = find_images(settings, advance=advance)
+        images = open_undecoded(settings, advance=advance)
     if settings.img_size is not None:
         reading = reading_for(settings.img_size, first_reading(settings, images, stored_reading(run)))
         with bars("reading images") as advance:
@@ -323,14 +330,20 @@ def _build_objective(
         return build_objective(settings, spec), spec, notes
 
 
-def _check_request(objective: Objective, settings: TrainSettings, card: ModelCard) -> None:
+def _check_objective(
+    objective: Objective, settings: TrainSettings, card: ModelCard, data: SplitImages, is_new: bool
+) -> None:
+    """Refuse settings that the objective does not support."""
+    if is_new and settings.unlabelled is not None:
+        _check_unlabelled(settings, data.images, objective)
+    check_tuning(settings, objective, data.images.class_counts(data.part("train")).tolist())
     request = objective.data_request
     if settings.frozen_views and (reason := why_unsupported(settings, objective)) is not None:
         raise UserError(f"--frozen-views is not supported here: {reason}.")
-    if settings.images_per_pass < request.smallest_batch:
+    if settings.batch_size_or_1 < request.smallest_batch:
         raise UserError(
-            f"--batch-size is {settings.images_per_pass}, but --method {settings.method} needs at least "
+            f"--batch-size is {settings.batch_size_or_1}, but --method {settings.method} needs at least "
             f"{request.smallest_batch} images in a forward pass: give a larger --batch-size."
         )
-    for crops in request.views:
+    for crops in request.views:  # built only to refuse invalid augmentation before the run starts
         view_transform(crops, card.preprocessing, settings, request.geometry)

@@ -154,7 +154,7 @@ def summary(run: RunFolder, setup: TrainingSetup, outcome: Outcome, evaluation: 
         "parts": per_class,
         "part_images": data.counts(),  # differs from the sums over classes if images may have several labels or none
         "grid": setup.grid_text if read_card(run).backbone.image_size == setup.card.backbone.image_size else None,
-        "epochs": outcome.passes(setup.settings.epochs),
+        "epochs": outcome.epochs_done(setup.settings.epochs),
         "rungs": step_rows(setup.tune_record, outcome, finish, measure),
         "kept": None if keeps_one_epoch else kept_text(run, setup, outcome, finish),
         f"kept_val_{measure.score}": kept_model_score(setup.tune_record, outcome, finish, measure),
@@ -183,7 +183,7 @@ def result_lines(run: RunFolder, setup: TrainingSetup, outcome: Outcome, evaluat
         *([calibration_line(evaluation.calibrated)] if evaluation.calibrated else []),
         *filter(None, [evaluation.finish.mirrored]),
         f"trained: {setup.describe()}, {setup.settings.method}, "
-        f"epochs: {outcome.passes(setup.settings.epochs)}, "
+        f"epochs: {outcome.epochs_done(setup.settings.epochs)}, "
         f"{total_seconds(setup.tune_record, outcome):.0f} s; "
         f"kept: {kept_text(run, setup, outcome, evaluation.finish)}",
     ]
@@ -229,7 +229,7 @@ def next_steps(run: RunFolder, setup: TrainingSetup) -> list[str]:
     if settings.data == "digits":
         steps.append("paucal train photos/     # your own images, one folder per class")
     else:
-        longer = changed_command(setup, epochs=2 * settings.passes)
+        longer = changed_command(setup, epochs=2 * settings.epochs_or_1)
         if settings.time is not None:
             longer = changed_command(setup, time=f"{max(1, round(parse_duration(settings.time) / 30))}m")
         steps.append(f"{longer}     # train for longer")

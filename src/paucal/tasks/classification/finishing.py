@@ -16,7 +16,8 @@ from paucal.evaluation.predictions import Predictions, predict_all
 from paucal.models.card import ModelCard
 from paucal.models.trained import TrainedModel, load_trained, save_trained
 from paucal.runner.console import Console
-from paucal.runner.images import Advance, eval_loader
+from paucal.runner.images import Advance
+from paucal.runner.loaders import eval_loader
 from paucal.runner.processes import broadcast_value, wait_for_all
 from paucal.runs import RunFolder
 from paucal.runs.weights import read_weights
@@ -27,7 +28,7 @@ from paucal.tasks.classification.auto_tune.refit import refit_head
 from paucal.tasks.classification.auto_tune.resumed_features import FROZEN_FILE, FrozenOutputs
 from paucal.tasks.classification.loaders import make_val_predictor, validation_scores
 from paucal.tasks.classification.unlabelled_images import read_listed_images
-from paucal.training import Outcome, Watch
+from paucal.training import Outcome, Validation
 from paucal.training.averaging import KeptEpochs, greedy_soup
 from paucal.training.keeper import kept_epochs
 from paucal.types import UserError
@@ -64,15 +65,15 @@ class Finish:
     head: str = ""
 
 
-def make_watch(setup: TrainingSetup) -> Watch:
-    """Return the `Watch` that scores epochs and selects the best epoch; the run must have validation images."""
+def make_validation(setup: TrainingSetup) -> Validation:
+    """Return the `Validation` that scores epochs and selects the best epoch; the run must have validation images."""
     floor = None if setup.tune_record is None else setup.tune_record.floor
     predict = make_val_predictor(setup.data, setup.card.preprocessing, setup.settings)
 
     def score(module: nn.Module, device: torch.device) -> Mapping[str, float]:
         return validation_scores(predict(module, device))
 
-    return Watch(score, setup.data.primary_metric.column, LOSS_COLUMN, floor, setup.settings.soup)
+    return Validation(score, setup.data.primary_metric.column, LOSS_COLUMN, floor, setup.settings.soup)
 
 
 def finish_model(run: RunFolder, setup: TrainingSetup, outcome: Outcome, console: Console) -> Finish:
@@ -85,10 +86,10 @@ def finish_model(run: RunFolder, setup: TrainingSetup, outcome: Outcome, console
     if not len(setup.data.part("val")):
         return Finish()
     wait_for_all()  # rank 0 writes the files
-    watch = make_watch(setup)
-    finish, epoch_store = Finish(), kept_epochs(run, watch)
+    validation = make_validation(setup)
+    finish, epoch_store = Finish(), kept_epochs(run, validation)
     if epoch_store is not None and outcome.rows:
-        finish, tuned = _try_average(run, setup, outcome, epoch_store, watch, console)
+        finish, tuned = _try_average(run, setup, outcome, epoch_store, validation, console)
         if tuned is not None:
             finish = _try_refitted_head(run, setup, outcome, finish, tuned, console)
     if setup.settings.calibrate == "none" and not setup.card.is_multi_label:
@@ -141,7 +142,7 @@ def _replace_model(run: RunFolder, model: TrainedModel, card: ModelCard) -> None
 def remove_intermediate_files(run: RunFolder, setup: TrainingSetup) -> None:
     """Remove the files that are not needed once the model is final, such as the weights of single epochs."""
     (run.path / FROZEN_FILE).unlink(missing_ok=True)
-    if len(setup.data.part("val")) and (epoch_store := kept_epochs(run, make_watch(setup))) is not None:
+    if len(setup.data.part("val")) and (epoch_store := kept_epochs(run, make_validation(setup))) is not None:
         epoch_store.clear()
 
 
@@ -158,7 +159,12 @@ class _TunedWeights:
 
 
 def _try_average(
-    run: RunFolder, setup: TrainingSetup, outcome: Outcome, epoch_store: KeptEpochs, watch: Watch, console: Console
+    run: RunFolder,
+    setup: TrainingSetup,
+    outcome: Outcome,
+    epoch_store: KeptEpochs,
+    validation: Validation,
+    console: Console,
 ) -> tuple[Finish, _TunedWeights | None]:
     """Average stored epochs while the validation score improves; save the average if it beats the run's model.
 
@@ -174,11 +180,11 @@ def _try_average(
 
     def evaluate(state: Mapping[str, Tensor]) -> tuple[float, float]:
         module.load_state_dict(dict(state))
-        scores = watch.validate(module.to(device), device)
+        scores = validation.validate(module.to(device), device)
         return broadcast_value((scores[measure.column], -scores[LOSS_COLUMN]))
 
     mean, chosen_files, score = greedy_soup(files, evaluate)
-    row = outcome.best or {measure.column: watch.floor or 0.0, LOSS_COLUMN: 0.0}
+    row = outcome.best or {measure.column: validation.floor or 0.0, LOSS_COLUMN: 0.0}
     best = broadcast_value((row[measure.column], -row[LOSS_COLUMN]))
     module.load_state_dict(mean)
     epochs = tuple(sorted(math.ceil(row["epoch"]) for row in outcome.rows if epoch_store.file(row) in chosen_files))

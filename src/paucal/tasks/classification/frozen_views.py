@@ -28,7 +28,8 @@ from paucal.memory import read_available_memory
 from paucal.methods.training_settings import TrainSettings
 from paucal.models.preprocessing import Preprocessing
 from paucal.objectives import Objective, Supervised
-from paucal.runner.images import SplitImages, step_loader
+from paucal.runner.images import SplitImages
+from paucal.runner.loaders import step_loader
 from paucal.tasks.classification.loaders import view_dataset
 from paucal.training import Plan
 from paucal.types import Batch, Progress, UserError
@@ -60,11 +61,11 @@ class FrozenViews:
     rows: NDArray[np.int64]
     n_views: int
 
-    def loader(self, data: SplitImages, settings: TrainSettings, plan: Plan, start: int) -> TrainLoader:
-        """Return a training loader of activations, starting at forward pass `start`."""
+    def loader(self, data: SplitImages, settings: TrainSettings, plan: Plan, first_pass: int) -> TrainLoader:
+        """Return a training loader of activations, starting at forward pass `first_pass`."""
         dataset, balanced = _ActivationDataset(self, data.images.targets), settings.sampling == "balanced"
         settings = replace(settings, workers=0)  # the activations need no processing that worker processes could share
-        return step_loader(dataset, data, settings, plan, start, settings.repeats, balanced)
+        return step_loader(dataset, data, settings, plan, first_pass, settings.repeats, balanced)
 
     def samples(self, keys: list[SampleKey], targets: Targets) -> list[Sample]:
         """Return a sample per key: the activations of the key's image and view, and the label of the image."""

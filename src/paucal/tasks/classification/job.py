@@ -11,7 +11,7 @@ from paucal.methods.training import check_used, paths_of_methods, terms_of, with
 from paucal.methods.training_settings import TrainSettings
 from paucal.runner.console import Console
 from paucal.runner.images import pin_data
-from paucal.runner.job import Bars, Job, Watcher
+from paucal.runner.job import Bars, EpochListener, Job
 from paucal.runner.starts import pin_start, without_none_init
 from paucal.runner.time_budget import keep_one_length
 from paucal.runs import RunFolder
@@ -20,12 +20,12 @@ from paucal.settings.shared import DataSettings
 from paucal.tasks.classification.assembly import TrainingSetup, assemble
 from paucal.tasks.classification.auto_tune.auto_tune import auto_tune
 from paucal.tasks.classification.conclusion import Result, conclude
-from paucal.tasks.classification.finishing import make_watch
+from paucal.tasks.classification.finishing import make_validation
 from paucal.tasks.classification.frozen_views import compute_views
 from paucal.tasks.classification.images import write_findings
 from paucal.tasks.classification.loaders import draw_eval_images, draw_training_images, train_loader
 from paucal.tasks.classification.optimization import optimization
-from paucal.training import Optimization, Outcome, Watch
+from paucal.training import Optimization, Outcome, Validation
 from paucal.training.failures import memory_advice
 from paucal.types import UserError
 from paucal.writing import write_atomically
@@ -112,26 +112,26 @@ class TrainingJob(Job[TrainSettings, TrainingSetup, Result]):
             stack.enter_context(views.feed_to(setup.objective))
             yield replace(setup, frozen_views=views)
 
-    def loader(self, setup: TrainingSetup, start: int) -> TrainLoader:
-        """Return the training loader of this process, starting at forward pass `start`."""
+    def loader(self, setup: TrainingSetup, first_pass: int) -> TrainLoader:
+        """Return the training loader of this process, starting at forward pass `first_pass`."""
         if setup.frozen_views is not None:
-            return setup.frozen_views.loader(setup.data, setup.settings, setup.plan, start)
+            return setup.frozen_views.loader(setup.data, setup.settings, setup.plan, first_pass)
         request, preprocess = setup.objective.data_request, setup.card.preprocessing
-        return train_loader(setup.data, preprocess, setup.settings, setup.plan, request, start)
+        return train_loader(setup.data, preprocess, setup.settings, setup.plan, request, first_pass)
 
     def optimization(self, setup: TrainingSetup) -> Optimization:
         """Return the settings of AdamW and of the learning-rate schedule."""
         return optimization(setup.settings, setup.plan)
 
-    def validation(self, setup: TrainingSetup) -> Watch | None:
-        """Return the `Watch` that scores the validation images.
+    def validation(self, setup: TrainingSetup) -> Validation | None:
+        """Return the `Validation` that scores the validation images.
 
         None if the run has no validation images; the last epoch is then kept.
         """
-        return make_watch(setup) if len(setup.data.part("val")) else None
+        return make_validation(setup) if len(setup.data.part("val")) else None
 
     def conclude(
-        self, run: RunFolder, setup: TrainingSetup, outcome: Outcome, watcher: Watcher, console: Console
+        self, run: RunFolder, setup: TrainingSetup, outcome: Outcome, listener: EpochListener, console: Console
     ) -> Result:
         """Evaluate the best model on the test images and write the results."""
         return conclude(run, setup, outcome, console)

@@ -22,7 +22,8 @@ from paucal.models.card import ModelCard
 from paucal.models.preprocessing import Preprocessing
 from paucal.recipes.table import RECIPES
 from paucal.rules.model_and_size import SMALL_SIDE
-from paucal.runner.images import SplitImages, eval_loader, normalisation, step_loader, stored_preprocessing
+from paucal.runner.images import SplitImages, normalisation, stored_preprocessing
+from paucal.runner.loaders import eval_loader, step_loader
 from paucal.runs import RunFolder
 from paucal.training import Plan
 from paucal.types import Crops, DataRequest, height_and_width
@@ -31,24 +32,26 @@ PADDING_DIVISOR = 8  # the padding of a padded crop is 1/8 of the image size
 
 
 def run_preprocessing(
-    settings: TrainSettings, data: SplitImages, start: ImageInput | None, run: RunFolder | None
+    settings: TrainSettings, data: SplitImages, weights_input: ImageInput | None, run: RunFolder | None
 ) -> Preprocessing:
     """Return the preprocessing stored in `run`, or else the preprocessing for the settings.
 
-    `start` is the image input that the pretrained weights expect; None for random weights.
+    `weights_input` is the image input that the pretrained weights expect; None for random weights.
     """
     stored = stored_preprocessing(run)
     if stored is not None and stored.image_size == height_and_width(settings.img_size):
         return stored  # stored preprocessing for another image size belongs to the probe
     reading = data.images.reading
-    chosen_input = preprocessing(settings, normalisation(settings, data, start), start, reading.value_range)
+    chosen_input = preprocessing(
+        settings, normalisation(settings, data, weights_input), weights_input, reading.value_range
+    )
     return replace(chosen_input, channel_ranges=reading.channel_ranges)
 
 
 def preprocessing(
     settings: TrainSettings,
     statistics: Normalisation,
-    start: ImageInput | None = None,
+    weights_input: ImageInput | None = None,
     value_range: tuple[float, float] | None = None,
 ) -> Preprocessing:
     """Return the preprocessing of the deployed model.
@@ -59,7 +62,7 @@ def preprocessing(
     size = height_and_width(settings.img_size)
     recipe = None if settings.recipe is None else RECIPES.get(settings.recipe)
     recipe_input = ImageInput() if recipe is not None and recipe.imagenet_crop else None
-    image_input = recipe_input or start or from_scratch_preprocessing(settings.model)
+    image_input = recipe_input or weights_input or from_scratch_preprocessing(settings.model)
     uses_full_image = settings.crop in ("padded", "none") or min(size) <= SMALL_SIDE or settings.resize != "crop"
     ratio = 1.0 if uses_full_image else image_input.crop_ratio
     mean, std, interpolation = statistics.mean, statistics.std, image_input.interpolation
@@ -83,11 +86,16 @@ def augmentation(settings: TrainSettings) -> Augmentation:
 
 
 def train_loader(
-    data: SplitImages, preprocess: Preprocessing, settings: TrainSettings, plan: Plan, request: DataRequest, start: int
+    data: SplitImages,
+    preprocess: Preprocessing,
+    settings: TrainSettings,
+    plan: Plan,
+    request: DataRequest,
+    first_pass: int,
 ) -> TrainLoader:
-    """Return the training loader for an objective's data request, starting at forward pass `start`."""
+    """Return the training loader for an objective's data request, starting at forward pass `first_pass`."""
     dataset, balanced = view_dataset(data, preprocess, settings, request), settings.sampling == "balanced"
-    return step_loader(dataset, data, settings, plan, start, settings.repeats, balanced)
+    return step_loader(dataset, data, settings, plan, first_pass, settings.repeats, balanced)
 
 
 def view_dataset(

@@ -9,7 +9,7 @@ from paucal.methods.training_settings import TrainSettings
 from paucal.models.card import ModelCard
 from paucal.objectives import Objective
 from paucal.runner.images import SplitImages
-from paucal.runner.trainer_inputs import check_length, check_sync_bn, trainer_plan
+from paucal.runner.trainer_inputs import check_sync_bn, length_remarks, trainer_plan
 from paucal.tasks.classification.loaders import train_loader
 from paucal.training import CosineWarmup, LaggingEpochs, Optimization, Plan, largest_batch
 from paucal.types import Batch, UserError
@@ -44,9 +44,9 @@ def optimization(settings: TrainSettings, plan: Plan) -> Optimization:
     )
 
 
-def check_plan(settings: TrainSettings, n_train: int) -> list[str]:
-    """Return a warning if `--sync-bn` has no effect, and the warnings of `check_length`."""
-    warnings = check_length(settings, n_train)
+def plan_remarks(settings: TrainSettings, n_train: int) -> list[str]:
+    """Return a warning if `--sync-bn` has no effect, and the warnings of `length_remarks`."""
+    warnings = length_remarks(settings, n_train)
     if settings.sync_bn and settings.processes == 1:
         return ["--sync-bn has no effect on a single device", *warnings]
     return warnings
@@ -59,7 +59,7 @@ def fit_batch(
 
     Returns the settings, whose effective batch size is unchanged, and the reason for the batch size.
     """
-    default_size = settings.images_per_pass
+    default_size = settings.batch_size_or_1
     if settings.device != "cuda":
         return settings, "suits the data; only the memory of a GPU is tested"
     if settings.strategy == "fsdp":

@@ -17,7 +17,7 @@ from paucal.data.splits.split_csv import read_rows, write_split
 from paucal.evaluation.seen_images import UNLABELLED_IMAGES
 from paucal.methods.training_settings import TrainSettings
 from paucal.runner.console import Console
-from paucal.runner.images import SplitImages, decode_images, find_images
+from paucal.runner.images import SplitImages, decode_images, open_undecoded
 from paucal.runs import RunFolder
 from paucal.settings.shared import DataSettings
 from paucal.types import UserError
@@ -28,7 +28,7 @@ MAX_IMAGES = 5000  # maximum number of unlabelled images; more images take longe
 
 def open_unlabelled(settings: TrainSettings) -> ImageSet:
     """Open the images of `--unlabelled` except test images, without reading pixels."""
-    images = find_images(_data_settings(settings), labelled=False)
+    images = open_undecoded(_data_settings(settings), labelled=False)
     if images.stream is not None:
         raise UserError(
             f"--unlabelled: {settings.unlabelled} contains shards, which can only be read in order: unpack the shards."

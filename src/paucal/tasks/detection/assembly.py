@@ -120,18 +120,20 @@ def assemble(
         remarks = [choice.remark] if choice.remark else []
     if run is None and settings.init == COCO:
         settings, given = adopt_published(settings, given, outlined=not boxed.without_outline)
-    start = find_detector_start(settings, run)
+    weights_source = find_detector_start(settings, run)
     data = _split_images(settings, boxed, run)
-    settings, reasons = resolve(settings, _collect_facts(boxed, data, start.facts), RULES)
+    settings, reasons = resolve(settings, _collect_facts(boxed, data, weights_source.facts), RULES)
     boxed = _with_chosen_masks(settings, boxed)
     boxed, data = _decode(settings, boxed, data, bars, run)
     if run is None:
-        check_rates(replace(settings, epochs=settings.passes))
-    objective, card, notes = _build_detector(settings, data, boxed, start.input and start.input(settings.model), run)
-    if settings.init == COCO and start.record is None:
+        check_rates(replace(settings, epochs=settings.epochs_or_1))
+    objective, card, notes = _build_detector(
+        settings, data, boxed, weights_source.input and weights_source.input(settings.model), run
+    )
+    if settings.init == COCO and weights_source.record is None:
         load_report = load_published(objective.detector, settings, boxed.classes, bars)
     else:
-        load_report = load_start(start, settings.model, objective, ())
+        load_report = load_start(weights_source, settings.model, objective, ())
     first_detector = read_first_detector(run)
     if run is not None and first_detector is not None:
         load_layers(run, objective.deployable())
@@ -179,7 +181,7 @@ def _split_images(settings: DetectSettings, boxed: BoxedImages, run: RunFolder |
     return SplitImages(boxed.images, split)
 
 
-def _collect_facts(boxed: BoxedImages, data: SplitImages, start: InitialWeightsInfo | None) -> BoxFacts:
+def _collect_facts(boxed: BoxedImages, data: SplitImages, initial_weights: InitialWeightsInfo | None) -> BoxFacts:
     """Return the properties of the training images and of the machine that determine the automatic settings."""
     train_boxes = [boxed.boxes_of(int(index)) for index in data.part("train")]
     longer_sides = [max(boxes.size) for boxes in train_boxes]
@@ -188,7 +190,7 @@ def _collect_facts(boxed: BoxedImages, data: SplitImages, start: InitialWeightsI
         for boxes, side in zip(train_boxes, longer_sides, strict=True)
     ]
     return BoxFacts(
-        **{**vars(data.facts()), "start": start},
+        **{**vars(data.facts()), "initial_weights": initial_weights},
         longer=int(np.median(longer_sides)),
         small=float(np.percentile(np.concatenate(relative_sides), 10)) if sum(map(len, relative_sides)) else 0.1,
         boxes=boxed.count_boxes(),

@@ -20,8 +20,8 @@ from paucal.data.sampler import StepSampler
 from paucal.memory import read_available_memory
 from paucal.models.trained import save_trained
 from paucal.objectives.finetuning import FineTuning
-from paucal.runner.clock import start_time
 from paucal.runner.console import Console
+from paucal.runner.run_time import start_time
 from paucal.runner.time_budget import seconds_per_step, trial_steps
 from paucal.runs import RunFolder
 from paucal.tasks.detection.assembly import DetectionSetup
@@ -30,7 +30,7 @@ from paucal.tasks.detection.first_record import FirstDetector, save_layers
 from paucal.tasks.detection.network.detector import Detector
 from paucal.tasks.detection.objective import Detection
 from paucal.tasks.detection.views import evaluation_view
-from paucal.training import CosineWarmup, Optimization, Records, Watch, checkpoint_step, fit
+from paucal.training import CosineWarmup, Optimization, Records, Validation, checkpoint_step, fit
 from paucal.types import LossTerms, Progress
 
 FOLDER = "first_detector"  # folder in the run for the checkpoints of this stage
@@ -97,15 +97,15 @@ def frozen_backbone_detection(setup: DetectionSetup) -> FrozenBackboneDetection:
     return FrozenBackboneDetection(detector, int(MAX_MEMORY_FRACTION * read_available_memory()))
 
 
-def loader(setup: DetectionSetup, steps: int, start: int = 0) -> TrainLoader:
-    """Return a loader of the training images without augmentation, which begins with forward pass `start`."""
+def loader(setup: DetectionSetup, steps: int, first_pass: int = 0) -> TrainLoader:
+    """Return a loader of the training images without augmentation, which begins with forward pass `first_pass`."""
     settings, preprocessing = setup.settings, setup.card.preprocessing
     view = evaluation_view(setup.card.resize_to, preprocessing.mean, preprocessing.std)
     dataset = BoxedDataset(setup.images, view, settings.seed, min_side=settings.least_box)
     indices, accumulate = setup.data.part("train"), settings.accumulate
     # One process trains the first stage, and its steps are counted without the time limit of the run.
     sampler = StepSampler(
-        indices, settings.images_per_pass, steps * accumulate, settings.seed, start, accumulate=accumulate
+        indices, settings.batch_size_or_1, steps * accumulate, settings.seed, first_pass, accumulate=accumulate
     )
     return make_train_loader(dataset, sampler, settings.workers, settings.device == "cuda", collate_boxes)
 
@@ -125,7 +125,11 @@ def fit_heads_steps(setup: DetectionSetup, seconds: float) -> int:
 
 
 def train_first_detector(
-    run: RunFolder, setup: DetectionSetup, watch: Watch | None, console: Console, callbacks: Sequence[Callback] = ()
+    run: RunFolder,
+    setup: DetectionSetup,
+    validation: Validation | None,
+    console: Console,
+    callbacks: Sequence[Callback] = (),
 ) -> FirstDetector | None:
     """Train the first detector, evaluate it on validation images, and save it as the model of the run.
 
@@ -138,7 +142,7 @@ def train_first_detector(
     assert steps is not None
     folder = RunFolder(run.path / FOLDER)
     (folder.path / "checkpoints").mkdir(parents=True, exist_ok=True)
-    start = checkpoint_step(folder.last) * settings.accumulate if folder.last.exists() else 0
+    first_pass = checkpoint_step(folder.last) * settings.accumulate if folder.last.exists() else 0
 
     def save(detector: nn.Module) -> None:
         save_layers(run, detector)
@@ -147,15 +151,15 @@ def train_first_detector(
     schedule = CosineWarmup(LR_FACTOR * settings.lr, steps, math.ceil(WARMUP_FRACTION * steps))
     outcome = fit(
         frozen_backbone_detection(setup),
-        lambda: loader(setup, steps, start),
+        lambda: loader(setup, steps, first_pass),
         Optimization(schedule, settings.weight_decay, clip=settings.clip, average_decay=settings.average),
         replace(setup.plan, total_steps=steps, steps_per_epoch=steps),
-        Records(folder, save, watch),
+        Records(folder, save, validation),
         [*console.callbacks(), *callbacks],
     )
     if not outcome.finished:
         return None
-    ap, ap50 = (None if watch is None else outcome.rows[-1][name] for name in ("val_ap", "val_ap50"))
+    ap, ap50 = (None if validation is None else outcome.rows[-1][name] for name in ("val_ap", "val_ap50"))
     first_detector = FirstDetector(outcome.step, ap, ap50, time.monotonic() - start_time())
     first_detector.write(run)
     shutil.rmtree(folder.path, ignore_errors=True)

@@ -22,8 +22,8 @@ from paucal.runner import life
 from paucal.runner.annotation_frames import takes_annotations
 from paucal.runner.console import Console, result_line
 from paucal.runner.frames import Data
-from paucal.runner.images import step_loader
-from paucal.runner.job import Bars, Watcher
+from paucal.runner.job import Bars, EpochListener
+from paucal.runner.loaders import step_loader
 from paucal.runner.resuming import store_changes
 from paucal.runner.starts import without_none_init
 from paucal.runner.time_budget import Pace, PlannedLength, TimedJob, parse_duration, seconds_per_step, trial_steps
@@ -41,7 +41,7 @@ from paucal.tasks.detection.first_record import load_layers
 from paucal.tasks.detection.pictures import draw_batch_sheet
 from paucal.tasks.detection.settings import DetectSettings
 from paucal.tasks.detection.views import CopyPaste, training_view
-from paucal.training import CosineWarmup, Optimization, Outcome, Watch
+from paucal.training import CosineWarmup, Optimization, Outcome, Validation
 from paucal.training.failures import memory_advice
 from paucal.training.schedules import WarmupThenSteps
 from paucal.types import UserError
@@ -56,10 +56,10 @@ MAX_EVALUATIONS = 12  # maximum number of validations
 MIN_STEPS = 10  # minimum number of training steps
 MAX_EPOCHS, MAX_SCRATCH_EPOCHS = 60, 300  # maximum epochs with pretrained and with random initial weights
 FINISH_SECONDS = 12.0  # time for the final scores, intervals and plots on an idle core
-RESERVED_FRACTION = 0.02  # fraction of the time kept for unforeseen work
+PLANNING_RESERVE = 0.02  # fraction of the time kept for unforeseen work
 
 
-class DetectionWatcher(Watcher[DetectionSetup]):
+class DetectionListener(EpochListener[DetectionSetup]):
     """Prints the losses and scores after each validation, with the number of passes over the training images."""
 
     def on_epoch(self, epoch: int, epochs: int, row: Mapping[str, float]) -> None:
@@ -194,14 +194,14 @@ class DetectionJob(TimedJob[DetectSettings, DetectionSetup, DetectResult]):
         values = {"steps": plan.steps, "judge_every": plan.judge_every}
         return PlannedLength(values, reasons, text, plan.seconds, int(max_passes / epochs_per_step))
 
-    def loader(self, setup: DetectionSetup, start: int) -> TrainLoader:
-        """Return the training loader of this process, which begins with forward pass `start`."""
+    def loader(self, setup: DetectionSetup, first_pass: int) -> TrainLoader:
+        """Return the training loader of this process, which begins with forward pass `first_pass`."""
         settings, preprocessing, sides = setup.settings, setup.card.preprocessing, setup.card.resize_to
         view = training_view(sides, preprocessing.mean, preprocessing.std, settings.hflip, settings.jitter)
         partners = [int(index) for index in setup.data.part("train")]
         pasting = CopyPaste(settings.copy_paste, partners) if settings.copy_paste else None
         dataset = BoxedDataset(setup.images, view, settings.seed, pasting, settings.least_box)
-        return step_loader(dataset, setup.data, settings, setup.plan, start, collate_fn=collate_boxes)
+        return step_loader(dataset, setup.data, settings, setup.plan, first_pass, collate_fn=collate_boxes)
 
     def optimization(self, setup: DetectionSetup) -> Optimization:
         """Return the settings of AdamW and its learning-rate schedule."""
@@ -211,7 +211,7 @@ class DetectionJob(TimedJob[DetectSettings, DetectionSetup, DetectResult]):
         schedule = make_schedule(settings, plan.total_steps, warmup, steps_per_epoch)
         return Optimization(schedule, settings.weight_decay, clip=settings.clip, average_decay=settings.average)
 
-    def validation(self, setup: DetectionSetup) -> Watch | None:
+    def validation(self, setup: DetectionSetup) -> Validation | None:
         """Return the validation of the run; None if there are no validation images, so that the last step is kept."""
         indices = setup.data.part("val")
 
@@ -221,14 +221,14 @@ class DetectionJob(TimedJob[DetectSettings, DetectionSetup, DetectResult]):
             return {**{f"val_{name}": scores[name] for name in names}, MISSED_COLUMN: 1 - scores["recall"]}
 
         floor = None if setup.first is None else setup.first.score
-        return Watch(evaluate, SCORE_COLUMN, MISSED_COLUMN, floor) if len(indices) else None
+        return Validation(evaluate, SCORE_COLUMN, MISSED_COLUMN, floor) if len(indices) else None
 
-    def watcher(self, run: RunFolder, setup: DetectionSetup, console: Console) -> DetectionWatcher:
+    def listener(self, run: RunFolder, setup: DetectionSetup, console: Console) -> DetectionListener:
         """Return the object that prints losses and scores."""
-        return DetectionWatcher(setup, console)
+        return DetectionListener(setup, console)
 
     def conclude(
-        self, run: RunFolder, setup: DetectionSetup, outcome: Outcome, watcher: Watcher, console: Console
+        self, run: RunFolder, setup: DetectionSetup, outcome: Outcome, listener: EpochListener, console: Console
     ) -> DetectResult:
         """Evaluate the best detector on the test images and write the results."""
         return conclude(run, setup, outcome, console)
@@ -274,7 +274,7 @@ def fit_steps(
 ) -> StepPlan:
     """Return the longest plan that fits in the remaining time; `counts` are the numbers of images by split."""
     ending_seconds, eval_seconds = pace.ending(counts), pace.evaluation(counts)
-    usable_seconds = seconds_left * (1 - RESERVED_FRACTION) - ending_seconds
+    usable_seconds = seconds_left * (1 - PLANNING_RESERVE) - ending_seconds
     max_evaluations = MAX_EVALUATIONS
     if eval_seconds > 0:
         max_evaluations = int(MAX_EVALUATION_FRACTION * usable_seconds / eval_seconds)

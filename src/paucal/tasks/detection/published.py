@@ -18,6 +18,7 @@ from torchvision.models import detection
 from paucal.backbones.weights.inputs import ImageInput
 from paucal.backbones.weights.load_report import LoadReport
 from paucal.rules.facts import InitialWeightsInfo
+from paucal.rules.resolve import automatic
 from paucal.runner.job import Bars
 from paucal.runner.starts import WeightsSource, find_start
 from paucal.runs import RunFolder
@@ -112,7 +113,7 @@ def adopt_published(
                 f"{flag(name)} is {getattr(settings, name)}, but {published.title} of --init {COCO} has {value}: "
                 f"remove {flag(name)}, or start from a classifier with --init timm."
             )
-    reasons = {name: f"auto: as in {published.title}" for name in published.settings if name not in given}
+    reasons = {name: automatic(f"as in {published.title}") for name in published.settings if name not in given}
     return replace(settings, **published.settings), {**given, **reasons}
 
 

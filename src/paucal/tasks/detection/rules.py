@@ -140,7 +140,8 @@ def _why_not_preserved(init: str | None, facts: DataAndMachine) -> str:
     """Return why the backbone's initial weights are not worth preserving; "" if they are."""
     if init is None:
         return "from scratch"
-    return describe_undertrained(facts.start) if facts.start is not None and facts.start.undertrained else ""
+    weights = facts.initial_weights
+    return describe_undertrained(weights) if weights is not None and weights.undertrained else ""
 
 
 def freeze(init: str | None, facts: DataAndMachine) -> Choice:
@@ -152,8 +153,8 @@ def freeze(init: str | None, facts: DataAndMachine) -> Choice:
 
 def eval_mode(init: str | None, facts: DataAndMachine, batch_size: int) -> Choice:
     """Keep the pretrained batch-norm statistics if a batch is too small to compute better statistics."""
-    if facts.start is not None and facts.start.undertrained:
-        return False, describe_undertrained(facts.start)
+    if facts.initial_weights is not None and facts.initial_weights.undertrained:
+        return False, describe_undertrained(facts.initial_weights)
     if init is not None and batch_size < MIN_NORM_BATCH:
         few = counted(batch_size, "image is", "images are")
         return True, f"{few} too few for better statistics than those of the weights"

@@ -37,7 +37,7 @@ from paucal.runner.job import Bars, RunSetup
 from paucal.runner.memory_check import checked_backbone, initial_weights
 from paucal.runner.resuming import stored_split
 from paucal.runner.starts import WeightsSource, find_start, load_start
-from paucal.runner.trainer_inputs import check_length, check_rates, trainer_plan
+from paucal.runner.trainer_inputs import check_rates, length_remarks, trainer_plan
 from paucal.runs import RunFolder
 from paucal.tasks.pretraining.crops import crop_groups, crop_transforms, describe_crops, relative_pixels
 from paucal.tasks.pretraining.monitor import Monitor, knn_monitor
@@ -68,8 +68,8 @@ def assemble(
     settings: PretrainSettings, given: Mapping[str, str], bars: Bars, run: RunFolder | None = None
 ) -> PretrainingSetup:
     """Open the images, choose the settings that are not in `given` and build the objective; no file is written."""
-    start = find_start(settings, run)
-    data, facts, settings, reasons = _open_and_resolve(settings, bars, run, start)
+    weights_source = find_start(settings, run)
+    data, facts, settings, reasons = _open_and_resolve(settings, bars, run, weights_source)
     images = data.images
     if run is None:
         check_rates(settings)
@@ -79,16 +79,18 @@ def assemble(
     _check_images(settings, facts.n_train, method.min_images)
     objective, spec, notes = _build_objective(method.stage(settings, epochs_done(run)), images.reading.channels)
     timm_model = timm_name(settings.model)  # timm's name of the published weights
-    card = ModelCard(spec, (), _run_preprocessing(settings, data, (start.input or timm_preprocessing)(timm_model), run))
+    card = ModelCard(
+        spec, (), _run_preprocessing(settings, data, (weights_source.input or timm_preprocessing)(timm_model), run)
+    )
     # Raises an error if crop settings are invalid.
     crop_transforms(settings, Normalisation(card.preprocessing.mean, card.preprocessing.std))
     monitor = open_monitor(settings, card)
-    load_report = load_start(start, timm_model, objective, ())
+    load_report = load_start(weights_source, timm_model, objective, ())
     remarks = [
         *images.notes,
         *filter(None, [describe_channels(images.reading.channels)]),
         *renamed,
-        *check_length(settings, facts.n_train),
+        *length_remarks(settings, facts.n_train),
         *(load_report.lines() if load_report else ()),
         *notes,
     ]
@@ -97,7 +99,7 @@ def assemble(
 
 
 def _open_and_resolve(
-    settings: PretrainSettings, bars: Bars, run: RunFolder | None, start: WeightsSource
+    settings: PretrainSettings, bars: Bars, run: RunFolder | None, weights_source: WeightsSource
 ) -> tuple[SplitImages, DataAndMachine, PretrainSettings, dict[str, str]]:
     """Open the images, choose the unset settings, and decode the images at the chosen size.
 
@@ -108,12 +110,12 @@ def _open_and_resolve(
         undecoded = load_unlabelled(settings, advance)
     base_reading = first_reading(settings, undecoded, stored_reading(run))
     undecoded_data = SplitImages(undecoded, _split_images(undecoded))
-    first_facts = replace(undecoded_data.facts(), start=start.facts)
+    first_facts = replace(undecoded_data.facts(), initial_weights=weights_source.facts)
     size = settings.img_size or resolve_pretraining(settings, first_facts)[0].img_size
     with bars("reading images") as advance:
         images = decode_images(undecoded, settings, reading_for(size, base_reading), advance)
     data = SplitImages(images, _split_images(images) if run is None else stored_split(run, images))
-    facts = replace(data.facts(), start=start.facts)
+    facts = replace(data.facts(), initial_weights=weights_source.facts)
     settings, reasons = resolve_pretraining(settings, facts)
     if settings.img_size is not None and reading_for(settings.img_size).side != images.reading.side:
         data = replace(data, images=decode_images(images, settings, reading_for(settings.img_size, images.reading)))

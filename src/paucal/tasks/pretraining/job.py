@@ -24,8 +24,9 @@ from paucal.report.pretraining import write_pretraining_report
 from paucal.runner import life
 from paucal.runner.console import Console
 from paucal.runner.frames import Data, takes_frames
-from paucal.runner.images import pin_data, step_loader
+from paucal.runner.images import pin_data
 from paucal.runner.job import Bars, FinishedRun, Job
+from paucal.runner.loaders import step_loader
 from paucal.runner.processes import is_first, wait_for_all
 from paucal.runner.results import publish_results
 from paucal.runner.starts import without_none_init
@@ -38,7 +39,7 @@ from paucal.tasks.pretraining.crops import crop_transforms, describe_crops
 from paucal.tasks.pretraining.monitor import KNN_SCORE
 from paucal.tasks.pretraining.stage_watch import StageWatch
 from paucal.tasks.pretraining.stages import add_parameters, lacks_parameters
-from paucal.training import Optimization, Outcome, WarmupThenCosine, Watch
+from paucal.training import Optimization, Outcome, Validation, WarmupThenCosine
 from paucal.wording import counted, percent
 
 
@@ -138,12 +139,12 @@ class PretrainingJob(Job[PretrainSettings, PretrainingSetup, PretrainResult]):
         """Draw the crops of a few images."""
         return draw_crop_sheet(next(iter(self.loader(setup, 0))), _normalisation(setup))  # type: ignore[arg-type]
 
-    def loader(self, setup: PretrainingSetup, start: int) -> TrainLoader:
-        """Return the training loader of this process, starting at forward pass `start`."""
+    def loader(self, setup: PretrainingSetup, first_pass: int) -> TrainLoader:
+        """Return the training loader of this process, starting at forward pass `first_pass`."""
         settings, data = setup.settings, setup.data
         transforms = crop_transforms(settings, _normalisation(setup))
         dataset = ViewDataset(data.images, transforms, settings.seed, labels=False)
-        return step_loader(dataset, data, settings, setup.plan, start)
+        return step_loader(dataset, data, settings, setup.plan, first_pass)
 
     def optimization(self, setup: PretrainingSetup) -> Optimization:
         """Return the settings of the optimizer and its learning-rate schedule; the objective has other schedules."""
@@ -153,20 +154,20 @@ class PretrainingJob(Job[PretrainSettings, PretrainingSetup, PretrainResult]):
         decay, clip = method.weight_decay(settings), method.clip(settings)
         return Optimization(schedule, decay, clip=clip, optimizer=settings.optimizer)
 
-    def validation(self, setup: PretrainingSetup) -> Watch | None:
-        """Return the `Watch` that scores the backbone on labelled images; None if `--monitor` is not given."""
-        return None if setup.monitor is None else Watch(setup.monitor)
+    def validation(self, setup: PretrainingSetup) -> Validation | None:
+        """Return the `Validation` that scores the backbone on labelled images; None if `--monitor` is not given."""
+        return None if setup.monitor is None else Validation(setup.monitor)
 
-    def watcher(self, run: RunFolder, setup: PretrainingSetup, console: Console) -> StageWatch:
-        """Return the watcher that detects collapse and the end of a stage."""
+    def listener(self, run: RunFolder, setup: PretrainingSetup, console: Console) -> StageWatch:
+        """Return the listener that detects collapse and the end of a stage."""
         return StageWatch(run, setup, console)
 
     def conclude(
-        self, run: RunFolder, setup: PretrainingSetup, outcome: Outcome, watcher: StageWatch, console: Console
+        self, run: RunFolder, setup: PretrainingSetup, outcome: Outcome, listener: StageWatch, console: Console
     ) -> PretrainResult:
         """Draw the curves and write the results on the first process, while the other processes wait."""
         last = outcome.rows[-1] if outcome.rows else {}
-        verdict = watcher.watcher.verdict
+        verdict = listener.watcher.verdict
         if rank() == 0:
             chance = {f"train_{name}": value for name, value in setup.objective.chance_levels().items()}
             save_curves(run, outcome.rows, len(setup.data.part("train")), chance=chance)
@@ -178,7 +179,7 @@ class PretrainingJob(Job[PretrainSettings, PretrainingSetup, PretrainResult]):
                 f"paucal train photos/ --init {path}     # fine-tune the backbone on labelled images",
                 f"paucal eval {path} photos/ --protocol knn linear     # evaluate the frozen features",
             ]
-            content = {**summary(setup, outcome, watcher), "next_steps": steps}
+            content = {**summary(setup, outcome, listener), "next_steps": steps}
             lines, files = result_lines(setup, outcome, verdict), "metrics.csv, plots/"
             publish_results(run, console, content, write_pretraining_report, lines, files, steps)
         wait_for_all()

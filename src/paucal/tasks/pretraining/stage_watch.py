@@ -8,7 +8,7 @@ from paucal.evaluation.collapse import Verdict, grace_period
 from paucal.methods.contract import HealthScale
 from paucal.methods.pretraining import method_of
 from paucal.runner.console import Console
-from paucal.runner.job import Watcher
+from paucal.runner.job import EpochListener
 from paucal.runner.resuming import store_changes
 from paucal.runs import RunFolder
 from paucal.tasks.pretraining.assembly import PretrainingSetup
@@ -97,7 +97,7 @@ class CollapseWatcher:
         self._say(f"  {self.verdict.advice} {REACTION_TEXTS[self.on_collapse]}")
 
 
-class StageWatch(Watcher[PretrainingSetup]):
+class StageWatch(EpochListener[PretrainingSetup]):
     """Watches a stage of a run, and ends the stage at its last epoch.
 
     The run is stopped earlier if the networks collapse, or if training makes trained weights worse.
@@ -222,8 +222,8 @@ def expects_healthy_start(setup: PretrainingSetup) -> bool:
     This holds if the run starts from sufficiently trained weights, and if the method's health metrics do not depend on
     new heads.
     """
-    start = setup.start
-    return start is not None and not start.undertrained and method_of(setup.settings).settled_start
+    report = setup.load_report
+    return report is not None and not report.undertrained and method_of(setup.settings).settled_start
 
 
 def health_scale(setup: PretrainingSetup) -> HealthScale:

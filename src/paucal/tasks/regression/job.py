@@ -25,14 +25,14 @@ from paucal.report.regression import write_regression_report
 from paucal.rules.resolve import list_origins
 from paucal.runner.images import (
     decode_images,
-    eval_loader,
-    find_images,
     first_reading,
     normalisation,
+    open_undecoded,
     pin_data,
     reading_for,
 )
-from paucal.runner.job import Bars, Job, Watcher
+from paucal.runner.job import Bars, EpochListener, Job
+from paucal.runner.loaders import eval_loader
 from paucal.runner.memory_check import checked_backbone, initial_weights
 from paucal.runner.results import EvaluatedRun, publish_results
 from paucal.runner.starts import (
@@ -133,7 +133,7 @@ def _summary(setup: RegressionSetup, fitted: FittedRidge, report: RegressionRepo
         "seconds": round(seconds, 1),
         "cross_validated_mae": float(np.abs(fitted.residuals).mean()),
         "test_mae": report.scores["mae"].value,
-        "start": None if setup.start is None else setup.start.to_summary(),
+        "start": None if setup.load_report is None else setup.load_report.to_summary(),
         "remarks": list(setup.remarks),
     }
 
@@ -168,7 +168,7 @@ class RegressionJob(Job[TrainSettings, RegressionSetup, RegressionResult]):
         assert settings.target is not None
         column: str = settings.target
         with bars("looking through images") as advance:
-            images, targets = read_targets(find_images(settings, labelled=False, advance=advance), column)
+            images, targets = read_targets(open_undecoded(settings, labelled=False, advance=advance), column)
         if settings.ordinal:
             require_grades(targets, column)
         data = ImagesWithTargets(images, split_images_with_targets(settings, images, run), targets=targets)
@@ -177,12 +177,12 @@ class RegressionJob(Job[TrainSettings, RegressionSetup, RegressionResult]):
             # A regression needs pretrained weights even for tiny images, which are enlarged to the size of the weights.
             settings, given, choice = choose_start(settings, given, max(data.facts().median_side, MIN_SIDE))
             remarks = [choice.remark] if choice.remark else []
-        start = find_start(settings, run)
-        if start.read is None and start.record is None:
+        weights_source = find_start(settings, run)
+        if weights_source.read is None and weights_source.record is None:
             raise UserError(
                 "--target needs trained weights, but no weights were found: give --init timm, a weights file or a run."
             )
-        facts = replace(data.facts(), n_classes=1, start=start.facts)
+        facts = replace(data.facts(), n_classes=1, initial_weights=weights_source.facts)
         settings, reasons = resolve_training(settings, facts)
         if run is None and "resize" not in given:
             reason = "the number describes the whole image, so nothing may be cropped"
@@ -197,7 +197,7 @@ class RegressionJob(Job[TrainSettings, RegressionSetup, RegressionResult]):
         with initial_weights(settings.seed):
             spec, notes = checked_backbone(settings, 1, images.reading.channels)
             objective = FrozenNetwork(spec.build())
-        weights_input = start.input(settings.model) if start.input is not None else None
+        weights_input = weights_source.input(settings.model) if weights_source.input is not None else None
         statistics = normalisation(settings, data, weights_input)
         preprocess = Preprocessing(
             spec.image_size,
@@ -207,7 +207,7 @@ class RegressionJob(Job[TrainSettings, RegressionSetup, RegressionResult]):
             images.reading.channel_ranges,
         )
         card = RegressionCard(spec, (column,), preprocess)
-        load_report = load_start(start, settings.model, objective, (), "fresh")
+        load_report = load_start(weights_source, settings.model, objective, (), "fresh")
         if linear_classifier(objective.deployable()) is None:
             raise UserError(
                 f"--model: {settings.model} has no linear classifier as its last layer, which regression needs: choose "
@@ -235,7 +235,7 @@ class RegressionJob(Job[TrainSettings, RegressionSetup, RegressionResult]):
         """Raise an error: there is no training batch to draw."""
         _refuse_training()
 
-    def loader(self, setup: RegressionSetup, start: int) -> Any:
+    def loader(self, setup: RegressionSetup, first_pass: int) -> Any:
         """Raise an error: no network is trained, so there is no training loader."""
         _refuse_training()
 
@@ -244,7 +244,7 @@ class RegressionJob(Job[TrainSettings, RegressionSetup, RegressionResult]):
         _refuse_training()
 
     def conclude(
-        self, run: RunFolder, setup: RegressionSetup, outcome: Outcome, watcher: Watcher, console: Any
+        self, run: RunFolder, setup: RegressionSetup, outcome: Outcome, listener: EpochListener, console: Any
     ) -> RegressionResult:
         """Fit the regression to the training images, and evaluate the model once on the test images."""
         start_time, settings, data = time.monotonic(), setup.settings, setup.data

@@ -16,7 +16,7 @@ from paucal.runner.memory_check import checked_backbone, initial_weights
 from paucal.runner.starts import choose_start, find_start, load_start, may_choose_start
 from paucal.runner.trainer_inputs import check_rates, trainer_plan, with_synced_norms
 from paucal.runs import RunFolder
-from paucal.runs.folder import AUTO
+from paucal.runs.folder import CHOSEN_WEIGHTS
 from paucal.tasks.segmentation.crops import CropOptions
 from paucal.tasks.segmentation.images import SegmentationData, open_segmentation_data
 from paucal.tasks.segmentation.model import Head, SegmentationCard
@@ -53,20 +53,22 @@ def assemble(
     data = open_segmentation_data(settings, bars, run)
     remarks: list[str] = []
     if run is None:
-        if may_choose_start(settings, given) and (settings.init == AUTO or settings.recipe is None):
+        if may_choose_start(settings, given) and (settings.init == CHOSEN_WEIGHTS or settings.recipe is None):
             settings, given, choice = choose_start(settings, given, data.facts().median_side)
             remarks = [choice.remark] if choice.remark else []
         check_rates(settings)
-    start = find_start(settings, run)
-    facts = replace(data.facts(), start=start.facts)
+    weights_source = find_start(settings, run)
+    facts = replace(data.facts(), initial_weights=weights_source.facts)
     settings, reasons = resolve(settings, facts, RULES)
     settings, reasons = _fill_in_length(settings, facts, reasons)
-    card, objective, notes = _build_network(settings, data, start.input and start.input(settings.model), run)
-    load_report = load_start(start, settings.model, objective, ())
+    card, objective, notes = _build_network(
+        settings, data, weights_source.input and weights_source.input(settings.model), run
+    )
+    load_report = load_start(weights_source, settings.model, objective, ())
     min_crops = objective.data_request.smallest_batch
-    if settings.images_per_pass < min_crops:
+    if settings.batch_size_or_1 < min_crops:
         raise UserError(
-            f"--batch-size is {settings.images_per_pass}, but the head's batch norms need at least {min_crops} crops "
+            f"--batch-size is {settings.batch_size_or_1}, but the head's batch norms need at least {min_crops} crops "
             "in a forward pass: give a larger --batch-size, and remove --accumulate."
         )
     remarks += [*data.images.notes, *(load_report.lines() if load_report else ()), *notes, *_mask_warnings(data)]
@@ -89,7 +91,7 @@ def _fill_in_length(
 
 
 def _build_network(
-    settings: SegmentSettings, data: SegmentationData, start_input: ImageInput | None, run: RunFolder | None
+    settings: SegmentSettings, data: SegmentationData, weights_input: ImageInput | None, run: RunFolder | None
 ) -> tuple[SegmentationCard, PixelObjective, list[str]]:
     """Return the card, the objective and notes on the backbone."""
     with initial_weights(settings.seed):
@@ -97,7 +99,7 @@ def _build_network(
         card = SegmentationCard(
             backbone=spec,
             classes=data.images.classes,
-            preprocessing=_preprocessing(settings, data, start_input, run),
+            preprocessing=_preprocessing(settings, data, weights_input, run),
             head=Head(settings.width, settings.dropout),
             coding=data.masked.coding,
             overlap=settings.overlap,
@@ -117,15 +119,15 @@ def _build_network(
 
 
 def _preprocessing(
-    settings: SegmentSettings, data: SegmentationData, start_input: ImageInput | None, run: RunFolder | None
+    settings: SegmentSettings, data: SegmentationData, weights_input: ImageInput | None, run: RunFolder | None
 ) -> Preprocessing:
     """Return the preprocessing stored in `run`, or else the preprocessing for the settings.
 
-    `start_input` is the image input that the pretrained weights expect; None for random weights.
+    `weights_input` is the image input that the pretrained weights expect; None for random weights.
     """
     if stored := stored_card(run, SegmentationCard):
         return stored.preprocessing
-    statistics = normalisation(settings, data, start_input or timm_preprocessing(settings.model))
+    statistics = normalisation(settings, data, weights_input or timm_preprocessing(settings.model))
     size, value_range = height_and_width(settings.img_size), data.images.reading.value_range
     return Preprocessing(size, 1.0, "bilinear", statistics.mean, statistics.std, value_range=value_range)
 

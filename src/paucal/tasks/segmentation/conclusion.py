@@ -120,7 +120,7 @@ def summary(setup: SegmentationSetup, outcome: Outcome, report: SegmentationRepo
         "epoch_images": _crops_per_epoch(setup),
         "crops": "x".join(map(str, card.preprocessing.image_size)),
         "looks": describe_scales(settings.test_scales, settings.mirror),
-        "epochs": outcome.passes(settings.epochs),
+        "epochs": outcome.epochs_done(settings.epochs),
         "selected": setup.is_selected,
         "best_epoch": outcome.best.get("epoch"),
         "best_val_mean_iou": finite_or_none(outcome.best.get(SCORE_COLUMN)) if setup.is_selected else None,
@@ -143,7 +143,7 @@ def result_lines(setup: SegmentationSetup, outcome: Outcome, report: Segmentatio
         f"(95 % intervals over {images_text(report.images, report.groups)}); always predicting the most common class: "
         f"{percent(most_common)} of the pixels",
         *([f"{counted(len(unseen), 'class', 'classes')} without a test pixel: {unseen_names}"] if unseen else []),
-        f"trained: {setup.describe()}, epochs: {outcome.passes(setup.settings.epochs)}, "
+        f"trained: {setup.describe()}, epochs: {outcome.epochs_done(setup.settings.epochs)}, "
         f"{outcome.seconds:.0f} s; kept: {best_epoch if setup.is_selected else 'the last epoch'}",
     ]
 
@@ -152,7 +152,7 @@ def next_steps(run: RunFolder, setup: SegmentationSetup) -> list[str]:
     """Return suggested next commands, each with a shell comment."""
     path = shlex.quote(str(run.path))
     data = shlex.quote(setup.settings.data) if setup.settings.data else "DATA"
-    longer = "--time 2h" if setup.settings.time is not None else f"--epochs {2 * setup.settings.passes}"
+    longer = "--time 2h" if setup.settings.time is not None else f"--epochs {2 * setup.settings.epochs_or_1}"
     return [
         f"paucal predict {path} new_images/ --output masks/     # predict masks of new images, and draw them",
         f"paucal segment {data} {longer}     # train for longer",

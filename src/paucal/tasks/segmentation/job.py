@@ -17,12 +17,13 @@ from paucal.data.sampler import steps_per_epoch
 from paucal.data.views.normalisation import Normalisation
 from paucal.recipes.recipe import fill_in, require_init
 from paucal.recipes.segmentation import RECIPES
+from paucal.rules.resolve import is_automatic
 from paucal.runner import life
 from paucal.runner.annotation_frames import takes_annotations
 from paucal.runner.console import Console
 from paucal.runner.frames import Data
-from paucal.runner.images import step_loader
-from paucal.runner.job import Bars, Watcher
+from paucal.runner.job import Bars, EpochListener
+from paucal.runner.loaders import step_loader
 from paucal.runner.starts import pin_start, without_none_init
 from paucal.runner.time_budget import (
     Pace,
@@ -51,7 +52,7 @@ from paucal.tasks.segmentation.images import PATHS, pin_paths
 from paucal.tasks.segmentation.pictures import draw_crops
 from paucal.tasks.segmentation.scores import plain_scores
 from paucal.tasks.segmentation.settings import SegmentSettings
-from paucal.training import CosineWarmup, Optimization, Outcome, Watch
+from paucal.training import CosineWarmup, Optimization, Outcome, Validation
 from paucal.training.schedules import LinearWarmup
 from paucal.types import UserError
 from paucal.wording import counted, format_duration
@@ -137,7 +138,7 @@ class SegmentationJob(TimedJob[SegmentSettings, SegmentationSetup, SegmentResult
         training_seconds = left - pace.ending(counts)
         crop_seconds = pace.step * counts["train"] / settings.effective_batch  # per epoch, with one crop per image
         eval_seconds = pace.evaluation(counts)
-        is_given = not setup.origin["crops"].startswith(("auto:", "default"))
+        is_given = setup.origin["crops"] != "default" and not is_automatic(setup.origin["crops"])
         crops, epochs = fill_time(training_seconds, crop_seconds, eval_seconds, settings.crops, is_given)
         epoch_seconds = crops * crop_seconds + eval_seconds
         if epochs < 1:
@@ -160,12 +161,12 @@ class SegmentationJob(TimedJob[SegmentSettings, SegmentationSetup, SegmentResult
         text, seconds = f"{counted(epochs, 'epoch')} of {duration} each fit in {settings.time}", epochs * epoch_seconds
         return PlannedLength(values, reasons, text, seconds + pace.ending(counts), MAX_LENGTH_RATIO * steps)
 
-    def loader(self, setup: SegmentationSetup, start: int) -> TrainLoader:
-        """Return the loader of training crops, starting at forward pass `start`."""
+    def loader(self, setup: SegmentationSetup, first_pass: int) -> TrainLoader:
+        """Return the loader of training crops, starting at forward pass `first_pass`."""
         settings, preprocessing = setup.settings, setup.card.preprocessing
         transform = CropTransform(crop_options(settings), Normalisation(preprocessing.mean, preprocessing.std))
         crops = MaskedCrops(setup.data.images, setup.data.masks, transform, settings.seed)
-        return step_loader(crops, setup.data, settings, setup.plan, start)
+        return step_loader(crops, setup.data, settings, setup.plan, first_pass)
 
     def optimization(self, setup: SegmentationSetup) -> Optimization:
         """Return the settings of AdamW and of the learning-rate schedule."""
@@ -175,8 +176,8 @@ class SegmentationJob(TimedJob[SegmentSettings, SegmentationSetup, SegmentResult
         schedule = schedule_type(settings.lr, plan.total_steps, warmup, start, settings.min_lr)
         return Optimization(schedule, settings.weight_decay, clip=settings.clip, average_decay=settings.average)
 
-    def validation(self, setup: SegmentationSetup) -> Watch | None:
-        """Return the `Watch` that scores the validation images.
+    def validation(self, setup: SegmentationSetup) -> Validation | None:
+        """Return the `Validation` that scores the validation images.
 
         None if the run has no validation images; the last epoch is then kept.
         """
@@ -193,10 +194,10 @@ class SegmentationJob(TimedJob[SegmentSettings, SegmentationSetup, SegmentResult
                 LOSS_COLUMN: scores["loss"],
             }
 
-        return Watch(validate, SCORE_COLUMN, LOSS_COLUMN)
+        return Validation(validate, SCORE_COLUMN, LOSS_COLUMN)
 
     def conclude(
-        self, run: RunFolder, setup: SegmentationSetup, outcome: Outcome, watcher: Watcher, console: Console
+        self, run: RunFolder, setup: SegmentationSetup, outcome: Outcome, listener: EpochListener, console: Console
     ) -> SegmentResult:
         """Evaluate the best model on the test images and write the results."""
         return conclude(run, setup, outcome, console)

@@ -89,11 +89,12 @@ def lr(facts: DataAndMachine) -> Choice:
 
 def backbone_lr(facts: DataAndMachine) -> Choice:
     """Choose the factor on the backbone's learning rate: 0.1 for a pretrained backbone, else 1."""
-    if facts.start is None:
+    weights = facts.initial_weights
+    if weights is None:
         return 1.0, "the backbone has random weights, like the head"
-    if facts.start.undertrained:
-        return 1.0, describe_undertrained(facts.start)
-    return 0.1, f"a tenth of the head's, to keep {facts.start.where} nearly unchanged"
+    if weights.undertrained:
+        return 1.0, describe_undertrained(weights)
+    return 0.1, f"a tenth of the head's, to keep {weights.where} nearly unchanged"
 
 
 def min_lr(lr: float) -> Choice:
@@ -103,12 +104,17 @@ def min_lr(lr: float) -> Choice:
 
 def freeze(facts: DataAndMachine) -> Choice:
     """For few images, freeze the pretrained stem to save time; a pretrained stem already detects edges and colours."""
-    if facts.start is not None and facts.start.undertrained:
-        return "none", describe_undertrained(facts.start)
-    if facts.start is not None and facts.n_train <= SOME_IMAGES:
-        images = counted(facts.n_train, "training image")
-        return "stem", f"{images}, and {facts.start.where} already detects edges and colours"
-    return "none", "enough images to train the whole backbone" if facts.start is not None else "the weights are random"
+    weights = facts.initial_weights
+    if weights is None:
+        return "none", "the weights are random"
+    if weights.undertrained:
+        return "none", describe_undertrained(weights)
+    if facts.n_train <= SOME_IMAGES:
+        return (
+            "stem",
+            f"{counted(facts.n_train, 'training image')}, and {weights.where} already detects edges and colours",
+        )
+    return "none", "enough images to train the whole backbone"
 
 
 def scale(facts: DataAndMachine) -> Choice:

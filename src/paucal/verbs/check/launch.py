@@ -37,7 +37,7 @@ from paucal.rules.model_and_size import IMAGE_SIDES
 from paucal.runner.annotation_frames import takes_annotations
 from paucal.runner.console import Console, RecordingConsole
 from paucal.runner.frames import Data
-from paucal.runner.images import SplitImages, find_images
+from paucal.runner.images import SplitImages, open_undecoded
 from paucal.runner.outputs import refuse_inside_images
 from paucal.runs.writable import check_folder_writable
 from paucal.settings.options import DEFAULT_SIDE, check_ranges
@@ -197,7 +197,7 @@ def _open_set(settings: CheckSettings) -> tuple[ImageSet, list[Finding]]:
         return annotated
     try:
         # --classes is applied later, since an unknown class is a mistake of the caller and not a problem of the data.
-        images = find_images(replace(settings, classes=None))
+        images = open_undecoded(replace(settings, classes=None))
     except UserError as problem:
         images = _open_without_labels(settings, problem)
         is_table = settings.data.lower().endswith(TABLE_SUFFIXES)

@@ -12,7 +12,7 @@ from paucal.data.decode import UnreadableImage
 from paucal.data.images import ImageSet, evenly_spaced
 from paucal.data.stores import EncodedStore, locate
 from paucal.runner.console import Console
-from paucal.runner.images import find_images
+from paucal.runner.images import open_undecoded
 from paucal.runner.job import AnyJob, RunSetup
 from paucal.runner.time_budget import TimedJob, parse_duration, seconds_per_step, trial_steps
 from paucal.tasks.classification.assembly import TrainingSetup
@@ -102,7 +102,7 @@ def open_images(verb: str, settings: Mapping[str, Any], console: Console) -> Gri
 
         return GridImages(verb, segmented.images, masks)
     job_settings = job_of(verb).settings_type(**verb_settings(settings))
-    return GridImages(verb, find_images(job_settings, labelled=verb == "train"))
+    return GridImages(verb, open_undecoded(job_settings, labelled=verb == "train"))
 
 
 def fingerprint(images: ImageSet) -> str:

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 import torch
 
-from paucal.runner.clock import end_time_text
 from paucal.runner.console import Console
 from paucal.runner.elsewhere.packages import PACKAGE_BY_CLUSTER, require_package, require_sbatch, slurm_options
+from paucal.runner.run_time import end_time_text
 from paucal.runs import RunFolder
 from paucal.types import UserError
 from paucal.verbs.compare._computing import train_cell

@@ -20,7 +20,7 @@ from paucal.data.masks.pairs import find_pairs
 from paucal.data.shards.writing import encode_image
 from paucal.data.sources.suffixes import IMAGE_SUFFIXES
 from paucal.data.unreadable import ReportProgress
-from paucal.runner.images import find_images, with_run_reading
+from paucal.runner.images import open_undecoded, with_run_reading
 from paucal.tasks.detection.images import MIN_BOX_SIDE, check_annotations
 from paucal.types import UserError
 from paucal.verbs.convert.settings import ConvertSettings
@@ -202,7 +202,7 @@ def _read_mask_set(settings: ConvertSettings, path: Path, progress: ReportProgre
 
 
 def _read_classes(settings: ConvertSettings, path: Path, progress: ReportProgress) -> Content:
-    images = find_images(settings, advance=progress)
+    images = open_undecoded(settings, advance=progress)
     items = [Item(n, "", part, labels=tuple(images.classes_of(n))) for n, part in enumerate(images.declared)]
     return Content("train", images, tuple(items), number_classes(images.classes))
 

@@ -29,7 +29,7 @@ from paucal.models.named import find_run
 from paucal.models.tasks import SEGMENTATION, task_of
 from paucal.reading import expand_user_path
 from paucal.runner.console import Console
-from paucal.runner.images import find_images, load_images, open_again, pin_data
+from paucal.runner.images import load_images, open_again, open_undecoded, pin_data
 from paucal.runner.outputs import check_results
 from paucal.runs import RunFolder, open_model_folder
 from paucal.settings.shared import LabelledDataSettings
@@ -199,7 +199,7 @@ def open_data(
 def find_data(settings: OpeningSettings) -> ImageSet:
     """Open a data set without reading its pixels."""
     folder = _voc_folder(settings.data, settings)
-    return find_images(settings) if folder is None else open_voc2007(folder).images
+    return open_undecoded(settings) if folder is None else open_voc2007(folder).images
 
 
 def _voc_folder(target: str, settings: OpeningSettings) -> Path | None:

@@ -7,9 +7,9 @@ from typing import Any
 
 from paucal.export.reading import load_model, model_digest
 from paucal.models.trained import TrainedModel
-from paucal.runner.clock import precise_duration
 from paucal.runner.console import Console
 from paucal.runner.input_images import InputImages
+from paucal.runner.run_time import precise_duration
 from paucal.settings.options import check_ranges
 from paucal.types import UserError
 from paucal.verbs.predict.answers import Block, predict_batches

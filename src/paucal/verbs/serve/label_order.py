@@ -11,7 +11,7 @@ from paucal.data.sources.joining import SEPARATOR
 from paucal.export.reading import task_of_model
 from paucal.models.tasks import CLASSIFICATION, REGRESSION
 from paucal.runner.console import Console
-from paucal.runner.images import find_images, load_images
+from paucal.runner.images import load_images, open_undecoded
 from paucal.runner.input_images import path_of_image
 from paucal.runs import RunFolder
 from paucal.settings.shared import DataSettings
@@ -56,7 +56,7 @@ def open_labelling(source: str | None, settings: ServeSettings, saved: LabelFile
     data, classes = DataSettings(data=str(settings.label), on_bad_image="skip"), settings.classes
     suggestions: Mapping[int, Suggestion] = {}
     if source is None:
-        images = find_images(data, labelled=False)
+        images = open_undecoded(data, labelled=False)
         order = np.random.default_rng(0).permutation(len(images)).tolist()
     else:
         model = Classifier(source, settings.device)

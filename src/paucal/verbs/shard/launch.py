@@ -18,7 +18,7 @@ from paucal.data.shards.writing import write_shards
 from paucal.data.stores import EncodedStore, locate
 from paucal.runner.console import Console, RecordingConsole
 from paucal.runner.frames import Data, takes_frames
-from paucal.runner.images import find_images, with_run_reading
+from paucal.runner.images import open_undecoded, with_run_reading
 from paucal.runner.outputs import check_new_folder
 from paucal.settings.options import check_ranges
 from paucal.settings.values import settings_from_keywords, with_settings_signature
@@ -132,8 +132,8 @@ def _write_shards(settings: ShardSettings, folder: Path, console: Console) -> Sh
 def _open_images(settings: ShardSettings) -> ImageSet:
     try:
         if not settings.unlabelled:
-            return find_images(settings)
-        images = find_images(replace(settings, classes=None), labelled=False)
+            return open_undecoded(settings)
+        images = open_undecoded(replace(settings, classes=None), labelled=False)
     except UserError:
         path = Path(settings.data).expanduser()
         contents = describe_labels(path) if path.exists() and not settings.unlabelled else {}

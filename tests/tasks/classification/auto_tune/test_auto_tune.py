@@ -33,7 +33,7 @@ from paucal.tasks.classification.auto_tune.heads import HEADS
 from paucal.tasks.classification.auto_tune.record import TuneStep
 from paucal.tasks.classification.auto_tune.trials import best_trial
 from paucal.tasks.classification.job import TrainingJob
-from paucal.training.clock import RunClock
+from paucal.training.length_correction import RunClock
 from paucal.types import UserError
 from tasks.classification.auto_tune.carried import MODEL, ONE_WAY, install
 

@@ -42,7 +42,7 @@ from paucal.tasks.classification.auto_tune.unlabelled_head import (
     make_pool,
     race_unlabelled,
 )
-from paucal.tasks.classification.finishing import make_watch
+from paucal.tasks.classification.finishing import make_validation
 from paucal.tasks.classification.job import TrainingJob
 from paucal.types import UserError
 from tasks.classification.auto_tune.carried import ONE_WAY, install
@@ -452,7 +452,7 @@ def test_tuned_model__has_to_beat_the_better_of_both_first_models(data):
     for score, floor in ((0.80, 0.82), (0.84, 0.84)):
         more = TuneStep("more", score, 1.0, {"images": 60, "kept": True})
         record = TuneRecord(probe=TuneStep("probe", 0.82, 1.0), unlabelled=more)
-        assert make_watch(replace(setup, tune_record=record)).floor == floor
+        assert make_validation(replace(setup, tune_record=record)).floor == floor
         assert record.first_model.score == score
 
 

@@ -12,8 +12,8 @@ import torch
 
 from paucal.cores import cores_are_shared, measure_slowdown
 from paucal.models.features import linear_classifier
-from paucal.runner.clock import start_time
 from paucal.runner.console import Console
+from paucal.runner.run_time import start_time
 from paucal.runner.time_budget import store_length
 from paucal.runs import RunFolder
 from paucal.tasks.classification.assembly import TrainingSetup
@@ -115,7 +115,7 @@ def _tune_trained_weights(state: TuneState) -> bool:
 def _describe_shortage(state: TuneState) -> str:
     if None not in state.record.sizes.values():
         return "the remaining time is too short for tuning"
-    half_batch = state.setup.settings.images_per_pass // 2
+    half_batch = state.setup.settings.batch_size_or_1 // 2
     advice = f"--batch-size {half_batch} needs half of it" if half_batch else "a smaller --img-size needs less"
     return f"the memory is too small for tuning ({advice})"
 

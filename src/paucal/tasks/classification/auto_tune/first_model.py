@@ -19,8 +19,9 @@ from paucal.models.features import ClassifierInputs, StageClassifierInputs, line
 from paucal.models.precision import EXPLICIT_CHOICES
 from paucal.models.preprocessing import Preprocessing
 from paucal.models.trained import save_trained
-from paucal.runner.clock import end_time_text
-from paucal.runner.images import SplitImages, eval_loader
+from paucal.runner.images import SplitImages
+from paucal.runner.loaders import eval_loader
+from paucal.runner.run_time import end_time_text
 from paucal.runs import RunFolder
 from paucal.runs.weights import save_weights
 from paucal.settings.shared import JobSettings

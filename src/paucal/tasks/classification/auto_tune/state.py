@@ -8,6 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from paucal.models.precision import FLOAT32, PrecisionChoice
+from paucal.rules.resolve import automatic, is_automatic
 from paucal.runner.console import Console
 from paucal.runner.resuming import store_changes
 from paucal.runner.starts import START_FILE
@@ -53,7 +54,7 @@ class FittedHead:
         return len(self.rows)
 
 
-RESERVED_FRACTION = 0.05  # fraction of the time budget for plots, the report page and unforeseen work
+PLANNING_RESERVE = 0.05  # fraction of the time budget for plots, the report page and unforeseen work
 # With fewer training images, validation cannot show whether tuning is better than the probe.
 MIN_IMAGES = 100
 # Automatic settings that are not chosen again when other settings change.
@@ -120,7 +121,7 @@ class TuneState:
 
     def seconds_left(self, pixel_ratio: float = 1.0) -> float:
         """Return the seconds left for training, after subtracting the reserved time and the final evaluations."""
-        return (1 - RESERVED_FRACTION) * self.record.budget - self.spent - self.final_eval_seconds(pixel_ratio)
+        return (1 - PLANNING_RESERVE) * self.record.budget - self.spent - self.final_eval_seconds(pixel_ratio)
 
     def consider(self, preset_settings: Mapping[str, Any]) -> None:
         """Plan the time for tuning with a preset from now on; the preset decides which stages are frozen."""
@@ -134,7 +135,7 @@ class TuneState:
     def reassemble(self, **changes: Any) -> TrainingSetup:
         """Return a setup with changed settings; choose automatic settings that may depend on the changes again."""
         setup = self.setup
-        automatic = {name for name, origin in setup.origin.items() if origin.startswith("auto: ")}
+        automatic = {name for name, origin in setup.origin.items() if is_automatic(origin)}
         revised = automatic - NEVER_REVISED - set(changes) - (set() if "model" in changes else {"img_size"})
         settings = replace(setup.settings, **dict.fromkeys(revised), **changes)
         given = {name: origin for name, origin in setup.origin.items() if name not in revised and origin != "default"}
@@ -146,11 +147,11 @@ class TuneState:
 
         `reasons` has the reason for each setting that auto-tuning has chosen, by name of the setting.
         """
-        origin = {**setup.origin, **{name: f"auto: {reason}" for name, reason in reasons.items()}}
+        origin = {**setup.origin, **{name: automatic(reason) for name, reason in reasons.items()}}
         self.setup = replace(setup, origin=origin)
         store_changes(self.run, setup.settings, origin)
-        if setup.start is not None:
-            self.run.write_json(START_FILE, setup.start.to_dict())
+        if setup.load_report is not None:
+            self.run.write_json(START_FILE, setup.load_report.to_dict())
 
 
 def is_timed(setup: TrainingSetup) -> bool:
@@ -166,4 +167,4 @@ def cannot_evaluate_tuning(setup: TrainingSetup) -> bool:
 
 def is_free(setup: TrainingSetup, name: str) -> bool:
     """Return whether a setting may be chosen automatically, because the user did not give it."""
-    return setup.origin.get(name, "default") == "default" or setup.origin[name].startswith("auto: ")
+    return setup.origin.get(name, "default") == "default" or is_automatic(setup.origin[name])

@@ -20,7 +20,7 @@ from paucal.tasks.classification.auto_tune.paired_losses import LOSSES_KEY, cali
 from paucal.tasks.classification.auto_tune.record import TuneStep
 from paucal.tasks.classification.loaders import make_val_predictor, train_loader, validation_scores
 from paucal.tasks.classification.optimization import optimization
-from paucal.training import CosineWarmup, Outcome, Plan, Records, TimePlan, Watch, checkpoint_step, fit
+from paucal.training import CosineWarmup, Outcome, Plan, Records, TimePlan, Validation, checkpoint_step, fit
 from paucal.training.failures import memory_advice
 from paucal.types import UserError
 
@@ -119,11 +119,11 @@ def run_trial(
         newest_predictions[:] = [predict(module, device)]
         return validation_scores(newest_predictions[0])
 
-    start = checkpoint_step(folder.last) * plan.accumulate if folder.last.exists() else 0
-    records = Records(folder, lambda module: None, Watch(validate))
+    first_pass = checkpoint_step(folder.last) * plan.accumulate if folder.last.exists() else 0
+    records = Records(folder, lambda module: None, Validation(validate))
     try:
         with memory_advice(plan):
-            outcome = _fit_trial(setup, plan, start, records, console, callbacks)
+            outcome = _fit_trial(setup, plan, first_pass, records, console, callbacks)
     except UserError as problem:  # the training diverged, or the memory was too small
         console.say(f"note: {preset.name}: {problem}")
         details = {"loss": FAILED_LOSS, "steps": steps, **preset.settings}
@@ -139,14 +139,14 @@ def run_trial(
 
 
 def _fit_trial(
-    setup: TrainingSetup, plan: Plan, start: int, records: Records, console: Console, callbacks: Sequence[Callback]
+    setup: TrainingSetup, plan: Plan, first_pass: int, records: Records, console: Console, callbacks: Sequence[Callback]
 ) -> Outcome:
     settings, request, steps = setup.settings, setup.objective.data_request, plan.total_steps
     peak, warmup = settings.lr, round(WARMUP_FRACTION * steps)
     schedule = CosineWarmup(peak=peak, horizon=steps, warmup=warmup, start=0.1 * peak, floor=0.0)
     return fit(
         setup.objective,
-        lambda: train_loader(setup.data, setup.card.preprocessing, settings, plan, request, start),
+        lambda: train_loader(setup.data, setup.card.preprocessing, settings, plan, request, first_pass),
         replace(optimization(settings, plan), schedule=schedule, average_decay=None),
         plan,
         records,

@@ -48,11 +48,11 @@ def seconds_per_image(setup: TrainingSetup, threads: bool = False) -> float:
     With `threads`, first choose the fastest number of threads, since other programs may use the same cores.
     """
     settings, objective = setup.settings, setup.objective
-    size = min(settings.images_per_pass, MAX_TIMED_IMAGES, max(2, len(setup.data.part("train"))))
+    size = min(settings.batch_size_or_1, MAX_TIMED_IMAGES, max(2, len(setup.data.part("train"))))
     device = torch.device(settings.device)
     loader_settings = replace(settings, batch_size=size, accumulate=1, workers=0)
     plan, request = replace(setup.plan, total_steps=TIMED_STEPS + 1, accumulate=1), objective.data_request
-    batches: Any = train_loader(setup.data, setup.card.preprocessing, loader_settings, plan, request, start=0)
+    batches: Any = train_loader(setup.data, setup.card.preprocessing, loader_settings, plan, request, first_pass=0)
     with trial_steps(objective.train(), device):
         return seconds_per_step(objective, batches, device, settings.precision, threads=threads) / size
 

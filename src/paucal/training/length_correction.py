@@ -18,8 +18,9 @@ from paucal.training.plan import Plan, PlanChange, TimePlan
 from paucal.training.stopping import POLL_STEPS
 from paucal.types import Batch
 
-# Fraction of the time budget kept in reserve, since the duration of the work after the last step varies
-RESERVED_FRACTION = 0.03
+# Fraction of the time budget kept in reserve, since the duration of the work after the last step varies. The reserve of
+# auto-tuning is larger, since it also has to cover plots and the report page, which `TimePlan.closing` includes.
+CORRECTION_RESERVE = 0.03
 # The number of steps is corrected if the expected end differs from the deadline by more than this fraction of the time
 # budget and by more than this fraction of the remaining time.
 BUDGET_TOLERANCE, REMAINING_TOLERANCE = 0.03, 0.15
@@ -55,7 +56,7 @@ class RunClock:
         # A resumed run measures the step time anew, since the load of the machine may have changed.
         if not trained_seconds:
             self._step_seconds, self._n_checks = self._time.step, 1
-        self._deadline = time.monotonic() + (1 - RESERVED_FRACTION) * budget - self._time.spent - trained_seconds
+        self._deadline = time.monotonic() + (1 - CORRECTION_RESERVE) * budget - self._time.spent - trained_seconds
 
     def skip_pause(self, evaluation_seconds: float | None = None) -> None:
         """Exclude the time since the last step, which was spent on a validation or a checkpoint, from the step time."""

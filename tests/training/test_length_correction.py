@@ -11,7 +11,7 @@ from lightning.pytorch import Callback
 
 from contracts import toys
 from paucal.runs.weights import load_checkpoint
-from paucal.training import CosineWarmup, Plan, PlanChange, TimePlan, Watch, clock, keeper
+from paucal.training import CosineWarmup, Plan, PlanChange, TimePlan, Validation, keeper, length_correction
 from paucal.training.checkpoints import checkpoint_changes
 
 EVALUATION, CLOSING, SPENT = 0.5, 3.0, 5.0  # seconds
@@ -36,7 +36,7 @@ class Times:
 
     def __init__(self, monkeypatch):
         self.now = 0.0
-        for module in (clock, keeper):
+        for module in (keeper, length_correction):
             monkeypatch.setattr(module, "time", self)
 
     def monotonic(self):
@@ -55,7 +55,7 @@ def simulated(times, seconds, budget, most=10_000):
     )
     module = SimpleNamespace(plan=Plan(planned(budget) * PER_EPOCH, PER_EPOCH, time=timed(budget, most)))
     module.device = torch.device("meta")  # whose threads nobody chooses
-    kept = clock.RunClock(module.plan)
+    kept = length_correction.RunClock(module.plan)
     kept.start(0.0)
     while trainer.global_step < module.plan.last_step:
         times.now += seconds(times.now)
@@ -144,9 +144,9 @@ class Machine(Callback):
 
 
 def train(folder, machine, time, epochs, name="per_block", callbacks=(), **more):
-    watch = Watch(machine.score, "val_size", "val_loss")
+    validation = Validation(machine.score, "val_size", "val_loss")
     objective, callbacks = toys.make(name), [machine, *callbacks]
-    return toys.train(objective, folder, epochs=epochs, watch=watch, callbacks=callbacks, time=time, **more)
+    return toys.train(objective, folder, epochs=epochs, validation=validation, callbacks=callbacks, time=time, **more)
 
 
 def test_run__without_a_time_is_left_alone(tmp_path, monkeypatch):
@@ -286,11 +286,11 @@ def test_threads__are_tried_without_a_trace_and_recorded(tmp_path, monkeypatch):
 
         return choose
 
-    monkeypatch.setattr(clock, "THREAD_TEST_FRACTION", 1.0)  # these steps are long beside the time
+    monkeypatch.setattr(length_correction, "THREAD_TEST_FRACTION", 1.0)  # these steps are long beside the time
     load = load_between(12, 1e9, slow=1.5)
     for threads, repeats in ((1, 0), (1, 2), (2, 2)):
         folder = tmp_path / f"{threads}-{repeats}"
-        monkeypatch.setattr(clock, "choose_threads", choosing(threads, repeats))
+        monkeypatch.setattr(length_correction, "choose_threads", choosing(threads, repeats))
         seen, machine = Threads(), Machine(monkeypatch, load)
         outcome = train(folder, machine, timed(30.0), planned(30.0), name="two_networks", callbacks=[seen])
         states.append(load_checkpoint(folder / "checkpoints" / "last.ckpt")["state_dict"])

@@ -1,4 +1,4 @@
-"""Lookup of methods by name, and settings of methods that a run does not use."""
+"""Find and refuse settings that belong to methods and losses that a run does not use."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
