@@ -198,8 +198,9 @@ class Job(ABC, Generic[S, A, R]):
     def assemble(self, settings: S, given: Mapping[str, str], bars: Bars, run: RunFolder | None = None) -> A:
         """Open the images, choose settings that were not given, and build the objective, without training or writing.
 
-        `given` has the origin of each setting that the user gave; `bars` opens a progress bar with a title; `run` is
-        the run to resume, or None for a new run.
+        `given` has the origin of each setting that the user gave; `bars` opens a progress bar with a title. `run` is
+        the folder of the run once it exists, in auto-tuning as well as after a stop; None before the folder is created.
+        With a folder, the stored split, preprocessing and record are used.
         """
 
     def announce(self, setup: A, console: Console) -> None:

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from paucal.backbones.spec import BackboneSpec
+from paucal.backbones.weights.load_report import LoadReport
 from paucal.data.channels.pixel_format import describe_channels
 from paucal.data.checking.findings import Finding
 from paucal.data.images import ImageSet
@@ -39,8 +40,8 @@ from paucal.runner.time_budget import parse_duration
 from paucal.runner.trainer_inputs import check_rates
 from paucal.runs import RunFolder
 from paucal.runs.folder import AUTO
-from paucal.runs.weights import read_weights
 from paucal.tasks.classification.auto_tune.record import TuneRecord, read_record
+from paucal.tasks.classification.auto_tune.stored_heads import load_head
 from paucal.tasks.classification.balance import set_class_weights, set_label_mode
 from paucal.tasks.classification.frozen_views import FrozenViews, why_unsupported
 from paucal.tasks.classification.images import quick_check, split_images, too_few_for_test
@@ -51,7 +52,6 @@ from paucal.training import Plan
 from paucal.types import UserError
 from paucal.wording import counted
 
-PROBE_FILE = "probe.safetensors"
 STREAMED_REMARK = "no linear probe, since the images are streamed; all steps fine-tune the pretrained weights"
 TUNING_METHOD = "supervised"  # method of a run that chooses pretrained weights, if the user gave no method
 # Settings that apply to weights given by the user, or to random weights. If one of these settings is given, the run
@@ -80,6 +80,29 @@ class TrainingSetup(RunSetup[TrainSettings]):
     frozen_views: FrozenViews | None = None
 
 
+@dataclass(frozen=True)
+class _SettingsAndImages:
+    """All settings and the decoded images of a run, before its network is built.
+
+    Attributes:
+        settings: Settings, each given or chosen.
+        given: Origin of each setting that was given, or that was chosen together with the pretrained weights.
+        reasons: Reason for each setting that a rule has chosen.
+        data: Decoded images and their split.
+        facts: Facts from which the rules have chosen settings.
+        weights_source: Source of the initial weights.
+        choice: Automatic choice of pretrained weights; has no candidates if the weights were given.
+    """
+
+    settings: TrainSettings
+    given: Mapping[str, str]
+    reasons: Mapping[str, str]
+    data: SplitImages
+    facts: DataAndMachine
+    weights_source: WeightsSource
+    choice: WeightsChoice
+
+
 def assemble(
     settings: TrainSettings,
     given: Mapping[str, str],
@@ -93,33 +116,73 @@ def assemble(
         settings: Settings of the user, or the stored settings of `run`.
         given: Origin of each setting that was given, such as "flag" or "config".
         bars: Function that opens a progress bar with a title.
-        run: Run to resume; None for a new run.
+        run: Folder of the run once it exists, in auto-tuning as well as after a stop; None before the folder is
+            created. With a folder, the stored split, preprocessing and record are used.
         opened: Images of the run if an earlier call has opened them; None to open them.
     """
-    chooses_start = run is None and _may_choose_start(settings, given)
-    original_inputs = settings, given
-    start = WeightsSource() if chooses_start else find_start(settings, run)
-    data = opened or _open_images(settings, bars, run)
-    choice = WeightsChoice((), "")
-    if chooses_start:
-        settings, given, choice = _choose_start(settings, given, data)
-        start = find_start(settings)
-    images, facts = data.images, replace(data.facts(), start=_initial_weights_info(start, settings.init))
-    fit_memory = settings.batch_size == "auto"
-    settings, reasons = resolve_training(settings, facts)
-    data, skipped_images = _decode_at_size(settings, data, bars, run, opened)
-    if skipped_images:  # choose the settings that depend on the number of images again
-        return assemble(*original_inputs, bars, run, split_images(original_inputs[0], data.images))
-    images = data.images
-    tune_record = _open_tune_record(settings, choice, run, in_memory=images.stream is None)
-    objective, spec, notes = _build_objective(settings, len(images.classes), images.reading.channels)
-    if run is None and _needs_test_split(original_inputs[0], data, tune_record, objective):
-        return assemble(*original_inputs, bars, run, split_images(original_inputs[0], images, keep_test=True))
+    chosen = _settle_settings_and_images(settings, given, bars, run, opened)
+    images = chosen.data.images
+    tune_record = _open_tune_record(chosen.settings, chosen.choice, run, in_memory=images.stream is None)
+    objective, spec, notes = _build_objective(chosen.settings, len(images.classes), images.reading.channels)
+    if run is None and _needs_test_split(settings, chosen.data, tune_record, objective):
+        return assemble(settings, given, bars, run, split_images(settings, images, keep_test=True))
+    chosen, card = _adapt_objective(chosen, objective, spec, bars, run)
+    if settings.batch_size == "auto":
+        chosen = _choose_batch_size(chosen, objective, card)
+    settings, data = chosen.settings, chosen.data
+    load_report = load_start(chosen.weights_source, settings.model, objective, images.classes, settings.init_head)
+    if tune_record is not None and run is not None and not run.last.exists():
+        load_head(run, objective, settings.img_size)  # tuning starts from the stored head
+    findings = tuple(quick_check(data)) if run is None else ()
+    remarks = _list_remarks(chosen, objective, load_report, findings, is_new=run is None)
+    _check_request(objective, settings, card)
+    return TrainingSetup(
+        settings=settings,
+        origin=list_origins(settings, chosen.given, chosen.reasons),
+        data=data,
+        plan=_make_plan(settings, chosen.facts, tune_record),
+        objective=objective,
+        card=card,
+        remarks=(*remarks, *notes),
+        start=load_report,
+        tune_record=tune_record,
+        findings=findings,
+    )
+
+
+def _settle_settings_and_images(
+    settings: TrainSettings, given: Mapping[str, str], bars: Bars, run: RunFolder | None, opened: SplitImages | None
+) -> _SettingsAndImages:
+    """Open the images, choose the settings that were not given, and decode the images at the chosen size.
+
+    Settings may depend on the number of images, so they are chosen again if unreadable images were skipped.
+    """
+    chooses_weights = run is None and _may_choose_start(settings, given)
+    source = WeightsSource() if chooses_weights else find_start(settings, run)
+    data, choice = opened or _open_images(settings, bars, run), WeightsChoice((), "")
+    while True:
+        known_settings, origins = settings, given
+        if chooses_weights:
+            known_settings, origins, choice = _choose_start(settings, given, data)
+            source = find_start(known_settings)
+        facts = replace(data.facts(), start=_initial_weights_info(source, known_settings.init))
+        all_settings, reasons = resolve_training(known_settings, facts)
+        decoded, skipped_images = _decode_at_size(all_settings, data, bars, run, opened)
+        if not skipped_images:
+            return _SettingsAndImages(all_settings, origins, reasons, decoded, facts, source, choice)
+        data = opened = split_images(settings, decoded.images)
+
+
+def _adapt_objective(
+    chosen: _SettingsAndImages, objective: Objective, spec: BackboneSpec, bars: Bars, run: RunFolder | None
+) -> tuple[_SettingsAndImages, ModelCard]:
+    """Adapt the objective to the labels of the images; return the inputs with label maps, if needed, and the card."""
+    settings, data, images, source = chosen.settings, chosen.data, chosen.data.images, chosen.weights_source
     set_label_mode(settings, data, objective)
     if objective.data_request.label_maps:
         with bars("reading label maps") as advance:
             data = with_label_maps(data, settings.labels, settings.method, advance)
-    preprocess = run_preprocessing(settings, data, start.input and start.input(settings.model), run)
+    preprocess = run_preprocessing(settings, data, source.input and source.input(settings.model), run)
     held_out_keys = frozenset(key for part in ("val", "test") for key in take_strings(images.keys, data.part(part)))
     settle_terms(settings, objective, RunImages(images, held_out_keys, Normalisation(preprocess.mean, preprocess.std)))
     set_class_weights(settings, data, objective)
@@ -127,32 +190,39 @@ def assemble(
     if images.multi_hot is not None:
         # Runs with validation images choose other thresholds after training.
         card = card.with_thresholds([DEFAULT_THRESHOLD] * len(images.classes))
-    if fit_memory:
-        settings, reasons["batch_size"] = fit_batch(settings, data, objective, card)
-        given = {name: origin for name, origin in given.items() if name not in ("batch_size", "accumulate")}
-    load_report = load_start(start, settings.model, objective, images.classes, settings.init_head)
-    if tune_record is not None and run is not None and not run.last.exists():
-        load_head(run, objective, settings.img_size)
-    findings = tuple(quick_check(data)) if run is None else ()
-    remarks = [
+    return replace(chosen, data=data), card
+
+
+def _choose_batch_size(chosen: _SettingsAndImages, objective: Objective, card: ModelCard) -> _SettingsAndImages:
+    """Return the settings with the largest batch size that fits in the memory."""
+    settings, reason = fit_batch(chosen.settings, chosen.data, objective, card)
+    given = {name: origin for name, origin in chosen.given.items() if name not in ("batch_size", "accumulate")}
+    return replace(chosen, settings=settings, given=given, reasons={**chosen.reasons, "batch_size": reason})
+
+
+def _list_remarks(
+    chosen: _SettingsAndImages,
+    objective: Objective,
+    load_report: LoadReport | None,
+    findings: Sequence[Finding],
+    is_new: bool,
+) -> list[str]:
+    """Return the sentences to print before the run starts; refuse settings that do not suit the images."""
+    settings, data, images, choice = chosen.settings, chosen.data, chosen.data.images, chosen.choice
+    return [
         *([choice.remark] if choice.remark else ()),
         *([PROCESSES_REMARK] if choice.candidates and settings.processes > 1 else ()),
         *images.notes,
         *filter(None, [describe_channels(images.reading.channels)]),
         *([MULTI_LABEL_REMARK] if images.multi_hot is not None else ()),
-        *(_describe_unlabelled(settings, images, objective) if run is None else ()),
+        *(_describe_unlabelled(settings, images, objective) if is_new else ()),
         *([STREAMED_REMARK] if images.stream is not None and choice.candidates else ()),
         *(f"{finding.text}; {finding.advice}" for finding in findings if finding.level != "note"),
-        *check_plan(settings, facts.n_train),
+        *check_plan(settings, chosen.facts.n_train),
         *(load_report.lines() if load_report else ()),
         *seen_by_initial_weights(settings.init, images, data.split),
         *check_tuning(settings, objective, images.class_counts(data.part("train")).tolist()),
-        *notes,
     ]
-    _check_request(objective, settings, card)
-    plan, origin = _make_plan(settings, facts, tune_record), list_origins(settings, given, reasons)
-    run_fields = (settings, origin, data, plan, objective, card, tuple(remarks), load_report)
-    return TrainingSetup(*run_fields, tune_record, findings)
 
 
 def _needs_test_split(
@@ -230,27 +300,6 @@ def _describe_unlabelled(settings: TrainSettings, images: ImageSet, objective: O
         )
     unlabelled = open_unlabelled(settings)
     return [f"{counted(len(unlabelled), 'image')} without labels in {settings.unlabelled}", *unlabelled.notes]
-
-
-def head_file_name(image_size: Sequence[int]) -> str:
-    """Return the file name of a head fitted at an image size that differs from the probe's."""
-    return f"head-{'x'.join(map(str, image_size))}.safetensors"
-
-
-def load_head(run: RunFolder, objective: Objective, image_size: Sequence[int] | None) -> None:
-    """Load a stored head into the deployed network: the head for an image size, or else the probe.
-
-    Nothing is loaded if the run has stored neither.
-    """
-    path = run.path / head_file_name(image_size or [])
-    path = path if path.is_file() else run.path / PROBE_FILE
-    classifier = linear_classifier(objective.deployable())
-    if not path.is_file() or classifier is None:
-        return
-    try:
-        classifier.load_state_dict(read_weights(path))
-    except RuntimeError as problem:
-        raise UserError(f"{str(path)!r} does not match the run's model: train again.") from problem
 
 
 def _may_choose_start(settings: TrainSettings, given: Mapping[str, str]) -> bool:

@@ -21,10 +21,8 @@ from paucal.models.preprocessing import Preprocessing
 from paucal.models.trained import save_trained
 from paucal.runner.clock import end_time_text
 from paucal.runner.images import SplitImages, eval_loader
-from paucal.runs import RunFolder
-from paucal.runs.weights import save_weights
 from paucal.settings.shared import JobSettings
-from paucal.tasks.classification.assembly import PROBE_FILE, TrainingSetup
+from paucal.tasks.classification.assembly import TrainingSetup
 from paucal.tasks.classification.auto_tune.head_race import MAX_RACED, RaceResult, race_heads, store_held_out
 from paucal.tasks.classification.auto_tune.heads import HEADS
 from paucal.tasks.classification.auto_tune.learning_curve import measure_learning_curve, write_curve
@@ -33,6 +31,7 @@ from paucal.tasks.classification.auto_tune.precision import choose_feature_preci
 from paucal.tasks.classification.auto_tune.probe import MAX_COMPARED, Head, fit_head, score_head, stratified_sample
 from paucal.tasks.classification.auto_tune.record import TuneStep
 from paucal.tasks.classification.auto_tune.state import FittedHead, TuneState, cannot_evaluate_tuning
+from paucal.tasks.classification.auto_tune.stored_heads import PROBE_FILE, save_head
 from paucal.tasks.classification.auto_tune.taught_head import learn_from_teacher
 from paucal.wording import counted, format_duration
 
@@ -325,8 +324,3 @@ def classifier_width(network: nn.Module) -> int | None:
     """Return the number of input features of the network's linear classifier; None if there is no such classifier."""
     classifier = linear_classifier(network)
     return None if classifier is None else classifier.in_features
-
-
-def save_head(run: RunFolder, head: Head, name: str) -> None:
-    """Store a head, from which tuning may start, in a file of the run folder."""
-    save_weights(run.path / name, {"weight": head.weight, "bias": head.bias})

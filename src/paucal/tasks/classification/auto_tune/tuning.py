@@ -8,10 +8,11 @@ import torch
 
 from paucal.memory import is_out_of_memory
 from paucal.runner.time_budget import seconds_per_step, trial_steps
-from paucal.tasks.classification.assembly import TrainingSetup, head_file_name
-from paucal.tasks.classification.auto_tune.first_model import fit_probe_head, save_head
+from paucal.tasks.classification.assembly import TrainingSetup
+from paucal.tasks.classification.auto_tune.first_model import fit_probe_head
 from paucal.tasks.classification.auto_tune.record import TuneStep
 from paucal.tasks.classification.auto_tune.state import TuneState, is_free, is_timed
+from paucal.tasks.classification.auto_tune.stored_heads import head_file_name, save_head
 from paucal.tasks.classification.auto_tune.trials import (
     MIN_STEPS,
     TRAINED_SECONDS,
