@@ -233,14 +233,14 @@ class Job(ABC, Generic[S, A, R]):
     def draw_batch(self, setup: A) -> Image:
         """Draw images of the first training batch after augmentation."""
 
-    def needs_planning(self, setup: A) -> bool:
-        """Return whether the length of the run must be planned from measurements; the same on all processes."""
+    def needs_preliminary_steps(self, setup: A) -> bool:
+        """Return whether training still needs the result of preliminary steps; the same on all processes."""
         return False
 
-    def plan(self, run: RunFolder, setup: A, console: Console) -> bool:
-        """Plan the length of the run and store it; return False if a signal stopped the planning.
+    def make_preliminary_steps(self, run: RunFolder, setup: A, console: Console) -> bool:
+        """Train a first model or short trials, or only time a few steps; choose the length of the run, and store both.
 
-        This method is only called on the first process.
+        This method is only called on the first process. It returns False if a signal stopped it.
         """
         return True
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import yaml
 from lightning.pytorch import Callback
@@ -28,7 +28,6 @@ from paucal.runner.job import A, Job, R, S, Watcher
 from paucal.runner.loggers import Loggers, check_loggers
 from paucal.runner.outputs import resolve_output
 from paucal.runner.processes import (
-    broadcast_path,
     broadcast_value,
     explain_lost_processes,
     forget_run_of_children,
@@ -37,6 +36,8 @@ from paucal.runner.processes import (
     pass_run_to_children,
     receive_path,
     run_on_rank_zero,
+    send_path,
+    tell_others_of_failure,
 )
 from paucal.runner.resuming import input_names, reopen, store_changes, stored_settings
 from paucal.runner.run_folder import RunWriter
@@ -49,6 +50,8 @@ from paucal.training import Outcome, Records, checkpoint_step, fit
 from paucal.training.ledger import Ledger
 from paucal.types import UserError
 from paucal.wording import counted
+
+P = TypeVar("P", str, str | None)
 
 
 @dataclass(frozen=True)
@@ -82,28 +85,17 @@ def begin(
     join_processes()
     if not is_first():
         return _join_run(job, callbacks)
-    setups: list[A] = []
-    all_callbacks = list(callbacks)
-
-    def create() -> Path:
-        local_settings = settings
-        if settings.output is not None and is_remote(settings.output):
-            require_one_machine(settings.overwrite)
-            stored_copy = exit_stack.enter_context(written_to_storage(settings.output, False, console))
-            all_callbacks.append(stored_copy)
-            local_settings = replace(settings, output=str(stored_copy.folder))
-        setup = _check_and_assemble(job, local_settings, given, console)
-        setups.append(setup)
-        require_guard(setup.settings.workers)
-        job.announce(setup, console)
-        run = writer.begin(setup.settings.output, setup.settings.overwrite)
-        setups[0] = copy_frame_to_run(run, setup)
-        _write_initial_files(job, run, setups[0])
-        return run.path
-
     with ExitStack() as exit_stack, count_time_from(start), limited_threads(), RunWriter(console) as writer:
-        run = RunFolder(broadcast_path(create))
-        return _execute_run(job, run, setups[0], console, [*all_callbacks, *writer.callbacks()])
+        with tell_others_of_failure():
+            output, storage_callbacks = _local_folder(settings.output, exit_stack, console, settings.overwrite)
+            setup = _check_and_assemble(job, replace(settings, output=output), given, console)
+            require_guard(setup.settings.workers)
+            job.announce(setup, console)
+            run = writer.begin(setup.settings.output, setup.settings.overwrite)
+            setup = copy_frame_to_run(run, setup)
+            _write_initial_files(job, run, setup)
+        send_path(run.path)
+        return _execute_run(job, run, setup, console, [*callbacks, *storage_callbacks, *writer.callbacks()])
 
 
 def resume(
@@ -120,37 +112,26 @@ def resume(
     join_processes()
     if not is_first():
         return _join_run(job, callbacks)
-    setups: list[A] = []
-    all_callbacks = list(callbacks)
-
-    def reopen_run() -> Path:
-        local_path = path
-        if is_remote(path):
-            require_one_machine()
-            stored_copy = exit_stack.enter_context(written_to_storage(str(path), True, console))
-            all_callbacks.append(stored_copy)
-            local_path = stored_copy.folder
-        run, settings, origin = reopen(local_path, changes or {}, job)
-        old_settings = stored_settings(run, job.settings_type, job.verb)[0]
-        writer.lock_existing(run)
-        setup = _reassemble(job, run, settings, origin, console)
-        setups.append(setup)
-        if settings.processes != old_settings.processes and job.needs_planning(setup):
-            raise UserError(
-                f"{str(run.path)!r} was stopped before the length of its training was chosen, with "
-                f"{counted(old_settings.processes, 'process', 'processes')}: resume this run with the same number of "
-                "processes first."
-            )
-        if set(changes or {}) & set(input_names(job)):
-            require_same_images(run.split, setup.data.images)
-        job.announce(setup, console)
-        if settings != old_settings:  # stored only after all checks, since an invalid change must not damage the run
-            store_changes(run, settings, origin)
-        return run.path
-
     with ExitStack() as exit_stack, count_time_from(None), limited_threads(), RunWriter(console) as writer:
-        run = RunFolder(broadcast_path(reopen_run))
-        return _execute_run(job, run, setups[0], console, [*all_callbacks, *writer.callbacks()])
+        with tell_others_of_failure():
+            folder, storage_callbacks = _local_folder(str(path), exit_stack, console, is_resumed=True)
+            run, settings, origin = reopen(folder, changes or {}, job)
+            old_settings = stored_settings(run, job.settings_type, job.verb)[0]
+            writer.lock_existing(run)
+            setup = _reassemble(job, run, settings, origin, console)
+            if settings.processes != old_settings.processes and job.needs_preliminary_steps(setup):
+                raise UserError(
+                    f"{str(run.path)!r} was stopped before the length of its training was chosen, with "
+                    f"{counted(old_settings.processes, 'process', 'processes')}: resume this run with the same number "
+                    "of processes first."
+                )
+            if set(changes or {}) & set(input_names(job)):
+                require_same_images(run.split, setup.data.images)
+            job.announce(setup, console)
+            if settings != old_settings:  # after all checks, since an invalid change must not damage the run
+                store_changes(run, settings, origin)
+        send_path(run.path)
+        return _execute_run(job, run, setup, console, [*callbacks, *storage_callbacks, *writer.callbacks()])
 
 
 def run_quietly(
@@ -194,6 +175,20 @@ def show_config(job: Job[S, A, Any], settings: S, given: Mapping[str, str]) -> s
         for name, value in values.items()
         if value is not None and name not in ("output", "overwrite")
     )
+
+
+def _local_folder(
+    place: P, exit_stack: ExitStack, console: Console, overwrite: bool = False, is_resumed: bool = False
+) -> tuple[P | str, list[Callback]]:
+    """Return the local folder of a run on object storage, and the callback that copies it to the storage.
+
+    Other places are returned unchanged. The lock on the storage is held until `exit_stack` is closed.
+    """
+    if place is None or not is_remote(place):
+        return place, []
+    require_one_machine(overwrite)
+    stored_copy = exit_stack.enter_context(written_to_storage(place, is_resumed, console))
+    return str(stored_copy.folder), [stored_copy]
 
 
 def _check_and_assemble(job: Job[S, A, Any], settings: S, given: Mapping[str, str], console: Console) -> A:
@@ -241,8 +236,8 @@ def _execute_run(
             console.logging_to(run.log),
             Loggers(run, logger_names, console) as loggers,
         ):
-            if job.needs_planning(setup):
-                planned_setup = _plan_run(job, run, setup, console)
+            if job.needs_preliminary_steps(setup):
+                planned_setup = _make_preliminary_steps(job, run, setup, console)
                 if planned_setup is None:
                     stopped = Stopped(run.path, 0, setup.plan.total_steps, job.verb)
                     console.say(str(stopped))
@@ -275,23 +270,25 @@ def _execute_run(
         forget_run_of_children()
 
 
-def _plan_run(job: Job[S, A, Any], run: RunFolder, setup: A, console: Console) -> A | None:
-    """Plan the length of a run on the first process; return the new setup, or None if a signal stopped the planning."""
+def _make_preliminary_steps(job: Job[S, A, Any], run: RunFolder, setup: A, console: Console) -> A | None:
+    """Make the preliminary steps on the first process; return the new setup, or None if a signal stopped the steps."""
     finished = True
 
-    def plan() -> None:
+    def make_steps() -> None:
         nonlocal finished
         try:
-            finished = job.plan(run, setup, console)
+            finished = job.make_preliminary_steps(run, setup, console)
         except KeyboardInterrupt:
             if not run.card.exists():  # no model is saved yet, so there is nothing to resume
                 raise
             finished = False
 
-    run_on_rank_zero(plan)
+    run_on_rank_zero(make_steps)
     planned_at = time.monotonic()
     if not broadcast_value(finished):
         return None
+    # All processes, also the first, read the result from the run folder, as a run that is resumed here would do: the
+    # preliminary steps may leave images in memory that are larger than the chosen image size.
     planned_setup = _reassemble_stored(job, run, console)
     return replace(planned_setup, plan=replace(planned_setup.plan, deadline=setup.plan.deadline), planned_at=planned_at)
 

@@ -141,11 +141,11 @@ class TimedJob(Job[S, A, R]):
     def fit_length(self, setup: A, pace: Pace, left: float) -> PlannedLength:
         """Return the length of a run that takes at most `left` seconds from now on."""
 
-    def needs_planning(self, setup: A) -> bool:
+    def needs_preliminary_steps(self, setup: A) -> bool:
         """Return whether the run has a time budget, but its length is not planned yet."""
         return setup.settings.time is not None and getattr(setup.settings, self.length_setting) is None
 
-    def plan(self, run: RunFolder, setup: A, console: Console) -> bool:
+    def make_preliminary_steps(self, run: RunFolder, setup: A, console: Console) -> bool:
         """Time a few steps, and store the length of a run that fits in the time budget."""
         settings, counts = setup.settings, setup.data.counts()
         console.say("timing a few steps on this machine")

@@ -76,12 +76,16 @@ class TrainingJob(Job[TrainSettings, TrainingSetup, Result]):
         """Return the model and its method, as one line."""
         return f"{setup.describe()}; method: {setup.settings.method}"
 
-    def needs_planning(self, setup: TrainingSetup) -> bool:
-        """Return whether auto-tuning still has to decide the length of the run."""
+    def needs_preliminary_steps(self, setup: TrainingSetup) -> bool:
+        """Return whether auto-tuning still has to choose the number of epochs."""
         return setup.tune_record is not None and not setup.tune_record.plan
 
-    def plan(self, run: RunFolder, setup: TrainingSetup, console: Console) -> bool:
-        """Auto-tune the run; return False if a signal stopped the auto-tuning."""
+    def make_preliminary_steps(self, run: RunFolder, setup: TrainingSetup, console: Console) -> bool:
+        """Auto-tune the run.
+
+        Fit a probe and train short trials if the run has pretrained weights; choose the number of epochs; store both in
+        the run folder. Return False if a signal stopped a trial.
+        """
         with memory_advice(setup.plan):
             return auto_tune(run, setup, console)
 

@@ -113,11 +113,11 @@ class DetectionJob(TimedJob[DetectSettings, DetectionSetup, DetectResult]):
         batch = next(iter(self.loader(setup, 0)))
         return draw_batch_sheet(batch, setup.images.classes, preprocessing.mean, preprocessing.std)
 
-    def needs_planning(self, setup: DetectionSetup) -> bool:
+    def needs_preliminary_steps(self, setup: DetectionSetup) -> bool:
         """Return whether the first detector is not trained yet, or the length of the run is not planned yet."""
-        return (bool(setup.settings.heads_steps) and setup.first is None) or super().needs_planning(setup)
+        return (bool(setup.settings.heads_steps) and setup.first is None) or super().needs_preliminary_steps(setup)
 
-    def plan(self, run: RunFolder, setup: DetectionSetup, console: Console) -> bool:
+    def make_preliminary_steps(self, run: RunFolder, setup: DetectionSetup, console: Console) -> bool:
         """Train the first detector on the frozen backbone, then choose the number of steps for the remaining time."""
         setup = self._plan_first(run, setup, console)
         if setup.settings.heads_steps and setup.first is None:
@@ -132,7 +132,7 @@ class DetectionJob(TimedJob[DetectSettings, DetectionSetup, DetectResult]):
             ap_text = "" if ap is None else f"AP {ap:.3f} on the validation images; "
             seconds_text = format_duration(first_detector.seconds)
             console.say(f"first detector after {seconds_text}: {ap_text}it is ready for use in {run.path}")
-        return super().plan(run, setup, console) if super().needs_planning(setup) else True
+        return super().make_preliminary_steps(run, setup, console) if super().needs_preliminary_steps(setup) else True
 
     def _plan_first(self, run: RunFolder, setup: DetectionSetup, console: Console) -> DetectionSetup:
         """Choose and store the number of steps that train the first detector.

@@ -45,14 +45,14 @@ def auto_tune(run: RunFolder, setup: TrainingSetup, console: Console) -> bool:
     state = TuneState(run, setup, setup.tune_record, console, start_time() - setup.tune_record.spent)
     try:
         if setup.tune_record.candidates and linear_classifier(setup.objective.deployable()) is not None:
-            return _tune_trained_weights(state)
-        _train_directly(state)
+            return _fit_probe_and_choose_preset(state)
+        _choose_epochs_without_probe(state)
         return True
     finally:
         state.save()  # stores the time spent, also after a signal
 
 
-def _train_directly(state: TuneState) -> None:
+def _choose_epochs_without_probe(state: TuneState) -> None:
     """Choose the number of epochs of a run that fits no probe, such as a run from random weights."""
     setup, budget = state.setup, state.record.budget
     if setup.settings.epochs == 0:
@@ -81,7 +81,7 @@ def _train_directly(state: TuneState) -> None:
     _set_length(state, epochs, epoch_seconds, {}, max_epochs=max_epochs)
 
 
-def _tune_trained_weights(state: TuneState) -> bool:
+def _fit_probe_and_choose_preset(state: TuneState) -> bool:
     """Fit a probe to pretrained weights, then choose a preset and a number of epochs, or keep the probe."""
     if cores_are_shared():
         seconds_per_image(state.setup, threads=True)
