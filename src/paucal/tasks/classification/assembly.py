@@ -21,6 +21,7 @@ from paucal.methods.training_settings import TrainSettings
 from paucal.models.card import ModelCard
 from paucal.models.features import linear_classifier
 from paucal.objectives import Objective
+from paucal.rules.backbone import backbone_spec
 from paucal.rules.facts import DataAndMachine, InitialWeightsInfo
 from paucal.rules.resolve import list_origins
 from paucal.runner.images import (
@@ -33,7 +34,7 @@ from paucal.runner.images import (
     with_label_maps,
 )
 from paucal.runner.job import Bars, RunSetup
-from paucal.runner.memory_check import checked_backbone, initial_weights
+from paucal.runner.memory_check import check_memory, seeded_random_weights
 from paucal.runner.resuming import stored_split
 from paucal.runner.starts import WeightsChoice, WeightsSource, choose_start, find_start, load_start, may_choose_start
 from paucal.runner.time_budget import parse_duration
@@ -367,8 +368,9 @@ def _decode_at_size(
 def _build_objective(
     settings: TrainSettings, n_classes: int, channels: int
 ) -> tuple[Objective, BackboneSpec, list[str]]:
-    with initial_weights(settings.seed):
-        spec, notes = checked_backbone(settings, n_classes, channels)
+    with seeded_random_weights(settings.seed):
+        spec, notes = backbone_spec(settings, n_classes, channels)
+        notes = [*check_memory(settings, spec), *notes]
         return build_objective(settings, spec), spec, notes
 
 

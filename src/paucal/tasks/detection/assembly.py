@@ -18,7 +18,7 @@ from paucal.rules.facts import InitialWeightsInfo
 from paucal.rules.resolve import list_origins, resolve
 from paucal.runner.images import SplitImages, decode_images, normalisation, reading_for
 from paucal.runner.job import Bars, RunSetup
-from paucal.runner.memory_check import check_memory, initial_weights
+from paucal.runner.memory_check import check_memory, seeded_random_weights
 from paucal.runner.resuming import stored_split
 from paucal.runner.starts import choose_start, load_start, may_choose_start
 from paucal.runner.time_budget import parse_duration
@@ -244,7 +244,7 @@ def _build_detector(
     run: RunFolder | None,
 ) -> tuple[Detection, DetectorCard, list[str]]:
     """Return the objective with its detector, the detector's card, and notes."""
-    with initial_weights(settings.seed):
+    with seeded_random_weights(settings.seed):
         spec, notes = detector_backbone(settings)
         options = detector_options(settings)
         notes = [*check_memory(settings, spec), *notes]

@@ -20,6 +20,7 @@ from paucal.methods.pretraining_settings import PretrainSettings
 from paucal.models.card import ModelCard
 from paucal.models.preprocessing import Preprocessing
 from paucal.objectives import Objective
+from paucal.rules.backbone import backbone_spec
 from paucal.rules.facts import DataAndMachine
 from paucal.rules.model_and_size import SMALL_SIDE
 from paucal.rules.resolve import list_origins
@@ -34,7 +35,7 @@ from paucal.runner.images import (
     stored_reading,
 )
 from paucal.runner.job import Bars, RunSetup
-from paucal.runner.memory_check import checked_backbone, initial_weights
+from paucal.runner.memory_check import check_memory, seeded_random_weights
 from paucal.runner.resuming import stored_split
 from paucal.runner.starts import WeightsSource, find_start, load_start
 from paucal.runner.trainer_inputs import check_length, check_rates, trainer_plan
@@ -122,8 +123,9 @@ def _open_and_resolve(
 
 def _build_objective(settings: PretrainSettings, channels: int) -> tuple[Objective, BackboneSpec, list[str]]:
     groups = crop_groups(settings, height_and_width(settings.img_size))
-    with initial_weights(settings.seed):
-        spec, notes = checked_backbone(settings, 0, channels, relative_pixels(groups))
+    with seeded_random_weights(settings.seed):
+        spec, notes = backbone_spec(settings, 0, channels)
+        notes = [*check_memory(settings, spec, relative_pixels(groups)), *notes]
         return method_of(settings).build(settings, spec, groups), spec, notes
 
 

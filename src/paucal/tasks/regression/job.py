@@ -22,6 +22,7 @@ from paucal.models.preprocessing import Preprocessing
 from paucal.models.regression import INTERVAL_LEVEL, RegressionCard
 from paucal.models.trained import TrainedModel, save_trained
 from paucal.report.regression import write_regression_report
+from paucal.rules.backbone import backbone_spec
 from paucal.rules.resolve import list_origins
 from paucal.runner.images import (
     decode_images,
@@ -33,7 +34,7 @@ from paucal.runner.images import (
     reading_for,
 )
 from paucal.runner.job import Bars, Job, Watcher
-from paucal.runner.memory_check import checked_backbone, initial_weights
+from paucal.runner.memory_check import check_memory, seeded_random_weights
 from paucal.runner.results import EvaluatedRun, publish_results
 from paucal.runner.starts import (
     MIN_SIDE,
@@ -194,8 +195,9 @@ class RegressionJob(Job[TrainSettings, RegressionSetup, RegressionResult]):
             images, targets = read_targets(images, column)
             data = ImagesWithTargets(images, split_images_with_targets(settings, images, run), targets=targets)
         data = replace(data, images=images)
-        with initial_weights(settings.seed):
-            spec, notes = checked_backbone(settings, 1, images.reading.channels)
+        with seeded_random_weights(settings.seed):
+            spec, notes = backbone_spec(settings, 1, images.reading.channels)
+            notes = [*check_memory(settings, spec), *notes]
             objective = FrozenNetwork(spec.build())
         weights_input = start.input(settings.model) if start.input is not None else None
         statistics = normalisation(settings, data, weights_input)
@@ -219,9 +221,16 @@ class RegressionJob(Job[TrainSettings, RegressionSetup, RegressionResult]):
             *(load_report.lines() if load_report else ()),
             *notes,
         ]
-        plan = Plan(0, 1, seed=settings.seed, hardware=hardware(settings))
-        origin = list_origins(settings, given, reasons)
-        return RegressionSetup(settings, origin, data, plan, objective, card, tuple(remarks), load_report)
+        return RegressionSetup(
+            settings=settings,
+            origin=list_origins(settings, given, reasons),
+            data=data,
+            plan=Plan(0, 1, seed=settings.seed, hardware=hardware(settings)),
+            objective=objective,
+            card=card,
+            remarks=tuple(remarks),
+            start=load_report,
+        )
 
     def describe_images(self, setup: RegressionSetup) -> str:
         """Return the name of the data, the number of images, and the range of the target."""

@@ -8,11 +8,12 @@ from paucal.backbones.weights.inputs import ImageInput, input_of_timm
 from paucal.models.preprocessing import Preprocessing
 from paucal.models.saved import stored_card
 from paucal.objectives.finetuning import FineTuning
+from paucal.rules.backbone import backbone_spec
 from paucal.rules.facts import DataAndMachine
 from paucal.rules.resolve import list_origins, resolve
 from paucal.runner.images import normalisation
 from paucal.runner.job import Bars, RunSetup
-from paucal.runner.memory_check import checked_backbone, initial_weights
+from paucal.runner.memory_check import check_memory, seeded_random_weights
 from paucal.runner.starts import choose_start, find_start, load_start, may_choose_start
 from paucal.runner.trainer_inputs import check_rates, trainer_plan, with_synced_norms
 from paucal.runs import RunFolder
@@ -92,8 +93,10 @@ def _build_network(
     settings: SegmentSettings, data: SegmentationData, start_input: ImageInput | None, run: RunFolder | None
 ) -> tuple[SegmentationCard, PixelObjective, list[str]]:
     """Return the card, the objective and notes on the backbone."""
-    with initial_weights(settings.seed):
-        spec, notes = checked_backbone(settings, 0, views=2.0)  # the head needs about as much memory as the backbone
+    with seeded_random_weights(settings.seed):
+        spec, notes = backbone_spec(settings, 0)
+        # The head needs about as much memory as the backbone.
+        notes = [*check_memory(settings, spec, views=2.0), *notes]
         card = SegmentationCard(
             backbone=spec,
             classes=data.images.classes,
