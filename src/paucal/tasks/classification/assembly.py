@@ -38,7 +38,7 @@ from paucal.runner.memory_check import check_memory, seeded_random_weights
 from paucal.runner.resuming import stored_split
 from paucal.runner.starts import WeightsChoice, WeightsSource, choose_start, find_start, load_start, may_choose_start
 from paucal.runner.time_budget import parse_duration
-from paucal.runner.trainer_inputs import check_rates
+from paucal.runner.trainer_inputs import check_rates, hardware
 from paucal.runs import RunFolder
 from paucal.runs.folder import AUTO
 from paucal.tasks.classification.auto_tune.record import TuneRecord, read_record
@@ -168,6 +168,7 @@ def _settle_settings_and_images(
             source = find_start(known_settings)
         facts = replace(data.facts(), start=_initial_weights_info(source, known_settings.init))
         all_settings, reasons = resolve_training(known_settings, facts)
+        hardware(all_settings)  # refuses a missing device before images are decoded
         decoded, skipped_images = _decode_at_size(all_settings, data, bars, run, opened)
         if not skipped_images:
             return _SettingsAndImages(all_settings, origins, reasons, decoded, facts, source, choice)

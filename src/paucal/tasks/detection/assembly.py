@@ -22,7 +22,7 @@ from paucal.runner.memory_check import check_memory, seeded_random_weights
 from paucal.runner.resuming import stored_split
 from paucal.runner.starts import choose_start, load_start, may_choose_start
 from paucal.runner.time_budget import parse_duration
-from paucal.runner.trainer_inputs import check_rates, trainer_plan, with_synced_norms
+from paucal.runner.trainer_inputs import check_rates, hardware, trainer_plan, with_synced_norms
 from paucal.runs import RunFolder
 from paucal.runs.folder import COCO
 from paucal.settings.options import flag, refuse_unsupported
@@ -126,6 +126,7 @@ def assemble(
     start = find_detector_start(settings, run)
     data = _split_images(settings, boxed, run)
     settings, reasons = resolve(settings, _collect_facts(boxed, data, start.facts), RULES)
+    hardware(settings)  # refuses a missing device before images are decoded
     boxed = _with_chosen_masks(settings, boxed)
     boxed, data = _decode(settings, boxed, data, bars, run)
     if run is None:

@@ -38,7 +38,7 @@ from paucal.runner.job import Bars, RunSetup
 from paucal.runner.memory_check import check_memory, seeded_random_weights
 from paucal.runner.resuming import stored_split
 from paucal.runner.starts import WeightsSource, find_start, load_start
-from paucal.runner.trainer_inputs import check_length, check_rates, trainer_plan
+from paucal.runner.trainer_inputs import check_length, check_rates, hardware, trainer_plan
 from paucal.runs import RunFolder
 from paucal.tasks.pretraining.crops import crop_groups, crop_transforms, describe_crops, relative_pixels
 from paucal.tasks.pretraining.monitor import Monitor, knn_monitor
@@ -110,9 +110,10 @@ def _open_and_resolve(
     base_reading = first_reading(settings, undecoded, stored_reading(run))
     undecoded_data = SplitImages(undecoded, _split_images(undecoded))
     first_facts = replace(undecoded_data.facts(), start=start.facts)
-    size = settings.img_size or resolve_pretraining(settings, first_facts)[0].img_size
+    first_settings, _ = resolve_pretraining(settings, first_facts)
+    hardware(first_settings)  # refuses a missing device before images are decoded
     with bars("reading images") as advance:
-        images = decode_images(undecoded, settings, reading_for(size, base_reading), advance)
+        images = decode_images(undecoded, settings, reading_for(first_settings.img_size, base_reading), advance)
     data = SplitImages(images, _split_images(images) if run is None else stored_split(run, images))
     facts = replace(data.facts(), start=start.facts)
     settings, reasons = resolve_pretraining(settings, facts)

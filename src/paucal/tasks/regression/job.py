@@ -185,6 +185,7 @@ class RegressionJob(Job[TrainSettings, RegressionSetup, RegressionResult]):
             )
         facts = replace(data.facts(), n_classes=1, start=start.facts)
         settings, reasons = resolve_training(settings, facts)
+        training_hardware = hardware(settings)  # refuses a missing device before images are decoded
         if run is None and "resize" not in given:
             reason = "the number describes the whole image, so nothing may be cropped"
             settings, reasons["resize"] = replace(settings, resize="squash"), reason
@@ -225,7 +226,7 @@ class RegressionJob(Job[TrainSettings, RegressionSetup, RegressionResult]):
             settings=settings,
             origin=list_origins(settings, given, reasons),
             data=data,
-            plan=Plan(0, 1, seed=settings.seed, hardware=hardware(settings)),
+            plan=Plan(0, 1, seed=settings.seed, hardware=training_hardware),
             objective=objective,
             card=card,
             remarks=tuple(remarks),

@@ -15,7 +15,7 @@ from paucal.runner.images import normalisation
 from paucal.runner.job import Bars, RunSetup
 from paucal.runner.memory_check import check_memory, seeded_random_weights
 from paucal.runner.starts import choose_start, find_start, load_start, may_choose_start
-from paucal.runner.trainer_inputs import check_rates, trainer_plan, with_synced_norms
+from paucal.runner.trainer_inputs import check_rates, hardware, trainer_plan, with_synced_norms
 from paucal.runs import RunFolder
 from paucal.runs.folder import AUTO
 from paucal.tasks.segmentation.crops import CropOptions
@@ -61,6 +61,7 @@ def assemble(
     start = find_start(settings, run)
     facts = replace(data.facts(), start=start.facts)
     settings, reasons = resolve(settings, facts, RULES)
+    hardware(settings)  # refuses a missing device before the network is built
     settings, reasons = _fill_in_length(settings, facts, reasons)
     card, objective, notes = _build_network(settings, data, start.input and start.input(settings.model), run)
     load_report = load_start(start, settings.model, objective, ())
