@@ -154,11 +154,11 @@ class TimedJob(Job[S, A, R]):
         budget = parse_duration(settings.time, "--time")
         length = self.fit_length(setup, pace, budget - (time.monotonic() - start_time()))
         time_plan = TimePlan(
-            budget,
-            time.monotonic() - start_time(),
-            pace.ending(counts),
-            pace.step,
-            pace.evaluation(counts),
+            budget=budget,
+            spent=time.monotonic() - start_time(),
+            closing=pace.ending(counts),
+            step=pace.step,
+            evaluation=pace.evaluation(counts),
             most_steps=length.most_steps,
             threads=torch.get_num_threads(),
         )

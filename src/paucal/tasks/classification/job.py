@@ -108,10 +108,19 @@ class TrainingJob(Job[TrainSettings, TrainingSetup, Result]):
         if not setup.settings.frozen_views:
             yield setup
             return
-        inputs = setup.data, setup.data.part("train"), setup.card.preprocessing, setup.settings, setup.objective
         with ExitStack() as stack:
             with console.progress("activations of the frozen stages") as advance:
-                views = stack.enter_context(compute_views(run.path, *inputs, advance))
+                views = stack.enter_context(
+                    compute_views(
+                        run.path,
+                        setup.data,
+                        images=setup.data.part("train"),
+                        preprocess=setup.card.preprocessing,
+                        settings=setup.settings,
+                        objective=setup.objective,
+                        advance=advance,
+                    )
+                )
             stack.enter_context(views.feed_to(setup.objective))
             yield replace(setup, frozen_views=views)
 

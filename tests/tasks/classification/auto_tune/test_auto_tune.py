@@ -137,7 +137,7 @@ def test_probe__is_the_model_that_tuning_begins_with(data, tmp_path, monkeypatch
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("moment", ["time_frozen_network", "choose_preset", "run_trial"])
+@pytest.mark.parametrize("moment", ["prepare_first_model", "choose_preset", "run_trial"])
 def test_climb__stopped_anywhere_goes_on_to_the_same_model(data, tmp_path, monkeypatch, moment):
     whole = started_from(data, tmp_path / "whole", epochs=1)
     place = tuning if moment == "run_trial" else auto_tune_module
@@ -151,7 +151,7 @@ def test_climb__stopped_anywhere_goes_on_to_the_same_model(data, tmp_path, monke
 
     with monkeypatch.context() as patch:
         patch.setattr(place, moment, interrupted)
-        if moment == "time_frozen_network":
+        if moment == "prepare_first_model":
             with pytest.raises(KeyboardInterrupt):
                 started_from(data, tmp_path / "run", epochs=1)
         else:
@@ -343,10 +343,9 @@ def test_race__is_left_out_where_a_larger_network_would_leave_no_time_to_tune(mo
             card=SimpleNamespace(preprocessing=None),
             origin={},
         ),
-        record=SimpleNamespace(budget=60.0 * minutes, candidates=("first", "second"), race=(), probe=None),
+        record=SimpleNamespace(budget=60.0 * minutes, candidates=("first", "second"), candidate_scores=(), probe=None),
         console=SilentConsole(),
         spent=10.0,
-        announced=False,
     )
     monkeypatch.setattr(state.console, "say", said.append)
     with monkeypatch.context() as patch:
@@ -354,7 +353,7 @@ def test_race__is_left_out_where_a_larger_network_would_leave_no_time_to_tune(mo
         patch.setattr(first_model, "frozen_features", lambda *given: None)
         times = iter([0, 16 * 0.015] * 2)  # of 16 images
         patch.setattr(first_model.time, "perf_counter", lambda: next(times))
-        first_model.time_frozen_network(state)
+        first_model.prepare_first_model(state)
     assert ("to compare weights" in said.pop()) == compares
     monkeypatch.setattr(first_model, "frozen_features", read)
     with pytest.raises(InterruptedError) if compares else nullcontext():

@@ -10,17 +10,22 @@ from typing import Any
 
 import torch
 
-from paucal.cores import cores_are_shared, measure_slowdown
+from paucal.cores import measure_slowdown
 from paucal.models.features import linear_classifier
 from paucal.runner.clock import start_time
 from paucal.runner.console import Console
 from paucal.runner.time_budget import store_length
 from paucal.runs import RunFolder
 from paucal.tasks.classification.assembly import TrainingSetup
-from paucal.tasks.classification.auto_tune.first_model import compare_candidates, fit_probe, time_frozen_network
+from paucal.tasks.classification.auto_tune.first_model import compare_candidates, fit_probe, prepare_first_model
 from paucal.tasks.classification.auto_tune.precision import choose_training_precision
 from paucal.tasks.classification.auto_tune.state import TuneState, cannot_evaluate_tuning, is_free, is_timed
-from paucal.tasks.classification.auto_tune.tuning import choose_preset, seconds_per_image, settings_to_store
+from paucal.tasks.classification.auto_tune.tuning import (
+    choose_preset,
+    choose_thread_count,
+    seconds_per_image,
+    settings_to_store,
+)
 from paucal.tasks.classification.auto_tune.unlabelled import learn_from_unlabelled
 from paucal.training import TimePlan
 from paucal.types import UserError
@@ -83,10 +88,9 @@ def _choose_epochs_without_probe(state: TuneState) -> None:
 
 def _fit_probe_and_choose_preset(state: TuneState) -> bool:
     """Fit a probe to pretrained weights, then choose a preset and a number of epochs, or keep the probe."""
-    if cores_are_shared():
-        seconds_per_image(state.setup, threads=True)
-    time_frozen_network(state)
-    if len(state.record.candidates) > 1 and not state.record.race and state.record.probe is None:
+    choose_thread_count(state.setup)
+    prepare_first_model(state)
+    if len(state.record.candidates) > 1 and not state.record.candidate_scores and state.record.probe is None:
         compare_candidates(state)
     fit_probe(state)
     learn_from_unlabelled(state)
@@ -151,9 +155,15 @@ def _set_length(
     if timed:
         eval_seconds, steps = state.eval_seconds(pixel_ratio), setup.plan.steps_per_epoch
         closing_seconds = state.final_eval_seconds(pixel_ratio) + REPORT_SECONDS * measure_slowdown()
-        durations = closing_seconds, (epoch_seconds - eval_seconds) / steps, eval_seconds
-        most_steps, threads = max_epochs * steps, torch.get_num_threads()
-        time_plan = TimePlan(state.record.budget, state.spent, *durations, most_steps=most_steps, threads=threads)
+        time_plan = TimePlan(
+            budget=state.record.budget,
+            spent=state.spent,
+            closing=closing_seconds,
+            step=(epoch_seconds - eval_seconds) / steps,
+            evaluation=eval_seconds,
+            most_steps=max_epochs * steps,
+            threads=torch.get_num_threads(),
+        )
     store_length(state.run, time_plan, plan, seconds, state.console)
     state.save(plan=plan)
 

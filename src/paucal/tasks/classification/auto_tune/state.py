@@ -70,8 +70,7 @@ class TuneState:
         start_time: `time.monotonic()` at the start of this call, minus the seconds that earlier calls spent.
         image_seconds: Seconds of a forward pass of one image in float32, at the probe's image size.
         precision: Precision of the frozen features.
-        announced: Whether the expected duration has been printed.
-        race_rows: Indices of the training images on which the candidates are compared; None to compare no candidates.
+        candidate_rows: Indices of the training images on which the candidates are compared; None to compare none.
         preset_freeze: `--freeze` of the tuning preset that is being considered, and later of the chosen preset.
         first: First model with its features, kept for the step with unlabelled images; None if an earlier call fitted
             the first model, or if the features are not needed.
@@ -84,8 +83,7 @@ class TuneState:
     start_time: float
     image_seconds: float = 0.0
     precision: PrecisionChoice = FLOAT32
-    announced: bool = False
-    race_rows: Tensor | None = None
+    candidate_rows: Tensor | None = None
     preset_freeze: str | int | None = None
     first: FittedHead | None = None
 
